@@ -1,0 +1,125 @@
+# shellcheck shell=bash
+# The environment: .venv/ from the locks in requirements/, with the emulated NPU built into it.
+# Needs terminal.sh. The only entry for other scripts is environment_ensure.
+
+readonly ENVIRONMENT_PYTHON_VERSION=3.11
+
+# Prints the path of a Python 3.11; fails with one sentence where there is none.
+environment_find_python() {
+    local candidate version seen=()
+    for candidate in python3.11 python3 python; do
+        command -v "$candidate" >/dev/null 2>&1 || continue
+        version=$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
+        if [[ $version == "$ENVIRONMENT_PYTHON_VERSION" ]]; then
+            command -v "$candidate"
+            return
+        fi
+        seen+=("$candidate is $version")
+    done
+    local found="no Python was found"
+    if ((${#seen[@]})); then
+        found=$(printf '%s, ' "${seen[@]}")
+        found=${found%, }
+    fi
+    fail "Python $ENVIRONMENT_PYTHON_VERSION is needed ($found): install python$ENVIRONMENT_PYTHON_VERSION with its venv module and headers and put it on PATH."
+}
+
+# Fails with one sentence unless PYTHON can make environments and its headers compile with a C++17 compiler.
+environment_check_toolchain() {
+    local python=$1 compiler=${CXX:-c++} include
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$python has no venv module: install it (Debian: apt-get install python$ENVIRONMENT_PYTHON_VERSION-venv)."
+    command -v "${compiler%% *}" >/dev/null 2>&1 ||
+        fail "No C++ compiler: $compiler was not found, and the emulated NPU is built here; install one (Debian: apt-get install g++) or name it in CXX."
+    include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+    # CXX may hold a command with arguments, as build tools allow.
+    # shellcheck disable=SC2086
+    printf '#include <Python.h>\n#include <optional>\nint main() { return std::optional<int>(0).value(); }\n' |
+        $compiler -std=c++17 -I "$include" -fsyntax-only -x c++ - >/dev/null 2>&1 ||
+        fail "The C++ compiler $compiler cannot compile C++17 against $include/Python.h: install a C++17 compiler and the headers of Python $ENVIRONMENT_PYTHON_VERSION (Debian: apt-get install g++ python$ENVIRONMENT_PYTHON_VERSION-dev)."
+}
+
+# Prints a hash of everything that the installed packages depend on.
+environment_packages_stamp() {
+    local root=$1 python=$2
+    {
+        printf '%s\n' "$root"
+        "$python" -c 'import sys; print(sys.version, sys.platform)'
+        cat "$root"/requirements/{bootstrap,runtime,upstream,dev}.lock
+    } | sha256sum | cut -d ' ' -f 1
+}
+
+# Prints a hash of the sources of the emulated NPU.
+environment_emulator_stamp() {
+    local root=$1
+    (
+        cd "$root/npu_emulator"
+        find . -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.toml' -o -name '*.cfg' -o -name '*.in' \) \
+            -not -path './build/*' -not -path '*.egg-info/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+    ) | sha256sum | cut -d ' ' -f 1
+}
+
+# Runs a command with its output in the set-up log; prints what it is doing and how long it took.
+environment_step() {
+    local log=$1 title=$2 started=$SECONDS
+    shift 2
+    printf '  %-46s' "$title"
+    printf '\n== %s: %s\n' "$title" "$*" >>"$log"
+    if ! "$@" >>"$log" 2>&1; then
+        printf 'failed\n'
+        tail -n 15 "$log" >&2
+        fail "Setting up the environment stopped at \"$title\": the lines above are the end of $log."
+    fi
+    printf '%4d s\n' $((SECONDS - started))
+}
+
+# Installs every locked package into a new .venv.
+environment_install_packages() {
+    local root=$1 python=$2 log=$3 environment=$1/.venv
+    local install=("$environment/bin/uv" pip install --python "$environment/bin/python" --require-hashes --no-build-isolation)
+    # Bytecode is compiled now: four workers that import the stack at once must not all do it.
+    install+=(--compile-bytecode --no-deps)
+    rm -rf "$environment"
+    environment_step "$log" "creating .venv" "$python" -m venv "$environment"
+    environment_step "$log" "installing the installer" "$environment/bin/python" -m pip install --quiet \
+        --disable-pip-version-check --require-hashes --no-deps -r "$root/requirements/bootstrap.lock"
+    environment_step "$log" "installing the packages of four locks" "${install[@]}" -r "$root/requirements/runtime.lock" \
+        -r "$root/requirements/upstream.lock" -r "$root/requirements/dev.lock"
+}
+
+# Builds the emulated NPU and installs it.
+environment_install_emulator() {
+    local root=$1 log=$2 environment=$1/.venv
+    environment_step "$log" "building the emulated NPU" "$environment/bin/uv" pip install \
+        --python "$environment/bin/python" --no-build-isolation --no-deps --reinstall --compile-bytecode "$root/npu_emulator"
+}
+
+# Makes sure that ROOT/.venv is what the sources of this checkout ask for.
+# A stamp is written only after the step it stands for has ended, so an interrupted set-up is done again.
+environment_ensure() {
+    local root=$1 python packages emulator lock
+    local stamps=$root/.venv/stamps log=$root/.cache/setup.log
+    mkdir -p "$root/.cache"
+    exec {lock}>"$root/.cache/setup.lock"
+    if ! flock --nonblock "$lock"; then
+        say "Another run is setting up $root/.venv; waiting for it."
+        flock "$lock"
+    fi
+    python=$(environment_find_python)
+    packages=$(environment_packages_stamp "$root" "$python")
+    emulator=$(environment_emulator_stamp "$root")
+    if [[ $(cat "$stamps/packages" 2>/dev/null) != "$packages" || $(cat "$stamps/emulator" 2>/dev/null) != "$emulator" ]]; then
+        say "Setting up the environment in $root/.venv"
+        environment_check_toolchain "$python"
+        : >"$log"
+        if [[ $(cat "$stamps/packages" 2>/dev/null) != "$packages" ]]; then
+            environment_install_packages "$root" "$python" "$log"
+            mkdir -p "$stamps"
+            printf '%s\n' "$packages" >"$stamps/packages"
+        fi
+        rm -f "$stamps/emulator"
+        environment_install_emulator "$root" "$log"
+        printf '%s\n' "$emulator" >"$stamps/emulator"
+    fi
+    exec {lock}>&-
+}

@@ -1,0 +1,13 @@
+# shellcheck shell=bash
+# What the scripts print: one form for progress, one for errors.
+
+# Prints a progress line.
+say() {
+    printf '%s\n' "$*"
+}
+
+# Prints one sentence on standard error and ends the script with status 2.
+fail() {
+    printf 'error: %s\n' "$*" >&2
+    exit 2
+}

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Regenerates requirements/*.lock from requirements/*.in, holding every version that is already locked.
+# Usage: bash scripts/update_locks.sh [--upgrade]
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+readonly root
+cd "$root/requirements"
+
+options=(pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --no-header)
+if [[ ${1:-} == --upgrade ]]; then
+    options+=(--upgrade)
+elif (($#)); then
+    printf 'error: unknown argument %s; usage: update_locks.sh [--upgrade]\n' "$1" >&2
+    exit 2
+fi
+
+# The later sets are resolved against the earlier ones: all of them are installed into one environment.
+"$root/.venv/bin/uv" "${options[@]}" runtime.in -o runtime.lock
+"$root/.venv/bin/uv" "${options[@]}" -c runtime.lock bootstrap.in -o bootstrap.lock
+"$root/.venv/bin/uv" "${options[@]}" -c runtime.lock dev.in -o dev.lock
+"$root/.venv/bin/uv" "${options[@]}" --no-deps upstream.in -o upstream.lock
