@@ -1,0 +1,56 @@
+"""The messages between client and template: one length-prefixed JSON request with three file descriptors, one answer.
+
+Standard library only: the client is started once per worker without site-packages.
+"""
+
+import array
+import json
+import os
+import socket
+import struct
+
+_LENGTH = struct.Struct("!I")
+_STANDARD_STREAMS = 3
+
+
+def send_request(connection: socket.socket, argv: list[str]) -> None:
+    """Send this process's command line, environment, directory and standard streams."""
+    body = json.dumps({"argv": argv, "environment": dict(os.environ), "directory": os.getcwd()}).encode()
+    streams = array.array("i", range(_STANDARD_STREAMS))
+    connection.sendmsg([_LENGTH.pack(len(body))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+    connection.sendall(body)
+
+
+def receive_request(connection: socket.socket) -> tuple[dict, list[int]]:
+    """Receive what :func:`send_request` sent: the request and the client's standard streams as descriptors.
+
+    Raises:
+        ConnectionError: the client went away before the request was complete.
+    """
+    header, streams, _, _ = socket.recv_fds(connection, _LENGTH.size, _STANDARD_STREAMS)
+    if len(header) < _LENGTH.size or len(streams) < _STANDARD_STREAMS:
+        for stream in streams:
+            os.close(stream)
+        raise ConnectionError("the worker's client closed the connection before sending its request")
+    (remaining,) = _LENGTH.unpack(header)
+    chunks: list[bytes] = []
+    while remaining:
+        chunk = connection.recv(remaining)
+        if not chunk:
+            for stream in streams:
+                os.close(stream)
+            raise ConnectionError("the worker's client closed the connection inside its request")
+        chunks.append(chunk)
+        remaining -= len(chunk)
+    return json.loads(b"".join(chunks)), list(streams)
+
+
+def send_exit_status(connection: socket.socket, status: int) -> None:
+    """Tell the client how its worker ended (an exit code as ``os.waitstatus_to_exitcode`` gives it)."""
+    connection.sendall(str(status).encode())
+
+
+def receive_exit_status(connection: socket.socket) -> int:
+    """Wait until the worker has ended; 1 when the template itself went away."""
+    text = connection.recv(16)
+    return int(text) if text else 1
