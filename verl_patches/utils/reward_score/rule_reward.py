@@ -1,0 +1,39 @@
+"""The rule rewards in the form that verl's ``custom_reward_function`` configuration loads.
+
+custom_reward_function.path=verl_patches/utils/reward_score/rule_reward.py
+custom_reward_function.name=compute_score
++custom_reward_function.reward_kwargs.rule=boxed
++custom_reward_function.reward_kwargs.time_limit_s=5
+"""
+
+from functools import cache
+from typing import Any
+
+from verl_patches.features.reward import score
+from verl_patches.features.reward.judge import Judge
+
+
+@cache
+def _judge(time_limit_s: float) -> Judge:
+    return Judge(time_limit_s)
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: dict[str, Any] | None = None,
+    rule: str = "boxed",
+    time_limit_s: float = 5.0,
+) -> float:
+    """Scores one response under verl's calling convention; every data source is scored by the same rule.
+
+    Args:
+        data_source: where the prompt comes from; not used.
+        solution_str: the decoded response.
+        ground_truth: the right answer.
+        extra_info: further columns of the sample; not used.
+        rule: a name in ``verl_patches.features.reward.RULES``.
+        time_limit_s: seconds that the algebra may spend on one sample; after that the answer counts as wrong.
+    """
+    return score(solution_str, str(ground_truth), _judge(float(time_limit_s)), rule)
