@@ -1,0 +1,238 @@
+"""What a layout is: which box of which HuggingFace tensor a rank holds, and where in its own memory.
+
+Every table (`deepseek_v3.py`) describes a rank as a list of `Piece`. Loading, resharding and verification read the same
+pieces, so they cannot disagree about where a weight lives.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+
+Box = tuple[tuple[int, int], ...]
+"""A region of a tensor: one half-open interval `(start, stop)` for each dimension."""
+
+PADDING = ""
+"""The canonical name of memory that belongs to no HuggingFace tensor (padded vocabulary rows). Its content is zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalView:
+    """A view into a local tensor: reshape, then index, then an optional transpose. Nothing is ever copied.
+
+    shape: the whole local tensor is first viewed with this shape; None keeps its own.
+    index: one entry for each leading dimension, an int (the dimension disappears) or `(start, stop)`.
+    transposed: swap the two dimensions that are left, for memory that keeps the transpose of the HuggingFace tensor.
+    """
+
+    shape: tuple[int, ...] | None = None
+    index: tuple[int | tuple[int, int], ...] = ()
+    transposed: bool = False
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the view. Raises RuntimeError (from torch) if `tensor` cannot be viewed with `shape`."""
+        if self.shape is not None:
+            tensor = tensor.view(self.shape)
+        if self.index:
+            tensor = tensor[tuple(step if isinstance(step, int) else slice(*step) for step in self.index)]
+        return tensor.t() if self.transposed else tensor
+
+
+WHOLE = LocalView()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One box of one canonical tensor, held by one rank.
+
+    canonical: name of the HuggingFace tensor, or PADDING.
+    box: the region of that tensor (for PADDING: only its extents count).
+    local: name of the tensor in the rank's own model.
+    view: how to find the region inside that local tensor; its shape equals the extents of `box`.
+    """
+
+    canonical: str
+    box: Box
+    local: str
+    view: LocalView = WHOLE
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in self.box)
+
+    def locate(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The live memory of this piece. Raises KeyError for an absent tensor, ValueError for an unexpected shape."""
+        try:
+            tensor = tensors[self.local]
+        except KeyError:
+            raise KeyError(
+                f"the layout expects a local tensor {self.local!r}, which this model does not have"
+            ) from None
+        try:
+            found = self.view.of(tensor.data)
+        except (RuntimeError, IndexError) as error:
+            raise ValueError(
+                f"{self.local}: a tensor of shape {tuple(tensor.shape)} does not fit its layout"
+            ) from error
+        if tuple(found.shape) != self.extents:
+            raise ValueError(
+                f"{self.local}: the layout places {self.canonical or 'padding'} {self.box} in a region of shape "
+                f"{tuple(found.shape)} (whole tensor: {tuple(tensor.shape)})"
+            )
+        return found
+
+
+def whole_box(shape: Iterable[int]) -> Box:
+    """The box that covers a tensor of this shape."""
+    return tuple((0, extent) for extent in shape)
+
+
+def share(extent: int, parts: int, index: int, what: str) -> tuple[int, int]:
+    """The interval that part `index` of `parts` equal parts has. Raises ValueError if `extent` does not divide."""
+    if extent % parts:
+        raise ValueError(f"{what}: {extent} cannot be divided by {parts}")
+    size = extent // parts
+    return index * size, (index + 1) * size
+
+
+@dataclass(frozen=True)
+class LayerSlot:
+    """One transformer layer of one pipeline stage: global number, model chunk (virtual stage) and number inside it."""
+
+    layer: int
+    chunk: int
+    position: int
+
+
+@dataclass(frozen=True)
+class TrainPlacement:
+    """How Megatron core_r0.8.0 lays its ranks out (parallel_state, order "tp-cp-ep-dp-pp", context parallel size 1).
+
+    tp, pp, ep, dp: sizes; `dp` counts all data parallel ranks, the expert parallel ones included, so `ep` divides it.
+    num_layer_list: layers of every stage; with `virtual_stages` chunks a stage, entry `chunk * pp + stage`.
+    moe_tp_extend_ep: whole experts over the TP x EP group; otherwise experts over EP and each expert cut over TP.
+    vocab_padded: rows of embedding and output layer over all TP ranks; None when the vocabulary is not padded.
+    """
+
+    tp: int
+    pp: int
+    ep: int
+    dp: int
+    num_layer_list: tuple[int, ...]
+    moe_tp_extend_ep: bool = True
+    virtual_stages: int = 1
+    vocab_padded: int | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.tp, self.pp, self.ep, self.dp, self.virtual_stages) < 1:
+            raise ValueError(f"parallel sizes must be positive: {self}")
+        if self.dp % self.ep:
+            raise ValueError(f"expert parallel size {self.ep} must divide data parallel size {self.dp}")
+        if len(self.num_layer_list) != self.pp * self.virtual_stages:
+            raise ValueError(
+                f"num_layer_list {self.num_layer_list} needs {self.pp * self.virtual_stages} entries "
+                f"(pipeline size {self.pp} x {self.virtual_stages} virtual stages)"
+            )
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    def tp_rank(self, rank: int) -> int:
+        return rank % self.tp
+
+    def dp_rank(self, rank: int) -> int:
+        return rank // self.tp % self.dp
+
+    def pp_rank(self, rank: int) -> int:
+        return rank // (self.tp * self.dp)
+
+    def ep_rank(self, rank: int) -> int:
+        return self.dp_rank(rank) % self.ep
+
+    def tp_ep_rank(self, rank: int) -> int:
+        """Rank in the tensor-and-expert group, where the tensor parallel index runs fastest."""
+        return self.ep_rank(rank) * self.tp + self.tp_rank(rank)
+
+    @cached_property
+    def _first_layers(self) -> tuple[int, ...]:
+        return (0, *accumulate(self.num_layer_list))
+
+    def layers(self, rank: int) -> tuple[LayerSlot, ...]:
+        """The transformer layers of this rank, in local order."""
+        stage = self.pp_rank(rank)
+        slots = []
+        for chunk in range(self.virtual_stages):
+            part = chunk * self.pp + stage
+            first = self._first_layers[part]
+            slots += [LayerSlot(first + position, chunk, position) for position in range(self.num_layer_list[part])]
+        return tuple(slots)
+
+    def chunk_prefix(self, chunk: int) -> str:
+        """Model chunks of one rank share parameter names; with virtual stages the chunk number tells them apart."""
+        return f"chunks.{chunk}." if self.virtual_stages > 1 else ""
+
+
+@dataclass(frozen=True)
+class RolloutPlacement:
+    """How vLLM 0.9.1 lays its ranks out: instance, then data parallel, then tensor parallel (fastest).
+
+    tp, dp: sizes inside one instance; `instances` independent copies fill the world.
+    ep: 1, or tp * dp when expert parallelism is enabled; with 1 every expert is cut over tp * dp.
+    shared_expert_replicated: vllm-ascend keeps the whole shared expert on every rank (enable_multistream_moe or
+        enable_prefill_optimizations); otherwise it is cut over tp.
+    lm_head_tp: vllm-ascend's own tensor parallel size of the output layer; None means tp.
+    vocab_multiple: vLLM pads the vocabulary to a multiple of this.
+    """
+
+    tp: int
+    dp: int = 1
+    ep: int = 1
+    instances: int = 1
+    shared_expert_replicated: bool = False
+    lm_head_tp: int | None = None
+    vocab_multiple: int = 64
+
+    def __post_init__(self) -> None:
+        if min(self.tp, self.dp, self.instances) < 1:
+            raise ValueError(f"parallel sizes must be positive: {self}")
+        if self.ep not in (1, self.tp * self.dp):
+            raise ValueError(f"rollout expert parallel size is 1 or tp * dp = {self.tp * self.dp}, not {self.ep}")
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.dp * self.instances
+
+    def tp_rank(self, rank: int) -> int:
+        return rank % self.tp
+
+    def tp_dp_rank(self, rank: int) -> int:
+        """Rank in vLLM's expert group (data parallel x tensor parallel)."""
+        return rank % (self.tp * self.dp)
+
+    @property
+    def lm_head_size(self) -> int:
+        return self.lm_head_tp or self.tp
+
+    def experts(self, rank: int, count: int) -> tuple[int, int]:
+        """The experts of this rank: equal shares, and the last rank of the group takes what is left over."""
+        if self.ep == 1:
+            return 0, count
+        size = count // self.ep
+        index = self.tp_dp_rank(rank)
+        return index * size, count if index == self.ep - 1 else (index + 1) * size
+
+
+def vocabulary_pieces(canonical: str, local: str, valid: int, hidden: int, rows: tuple[int, int]) -> list[Piece]:
+    """The pieces of a vocabulary-parallel weight that holds `rows` of a padded vocabulary with `valid` real rows."""
+    first, last = rows
+    real = min(max(valid - first, 0), last - first)
+    pieces = []
+    if real:
+        pieces.append(Piece(canonical, ((first, first + real), (0, hidden)), local, LocalView(index=((0, real),))))
+    if real < last - first:
+        index = ((real, last - first),)
+        pieces.append(Piece(PADDING, ((0, last - first - real), (0, hidden)), local, LocalView(index=index)))
+    return pieces
