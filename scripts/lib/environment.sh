@@ -53,7 +53,7 @@ environment_packages_stamp() {
 environment_emulator_stamp() {
     local root=$1
     (
-        cd "$root/npu_emulator"
+        cd "$root/npu_emulator" || exit
         find . -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.toml' -o -name '*.cfg' -o -name '*.in' \) \
             -not -path './build/*' -not -path '*.egg-info/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
     ) | sha256sum | cut -d ' ' -f 1

@@ -1,0 +1,69 @@
+"""scripts/json_to_parquet.py as a user types it, through the path of the published recipe."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE_PATH = "verl_patches/scripts/json_to_parquet.py"
+
+
+def convert(*arguments, path=RECIPE_PATH):
+    command = [sys.executable, path, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+
+
+@pytest.fixture
+def problems(tmp_path):
+    path = tmp_path / "deepscaler.json"
+    path.write_text(json.dumps([{"problem": f"{n}+1", "answer": str(n + 1), "solution": ""} for n in range(20)]))
+    return path
+
+
+def read(folder, name):
+    return pyarrow.parquet.read_table(folder / f"{name}.parquet").to_pylist()
+
+
+def test_the_recipes_command(problems, tmp_path):
+    done = convert("--output_dir", tmp_path / "out", "--json_path", problems)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"{tmp_path}/out/train.parquet: 18 rows",
+        f"{tmp_path}/out/test.parquet: 2 rows",
+    ]
+    train, test = read(tmp_path / "out", "train"), read(tmp_path / "out", "test")
+    assert {row["reward_model"]["ground_truth"] for row in train + test} == {str(n) for n in range(1, 21)}
+    assert train[0]["data_source"] == "deepscaler"
+
+
+def test_options(problems, tmp_path):
+    done = convert("--output_dir", tmp_path / "out", "--json_path", problems, "--test_json_path", problems,
+                   "--data_source", "own", "--instruction", "Answer:", path="scripts/json_to_parquet.py")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(read(tmp_path / "out", "train")) == len(read(tmp_path / "out", "test")) == 20
+    row = read(tmp_path / "out", "test")[3]
+    assert row["prompt"][0]["content"] == "3+1 Answer:" and row["data_source"] == "own"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "does not exist"), ("[]", "holds no problem"), ('[{"x": 1}]', "has the columns x"), ("{", "line 1 is not")],
+)
+def test_bad_input_is_one_sentence_and_status_2(tmp_path, content, message):
+    path = tmp_path / "bad.json"
+    if content is not None:
+        path.write_text(content)
+    done = convert("--output_dir", tmp_path / "out", "--json_path", path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: The data file {path}" if content is None else f"error: {path}")
+    assert message in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_split_is_refused(problems, tmp_path):
+    done = convert("--output_dir", tmp_path / "out", "--json_path", problems, "--test_size", "1.5")
+    assert done.returncode == 2 and "--test_size is 1.5" in done.stderr

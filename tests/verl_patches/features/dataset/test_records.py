@@ -1,0 +1,92 @@
+"""Reading question files: every known shape, and one clear sentence for everything else."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_patches.features.dataset import INSTRUCTION, DataError, Problem, read_problems, split, to_row
+
+DEEPSCALER = {"problem": "1+1", "answer": "2", "solution": "easy"}
+GSM8K = {"question": "How many?", "answer": "70 * 1000 = 70,000\n#### 70,000"}
+
+
+def write(folder, text, name="data.json"):
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_deepscaler_list(tmp_path):
+    path = write(tmp_path, json.dumps([DEEPSCALER, {"problem": "2+2", "answer": 4}], indent=1))
+    assert read_problems(path) == [Problem("1+1", "2", "easy"), Problem("2+2", "4", "")]
+
+
+def test_deepscaler_lines_with_blank_lines_and_other_separators(tmp_path):
+    path = write(tmp_path, '{"problem": "a\u2028b", "answer": "2"}\n\n' + json.dumps(DEEPSCALER) + "\n", "data.jsonl")
+    assert [problem.question for problem in read_problems(path)] == ["a\u2028b", "1+1"]
+
+
+def test_gsm8k_answer_follows_the_mark(tmp_path):
+    path = write(tmp_path, json.dumps(GSM8K), "data.jsonl")
+    assert read_problems(path) == [Problem("How many?", "70000", "70 * 1000 = 70,000")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no problem"),
+        ("[]", "holds no problem"),
+        ("\n\n", "holds no problem"),
+        ('[{"problem": "1",\n "answer": }]', r"line 2 is not valid JSON"),
+        (json.dumps(DEEPSCALER) + "\n{oops\n", r"line 2 is not valid JSON"),
+        ('{"a": 1, "b": 2}', "line 1 has the columns a, b: problem and answer"),
+        ("[1]", "record 1 is not a JSON object but int"),
+        ('{"problem": "1+1", "answer": ""}', '"answer" is empty'),
+        ('{"problem": "1+1", "answer": null}', "holds NoneType"),
+        ('{"problem": "1+1", "answer": NaN}', "holds nan"),
+        ('{"problem": ["x"], "answer": "1"}', '"problem" holds list'),
+        ('{"question": "x", "answer": "no mark"}', 'no "#### VALUE"'),
+    ],
+)
+def test_bad_content_is_one_sentence_that_names_the_place(tmp_path, text, message):
+    path = write(tmp_path, text)
+    with pytest.raises(DataError, match=message) as caught:
+        read_problems(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_folder_and_wrong_encoding(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        read_problems(tmp_path / "absent.json")
+    with pytest.raises(DataError, match="is not a file"):
+        read_problems(tmp_path)
+    (tmp_path / "latin.json").write_bytes(b'{"problem": "\xe9", "answer": "1"}')
+    with pytest.raises(DataError, match="not UTF-8"):
+        read_problems(tmp_path / "latin.json")
+
+
+def test_row_has_verls_columns():
+    row = to_row(Problem("1+1", "2", "easy"), 7, "train", "own", INSTRUCTION)
+    assert row["prompt"] == [{"role": "user", "content": r"1+1 Put the answer in \boxed{}."}]
+    assert row["reward_model"] == {"style": "rule", "ground_truth": "2"}
+    assert row["extra_info"]["index"] == 7 and row["data_source"] == "own" and row["ability"] == "math"
+    assert to_row(Problem("1+1", "2"), 0, "train", "own", "")["prompt"][0]["content"] == "1+1"
+
+
+@given(count=st.integers(2, 60), seed=st.integers(0, 5), data=st.data())
+def test_split_is_a_partition_that_the_seed_decides(count, seed, data):
+    test_count = data.draw(st.integers(1, count - 1))
+    train, test = split(range(count), test_count, seed)
+    assert sorted(train + test) == list(range(count)) and len(test) == test_count
+    assert train == sorted(train) and test == sorted(test)
+    assert (train, test) == split(range(count), test_count, seed)
+
+
+def test_seeds_differ_and_bad_sizes_are_refused():
+    assert split(range(100), 10, 1) != split(range(100), 10, 2)
+    for count in (0, 3, 4):
+        with pytest.raises(DataError, match="at least 1 test record"):
+            split(range(3), count, 0)
