@@ -1,0 +1,70 @@
+"""Reading the metrics that a run writes: one JSON object a line and a step."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Stage of the published results table -> verl's metric with its seconds a step.
+STAGES: Mapping[str, str] = {
+    "rollout": "timing_s/gen",
+    "old_log_prob": "timing_s/old_log_prob",
+    "ref": "timing_s/ref",
+    "reward": "timing_s/reward",
+    "adv": "timing_s/adv",
+    "update": "timing_s/update_actor",
+    "reshard": "timing_s/reshard",
+    "offload": "timing_s/offload",
+}
+# verl times these two inside the stage on the right: they are taken out of it, so that stages add up to a step.
+CONTAINED_IN: Mapping[str, str] = {"reshard": "rollout", "offload": "rollout"}
+REWARD = "critic/score/mean"
+STEP_SECONDS = "timing_s/step"
+LOGPROB_DIFFERENCE = "training/rollout_logprob_diff_max"
+WEIGHTS_EXACT = "reshard/weights_exact"
+PEAK_BYTES_PREFIX = "memory/peak_bytes/"
+COLLECTIVES_PREFIX = "collectives/"
+
+
+class ReportError(ValueError):
+    """A run's files cannot be read; the message is one sentence that names the file and the place."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One training step: its number, the time it ended (Unix seconds), and its metrics by verl's names."""
+
+    step: int
+    time: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def stage_seconds(self) -> dict[str, float | None]:
+        """Returns the seconds of each stage of this step; None for a stage that the run did not time."""
+        seconds = {stage: self.metrics.get(name) for stage, name in STAGES.items()}
+        for inner, outer in CONTAINED_IN.items():
+            if seconds[inner] is not None and seconds[outer] is not None:
+                seconds[outer] = max(0.0, seconds[outer] - seconds[inner])
+        return seconds
+
+
+def read_records(path: Path) -> list[StepRecord]:
+    """Reads a metrics file, in the order of its lines; a missing file is a run that has not made a step.
+
+    A last line without its line end is still being written and is left out.
+
+    Raises:
+        ReportError: a complete line is not JSON of the expected form.
+    """
+    if not path.exists():
+        return []
+    complete, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    lines = enumerate(complete.split("\n"), start=1)
+    return [_parse(line, f"{path}, line {number}") for number, line in lines if line.strip()]
+
+
+def _parse(line: str, place: str) -> StepRecord:
+    try:
+        record = json.loads(line)
+        return StepRecord(int(record["step"]), float(record["time"]), dict(record["metrics"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ReportError(f"{place} is not a step record (step, time, metrics): {error!r}.") from error

@@ -1,0 +1,108 @@
+"""The summary of a run, as numbers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from verl_patches.features.report.metrics import (
+    COLLECTIVES_PREFIX,
+    LOGPROB_DIFFERENCE,
+    PEAK_BYTES_PREFIX,
+    REWARD,
+    STAGES,
+    STEP_SECONDS,
+    WEIGHTS_EXACT,
+    ReportError,
+    StepRecord,
+)
+
+# Rewards of single steps are noisy: the first and the last are means over this many steps.
+REWARD_WINDOW = 5
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the run's metrics do not hold: seed, number of dies, and wall-clock seconds by part."""
+
+    seed: int
+    dies: int
+    wall_s: float
+    startup_s: float | None = None
+
+
+def summarise(
+    records: Sequence[StepRecord],
+    facts: RunFacts,
+    overlay: Mapping[str, Any] | None = None,
+    emulator: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns the summary of a run as JSON-ready values; what was not measured is None, never 0.
+
+    ``stage_seconds`` are means a step over all steps but the first, which also compiles and fills caches (over the
+    first where it is the only one). ``overlay`` is the overlay's own report (applied, pending, effective);
+    ``emulator`` are the meters of the emulated NPU (see meters.py), which count what the overlay does not.
+
+    Raises:
+        ReportError: there is no step to summarise.
+    """
+    if not records:
+        raise ReportError("The run has not finished a single step: there is nothing to summarise.")
+    rewards = _values(records, REWARD)
+    steady = records[1:] or records
+    counted = _collectives(records)
+    return {
+        **asdict(facts),
+        "steps": len(records),
+        "reward_first": _mean(rewards[:REWARD_WINDOW]),
+        "reward_last": _mean(rewards[-REWARD_WINDOW:]),
+        "step_seconds": _mean(_values(steady, STEP_SECONDS)),
+        "stage_seconds": _mean_stages(steady),
+        "rollout_logprob_diff_max": max(_values(records, LOGPROB_DIFFERENCE), default=None),
+        "weights_exact": _all_true(_values(records, WEIGHTS_EXACT)),
+        "patches_applied": None if overlay is None else len(overlay["applied"]),
+        "patches_effective": None if overlay is None else sum(map(bool, overlay["effective"].values())),
+        "peak_device_bytes": _peaks(records) or (emulator or {}).get("peak_device_bytes"),
+        "collectives": counted or (emulator or {}).get("collectives"),
+        "emulator": dict(emulator) if emulator else None,
+    }
+
+
+def _values(records: Iterable[StepRecord], name: str) -> list[float]:
+    return [record.metrics[name] for record in records if name in record.metrics]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _mean_stages(records: Sequence[StepRecord]) -> dict[str, float | None]:
+    stages = [record.stage_seconds() for record in records]
+    return {name: _mean([seconds[name] for seconds in stages if seconds[name] is not None]) for name in STAGES}
+
+
+def _all_true(values: Sequence[float]) -> bool | None:
+    return all(values) if values else None
+
+
+def _peaks(records: Iterable[StepRecord]) -> dict[str, int]:
+    """Highest device bytes by phase, over steps; the run's own metric is already the highest over dies."""
+    peaks: dict[str, int] = {}
+    for record in records:
+        for name, value in record.metrics.items():
+            if name.startswith(PEAK_BYTES_PREFIX):
+                phase = name.removeprefix(PEAK_BYTES_PREFIX)
+                peaks[phase] = max(peaks.get(phase, 0), int(value))
+    return peaks
+
+
+def _collectives(records: Iterable[StepRecord]) -> dict[str, dict[str, int]]:
+    """Sum of the counted collectives by kind, over steps; each value holds some of the keys count and bytes."""
+    totals: dict[str, dict[str, int]] = {}
+    for record in records:
+        for name, value in record.metrics.items():
+            kind, _, quantity = name.removeprefix(COLLECTIVES_PREFIX).rpartition("/")
+            if name.startswith(COLLECTIVES_PREFIX) and kind:
+                total = totals.setdefault(kind, {})
+                total[quantity] = total.get(quantity, 0) + int(value)
+    return totals
