@@ -1,0 +1,80 @@
+"""The patch engine: declare patches of upstream packages, order them, apply them, prove that they are in use.
+
+It knows no upstream by name; which there are is said in pins.toml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from overlay.declaration import add, before_import, provide, register, replace, wrap
+from overlay.errors import ConflictError, DeclarationError, EffectiveError, OverlayError, TargetError
+
+if TYPE_CHECKING:
+    from overlay.effective import OverlayReport
+    from overlay.engine import Engine
+    from overlay.pins import Pins
+
+__all__ = [
+    "ConflictError",
+    "DeclarationError",
+    "EffectiveError",
+    "OverlayError",
+    "TargetError",
+    "activate",
+    "add",
+    "assert_effective",
+    "before_import",
+    "provide",
+    "register",
+    "replace",
+    "report",
+    "wrap",
+]
+
+_engine: Engine | None = None
+
+
+def activate(pins: Pins | None = None) -> None:
+    """Find all patch files and apply their patches, now or when their targets are imported. A second call does nothing.
+
+    Raises:
+        ConflictError: the patches conflict; nothing has been changed.
+        TargetError: a target does not exist or does not fit.
+    """
+    global _engine
+    if _engine is not None:
+        return
+    from overlay.discovery import load
+    from overlay.engine import Engine
+    from overlay.ordering import make_plan
+    from overlay.pins import Pins
+
+    pins = pins or Pins.read()
+    engine = Engine(make_plan(load(pins.rooms())), pins)
+    _engine = engine
+    engine.activate()
+
+
+def report() -> OverlayReport:
+    """What is applied, pending and effective in this process; all empty before `activate`."""
+    from overlay.effective import OverlayReport, examine
+
+    return OverlayReport() if _engine is None else examine(_engine)
+
+
+def assert_effective(required: Iterable[str] = ()) -> OverlayReport:
+    """Prove that every applied patch is what is really called, and that none is overdue.
+
+    Args:
+        required: targets that must have been applied in this process by now.
+
+    Raises:
+        EffectiveError: with everything that is wrong, or because the overlay is not active.
+    """
+    from overlay.effective import require
+
+    if _engine is None:
+        raise EffectiveError("the overlay is not active in this process: import the prelude first")
+    return require(report(), required)

@@ -1,0 +1,128 @@
+"""Copies of a patched object that upstream took before the patch, as `from x import f` does.
+
+Looked at are the module globals of the given packages, the attributes of classes defined there, and dicts and lists
+that are module globals (registries). Each copy is named by where it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from overlay.pins import within
+
+Setter = Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """An object that was in a target's place, what is there now, and which class holds the target (if one does).
+
+    `constant` is set, to the target's module and name, where the object is a plain value: values are shared, so a copy
+    is one only if that module's source imports it by this name.
+    """
+
+    old: Any
+    new: Any
+    owner: type | None = None
+    constant: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A place that still holds `replacement.old`."""
+
+    site: str
+    replacement: Replacement
+    set: Setter
+
+    def rebind(self) -> None:
+        """Put the new object there."""
+        self.set(self.replacement.new)
+
+
+def modules_of(packages: Iterable[str], after: str = "") -> list[ModuleType]:
+    """The imported modules of some packages.
+
+    With `after`, only those whose import began later than that module's. While that module's import ends these are the
+    ones that can have copied from it.
+    """
+    names = list(sys.modules)
+    if after:
+        names = names[names.index(after) + 1 :]
+    tops = {package.partition(".")[0] for package in packages}
+    found = (sys.modules.get(name) for name in names if name.partition(".")[0] in tops)
+    return [module for module in found if isinstance(module, ModuleType)]
+
+
+def copies(replacements: Iterable[Replacement], modules: Iterable[ModuleType], packages: Iterable[str]) -> list[Copy]:
+    """Every place in `modules` that still holds an object which has been replaced."""
+    wanted = {id(replacement.old): replacement for replacement in replacements}
+    packages = tuple(packages)
+    seen: set[int] = set()
+    found: list[Copy] = []
+    for module in modules if wanted else ():
+        for name, value in list(vars(module).items()):
+            site = f"{module.__name__}:{name}"
+            hit = wanted.get(id(value))
+            if hit is not None and (hit.constant is None or _imports(module, name, hit.constant)):
+                found.append(Copy(site, hit, _attribute_setter(module, name)))
+            if id(value) not in seen and isinstance(value, (type, dict, list)):
+                seen.add(id(value))
+                found.extend(_inside(site, value, wanted, packages))
+    return found
+
+
+def _inside(site: str, value: Any, wanted: Mapping[int, Replacement], packages: tuple[str, ...]) -> Iterator[Copy]:
+    if isinstance(value, type):
+        if any(within(value.__module__, package) for package in packages):
+            yield from _in_class(value, wanted)
+        return
+    entries = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+    for key, entry in entries:
+        hit = wanted.get(id(entry))
+        if hit is not None and hit.constant is None:
+            yield Copy(f"{site}[{key!r}]", hit, _item_setter(value, key))
+
+
+def _in_class(holder: type, wanted: Mapping[int, Replacement]) -> Iterator[Copy]:
+    for name, raw in list(vars(holder).items()):
+        kind = type(raw) if isinstance(raw, (staticmethod, classmethod)) else None
+        hit = wanted.get(id(raw)) or (wanted.get(id(raw.__func__)) if kind else None)
+        if hit is None or hit.constant is not None or hit.owner is holder:
+            continue
+        site = f"{holder.__module__}:{holder.__qualname__}.{name}"
+        set_raw = _attribute_setter(holder, name)
+        rewrapped = hit.old is not raw and kind is not None
+        yield Copy(site, hit, (lambda new, kind=kind, put=set_raw: put(kind(new))) if rewrapped else set_raw)
+
+
+def _attribute_setter(holder: Any, name: str) -> Setter:
+    return lambda new: setattr(holder, name, new)
+
+
+def _item_setter(container: Any, key: Any) -> Setter:
+    return lambda new: container.__setitem__(key, new)
+
+
+def _imports(module: ModuleType, name: str, constant: tuple[str, str]) -> bool:
+    """Whether the module's source imports `constant` (a module and a name in it) under the given name."""
+    origin, constant_name = constant
+    if module.__name__ == origin or name != constant_name:
+        return False
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    package = module.__package__ or ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and any(alias.name == constant_name for alias in node.names):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            if ".".join([*parents, *filter(None, [node.module])]) == origin:
+                return True
+    return False

@@ -1,0 +1,173 @@
+"""How a patch is declared: one decorated function in a file of a patch room.
+
+The decorators record the patch and return the function unchanged, so that tests can call it directly. They import
+nothing of upstream. A target is written `package.module:Qualified.name`; for `before_import` and `provide` it is a
+module name alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from overlay.errors import DeclarationError
+
+Kind = Literal["wrap", "replace", "add", "register", "before_import", "provide"]
+Evidence = Literal["executed", "checked", "hardware only"]
+Body = TypeVar("Body", bound=Callable[..., Any])
+
+MODULE_KINDS = ("before_import", "provide")
+EVIDENCE = ("executed", "checked", "hardware only")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One declared change of one target.
+
+    `name` is the target. Several wraps of one target share the name; `label` (`target@feature`) tells them apart.
+    """
+
+    kind: Kind
+    target: str
+    body: Callable[..., Any] = field(repr=False, compare=False)
+    feature: str
+    why: str
+    upstream: str
+    remove_when: str
+    relies_on: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    only_here: bool = False
+    switch: str = ""
+    evidence: Evidence = "checked"
+
+    @property
+    def name(self) -> str:
+        """The target, which is how other patches and the reports name this one."""
+        return self.target
+
+    @property
+    def label(self) -> str:
+        """`target@feature`, unique among the patches of one kind."""
+        return f"{self.target}@{self.feature}"
+
+    @property
+    def module(self) -> str:
+        """The upstream module that holds the target (or is it)."""
+        return self.target.partition(":")[0]
+
+    @property
+    def qualified_name(self) -> str:
+        """The target's path inside its module; empty for kinds whose target is a module."""
+        return self.target.partition(":")[2]
+
+    @property
+    def declared_in(self) -> str:
+        """The module of the patch file."""
+        return self.body.__module__
+
+    @property
+    def line(self) -> int:
+        """The line in the patch file where the body starts; 0 if the body is not a plain function."""
+        code = getattr(self.body, "__code__", None)
+        return code.co_firstlineno if code else 0
+
+    def describe(self) -> str:
+        """One line that says which patch this is, for error messages."""
+        return f"{self.kind} of {self.target} (feature {self.feature}, declared in {self.declared_in}:{self.line})"
+
+
+_declared: list[Patch] = []
+
+
+def declared() -> list[Patch]:
+    """Every patch declared so far in this process, in the order of declaration."""
+    return list(_declared)
+
+
+def wrap(target: str, **metadata: Any) -> Callable[[Body], Body]:
+    """Call the decorated function with the original callable first, then with the call's own arguments.
+
+    If the target is a value that cannot be called, the function gets that value and returns the one to put there.
+
+    Args:
+        target: `package.module:Qualified.name`.
+        metadata: feature, why, upstream (link of the pull request or "not forwarded: reason"), remove_when; optionally
+            relies_on (targets), after (names or labels of patches), only_here (change this one name and not the copies
+            of it elsewhere), switch (the configuration key), evidence.
+
+    Raises:
+        DeclarationError: a malformed target, or metadata that is missing, empty or unknown.
+    """
+    return _declare("wrap", target, metadata)
+
+
+def replace(target: str, **metadata: Any) -> Callable[[Body], Body]:
+    """Install the decorated function itself in place of the target; metadata as for `wrap`.
+
+    If the target is a value that cannot be called, the function is called without arguments and its result installed.
+    """
+    return _declare("replace", target, metadata)
+
+
+def add(target: str, **metadata: Any) -> Callable[[Body], Body]:
+    """Put what the decorated `build(module) -> object` returns where upstream has nothing; metadata as for `wrap`."""
+    return _declare("add", target, metadata)
+
+
+def register(target: str, **metadata: Any) -> Callable[[Body], Body]:
+    """Merge the dict that the decorated `entries(module)` returns into the target mapping; metadata as for `wrap`."""
+    return _declare("register", target, metadata)
+
+
+def before_import(target: str, **metadata: Any) -> Callable[[Body], Body]:
+    """Run the decorated function, without arguments, just before module `target` is executed; metadata as `wrap`."""
+    return _declare("before_import", target, metadata)
+
+
+def provide(target: str, **metadata: Any) -> Callable[[Body], Body]:
+    """Stand in for the absent module `target` with what the decorated `build(name) -> ModuleType` returns.
+
+    It is built when upstream first reads from it, and only if the real module cannot be found. Its parent packages stay
+    absent, so `from parent.module import name` works and a probe for `parent` still finds nothing.
+    """
+    return _declare("provide", target, metadata)
+
+
+def _declare(kind: Kind, target: str, metadata: dict[str, Any]) -> Callable[[Body], Body]:
+    _check_target(kind, target)
+    _check_metadata(kind, target, metadata)
+    for sequence in ("relies_on", "after"):
+        metadata[sequence] = _texts(target, sequence, metadata.get(sequence, ()))
+
+    def record(body: Body) -> Body:
+        _declared.append(Patch(kind=kind, target=target, body=body, **metadata))
+        return body
+
+    return record
+
+
+def _check_target(kind: Kind, target: str) -> None:
+    module, colon, name = target.partition(":")
+    parts = module.split(".") + (name.split(".") if colon else [])
+    if bool(colon) == (kind in MODULE_KINDS) or not all(part.isidentifier() for part in parts):
+        form = "package.module" if kind in MODULE_KINDS else "package.module:Qualified.name"
+        raise DeclarationError(f"{kind} of {target!r}: the target must be written {form}")
+
+
+def _check_metadata(kind: Kind, target: str, metadata: dict[str, Any]) -> None:
+    required = ("feature", "why", "upstream", "remove_when")
+    optional = ("relies_on", "after", "only_here", "switch", "evidence")
+    missing = [key for key in required if not str(metadata.get(key, "")).strip()]
+    unknown = sorted(set(metadata) - {*required, *optional})
+    if missing or unknown:
+        faults = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(unknown)}"] * bool(unknown)
+        raise DeclarationError(f"{kind} of {target!r}: {'; '.join(faults)}")
+    if metadata.get("evidence", EVIDENCE[0]) not in EVIDENCE:
+        raise DeclarationError(f"{kind} of {target!r}: evidence must be one of {', '.join(EVIDENCE)}")
+
+
+def _texts(target: str, key: str, value: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+        raise DeclarationError(f"patch of {target!r}: {key} must be a list of texts")
+    return tuple(value)

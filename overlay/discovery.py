@@ -1,0 +1,59 @@
+"""Find and load the patch files of the patch rooms.
+
+A patch file has a line that begins with one of the declaring decorators. Everything else in a room (models, features,
+entry points) is never imported from here, so a room may hold modules that are expensive to import.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from overlay.declaration import Patch, declared
+
+DECORATORS = ("wrap", "replace", "add", "register", "before_import", "provide")
+_DECLARING_LINES = tuple(f"\n@{prefix}{name}(" for name in DECORATORS for prefix in ("", "overlay."))
+
+
+def patch_files(rooms: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """The module name and the path of every patch file, room by room and then in the order of the paths."""
+    for room in rooms:
+        for folder in room_folders(room):
+            for file in sorted(folder.rglob("*.py")):
+                if _declares(file):
+                    yield _module_name(room, folder, file), file
+
+
+def room_folders(room: str) -> list[Path]:
+    """The folders of a room, without importing it; none if the room does not exist."""
+    if "." in room:
+        raise ValueError(f"a patch room is a top-level folder, not {room!r}")
+    if room in sys.modules:
+        return [Path(entry) for entry in getattr(sys.modules[room], "__path__", [])]
+    spec = importlib.machinery.PathFinder.find_spec(room)
+    if spec is None or spec.submodule_search_locations is None:
+        return []
+    return [Path(entry) for entry in spec.submodule_search_locations]
+
+
+def load(rooms: Iterable[str]) -> list[Patch]:
+    """Import every patch file and return what was declared, ordered by file and line, whatever was imported before."""
+    positions = {}
+    for module_name, _ in patch_files(rooms):
+        importlib.import_module(module_name)
+        positions[module_name] = len(positions)
+    found = [patch for patch in declared() if patch.declared_in in positions]
+    return sorted(found, key=lambda patch: (positions[patch.declared_in], patch.line))
+
+
+def _declares(file: Path) -> bool:
+    text = "\n" + file.read_text(encoding="utf-8")
+    return any(line in text for line in _DECLARING_LINES)
+
+
+def _module_name(room: str, folder: Path, file: Path) -> str:
+    parts = file.relative_to(folder).with_suffix("").parts
+    return ".".join((room, *(parts[:-1] if parts[-1] == "__init__" else parts)))

@@ -1,0 +1,230 @@
+"""Apply a plan of patches: at once where the target is imported already, otherwise when its import ends."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from overlay import provided
+from overlay.aliases import Replacement, copies, modules_of
+from overlay.declaration import MODULE_KINDS, Patch
+from overlay.errors import TargetError
+from overlay.hooks import HookFinder, import_under_way, when_import_ends
+from overlay.install import replaced, wrapped
+from overlay.ordering import Plan
+from overlay.pins import Pins
+from overlay.targets import Place, defined_elsewhere, find, source_file
+
+log = logging.getLogger("overlay")
+
+
+@dataclass
+class Effect:
+    """What has been done to one target in this process."""
+
+    module: str
+    qualified_name: str
+    current: Any = None
+    entries: dict[Any, Any] = field(default_factory=dict)
+    replacements: list[Replacement] = field(default_factory=list)
+
+
+class Engine:
+    """One process's patches: what is pending, what has been applied and what it did."""
+
+    def __init__(self, plan: Plan, pins: Pins) -> None:
+        self.plan = plan
+        self.packages = pins.patched_packages()
+        self.pins = pins
+        self.pending = set(range(len(plan.patches)))
+        self.applied: list[int] = []
+        self.settled: set[int] = set()
+        self.absent: list[str] = []
+        self.unneeded: list[str] = []
+        self.failures: list[str] = []
+        self.rebound: list[str] = []
+        self.effects: dict[str, Effect] = {}
+        self._of_module = plan.by_module()
+        self._executed: set[str] = set()
+        self._finder = HookFinder(self._hooked_modules(), self._before_import, self._after_import)
+
+    def activate(self) -> None:
+        """Check that every target module exists, install the hooks and patch what is imported already.
+
+        Raises:
+            TargetError: a target that does not exist or does not fit.
+        """
+        self._check_modules()
+        self._provide()
+        self._finder.install()
+        imported = [sys.modules[name] for name in self._finder.modules if name in sys.modules]
+        for module in filter(import_under_way, imported):
+            when_import_ends(module, self._after_import)
+        self._apply_ready(range(len(self.plan.patches)))
+
+    def deactivate(self) -> None:
+        """Stop hooking imports; what has been patched stays patched."""
+        self._finder.remove()
+
+    def waits_for(self, index: int) -> list[str]:
+        """The labels of the patches that must be applied before this one and are not."""
+        missing = self.plan.predecessors[index] - self.settled
+        return [self.plan.patches[before].label for before in sorted(missing)]
+
+    def _hooked_modules(self) -> set[str]:
+        return {patch.module for patch in self.plan.patches if patch.kind != "provide"}
+
+    def _check_modules(self) -> None:
+        for index, patch in enumerate(self.plan.patches):
+            if patch.kind == "provide" or patch.module in sys.modules:
+                if patch.kind == "before_import":
+                    raise self._error(patch, f"{patch.module} is imported already: activate the overlay earlier")
+                continue
+            try:
+                if source_file(patch.module) is None:
+                    raise self._error(patch, f"there is no module {patch.module}")
+            except ModuleNotFoundError:
+                self.absent.append(patch.name)
+                self.settled.add(index)
+
+    def _provide(self) -> None:
+        for index, patch in enumerate(self.plan.patches):
+            if patch.kind != "provide":
+                continue
+            self.pending.discard(index)
+            self.settled.add(index)
+            if provided.is_present(patch.target):
+                self.unneeded.append(patch.name)
+            else:
+                module = provided.install(patch.target, patch.body)
+                self.effects[patch.name] = Effect(patch.module, "", module)
+                self.applied.append(index)
+
+    def _before_import(self, name: str) -> None:
+        self._executed.discard(name)
+        for index in self._of_module.get(name, ()):
+            patch = self.plan.patches[index]
+            if patch.kind == "before_import" and index in self.pending:
+                self._guarded(patch, patch.body)
+                self._settle(index)
+
+    def _after_import(self, module: ModuleType) -> None:
+        name = module.__name__
+        self._executed.add(name)
+        mine = [index for index in self._of_module.get(name, ()) if self.plan.patches[index].kind not in MODULE_KINDS]
+        self._forget(index for index in mine if index in self.applied)
+        done = self._apply_ready(mine, after=name)
+        while done:
+            released = [index for index in sorted(self.pending) if self.plan.predecessors[index].intersection(done)]
+            done = self._apply_ready(released)
+
+    def _forget(self, reloaded: Iterable[int]) -> None:
+        """Make the patches of a module that has been executed again pending again."""
+        for index in list(reloaded):
+            self.applied.remove(index)
+            self.settled.discard(index)
+            self.pending.add(index)
+
+    def _apply_ready(self, indexes: Iterable[int], after: str = "") -> list[int]:
+        """Apply what can be applied now, in order, then rebind the copies taken before.
+
+        With `after`, copies are looked for only in modules whose import began after that one's.
+        """
+        done = []
+        for index in indexes:
+            patch = self.plan.patches[index]
+            ready = patch.kind not in MODULE_KINDS and self.is_executed(patch.module)
+            if index in self.pending and ready and self.plan.predecessors[index] <= self.settled:
+                self._apply(patch, sys.modules[patch.module])
+                self._settle(index)
+                done.append(index)
+        if done:
+            self._rebind({self.plan.patches[index].name for index in done}, modules_of(self.packages, after))
+        return done
+
+    def is_executed(self, name: str) -> bool:
+        """Whether a module's code has run to its end; inside its own hook the import system still says it has not."""
+        return name in sys.modules and (name in self._executed or not import_under_way(sys.modules[name]))
+
+    def _rebind(self, names: Iterable[str], searched: list[ModuleType]) -> None:
+        replacements = [each for name in names for each in self.effects[name].replacements]
+        for copy in copies(replacements, searched, self.packages):
+            copy.rebind()
+            self.rebound.append(copy.site)
+            log.info("rebound %s, which held a copy taken before the patch", copy.site)
+
+    def _settle(self, index: int) -> None:
+        self.pending.discard(index)
+        self.settled.add(index)
+        self.applied.append(index)
+        log.debug("applied %s", self.plan.patches[index].label)
+
+    def _apply(self, patch: Patch, module: ModuleType) -> None:
+        effect = self.effects.setdefault(patch.name, Effect(patch.module, patch.qualified_name))
+        act = {"add": self._add, "register": self._register}.get(patch.kind, self._change)
+        self._guarded(patch, lambda: act(patch, module, find(module, patch.qualified_name), effect))
+
+    def _guarded(self, patch: Patch, call: Callable[[], Any]) -> None:
+        """Run one patch's part so that whatever goes wrong names the patch and is remembered."""
+        try:
+            call()
+        except TargetError as error:
+            raise self._error(patch, str(error)) from error
+        except Exception as error:
+            raise self._error(patch, f"its body raised {type(error).__name__}: {error}") from error
+
+    def _add(self, patch: Patch, module: ModuleType, place: Place, effect: Effect) -> None:
+        inherited_from_object = place.raw is vars(object).get(place.name)
+        if place.exists and not inherited_from_object and place.raw is not effect.current:
+            raise TargetError("upstream has this name already, so it cannot be added")
+        effect.current = patch.body(module)
+        setattr(place.holder, place.name, effect.current)
+
+    def _register(self, patch: Patch, module: ModuleType, place: Place, effect: Effect) -> None:
+        mapping = getattr(place.holder, place.name) if place.exists else None
+        if not hasattr(mapping, "keys") or not hasattr(mapping, "__setitem__"):
+            raise TargetError("there is no mapping here to register entries in")
+        entries = patch.body(module)
+        taken = [key for key in entries if key in mapping and mapping[key] is not effect.entries.get(key)]
+        if taken:
+            raise TargetError(f"upstream has these entries already: {', '.join(map(repr, taken))}")
+        for key, value in entries.items():
+            mapping[key] = value
+        effect.entries.update(entries)
+
+    def _change(self, patch: Patch, module: ModuleType, place: Place, effect: Effect) -> None:
+        if not place.exists:
+            raise TargetError("upstream has nothing of this name")
+        elsewhere = defined_elsewhere(module, patch.qualified_name, place.raw)
+        if elsewhere and not patch.only_here and place.owned:
+            raise TargetError(
+                f"this is a copy of {elsewhere}: patch it there, or say only_here=True to change this name"
+            )
+        effect.current = (wrapped if patch.kind == "wrap" else replaced)(place.raw, patch.body)
+        setattr(place.holder, place.name, effect.current)
+        if place.owned and not patch.only_here:
+            effect.replacements = _forwarded(effect.replacements, place, effect)
+
+    def _error(self, patch: Patch, reason: str) -> TargetError:
+        """The error to raise, remembered so that it still counts where upstream swallows it."""
+        upstream = self.pins.of_module(patch.module)
+        versions = f" Installed: {upstream.installed()}. Supported: {upstream.supported()}." if upstream else ""
+        message = f"{patch.describe()}: {reason}.{versions}"
+        self.failures.append(message)
+        return TargetError(message)
+
+
+def _forwarded(earlier: list[Replacement], place: Place, effect: Effect) -> list[Replacement]:
+    """All objects that have been in this place, each with what is there now."""
+    raw, new = place.raw, effect.current
+    owner = place.holder if isinstance(place.holder, type) else None
+    is_function = callable(raw) or hasattr(raw, "__get__")
+    constant = None if is_function else (effect.module, effect.qualified_name)
+    pairs = [(old.old, new) for old in earlier if type(old.old) is type(raw)] + [(raw, new)]
+    if isinstance(raw, (staticmethod, classmethod)):
+        pairs += [(old.__func__, new.__func__) for old, _ in list(pairs)]
+    return [Replacement(old, current, owner, constant) for old, current in pairs]

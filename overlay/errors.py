@@ -1,0 +1,21 @@
+"""What the patch engine raises. None of it is an ImportError, so that no `except ImportError` upstream swallows it."""
+
+
+class OverlayError(RuntimeError):
+    """Base of every error of the patch engine."""
+
+
+class DeclarationError(OverlayError):
+    """A patch is declared wrongly: a malformed target, or metadata that is missing."""
+
+
+class ConflictError(OverlayError):
+    """Two or more declared patches cannot be applied together; raised before anything is changed."""
+
+
+class TargetError(OverlayError):
+    """A patch's target does not exist, or is not what the patch's kind asks for."""
+
+
+class EffectiveError(OverlayError):
+    """A patch that should be in use is not what is really called."""

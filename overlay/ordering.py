@@ -1,0 +1,123 @@
+"""Check the declared patches against each other and put them in the one order in which they are applied.
+
+This runs before anything is changed. The order depends on the declarations only, never on what is imported first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from overlay.declaration import Patch
+from overlay.errors import ConflictError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The patches in their order, and for each the ones that must be applied before it (indexes into `patches`)."""
+
+    patches: tuple[Patch, ...]
+    predecessors: tuple[frozenset[int], ...]
+
+    def by_module(self) -> dict[str, list[int]]:
+        """The indexes of the patches of each target module, in order."""
+        modules: dict[str, list[int]] = {}
+        for index, patch in enumerate(self.patches):
+            modules.setdefault(patch.module, []).append(index)
+        return modules
+
+
+def make_plan(patches: Sequence[Patch]) -> Plan:
+    """Order patches; `patches` comes in the order of files and lines, which decides where nothing else does.
+
+    Raises:
+        ConflictError: with every conflict found.
+    """
+    conflicts = [*_exclusive(patches), *_repeated(patches), *_unknown_after(patches)]
+    if conflicts:
+        raise ConflictError("the declared patches conflict:\n  " + "\n  ".join(conflicts))
+    edges = _edges(patches)
+    order = _sorted(patches, edges)
+    position = {old: new for new, old in enumerate(order)}
+    predecessors = [{position[before] for before in edges[old]} for old in order]
+    ordered = tuple(patches[old] for old in order)
+    _chain_same_target(ordered, predecessors)
+    return Plan(ordered, tuple(frozenset(before) for before in predecessors))
+
+
+def _exclusive(patches: Sequence[Patch]) -> Iterable[str]:
+    """One target takes one `replace` or one `add` or one `provide`, and never two of them."""
+    owners: dict[str, Patch] = {}
+    for patch in patches:
+        if patch.kind in ("replace", "add", "provide"):
+            first = owners.setdefault(patch.target, patch)
+            if first is not patch:
+                yield f"{first.describe()} and {patch.describe()} both define the target"
+
+
+def _repeated(patches: Sequence[Patch]) -> Iterable[str]:
+    """Patches of one kind and one feature on one target could not be told apart in reports and in `after`."""
+    seen: dict[tuple[str, str], Patch] = {}
+    for patch in patches:
+        first = seen.setdefault((patch.kind, patch.label), patch)
+        if first is not patch and patch.kind in ("wrap", "before_import"):
+            yield f"{first.describe()} and {patch.describe()} are the same feature on the same target: make them one"
+
+
+def _unknown_after(patches: Sequence[Patch]) -> Iterable[str]:
+    known = {patch.name for patch in patches} | {patch.label for patch in patches}
+    for patch in patches:
+        for name in patch.after:
+            if name not in known:
+                yield f"{patch.describe()} says after={name!r}, which names no patch"
+
+
+def _edges(patches: Sequence[Patch]) -> list[set[int]]:
+    """For each patch the indexes of those that must come before it."""
+    edges: list[set[int]] = [set() for _ in patches]
+    for later, patch in enumerate(patches):
+        for earlier, other in enumerate(patches):
+            if earlier == later:
+                continue
+            named = other.name in patch.after or other.label in patch.after
+            if named or _comes_first(other, patch):
+                edges[later].add(earlier)
+    return edges
+
+
+def _comes_first(other: Patch, patch: Patch) -> bool:
+    """What creates a target comes before what changes it, and a class or namespace before its members."""
+    if other.module != patch.module or other.kind not in ("add", "replace"):
+        return False
+    if other.target == patch.target:
+        return patch.kind not in ("add", "replace")
+    return patch.target.startswith(other.target + ".")
+
+
+def _sorted(patches: Sequence[Patch], edges: list[set[int]]) -> list[int]:
+    waiting = [set(before) for before in edges]
+    ready = [index for index, before in enumerate(waiting) if not before]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        done = heapq.heappop(ready)
+        order.append(done)
+        for index, before in enumerate(waiting):
+            if done in before:
+                before.remove(done)
+                if not before:
+                    heapq.heappush(ready, index)
+    if len(order) < len(patches):
+        stuck = [patches[index].label for index in range(len(patches)) if waiting[index]]
+        raise ConflictError(f"the declared patches wait for each other in a cycle: {', '.join(stuck)}")
+    return order
+
+
+def _chain_same_target(ordered: Sequence[Patch], predecessors: list[set[int]]) -> None:
+    """Make each patch wait for the previous one of its target, so that nesting never depends on import order."""
+    last: dict[str, int] = {}
+    for index, patch in enumerate(ordered):
+        if patch.target in last:
+            predecessors[index].add(last[patch.target])
+        last[patch.target] = index

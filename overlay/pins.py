@@ -1,0 +1,97 @@
+"""The pins of every upstream, read from pins.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+PINS_FILE = Path(__file__).with_name("pins.toml")
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """One upstream: its packages, the room of its patches, and where the cluster's and the release's copies are."""
+
+    name: str
+    packages: tuple[str, ...]
+    room: str = ""
+    repository: str = ""
+    commit: str = ""
+    reference: str = ""
+    version: str = ""
+    distribution: str = ""
+    release: str = ""
+
+    @property
+    def cluster_label(self) -> str:
+        """The shortest text that names the cluster's copy."""
+        return self.reference or self.commit[:8] or self.version
+
+    def supported(self) -> str:
+        """The supported copies in words."""
+        copies = [f"cluster pin {self.cluster_label}"]
+        if self.release:
+            copies.append(f"release {self.distribution} {self.release}")
+        return ", ".join(copies)
+
+    def installed(self) -> str:
+        """What is installed here in words; a copy beside the overlay has no distribution and so no version."""
+        import importlib.metadata  # tens of milliseconds, and needed for error messages only
+
+        if not self.distribution:
+            return "version unknown"
+        try:
+            return f"{self.distribution} {importlib.metadata.version(self.distribution)}"
+        except importlib.metadata.PackageNotFoundError:
+            return f"{self.distribution} without version (a copy that is not installed by pip, or none)"
+
+
+@dataclass(frozen=True)
+class Pins:
+    """All upstreams."""
+
+    upstreams: tuple[Upstream, ...]
+
+    @classmethod
+    def read(cls, file: Path = PINS_FILE) -> Pins:
+        """Read a pins file.
+
+        Raises:
+            KeyError: an upstream without packages.
+            TypeError: an unknown key.
+        """
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        return cls(tuple(_upstream(name, table) for name, table in tables.items()))
+
+    def rooms(self) -> list[str]:
+        """The names of the patch rooms, in the order of the file."""
+        return [upstream.room for upstream in self.upstreams if upstream.room]
+
+    def of_module(self, module: str) -> Upstream | None:
+        """The upstream that a module belongs to, or None."""
+        for upstream in self.upstreams:
+            if any(within(module, package) for package in upstream.packages):
+                return upstream
+        return None
+
+    def patched_packages(self) -> tuple[str, ...]:
+        """The packages in which copies of a patched object are looked for: upstreams with a room, and the rooms."""
+        patched = [upstream for upstream in self.upstreams if upstream.room]
+        return tuple(package for upstream in patched for package in (*upstream.packages, upstream.room))
+
+
+def within(module: str, package: str) -> bool:
+    """Whether `module` is `package` or lies inside it."""
+    return module == package or module.startswith(package + ".")
+
+
+def _upstream(name: str, table: dict[str, object]) -> Upstream:
+    release = (
+        {"distribution": table["release"]["distribution"], "release": table["release"]["version"]}
+        if ("release" in table)
+        else {}
+    )
+    return Upstream(
+        name=name, packages=tuple(table["packages"]), room=table.get("room", ""), **table.get("cluster", {}), **release
+    )

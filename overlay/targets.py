@@ -1,0 +1,94 @@
+"""Where a target lives: its holder (module, class or object), its name there, and the raw object stored under it."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from overlay.errors import TargetError
+
+ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A name in a holder. `owned` is false where a class only inherits the name."""
+
+    holder: Any
+    name: str
+    raw: Any
+    owned: bool
+
+    @property
+    def exists(self) -> bool:
+        """Whether upstream has anything there."""
+        return self.raw is not ABSENT
+
+
+def find(module: ModuleType, qualified_name: str) -> Place:
+    """Look a target up without running descriptors.
+
+    Raises:
+        TargetError: a holder on the way does not exist. A missing last name is a Place that does not exist.
+    """
+    *path, name = qualified_name.split(".")
+    holder: Any = module
+    for depth, part in enumerate(path):
+        place = _lookup(holder, part)
+        if not place.exists:
+            raise TargetError(f"{module.__name__} has no {'.'.join(path[: depth + 1])}")
+        holder = getattr(holder, part)
+    return _lookup(holder, name)
+
+
+def _lookup(holder: Any, name: str) -> Place:
+    if isinstance(holder, type):
+        for owner in holder.__mro__:
+            if name in vars(owner):
+                return Place(holder, name, vars(owner)[name], owner is holder)
+        return Place(holder, name, ABSENT, False)
+    own = getattr(holder, "__dict__", {})
+    if name in own:
+        return Place(holder, name, own[name], True)
+    if isinstance(holder, ModuleType):
+        return Place(holder, name, ABSENT, False)
+    return Place(holder, name, getattr(holder, name, ABSENT), False)
+
+
+def defined_elsewhere(module: ModuleType, qualified_name: str, raw: Any) -> str:
+    """The target under which a function or class is really defined, if this is only an imported copy; else empty."""
+    home_name, home_path = getattr(raw, "__module__", None), getattr(raw, "__qualname__", None)
+    home = sys.modules.get(home_name) if isinstance(home_name, str) else None
+    if home is None or home is module or not isinstance(home_path, str) or "<locals>" in home_path:
+        return ""
+    try:
+        place = find(home, home_path)
+    except TargetError:
+        return ""
+    return f"{home_name}:{home_path}" if place.raw is raw else ""
+
+
+def source_file(module_name: str) -> Path | None:
+    """The file of a module, found without importing it or its parents; None if there is none.
+
+    Raises:
+        ModuleNotFoundError: the top-level package is not installed at all.
+    """
+    top, *rest = module_name.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        raise ModuleNotFoundError(f"no package named {top}", name=top)
+    name = top
+    for part in rest:
+        name = f"{name}.{part}"
+        if spec.submodule_search_locations is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, list(spec.submodule_search_locations))
+        if spec is None:
+            return None
+    return Path(spec.origin) if spec.origin else None
