@@ -1,8 +1,8 @@
 """DeepSeek-V3 as a megatron-core 0.8.0 configuration.
 
-megatron-core 0.8.0 knows neither multi-head latent attention nor DeepSeek's routing, so the fields for both are declared
-here. Field names follow later megatron-core releases (``MLATransformerConfig``) where those have one, and MindSpeed-LLM
-v2.0.0 for ``num_layer_list``, ``first_k_dense_replace`` and ``moe_tp_extend_ep``.
+megatron-core 0.8.0 knows neither multi-head latent attention nor DeepSeek's routing, so the fields for both are
+declared here. Field names follow later megatron-core releases (``MLATransformerConfig``) where those have one, and
+MindSpeed-LLM v2.0.0 for ``num_layer_list``, ``first_k_dense_replace`` and ``moe_tp_extend_ep``.
 """
 
 from dataclasses import dataclass, field
@@ -80,8 +80,8 @@ class DeepseekV3TransformerConfig(TransformerConfig):
     """Whether the routing weights of a token are normalised to sum 1 before scaling."""
 
     moe_tp_extend_ep: bool = True
-    """Shard whole experts over tensor x expert parallel ranks instead of cutting each expert over tensor parallel ranks.
-    The only arrangement that this model implements."""
+    """Shard whole experts over tensor x expert parallel ranks instead of cutting each expert over tensor parallel
+    ranks. The only arrangement that this model implements."""
 
     num_layer_list: list[int] = field(default_factory=list)
     """Number of layers on each pipeline stage; empty means an equal share each."""

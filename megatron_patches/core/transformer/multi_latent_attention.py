@@ -46,8 +46,8 @@ class ReplicatedLinear(torch.nn.Module):
 def to_half_layout(rotary: torch.Tensor) -> torch.Tensor:
     """Move the even entries of the last axis before the odd ones.
 
-    DeepSeek-V3's weights produce rotary planes as neighbouring pairs; the fused operator rotates pairs that are half the
-    width apart. Scores do not change because query and key are permuted alike.
+    DeepSeek-V3's weights produce rotary planes as neighbouring pairs; the fused operator rotates pairs that are half
+    the width apart. Scores do not change because query and key are permuted alike.
     """
     pairs = rotary.unflatten(-1, (-1, 2))
     return torch.cat((pairs[..., 0], pairs[..., 1]), dim=-1)

@@ -58,8 +58,8 @@ def _layer_spec(dense: bool) -> ModuleSpec:
 def select_layer_spec(config: DeepseekV3TransformerConfig) -> ModuleSpec | TransformerBlockSubmodules:
     """MindSpeed-LLM's layer spec where that package is importable, this project's otherwise.
 
-    Only the choice is made here. MindSpeed-LLM's spec reads Megatron's global arguments while it is imported, and nothing
-    in this project sets those up yet, so that branch is the place where that engine plugs in and not a working engine.
+    Only the choice is made here. MindSpeed-LLM's spec reads Megatron's global arguments while it is imported, and
+    nothing in this project sets those up yet, so that branch is where that engine plugs in and not a working engine.
     """
     if importlib.util.find_spec(_MINDSPEED_LLM) is not None:
         return importlib.import_module(_MINDSPEED_LLM_SPEC).layer_spec

@@ -17,8 +17,8 @@ def build_deepseek_v3(
 ) -> GPTModel:
     """A ``GPTModel`` with the layers of this stage.
 
-    ``pre_process`` adds the embedding, ``post_process`` the final norm and the output layer. ``freeze_moe_router`` keeps
-    the router weights out of training. The embedding and the output layer have weights of their own; raises
+    ``pre_process`` adds the embedding, ``post_process`` the final norm and the output layer. ``freeze_moe_router``
+    keeps the router weights out of training. The embedding and the output layer have weights of their own; raises
     ``ValueError`` for a checkpoint that ties them.
     """
     if hf_config.tie_word_embeddings:

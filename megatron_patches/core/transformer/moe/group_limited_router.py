@@ -31,8 +31,8 @@ def choose_experts(
 class GroupLimitedRouter(torch.nn.Module):
     """Chooses and weighs the experts of each token, in fp32 whatever the dtype of the model.
 
-    ``weight`` [experts, hidden] is replicated over tensor-parallel ranks. ``expert_bias`` fp32 [experts] is a buffer: it
-    is learned by load balancing during pre-training and stays fixed here; it stays fp32 when the model is cast.
+    ``weight`` [experts, hidden] is replicated over tensor-parallel ranks. ``expert_bias`` fp32 [experts] is a buffer:
+    it is learned by load balancing during pre-training and stays fixed here; it stays fp32 when the model is cast.
     """
 
     def __init__(self, config: DeepseekV3TransformerConfig) -> None:

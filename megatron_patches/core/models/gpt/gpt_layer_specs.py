@@ -1,0 +1,35 @@
+"""Layer specs under the names that verl 0.4.0 imports."""
+
+from overlay import add
+
+
+@add(
+    "megatron.core.models.gpt.gpt_layer_specs:get_gpt_decoder_block_spec",
+    feature="verl_on_megatron_core_0_8",
+    why="verl 0.4.0 builds every model from it; 0.8.0 without transformer_engine lacks RMSNorm and packed attention",
+    upstream="not forwarded: part of later megatron-core releases, where it needs transformer_engine",
+    remove_when="the pinned megatron-core is 0.9 or later and has NPU layers",
+)
+def decoder_block_spec(module):
+    def get_gpt_decoder_block_spec(config, use_transformer_engine=True):
+        """The decoder layers of this pipeline stage; ``use_transformer_engine`` has no meaning on an NPU."""
+        from megatron_patches.core.models.gpt.packed_layer_specs import packed_block_spec
+
+        return packed_block_spec(config)
+
+    return get_gpt_decoder_block_spec
+
+
+@add(
+    "megatron.core.models.gpt.gpt_layer_specs:get_gpt_mtp_block_spec",
+    feature="verl_on_megatron_core_0_8",
+    why="verl.models.mcore.model_initializer imports it; it is called for multi-token prediction only",
+    upstream="not forwarded: part of later megatron-core releases",
+    remove_when="the pinned megatron-core is 0.12 or later",
+)
+def mtp_block_spec(module):
+    def get_gpt_mtp_block_spec(*args, **kwargs):
+        """Always raises ``ValueError``: there are no such layers."""
+        raise ValueError("megatron-core 0.8.0 has no multi-token prediction layers")
+
+    return get_gpt_mtp_block_spec

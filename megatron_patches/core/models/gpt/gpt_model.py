@@ -1,0 +1,16 @@
+"""GPTModel takes the argument for multi-token prediction that verl 0.4.0 always passes."""
+
+from overlay import wrap
+
+
+@wrap(
+    "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
+    feature="verl_on_megatron_core_0_8",
+    why="verl 0.4.0 passes mtp_block_spec, None for a model without multi-token prediction",
+    upstream="not forwarded: part of later megatron-core releases",
+    remove_when="the pinned megatron-core is 0.12 or later",
+)
+def init(upstream, self, *args, mtp_block_spec=None, **kwargs):
+    if mtp_block_spec is not None:
+        raise ValueError("megatron-core 0.8.0 has no multi-token prediction layers")
+    upstream(self, *args, **kwargs)

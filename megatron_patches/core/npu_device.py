@@ -1,0 +1,17 @@
+"""Megatron's calls to torch.cuda go to the NPU."""
+
+from overlay import before_import
+
+
+@before_import(
+    "megatron.core",
+    feature="megatron_on_npu",
+    why="Megatron calls torch.cuda everywhere; transfer_to_npu is the vendor's way to send those calls to the NPU",
+    upstream="not forwarded: Megatron has no device abstraction",
+    remove_when="Megatron and verl address the device through one interface of torch",
+)
+def transfer_to_npu() -> None:
+    # verl.utils.device asks torch.cuda.is_available() while it is imported. Afterwards torch.cuda is the NPU, and verl
+    # would take its CUDA branches.
+    import verl.utils.device  # noqa: F401
+    from torch_npu.contrib import transfer_to_npu  # noqa: F401

@@ -1,0 +1,16 @@
+"""The mixed-precision optimizer accepts parameters on an NPU."""
+
+from megatron_patches.core.optimizer.cuda_type_names import cuda_type_names
+from overlay import wrap
+
+
+@wrap(
+    "megatron.core.optimizer.optimizer:Float16OptimizerWithFloat16Params.__init__",
+    feature="megatron_on_npu",
+    why="it sorts parameters by the text of Tensor.type() and knows only torch.cuda types",
+    upstream="not forwarded: MindSpeed changes Tensor.type itself, for the whole process",
+    remove_when="Megatron sorts parameters by dtype",
+)
+def init(upstream, *args, **kwargs):
+    with cuda_type_names():
+        return upstream(*args, **kwargs)

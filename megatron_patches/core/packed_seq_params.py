@@ -1,0 +1,16 @@
+"""PackedSeqParams with the padded bounds that verl 0.4.0 sets and reads."""
+
+from overlay import wrap
+
+
+@wrap(
+    "megatron.core.packed_seq_params:PackedSeqParams.__init__",
+    feature="verl_on_megatron_core_0_8",
+    why="verl 0.4.0 passes cu_seqlens_q_padded and cu_seqlens_kv_padded and reads them back when it unpacks",
+    upstream="not forwarded: part of later megatron-core releases",
+    remove_when="the pinned megatron-core is 0.9 or later",
+)
+def init(upstream, self, *args, cu_seqlens_q_padded=None, cu_seqlens_kv_padded=None, **kwargs):
+    upstream(self, *args, **kwargs)
+    self.cu_seqlens_q_padded = cu_seqlens_q_padded
+    self.cu_seqlens_kv_padded = cu_seqlens_kv_padded

@@ -1,0 +1,59 @@
+"""Expert tensor parallelism as verl 0.4.0 asks for it, in terms of what megatron-core 0.8.0 has."""
+
+from overlay import add, wrap
+
+_WHY = "verl 0.4.0 reads the expert tensor parallel group, which megatron-core has since 0.9"
+_UPSTREAM = "not forwarded: part of later megatron-core releases"
+_REMOVE_WHEN = "the pinned megatron-core is 0.9 or later"
+
+
+@add(
+    "megatron.core.parallel_state:get_expert_tensor_parallel_world_size",
+    feature="verl_on_megatron_core_0_8",
+    why=_WHY,
+    upstream=_UPSTREAM,
+    remove_when=_REMOVE_WHEN,
+)
+def expert_tensor_parallel_world_size(module):
+    return module.get_tensor_model_parallel_world_size
+
+
+@add(
+    "megatron.core.parallel_state:get_expert_tensor_parallel_rank",
+    feature="verl_on_megatron_core_0_8",
+    why=_WHY,
+    upstream=_UPSTREAM,
+    remove_when=_REMOVE_WHEN,
+)
+def expert_tensor_parallel_rank(module):
+    return module.get_tensor_model_parallel_rank
+
+
+@add(
+    "megatron.core.parallel_state:get_expert_tensor_parallel_group",
+    feature="verl_on_megatron_core_0_8",
+    why=_WHY,
+    upstream=_UPSTREAM,
+    remove_when=_REMOVE_WHEN,
+)
+def expert_tensor_parallel_group(module):
+    return module.get_tensor_model_parallel_group
+
+
+@wrap(
+    "megatron.core.parallel_state:initialize_model_parallel",
+    feature="verl_on_megatron_core_0_8",
+    why="verl 0.4.0 passes expert_tensor_parallel_size, which megatron-core 0.8.0 does not take",
+    upstream=_UPSTREAM,
+    remove_when=_REMOVE_WHEN,
+)
+def initialize_model_parallel(
+    upstream, tensor_model_parallel_size=1, *args, expert_tensor_parallel_size=None, **kwargs
+):
+    if expert_tensor_parallel_size not in (None, tensor_model_parallel_size):
+        raise ValueError(
+            f"expert_tensor_parallel_size={expert_tensor_parallel_size}: megatron-core 0.8.0 has no expert tensor "
+            f"parallel group of its own; leave it empty or set it to the tensor parallel size "
+            f"({tensor_model_parallel_size})"
+        )
+    return upstream(tensor_model_parallel_size, *args, **kwargs)

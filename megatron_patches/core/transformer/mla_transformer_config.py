@@ -1,0 +1,16 @@
+"""The name under which later megatron-core releases keep the configuration of multi-head latent attention."""
+
+from overlay import add
+
+
+@add(
+    "megatron.core.transformer:MLATransformerConfig",
+    feature="verl_on_megatron_core_0_8",
+    why="verl.models.mcore.config_converter imports it from megatron.core.transformer",
+    upstream="not forwarded: part of later megatron-core releases",
+    remove_when="the pinned megatron-core is 0.10 or later",
+)
+def mla_transformer_config(module):
+    from megatron_patches.core.transformer.deepseek_v3_config import DeepseekV3TransformerConfig
+
+    return DeepseekV3TransformerConfig

@@ -1,0 +1,28 @@
+"""TransformerConfig with the fields of later releases that verl 0.4.0 sets or reads."""
+
+from overlay import wrap
+
+_NEUTRAL_VALUES = {
+    "num_layers_in_first_pipeline_stage": None,
+    "num_layers_in_last_pipeline_stage": None,
+    "account_for_embedding_in_pipeline_split": False,
+    "account_for_loss_in_pipeline_split": False,
+}
+
+
+@wrap(
+    "megatron.core.transformer.transformer_config:TransformerConfig.__init__",
+    feature="verl_on_megatron_core_0_8",
+    why="verl 0.4.0 passes expert_tensor_parallel_size and computes layer offsets from fields of megatron-core 0.12",
+    upstream="not forwarded: part of later megatron-core releases",
+    remove_when="the pinned megatron-core is 0.12 or later",
+)
+def init(upstream, self, *args, expert_tensor_parallel_size=None, **kwargs):
+    later_fields = {name: kwargs.pop(name, neutral) for name, neutral in _NEUTRAL_VALUES.items()}
+    for name, value in later_fields.items():
+        if value != _NEUTRAL_VALUES[name]:
+            raise ValueError(f"{name}={value!r}: megatron-core 0.8.0 divides layers evenly over pipeline stages")
+    upstream(self, *args, **kwargs)
+    if expert_tensor_parallel_size not in (None, self.tensor_model_parallel_size):
+        raise ValueError(f"expert_tensor_parallel_size={expert_tensor_parallel_size} must be the tensor parallel size")
+    self.__dict__.update(later_fields)

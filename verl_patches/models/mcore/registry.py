@@ -1,0 +1,60 @@
+"""verl builds DeepSeek-V3 from this project's modules.
+
+verl 0.4.0 already has entries for DeepSeek-V3, which need megatron-core 0.12 and transformer_engine, so its registry
+functions are wrapped: they answer for DeepSeek-V3 and leave every other model to upstream.
+"""
+
+from overlay import wrap
+
+_DEEPSEEK_V3 = "DeepseekV3ForCausalLM"
+_UPSTREAM = "not forwarded: verl supports megatron-core 0.12 and later"
+_REMOVE_WHEN = "the pinned megatron-core has multi-head latent attention and DeepSeek's router"
+
+
+def _is_deepseek_v3(hf_config) -> bool:
+    return list(hf_config.architectures) == [_DEEPSEEK_V3]
+
+
+@wrap(
+    "verl.models.mcore.registry:hf_to_mcore_config",
+    feature="deepseek_v3",
+    why="verl's converter fills fields that megatron-core 0.8.0 does not have; ours is typed and checked",
+    upstream=_UPSTREAM,
+    remove_when=_REMOVE_WHEN,
+)
+def hf_to_mcore_config(upstream, hf_config, dtype, **override_transformer_config_kwargs):
+    if not _is_deepseek_v3(hf_config):
+        return upstream(hf_config, dtype, **override_transformer_config_kwargs)
+    from megatron_patches.core.transformer.deepseek_v3_config import deepseek_v3_config_from_huggingface
+
+    return deepseek_v3_config_from_huggingface(hf_config, dtype, **override_transformer_config_kwargs)
+
+
+@wrap(
+    "verl.models.mcore.registry:init_mcore_model",
+    feature="deepseek_v3",
+    why="megatron-core 0.8.0 has no layer spec for DeepSeek-V3",
+    upstream=_UPSTREAM,
+    remove_when=_REMOVE_WHEN,
+)
+def init_mcore_model(upstream, tfconfig, hf_config, pre_process=True, post_process=None, **kwargs):
+    if not _is_deepseek_v3(hf_config):
+        return upstream(tfconfig, hf_config, pre_process, post_process, **kwargs)
+    from megatron_patches.core.models.gpt.deepseek_v3_model import build_deepseek_v3
+
+    if kwargs.get("value"):
+        raise ValueError("DeepSeek-V3 as a value model is not supported: GRPO needs no critic")
+    return build_deepseek_v3(
+        tfconfig, hf_config, pre_process, post_process, freeze_moe_router=kwargs.get("freeze_moe_router", False)
+    )
+
+
+@wrap(
+    "verl.models.mcore.registry:get_mcore_weight_converter",
+    feature="deepseek_v3",
+    why="verl's converter knows transformer_engine's parameter names; weights move by the reshard layouts instead",
+    upstream=_UPSTREAM,
+    remove_when=_REMOVE_WHEN,
+)
+def get_mcore_weight_converter(upstream, hf_config, dtype):
+    return None if _is_deepseek_v3(hf_config) else upstream(hf_config, dtype)
