@@ -1,0 +1,112 @@
+import pytest
+import torch
+import torch_npu  # noqa: F401
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_patches.features.residency.storages import StorageGroup, device_storages
+
+
+def on_device(*shape):
+    return torch.randn(*shape).npu()
+
+
+def test_memory_leaves_and_every_view_comes_back_with_its_bytes():
+    flat = on_device(64, 64)
+    view, transposed = flat[3:9].view(-1), flat.t()
+    expected = flat.cpu().clone()
+    group = StorageGroup(lambda: [flat, view])
+    before = torch.npu.memory_allocated()
+    group.offload()
+    assert before - torch.npu.memory_allocated() >= flat.numel() * 4
+    assert flat.untyped_storage().nbytes() == 0
+    group.onload()
+    assert torch.npu.memory_allocated() == before
+    assert torch.equal(flat.cpu(), expected)
+    assert torch.equal(view.cpu(), expected[3:9].view(-1))
+    assert torch.equal(transposed.cpu(), expected.t())
+
+
+def test_offload_and_onload_twice_change_nothing_more():
+    tensor = on_device(5)
+    expected = tensor.cpu().clone()
+    group = StorageGroup(lambda: [tensor])
+    group.onload()
+    group.offload()
+    group.offload()
+    group.onload()
+    group.onload()
+    assert torch.equal(tensor.cpu(), expected)
+
+
+def test_values_written_while_on_the_device_are_the_ones_that_return():
+    tensor = on_device(7)
+    group = StorageGroup(lambda: [tensor])
+    for value in (1.0, 2.0):
+        tensor.fill_(value)
+        group.offload()
+        group.onload()
+        assert tensor.cpu().eq(value).all()
+
+
+def test_zeroed_contents():
+    tensor = on_device(9)
+    group = StorageGroup(lambda: [tensor], "zeroed")
+    group.offload()
+    group.onload()
+    assert not tensor.cpu().any()
+
+
+def test_rebuilt_contents_are_not_copied():
+    tensor = on_device(9)
+    group = StorageGroup(lambda: [tensor], "rebuilt")
+    group.offload()
+    assert not group._host
+    group.onload()
+    assert tensor.untyped_storage().nbytes() == 36
+
+
+def test_excluded_and_host_tensors_stay():
+    shared, own, host = on_device(8), on_device(8), torch.ones(8)
+    StorageGroup(lambda: [shared[:2], own, host], excluding=lambda: [shared]).offload()
+    assert shared.untyped_storage().nbytes() and host.sum() == 8
+    assert own.untyped_storage().nbytes() == 0
+
+
+def test_tensors_that_appear_later_are_moved_too():
+    tensors = [on_device(3)]
+    group = StorageGroup(lambda: tensors)
+    group.offload()
+    group.onload()
+    tensors.append(on_device(4))
+    group.offload()
+    assert all(tensor.untyped_storage().nbytes() == 0 for tensor in tensors)
+    group.onload()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64, torch.bool])
+def test_bits_of_every_dtype(dtype):
+    expected = torch.randint(0, 2, (33,)).to(dtype)
+    tensor = expected.npu()
+    group = StorageGroup(lambda: [tensor])
+    group.offload()
+    group.onload()
+    assert torch.equal(tensor.cpu(), expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12))
+def test_storages_are_counted_once(owners):
+    bases = [on_device(6) for _ in range(4)]
+    tensors = [bases[owner][owner:] for owner in owners]
+    assert len(device_storages(tensors)) == len(set(owners))
+
+
+def test_inference_tensors_can_be_moved():
+    with torch.inference_mode():
+        tensor = on_device(6)
+    expected = tensor.cpu().clone()
+    group = StorageGroup(lambda: [tensor])
+    group.offload()
+    group.onload()
+    assert torch.equal(tensor.cpu(), expected)

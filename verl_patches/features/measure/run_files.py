@@ -1,0 +1,62 @@
+"""The files of a run's output folder that other programs read while the run goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class RunFiles:
+    """Writers for the folder `output_dir`; with an empty `output_dir` nothing is written.
+
+    metrics.jsonl   one object a step: {"step": int, "time": unix seconds, "metrics": {name: number or null}}
+    events.jsonl    one object an event: {"time": unix seconds, "event": name}
+    overlay.json    the patches of a worker process
+    """
+
+    def __init__(self, output_dir: str):
+        self._folder = Path(output_dir) if output_dir else None
+
+    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Append one step. Numbers that JSON cannot hold (NaN, infinity) become null."""
+        plain = {name: _plain(value) for name, value in metrics.items()}
+        self._append("metrics.jsonl", {"step": step, "time": time.time(), "metrics": plain})
+
+    def note(self, event: str) -> None:
+        """Append one event with the present time."""
+        self._append("events.jsonl", {"time": time.time(), "event": event})
+
+    def overlay(self, report: Mapping[str, Any]) -> None:
+        """Write the report on patches, replacing an earlier one at once."""
+        if self._folder is None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        unfinished = self._folder / f"overlay.json.{os.getpid()}"
+        unfinished.write_text(json.dumps(report, indent=1) + "\n")
+        unfinished.replace(self._folder / "overlay.json")
+
+    def _append(self, name: str, entry: Mapping[str, Any]) -> None:
+        if self._folder is None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # One write of a whole line in append mode: lines of several processes do not mix.
+        line = (json.dumps(entry, allow_nan=False) + "\n").encode()
+        descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON can hold it; numpy and torch scalars become Python numbers."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, (int, float, str, bool, type(None))) else str(value)

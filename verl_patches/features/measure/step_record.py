@@ -1,0 +1,127 @@
+"""What one process gathers during a training step, and how the processes agree on one set of figures.
+
+Every rank adds to its own `StepRecord`; at the end of the step `agreed` takes the largest figure over the ranks, in one
+collective, so that whichever rank verl reads its metrics from reports the slowest die and the fullest one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass
+class LogProbDifference:
+    """|rollout log-prob - training log-prob| over the response tokens seen so far."""
+
+    largest: float = 0.0
+    total: float = 0.0
+    tokens: int = 0
+
+    def add(self, rollout: torch.Tensor, training: torch.Tensor, mask: torch.Tensor) -> None:
+        """Take in one micro batch; the tensors are [batch, response length], `mask` marks the response's tokens."""
+        difference = (rollout.float() - training.detach().float()).abs()[mask.bool()]
+        if difference.numel():
+            self.largest = _larger(self.largest, difference.max().item())
+            self.total += difference.sum().item()
+            self.tokens += difference.numel()
+
+
+def _larger(first: float, second: float) -> float:
+    """The larger of two figures; NaN counts as largest."""
+    return first if first != first or first >= second else second
+
+
+@dataclass
+class StepRecord:
+    """Figures of one step in one process.
+
+    seconds: by stage; peak_bytes, allocated_bytes: device memory by phase; counts: any other non-negative figure.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    allocated_bytes: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+    difference: LogProbDifference = field(default_factory=LogProbDifference)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the seconds of the block to `stage`, from an idle device to an idle device."""
+        torch.npu.synchronize()
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            torch.npu.synchronize()
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - begin
+
+    def memory(self, phase: str, peak: int, allocated: int) -> None:
+        """Keep the largest peak of `phase` and what was allocated when it ended, in bytes."""
+        self.peak_bytes[phase] = max(peak, self.peak_bytes.get(phase, 0))
+        self.allocated_bytes[phase] = max(allocated, self.allocated_bytes.get(phase, 0))
+
+    def count(self, name: str, amount: float = 1) -> None:
+        """Add to a figure of your own; `name` is the metric's name."""
+        self.counts[name] = self.counts.get(name, 0) + amount
+
+    def metrics(self) -> dict[str, float]:
+        """The figures by metric name."""
+        figures: dict[str, float] = {f"timing_s/{stage}": value for stage, value in self.seconds.items()}
+        figures |= {f"memory/peak_bytes/{phase}": value for phase, value in self.peak_bytes.items()}
+        figures |= {f"memory/allocated_bytes/{phase}": value for phase, value in self.allocated_bytes.items()}
+        figures |= self.counts
+        figures["training/rollout_logprob_diff_max"] = self.difference.largest
+        return figures
+
+
+def agreed(record: StepRecord, group: dist.ProcessGroup | None = None) -> dict[str, float]:
+    """`record.metrics()` with the largest value over the ranks of `group`, plus the mean log-prob difference.
+
+    Collective: two all-reduces on the device. Every rank must hold the same names, which holds because every rank goes
+    through the same phases.
+    """
+    figures = largest_over_ranks(record.metrics(), group)
+    sums = torch.tensor([record.difference.total, record.difference.tokens], dtype=torch.float32, device="npu")
+    dist.all_reduce(sums, group=group)
+    total, tokens = sums.tolist()
+    if tokens:
+        figures["training/rollout_logprob_diff_mean"] = total / tokens
+    else:
+        del figures["training/rollout_logprob_diff_max"]
+    return figures
+
+
+def largest_over_ranks(figures: Mapping[str, float], group: dist.ProcessGroup | None = None) -> dict[str, float]:
+    """The largest value of every figure over the ranks; NaN counts as largest. Values must not be negative.
+
+    The bit pattern of a non-negative IEEE double, read as int64, grows with its value, so one integer maximum serves
+    byte counts and seconds alike without losing digits; devices reduce int64 but not double.
+    """
+    names = sorted(figures)
+    values = torch.tensor([float(figures[name]) for name in names], dtype=torch.float64)
+    if (values < 0).any():
+        raise ValueError(f"negative figure among {dict(figures)}")
+    bits = values.view(torch.int64).npu()
+    dist.all_reduce(bits, op=dist.ReduceOp.MAX, group=group)
+    return dict(zip(names, bits.cpu().view(torch.float64).tolist(), strict=True))
+
+
+_record = StepRecord()
+
+
+def current_record() -> StepRecord:
+    """The record of the step that goes on in this process."""
+    return _record
+
+
+def finish_step(group: dist.ProcessGroup | None = None) -> dict[str, float]:
+    """End the step: agree on its figures over the ranks and begin an empty record. Collective, see `agreed`."""
+    global _record
+    finished, _record = _record, StepRecord()
+    return agreed(finished, group)

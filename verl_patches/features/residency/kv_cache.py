@@ -1,0 +1,40 @@
+"""Creating and freeing the KV cache of a vLLM-Ascend model runner, again and again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# Where the adapter keeps the configuration with which the runner made its cache.
+CONFIGURATION = "overlay_kv_cache_config"
+
+
+class KvCache:
+    """The runner's KV cache as something that can leave the device. Its contents are dropped: they belong to requests
+    that have finished and to weights that are about to change, so the prefix cache must be reset by whoever frees it.
+
+    Args:
+        runner: vLLM-Ascend's `NPUModelRunner`, whose cache exists; `initialize_kv_cache` makes the same cache again.
+    """
+
+    def __init__(self, runner: Any):
+        self._runner = runner
+        self._present = True
+
+    def offload(self) -> None:
+        """Drop the cache wherever the runner and its attention layers hold it."""
+        if not self._present:
+            return
+        self._runner.kv_caches.clear()
+        for layer in self._runner.vllm_config.compilation_config.static_forward_context.values():
+            if hasattr(layer, "kv_cache"):
+                layer.kv_cache = [torch.empty(0)]
+        self._present = False
+
+    def onload(self) -> None:
+        """Make the cache with the configuration that vLLM settled on when it started."""
+        if self._present:
+            return
+        self._runner.initialize_kv_cache(getattr(self._runner, CONFIGURATION))
+        self._present = True

@@ -1,0 +1,94 @@
+"""Tensors that enter and leave the device together.
+
+Memory is taken and given back storage by storage (`resize_`), not by swapping `param.data`: every view of a storage,
+whoever holds it, stays valid and none of them keeps the memory alive. The same Tensor objects serve before and after;
+addresses may change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal, Protocol
+
+import torch
+
+Contents = Literal["kept", "zeroed", "rebuilt"]
+Tensors = Callable[[], Iterable[torch.Tensor]]
+
+
+class Resident(Protocol):
+    """Something that takes device memory and can do without it for a while."""
+
+    def onload(self) -> None:
+        """Take the memory and make the contents right; nothing happens if it is on the device."""
+
+    def offload(self) -> None:
+        """Give the memory back; nothing happens if it is not on the device."""
+
+
+class StorageGroup:
+    """Device storages behind a set of tensors.
+
+    Args:
+        tensors: evaluated at every offload, because optimizer state appears only with the first step. Host tensors
+            among them are left alone.
+        contents: `kept` copies to pinned host memory and back; `zeroed` comes back as zeros; `rebuilt` comes back
+            undefined, for tensors that their owner writes before anybody reads them.
+        excluding: tensors whose storages belong to another group.
+    """
+
+    def __init__(self, tensors: Tensors, contents: Contents = "kept", excluding: Tensors = tuple):
+        self._tensors = tensors
+        self._contents = contents
+        self._excluding = excluding
+        self._away: dict[int, tuple[torch.UntypedStorage, int]] = {}
+        self._host: dict[int, torch.Tensor] = {}
+
+    def offload(self) -> None:
+        """Copy out what is kept, then give every storage back."""
+        if self._away:
+            return
+        excluded = device_storages(self._excluding())
+        leaving = {key: s for key, s in device_storages(self._tensors()).items() if key not in excluded and s.nbytes()}
+        with torch.inference_mode(False), torch.no_grad():
+            if self._contents == "kept":
+                for key, storage in leaving.items():
+                    self._host_copy(key, storage.nbytes()).copy_(_bytes(storage), non_blocking=True)
+                torch.npu.synchronize()
+            for key, storage in leaving.items():
+                self._away[key] = (storage, storage.nbytes())
+                storage.resize_(0)
+
+    def onload(self) -> None:
+        """Take the storages' memory again and restore the contents."""
+        with torch.inference_mode(False), torch.no_grad():
+            for key, (storage, size) in self._away.items():
+                storage.resize_(size)
+                if self._contents == "kept":
+                    _bytes(storage).copy_(self._host[key], non_blocking=True)
+                elif self._contents == "zeroed":
+                    _bytes(storage).zero_()
+            torch.npu.synchronize()
+        self._away.clear()
+
+    def _host_copy(self, key: int, size: int) -> torch.Tensor:
+        """A pinned host buffer of `size` bytes for the storage `key`, kept from step to step."""
+        held = self._host.get(key)
+        if held is None or held.numel() != size:
+            held = self._host[key] = torch.empty(size, dtype=torch.uint8).pin_memory()
+        return held
+
+
+def device_storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
+    """The distinct device storages behind `tensors`, by the address of the storage object (not of its memory)."""
+    found = {}
+    for tensor in tensors:
+        if tensor.device.type == "npu":
+            storage = tensor.untyped_storage()
+            found.setdefault(storage._cdata, storage)
+    return found
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    """The storage as a tensor [bytes], uint8."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
