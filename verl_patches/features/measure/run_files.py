@@ -55,7 +55,7 @@ class RunFiles:
 
 def _plain(value: Any) -> Any:
     """`value` as JSON can hold it; numpy and torch scalars become Python numbers."""
-    if hasattr(value, "item"):
+    if getattr(value, "shape", None) in ((), (1,)):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None

@@ -1,0 +1,48 @@
+import json
+
+import numpy as np
+import torch
+
+from verl_patches.features.measure.reported_names import true_metrics
+from verl_patches.features.measure.run_files import RunFiles
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_steps_are_appended_with_plain_numbers(tmp_path):
+    files = RunFiles(str(tmp_path / "run"))
+    unusual = {"c": float("nan"), "d": float("inf"), "e": np.array([1])}
+    files.step(1, {"a": np.float32(0.5), "b": torch.tensor(3), **unusual})
+    files.step(2, {"a": 1.0, "f": np.array([1, 2])})
+    first, second = lines(tmp_path / "run" / "metrics.jsonl")
+    assert first["step"] == 1 and first["time"] > 0
+    assert first["metrics"] == {"a": 0.5, "b": 3, "c": None, "d": None, "e": 1}
+    assert second["metrics"] == {"a": 1.0, "f": "[1 2]"}
+
+
+def test_events_and_overlay(tmp_path):
+    files = RunFiles(str(tmp_path))
+    files.note("ray_ready")
+    files.note("data_ready")
+    assert [entry["event"] for entry in lines(tmp_path / "events.jsonl")] == ["ray_ready", "data_ready"]
+    files.overlay({"applied": ["x"]})
+    files.overlay({"applied": ["y"]})
+    assert json.loads((tmp_path / "overlay.json").read_text()) == {"applied": ["y"]}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["events.jsonl", "overlay.json"]
+
+
+def test_an_empty_folder_name_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = RunFiles("")
+    files.step(1, {})
+    files.note("x")
+    files.overlay({})
+    assert not list(tmp_path.iterdir())
+
+
+def test_metrics_of_a_forward_that_did_not_run_are_left_out():
+    metrics = {"actor/entropy_loss": 0.0, "training/rollout_probs_diff_max": 1.0, "actor/pg_loss": 0.1}
+    assert true_metrics(metrics, old_log_prob_computed=True) == metrics
+    assert true_metrics(metrics, old_log_prob_computed=False) == {"actor/pg_loss": 0.1}

@@ -1,0 +1,67 @@
+import math
+
+import pytest
+import torch
+import torch_npu  # noqa: F401
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_patches.features.measure import step_record
+from verl_patches.features.measure.step_record import LogProbDifference, StepRecord, agreed, finish_step
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    figures=st.dictionaries(
+        st.text(min_size=1, max_size=5), st.floats(min_value=0, allow_nan=False, width=64), min_size=1
+    )
+)
+def test_agreement_keeps_every_digit(lone_rank, figures):
+    assert step_record.largest_over_ranks(figures) == figures
+
+
+def test_nan_is_kept_and_negative_figures_are_refused(lone_rank):
+    assert math.isnan(step_record.largest_over_ranks({"a": float("nan")})["a"])
+    with pytest.raises(ValueError, match="negative figure"):
+        step_record.largest_over_ranks({"a": -1.0})
+
+
+def test_difference_looks_only_at_the_masked_tokens():
+    difference = LogProbDifference()
+    rollout = torch.tensor([[-1.0, -2.0, -1.0]])
+    training = torch.tensor([[-1.5, -2.25, -9.0]], requires_grad=True)
+    difference.add(rollout, training, torch.tensor([[1, 1, 0]]))
+    difference.add(rollout, training, torch.tensor([[0, 0, 0]]))
+    assert (difference.largest, difference.total, difference.tokens) == (0.5, 0.75, 2)
+
+
+def test_difference_does_not_hide_nan():
+    difference = LogProbDifference()
+    ones = torch.ones(1, 1)
+    difference.add(ones, ones * float("nan"), ones)
+    difference.add(ones, ones, ones)
+    assert math.isnan(difference.largest)
+
+
+def test_a_step_is_reported_once_and_the_next_begins_empty(lone_rank, monkeypatch):
+    monkeypatch.setattr(step_record, "_record", StepRecord())
+    record = step_record.current_record()
+    with record.timed("reshard"):
+        pass
+    record.memory("update", peak=10, allocated=4)
+    record.memory("update", peak=7, allocated=5)
+    record.count("actor/nonfinite_steps", 2)
+    record.count("actor/nonfinite_steps")
+    ones = torch.ones(2, 3)
+    record.difference.add(ones, ones * 3, ones)
+    metrics = finish_step()
+    assert metrics["timing_s/reshard"] > 0
+    assert metrics["memory/peak_bytes/update"] == 10 and metrics["memory/allocated_bytes/update"] == 5
+    assert metrics["actor/nonfinite_steps"] == 3
+    assert metrics["training/rollout_logprob_diff_max"] == 2
+    assert metrics["training/rollout_logprob_diff_mean"] == 2
+    assert step_record.current_record() == StepRecord()
+
+
+def test_without_tokens_no_difference_is_claimed(lone_rank):
+    assert not any("logprob_diff" in name for name in agreed(StepRecord()))

@@ -1,0 +1,118 @@
+import pytest
+from omegaconf import OmegaConf
+
+from verl_patches.features.configuration_checks import (
+    ConfigurationError,
+    check_configuration,
+    describe_failure,
+    required_ray_slots,
+)
+from verl_patches.trainer.main_ppo import compose, main
+
+
+def rehearsal(*overrides):
+    return compose("rehearsal", overrides)
+
+
+def test_the_rehearsal_configuration_passes():
+    settings = check_configuration(rehearsal())
+    assert settings.residency.enabled and not settings.recompute_old_log_prob
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            ["trainer.n_gpus_per_node=6"],
+            "6 dies cannot hold whole training replicas: TP x PP x CP is 4",
+        ),
+        (["trainer.n_gpus_per_node=0"], "0 dies"),
+        (
+            ["actor_rollout_ref.rollout.tensor_model_parallel_size=3"],
+            "cannot hold whole rollout instances of actor_rollout_ref.rollout.tensor_model_parallel_size=3",
+        ),
+        (["actor_rollout_ref.overlay.rollout.expert_parallel_size=2"], "is neither 1 nor the 4 dies"),
+        (["data.train_batch_size=30"], "data.train_batch_size=30 does not divide among 4 dies"),
+        (
+            ["actor_rollout_ref.actor.ppo_mini_batch_size=24"],
+            "data.train_batch_size=32 is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size=24",
+        ),
+        (
+            ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=512"],
+            "ppo_micro_batch_size_per_gpu=512 does not divide the 256 sequences",
+        ),
+        (["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=null"], "per_gpu=None does not divide"),
+        (
+            ["actor_rollout_ref.actor.ppo_mini_batch_size=16"],
+            "recompute_old_log_prob=False is exact only with one update per rollout batch, but .*makes 2 updates",
+        ),
+        (["actor_rollout_ref.actor.ppo_epochs=2"], "one update per rollout batch, but .*ppo_epochs=2; set it to 1"),
+        (["algorithm.use_kl_in_reward=true"], "use_kl_in_reward=True reads it before the update"),
+        (["actor_rollout_ref.actor.megatron.grad_offload=true"], "grad_offload=True and .*would both move"),
+        (["actor_rollout_ref.ref.megatron.param_offload=true"], "ref.megatron.param_offload=True and .*would both"),
+        (["actor_rollout_ref.rollout.temperature=0"], "temperature=0.0 has no training log-probs"),
+        (["ray_init.num_cpus=5"], "ray_init.num_cpus=5 is too few .*use at least 6"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_sentence(overrides, says):
+    with pytest.raises(ConfigurationError, match=says) as refusal:
+        check_configuration(rehearsal(*overrides))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["actor_rollout_ref.actor.recompute_old_log_prob=true", "actor_rollout_ref.actor.ppo_epochs=2"],
+        ["actor_rollout_ref.actor.recompute_old_log_prob=true", "actor_rollout_ref.actor.ppo_mini_batch_size=16"],
+        ["actor_rollout_ref.overlay.residency.enabled=false", "actor_rollout_ref.actor.megatron.grad_offload=true"],
+        ["ray_init.num_cpus=6"],
+        ["trainer.n_gpus_per_node=8", "actor_rollout_ref.overlay.rollout.expert_parallel_size=8"],
+    ],
+)
+def test_the_same_values_run_where_they_are_sound(overrides):
+    check_configuration(rehearsal(*overrides))
+
+
+def test_a_larger_generation_batch_makes_several_updates():
+    config = rehearsal("+data.gen_batch_size=64")
+    with pytest.raises(ConfigurationError, match="makes 2 updates of the 64 prompts"):
+        check_configuration(config)
+
+
+def test_slots_cover_workers_and_verls_own_actors():
+    assert required_ray_slots(rehearsal("trainer.nnodes=2")) == 10
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["trainer.n_gpus_per_node=6"], "error: 6 dies cannot hold"),
+        (["actor_rollout_ref.overlay.residency.enable=true"], "enable"),
+        (
+            ["+actor_rollout_ref.overlay.residency.enable=true"],
+            "error: unknown key actor_rollout_ref.overlay.residency",
+        ),
+        (["no_such_key=1"], "no_such_key"),
+    ],
+)
+def test_the_entry_point_ends_with_two_and_one_line(overrides, says, capsys):
+    assert main(overrides) == 2
+    printed = capsys.readouterr().err
+    assert says in printed and printed.count("\n") == 1
+
+
+def test_the_entry_point_prints_the_resolved_configuration(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--print-config", "data.seed=7"]) == 0
+    printed = OmegaConf.create(capsys.readouterr().out)
+    assert printed.actor_rollout_ref.rollout.seed == 7
+    assert printed.actor_rollout_ref.overlay.measure.output_dir == str(tmp_path / "outputs/rehearsal/manual")
+    assert not list(tmp_path.iterdir())
+
+
+def test_known_failures_get_a_remedy():
+    assert "give the dies more memory" in describe_failure(RuntimeError("NPU out of memory. Tried to allocate 2 MiB"))
+    assert "KV cache" in describe_failure(ValueError("No available memory for the cache blocks. Try"))
+    assert describe_failure(RuntimeError("trace\nthe last line\n")) == "the last line"
+    assert describe_failure(KeyError()) == "KeyError"

@@ -1,0 +1,185 @@
+"""What the driver checks before it starts anything, so that a bad run ends in a sentence and not in a hang.
+
+Every check takes the composed configuration as a mapping and raises `ConfigurationError` with one sentence that says
+what is wrong and what to change. Nothing here imports upstream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from verl_patches.features.onpolicy.conditions import reason_old_log_prob_is_needed
+from verl_patches.features.settings import OverlaySettings
+
+# Beside the worker of every die Ray places verl's task runner and, while the first worker starts, its register center.
+SLOTS_BESIDE_WORKERS = 2
+
+
+class ConfigurationError(ValueError):
+    """The configuration cannot run; the message says why and what to change."""
+
+
+def check_configuration(config: Mapping[str, Any]) -> OverlaySettings:
+    """Run every check on verl's composed configuration and return the overlay's settings.
+
+    Raises:
+        ConfigurationError: a combination of values cannot run.
+        SettingsError: a key of the overlay is unknown or of the wrong kind.
+    """
+    settings = OverlaySettings.from_config(config["actor_rollout_ref"])
+    check_parallel_sizes(config, settings)
+    check_batch_sizes(config)
+    check_old_log_prob(config, settings)
+    check_residency(config, settings)
+    check_temperature(settings)
+    check_ray_slots(config)
+    return settings
+
+
+def number_of_dies(config: Mapping[str, Any]) -> int:
+    """Dies of the whole run."""
+    return config["trainer"]["n_gpus_per_node"] * config["trainer"]["nnodes"]
+
+
+def training_data_parallel_size(config: Mapping[str, Any]) -> int:
+    """Replicas of the training model; call after `check_parallel_sizes`."""
+    return number_of_dies(config) // _model_parallel_size(config)
+
+
+def _model_parallel_size(config: Mapping[str, Any]) -> int:
+    megatron = config["actor_rollout_ref"]["actor"]["megatron"]
+    return (
+        megatron["tensor_model_parallel_size"]
+        * megatron["pipeline_model_parallel_size"]
+        * megatron["context_parallel_size"]
+    )
+
+
+def check_parallel_sizes(config: Mapping[str, Any], settings: OverlaySettings) -> None:
+    """The dies divide evenly into training replicas and rollout instances."""
+    dies, parallel = number_of_dies(config), _model_parallel_size(config)
+    if dies < 1 or dies % parallel:
+        raise ConfigurationError(
+            f"{dies} dies cannot hold whole training replicas: TP x PP x CP is {parallel}; "
+            f"use a multiple of {parallel} dies or change actor_rollout_ref.actor.megatron.*_parallel_size"
+        )
+    rollout_tp = config["actor_rollout_ref"]["rollout"]["tensor_model_parallel_size"]
+    if dies % rollout_tp:
+        raise ConfigurationError(
+            f"{dies} dies cannot hold whole rollout instances of "
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout_tp}; use a divisor of {dies}"
+        )
+    experts = settings.rollout.expert_parallel_size
+    if experts not in (1, dies):
+        raise ConfigurationError(
+            f"actor_rollout_ref.overlay.rollout.expert_parallel_size={experts} is neither 1 nor the {dies} dies; "
+            f"vLLM spreads experts over all of TP x DP, so set it to {dies} (or to 1 to switch it off)"
+        )
+
+
+def check_batch_sizes(config: Mapping[str, Any]) -> None:
+    """Every split of a batch that verl makes is even and holds at least one micro batch."""
+    actor = config["actor_rollout_ref"]["actor"]
+    prompts, responses = config["data"]["train_batch_size"], config["actor_rollout_ref"]["rollout"]["n"]
+    dies, replicas = number_of_dies(config), training_data_parallel_size(config)
+    mini, micro = actor["ppo_mini_batch_size"], actor["ppo_micro_batch_size_per_gpu"]
+    if prompts % dies:
+        raise ConfigurationError(
+            f"data.train_batch_size={prompts} does not divide among {dies} dies for generation; "
+            f"use a multiple of {dies}"
+        )
+    if prompts % mini:
+        raise ConfigurationError(
+            f"data.train_batch_size={prompts} is not a multiple of "
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini}; choose a mini batch that divides it"
+        )
+    if (mini * responses) % replicas:
+        raise ConfigurationError(
+            f"a mini batch of {mini} prompts x {responses} responses does not divide among {replicas} training "
+            "replicas; change actor_rollout_ref.actor.ppo_mini_batch_size or actor_rollout_ref.rollout.n"
+        )
+    per_replica = mini * responses // replicas
+    if actor["use_dynamic_bsz"]:
+        return
+    if not micro or micro > per_replica or per_replica % micro:
+        raise ConfigurationError(
+            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro} does not divide the {per_replica} sequences "
+            "that a replica gets from a mini batch, so no whole number of gradient accumulation steps exists; "
+            f"choose a divisor of {per_replica}"
+        )
+
+
+def check_old_log_prob(config: Mapping[str, Any], settings: OverlaySettings) -> None:
+    """old_log_prob may be left out only where it equals the log-prob of the update's own forward."""
+    if settings.recompute_old_log_prob:
+        return
+    reason = reason_old_log_prob_is_needed(config)
+    if reason:
+        raise ConfigurationError(
+            f"actor_rollout_ref.actor.recompute_old_log_prob=False is exact only with one update per rollout batch, "
+            f"but {reason}"
+        )
+
+
+def check_residency(config: Mapping[str, Any], settings: OverlaySettings) -> None:
+    """Residency and verl's own offload switches do not both move the same tensors."""
+    if not settings.residency.enabled:
+        return
+    for role, switches in (("actor", ("param", "grad", "optimizer")), ("ref", ("param",))):
+        for switch in switches:
+            key = f"{switch}_offload"
+            if config["actor_rollout_ref"][role]["megatron"].get(key, False):
+                raise ConfigurationError(
+                    f"actor_rollout_ref.{role}.megatron.{key}=True and "
+                    "actor_rollout_ref.overlay.residency.enabled=true would both move the same tensors; "
+                    "switch one of them off"
+                )
+
+
+def check_temperature(settings: OverlaySettings) -> None:
+    """Training log-probs at the rollout temperature exist only for a positive temperature."""
+    if settings.temperature.enabled and not settings.rollout_temperature > 0:
+        raise ConfigurationError(
+            f"actor_rollout_ref.rollout.temperature={settings.rollout_temperature} has no training log-probs; "
+            "use a positive temperature"
+        )
+
+
+def required_ray_slots(config: Mapping[str, Any]) -> int:
+    """CPU slots without which Ray's placement group waits for ever."""
+    return number_of_dies(config) + SLOTS_BESIDE_WORKERS
+
+
+def check_ray_slots(config: Mapping[str, Any]) -> None:
+    """The number of CPU slots given to a Ray of our own is enough for verl's actors."""
+    slots, needed = config["ray_init"]["num_cpus"], required_ray_slots(config)
+    if slots is not None and slots < needed:
+        raise ConfigurationError(
+            f"ray_init.num_cpus={slots} is too few for Ray to place {number_of_dies(config)} workers: it would wait "
+            f"for ever; use at least {needed} (Ray counts logical slots, not cores) or null"
+        )
+
+
+KNOWN_FAILURES = (
+    (
+        "No available memory for the cache blocks",
+        "no device memory is left for the KV cache; raise actor_rollout_ref.rollout.gpu_memory_utilization, "
+        "give the dies more memory, or use more dies",
+    ),
+    (
+        "out of memory",
+        "a die ran out of device memory; give the dies more memory, use more dies, or lower "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu and actor_rollout_ref.rollout.gpu_memory_utilization",
+    ),
+)
+
+
+def describe_failure(error: BaseException) -> str:
+    """One sentence for an exception out of the run; a remedy where the cause is a known one."""
+    text = str(error)
+    for sign, sentence in KNOWN_FAILURES:
+        if sign.lower() in text.lower():
+            return sentence
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

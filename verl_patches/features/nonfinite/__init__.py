@@ -1,0 +1,1 @@
+"""Skipping optimizer steps whose gradients hold inf or nan."""

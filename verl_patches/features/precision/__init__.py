@@ -1,0 +1,1 @@
+"""Running training and rollout in one floating-point type."""

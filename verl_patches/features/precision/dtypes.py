@@ -1,0 +1,34 @@
+"""The floating-point type of a run."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+
+def run_dtype(precision: str) -> torch.dtype:
+    """The torch type for `overlay.precision`."""
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[precision]
+
+
+def as_if_half(model_config: Any) -> Any:
+    """A copy of vLLM's model configuration that says bfloat16 where it says float32.
+
+    vLLM's check for its V1 engine refuses float32 because its CUDA attention kernels are half precision; on an NPU the
+    attention kernels come from vLLM-Ascend, so every other question of that check still matters and this one does not.
+    """
+    if model_config.dtype != torch.float32:
+        return model_config
+    stand_in = copy.copy(model_config)
+    stand_in.dtype = torch.bfloat16
+    return stand_in
+
+
+def optimizer_in_float32(optimizer_config: Any) -> Any:
+    """Set Megatron's optimizer configuration to float32 parameters, in place, and return it."""
+    optimizer_config.bf16 = False
+    optimizer_config.fp16 = False
+    optimizer_config.params_dtype = torch.float32
+    return optimizer_config

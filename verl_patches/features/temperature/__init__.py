@@ -1,0 +1,1 @@
+"""Log-probs of training and rollout at the temperature with which the rollout samples."""

@@ -1,0 +1,214 @@
+"""Entry point: `python -m verl_patches.trainer.main_ppo --config-name rehearsal key=value ...`.
+
+It composes the configuration over verl's own, checks it before anything starts, brings up Ray with the overlay in every
+worker, and runs verl's `run_ppo`. Exit codes: 0 done, 1 failed, 2 configuration refused, 130 interrupted, 143 ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
+REPOSITORY = Path(__file__).resolve().parents[2]
+# What a forked worker finds already imported: the overlay first, so that it sees every later import.
+PREFORK_MODULES = ("verl_patches.prelude_patch", "torch", "verl.workers.megatron_workers", "vllm")
+INTERRUPTED, TERMINATED = 130, 143
+
+
+def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
+    """The configuration `config_name` over verl's own folder, with Hydra overrides. Imports neither torch nor verl.
+
+    Raises:
+        hydra.errors.HydraException: unknown configuration or key; the message names it.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    with initialize_config_dir(config_dir=str(CONFIG_FOLDER), version_base=None):
+        return hydra_compose(config_name, [f"hydra.searchpath=[file://{_verl_config_folder()}]", *overrides])
+
+
+def _verl_config_folder() -> Path:
+    """verl's folder of configurations, found without importing verl."""
+    spec = find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("verl is not installed in this environment")
+    return Path(spec.submodule_search_locations[0]) / "trainer" / "config"
+
+
+def prepare_worker() -> None:
+    """Ray calls this in every worker process before anything else, so that the overlay is there first."""
+    import verl_patches.prelude_patch  # noqa: F401
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compose, check, run. Returns the exit code."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from verl_patches.features.configuration_checks import ConfigurationError, check_configuration
+    from verl_patches.features.settings import SettingsError
+
+    parser = argparse.ArgumentParser(prog="python -m verl_patches.trainer.main_ppo")
+    parser.add_argument("--config-name", default="rehearsal", help="a file of verl_patches/trainer/config")
+    parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and exit")
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides, key=value")
+    options = parser.parse_args(arguments)
+    try:
+        config = compose(options.config_name, options.overrides)
+        _make_output_folder_absolute(config)
+        check_configuration(config)
+    except (ConfigurationError, SettingsError, HydraException, OmegaConfBaseException) as error:
+        return _refuse(str(error).strip().splitlines()[0])
+    if options.print_config:
+        from omegaconf import OmegaConf
+
+        print(OmegaConf.to_yaml(config, resolve=True))
+        return 0
+    return run(config)
+
+
+def _refuse(sentence: str) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    return 2
+
+
+def _make_output_folder_absolute(config: DictConfig) -> None:
+    """Workers run in folders of Ray's, so a relative output folder would land somewhere else."""
+    measure = config.actor_rollout_ref.overlay.measure
+    if measure.output_dir:
+        measure.output_dir = os.path.abspath(measure.output_dir)
+
+
+def run(config: DictConfig) -> int:
+    """Run verl with `config`; everything that this started has ended when it returns."""
+    from verl_patches.features.configuration_checks import describe_failure
+
+    _write_resolved(config)
+    try:
+        with _termination_as_exit(), _ray(config):
+            from verl.trainer.main_ppo import run_ppo
+
+            run_ppo(config)
+    except KeyboardInterrupt:
+        print("interrupted; everything that this run started has been stopped", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:  # verl and Ray raise anything; the user gets one sentence and the trace above it
+        import traceback
+
+        traceback.print_exc()
+        print(f"error: {describe_failure(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _write_resolved(config: DictConfig) -> None:
+    """`config.yaml` in the output folder, every reference resolved."""
+    from omegaconf import OmegaConf
+
+    folder = config.actor_rollout_ref.overlay.measure.output_dir
+    if folder:
+        os.makedirs(folder, exist_ok=True)
+        OmegaConf.save(config, os.path.join(folder, "config.yaml"), resolve=True)
+
+
+@contextmanager
+def _termination_as_exit() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that `finally` blocks stop what was started."""
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(TERMINATED)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def _ray(config: DictConfig) -> Iterator[None]:
+    """A Ray with the overlay in every worker: one of our own that is stopped at the end, or the one that runs."""
+    import ray
+
+    template = _start_template(config)
+    own_folder = None
+    try:
+        arguments: dict[str, Any] = {
+            "address": config.ray_init.address,
+            "runtime_env": _runtime_environment(config, template),
+        }
+        if config.ray_init.address == "local":
+            own_folder = tempfile.mkdtemp(prefix="ray-")
+            arguments |= {
+                "num_cpus": _slots(config),
+                "include_dashboard": False,
+                "object_store_memory": config.ray_init.object_store_memory,
+                "_temp_dir": config.ray_init.temp_dir or own_folder,
+            }
+        ray.init(**arguments)
+        _note(config, "ray_ready")
+        warm_up = ray.remote(num_cpus=0)(lambda: None).remote()
+        yield
+        del warm_up
+    finally:
+        ray.shutdown()
+        if template is not None:
+            template.close()
+        if own_folder is not None:
+            shutil.rmtree(own_folder, ignore_errors=True)
+
+
+def _start_template(config: DictConfig) -> Any:
+    """The process that Ray's workers are forked from, or None when it is switched off."""
+    if not config.actor_rollout_ref.overlay.prefork.enabled:
+        return None
+    from verl_patches.features.prefork import start_template
+
+    return start_template(PREFORK_MODULES)
+
+
+def _runtime_environment(config: DictConfig, template: Any) -> dict[str, Any]:
+    """Ray's runtime environment for every worker of the run."""
+    folder = config.actor_rollout_ref.overlay.measure.output_dir
+    python_path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {"PYTHONPATH": python_path, "TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARN"}
+    if folder:
+        variables["TENSORBOARD_DIR"] = os.path.join(folder, "tensorboard")
+    environment: dict[str, Any] = {
+        "env_vars": variables,
+        "worker_process_setup_hook": "verl_patches.trainer.main_ppo.prepare_worker",
+    }
+    if template is not None:
+        environment["py_executable"] = template.py_executable
+    return environment
+
+
+def _slots(config: DictConfig) -> int:
+    """Logical CPU slots of a Ray of our own."""
+    from verl_patches.features.configuration_checks import required_ray_slots
+
+    return config.ray_init.num_cpus or max(os.cpu_count() or 1, required_ray_slots(config))
+
+
+def _note(config: DictConfig, event: str) -> None:
+    from verl_patches.features.measure.run_files import RunFiles
+
+    RunFiles(config.actor_rollout_ref.overlay.measure.output_dir).note(event)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
