@@ -6,15 +6,17 @@ that are module globals (registries). Each copy is named by where it is.
 
 from __future__ import annotations
 
-import ast
-import inspect
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlay.pins import within
+
+if TYPE_CHECKING:
+    import ast
 
 Setter = Callable[[Any], None]
 
@@ -24,7 +26,7 @@ class Replacement:
     """An object that was in a target's place, what is there now, and which class holds the target (if one does).
 
     `constant` is set, to the target's module and name, where the object is a plain value: values are shared, so a copy
-    is one only if that module's source imports it by this name.
+    is one only where the source of a module imports it.
     """
 
     old: Any
@@ -70,7 +72,7 @@ def copies(replacements: Iterable[Replacement], modules: Iterable[ModuleType], p
         for name, value in list(vars(module).items()):
             site = f"{module.__name__}:{name}"
             hit = wanted.get(id(value))
-            if hit is not None and (hit.constant is None or _imports(module, name, hit.constant)):
+            if hit is not None and (hit.constant is None or name in _names_of_constant(module, hit.constant)):
                 found.append(Copy(site, hit, _attribute_setter(module, name)))
             if id(value) not in seen and isinstance(value, (type, dict, list)):
                 seen.add(id(value))
@@ -110,19 +112,27 @@ def _item_setter(container: Any, key: Any) -> Setter:
     return lambda new: container.__setitem__(key, new)
 
 
-def _imports(module: ModuleType, name: str, constant: tuple[str, str]) -> bool:
-    """Whether the module's source imports `constant` (a module and a name in it) under the given name."""
+@functools.cache
+def _names_of_constant(module: ModuleType, constant: tuple[str, str]) -> frozenset[str]:
+    """The names under which a module's source imports `constant` (a module and a name in it)."""
+    import ast
+    import inspect
+
     origin, constant_name = constant
-    if module.__name__ == origin or name != constant_name:
-        return False
     try:
-        tree = ast.parse(inspect.getsource(module))
+        source = inspect.getsource(module)
+        tree = ast.parse(source if constant_name in source else "")
     except (OSError, TypeError, SyntaxError):
-        return False
-    package = module.__package__ or ""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and any(alias.name == constant_name for alias in node.names):
-            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            if ".".join([*parents, *filter(None, [node.module])]) == origin:
-                return True
-    return False
+        return frozenset()
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    from_origin = [node for node in imports if _imported_module(node, module.__package__ or "") == origin]
+    return frozenset(
+        alias.asname or alias.name for node in from_origin for alias in node.names if alias.name == constant_name
+    )
+
+
+def _imported_module(node: ast.ImportFrom, package: str) -> str:
+    """The absolute name of the module that an import statement in a module of `package` reads from."""
+    parents = package.split(".")
+    kept = parents[: len(parents) - node.level + 1] if node.level else []
+    return ".".join([*kept, *filter(None, [node.module])])

@@ -1,0 +1,87 @@
+"""Throw-away upstream packages and patch rooms for the tests of the engine."""
+
+import importlib
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlay import declaration
+from overlay.declaration import Patch
+from overlay.effective import OverlayReport, examine
+from overlay.engine import Engine
+from overlay.ordering import make_plan
+from overlay.pins import Pins, Upstream
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+METADATA = {"feature": "testing", "why": "a test", "upstream": "not forwarded: a test", "remove_when": "never"}
+PINS = Pins(
+    (
+        Upstream("acme", ("acme",), "acme_patches", commit="1234567890", distribution="acme", release="1.0"),
+        Upstream("other", ("other",), "other_patches", distribution="other", release="2.0"),
+    )
+)
+
+
+class Workbench:
+    """Writes packages into a folder on sys.path and runs an engine over them in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.engines: list[Engine] = []
+
+    def write(self, files: dict[str, str]) -> None:
+        """Write files (path -> dedented text) below the folder; packages get their `__init__.py`."""
+        for name, text in files.items():
+            file = self.folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            for parent in [file.parent, *file.parent.parents]:
+                if parent == self.folder:
+                    break
+                if not (parent / "__init__.py").exists():
+                    (parent / "__init__.py").write_text("")
+            file.write_text(textwrap.dedent(text))
+        importlib.invalidate_caches()
+
+    def patch(self, kind: str, target: str, body: Callable[..., Any], **metadata: Any) -> Patch:
+        """Declare a patch with the metadata filled in, and keep it out of the process's own list."""
+        getattr(declaration, kind)(target, **{**METADATA, **metadata})(body)
+        return declaration._declared.pop()
+
+    def activate(self, *patches: Patch) -> Engine:
+        """Plan and activate patches."""
+        engine = Engine(make_plan(patches), PINS)
+        self.engines.append(engine)
+        engine.activate()
+        return engine
+
+    def examine(self, engine: Engine) -> OverlayReport:
+        """The report of an engine."""
+        return examine(engine)
+
+    def run(self, script: str, *arguments: str) -> str:
+        """Run a script in a fresh interpreter with the folder and the repository on its path; its standard output."""
+        prelude = f"import sys; sys.path[:0] = [{str(self.folder)!r}, {str(REPOSITORY)!r}]\n"
+        command = [sys.executable, "-c", prelude + textwrap.dedent(script), *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
+    """A workbench whose packages are forgotten after the test."""
+    known = set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    bench = Workbench(tmp_path)
+    yield bench
+    for engine in bench.engines:
+        if engine._finder in sys.meta_path:
+            engine.deactivate()
+    for name in set(sys.modules) - known:
+        if name.partition(".")[0] in ("acme", "acme_patches", "other", "other_patches", "absent"):
+            del sys.modules[name]

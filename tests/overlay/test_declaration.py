@@ -1,0 +1,52 @@
+import pytest
+
+from overlay import DeclarationError, add, before_import, declaration, wrap
+from tests.overlay.conftest import METADATA
+
+
+@pytest.fixture(autouse=True)
+def forget_declarations(monkeypatch):
+    monkeypatch.setattr(declaration, "_declared", [])
+
+
+def test_a_decorator_records_the_patch_and_returns_the_function_itself():
+    def body(upstream):
+        return upstream()
+
+    kept = wrap("acme.core:Class.method", **METADATA, relies_on=["acme.core:other"], after=["acme.core:first"])(body)
+
+    (patch,) = declaration.declared()
+    assert kept is body and patch.body is body
+    assert (patch.kind, patch.name, patch.module) == ("wrap", "acme.core:Class.method", "acme.core")
+    assert patch.qualified_name == "Class.method" and patch.label == "acme.core:Class.method@testing"
+    assert patch.relies_on == ("acme.core:other",) and patch.after == ("acme.core:first",)
+    assert "test_declaration" in patch.describe() and "feature testing" in patch.describe()
+
+
+@pytest.mark.parametrize("target", ["acme.core", "acme:", ":name", "acme:a b", "acme:a:b", "acme.:a", "acme:a..b"])
+def test_a_malformed_target_is_refused(target):
+    with pytest.raises(DeclarationError, match="package.module:Qualified.name"):
+        wrap(target, **METADATA)
+
+
+def test_a_module_kind_takes_a_module():
+    with pytest.raises(DeclarationError, match="must be written package.module"):
+        before_import("acme:name", **METADATA)
+
+
+@pytest.mark.parametrize("key", ["feature", "why", "upstream", "remove_when"])
+def test_missing_and_empty_metadata_are_refused(key):
+    incomplete = {name: value for name, value in METADATA.items() if name != key}
+    with pytest.raises(DeclarationError, match=f"missing {key}"):
+        add("acme:name", **incomplete)
+    with pytest.raises(DeclarationError, match=f"missing {key}"):
+        add("acme:name", **incomplete, **{key: "  "})
+
+
+def test_unknown_metadata_is_refused():
+    with pytest.raises(DeclarationError, match="unknown reason"):
+        wrap("acme:name", **METADATA, reason="typo")
+    with pytest.raises(DeclarationError, match="evidence must be one of"):
+        wrap("acme:name", **METADATA, evidence="believed")
+    with pytest.raises(DeclarationError, match="after must be a list"):
+        wrap("acme:name", **METADATA, after="acme:first")
