@@ -44,7 +44,7 @@ def moving_means(values: Sequence[float], window: int) -> list[float]:
 
 
 def _draw_rewards(axes, records: Sequence[StepRecord]) -> None:
-    known = [record for record in records if REWARD in record.metrics]
+    known = [record for record in records if record.metrics.get(REWARD) is not None]
     steps = [record.step for record in known]
     rewards = [record.metrics[REWARD] for record in known]
     axes.plot(steps, rewards, "o", color=_CURVE_COLOUR, alpha=0.4, markersize=4, label="step")
@@ -64,7 +64,7 @@ def _draw_stages(axes, records: Sequence[StepRecord]) -> None:
         if any(heights):
             axes.bar(steps, heights, bottom=base, width=0.85, color=colour, label=stage)
             base = [low + height for low, height in zip(base, heights, strict=True)]
-    totals = [record.metrics.get(STEP_SECONDS, 0.0) for record in records]
+    totals = [record.metrics.get(STEP_SECONDS) or 0.0 for record in records]
     rest = [max(0.0, total - used) for total, used in zip(totals, base, strict=True)]
     if any(rest):
         axes.bar(steps, rest, bottom=base, width=0.85, color=_OTHER_COLOUR, label="other")

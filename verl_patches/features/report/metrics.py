@@ -32,11 +32,14 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One training step: its number, the time it ended (Unix seconds), and its metrics by verl's names."""
+    """One training step: its number, the time it ended (Unix seconds), and its metrics by verl's names.
+
+    A metric is None where its value was not finite.
+    """
 
     step: int
     time: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
     def stage_seconds(self) -> dict[str, float | None]:
         """Returns the seconds of each stage of this step; None for a stage that the run did not time."""

@@ -58,7 +58,7 @@ def summarise(
         "reward_last": _mean(rewards[-REWARD_WINDOW:]),
         "step_seconds": _mean(_values(steady, STEP_SECONDS)),
         "stage_seconds": _mean_stages(steady),
-        "rollout_logprob_diff_max": max(_values(records, LOGPROB_DIFFERENCE), default=None),
+        "rollout_logprob_diff_max": _highest(records, LOGPROB_DIFFERENCE),
         "weights_exact": _all_true(_values(records, WEIGHTS_EXACT)),
         "patches_applied": None if overlay is None else len(overlay["applied"]),
         "patches_effective": None if overlay is None else sum(map(bool, overlay["effective"].values())),
@@ -69,7 +69,14 @@ def summarise(
 
 
 def _values(records: Iterable[StepRecord], name: str) -> list[float]:
-    return [record.metrics[name] for record in records if name in record.metrics]
+    """The finite values of a metric; a step whose value was not finite holds None."""
+    return [record.metrics[name] for record in records if record.metrics.get(name) is not None]
+
+
+def _highest(records: Iterable[StepRecord], name: str) -> float | None:
+    """The highest value over steps; None where nothing was measured or one value was not finite."""
+    values = [record.metrics[name] for record in records if name in record.metrics]
+    return None if None in values else max(values, default=None)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -90,7 +97,7 @@ def _peaks(records: Iterable[StepRecord]) -> dict[str, int]:
     peaks: dict[str, int] = {}
     for record in records:
         for name, value in record.metrics.items():
-            if name.startswith(PEAK_BYTES_PREFIX):
+            if name.startswith(PEAK_BYTES_PREFIX) and value is not None:
                 phase = name.removeprefix(PEAK_BYTES_PREFIX)
                 peaks[phase] = max(peaks.get(phase, 0), int(value))
     return peaks

@@ -106,3 +106,11 @@ def test_figure_is_a_png_that_depends_on_the_data(tmp_path):
 def test_moving_means():
     assert moving_means([1.0, 3.0, 5.0], 2) == [1.0, 2.0, 4.0]
     assert moving_means([], 5) == []
+
+
+def test_a_value_that_was_not_finite_hides_nothing(tmp_path):
+    records = [record(1, critic__score__mean=0.5, training__rollout_logprob_diff_max=1e-4)]
+    records.append(record(2, critic__score__mean=None, training__rollout_logprob_diff_max=None))
+    summary = summarise(records, FACTS)
+    assert summary["rollout_logprob_diff_max"] is None and summary["reward_last"] == 0.5
+    draw(records, "title", tmp_path / "report.png")

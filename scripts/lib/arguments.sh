@@ -1,0 +1,24 @@
+# shellcheck shell=bash
+# Checks of command-line values. Needs terminal.sh.
+
+# Fails unless an option has a value.
+argument_require_value() {
+    local option=$1 count=$2
+    ((count >= 2)) || fail "$option needs a value: see --help."
+}
+
+# Fails unless VALUE is a whole number from LOWEST on.
+argument_require_number() {
+    local option=$1 value=$2 lowest=$3
+    # Nine digits: more would overflow the shell's arithmetic or mean nothing.
+    if [[ ! $value =~ ^[0-9]{1,9}$ ]] || ((10#$value < lowest)); then
+        fail "$option is \"$value\": give a whole number from $lowest on."
+    fi
+}
+
+# Fails unless VALUE is a file that can be read.
+argument_require_file() {
+    local option=$1 value=$2
+    [[ -e $value ]] || fail "$option: the file $value does not exist; check the path."
+    [[ -f $value && -r $value ]] || fail "$option: $value is not a readable file; give a .json or .jsonl file."
+}

@@ -1,0 +1,118 @@
+"""The rehearsal after rehearse.sh has read the command line and set up the environment."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from scripts.rehearsal.plan import ROOT, Options, Plan, make_plan
+
+DONE, FAILED, REFUSED, SIGNALLED = 0, 1, 2, 128
+ENVIRONMENT_PYTHON = ROOT / ".venv" / "bin" / "python"
+PLANNED_KEYS = (
+    "trainer.total_training_steps",
+    "trainer.n_gpus_per_node",
+    "data.seed",
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.actor.optim.lr",
+    "actor_rollout_ref.actor.recompute_old_log_prob",
+    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
+    "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.overlay.rollout.expert_parallel_size",
+)
+
+
+def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
+    """Reads the command line that rehearse.sh passes on; the second value is --dry-run."""
+    parser = argparse.ArgumentParser(prog="rehearse.sh")
+    parser.add_argument("--data", type=lambda path: Path(path).resolve())
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--seed", type=int, default=Options.seed)
+    parser.add_argument("--dies", type=int, default=Options.dies)
+    parser.add_argument("--device-memory", type=int, default=Options.device_memory_mb, dest="device_memory_mb")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("overrides", nargs="*")
+    values = vars(parser.parse_args(arguments))
+    dry_run = values.pop("dry_run")
+    return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
+
+
+def print_plan(plan: Plan, config: Mapping[str, Any] | None) -> None:
+    """Prints what a run would do, as commands that can be copied into a shell."""
+    if config is not None:
+        print("configuration")
+        for key in PLANNED_KEYS:
+            print(f"  {key} = {_lookup(config, key)}")
+    print(f"output\n  {plan.output}\ncheckpoint\n  {plan.checkpoint}\nenvironment")
+    for name, value in sorted(plan.environment().items()):
+        print(f"  export {name}={shlex.quote(value)}")
+    print("commands")
+    commands = [] if plan.checkpoint.exists() else [plan.checkpoint_command()]
+    for command in (*commands, plan.data_command(), plan.run_command()):
+        print("  " + shlex.join([str(ENVIRONMENT_PYTHON), *command[1:]]))
+
+
+def _lookup(config: Mapping[str, Any], key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def rehearse(plan: Plan, dry_run: bool) -> int:
+    """Carries out or only checks and prints a plan; returns the exit status."""
+    from scripts.rehearsal.display import make_console, print_summary
+    from scripts.rehearsal.preflight import PreflightError
+    from scripts.rehearsal.processes import Interrupted, SignalFlag
+    from scripts.rehearsal.stages import Rehearsal, RunFailed, check_before_anything
+    from verl_patches.features.dataset import DataError
+    from verl_patches.features.report import ReportError
+
+    console = make_console()
+    try:
+        if dry_run:
+            print_plan(plan, check_before_anything(plan))
+            return DONE
+        with SignalFlag() as signals:
+            summary = Rehearsal(console, signals).carry_out(plan)
+    except (PreflightError, DataError) as error:
+        return _fail(str(error), REFUSED)
+    except ReportError as error:
+        return _fail(str(error), FAILED)
+    except RunFailed as error:
+        return _fail(f"{error}\nThe whole log: {error.log}", FAILED)
+    except Interrupted as interrupted:
+        return _fail(
+            f"{interrupted} ended the run; everything it started has been stopped.", SIGNALLED + interrupted.number
+        )
+    print_summary(console, summary, plan.output)
+    return DONE
+
+
+def _fail(sentence: str, status: int) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    return status
+
+
+def main() -> int:
+    """The command line; returns the exit status."""
+    options, dry_run = parse_arguments()
+    plan = make_plan(options, datetime.now().strftime("%Y%m%d-%H%M%S"))
+    if dry_run and find_spec("hydra") is None:
+        # Without the environment there is nothing to compose the configuration with.
+        print_plan(plan, None)
+        return DONE
+    return rehearse(plan, dry_run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

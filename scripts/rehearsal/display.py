@@ -1,0 +1,155 @@
+"""What a rehearsal shows while it runs: a line an event, a row a step, and in a terminal a status line below them.
+
+Rows never change once printed, so a CI log without a terminal reads like a terminal does.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from verl_patches.features.report import StepRecord, read_records
+from verl_patches.features.report.metrics import REWARD, STEP_SECONDS
+
+# Width of a log without a terminal: enough for every row, so that none is broken.
+_LOG_WIDTH = 120
+_BAR_CELLS = 12
+_STAGES = ("rollout", "old_log_prob", "ref", "update", "reshard", "offload")
+_TITLES = {"old_log_prob": "old lp"}
+_HEADER = f"{'step':>9}  {'reward':<{7 + _BAR_CELLS}}" + "".join(
+    f"{_TITLES.get(stage, stage):>9}" for stage in (*_STAGES, "step s")
+)
+_EVENTS = {
+    "ray_ready": "Ray is up",
+    "data_ready": "data are read",
+    "models_ready": "training models are built",
+    "rollout_ready": "rollout engines are up",
+    "training_begins": "training begins",
+}
+
+
+def make_console() -> Console:
+    """Returns the console for standard output; without a terminal it prints plain, unbroken lines."""
+    console = Console(highlight=False, soft_wrap=True)
+    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=_LOG_WIDTH)
+
+
+class Progress:
+    """Follows the files that a run writes and prints what is new in them."""
+
+    def __init__(self, console: Console, output: Path, steps: int) -> None:
+        self.console = console
+        self.steps = steps
+        self.records: list[StepRecord] = []
+        self._metrics = output / "metrics.jsonl"
+        self._events_file = output / "events.jsonl"
+        self._events_shown = 0
+        self._started = time.time()
+        self._status = console.status("starting") if console.is_terminal else None
+
+    def __enter__(self) -> "Progress":
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def update(self) -> None:
+        """Prints the events and steps that are new since the last call."""
+        events = read_events(self._events_file)
+        for event in events[self._events_shown :]:
+            title = _EVENTS.get(event["event"], event["event"])
+            self.console.print(f"  {event['time'] - self._started:6.1f} s  {title}")
+        self._events_shown = len(events)
+        records = read_records(self._metrics)
+        for record in records[len(self.records) :]:
+            if not self.records:
+                self.console.print(Text(f"\n{_HEADER}", style="bold"))
+            self.records.append(record)
+            self.console.print(format_row(record, self.steps, self.console.encoding))
+        if self._status is not None:
+            self._status.update(self._status_text())
+
+    def startup_seconds(self) -> float | None:
+        """Seconds from the run's start to the start of its first step; None before the first step has ended."""
+        if not self.records:
+            return None
+        first = self.records[0]
+        return first.time - (first.metrics.get(STEP_SECONDS) or 0.0) - self._started
+
+    def _status_text(self) -> str:
+        elapsed = format_duration(time.time() - self._started)
+        if not self.records:
+            return f"starting up, {elapsed}"
+        left = self.steps - len(self.records)
+        if left <= 0:
+            return f"stopping, {elapsed}"
+        spent = [record.metrics.get(STEP_SECONDS) or 0.0 for record in self.records[1:] or self.records]
+        remaining = format_duration(left * sum(spent) / len(spent))
+        return f"step {len(self.records) + 1} of {self.steps}, {elapsed}, about {remaining} left"
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Reads the events that a run has noted so far; a last line still being written is left out."""
+    if not path.exists():
+        return []
+    complete, _, _ = path.read_text().rpartition("\n")
+    return [json.loads(line) for line in complete.split("\n") if line]
+
+
+def format_row(record: StepRecord, steps: int, encoding: str = "utf-8") -> str:
+    """Returns one row of the step table: step, reward with a bar, seconds of each stage and of the step."""
+    reward = record.metrics.get(REWARD)
+    seconds: Mapping[str, float | None] = {**record.stage_seconds(), "step s": record.metrics.get(STEP_SECONDS)}
+    cells = [_number(seconds[stage], 9) for stage in (*_STAGES, "step s")]
+    bar = _bar(reward or 0.0, encoding)
+    return f"{f'{record.step}/{steps}':>9}  {_number(reward, 5, 3)}  {bar}" + "".join(cells)
+
+
+def _bar(share: float, encoding: str) -> str:
+    full, empty = ("█", "░") if encoding.lower().startswith("utf") else ("#", ".")
+    cells = round(min(1.0, max(0.0, share)) * _BAR_CELLS)
+    return full * cells + empty * (_BAR_CELLS - cells)
+
+
+def _number(value: float | None, width: int, digits: int = 2) -> str:
+    return f"{'-':>{width}}" if value is None else f"{value:>{width}.{digits}f}"
+
+
+def format_duration(seconds: float) -> str:
+    """Returns minutes and seconds, as in ``2:05``."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def print_summary(console: Console, summary: Mapping[str, Any], output: Path) -> None:
+    """Prints the end of a successful run."""
+    stages = {name: value for name, value in summary["stage_seconds"].items() if value is not None}
+    exact = {True: "equal bit for bit after every step", False: "NOT EQUAL", None: "not compared in this run"}
+    peaks = summary["peak_device_bytes"] or {}
+    rows = {
+        "reward": f"{_shown(summary['reward_first'], '.3f')} -> {_shown(summary['reward_last'], '.3f')} (means of the "
+        "first and the last 5 steps)",
+        "seconds a step": f"{_shown(summary['step_seconds'], '.2f')}: "
+        + ", ".join(f"{name} {value:.2f}" for name, value in stages.items()),
+        "start-up": f"{_shown(summary['startup_s'], '.1f')} s from the launch to the first step",
+        "weights": exact[summary["weights_exact"]],
+        "log-probs": f"rollout and training differ by at most {_shown(summary['rollout_logprob_diff_max'], '.2e')}",
+        "patches": f"{_shown(summary['patches_applied'], 'd')} applied, {_shown(summary['patches_effective'], 'd')} "
+        "effective",
+        "device peak": ", ".join(f"{phase} {size / 2**20:.0f} MiB" for phase, size in peaks.items()) or "not measured",
+        "files": f"{output}: summary.json, report.png, metrics.jsonl, tensorboard, config.yaml, logs/run.log",
+    }
+    title = f"{summary['steps']} steps on {summary['dies']} emulated dies, seed {summary['seed']}"
+    console.print(Text(f"\nDone in {format_duration(summary['wall_s'])}: {title}", style="bold"))
+    for name, value in rows.items():
+        console.print(f"  {name:<15} {value}", markup=False)
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "not measured" if value is None else format(value, form)

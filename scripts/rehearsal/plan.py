@@ -1,0 +1,157 @@
+"""What a rehearsal will do, worked out before anything starts. Needs nothing but the standard library."""
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = ROOT / "outputs" / "rehearsal"
+DEFAULT_TRAIN_DATA = ROOT / "data" / "arithmetic" / "train.jsonl"
+DEFAULT_TEST_DATA = ROOT / "data" / "arithmetic" / "test.jsonl"
+CHECKPOINT_SCRIPT = ROOT / "scripts" / "make_tiny_checkpoint.py"
+ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal.env"
+# The warm start does not depend on the run's seed: all seeds start from one cached checkpoint.
+CHECKPOINT_SEED = 0
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./-]+")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The user's choices. None means: what the rehearsal's configuration says."""
+
+    data: Path | None = None
+    steps: int | None = None
+    seed: int = 1
+    dies: int = 4
+    device_memory_mb: int = 1024
+    output: Path | None = None
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every path and command of one run. ``overrides`` are Hydra's, in the order in which they win."""
+
+    options: Options
+    output: Path
+    checkpoint: Path
+    ray_folder: Path
+    overrides: tuple[str, ...]
+
+    @property
+    def train_data(self) -> Path:
+        """The parquet file to train on."""
+        return self.output / "data" / "train.parquet"
+
+    @property
+    def test_data(self) -> Path:
+        """The parquet file to validate on."""
+        return self.output / "data" / "test.parquet"
+
+    @property
+    def log(self) -> Path:
+        """Everything that the run's processes print."""
+        return self.output / "logs" / "run.log"
+
+    def checkpoint_command(self) -> list[str]:
+        """Makes the tiny checkpoint with its tokenizer."""
+        return [
+            sys.executable,
+            str(CHECKPOINT_SCRIPT),
+            "--output",
+            str(self.checkpoint),
+            "--seed",
+            str(CHECKPOINT_SEED),
+        ]
+
+    def data_command(self) -> list[str]:
+        """Makes the two parquet files."""
+        command = [
+            sys.executable,
+            str(ROOT / "scripts" / "json_to_parquet.py"),
+            "--output_dir",
+            str(self.output / "data"),
+        ]
+        if self.options.data is None:
+            return [*command, "--json_path", str(DEFAULT_TRAIN_DATA), "--test_json_path", str(DEFAULT_TEST_DATA)]
+        return [*command, "--json_path", str(self.options.data), "--seed", str(self.options.seed)]
+
+    def run_command(self) -> list[str]:
+        """Trains."""
+        return [sys.executable, "-m", "verl_patches.trainer.main_ppo", "--config-name", "rehearsal", *self.overrides]
+
+    def environment(self) -> dict[str, str]:
+        """The variables that the run's commands get on top of the user's environment."""
+        return {
+            **read_environment(ENVIRONMENT_FILE),
+            "PYTHONPATH": _search_path(),
+            "NPU_EMULATOR_DEVICES": str(self.options.dies),
+            "NPU_EMULATOR_CAPACITY_MB": str(self.options.device_memory_mb),
+            "NPU_EMULATOR_METERS": str(self.output / "meters"),
+        }
+
+    def with_overrides(self, more: Iterable[str]) -> "Plan":
+        """The plan with further overrides, which lose against the user's own."""
+        own = len(self.overrides) - len(self.options.overrides)
+        return replace(self, overrides=(*self.overrides[:own], *more, *self.options.overrides))
+
+
+def make_plan(options: Options, time_name: str) -> Plan:
+    """Works out a run; ``time_name`` names its folder unless the options say where to write."""
+    output = (options.output or RUNS / time_name).resolve()
+    checkpoint = ROOT / ".cache" / "checkpoints" / checkpoint_key()
+    # Ray puts sockets into its folder, and their paths may have no more than 107 bytes.
+    ray_folder = Path("/tmp") / f"rehearsal-{os.getpid()}"
+    plan = Plan(options, output, checkpoint, ray_folder, ())
+    own = [
+        setting("data.train_files", [plan.train_data]),
+        setting("data.val_files", [plan.test_data]),
+        setting("data.seed", options.seed),
+        setting("actor_rollout_ref.model.path", checkpoint),
+        setting("actor_rollout_ref.overlay.measure.output_dir", output),
+        setting("actor_rollout_ref.overlay.rollout.expert_parallel_size", options.dies),
+        setting("trainer.n_gpus_per_node", options.dies),
+        setting("ray_init.temp_dir", ray_folder),
+    ]
+    if options.steps is not None:
+        own.append(setting("trainer.total_training_steps", options.steps))
+    return replace(plan, overrides=(*own, *options.overrides))
+
+
+def setting(key: str, value: str | int | Path | list[Path]) -> str:
+    """Returns Hydra's ``key=value``; paths are quoted, because Hydra gives meaning to ``=``, ``{`` and ``,``."""
+    if isinstance(value, list):
+        return f"{key}=[{','.join(_quoted(entry) for entry in value)}]"
+    return f"{key}={_quoted(value) if isinstance(value, Path) else value}"
+
+
+def _quoted(path: Path) -> str:
+    if _PLAIN_PATH.fullmatch(str(path)):
+        return str(path)
+    escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _search_path() -> str:
+    inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return os.pathsep.join(dict.fromkeys([str(ROOT), *inherited]))
+
+
+def checkpoint_key() -> str:
+    """A hash of everything that the tiny checkpoint is made from."""
+    sources = [CHECKPOINT_SCRIPT, *sorted((ROOT / "verl_patches" / "features" / "tiny_model").glob("*.py"))]
+    sources += [DEFAULT_TRAIN_DATA, ROOT / "requirements" / "runtime.lock"]
+    digest = hashlib.sha256(str(CHECKPOINT_SEED).encode())
+    for path in sources:
+        digest.update(path.name.encode() + (path.read_bytes() if path.exists() else b""))
+    return digest.hexdigest()[:16]
+
+
+def read_environment(path: Path) -> dict[str, str]:
+    """Reads ``NAME=value`` lines; what follows a ``#`` is a comment."""
+    lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
+    return dict(line.split("=", 1) for line in lines if line)

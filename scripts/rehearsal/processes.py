@@ -1,0 +1,150 @@
+"""Running a command so that nothing of it is left afterwards, whatever it starts and however it ends."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.2
+# How long a stopped command may take to end by itself, and its remaining processes after it.
+_GRACE_S = 20.0
+_REMAINING_GRACE_S = 3.0
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Interrupted(Exception):
+    """A signal asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class SignalFlag:
+    """Remembers the signals that ask for an end, instead of raising wherever the program happens to be."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+
+    def __enter__(self) -> "SignalFlag":
+        self._previous = {
+            number: signal.signal(number, lambda received, _: self.received.append(received))
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of every descendant that loses its own, so that all of them can be found."""
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants(process: int) -> list[int]:
+    """Returns the running (not zombie) processes below ``process``, parents first."""
+    children: dict[int, list[int]] = {}
+    zombies = set()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            children.setdefault(int(parent), []).append(int(entry))
+            if state == "Z":
+                zombies.add(int(entry))
+    found, pending = [], [process]
+    while pending:
+        below = children.get(pending.pop(0), [])
+        pending += below
+        found += [child for child in below if child not in zombies]
+    return found
+
+
+def run_to_the_end(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    log: Path,
+    signals: SignalFlag,
+    while_running: Callable[[], None] = lambda: None,
+) -> int:
+    """Runs a command with its output in ``log`` and returns its exit status (negative: the signal that ended it).
+
+    ``while_running`` is called a few times a second. The command gets a session of its own; when it has ended, failed
+    or been interrupted, every process that it started and left is ended too.
+
+    Raises:
+        Interrupted: a signal in ``signals`` ended the run.
+    """
+    adopt_orphans()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        leader = subprocess.Popen(
+            command, env={**os.environ, **environment}, cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent,
+        )  # fmt: skip
+    try:
+        while leader.poll() is None and not signals.received:
+            while_running()
+            time.sleep(_POLL_S)
+    finally:
+        _end(leader, signals)
+    while_running()
+    if signals.received:
+        raise Interrupted(signals.received[0])
+    return leader.returncode
+
+
+def _end_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _end(leader: subprocess.Popen[bytes], signals: SignalFlag) -> None:
+    """Ends the command and what is left of it: first politely, then by SIGKILL; a second signal shortens the wait."""
+    asked = len(signals.received)
+    if leader.poll() is None:
+        leader.terminate()
+        _wait_until(lambda: leader.poll() is not None or len(signals.received) > asked, _GRACE_S)
+    for number, limit in ((signal.SIGTERM, _REMAINING_GRACE_S), (signal.SIGKILL, _GRACE_S)):
+        for process in descendants(os.getpid()):
+            _signal(process, number)
+        _wait_until(lambda: not _remaining(leader), limit)
+
+
+def _remaining(leader: subprocess.Popen[bytes]) -> list[int]:
+    """Returns the processes that still run, after collecting the exit status of those that ended."""
+    leader.poll()
+    _reap_adopted(leader.pid)
+    return descendants(os.getpid())
+
+
+def _reap_adopted(leader: int) -> None:
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    for child in map(int, children):
+        if child != leader:
+            try:
+                os.waitpid(child, os.WNOHANG)
+            except ChildProcessError:
+                continue
+
+
+def _wait_until(reached: Callable[[], bool], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not reached() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _signal(process: int, number: int) -> None:
+    try:
+        os.kill(process, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,136 @@
+"""The stages of a rehearsal: check, prepare, train, report."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from scripts.rehearsal.display import Progress
+from scripts.rehearsal.lengths import measured_settings
+from scripts.rehearsal.plan import ROOT, RUNS, Plan
+from scripts.rehearsal.preflight import (
+    check_device_memory,
+    check_output,
+    check_rows,
+    compose_checked,
+    count_parameters,
+)
+from scripts.rehearsal.processes import SignalFlag, run_to_the_end
+from verl_patches.features.dataset import read_problems
+from verl_patches.features.report import RunFacts, read_records, summarise
+
+
+class RunFailed(Exception):
+    """A command of the run failed; holds the sentence for the user and the log with the details."""
+
+    def __init__(self, sentence: str, log: Path) -> None:
+        super().__init__(sentence)
+        self.log = log
+
+
+def check_before_anything(plan: Plan) -> Mapping[str, Any]:
+    """Checks what can be checked before anything is made; returns the composed configuration.
+
+    Raises:
+        DataError, PreflightError: the data or the configuration cannot be used.
+    """
+    check_output(plan.output)
+    if plan.options.data is not None:
+        read_problems(plan.options.data)
+    return compose_checked(plan)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Carries out a plan, showing progress on ``console`` and stopping at a signal in ``signals``."""
+
+    console: Console
+    signals: SignalFlag
+
+    def carry_out(self, plan: Plan) -> dict[str, Any]:
+        """Checks, prepares, trains and reports; returns the summary.
+
+        Raises:
+            DataError, PreflightError: the input cannot be used.
+            Interrupted: a signal ended it.
+            RunFailed: a command failed.
+        """
+        check_before_anything(plan)
+        plan = self._prepare(plan)
+        config = compose_checked(plan)
+        check_rows(plan, config)
+        check_device_memory(count_parameters(plan.checkpoint), plan.options.dies, plan.options.device_memory_mb)
+        link_latest(plan.output)
+        return self._train(plan, config)
+
+    def _prepare(self, plan: Plan) -> Plan:
+        """Makes checkpoint and parquet files; returns the plan with the settings that follow from the data."""
+        plan.output.mkdir(parents=True, exist_ok=True)
+        if not plan.checkpoint.exists():
+            self._prepare_step("Making the tiny DeepSeek-V3 checkpoint", plan.checkpoint_command(), plan)
+        self._prepare_step("Making the parquet files", plan.data_command(), plan)
+        if plan.options.data is None:
+            return plan
+        return plan.with_overrides(measured_settings(plan.train_data, plan.checkpoint, plan.options.dies))
+
+    def _prepare_step(self, title: str, command: list[str], plan: Plan) -> None:
+        started, log = time.monotonic(), plan.output / "logs" / "prepare.log"
+        self.console.print(f"{title} ...")
+        status = run_to_the_end(command, plan.environment(), ROOT, log, self.signals)
+        if status != 0:
+            raise RunFailed(f"{title} failed: {last_error(log)}", log)
+        self.console.print(f"  {time.monotonic() - started:6.1f} s")
+
+    def _train(self, plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
+        started, steps = time.monotonic(), config["trainer"]["total_training_steps"]
+        self.console.print(f"Training for {steps} steps on {plan.options.dies} emulated dies; log: {plan.log}")
+        plan.ray_folder.mkdir(mode=0o700)
+        command, environment = plan.run_command(), plan.environment()
+        try:
+            with Progress(self.console, plan.output, steps) as progress:
+                status = run_to_the_end(command, environment, ROOT, plan.log, self.signals, progress.update)
+        finally:
+            shutil.rmtree(plan.ray_folder, ignore_errors=True)
+        if status != 0:
+            raise RunFailed(last_error(plan.log), plan.log)
+        if len(progress.records) < steps:
+            raise RunFailed(f"The run ended after {len(progress.records)} of {steps} steps", plan.log)
+        return write_report(plan, time.monotonic() - started, progress.startup_seconds())
+
+
+def last_error(log: Path) -> str:
+    """Returns the sentence after the last ``error: `` of a log, or its last line that is not empty."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["it printed nothing"])[-1]
+
+
+def write_report(plan: Plan, wall_s: float, startup_s: float | None) -> dict[str, Any]:
+    """Writes summary.json and report.png beside the run's metrics; returns the summary."""
+    # Imported here: the figure library takes a second, in which the run is already under way.
+    from verl_patches.features.report.figure import draw
+
+    records = read_records(plan.output / "metrics.jsonl")
+    overlay_file = plan.output / "overlay.json"
+    overlay = json.loads(overlay_file.read_text()) if overlay_file.exists() else None
+    facts = RunFacts(plan.options.seed, plan.options.dies, wall_s, startup_s)
+    summary = summarise(records, facts, overlay)
+    (plan.output / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    title = f"GRPO rehearsal: {len(records)} steps, seed {facts.seed}, {facts.dies} emulated dies"
+    draw(records, title, plan.output / "report.png")
+    return summary
+
+
+def link_latest(output: Path) -> None:
+    """Points the link ``latest`` at a run's folder, in one step; runs written elsewhere are not linked."""
+    if output.parent != RUNS:
+        return
+    partial = RUNS / f".latest.{os.getpid()}"
+    partial.symlink_to(output.name)
+    partial.replace(RUNS / "latest")

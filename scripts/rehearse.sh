@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Post-trains a tiny DeepSeek-V3 with GRPO on emulated dies, from a bare checkout to a report. See --help.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+readonly root
+# shellcheck source=scripts/lib/terminal.sh
+source "$root/scripts/lib/terminal.sh"
+# shellcheck source=scripts/lib/arguments.sh
+source "$root/scripts/lib/arguments.sh"
+# shellcheck source=scripts/lib/environment.sh
+source "$root/scripts/lib/environment.sh"
+
+usage() {
+    cat <<'USAGE'
+Usage: bash scripts/rehearse.sh [OPTIONS] [-- KEY=VALUE...]
+
+Sets up .venv/, makes a tiny DeepSeek-V3 checkpoint, post-trains it with GRPO on emulated dies, and writes
+outputs/rehearsal/TIME/ (and the link outputs/rehearsal/latest). Everything it starts, it stops.
+
+  --data FILE           problems to train on: like deepscaler.json (problem, answer) or GSM8K's jsonl (question, answer);
+                        default: the arithmetic in data/
+  --steps N             training steps
+  --seed N              seed of data order, sampling and training (default: 1)
+  --dies N              emulated dies (default: 4)
+  --device-memory MIB   memory of each die (default: 1024)
+  --output DIR          where to write instead of outputs/rehearsal/TIME
+  --dry-run             print the plan and its commands, and start nothing
+  --help                print this
+  -- KEY=VALUE...       Hydra overrides for the training, such as actor_rollout_ref.actor.optim.lr=1e-4
+USAGE
+}
+
+main() {
+    local options=() overrides=() dry_run=false
+    while (($#)); do
+        case $1 in
+            --help) usage; return ;;
+            --dry-run) dry_run=true; options+=("$1"); shift ;;
+            --) shift; overrides=("$@"); break ;;
+            --data | --output | --steps | --seed | --dies | --device-memory)
+                argument_require_value "$1" $#
+                case $1 in
+                    --data) argument_require_file "$1" "$2" ;;
+                    --seed) argument_require_number "$1" "$2" 0 ;;
+                    --steps | --dies | --device-memory) argument_require_number "$1" "$2" 1 ;;
+                esac
+                options+=("$1" "$2")
+                shift 2
+                ;;
+            *) fail "Unknown argument \"$1\": see --help; training settings go after --." ;;
+        esac
+    done
+
+    local python
+    if $dry_run && [[ -x $root/.venv/bin/python ]]; then
+        python=$root/.venv/bin/python
+    elif $dry_run; then
+        python=$(environment_find_python)
+    else
+        environment_ensure "$root"
+        python=$root/.venv/bin/python
+    fi
+    export PYTHONPATH=$root
+    # A Ray address in the user's environment would make the run join that cluster.
+    unset RAY_ADDRESS
+    exec "$python" -m scripts.rehearsal "${options[@]}" -- "${overrides[@]}"
+}
+
+main "$@"
