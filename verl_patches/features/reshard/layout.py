@@ -17,6 +17,9 @@ Box = tuple[tuple[int, int], ...]
 PADDING = ""
 """The canonical name of memory that belongs to no HuggingFace tensor (padded vocabulary rows). Its content is zero."""
 
+EXPERT_MARK = ".mlp.experts."
+"""In the canonical name of every routed expert's weight, and of no other tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class LocalView:

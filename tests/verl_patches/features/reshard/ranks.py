@@ -1,0 +1,77 @@
+"""Runs a test program on several ranks: one fresh process imports it once and forks the ranks.
+
+`run_ranks("package.module", world_size, folder)` calls `main(folder)` of that module on every rank, with RANK,
+WORLD_SIZE and a rendezvous of its own in the environment. Nothing may touch a device while the module is imported.
+"""
+
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+
+def run_ranks(program: str, world_size: int, folder: Path, timeout: float) -> None:
+    """Raise AssertionError with the ranks' output when one of them fails or the time is over."""
+    command = [sys.executable, "-m", __name__, program, str(world_size), str(folder)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        output, _ = process.communicate()
+        raise AssertionError(f"{program} did not end within {timeout} s\n{output[-6000:]}") from None
+    assert process.returncode == 0, output[-6000:]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def fork_ranks(program: str, world_size: int, folder: Path) -> int:
+    """Import the program, fork one child for each rank and return the number of ranks that failed."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+    module = importlib.import_module(program)
+    children = []
+    for rank in range(world_size):
+        child = os.fork()
+        if child == 0:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            os._exit(run_one(module.main, folder, rank))
+        children.append(child)
+    failed = 0
+    for _ in children:
+        _, status = os.wait()
+        if status and not failed:
+            # The others may wait for the failed rank for ever; this process leads the session, so they end with it.
+            failed = 1
+            for child in children:
+                try:
+                    os.kill(child, 15)
+                except ProcessLookupError:
+                    continue
+    return failed
+
+
+def run_one(main: callable, folder: Path, rank: int) -> int:
+    try:
+        main(folder)
+    except BaseException:
+        print(f"rank {rank} failed:", flush=True)
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(fork_ranks(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))

@@ -1,0 +1,278 @@
+"""Training weights to rollout weights on the ranks that hold both, every step, from one plan that is made once."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from verl_patches.features.reshard import deepseek_v3
+from verl_patches.features.reshard.exchange import Side, Tensors, exchange
+from verl_patches.features.reshard.layout import (
+    EXPERT_MARK,
+    PADDING,
+    Piece,
+    RolloutPlacement,
+    TrainPlacement,
+)
+from verl_patches.features.reshard.model_tensors import rollout_tensors, train_tensors
+from verl_patches.features.reshard.plan import LayoutError, Layouts, Plan, make_plan
+from verl_patches.features.reshard.schedule import Round, round_count, schedule
+from verl_patches.features.reshard.verification import differing_tensors
+
+
+@dataclass(frozen=True)
+class ReshardReport:
+    """What one run moved on this rank. Bytes are payload; `collectives` counts every collective of the run.
+
+    bytes_copied: moved inside the rank. staging_bytes: largest staging memory. plan_seconds: 0 once the plan is cached.
+    """
+
+    bytes_sent: int
+    bytes_received: int
+    bytes_copied: int
+    expert_bytes_received: int
+    collectives: int
+    object_collectives: int
+    rounds: int
+    staging_bytes: int
+    plan_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Everything that a run needs and that does not change from step to step."""
+
+    source: Side
+    target: Side
+    rounds: list[Round]
+    copies: list[tuple[Piece, Piece, tuple[slice, ...], tuple[slice, ...]]]
+    padding: list[Piece]
+    device: torch.device
+    sent: int
+    received: int
+    copied: int
+    expert_received: int
+
+
+class Resharder:
+    """Gives every rollout rank the training weights, bit for bit, written into the live rollout tensors.
+
+    train_tensors, rollout_tensors: live tensors of this rank by local name. The tensor objects are kept and `.data` is
+        read at every run, so offloading may replace it in between.
+    train_layouts, rollout_layouts: pieces of all ranks, by rank of `group`.
+    bucket_bytes: upper bound of staging memory in each direction.
+    castable: endings of canonical names whose type may differ between training and rollout; any other difference is an
+        error. A cast happens while packing, so the wire carries the rollout type.
+    overlap: use half buckets and pack a round while the round before it travels; twice as many collectives.
+    """
+
+    def __init__(
+        self,
+        train_tensors: Tensors,
+        rollout_tensors: Tensors,
+        train_layouts: Layouts,
+        rollout_layouts: Layouts,
+        group: dist.ProcessGroup,
+        bucket_bytes: int,
+        castable: tuple[str, ...] = (),
+        overlap: bool = False,
+    ) -> None:
+        if bucket_bytes <= 0:
+            raise ValueError(f"reshard bucket_bytes must be positive, not {bucket_bytes}")
+        self._train_tensors, self._rollout_tensors = train_tensors, rollout_tensors
+        self._train_layouts, self._rollout_layouts = train_layouts, rollout_layouts
+        self._group, self._bucket_bytes, self._castable = group, bucket_bytes, castable
+        self._slots = 2 if overlap else 1
+        self._prepared: _Prepared | None = None
+
+    def run(self) -> ReshardReport:
+        """Move the weights. Every rank of the group must call it; the first call also plans.
+
+        Raises LayoutError on every rank when models, layouts or types do not fit each other.
+        """
+        begin = time.perf_counter()
+        cold = self._prepared is None
+        prepared = self._prepared = self._prepared or self._prepare()
+        planned = time.perf_counter()
+        with torch.no_grad():
+            for piece in prepared.padding:
+                piece.locate(prepared.target.tensors).zero_()
+            for source, target, taken, filled in prepared.copies:
+                values = source.locate(prepared.source.tensors)[taken]
+                target.locate(prepared.target.tensors)[filled].copy_(values)
+            staging = exchange(
+                prepared.rounds, prepared.source, prepared.target, self._group, self._slots, prepared.device
+            )
+        objects = 2 if cold else 0
+        return ReshardReport(
+            bytes_sent=prepared.sent,
+            bytes_received=prepared.received,
+            bytes_copied=prepared.copied,
+            expert_bytes_received=prepared.expert_received,
+            collectives=len(prepared.rounds) + objects,
+            object_collectives=objects,
+            rounds=len(prepared.rounds),
+            staging_bytes=staging,
+            plan_seconds=planned - begin if cold else 0.0,
+            seconds=time.perf_counter() - begin,
+        )
+
+    def verify(self) -> list[str]:
+        """Compare all rollout weights with the training weights bit for bit and return the canonical names that differ.
+
+        Every rank of the group must call it and gets the same list. It communicates the whole model: for tests.
+        """
+        prepared = self._prepared = self._prepared or self._prepare()
+        with torch.no_grad():
+            return differing_tensors(
+                prepared.source, prepared.target, self._train_layouts, self._group, self._bucket_bytes, prepared.device
+            )
+
+    def _prepare(self) -> _Prepared:
+        rank = dist.get_rank(self._group)
+        train, rollout = self._train_layouts[rank], self._rollout_layouts[rank]
+        wire_types, problem = self._agree_on_types(rank)
+        plan = make_plan(self._train_layouts, self._rollout_layouts, lambda name: wire_types[name].itemsize)
+        rounds = round_count(plan, self._bucket_bytes // self._slots)
+        self._agree_on_plan(f"{plan.digest} {rounds}", problem)
+        return _Prepared(
+            source=Side(self._train_tensors, train, wire_types),
+            target=Side(self._rollout_tensors, rollout, wire_types),
+            rounds=schedule(plan, rank, rounds, (_origins(train), _origins(rollout))),
+            copies=_copies(plan, rank, train, rollout),
+            padding=[piece for piece in rollout if piece.canonical == PADDING],
+            device=next(iter(self._rollout_tensors.values())).device,
+            sent=int(plan.remote.bytes[plan.remote.source == rank].sum()),
+            received=int(plan.remote.bytes[plan.remote.target == rank].sum()),
+            copied=int(plan.local.bytes[plan.local.target == rank].sum()),
+            expert_received=_expert_bytes(plan, rank),
+        )
+
+    def _gather(self, value: Any) -> list[Any]:
+        gathered: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(gathered, value, group=self._group)
+        return gathered
+
+    def _agree_on_types(self, rank: int) -> tuple[Mapping[str, torch.dtype], str]:
+        """The type in which every canonical tensor travels, and what is wrong with this rank's own types, if anything.
+
+        Each type is reported by the first rank that holds the tensor. Raises LayoutError on every rank when one rank's
+        tensors do not fit its layout, or when training and rollout types differ without a declared cast.
+        """
+        problem, own = "", ({}, {})
+        try:
+            own = (
+                _types(self._train_tensors, self._train_layouts[rank]),
+                _types(self._rollout_tensors, self._rollout_layouts[rank]),
+            )
+        except (KeyError, ValueError) as error:
+            problem = f"rank {rank}: {error.args[0]}"
+        reports = [
+            {name: kinds[name] for name in _first_held(layouts, rank) if name in kinds}
+            for kinds, layouts in zip(own, (self._train_layouts, self._rollout_layouts), strict=True)
+        ]
+        gathered = self._gather((problem, *reports))
+        _raise_first(trouble for trouble, _, _ in gathered)
+        held = {name: kind for _, report, _ in gathered for name, kind in report.items()}
+        needed = {name: kind for _, _, report in gathered for name, kind in report.items()}
+        for name, kind in needed.items():
+            if held.get(name, kind) != kind and not any(name.endswith(ending) for ending in self._castable):
+                raise LayoutError(f"{name}: training holds {held[name]}, rollout {kind}, and no cast is declared")
+        for kinds, agreed in zip(own, (held, needed), strict=True):
+            for name, kind in kinds.items():
+                if agreed[name] != kind:
+                    problem = f"{name}: rank {rank} holds {kind}, a lower rank {agreed[name]}"
+        return held | needed, problem
+
+    def _agree_on_plan(self, digest: str, problem: str) -> None:
+        gathered = self._gather((problem, digest))
+        _raise_first(trouble for trouble, _ in gathered)
+        majority, _ = Counter(made for _, made in gathered).most_common(1)[0]
+        different = [rank for rank, (_, made) in enumerate(gathered) if made != majority]
+        if different:
+            raise LayoutError(f"ranks {different} made another reshard plan than the rest: their placements differ")
+
+
+def _raise_first(problems: Iterable[str]) -> None:
+    for problem in problems:
+        if problem:
+            raise LayoutError(problem)
+
+
+def _types(tensors: Tensors, pieces: Iterable[Piece]) -> dict[str, torch.dtype]:
+    """Type by canonical name, after checking that every piece fits its live tensor."""
+    for piece in pieces:
+        piece.locate(tensors)
+    return {piece.canonical: tensors[piece.local].dtype for piece in pieces if piece.canonical != PADDING}
+
+
+def _first_held(layouts: Layouts, rank: int) -> set[str]:
+    """The canonical names that this rank holds and no lower rank does."""
+    lower = {piece.canonical for pieces in layouts[:rank] for piece in pieces}
+    return {piece.canonical for piece in layouts[rank]} - lower
+
+
+def _origins(pieces: Iterable[Piece]) -> np.ndarray:
+    """First row and column of every piece: array (pieces, 2); a vector has column 0."""
+    rows = [(piece.box[0][0], piece.box[1][0] if len(piece.box) > 1 else 0) for piece in pieces]
+    return np.array(rows, dtype=np.int64).reshape(-1, 2)
+
+
+def _copies(
+    plan: Plan, rank: int, train: Sequence[Piece], rollout: Sequence[Piece]
+) -> list[tuple[Piece, Piece, tuple[slice, ...], tuple[slice, ...]]]:
+    """Source piece, target piece and the region in each, for everything that stays inside this rank."""
+    copies = []
+    mine = plan.local.select(np.flatnonzero(plan.local.target == rank))
+    for source_at, target_at, box in zip(mine.source_piece, mine.target_piece, mine.box.tolist(), strict=True):
+        source, target = train[source_at], rollout[target_at]
+        region = ((box[0], box[1]), (box[2], box[3]))[: len(source.box)]
+        copies.append((source, target, _inside(region, source), _inside(region, target)))
+    return copies
+
+
+def _inside(region: tuple[tuple[int, int], ...], piece: Piece) -> tuple[slice, ...]:
+    return tuple(slice(start - low, stop - low) for (start, stop), (low, _) in zip(region, piece.box, strict=True))
+
+
+def _expert_bytes(plan: Plan, rank: int) -> int:
+    expert = np.array([EXPERT_MARK in name for name in plan.names], dtype=bool)
+    return int(plan.remote.bytes[(plan.remote.target == rank) & expert[plan.remote.name]].sum())
+
+
+def resharder_for_deepseek_v3(
+    hf_config: Any,
+    train_modules: nn.Module | Iterable[nn.Module],
+    rollout_model: nn.Module,
+    train_placement: TrainPlacement,
+    rollout_placement: RolloutPlacement,
+    group: dist.ProcessGroup,
+    bucket_bytes: int,
+) -> Resharder:
+    """A Resharder for DeepSeek-V3 from the models themselves.
+
+    hf_config: transformers config of the model. train_modules: verl's actor module(s), wrapped or not.
+    group: all ranks, whose order is that of both placements. Raises ValueError for sizes that do not fit.
+    """
+    shape = deepseek_v3.DeepseekV3Shape.from_config(hf_config)
+    world_size = dist.get_world_size(group)
+    for name, placement in (("training", train_placement), ("rollout", rollout_placement)):
+        if placement.world_size != world_size:
+            raise ValueError(f"the {name} placement {placement} needs {placement.world_size} ranks, not {world_size}")
+    ranks = range(world_size)
+    return Resharder(
+        train_tensors(train_modules),
+        rollout_tensors(rollout_model),
+        [deepseek_v3.megatron(shape, train_placement, rank) for rank in ranks],
+        [deepseek_v3.vllm_ascend(shape, rollout_placement, rank) for rank in ranks],
+        group,
+        bucket_bytes,
+        deepseek_v3.CASTABLE,
+    )

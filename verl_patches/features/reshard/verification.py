@@ -1,0 +1,100 @@
+"""Comparing rollout weights with training weights bit for bit, without the planner.
+
+Every training piece is broadcast by its first holder and compared wherever its box meets a rollout piece. This shares
+only the layout tables with the exchange, so a fault in planning, cutting, packing or scattering cannot hide itself.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+from verl_patches.features.reshard.exchange import Side
+from verl_patches.features.reshard.layout import PADDING, Box, Piece
+from verl_patches.features.reshard.plan import Layouts
+from verl_patches.features.reshard.schedule import ALIGNMENT
+
+
+def differing_tensors(
+    train: Side,
+    rollout: Side,
+    train_layouts: Layouts,
+    group: dist.ProcessGroup,
+    batch_bytes: int,
+    device: torch.device,
+) -> list[str]:
+    """The canonical names of which any rank's rollout bytes differ from the training bytes, sorted; same on every rank.
+
+    batch_bytes: how much is broadcast at once (at least one piece). Padding that is not zero is reported by local name.
+    """
+    rank = dist.get_rank(group)
+    targets: dict[str, list[Piece]] = defaultdict(list)
+    for piece in rollout.pieces:
+        targets[piece.canonical].append(piece)
+    found = {piece.local for piece in targets.pop(PADDING, []) if bool(piece.locate(rollout.tensors).any())}
+    for holder, pieces in enumerate(_first_holdings(train_layouts)):
+        for batch in _batches(pieces, train, batch_bytes):
+            buffer = torch.zeros(sum(size for _, size in batch), dtype=torch.uint8, device=device)
+            regions = list(_regions(batch, buffer, train))
+            if rank == holder:
+                for piece, region in regions:
+                    region.copy_(piece.locate(train.tensors))
+            dist.broadcast(buffer, dist.get_global_rank(group, holder), group=group)
+            for piece, region in regions:
+                for target in targets[piece.canonical]:
+                    if not _equal_where_both(piece.box, region, target.box, target.locate(rollout.tensors)):
+                        found.add(piece.canonical)
+    gathered: list[set[str] | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, found, group=group)
+    return sorted(set().union(*gathered))
+
+
+def _first_holdings(layouts: Layouts) -> Iterator[list[Piece]]:
+    """For every rank the pieces that no lower rank holds."""
+    seen: set[tuple[str, Box]] = {(PADDING, ())}
+    for pieces in layouts:
+        mine = []
+        for piece in pieces:
+            if piece.canonical != PADDING and (piece.canonical, piece.box) not in seen:
+                seen.add((piece.canonical, piece.box))
+                mine.append(piece)
+        yield mine
+
+
+def _batches(pieces: Sequence[Piece], side: Side, batch_bytes: int) -> Iterator[list[tuple[Piece, int]]]:
+    batch: list[tuple[Piece, int]] = []
+    for piece in pieces:
+        size = torch.Size(piece.extents).numel() * side.wire_types[piece.canonical].itemsize
+        size += -size % ALIGNMENT
+        if batch and sum(held for _, held in batch) + size > batch_bytes:
+            yield batch
+            batch = []
+        batch.append((piece, size))
+    if batch:
+        yield batch
+
+
+def _regions(
+    batch: Sequence[tuple[Piece, int]], buffer: torch.Tensor, side: Side
+) -> Iterator[tuple[Piece, torch.Tensor]]:
+    offset = 0
+    for piece, size in batch:
+        wire_type = side.wire_types[piece.canonical]
+        count = torch.Size(piece.extents).numel()
+        yield piece, buffer[offset : offset + count * wire_type.itemsize].view(wire_type).view(piece.extents)
+        offset += size
+
+
+def _equal_where_both(box: Box, values: torch.Tensor, target_box: Box, target: torch.Tensor) -> bool:
+    starts = [max(left[0], right[0]) for left, right in zip(box, target_box, strict=True)]
+    stops = [min(left[1], right[1]) for left, right in zip(box, target_box, strict=True)]
+    if any(start >= stop for start, stop in zip(starts, stops, strict=True)):
+        return True
+
+    def cut(tensor: torch.Tensor, origin: Box) -> torch.Tensor:
+        edges = zip(starts, stops, origin, strict=True)
+        inner = tensor[tuple(slice(start - low, stop - low) for start, stop, (low, _) in edges)]
+        return inner.contiguous().flatten().view(torch.uint8)
+
+    return torch.equal(cut(values, box), cut(target, target_box))
