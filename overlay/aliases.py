@@ -74,18 +74,19 @@ def copies(replacements: Iterable[Replacement], modules: Iterable[ModuleType], p
             hit = wanted.get(id(value))
             if hit is not None and (hit.constant is None or name in _names_of_constant(module, hit.constant)):
                 found.append(Copy(site, hit, _attribute_setter(module, name)))
-            if id(value) not in seen and isinstance(value, (type, dict, list)):
+            if id(value) not in seen and issubclass(type(value), (type, dict, list)):
                 seen.add(id(value))
                 found.extend(_inside(site, value, wanted, packages))
     return found
 
 
 def _inside(site: str, value: Any, wanted: Mapping[int, Replacement], packages: tuple[str, ...]) -> Iterator[Copy]:
-    if isinstance(value, type):
+    if issubclass(type(value), type):
         if any(within(value.__module__, package) for package in packages):
             yield from _in_class(value, wanted)
         return
-    entries = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+    # dict's own items(): a lazily filled mapping would import everything it names.
+    entries = list(dict.items(value) if issubclass(type(value), dict) else enumerate(value))
     for key, entry in entries:
         hit = wanted.get(id(entry))
         if hit is not None and hit.constant is None:

@@ -47,7 +47,7 @@ def examine(engine: Engine) -> OverlayReport:
     return OverlayReport(
         applied=applied,
         pending=_unique(names[index] for index in sorted(engine.pending)),
-        effective={name: not faults[name] for name in applied if name in faults},
+        effective={name: not faults.get(name) for name in applied},
         absent=_unique(engine.absent),
         unneeded=list(engine.unneeded),
         rebound=list(engine.rebound),

@@ -119,3 +119,21 @@ def test_an_inherited_method_is_patched_for_the_class_alone(acme):
     engine = acme.activate(acme.patch("wrap", "acme.family:One.m", ours))
     family = importlib.import_module("acme.family")
     assert (family.One().m(), family.Two().m()) == (("ours", 0), 0) and not problems(acme, engine)
+
+
+def test_looking_for_copies_fills_no_lazy_mapping(acme):
+    acme.write(
+        {
+            "acme/lazy.py": """
+                class Lazy(dict):
+                    def items(self): raise AssertionError("filled")
+                class Pretender:
+                    __class__ = property(lambda self: 1 / 0)
+                TABLE, OTHER = Lazy(), Pretender()
+            """
+        }
+    )
+    importlib.import_module("acme.lazy")
+    engine = acme.activate(acme.patch("wrap", "acme.core:f", ours))
+    importlib.import_module("acme.core")
+    assert not problems(acme, engine)

@@ -46,6 +46,7 @@ def acme(bench):
 
 def test_only_files_that_declare_are_loaded_and_in_the_order_of_paths(acme):
     acme.write({"acme_patches/a/deep.py": "import overlay\n@overlay.wrap('acme.core:f', **{})\ndef f(): ..."})
+    (acme.folder / "acme_patches/linked").symlink_to(acme.folder / "acme_patches/a")
     assert [name for name, _ in patch_files(["acme_patches"])] == ["acme_patches.a.deep", "acme_patches.core"]
     assert room_folders("absent_patches") == [] and list(patch_files(["absent_patches"])) == []
 

@@ -62,7 +62,7 @@ def test_code_runs_before_a_module_and_once_only(bench):
     engine = bench.activate(bench.patch("before_import", "acme.core", prepare))
     core = importlib.import_module("acme.core")
     importlib.reload(core)
-    assert core.seen == 1 and bench.examine(engine).applied == ["acme.core"]
+    assert core.seen == 1 and bench.examine(engine).effective == {"acme.core": True}
 
 
 def test_it_is_an_error_when_the_module_is_imported_already(bench):
