@@ -1,0 +1,15 @@
+"""Megatron's small fused functions run as they are written."""
+
+from overlay import wrap
+
+
+@wrap(
+    "megatron.core.jit:jit_fuser",
+    feature="megatron_on_npu",
+    why="it is torch.compile, whose default backend has no code generator for an NPU",
+    upstream="not forwarded: MindSpeed replaces torch.compile for the whole process",
+    remove_when="torch.compile generates code for an NPU by default",
+    only_here=True,
+)
+def jit_fuser(upstream, function):
+    return function
