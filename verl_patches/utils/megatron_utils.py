@@ -1,4 +1,4 @@
-"""verl finds layers on pipeline stages of different lengths."""
+"""verl finds layers on pipeline stages of different lengths, and configures the optimizer for the run's precision."""
 
 from overlay import wrap
 
@@ -14,3 +14,43 @@ def get_transformer_layer_offset(upstream, pipeline_rank, vp_rank, config):
     if hasattr(config, "first_layer_of_stage"):
         return config.first_layer_of_stage(pipeline_rank)
     return upstream(pipeline_rank, vp_rank, config)
+
+
+@wrap(
+    "verl.utils.megatron_utils:init_megatron_optim_config",
+    feature="precision",
+    why="verl fixes bfloat16 parameters in the optimizer's configuration",
+    upstream="not forwarded: verl takes the dtype from its configuration in later releases",
+    remove_when="verl's Megatron worker reads its dtype from the configuration",
+    switch="actor_rollout_ref.overlay.precision",
+)
+def init_megatron_optim_config(upstream, optim_config):
+    from verl_patches.features import settings
+    from verl_patches.features.precision.dtypes import optimizer_in_float32
+
+    config = upstream(optim_config)
+    return optimizer_in_float32(config) if settings.current().precision == "float32" else config
+
+
+@wrap(
+    "verl.utils.megatron_utils:per_tensor_generator",
+    feature="deepseek_v3",
+    why="verl's generator knows neither experts over TP x EP nor DeepSeek-V3's fused weights on megatron-core 0.8.0",
+    upstream="not forwarded: verl supports megatron-core 0.12 and later",
+    remove_when="verl gathers DeepSeek-V3 from the pinned megatron-core",
+)
+def per_tensor_generator(upstream, actor_module, model_config, weight_converter, transformer_config, *args, **kwargs):
+    if list(model_config.architectures) != ["DeepseekV3ForCausalLM"]:
+        return upstream(actor_module, model_config, weight_converter, transformer_config, *args, **kwargs)
+    import torch
+    import torch.distributed as dist
+
+    from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape, canonical_shapes, megatron
+    from verl_patches.features.reshard.model_tensors import train_tensors
+    from verl_patches.features.reshard.per_tensor import full_tensors
+    from verl_patches.workers.sharding_manager.placements import train_placement
+
+    shape, placement = DeepseekV3Shape.from_config(model_config), train_placement(transformer_config)
+    layouts = [megatron(shape, placement, rank) for rank in range(dist.get_world_size())]
+    device = torch.device("npu", torch.npu.current_device())
+    return full_tensors(train_tensors(actor_module), layouts, canonical_shapes(shape), dist.group.WORLD, device)

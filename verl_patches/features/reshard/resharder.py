@@ -1,8 +1,7 @@
 """Training weights to rollout weights on the ranks that hold both, every step, from one plan that is made once."""
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from verl_patches.features.reshard import deepseek_v3
+from verl_patches.features.reshard.agreement import Types, agree_on_plan, agree_on_types
 from verl_patches.features.reshard.exchange import Side, Tensors, exchange
 from verl_patches.features.reshard.layout import (
     EXPERT_MARK,
@@ -24,6 +24,9 @@ from verl_patches.features.reshard.model_tensors import rollout_tensors, train_t
 from verl_patches.features.reshard.plan import LayoutError, Layouts, Plan, make_plan
 from verl_patches.features.reshard.schedule import Round, round_count, schedule
 from verl_patches.features.reshard.verification import differing_tensors
+
+PLANNING_COLLECTIVES = 3
+"""Object collectives of the first run: tensor types, whether every rank can go on, and the digest of the plan."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class Resharder:
             staging = exchange(
                 prepared.rounds, prepared.source, prepared.target, self._group, self._slots, prepared.device
             )
-        objects = 2 if cold else 0
+        objects = PLANNING_COLLECTIVES if cold else 0
         return ReshardReport(
             bytes_sent=prepared.sent,
             bytes_received=prepared.received,
@@ -138,10 +141,10 @@ class Resharder:
     def _prepare(self) -> _Prepared:
         rank = dist.get_rank(self._group)
         train, rollout = self._train_layouts[rank], self._rollout_layouts[rank]
-        wire_types, problem = self._agree_on_types(rank)
+        wire_types = self._agree_on_types()
         plan = make_plan(self._train_layouts, self._rollout_layouts, lambda name: wire_types[name].itemsize)
         rounds = round_count(plan, self._bucket_bytes // self._slots)
-        self._agree_on_plan(f"{plan.digest} {rounds}", problem)
+        agree_on_plan(f"{plan.digest} {rounds}", self._group)
         return _Prepared(
             source=Side(self._train_tensors, train, wire_types),
             target=Side(self._rollout_tensors, rollout, wire_types),
@@ -155,68 +158,13 @@ class Resharder:
             expert_received=_expert_bytes(plan, rank),
         )
 
-    def _gather(self, value: Any) -> list[Any]:
-        gathered: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(gathered, value, group=self._group)
-        return gathered
-
-    def _agree_on_types(self, rank: int) -> tuple[Mapping[str, torch.dtype], str]:
-        """The type in which every canonical tensor travels, and what is wrong with this rank's own types, if anything.
-
-        Each type is reported by the first rank that holds the tensor. Raises LayoutError on every rank when one rank's
-        tensors do not fit its layout, or when training and rollout types differ without a declared cast.
-        """
-        problem, own = "", ({}, {})
-        try:
-            own = (
-                _types(self._train_tensors, self._train_layouts[rank]),
-                _types(self._rollout_tensors, self._rollout_layouts[rank]),
-            )
-        except (KeyError, ValueError) as error:
-            problem = f"rank {rank}: {error.args[0]}"
-        reports = [
-            {name: kinds[name] for name in _first_held(layouts, rank) if name in kinds}
-            for kinds, layouts in zip(own, (self._train_layouts, self._rollout_layouts), strict=True)
-        ]
-        gathered = self._gather((problem, *reports))
-        _raise_first(trouble for trouble, _, _ in gathered)
-        held = {name: kind for _, report, _ in gathered for name, kind in report.items()}
-        needed = {name: kind for _, _, report in gathered for name, kind in report.items()}
+    def _agree_on_types(self) -> Types:
+        sides = [(self._train_tensors, self._train_layouts), (self._rollout_tensors, self._rollout_layouts)]
+        held, needed = agree_on_types(sides, self._group)
         for name, kind in needed.items():
-            if held.get(name, kind) != kind and not any(name.endswith(ending) for ending in self._castable):
+            if held.get(name, kind) != kind and not name.endswith(self._castable):
                 raise LayoutError(f"{name}: training holds {held[name]}, rollout {kind}, and no cast is declared")
-        for kinds, agreed in zip(own, (held, needed), strict=True):
-            for name, kind in kinds.items():
-                if agreed[name] != kind:
-                    problem = f"{name}: rank {rank} holds {kind}, a lower rank {agreed[name]}"
-        return held | needed, problem
-
-    def _agree_on_plan(self, digest: str, problem: str) -> None:
-        gathered = self._gather((problem, digest))
-        _raise_first(trouble for trouble, _ in gathered)
-        majority, _ = Counter(made for _, made in gathered).most_common(1)[0]
-        different = [rank for rank, (_, made) in enumerate(gathered) if made != majority]
-        if different:
-            raise LayoutError(f"ranks {different} made another reshard plan than the rest: their placements differ")
-
-
-def _raise_first(problems: Iterable[str]) -> None:
-    for problem in problems:
-        if problem:
-            raise LayoutError(problem)
-
-
-def _types(tensors: Tensors, pieces: Iterable[Piece]) -> dict[str, torch.dtype]:
-    """Type by canonical name, after checking that every piece fits its live tensor."""
-    for piece in pieces:
-        piece.locate(tensors)
-    return {piece.canonical: tensors[piece.local].dtype for piece in pieces if piece.canonical != PADDING}
-
-
-def _first_held(layouts: Layouts, rank: int) -> set[str]:
-    """The canonical names that this rank holds and no lower rank does."""
-    lower = {piece.canonical for pieces in layouts[:rank] for piece in pieces}
-    return {piece.canonical for piece in layouts[rank]} - lower
+        return held | needed
 
 
 def _origins(pieces: Iterable[Piece]) -> np.ndarray:

@@ -1,0 +1,78 @@
+"""What the ranks of a group tell each other once, before the first transfer, so that all go on or all stop."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from verl_patches.features.reshard.exchange import Tensors
+from verl_patches.features.reshard.layout import PADDING, Piece
+from verl_patches.features.reshard.plan import LayoutError, Layouts
+
+Types = dict[str, torch.dtype]
+
+
+def agree_on_types(sides: Sequence[tuple[Tensors, Layouts]], group: dist.ProcessGroup) -> list[Types]:
+    """The type of every canonical tensor, for each side (its live tensors on this rank, and the layouts of all ranks).
+
+    Two object collectives. Raises LayoutError on every rank when some rank's tensors do not fit its layout, or when two
+    ranks hold one tensor in different types.
+    """
+    rank = dist.get_rank(group)
+    problem, own = "", [Types() for _ in sides]
+    try:
+        own = [_types(tensors, layouts[rank]) for tensors, layouts in sides]
+    except (KeyError, ValueError) as error:
+        problem = f"rank {rank}: {error.args[0]}"
+    # Each tensor is reported by the first rank that holds it; the others only compare.
+    reports = [
+        {name: kinds[name] for name in _first_held(layouts, rank) if name in kinds}
+        for kinds, (_, layouts) in zip(own, sides, strict=True)
+    ]
+    gathered = _gather((problem, reports), group)
+    _raise_first(trouble for trouble, _ in gathered)
+    agreed = [
+        {name: kind for _, reported in gathered for name, kind in reported[side].items()} for side in range(len(sides))
+    ]
+    for kinds, common in zip(own, agreed, strict=True):
+        for name, kind in kinds.items():
+            if common[name] != kind:
+                problem = f"{name}: rank {rank} holds {kind}, a lower rank {common[name]}"
+    _raise_first(_gather(problem, group))
+    return agreed
+
+
+def agree_on_plan(digest: str, group: dist.ProcessGroup) -> None:
+    """Raise LayoutError on every rank unless all ranks have the same digest. One object collective."""
+    gathered = _gather(digest, group)
+    majority, _ = Counter(gathered).most_common(1)[0]
+    different = [rank for rank, made in enumerate(gathered) if made != majority]
+    if different:
+        raise LayoutError(f"ranks {different} made another reshard plan than the rest: their placements differ")
+
+
+def _gather(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, value, group=group)
+    return gathered
+
+
+def _raise_first(problems: Iterable[str]) -> None:
+    for problem in problems:
+        if problem:
+            raise LayoutError(problem)
+
+
+def _types(tensors: Tensors, pieces: Iterable[Piece]) -> Types:
+    """Type by canonical name, after checking that every piece fits its live tensor."""
+    for piece in pieces:
+        piece.locate(tensors)
+    return {piece.canonical: tensors[piece.local].dtype for piece in pieces if piece.canonical != PADDING}
+
+
+def _first_held(layouts: Layouts, rank: int) -> set[str]:
+    """The canonical names that this rank holds and no lower rank does."""
+    lower = {piece.canonical for pieces in layouts[:rank] for piece in pieces}
+    return {piece.canonical for piece in layouts[rank]} - lower

@@ -1,0 +1,47 @@
+"""The way weights move when resharding is off: every tensor whole, on every rank, one after the other.
+
+This is what verl does for the models that it knows, and what our exchange is measured against.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.distributed as dist
+
+from verl_patches.features.reshard.agreement import agree_on_types
+from verl_patches.features.reshard.exchange import Tensors
+from verl_patches.features.reshard.layout import PADDING, Box, Piece
+from verl_patches.features.reshard.plan import Layouts
+
+
+def full_tensors(
+    tensors: Tensors,
+    layouts: Layouts,
+    shapes: Mapping[str, tuple[int, ...]],
+    group: dist.ProcessGroup,
+    device: torch.device,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every HuggingFace tensor of the model by name, whole, on every rank.
+
+    tensors: live training tensors of this rank. layouts: training pieces of all ranks. shapes: all canonical tensors.
+    Each region is broadcast by its first holder. All ranks must exhaust the iterator.
+    """
+    (types,) = agree_on_types([(tensors, layouts)], group)
+    holders: dict[str, dict[Box, int]] = defaultdict(dict)
+    for rank, pieces in enumerate(layouts):
+        for piece in pieces:
+            if piece.canonical != PADDING:
+                holders[piece.canonical].setdefault(piece.box, rank)
+    own: dict[tuple[str, Box], Piece] = {(piece.canonical, piece.box): piece for piece in layouts[dist.get_rank(group)]}
+    for name, shape in shapes.items():
+        full = torch.empty(shape, dtype=types[name], device=device)
+        for box, holder in holders[name].items():
+            region = full[tuple(slice(*interval) for interval in box)]
+            piece = own.get((name, box))
+            values = torch.empty_like(region, memory_format=torch.contiguous_format)
+            if holder == dist.get_rank(group):
+                values.copy_(piece.locate(tensors))
+            dist.broadcast(values, dist.get_global_rank(group, holder), group=group)
+            region.copy_(values)
+        yield name, full

@@ -1,0 +1,40 @@
+"""verl's models get their HuggingFace weights through the layout tables."""
+
+from overlay import wrap
+
+
+@wrap(
+    "verl.utils.model:load_megatron_gptmodel_weights",
+    feature="deepseek_v3",
+    why="verl builds the whole model on rank 0's host and knows no DeepSeek-V3 parameter of megatron-core 0.8.0; every "
+    "rank reads just its own boxes of the files",
+    upstream="not forwarded: needs this project's layout tables",
+    remove_when="verl loads HuggingFace weights into DeepSeek-V3 shard by shard on the pinned megatron-core",
+)
+def load_megatron_gptmodel_weights(
+    upstream, config, model_config, parallel_model, params_dtype, is_value_model=False, **options
+):
+    if list(model_config.architectures) != ["DeepseekV3ForCausalLM"]:
+        return upstream(config, model_config, parallel_model, params_dtype, is_value_model, **options)
+    import torch.distributed as dist
+    from verl.utils.fs import copy_to_local
+
+    from verl_patches.features.reshard.deepseek_v3 import (
+        DeepseekV3Shape,
+        canonical_shapes,
+        ignored_in_files,
+        megatron,
+    )
+    from verl_patches.features.reshard.files import load_from_huggingface
+    from verl_patches.features.reshard.model_tensors import train_tensors, unwrapped
+    from verl_patches.workers.sharding_manager.placements import train_placement
+
+    shape = DeepseekV3Shape.from_config(model_config)
+    placement = train_placement(unwrapped(parallel_model[0]).config)
+    load_from_huggingface(
+        copy_to_local(config.model.path, use_shm=config.model.get("use_shm", False)),
+        train_tensors(parallel_model),
+        megatron(shape, placement, dist.get_rank()),
+        canonical_shapes(shape),
+        ignored_in_files(shape),
+    )
