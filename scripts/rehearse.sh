@@ -2,14 +2,14 @@
 # Post-trains a tiny DeepSeek-V3 with GRPO on emulated dies, from a bare checkout to a report. See --help.
 set -euo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-readonly root
+project_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+readonly project_root
 # shellcheck source=scripts/lib/terminal.sh
-source "$root/scripts/lib/terminal.sh"
+source "$project_root/scripts/lib/terminal.sh"
 # shellcheck source=scripts/lib/arguments.sh
-source "$root/scripts/lib/arguments.sh"
+source "$project_root/scripts/lib/arguments.sh"
 # shellcheck source=scripts/lib/environment.sh
-source "$root/scripts/lib/environment.sh"
+source "$project_root/scripts/lib/environment.sh"
 
 usage() {
     cat <<'USAGE'
@@ -53,15 +53,15 @@ main() {
     done
 
     local python
-    if $dry_run && [[ -x $root/.venv/bin/python ]]; then
-        python=$root/.venv/bin/python
+    if $dry_run && [[ -x $project_root/.venv/bin/python ]]; then
+        python=$project_root/.venv/bin/python
     elif $dry_run; then
         python=$(environment_find_python)
     else
-        environment_ensure "$root"
-        python=$root/.venv/bin/python
+        environment_ensure "$project_root"
+        python=$project_root/.venv/bin/python
     fi
-    export PYTHONPATH=$root
+    export PYTHONPATH=$project_root
     # A Ray address in the user's environment would make the run join that cluster.
     unset RAY_ADDRESS
     exec "$python" -m scripts.rehearsal "${options[@]}" -- "${overrides[@]}"

@@ -3,9 +3,9 @@
 # Usage: bash scripts/update_locks.sh [--upgrade]
 set -euo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-readonly root
-cd "$root/requirements"
+project_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+readonly project_root
+cd "$project_root/requirements"
 
 options=(pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --no-header)
 if [[ ${1:-} == --upgrade ]]; then
@@ -16,7 +16,7 @@ elif (($#)); then
 fi
 
 # The later sets are resolved against the earlier ones: all of them are installed into one environment.
-"$root/.venv/bin/uv" "${options[@]}" runtime.in -o runtime.lock
-"$root/.venv/bin/uv" "${options[@]}" -c runtime.lock bootstrap.in -o bootstrap.lock
-"$root/.venv/bin/uv" "${options[@]}" -c runtime.lock dev.in -o dev.lock
-"$root/.venv/bin/uv" "${options[@]}" --no-deps upstream.in -o upstream.lock
+"$project_root/.venv/bin/uv" "${options[@]}" runtime.in -o runtime.lock
+"$project_root/.venv/bin/uv" "${options[@]}" -c runtime.lock bootstrap.in -o bootstrap.lock
+"$project_root/.venv/bin/uv" "${options[@]}" -c runtime.lock dev.in -o dev.lock
+"$project_root/.venv/bin/uv" "${options[@]}" --no-deps upstream.in -o upstream.lock

@@ -3,6 +3,9 @@
 # Needs terminal.sh. The only entry for other scripts is environment_ensure.
 
 readonly ENVIRONMENT_PYTHON_VERSION=3.11
+readonly ENVIRONMENT_PROBE='#include <Python.h>
+#include <optional>
+int main() { return std::optional<int>(0).value(); }'
 
 # Prints the path of a Python 3.11; fails with one sentence where there is none.
 environment_find_python() {
@@ -34,8 +37,7 @@ environment_check_toolchain() {
     include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
     # CXX may hold a command with arguments, as build tools allow.
     # shellcheck disable=SC2086
-    printf '#include <Python.h>\n#include <optional>\nint main() { return std::optional<int>(0).value(); }\n' |
-        $compiler -std=c++17 -I "$include" -fsyntax-only -x c++ - >/dev/null 2>&1 ||
+    $compiler -std=c++17 -I "$include" -fsyntax-only -x c++ - >/dev/null 2>&1 <<<"$ENVIRONMENT_PROBE" ||
         fail "The C++ compiler $compiler cannot compile C++17 against $include/Python.h: install a C++17 compiler and the headers of Python $ENVIRONMENT_PYTHON_VERSION (Debian: apt-get install g++ python$ENVIRONMENT_PYTHON_VERSION-dev)."
 }
 
@@ -60,17 +62,31 @@ environment_emulator_stamp() {
 }
 
 # Runs a command with its output in the set-up log; prints what it is doing and how long it took.
+# The command has a session of its own, so that a signal to this script ends it with everything that it started.
 environment_step() {
-    local log=$1 title=$2 started=$SECONDS
+    local log=$1 title=$2 started=$SECONDS status=0 child
     shift 2
     printf '  %-46s' "$title"
     printf '\n== %s: %s\n' "$title" "$*" >>"$log"
-    if ! "$@" >>"$log" 2>&1; then
+    setsid "$@" >>"$log" 2>&1 &
+    child=$!
+    # shellcheck disable=SC2064 # the process that runs now is meant
+    trap "environment_abandon $child" INT TERM HUP
+    wait "$child" || status=$?
+    trap - INT TERM HUP
+    if ((status)); then
         printf 'failed\n'
         tail -n 15 "$log" >&2
         fail "Setting up the environment stopped at \"$title\": the lines above are the end of $log."
     fi
     printf '%4d s\n' $((SECONDS - started))
+}
+
+# Ends the command of a step at a signal, and this script with it.
+environment_abandon() {
+    kill -TERM -- "-$1" "$1" 2>/dev/null || true
+    printf 'interrupted\n'
+    fail "Setting up the environment was interrupted; the next run starts it again."
 }
 
 # Installs every locked package into a new .venv.

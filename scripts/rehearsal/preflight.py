@@ -39,8 +39,22 @@ def compose_checked(plan: Plan) -> Mapping[str, Any]:
         check_configuration(config)
     except (ConfigurationError, SettingsError, HydraException, OmegaConfBaseException) as error:
         raise PreflightError(" ".join(str(error).split())) from error
+    check_steps(config)
     check_ports(config)
     return config
+
+
+def check_steps(config: Mapping[str, Any]) -> None:
+    """Checks that the number of steps is one.
+
+    Raises:
+        PreflightError: it is no whole number, or below 1.
+    """
+    steps = config["trainer"]["total_training_steps"]
+    if not isinstance(steps, int) or steps < 1:
+        raise PreflightError(
+            f"trainer.total_training_steps={steps} is no number of steps: give a whole number from 1 on."
+        )
 
 
 def check_ports(config: Mapping[str, Any]) -> None:

@@ -1,0 +1,229 @@
+"""scripts/lib/environment.sh with stub commands on PATH: what it calls, in which order, and what it refuses."""
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SYSTEM_COMMANDS = (
+    "bash cat chmod cp cut date dirname env find flock mkdir printf rm setsid sha256sum sleep sort tail xargs".split()
+)
+ENSURE = """
+set -euo pipefail
+source scripts/lib/terminal.sh
+source scripts/lib/environment.sh
+environment_ensure "$PWD"
+"""
+# Stands for python3.11: makes a ".venv" whose python and uv only write down how they were called.
+PYTHON_STUB = """#!/bin/bash
+case "$*" in
+    *version_info*) echo 3.11 ;;
+    *sys.version*) echo "3.11 stub" ;;
+    *ensurepip*) exit 0 ;;
+    *sysconfig*) echo /usr/include ;;
+    "-m venv "*)
+        echo "venv" >>"$CALLS"
+        mkdir -p "$3/bin"
+        cp "$TOOLS/called" "$3/bin/python"
+        cp "$TOOLS/called" "$3/bin/uv"
+        ;;
+    *) echo "unexpected: $*" >&2; exit 9 ;;
+esac
+"""
+CALLED_STUB = """#!/bin/bash
+name=${0##*/}
+case "$name $*" in
+    "python -m pip"*) echo "pip" >>"$CALLS" ;;
+    "uv pip install"*npu_emulator*) echo "emulator" >>"$CALLS" ;;
+    "uv pip install"*--require-hashes*) echo "packages" >>"$CALLS" ;;
+    *) echo "unexpected: $name $*" >&2; exit 9 ;;
+esac
+if [[ -e "$TOOLS/break-$name" ]]; then echo "stub broke" >&2; exit 1; fi
+if [[ -e "$TOOLS/hang-$name" ]]; then sleep 600 & echo $! >"$TOOLS/hanging"; echo here >"$TOOLS/ready"; wait; fi
+"""
+
+
+class Machine:
+    """A checkout in a temporary folder, and a PATH that holds nothing but system commands and stubs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.tools = folder / "check out", folder / "tools"
+        self.calls = folder / "calls"
+        shutil.copytree(ROOT / "scripts", self.root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "requirements", self.root / "requirements")
+        (self.root / "npu_emulator").mkdir()
+        (self.root / "npu_emulator" / "device.cpp").write_text("int main() {}\n")
+        self.tools.mkdir()
+        for name in SYSTEM_COMMANDS:
+            (self.tools / name).symlink_to(shutil.which(name))
+        self.environment = {"PATH": str(self.tools), "CALLS": str(self.calls), "TOOLS": str(self.tools)}
+        self.stub("python3.11", PYTHON_STUB)
+        self.stub("called", CALLED_STUB)
+        self.stub("c++", "#!/bin/bash\nexit 0\n")
+
+    def stub(self, name: str, text: str) -> None:
+        path = self.tools / name
+        path.write_text(text)
+        path.chmod(path.stat().st_mode | stat.S_IEXEC)
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        command = command or ("bash", "-c", ENSURE)
+        return subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=60)
+
+    def take_calls(self) -> list[str]:
+        calls = self.calls.read_text().split() if self.calls.exists() else []
+        self.calls.unlink(missing_ok=True)
+        return calls
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+def refused(done, *parts):
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    for part in parts:
+        assert part in done.stderr
+    return True
+
+
+def test_first_run_installs_in_order_and_the_second_does_nothing(machine):
+    first = machine.run()
+    assert first.returncode == 0, first.stderr
+    assert machine.take_calls() == ["venv", "pip", "packages", "emulator"]
+    second = machine.run()
+    assert second.returncode == 0 and second.stdout == "" and machine.take_calls() == []
+
+
+def test_changed_emulator_alone_is_rebuilt_alone(machine):
+    machine.run()
+    machine.take_calls()
+    (machine.root / "npu_emulator" / "device.cpp").write_text("int main() { return 1; }\n")
+    assert machine.run().returncode == 0
+    assert machine.take_calls() == ["emulator"]
+
+
+def test_changed_lock_starts_from_nothing(machine):
+    machine.run()
+    machine.take_calls()
+    (machine.root / ".venv" / "leftover").touch()
+    (machine.root / "requirements" / "runtime.lock").write_text("other\n")
+    assert machine.run().returncode == 0
+    assert machine.take_calls() == ["venv", "pip", "packages", "emulator"]
+    assert not (machine.root / ".venv" / "leftover").exists()
+
+
+@pytest.mark.parametrize(("broken", "repeated"), [("python", ["venv", "pip"]), ("uv", ["venv", "pip", "packages"])])
+def test_failed_setup_says_where_and_is_never_taken_as_complete(machine, broken, repeated):
+    (machine.tools / f"break-{broken}").touch()
+    for _ in range(2):
+        done = machine.run()
+        assert done.returncode == 2
+        assert "stub broke" in done.stderr and "setup.log" in done.stderr
+        assert machine.take_calls() == repeated
+    (machine.tools / f"break-{broken}").unlink()
+    assert machine.run().returncode == 0
+    assert machine.take_calls() == ["venv", "pip", "packages", "emulator"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number):
+    (machine.tools / "hang-uv").touch()
+    os.mkfifo(machine.tools / "ready")
+    running = subprocess.Popen(
+        ["bash", "-c", ENSURE], cwd=machine.root, env=machine.environment, stderr=subprocess.PIPE, text=True
+    )
+    (machine.tools / "ready").read_text()
+    sleeper = int((machine.tools / "hanging").read_text())
+    assert Path(f"/proc/{sleeper}").exists()
+    running.send_signal(number)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 2 and "was interrupted" in errors
+    wait_until_gone(sleeper)
+    (machine.tools / "hang-uv").unlink()
+    machine.take_calls()
+    assert machine.run().returncode == 0
+    assert machine.take_calls() == ["venv", "pip", "packages", "emulator"]
+
+
+def wait_until_gone(process):
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{process}/stat").exists() and Path(f"/proc/{process}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline, "a process of the set-up was left running"
+
+
+def test_setup_that_runs_elsewhere_is_waited_for(machine):
+    (machine.root / ".cache").mkdir()
+    holder = subprocess.Popen(["flock", machine.root / ".cache" / "setup.lock", "cat"], stdin=subprocess.PIPE)
+    try:
+        waiting = subprocess.Popen(
+            ["bash", "-c", ENSURE], cwd=machine.root, env=machine.environment, stdout=subprocess.PIPE, text=True
+        )
+        assert "waiting for it" in waiting.stdout.readline()
+        assert machine.take_calls() == []
+        holder.communicate()
+        waiting.communicate(timeout=60)
+        assert waiting.returncode == 0 and machine.take_calls()[-1] == "emulator"
+    finally:
+        holder.kill()
+
+
+def test_no_python(machine):
+    (machine.tools / "python3.11").unlink()
+    assert refused(machine.run(), "Python 3.11 is needed", "no Python was found")
+    assert machine.take_calls() == []
+
+
+def test_wrong_python(machine):
+    (machine.tools / "python3.11").unlink()
+    machine.stub("python3", "#!/bin/bash\necho 3.12\n")
+    assert refused(machine.run(), "Python 3.11 is needed (python3 is 3.12)", "install python3.11")
+
+
+def test_python_3_11_under_another_name_is_found(machine):
+    (machine.tools / "python3.11").rename(machine.tools / "python3")
+    assert machine.run().returncode == 0
+
+
+def test_no_compiler(machine):
+    (machine.tools / "c++").unlink()
+    assert refused(machine.run(), "No C++ compiler: c++ was not found", "apt-get install g++")
+    assert machine.take_calls() == []
+
+
+def test_compiler_that_cannot_compile(machine):
+    machine.stub("c++", "#!/bin/bash\nexit 1\n")
+    assert refused(machine.run(), "The C++ compiler c++ cannot compile C++17")
+
+
+def test_launcher_refuses_before_it_sets_up_anything(machine):
+    (machine.tools / "c++").unlink()
+    launcher = ("bash", "scripts/rehearse.sh")
+    assert refused(machine.run(*launcher), "No C++ compiler")
+    assert refused(machine.run(*launcher, "--data", "absent.json"), "--data: the file absent.json does not exist")
+    assert refused(machine.run(*launcher, "--data", "scripts"), "is not a readable file")
+    assert refused(machine.run(*launcher, "--data"), "--data needs a value")
+    assert refused(machine.run(*launcher, "--steps", "0"), '--steps is "0": give a whole number from 1 on')
+    assert refused(machine.run(*launcher, "--dies", "four"), '--dies is "four"')
+    assert refused(machine.run(*launcher, "--seed", "-1"), '--seed is "-1"')
+    assert refused(machine.run(*launcher, "--faster"), 'Unknown argument "--faster"')
+    assert not (machine.root / ".venv").exists() and machine.take_calls() == []
+
+
+def test_dry_run_needs_no_environment_and_makes_nothing(machine):
+    machine.stub("python3.11", f'#!/bin/bash\nexec {sys.executable} -S "$@"\n')  # -S: no installed package is seen
+    before = sorted(path.name for path in machine.root.iterdir())
+    done = machine.run("bash", "scripts/rehearse.sh", "--dry-run", "--steps", "3", "--", "a.b=c d")
+    assert done.returncode == 0, done.stderr
+    assert f"{machine.root}/.venv/bin/python" in done.stdout
+    assert done.stdout.rstrip().endswith("trainer.total_training_steps=3 'a.b=c d'")
+    assert sorted(path.name for path in machine.root.iterdir()) == before and machine.take_calls() == []
