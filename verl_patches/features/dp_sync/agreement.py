@@ -67,6 +67,25 @@ def exchange_forward(mine: ForwardShape, rank: int, ranks: int, group: dist.Proc
     )
 
 
+def forward_of_rank(
+    mine: ForwardShape, agreed: AgreedForward, fixed_sizes: bool
+) -> tuple[int, torch.Tensor, bool, bool]:
+    """What a rank runs after the agreement.
+
+    With a prompt anywhere nobody pads. Otherwise every rank pads; with `fixed_sizes`, as a compiled graph needs, all of
+    them to the largest size.
+
+    Returns:
+        tokens that this rank runs, tokens of every rank (int32, on the host), prefill anywhere, two batches everywhere.
+    """
+    if agreed.with_prefill:
+        return mine.tokens, agreed.tokens, True, agreed.two_batches
+    if not fixed_sizes:
+        return mine.padded_tokens, agreed.padded_tokens, False, agreed.two_batches
+    largest = int(agreed.padded_tokens.max())
+    return largest, torch.full_like(agreed.padded_tokens, largest), False, agreed.two_batches
+
+
 def _all_reduce(value: torch.Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> None:
     dist.all_reduce(value, op=operation, group=group)
     record = current_record()

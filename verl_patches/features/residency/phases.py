@@ -28,6 +28,7 @@ NEEDED: Mapping[str, frozenset[str]] = MappingProxyType(
         "ref": frozenset({"ref_params"}),
         "update": frozenset({"actor_params", "actor_grads", "optimizer"}),
         "checkpoint": frozenset({"actor_params", "optimizer"}),
+        "start": frozenset(),
         "idle": frozenset(),
     }
 )

@@ -1,0 +1,138 @@
+"""What the rig's processes do: functions of the process's state, called on every rank alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import torch
+
+State = dict[str, Any]
+
+
+def build(state: State, overrides: list[str]) -> dict[str, Any]:
+    """Build verl's actor-rollout worker and reference worker as verl's driver does. Returns the overlay's report."""
+    import copy
+
+    import overlay
+    from verl.workers.megatron_workers import ActorRolloutRefWorker
+    from verl_patches.trainer.main_ppo import compose
+
+    config = compose("rehearsal", overrides)
+    node = config.actor_rollout_ref
+    state["actor"] = ActorRolloutRefWorker(config=copy.deepcopy(node), role="actor_rollout")
+    state["reference"] = ActorRolloutRefWorker(config=copy.deepcopy(node), role="ref")
+    state["reference"].init_model()
+    state["actor"].init_model()
+    return overlay.assert_effective().as_dict()
+
+
+def switch(state: State, **sections: Any) -> None:
+    """Change settings of this process; a section given as a dict changes fields of that section."""
+    from verl_patches.features import settings
+
+    current = settings.current()
+    changes = {
+        name: dataclasses.replace(getattr(current, name), **value) if isinstance(value, dict) else value
+        for name, value in sections.items()
+    }
+    settings.activate(dataclasses.replace(current, **changes))
+
+
+def generate(state: State, prompts: Any) -> Any:
+    """This rank's share of the prompts through the rollout; returns verl's output batch."""
+    return state["actor"].generate_sequences(prompts)
+
+
+def old_log_prob(state: State, batch: Any) -> Any:
+    """The actor's log-probs and entropies of the whole batch."""
+    return state["actor"].compute_log_prob(batch)
+
+
+def reference_log_prob(state: State, batch: Any) -> Any:
+    """The reference policy's log-probs of the whole batch."""
+    return state["reference"].compute_ref_log_prob(batch)
+
+
+def update(state: State, batch: Any) -> dict[str, Any]:
+    """One update; returns verl's metrics of this rank."""
+    return state["actor"].update_actor(batch).meta_info["metrics"]
+
+
+def phase(state: State, name: str) -> None:
+    """Enter a phase by hand."""
+    from verl_patches.features.residency.phases import process_residency
+
+    process_residency().enter(name)
+
+
+def allocated(state: State) -> int:
+    """Device bytes allocated now."""
+    return torch.npu.memory_allocated()
+
+
+def _training_tensors(state: State, optimizer: bool = True) -> list[torch.Tensor]:
+    from verl_patches.features.residency.holdings import optimizer_tensors, parameter_tensors
+    from verl_patches.features.residency.storages import device_storages
+
+    tensors = list(parameter_tensors(state["actor"].actor_module))
+    if optimizer:
+        tensors += list(optimizer_tensors(state["actor"].actor_optimizer))
+    views = [torch.empty(0, dtype=torch.uint8, device="npu").set_(s) for s in device_storages(tensors).values()]
+    return views
+
+
+def digest(state: State) -> str:
+    """A digest of the bits of weights and optimizer state."""
+    phase(state, "checkpoint")
+    total = hashlib.sha256()
+    for view in _training_tensors(state):
+        total.update(view.cpu().numpy().tobytes())
+    return total.hexdigest()
+
+
+def gradient_digest(state: State) -> str:
+    """A digest of the bits of the gradient buffers; call right after an update."""
+    from verl_patches.features.residency.holdings import gradient_tensors
+
+    total = hashlib.sha256()
+    for tensor in gradient_tensors(state["actor"].actor_module):
+        total.update(tensor.cpu().numpy().tobytes())
+    return total.hexdigest()
+
+
+def remember(state: State) -> None:
+    """Keep a copy of weights and optimizer state on the host."""
+    phase(state, "checkpoint")
+    optimizer = state["actor"].actor_optimizer
+    state["weights"] = [view.cpu().clone() for view in _training_tensors(state, optimizer=False)]
+    state["optimizer"] = [
+        (part.optimizer, [[p.cpu().clone() for p in g["params"]] for g in part.optimizer.param_groups], _moments(part))
+        for part in getattr(optimizer, "chained_optimizers", [optimizer])
+    ]
+
+
+def _moments(part: Any) -> list[tuple[torch.Tensor, dict[str, Any]]]:
+    return [
+        (parameter, {name: v.cpu().clone() if isinstance(v, torch.Tensor) else v for name, v in values.items()})
+        for parameter, values in part.optimizer.state.items()
+    ]
+
+
+def recall(state: State) -> None:
+    """Put back what `remember` kept; optimizer state that came later is dropped."""
+    phase(state, "checkpoint")
+    with torch.no_grad():
+        for view, kept in zip(_training_tensors(state, optimizer=False), state["weights"], strict=True):
+            view.copy_(kept)
+        for inner, groups, moments in state["optimizer"]:
+            for group, kept_group in zip(inner.param_groups, groups, strict=True):
+                for parameter, kept in zip(group["params"], kept_group, strict=True):
+                    parameter.copy_(kept)
+            inner.state.clear()
+            for parameter, values in moments:
+                inner.state[parameter] = {
+                    name: v.to(parameter.device) if isinstance(v, torch.Tensor) and v.dim() else v
+                    for name, v in values.items()
+                }

@@ -1,0 +1,69 @@
+"""verl's driver: no call for an old_log_prob that the update computes anyway, and marks of how far a start is."""
+
+from overlay import wrap
+
+_TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
+_OWN_RECORD = {
+    "upstream": "not forwarded: part of this project's features",
+    "remove_when": "never: it is this project's own record",
+}
+
+
+@wrap(
+    f"{_TRAINER}.__init__",
+    feature="settings",
+    why="the driver decides by the overlay's settings too; when this ends the data are ready",
+    upstream="not forwarded: part of this project's features",
+    remove_when="never: it is how this project is configured",
+)
+def init(upstream, self, config, *args, **kwargs):
+    from verl_patches.features import settings
+
+    settings.activate(settings.OverlaySettings.from_config(config.actor_rollout_ref))
+    upstream(self, config, *args, **kwargs)
+    _note("data_ready")
+
+
+@wrap(
+    f"{_TRAINER}.init_workers",
+    feature="onpolicy",
+    why="fit always calls compute_log_prob; answered here, no worker runs a forward and no batch is sent",
+    upstream="not forwarded: later verl releases have a bypass mode of their own",
+    remove_when="the pinned verl can leave out old_log_prob for on-policy batches",
+    switch="actor_rollout_ref.actor.recompute_old_log_prob",
+)
+def init_workers(upstream, self):
+    upstream(self)
+    from verl_patches.features import settings
+
+    if not settings.current().recompute_old_log_prob:
+        self.actor_rollout_wg.compute_log_prob = _absent_log_prob
+    _note("models_ready")
+
+
+@wrap(
+    f"{_TRAINER}.fit",
+    feature="measure",
+    why="the time from the start to here is the start-up time that a run reports",
+    **_OWN_RECORD,
+)
+def fit(upstream, self):
+    _note("training_begins")
+    return upstream(self)
+
+
+def _absent_log_prob(batch):
+    """What compute_log_prob returns when the update takes its own log-probs: NaN in both columns that fit reads."""
+    from verl import DataProto
+
+    from verl_patches.features.onpolicy.log_probs import absent_log_probs
+
+    absent = absent_log_probs(batch.batch["responses"])
+    return DataProto.from_dict(tensors={"old_log_probs": absent, "entropys": absent.clone()})
+
+
+def _note(event: str) -> None:
+    from verl_patches.features import settings
+    from verl_patches.features.measure.run_files import RunFiles
+
+    RunFiles(settings.current().measure.output_dir).note(event)

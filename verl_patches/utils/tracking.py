@@ -1,0 +1,21 @@
+"""verl's tracking writes every step to a file of JSON lines, without metrics that would be made up."""
+
+from overlay import wrap
+
+
+@wrap(
+    "verl.utils.tracking:Tracking.log",
+    feature="measure",
+    why="the summary and the live display read metrics.jsonl; verl derives some metrics from an absent old_log_prob",
+    upstream="not forwarded: part of this project's features",
+    remove_when="never: it is this project's own record",
+)
+def log(upstream, self, data, step, backend=None):
+    from verl_patches.features import settings
+    from verl_patches.features.measure.reported_names import true_metrics
+    from verl_patches.features.measure.run_files import RunFiles
+
+    current = settings.current()
+    metrics = true_metrics(data, old_log_prob_computed=current.recompute_old_log_prob)
+    RunFiles(current.measure.output_dir).step(step, metrics)
+    return upstream(self, data=metrics, step=step, backend=backend)

@@ -1,0 +1,59 @@
+"""verl's Megatron actor: log-probs of its own forward as old_log_prob, their distance to the rollout's, safe steps."""
+
+from overlay import wrap
+
+_ACTOR = "verl.workers.actor.megatron_actor:MegatronPPOActor"
+
+
+@wrap(
+    f"{_ACTOR}.make_minibatch_iterator",
+    feature="measure",
+    why="verl drops the rollout's log-probs before the update, where training's own are known at no extra cost",
+    upstream="not forwarded: part of this project's features",
+    remove_when="verl hands rollout_log_probs to the update",
+)
+def make_minibatch_iterator(upstream, self, data):
+    from verl_patches.features.onpolicy.selection import AlsoSelecting
+
+    return upstream(self, AlsoSelecting(data, ("rollout_log_probs",)))
+
+
+@wrap(
+    "verl.workers.actor.megatron_actor:get_forward_backward_func",
+    feature="onpolicy",
+    why="the loss closes over the micro batch inside verl's method; Megatron's schedule is where both pass by",
+    upstream="not forwarded: later verl releases detach log_prob in their loss when the batch is on-policy",
+    remove_when="the pinned verl takes log_prob.detach() for old_log_prob by itself",
+    only_here=True,
+    switch="actor_rollout_ref.actor.recompute_old_log_prob",
+)
+def get_forward_backward_func(upstream):
+    from verl_patches.features.onpolicy.schedule import with_own_log_probs
+
+    return with_own_log_probs(upstream())
+
+
+@wrap(
+    f"{_ACTOR}.update_policy",
+    feature="nonfinite",
+    why="bfloat16 has no gradient scaler in Megatron, so inf and nan reach the weights; verl skips such steps on FSDP",
+    upstream="not forwarded: upstream-defects 4",
+    remove_when="verl's Megatron actor skips steps with non-finite gradients",
+    switch="actor_rollout_ref.overlay.nonfinite.enabled",
+)
+def update_policy(upstream, self, dataloader):
+    from verl_patches.features import settings
+
+    if not settings.current().nonfinite.enabled:
+        return upstream(self, dataloader)
+    from verl_patches.features.measure.step_record import current_record
+    from verl_patches.features.nonfinite.guard import NonfiniteGuard
+    from verl_patches.features.residency.holdings import gradient_tensors
+
+    optimizer = self.actor_optimizer
+    self.actor_optimizer = guard = NonfiniteGuard(optimizer, lambda: gradient_tensors(self.actor_module))
+    try:
+        return upstream(self, dataloader)
+    finally:
+        self.actor_optimizer = optimizer
+        current_record().count("actor/nonfinite_steps", guard.skipped)

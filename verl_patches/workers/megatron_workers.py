@@ -1,0 +1,191 @@
+"""verl's Megatron worker enters the phases of a step and reports what it measured."""
+
+from overlay import wrap
+
+_WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
+_OURS = "not forwarded: part of this project's features"
+
+
+@wrap(
+    f"{_WORKER}.__init__",
+    feature="settings",
+    why="every process that holds a model needs the overlay's settings before it builds anything",
+    upstream=_OURS,
+    remove_when="never: it is how this project is configured",
+)
+def init(upstream, self, config, role):
+    from verl_patches.features import settings
+
+    settings.activate(settings.OverlaySettings.from_config(config))
+    upstream(self, config, role)
+
+
+@wrap(
+    f"{_WORKER}._build_model_optimizer",
+    feature="precision",
+    why="verl fixes bfloat16 in init_model; comparing training with rollout to 1e-3 needs float32",
+    upstream="not forwarded: verl takes the dtype from its configuration in later releases",
+    remove_when="verl's Megatron worker reads its dtype from the configuration",
+    switch="actor_rollout_ref.overlay.precision",
+)
+def build_model_optimizer(upstream, self, *args, **kwargs):
+    from verl_patches.features import settings
+    from verl_patches.features.precision.dtypes import run_dtype
+
+    self.param_dtype = self.dtype = run_dtype(settings.current().precision)
+    return upstream(self, *args, **kwargs)
+
+
+@wrap(
+    f"{_WORKER}._build_rollout",
+    feature="residency",
+    why="vLLM sizes its KV cache by the free memory, so the training state must be away while the engine starts",
+    upstream=_OURS,
+    remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
+    switch="actor_rollout_ref.overlay.residency.enabled",
+)
+def build_rollout(upstream, self, *args, **kwargs):
+    from verl_patches.features.residency.phases import process_residency
+    from verl_patches.features.residency.registration import register_actor, register_rollout
+
+    residency = process_residency()
+    register_actor(residency, self.actor_module, self.actor_optimizer)
+    residency.enter("start")
+    rollout, manager = upstream(self, *args, **kwargs)
+    worker = rollout.inference_engine.llm_engine.model_executor.driver_worker.worker
+    register_rollout(residency, worker.model_runner)
+    residency.enter("idle")
+    return rollout, manager
+
+
+@wrap(
+    f"{_WORKER}.init_model",
+    feature="residency",
+    why="the reference policy's weights are needed in its own phase only",
+    upstream=_OURS,
+    remove_when="verl offloads the reference policy without swapping its parameters' data",
+    switch="actor_rollout_ref.overlay.residency.enabled",
+)
+def init_model_resident(upstream, self):
+    upstream(self)
+    if not self._is_ref:
+        return
+    from verl_patches.features.residency.phases import process_residency
+    from verl_patches.features.residency.registration import register_reference
+
+    residency = process_residency()
+    register_reference(residency, self.ref_module)
+    residency.enter("idle")
+
+
+@wrap(
+    f"{_WORKER}.init_model",
+    feature="measure",
+    why="a run must be able to show which patches its workers really use",
+    upstream=_OURS,
+    remove_when="never: it is this project's own record",
+)
+def init_model_reported(upstream, self):
+    upstream(self)
+    if self.rank != 0:
+        return
+    import overlay
+    from verl_patches.features import settings
+    from verl_patches.features.measure.run_files import RunFiles
+
+    files = RunFiles(settings.current().measure.output_dir)
+    files.overlay(overlay.report().as_dict())
+    files.note("rollout_ready" if self._is_rollout else "reference_ready")
+
+
+@wrap(
+    f"{_WORKER}.compute_log_prob",
+    feature="residency",
+    why="the actor's weights must be on the device, and nothing else need be",
+    upstream=_OURS,
+    remove_when="see _build_rollout",
+    switch="actor_rollout_ref.overlay.residency.enabled",
+)
+def compute_log_prob(upstream, self, data):
+    _enter("old_log_prob")
+    return upstream(self, data)
+
+
+@wrap(
+    f"{_WORKER}.compute_ref_log_prob",
+    feature="residency",
+    why="the reference policy's weights must be on the device, and nothing else need be",
+    upstream=_OURS,
+    remove_when="see _build_rollout",
+    switch="actor_rollout_ref.overlay.residency.enabled",
+)
+def compute_ref_log_prob(upstream, self, data):
+    _enter("ref")
+    return upstream(self, data)
+
+
+@wrap(
+    f"{_WORKER}.update_actor",
+    feature="residency",
+    why="the training state must be on the device, and the rollout away from it",
+    upstream=_OURS,
+    remove_when="see _build_rollout",
+    switch="actor_rollout_ref.overlay.residency.enabled",
+)
+def update_actor_resident(upstream, self, data):
+    _enter("update")
+    return upstream(self, data)
+
+
+@wrap(
+    f"{_WORKER}.update_actor",
+    feature="measure",
+    why="verl reads metrics from the last stage of the first replica only; time and memory are of the slowest die",
+    upstream=_OURS,
+    remove_when="never: it is this project's own record",
+    after=[f"{_WORKER}.update_actor@residency"],
+)
+def update_actor_measured(upstream, self, data):
+    output = upstream(self, data)
+    import overlay
+    from verl_patches.features.measure.step_record import current_record, finish_step
+    from verl_patches.features.residency.phases import process_residency
+
+    process_residency().close()
+    report, record = overlay.report(), current_record()
+    record.count("overlay/patches_applied", len(report.applied))
+    record.count("overlay/patches_ineffective", len(report.applied) - sum(report.effective.values()))
+    output.meta_info["metrics"].update(finish_step())
+    return output
+
+
+@wrap(
+    f"{_WORKER}.save_checkpoint",
+    feature="residency",
+    why="weights and optimizer state are read",
+    upstream=_OURS,
+    remove_when="see _build_rollout",
+    switch="actor_rollout_ref.overlay.residency.enabled",
+)
+def save_checkpoint(upstream, self, *args, **kwargs):
+    _enter("checkpoint")
+    return upstream(self, *args, **kwargs)
+
+
+@wrap(
+    f"{_WORKER}.load_checkpoint",
+    feature="residency",
+    why="weights and optimizer state are written",
+    upstream=_OURS,
+    remove_when="see _build_rollout",
+    switch="actor_rollout_ref.overlay.residency.enabled",
+)
+def load_checkpoint(upstream, self, *args, **kwargs):
+    _enter("checkpoint")
+    return upstream(self, *args, **kwargs)
+
+
+def _enter(phase: str) -> None:
+    from verl_patches.features.residency.phases import process_residency
+
+    process_residency().enter(phase)

@@ -1,0 +1,84 @@
+"""verl's sharding manager between Megatron and vLLM: reshard, then generate, each with only its own tensors."""
+
+from overlay import wrap
+
+_MANAGER = "verl.workers.sharding_manager.megatron_vllm:MegatronVLLMShardingManager"
+
+
+@wrap(
+    f"{_MANAGER}.__enter__",
+    feature="reshard",
+    why="verl gathers every tensor whole on every rank; a plan of byte ranges moves only what a rank serves. Weights "
+    "that MLA derives from others go stale with either way",
+    upstream="not forwarded: part of this project's features",
+    remove_when="verl reshards Megatron experts by point-to-point transfer and refreshes derived weights",
+    switch="actor_rollout_ref.overlay.reshard.enabled",
+)
+def enter(upstream, self):
+    from verl_patches.features import settings
+    from verl_patches.features.measure.step_record import current_record
+    from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
+    from verl_patches.features.residency.phases import process_residency
+
+    residency = process_residency()
+    residency.enter("reshard")
+    with current_record().timed("reshard"):
+        if settings.current().reshard.enabled:
+            _run_plan(self)
+        else:
+            upstream(self)
+        refresh_absorbed_weights(_rollout_model(self))
+    if settings.current().measure.verify_weights:
+        current_record().count("reshard/weights_differing", len(_resharder(self).verify()))
+    residency.enter("rollout")
+
+
+@wrap(
+    f"{_MANAGER}.__exit__",
+    feature="residency",
+    why="KV cache and rollout weights leave before anything of training comes back",
+    upstream="not forwarded: part of this project's features",
+    remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
+    switch="actor_rollout_ref.overlay.residency.enabled",
+)
+def leave(upstream, self, exc_type, exc_value, traceback):
+    from verl_patches.features.residency.phases import process_residency
+
+    # Upstream resets the prefix cache here, through vLLM's sleep, whether or not that sleeps.
+    upstream(self, exc_type, exc_value, traceback)
+    process_residency().enter("idle")
+
+
+def _run_plan(manager) -> None:
+    from verl_patches.features.measure.step_record import current_record
+
+    report, record = _resharder(manager).run(), current_record()
+    record.count("collectives/all_to_all/count", report.collectives)
+    record.count("collectives/all_to_all/bytes", report.bytes_sent)
+    record.count("reshard/bytes_received", report.bytes_received)
+    record.count("reshard/expert_bytes_received", report.expert_bytes_received)
+
+
+def _resharder(manager):
+    """The manager's resharder; it is made at first use, when both models exist."""
+    if not hasattr(manager, "overlay_resharder"):
+        import torch.distributed as dist
+
+        from verl_patches.features import settings
+        from verl_patches.features.reshard.resharder import resharder_for_deepseek_v3
+        from verl_patches.workers.sharding_manager.placements import rollout_placement, train_placement
+
+        manager.overlay_resharder = resharder_for_deepseek_v3(
+            manager.model_config,
+            manager.actor_module,
+            _rollout_model(manager),
+            train_placement(manager.transformer_config),
+            rollout_placement(manager.inference_engine.llm_engine.vllm_config),
+            dist.group.WORLD,
+            settings.current().reshard.bucket_bytes,
+        )
+    return manager.overlay_resharder
+
+
+def _rollout_model(manager):
+    return manager.inference_engine.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()

@@ -1,0 +1,35 @@
+"""vLLM reports the log-probs of the distribution that it samples from."""
+
+from overlay import wrap
+
+_METADATA = {
+    "feature": "temperature",
+    "upstream": "not forwarded: later vLLM releases have the option logprobs_mode",
+    "remove_when": "the pinned vLLM has logprobs_mode and verl sets processed_logprobs",
+    "switch": "actor_rollout_ref.overlay.temperature.enabled",
+}
+
+
+@wrap(
+    "vllm.v1.sample.sampler:Sampler.forward",
+    why="the V1 sampler takes log-probs before it divides by the temperature; this hands the temperature on",
+    **_METADATA,
+)
+def forward(upstream, self, logits, sampling_metadata):
+    from verl_patches.features import settings
+    from verl_patches.features.temperature.scaling import reporting
+
+    temperature = sampling_metadata.temperature if settings.current().temperature.enabled else None
+    with reporting(temperature):
+        return upstream(self, logits, sampling_metadata)
+
+
+@wrap(
+    "vllm.v1.sample.sampler:Sampler.compute_logprobs",
+    why="the V1 sampler takes log-probs before it divides by the temperature",
+    **_METADATA,
+)
+def compute_logprobs(upstream, self, logits):
+    from verl_patches.features.temperature.scaling import as_sampled
+
+    return upstream(self, as_sampled(logits))
