@@ -9,16 +9,18 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from overlay.declaration import add, before_import, provide, register, replace, wrap
-from overlay.errors import ConflictError, DeclarationError, EffectiveError, OverlayError, TargetError
+from overlay.errors import ConflictError, DeclarationError, DriftError, EffectiveError, OverlayError, TargetError
 
 if TYPE_CHECKING:
     from overlay.effective import OverlayReport
     from overlay.engine import Engine
+    from overlay.lock import Lock
     from overlay.pins import Pins
 
 __all__ = [
     "ConflictError",
     "DeclarationError",
+    "DriftError",
     "EffectiveError",
     "OverlayError",
     "TargetError",
@@ -36,23 +38,31 @@ __all__ = [
 _engine: Engine | None = None
 
 
-def activate(pins: Pins | None = None) -> None:
+def activate(pins: Pins | None = None, lock: Lock | None = None) -> None:
     """Find all patch files and apply their patches, now or when their targets are imported. A second call does nothing.
+
+    Args:
+        pins: the upstreams; by default those of pins.toml.
+        lock: the fingerprints of their supported releases; by default those of fingerprints.lock.json.
 
     Raises:
         ConflictError: the patches conflict; nothing has been changed.
+        DriftError: upstream's source is none of the supported ones where a patch depends on it.
         TargetError: a target does not exist or does not fit.
     """
     global _engine
     if _engine is not None:
         return
     from overlay.discovery import load
+    from overlay.drift import RunningSource
     from overlay.engine import Engine
+    from overlay.lock import Lock
     from overlay.ordering import make_plan
     from overlay.pins import Pins
 
     pins = pins or Pins.read()
-    engine = Engine(make_plan(load(pins.rooms())), pins)
+    plan = make_plan(load(pins.rooms()))
+    engine = Engine(plan, pins, RunningSource(lock or Lock.read(), pins.accept_drift))
     _engine = engine
     engine.activate()
 

@@ -1,45 +1,70 @@
-"""The command line: what the patches are, without importing any upstream."""
+"""The command line: what the patches are and whether upstream's source still fits them, without importing upstream."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from overlay import check as checking
 from overlay.declaration import Patch
 from overlay.discovery import load
+from overlay.documentation import DOCUMENT, document
 from overlay.errors import OverlayError
+from overlay.lock import LOCK_FILE, Lock
 from overlay.ordering import make_plan
-from overlay.pins import Pins
+from overlay.pins import Pins, Upstream
+from overlay.sources import Sources, from_commit, from_folder, installed
+
+Patches = Sequence[Patch]
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command and return its exit code: 0 done, 2 the patches or the arguments are wrong."""
+    """Run one command and return its exit code: 0 done and clean, 1 drift, 2 wrong arguments or could not verify."""
     options = _parser().parse_args(arguments)
     try:
         pins = Pins.read()
-        patches = make_plan(load(pins.rooms())).patches
+        return options.run(make_plan(load(pins.rooms())).patches, pins, options)
     except OverlayError as error:
         print(error, file=sys.stderr)
         return 2
-    return options.run(patches, pins, options)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m overlay", description="The patches of this overlay.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="one line a patch, in the order in which they are applied")
-    listing.add_argument("--json", action="store_true", help="all metadata as a JSON list")
-    listing.set_defaults(run=_list)
-    explain = commands.add_parser("explain", help="everything that is declared about one patch")
+    listing = _command(commands, "list", _list, "one line a patch, in the order in which they are applied")
+    explain = _command(commands, "explain", _explain, "everything that is declared about one patch")
     explain.add_argument("name", help="a target, a target@feature, or a part of one")
-    explain.add_argument("--json", action="store_true", help="the same as a JSON list")
-    explain.set_defaults(run=_explain)
+    check = _command(
+        commands, "check", _check, "whether upstream's source fits the patches; it is parsed, not imported"
+    )
+    lock = _command(commands, "lock", _lock, "generate the lock of fingerprints from all sources at hand")
+    for command in (listing, explain, check):
+        command.add_argument("--json", action="store_true", help="the same as JSON")
+    for command in (check, lock):
+        command.add_argument(
+            "--upstream",
+            action="append",
+            default=[],
+            metavar="NAME=PATH[@COMMIT]",
+            help="a folder with the packages, or a commit of a git repository; without it, what is installed here",
+        )
+    _command(commands, "docs", _docs, f"write {DOCUMENT.name}")
     return parser
 
 
-def _list(patches: tuple[Patch, ...], pins: Pins, options: argparse.Namespace) -> int:
+def _command(commands: Any, name: str, run: Any, summary: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=summary, description=summary)
+    command.set_defaults(run=run)
+    return command
+
+
+def _list(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([as_dict(patch) for patch in patches], indent=2))
         return 0
@@ -50,7 +75,7 @@ def _list(patches: tuple[Patch, ...], pins: Pins, options: argparse.Namespace) -
     return 0
 
 
-def _explain(patches: tuple[Patch, ...], pins: Pins, options: argparse.Namespace) -> int:
+def _explain(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
     exact = [patch for patch in patches if options.name in (patch.name, patch.label)]
     found = exact or [patch for patch in patches if options.name in patch.label]
     if not found:
@@ -75,3 +100,86 @@ def as_dict(patch: Patch) -> dict[str, Any]:
     keys = ("name", "kind", "feature", "why", "upstream", "remove_when", "switch", "evidence", "only_here", "line")
     listed = {"relies_on": list(patch.relies_on), "after": list(patch.after)}
     return {key: getattr(patch, key) for key in keys} | listed | {"declared_in": patch.declared_in}
+
+
+def _check(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
+    lock = Lock.read()
+    given = [_given(pins, text) for text in options.upstream]
+    verdicts: list[checking.Verdict] = []
+    shown = []
+    for upstream, sources in [(each[0], each[2]) for each in given] or _installed(patches, pins):
+        if sources is None:
+            found = [
+                checking.Verdict("", upstream.name, False, "UNVERIFIED", "not installed here, and patches need it")
+            ]
+        else:
+            found = checking.check(patches, lock, pins, upstream, sources)
+        verdicts += found
+        origin = sources.origin if sources else "nowhere"
+        shown.append({"upstream": upstream.name, "source": origin, "verdicts": [asdict(each) for each in found]})
+    code = checking.exit_code(verdicts)
+    if options.json:
+        print(json.dumps({"exit": code, "checked": shown}, indent=2))
+    else:
+        _print_verdicts(shown, code)
+    return code
+
+
+def _print_verdicts(shown: list[dict[str, Any]], code: int) -> None:
+    for part in shown:
+        counts: dict[str, int] = {}
+        print(f"{part['upstream']}: {part['source']}")
+        for verdict in part["verdicts"]:
+            counts[verdict["status"]] = counts.get(verdict["status"], 0) + 1
+            if verdict["status"] != "OK":
+                needs = f" (relied on by {verdict['patch']})" if verdict["relied_on"] else ""
+                print(f"  {verdict['status']:10} {verdict['target']}{needs}: {verdict['detail']}")
+            if verdict["copied_in"]:
+                print(f"  copied     {verdict['target']} is copied on import by {', '.join(verdict['copied_in'])}")
+        print("  " + (", ".join(f"{count} {status}" for status, count in sorted(counts.items())) or "no patch"))
+    print({0: "clean", 1: "drift", 2: "not everything could be verified"}[code])
+
+
+def _lock(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
+    releases = [_release(*_given(pins, text)) for text in options.upstream]
+    for upstream, sources in _installed(patches, pins):
+        if sources is not None and sources.origin.startswith(f"{upstream.distribution} {upstream.release} "):
+            releases.append((upstream, upstream.release, sources))
+    lock, problems = checking.generate(patches, pins, releases, Lock.read())
+    LOCK_FILE.write_text(lock.text(), encoding="utf-8")
+    print(f"wrote {LOCK_FILE.name}: {len(lock.targets)} targets in {len(lock.modules)} modules")
+    for problem in problems:
+        print(f"  not locked: {problem}")
+    return 0
+
+
+def _given(pins: Pins, text: str) -> tuple[Upstream, str, Sources]:
+    name, equals, place = text.partition("=")
+    if not equals or not place:
+        raise OverlayError(f"--upstream {text!r}: write NAME=PATH or NAME=PATH@COMMIT")
+    upstream = checking.upstream_named(pins, name)
+    path, _, commit = place.partition("@")
+    if commit:
+        return upstream, commit, from_commit(Path(path), commit, upstream.packages)
+    return upstream, "", from_folder(Path(path), upstream.packages)
+
+
+def _release(upstream: Upstream, commit: str, sources: Sources) -> tuple[Upstream, str, Sources]:
+    if not commit or commit not in (upstream.commit, upstream.commit[:8], upstream.reference):
+        raise OverlayError(f"only pinned sources are locked: give {upstream.name}=PATH@{upstream.cluster_label}")
+    return upstream, upstream.cluster_label, sources
+
+
+def _installed(patches: Patches, pins: Pins) -> Iterator[tuple[Upstream, Sources | None]]:
+    """The upstreams that patches need, each as it is installed here."""
+    for upstream in pins.upstreams:
+        needed = {target.partition(":")[0] for patch in patches for target in (patch.target, *patch.relies_on)}
+        if any(pins.of_module(module) == upstream for module in needed):
+            yield upstream, installed(upstream)
+
+
+def _docs(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
+    DOCUMENT.parent.mkdir(exist_ok=True)
+    DOCUMENT.write_text(document(patches, pins), encoding="utf-8")
+    print(f"wrote {DOCUMENT}")
+    return 0

@@ -18,7 +18,8 @@ class OverlayReport:
     """The state of the overlay of a process. The lists hold targets; `effective` says of each applied one if it holds.
 
     `absent` are pending because their upstream is not installed, `unneeded` were to stand in for a module which exists,
-    `rebound` are the places that held a copy taken before the patch, `problems` says in words what is wrong.
+    `rebound` are the places that held a copy taken before the patch, `drift` are differences from the supported
+    releases that were let through, `problems` says in words what is wrong.
     """
 
     applied: list[str] = field(default_factory=list)
@@ -27,6 +28,7 @@ class OverlayReport:
     absent: list[str] = field(default_factory=list)
     unneeded: list[str] = field(default_factory=list)
     rebound: list[str] = field(default_factory=list)
+    drift: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -51,6 +53,7 @@ def examine(engine: Engine) -> OverlayReport:
         absent=_unique(engine.absent),
         unneeded=list(engine.unneeded),
         rebound=list(engine.rebound),
+        drift=list(engine.running.notes) if engine.running else [],
         problems=problems + engine.failures,
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 from overlay import provided
 from overlay.aliases import Replacement, copies, modules_of
 from overlay.declaration import MODULE_KINDS, Patch
+from overlay.drift import RunningSource
 from overlay.errors import TargetError
 from overlay.hooks import HookFinder, import_under_way, when_import_ends
 from overlay.install import replaced, wrapped
@@ -36,8 +37,9 @@ class Effect:
 class Engine:
     """One process's patches: what is pending, what has been applied and what it did."""
 
-    def __init__(self, plan: Plan, pins: Pins) -> None:
+    def __init__(self, plan: Plan, pins: Pins, running: RunningSource | None = None) -> None:
         self.plan = plan
+        self.running = running
         self.packages = pins.patched_packages()
         self.pins = pins
         self.pending = set(range(len(plan.patches)))
@@ -165,6 +167,8 @@ class Engine:
 
     def _apply(self, patch: Patch, module: ModuleType) -> None:
         effect = self.effects.setdefault(patch.name, Effect(patch.module, patch.qualified_name))
+        if self.running is not None:
+            self._guarded(patch, lambda: self.running.verify(patch))
         act = {"add": self._add, "register": self._register}.get(patch.kind, self._change)
         self._guarded(patch, lambda: act(patch, module, find(module, patch.qualified_name), effect))
 
@@ -173,7 +177,7 @@ class Engine:
         try:
             call()
         except TargetError as error:
-            raise self._error(patch, str(error)) from error
+            raise self._error(patch, str(error), type(error)) from error
         except Exception as error:
             raise self._error(patch, f"its body raised {type(error).__name__}: {error}") from error
 
@@ -209,13 +213,13 @@ class Engine:
         if place.owned and not patch.only_here:
             effect.replacements = _forwarded(effect.replacements, place, effect)
 
-    def _error(self, patch: Patch, reason: str) -> TargetError:
+    def _error(self, patch: Patch, reason: str, kind: type[TargetError] = TargetError) -> TargetError:
         """The error to raise, remembered so that it still counts where upstream swallows it."""
         upstream = self.pins.of_module(patch.module)
         versions = f" Installed: {upstream.installed()}. Supported: {upstream.supported()}." if upstream else ""
         message = f"{patch.describe()}: {reason}.{versions}"
         self.failures.append(message)
-        return TargetError(message)
+        return kind(message)
 
 
 def _forwarded(earlier: list[Replacement], place: Place, effect: Effect) -> list[Replacement]:

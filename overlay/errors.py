@@ -17,5 +17,9 @@ class TargetError(OverlayError):
     """A patch's target does not exist, or is not what the patch's kind asks for."""
 
 
+class DriftError(TargetError):
+    """Upstream's source is none of the supported ones where a patch depends on it."""
+
+
 class EffectiveError(OverlayError):
     """A patch that should be in use is not what is really called."""

@@ -49,9 +49,10 @@ class Upstream:
 
 @dataclass(frozen=True)
 class Pins:
-    """All upstreams."""
+    """All upstreams, and the targets whose source may differ from the lock (`*` for all)."""
 
     upstreams: tuple[Upstream, ...]
+    accept_drift: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, file: Path = PINS_FILE) -> Pins:
@@ -62,7 +63,8 @@ class Pins:
             TypeError: an unknown key.
         """
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
-        return cls(tuple(_upstream(name, table) for name, table in tables.items()))
+        accepted = tuple(tables.pop("accept_drift", ()))
+        return cls(tuple(_upstream(name, table) for name, table in tables.items()), accepted)
 
     def rooms(self) -> list[str]:
         """The names of the patch rooms, in the order of the file."""

@@ -1,0 +1,207 @@
+"""Check all patches against some upstream's source, and generate the lock from it. Source is parsed, never imported."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from overlay.declaration import Patch
+from overlay.definitions import all_definitions, imported_module, module_level_imports
+from overlay.drift import CLEAN, Finding, ModuleSource, Status, compare, depends_on
+from overlay.errors import OverlayError
+from overlay.fingerprint import fingerprint
+from overlay.lock import Lock, Locked
+from overlay.pins import Pins, Upstream
+from overlay.sources import Sources
+
+CLEAN_EXIT, DRIFT_EXIT, UNVERIFIED_EXIT = 0, 1, 2
+_IMPORT = re.compile(rb"^[ \t]*from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the check says of one target of one patch.
+
+    `copied_in` are the modules that copy the target when they are imported; their copies are what gets rebound.
+    """
+
+    patch: str
+    target: str
+    relied_on: bool
+    status: Status
+    detail: str = ""
+    copied_in: list[str] = field(default_factory=list)
+
+
+def check(patches: Iterable[Patch], lock: Lock, pins: Pins, upstream: Upstream, sources: Sources) -> list[Verdict]:
+    """Compare everything the patches change or rely on in one upstream with its source."""
+    reader = _Reader(sources)
+    verdicts = []
+    for patch in patches:
+        for target in dict.fromkeys((patch.target, *patch.relies_on)):
+            if pins.of_module(target.partition(":")[0]) != upstream:
+                continue
+            relied_on = target != patch.target
+            finding = _finding(patch, target, relied_on, lock, reader)
+            verdicts.append(Verdict(patch.label, target, relied_on, finding.status, finding.detail))
+    copied = _copies(reader, {verdict.target for verdict in verdicts if not verdict.relied_on})
+    return [replace(each, copied_in=[] if each.relied_on else copied.get(each.target, [])) for each in verdicts]
+
+
+def exit_code(verdicts: Iterable[Verdict]) -> int:
+    """0 where all is clean, 1 where something differs, 2 where something could not be verified."""
+    statuses = {verdict.status for verdict in verdicts} - set(CLEAN)
+    if statuses - {"UNVERIFIED"}:
+        return DRIFT_EXIT
+    return UNVERIFIED_EXIT if statuses else CLEAN_EXIT
+
+
+def generate(
+    patches: Sequence[Patch], pins: Pins, releases: Sequence[tuple[Upstream, str, Sources]], old: Lock
+) -> tuple[Lock, list[str]]:
+    """A lock of all that the patches depend on, and what is missing from it.
+
+    Args:
+        patches: all patches.
+        pins: which upstream a target belongs to.
+        releases: the sources at hand, each with its upstream and the release's name.
+        old: entries of releases that are not at hand are kept from here.
+    """
+    wanted = sorted({target for patch in patches for target in depends_on(patch)})
+    lock, problems = Lock(), []
+    readers = {(upstream.name, label): _Reader(sources) for upstream, label, sources in releases}
+    for target in wanted:
+        module, colon, _ = target.partition(":")
+        upstream = pins.of_module(module)
+        if upstream is None or not colon:
+            problems.append(f"{target}: not a target in an upstream of pins.toml")
+            continue
+        at_hand = {label: reader for (name, label), reader in readers.items() if name == upstream.name}
+        for label, known in old.targets.get(target, {}).items():
+            if label not in at_hand and label in (upstream.cluster_label, upstream.release):
+                lock.targets.setdefault(target, {})[label] = known
+                _keep_module(lock, old, module, label)
+        for label, reader in at_hand.items():
+            _lock_target(lock, target, label, reader)
+        problems += [
+            f"{target}: no source of {upstream.name} {label} was given"
+            for label in filter(None, (upstream.cluster_label, upstream.release))
+            if label not in lock.targets.get(target, {})
+        ]
+    return lock, problems
+
+
+def _lock_target(lock: Lock, target: str, label: str, reader: _Reader) -> None:
+    module, _, qualified_name = target.partition(":")
+    source = reader.module(module)
+    definition = source.definition(qualified_name) if source else None
+    locked = Locked(fingerprint(list(definition.nodes)), definition.implied) if definition else Locked(None)
+    lock.targets.setdefault(target, {})[label] = locked
+    if source is not None:
+        lock.modules.setdefault(module, {})[label] = source.sha256
+
+
+def _keep_module(lock: Lock, old: Lock, module: str, label: str) -> None:
+    if label in old.modules.get(module, {}):
+        lock.modules.setdefault(module, {})[label] = old.modules[module][label]
+
+
+class _Reader:
+    """Sources whose modules are each parsed once."""
+
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+        self._read: dict[str, ModuleSource] = {}
+
+    def module(self, name: str) -> ModuleSource | None:
+        """One module, or None if there is none."""
+        content = self.sources.text(name)
+        if content is None:
+            return None
+        return self._read.setdefault(name, ModuleSource(name, content))
+
+
+def _finding(patch: Patch, target: str, relied_on: bool, lock: Lock, reader: _Reader) -> Finding:
+    module, _, qualified_name = target.partition(":")
+    if not qualified_name:
+        return Finding("OK") if reader.sources.has(module) else Finding("MISSING", f"there is no module {module}")
+    source = reader.module(module)
+    if source is None:
+        return _moved(target, lock, reader) or Finding("MISSING", f"there is no module {module}")
+    try:
+        if patch.kind == "add" and not relied_on:
+            exists = source.definition(qualified_name)
+            taken = exists is not None and not exists.implied
+            return Finding("CONFLICT", "upstream defines what the patch would add") if taken else Finding("OK")
+        finding = compare(lock, target, source)
+        return finding if finding.status != "MISSING" else _moved(target, lock, reader) or finding
+    except SyntaxError as error:
+        return Finding("UNVERIFIED", f"{module} cannot be parsed: {error.msg} in line {error.lineno}")
+
+
+def _moved(target: str, lock: Lock, reader: _Reader) -> Finding | None:
+    """Where the code of a target stands now: under another name in its module, or by its name in another module."""
+    module, _, qualified_name = target.partition(":")
+    known = {entry.fingerprint.behaviour for entry in lock.targets.get(target, {}).values() if entry.fingerprint}
+    defining = re.compile(rb"^\s*(?:async def|def|class)\s+" + qualified_name.partition(".")[0].encode() + rb"\b", re.M)
+    for name, (content, _) in sorted(reader.sources.modules.items(), key=lambda item: item[0] != module):
+        if name != module and not defining.search(content):
+            continue
+        source = reader.module(name)
+        try:
+            definitions = list(all_definitions(source.tree)) if source else []
+        except SyntaxError:
+            continue
+        for found, nodes in definitions:
+            if (name == module or found == qualified_name) and fingerprint(list(nodes)).behaviour in known:
+                return Finding("MOVED", f"now {name}:{found}")
+    return None
+
+
+def _copies(reader: _Reader, targets: set[str]) -> dict[str, list[str]]:
+    """For each target the modules that import it by name when they are imported themselves."""
+    wanted = {target for target in targets if ":" in target and "." not in target.partition(":")[2]}
+    names = {target.partition(":")[2].encode() for target in wanted}
+    copied: dict[str, list[str]] = {}
+    for module, (content, is_package) in sorted(reader.sources.modules.items()):
+        if not _may_import(content, names):
+            continue
+        source = reader.module(module)
+        try:
+            imports = list(module_level_imports(source.tree)) if source else []
+        except SyntaxError:
+            continue
+        for target in _imported_targets(imports, module, is_package):
+            if target in wanted:
+                copied.setdefault(target, []).append(module)
+    return {target: sorted(set(modules)) for target, modules in copied.items()}
+
+
+def _may_import(content: bytes, names: set[bytes]) -> bool:
+    return any(names.intersection(re.findall(rb"\w+", match.group(2))) for match in _IMPORT.finditer(content))
+
+
+def _imported_targets(imports: Iterable[ast.ImportFrom], module: str, is_package: bool) -> Iterator[str]:
+    for node in imports:
+        origin = imported_module(node, module, is_package)
+        for alias in node.names:
+            yield f"{origin}:{alias.name}"
+
+
+class UnknownUpstreamError(OverlayError):
+    """A name on the command line is none of the upstreams of pins.toml."""
+
+
+def upstream_named(pins: Pins, name: str) -> Upstream:
+    """The upstream of a name, a package or a distribution.
+
+    Raises:
+        UnknownUpstreamError: there is none.
+    """
+    for upstream in pins.upstreams:
+        if name in (upstream.name, upstream.distribution, *upstream.packages):
+            return upstream
+    known = ", ".join(upstream.name for upstream in pins.upstreams)
+    raise UnknownUpstreamError(f"{name!r} is no upstream; pins.toml has {known}")

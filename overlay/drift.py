@@ -1,0 +1,146 @@
+"""Compare a target as it is in some source with what the lock says about it."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import logging
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from overlay.declaration import MODULE_KINDS, Patch
+from overlay.definitions import Definition, find_definition
+from overlay.errors import DriftError
+from overlay.fingerprint import Fingerprint, fingerprint
+from overlay.lock import Lock
+from overlay.targets import source_file
+
+Status = Literal["OK", "COSMETIC", "DRIFT", "SIGNATURE", "MOVED", "MISSING", "CONFLICT", "UNVERIFIED"]
+CLEAN: tuple[Status, ...] = ("OK", "COSMETIC")
+
+log = logging.getLogger("overlay")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a comparison says about one target, in a word and in a sentence."""
+
+    status: Status
+    detail: str = ""
+
+
+@dataclass
+class ModuleSource:
+    """One module's source; it is parsed only if its SHA-256 is not a known one."""
+
+    name: str
+    content: bytes
+
+    @cached_property
+    def sha256(self) -> str:
+        """The SHA-256 of the source file."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The syntax tree.
+
+        Raises:
+            SyntaxError: it is not Python that this interpreter reads.
+        """
+        return ast.parse(self.content)
+
+    def definition(self, qualified_name: str) -> Definition | None:
+        """What the name is bound to here."""
+        return find_definition(self.tree, qualified_name)
+
+
+def compare(lock: Lock, target: str, source: ModuleSource) -> Finding:
+    """Compare a target that must exist with all supported releases."""
+    locked = lock.targets.get(target, {})
+    known = {release: entry for release, entry in locked.items() if entry.fingerprint is not None}
+    if source.sha256 in (lock.modules.get(source.name, {}).get(release) for release in known):
+        return Finding("OK")
+    definition = source.definition(target.partition(":")[2])
+    if definition is None:
+        return Finding("MISSING", f"{source.name} does not define it")
+    if not known:
+        return Finding("UNVERIFIED", "the lock has no fingerprint of it; generate it with `python -m overlay lock`")
+    if definition.implied and not any(entry.implied for entry in known.values()):
+        return Finding("MISSING", "its class is there and no longer defines it")
+    return _nearest(fingerprint(list(definition.nodes)), {name: entry.fingerprint for name, entry in known.items()})
+
+
+def _nearest(found: Fingerprint, known: dict[str, Fingerprint]) -> Finding:
+    releases = " and ".join(sorted(known))
+    if any(found.code == each.code for each in known.values()):
+        return Finding("OK")
+    if any(found.behaviour == each.behaviour for each in known.values()):
+        return Finding("COSMETIC", f"only annotations differ from {releases}")
+    if all(found.call != each.call for each in known.values()):
+        expected = " or ".join(sorted({each.signature for each in known.values()}))
+        return Finding("SIGNATURE", f"{releases} have {expected}, here it is {found.signature}")
+    return Finding("DRIFT", f"its body is not the one in {releases}")
+
+
+def depends_on(patch: Patch) -> tuple[str, ...]:
+    """The targets that must be in upstream as the patch knows them: its own, unless it makes it, and its reliances."""
+    own = () if patch.kind in ("add", *MODULE_KINDS) else (patch.target,)
+    return own + patch.relies_on
+
+
+class RunningSource:
+    """Checks targets against the files that this process imports. Each file is read once."""
+
+    def __init__(self, lock: Lock, accepted: tuple[str, ...]) -> None:
+        self.lock = lock
+        self.accepted = accepted
+        self.notes: list[str] = []
+        self._files: dict[str, ModuleSource | None] = {}
+
+    def verify(self, patch: Patch) -> None:
+        """Check a patch's target and everything it relies on.
+
+        What pins.toml accepts and what the lock does not know yet is only noted. So is a target that the source does
+        not define: whether it is there is seen when the patch is applied.
+
+        Raises:
+            DriftError: naming the target, the supported releases, what changed and how to go on.
+        """
+        for target in depends_on(patch):
+            finding = self._examine(target)
+            if finding.status == "OK":
+                continue
+            only_noted = ("COSMETIC", "UNVERIFIED", *(["MISSING"] if target == patch.target else []))
+            accepted = "*" in self.accepted or target in self.accepted
+            if finding.status not in only_noted and not accepted:
+                raise DriftError(f"{target} is {finding.status}: {finding.detail}. {_HOW_TO_GO_ON}")
+            self.notes.append(f"{patch.describe()}: {target} is {finding.status}: {finding.detail}")
+            log.warning("%s", self.notes[-1])
+
+    def _examine(self, target: str) -> Finding:
+        module = target.partition(":")[0]
+        if module not in self._files:
+            self._files[module] = _read(module)
+        source = self._files[module]
+        if source is None:
+            return Finding("MISSING", f"{module} has no source file")
+        return compare(self.lock, target, source)
+
+
+_HOW_TO_GO_ON = (
+    "Install a supported release; or read `python -m overlay check`, bring the patch up to date and generate the lock"
+    " again; or, to run all the same, name the target under accept_drift in overlay/pins.toml"
+)
+
+
+def _read(module: str) -> ModuleSource | None:
+    imported = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        file = Path(imported) if imported else source_file(module)
+    except ModuleNotFoundError:
+        return None
+    return ModuleSource(module, file.read_bytes()) if file is not None and file.suffix == ".py" else None
