@@ -118,6 +118,7 @@ def _end(leader: subprocess.Popen[bytes], signals: SignalFlag) -> None:
         for process in descendants(os.getpid()):
             _signal(process, number)
         _wait_until(lambda: not _remaining(leader), limit)
+    _reap_adopted(leader.pid)
 
 
 def _remaining(leader: subprocess.Popen[bytes]) -> list[int]:

@@ -1,0 +1,54 @@
+"""Stands for the training's entry point: writes the files that it writes. Arguments: mode, folder, steps."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+STAGES = {
+    "gen": 1.5,
+    "ref": 0.7,
+    "reward": 0.1,
+    "adv": 0.0,
+    "update_actor": 1.4,
+    "reshard": 0.2,
+    "offload": 0.1,
+    "step": 4.0,
+}
+
+
+def append(path, entry):
+    with path.open("a") as file:
+        file.write(json.dumps(entry) + "\n")
+
+
+def main(mode, folder, steps):
+    """Modes: good, failing (an error after the first step), short (ends early), endless (until a signal)."""
+    overlay = {"applied": ["a:b", "c:d"], "pending": [], "effective": {"a:b": True, "c:d": True}}
+    (folder / "overlay.json").write_text(json.dumps(overlay))
+    for event in ("ray_ready", "models_ready", "training_begins"):
+        append(folder / "events.jsonl", {"time": time.time(), "event": event})
+    for step in range(1, steps + 1):
+        metrics = {f"timing_s/{stage}": seconds for stage, seconds in STAGES.items()}
+        metrics |= {"critic/score/mean": step / steps, "training/rollout_logprob_diff_max": 1e-4 * step}
+        metrics |= {"memory/peak_bytes/update": 1 << 20, "reshard/weights_exact": 1}
+        append(folder / "metrics.jsonl", {"step": step, "time": time.time(), "metrics": metrics})
+        if mode == "failing":
+            print("Traceback (most recent call last):\nerror: a die ran out of device memory; use more dies")
+            return 1
+        if mode == "short":
+            return 0
+    if mode == "endless":
+        if os.fork() == 0:
+            os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            (folder / "worker").write_text(str(os.getpid()))
+            time.sleep(600)
+        time.sleep(600)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))

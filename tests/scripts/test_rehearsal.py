@@ -1,0 +1,255 @@
+"""The rehearsal from its plan to its report, around a fake training; and what it refuses before it starts anything."""
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from safetensors.numpy import save_file
+
+from scripts.rehearsal.display import format_duration, format_row
+from scripts.rehearsal.plan import Options, make_plan, read_environment, setting
+from scripts.rehearsal.preflight import (
+    PreflightError,
+    check_device_memory,
+    check_rows,
+    compose_checked,
+    count_parameters,
+)
+from scripts.rehearsal.stages import check_before_anything, last_error
+from verl_patches.features.dataset import DataError, Problem, to_row
+from verl_patches.features.dataset.parquet import write_rows
+from verl_patches.features.report import StepRecord
+
+ROOT = Path(__file__).resolve().parents[2]
+PROBLEMS = "\n".join(json.dumps({"problem": f"{n}+1", "answer": str(n + 1)}) for n in range(80))
+# Runs the real rehearsal with a fake training and a fake checkpoint; arguments: mode, then those of rehearse.sh.
+LAUNCHER = f"""
+import sys
+from pathlib import Path
+from scripts.rehearsal import __main__ as rehearsal, plan, processes
+processes._REMAINING_GRACE_S = 0.2
+mode = sys.argv.pop(1)
+class Fake(plan.Plan):
+    def checkpoint_command(self):
+        return ["mkdir", "-p", str(self.checkpoint)]
+    def data_command(self):
+        command = [sys.executable, "scripts/json_to_parquet.py", "--output_dir", str(self.output / "data")]
+        return [*command, "--json_path", str(self.output.parent / "problems.jsonl")]
+    def run_command(self):
+        return [sys.executable, "tests/scripts/fake_training.py", mode, str(self.output), str(self.options.steps)]
+plan.Plan = Fake
+plan.checkpoint_key = lambda: "test-{os.getpid()}"
+sys.exit(rehearsal.main())
+"""
+
+
+def start(folder, mode, *arguments):
+    (folder / "problems.jsonl").write_text(PROBLEMS)
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, mode, "--steps", "3", "--output", folder / "run", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "60"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(autouse=True)
+def remove_fake_checkpoint():
+    yield
+    checkpoint = ROOT / ".cache" / "checkpoints" / f"test-{os.getpid()}"
+    if checkpoint.exists():
+        checkpoint.rmdir()
+
+
+def test_good_run_shows_every_step_and_writes_the_report(tmp_path):
+    running = start(tmp_path, "good", "--seed", "7")
+    output, errors = running.communicate(timeout=120)
+    assert running.returncode == 0, errors
+    rows = [line.split()[0] for line in output.splitlines() if "/3 " in line]
+    assert rows == ["1/3", "2/3", "3/3"]
+    assert "\x1b" not in output and "Ray is up" in output and "Done in" in output
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    keys = "seed steps dies wall_s reward_first reward_last stage_seconds rollout_logprob_diff_max weights_exact"
+    keys += " patches_applied patches_effective peak_device_bytes collectives"
+    assert set(keys.split()) <= set(summary)
+    assert set(summary["stage_seconds"]) == set("rollout old_log_prob ref reward adv update reshard offload".split())
+    assert (summary["seed"], summary["steps"], summary["dies"], summary["weights_exact"]) == (7, 3, 4, True)
+    assert (tmp_path / "run" / "report.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [("failing", "a die ran out of device memory"), ("short", "ended after 1 of 3 steps")],
+)
+def test_failed_run_is_one_sentence_and_the_log(tmp_path, mode, message):
+    running = start(tmp_path, mode)
+    _, errors = running.communicate(timeout=120)
+    assert running.returncode == 1
+    first, second = errors.splitlines()
+    assert first.startswith("error: ") and message in first
+    assert second == f"The whole log: {tmp_path}/run/logs/run.log"
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_interrupt_leaves_nothing_running(tmp_path):
+    running = start(tmp_path, "endless")
+    worker_file = tmp_path / "run" / "worker"
+    deadline = time.monotonic() + 60
+    while not worker_file.exists() or not worker_file.read_text():
+        assert time.monotonic() < deadline and running.poll() is None, running.communicate()
+    worker = int(worker_file.read_text())
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130 and "has been stopped" in errors
+    assert not is_running(worker)
+    assert not list(Path("/tmp").glob(f"rehearsal-{running.pid}"))
+
+
+def refusal(*overrides, **options):
+    with pytest.raises(PreflightError) as caught:
+        compose_checked(make_plan(Options(overrides=overrides, **options), "time"))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("ray_init.num_cpus=3", "ray_init.num_cpus=3 is too few for Ray to place 4 workers"),
+        ("actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=3", "TP x PP x CP is 6"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=512", "choose a divisor of 256"),
+        ("actor_rollout_ref.actor.ppo_epochs=2", "recompute_old_log_prob=False is exact only with one update"),
+        ("+actor_rollout_ref.overlay.reshrad.enabled=true", "unknown key actor_rollout_ref.overlay.reshrad"),
+        ("data.sede=1", "Could not override 'data.sede'"),
+        ("fast", "fast"),
+        ("trainer.total_training_steps=many", "total_training_steps=many is no number of steps"),
+        ("+ray_init.port=99999", "ray_init.port=99999 is no port"),
+    ],
+)
+def test_configuration_that_cannot_run_is_refused(override, message):
+    assert message in refusal(override)
+
+
+def test_port_in_use_is_refused_and_a_free_one_is_not():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert f"ray_init.port={port} cannot be used" in refusal(f"+ray_init.port={port}")
+    config = compose_checked(make_plan(Options(overrides=(f"+ray_init.port={port}",)), "time"))
+    assert config["ray_init"]["port"] == port
+
+
+def test_refused_dies_end_the_launcher_before_anything_is_made(tmp_path):
+    running = start(tmp_path, "good", "--dies", "3")
+    _, errors = running.communicate(timeout=120)
+    assert running.returncode == 2
+    assert errors.startswith("error: 3 dies cannot hold whole training replicas: TP x PP x CP is 4;")
+    assert errors.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("content", [None, "", '{"text": 1}', "{"])
+def test_bad_data_file_is_refused_before_anything_is_made(tmp_path, content):
+    path = tmp_path / "bad.jsonl"
+    if content is not None:
+        path.write_text(content)
+    plan = make_plan(Options(data=path, output=tmp_path / "run"), "time")
+    with pytest.raises(DataError, match="bad.jsonl"):
+        check_before_anything(plan)
+    assert not (tmp_path / "run").exists()
+
+
+def test_fewer_rows_than_a_step_takes_are_refused(tmp_path):
+    plan = make_plan(Options(output=tmp_path), "time")
+    problems = [Problem(f"{n}+1", str(n + 1)) for n in range(7)]
+    rows = [to_row(problem, index, "train", "own", "") for index, problem in enumerate(problems)]
+    for path in (plan.train_data, plan.test_data):
+        write_rows(path, rows)
+    config = {"data": {"train_batch_size": 7}, "trainer": {"n_gpus_per_node": 4}}
+    check_rows(plan, config)
+    with pytest.raises(PreflightError, match="7 training rows.*data.train_batch_size=8"):
+        check_rows(plan, {**config, "data": {"train_batch_size": 8}})
+
+
+def test_folder_of_another_run_is_refused(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("kept\n")
+    with pytest.raises(PreflightError, match="is not an empty folder: choose another --output"):
+        check_before_anything(make_plan(Options(output=tmp_path), "time"))
+
+
+def test_device_memory_must_hold_the_training_state():
+    check_device_memory(parameters=2**20, dies=4, capacity_mb=5)
+    with pytest.raises(PreflightError, match="--device-memory 4 is too little.*take 5 MiB.*give at least 10"):
+        check_device_memory(parameters=2**20, dies=4, capacity_mb=4)
+
+
+def test_parameters_are_counted_from_headers(tmp_path):
+    first = {"a": numpy.zeros((3, 5), numpy.float32), "b": numpy.zeros(7, numpy.float16)}
+    save_file(first, tmp_path / "model-1.safetensors", metadata={"format": "pt"})
+    save_file({"c": numpy.zeros((2, 1), numpy.float32)}, tmp_path / "model-2.safetensors")
+    assert count_parameters(tmp_path) == 24
+
+
+def test_user_overrides_win_over_every_other():
+    plan = make_plan(Options(steps=5, overrides=("trainer.total_training_steps=9",)), "time")
+    widened = plan.with_overrides(["data.max_prompt_length=64"])
+    assert widened.overrides[-2:] == ("data.max_prompt_length=64", "trainer.total_training_steps=9")
+    assert "trainer.total_training_steps=5" in widened.overrides[:-2]
+
+
+def test_paths_survive_hydras_grammar(tmp_path):
+    for path in (Path("/plain/path-1.0"), Path("/with space/a=b,{c}/it's")):
+        override = OverridesParser.create().parse_override(setting("key", path))
+        assert override.value() == str(path)
+    listed = OverridesParser.create().parse_override(setting("key", [Path("/a b"), Path("/c")]))
+    assert [getattr(entry, "text", entry) for entry in listed._value] == ["/a b", "/c"]
+
+
+def test_every_variable_of_the_environment_file_is_read_by_the_software_it_names():
+    text = (ROOT / "scripts" / "env" / "rehearsal.env").read_text()
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        name = line.split("=")[0]
+        reader = line.partition("# ")[2].partition(":")[0]
+        if reader == "python":
+            continue
+        package = Path(next(iter(importlib.util.find_spec(reader).submodule_search_locations)))
+        known = subprocess.run(["grep", "-rqF", name, package], stdout=subprocess.DEVNULL).returncode == 0
+        assert known, f"nothing in {reader} reads {name}"
+    assert read_environment(ROOT / "scripts" / "env" / "rehearsal.env")["OMP_NUM_THREADS"] == "1"
+
+
+def test_row_without_measurements_and_without_unicode():
+    bare = format_row(StepRecord(1, 0.0), 25)
+    assert bare.startswith("     1/25      -  ░") and bare.rstrip().endswith("-")
+    full = format_row(StepRecord(12, 0.0, {"critic/score/mean": 0.5, "timing_s/step": 3.456}), 25, "ascii")
+    assert "0.500  ######......" in full and full.endswith("3.46")
+    assert format_duration(125.7) == "2:05"
+
+
+def test_last_error_of_a_log(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text("noise\nerror: first\nerror: the cause; the remedy\n(pid) more noise\n")
+    assert last_error(log) == "the cause; the remedy"
+    log.write_text("one\nlast line\n\n")
+    assert last_error(log) == "last line"
+    log.write_text("")
+    assert last_error(log) == "it printed nothing"
