@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Sets up the environment and runs every check and test. Arguments are passed on to pytest.
+set -euo pipefail
+
+project_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+readonly project_root
+# shellcheck source=scripts/lib/terminal.sh
+source "$project_root/scripts/lib/terminal.sh"
+# shellcheck source=scripts/lib/environment.sh
+source "$project_root/scripts/lib/environment.sh"
+
+main() {
+    cd "$project_root"
+    environment_ensure "$project_root"
+    local tools=$project_root/.venv/bin shell_scripts
+    mapfile -d '' shell_scripts < <(find scripts .ci -type f \( -name '*.sh' -o -path '.ci/run' \) -print0)
+    "$tools/ruff" check .
+    "$tools/ruff" format --check .
+    "$tools/shellcheck" --external-sources "${shell_scripts[@]}"
+    # The tests run as the rehearsal does: with its environment, and nothing of the user's Ray or Python path.
+    local settings
+    mapfile -t settings < <("$tools/python" -m scripts.rehearsal.environment)
+    unset RAY_ADDRESS
+    exec env "${settings[@]}" PYTHONPATH="$project_root" "$tools/python" -m pytest "$@" </dev/null
+}
+
+main "$@"
