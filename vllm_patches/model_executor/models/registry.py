@@ -1,0 +1,22 @@
+"""vLLM looks at a model's class in the process itself once that process uses the device."""
+
+from overlay import wrap
+
+
+@wrap(
+    "vllm.model_executor.models.registry:_LazyRegisteredModel.inspect_model_cls",
+    feature="start_up",
+    why="every engine starts a Python process that imports vLLM again (13 s of one core), to leave the device alone; "
+    "in verl's worker the device is in use already and the class is loaded a moment later anyway",
+    upstream="not forwarded: worth it only where many engines start on few cores",
+    remove_when="vLLM caches what it learns about a model class between processes",
+    relies_on=["vllm.model_executor.models.registry:_ModelInfo.from_model_cls"],
+)
+def inspect_model_cls(upstream, self):
+    import torch
+
+    if not torch.npu.is_initialized():
+        return upstream(self)
+    from vllm.model_executor.models.registry import _ModelInfo
+
+    return _ModelInfo.from_model_cls(self.load_model_cls())
