@@ -1,0 +1,58 @@
+"""Writes the rehearsal's tiny DeepSeek-V3 checkpoint, warm-started on the task's training problems.
+
+A checkpoint made before from the same inputs is kept.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from verl_patches.features.dataset import DataError
+from verl_patches.features.tiny_model.checkpoint import DTYPES, CheckpointRequest, make_checkpoint
+
+_PROJECT_ROOT = Path(__file__).resolve().parents[1]
+_STEPS_PER_LINE = 50
+
+
+def _arguments(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="folder of the checkpoint")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=_PROJECT_ROOT / "data" / "arithmetic" / "train.jsonl",
+        help="training problems of the warm start (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and warm start (default: %(default)s)")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16", help="dtype of the stored weights")
+    parser.add_argument("--no-warm-start", action="store_true", help="leave the weights random")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    options = _arguments(arguments)
+    begun = time.monotonic()
+
+    def show(step: int, loss: float) -> None:
+        if step % _STEPS_PER_LINE == 0:
+            print(f"warm start: step {step}, loss {loss:.3f}, {time.monotonic() - begun:.0f} s", flush=True)
+
+    request = CheckpointRequest(options.data, options.seed, options.dtype)
+    if options.no_warm_start:
+        request = CheckpointRequest(options.data, options.seed, options.dtype, warm_start=None)
+    try:
+        result = make_checkpoint(request, options.output, show)
+    except (DataError, FileExistsError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    what = "kept the checkpoint of the same inputs" if result.reused else "wrote the checkpoint"
+    reward = "" if result.expected_reward is None else f", expected reward {result.expected_reward:.2f}"
+    print(f"{what} in {result.path}{reward}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
