@@ -24,6 +24,7 @@ from scripts.rehearsal.preflight import (
 from scripts.rehearsal.processes import SignalFlag, run_to_the_end
 from verl_patches.features.dataset import read_problems
 from verl_patches.features.report import RunFacts, read_records, summarise
+from verl_patches.features.report.meters import read_meters
 
 
 class RunFailed(Exception):
@@ -81,11 +82,15 @@ class Rehearsal:
 
     def _prepare_step(self, title: str, command: list[str], plan: Plan) -> None:
         started, log = time.monotonic(), plan.output / "logs" / "prepare.log"
-        self.console.print(f"{title} ...")
-        status = run_to_the_end(command, plan.environment(), ROOT, log, self.signals)
+        with self.console.status(f"{title} ...") as line:
+
+            def show_last_line() -> None:
+                line.update(f"{title}: {last_error(log)}")
+
+            status = run_to_the_end(command, plan.environment(), ROOT, log, self.signals, show_last_line)
         if status != 0:
             raise RunFailed(f"{title} failed: {last_error(log)}", log)
-        self.console.print(f"  {time.monotonic() - started:6.1f} s")
+        self.console.print(f"{title:<46}{time.monotonic() - started:5.0f} s")
 
     def _train(self, plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
         started, steps = time.monotonic(), config["trainer"]["total_training_steps"]
@@ -120,7 +125,7 @@ def write_report(plan: Plan, wall_s: float, startup_s: float | None) -> dict[str
     overlay_file = plan.output / "overlay.json"
     overlay = json.loads(overlay_file.read_text()) if overlay_file.exists() else None
     facts = RunFacts(plan.options.seed, plan.options.dies, wall_s, startup_s)
-    summary = summarise(records, facts, overlay)
+    summary = summarise(records, facts, overlay, read_meters(plan.output / "meters"))
     (plan.output / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     title = f"GRPO rehearsal: {len(records)} steps, seed {facts.seed}, {facts.dies} emulated dies"
     draw(records, title, plan.output / "report.png")
