@@ -166,11 +166,12 @@ class Engine:
         log.debug("applied %s", self.plan.patches[index].label)
 
     def _apply(self, patch: Patch, module: ModuleType) -> None:
-        effect = self.effects.setdefault(patch.name, Effect(patch.module, patch.qualified_name))
+        effect = self.effects.get(patch.name) or Effect(patch.module, patch.qualified_name)
         if self.running is not None:
             self._guarded(patch, lambda: self.running.verify(patch))
         act = {"add": self._add, "register": self._register}.get(patch.kind, self._change)
         self._guarded(patch, lambda: act(patch, module, find(module, patch.qualified_name), effect))
+        self.effects[patch.name] = effect
 
     def _guarded(self, patch: Patch, call: Callable[[], Any]) -> None:
         """Run one patch's part so that whatever goes wrong names the patch and is remembered."""
