@@ -1,23 +1,19 @@
 """vLLM registers its custom operators on torch 2.5.1."""
 
-import typing
-
-from overlay import wrap
+from overlay import register
 
 
-@wrap(
-    "vllm.utils:direct_register_custom_op",
+@register(
+    "torch._library.infer_schema:SUPPORTED_PARAM_TYPES",
     feature="vllm_on_torch_2_5",
-    why="torch 2.5.1 infers operator schemas from typing.List and refuses list[int]; vLLM 0.9.1 is written for 2.7",
-    upstream="not forwarded: vllm-ascend changes the same annotations, but only in rollout workers, and the driver of "
-    "verl imports vLLM too",
+    why="vllm.utils.direct_register_custom_op has torch infer schemas, and torch 2.5.1 does not know list[int]",
+    upstream="not forwarded: later torch releases know it; vllm-ascend rewrites the annotations instead, but only once "
+    "its plugin is loaded, and the driver of verl imports vLLM's operators before that",
     remove_when="the pinned torch is 2.6 or later",
+    evidence="executed",
 )
-def direct_register_custom_op(upstream, op_name, op_func, *args, **kwargs):
-    spelling_of_2_5 = {
-        list[int]: typing.List[int],  # noqa: UP006 - the spelling is the point
-        typing.Optional[list[int]]: typing.Optional[typing.List[int]],  # noqa: UP006, UP045
-    }
-    for name, annotation in op_func.__annotations__.items():
-        op_func.__annotations__[name] = spelling_of_2_5.get(annotation, annotation)
-    return upstream(op_name, op_func, *args, **kwargs)
+def parameter_types(module):
+    from typing import Optional
+
+    # Optional[...] and not `| None`: the two are different keys, and the first is what vLLM writes.
+    return {list[int]: "SymInt[]", Optional[list[int]]: "SymInt[]?"}  # noqa: UP045
