@@ -1,0 +1,102 @@
+// The Python face of the emulated device: npu_emulator._C.
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "device.h"
+#include "generator.h"
+#include "hccl.h"
+#include "hooks.h"
+#include "host_alias.h"
+#include "memory.h"
+#include "meters.h"
+#include "pinned_memory.h"
+
+namespace py = pybind11;
+
+namespace {
+
+py::dict memory_statistics(c10::DeviceIndex device) {
+  const auto now = npu::memory_statistics(device);
+  using namespace pybind11::literals;
+  return py::dict("capacity"_a = now.capacity, "allocated"_a = now.allocated, "reserved"_a = now.reserved,
+                  "peak_allocated"_a = now.peak_allocated, "peak_reserved"_a = now.peak_reserved,
+                  "watermark"_a = now.watermark, "allocations"_a = now.allocations, "frees"_a = now.frees,
+                  "out_of_memory_errors"_a = now.out_of_memory_errors);
+}
+
+// (count, bytes) of copies from host to device, device to host and device to device.
+std::vector<std::pair<int64_t, int64_t>> copies() {
+  std::vector<std::pair<int64_t, int64_t>> all;
+  for (const auto& each : npu::meters::all_copies()) all.emplace_back(each.count, each.bytes);
+  return all;
+}
+
+// (kind, group size, count, bytes)
+std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>> collectives() {
+  std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>> all;
+  for (const auto& [key, totals] : npu::meters::all_collectives())
+    all.emplace_back(std::get<0>(key), std::get<1>(key), totals.count, totals.bytes);
+  return all;
+}
+
+void bind_device(py::module& module) {
+  module.def("device_count", &npu::device_count);
+  module.def("current_device", &npu::current_device);
+  module.def("set_device", [](c10::DeviceIndex index) {
+    npu::initialize();
+    npu::set_device(index);
+  });
+  module.def("initialize", &npu::initialize);
+  module.def("is_initialized", &npu::is_initialized);
+  module.def("is_in_bad_fork", &npu::is_in_bad_fork);
+  module.def("default_generator", &npu::default_generator);
+  module.def("is_pinned", [](const at::Tensor& tensor) {
+    return tensor.is_cpu() && tensor.layout() == at::kStrided && npu::is_pinned(tensor.storage().data());
+  });
+}
+
+void bind_memory(py::module& module) {
+  module.def("memory_statistics", &memory_statistics);
+  module.def("set_capacity", &npu::set_capacity);
+  module.def("reset_peak_statistics", &npu::reset_peak_statistics);
+  module.def("exchange_watermark", &npu::exchange_watermark);
+  module.def("empty_cache", &npu::empty_cache);
+  module.def("exchange_charged_device", &npu::exchange_charged_device);
+}
+
+void bind_operators(py::module& module) {
+  py::class_<npu::HostAliases>(module, "HostAliases")
+      .def(py::init<>())
+      .def("alias", &npu::HostAliases::alias)
+      .def("to_device", &npu::HostAliases::to_device)
+      .def("write_back", &npu::HostAliases::write_back);
+  module.def("host_alias", &npu::host_alias);
+  module.def("count_operator", [](const std::string& name) { ++npu::meters::operator_calls(name); });
+  module.def("operator_calls", &npu::meters::all_operator_calls);
+  module.def("copies", &copies);
+  module.def("collectives", &collectives);
+}
+
+void bind_hccl(py::module& module) {
+  module.def("set_deferred_collectives", &npu::set_deferred_collectives);
+  module.def("deferred_collectives", &npu::deferred_collectives);
+  module.def("complete_deferred_collectives", &npu::complete_deferred_collectives,
+             py::call_guard<py::gil_scoped_release>());
+  py::class_<npu::HcclBackend, c10::intrusive_ptr<npu::HcclBackend>, c10d::Backend>(module, "HcclBackend")
+      .def(py::init<c10::intrusive_ptr<c10d::Backend>, int, int>(), py::arg("carrier"), py::arg("rank"), py::arg("size"))
+      .def(
+          "get_hccl_comm_name",
+          [](npu::HcclBackend& backend, int, bool) { return "emulated_hccl_" + backend.getGroupUid(); },
+          py::arg("rank"), py::arg("init_comm") = true);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  npu::register_hooks();
+  bind_device(module);
+  bind_memory(module);
+  bind_operators(module);
+  bind_hccl(module);
+}

@@ -1,0 +1,85 @@
+#include "device.h"
+
+#include <c10/util/Exception.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <string>
+
+namespace npu {
+namespace {
+
+thread_local c10::DeviceIndex current = 0;
+std::atomic<bool> in_use{false};
+std::atomic<bool> forked_after_use{false};
+
+void after_fork_in_child() {
+  if (in_use) forked_after_use = true;
+}
+
+c10::DeviceIndex count_visible(const std::string& list, int64_t machine_devices) {
+  c10::DeviceIndex count = 0;
+  const char* cursor = list.c_str();
+  while (*cursor) {
+    char* end = nullptr;
+    const auto device = std::strtoll(cursor, &end, 10);
+    if (end == cursor || device < 0 || device >= machine_devices) break;
+    ++count;
+    if (*end != ',') break;
+    cursor = end + 1;
+  }
+  return count;
+}
+
+}  // namespace
+
+int64_t environment_integer(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  if (!text || !*text) return otherwise;
+  char* end = nullptr;
+  const auto value = std::strtoll(text, &end, 10);
+  TORCH_CHECK(!*end && value >= 0, name, " must be a non-negative whole number, not '", text, "'");
+  return value;
+}
+
+c10::DeviceIndex device_count() {
+  static const c10::DeviceIndex count = [] {
+    const auto machine_devices = environment_integer("NPU_EMULATOR_DEVICES", 8);
+    TORCH_CHECK(machine_devices <= kMaxDevices, "NPU_EMULATOR_DEVICES must be at most ", kMaxDevices);
+    const char* visible = std::getenv("ASCEND_RT_VISIBLE_DEVICES");
+    return visible ? count_visible(visible, machine_devices) : static_cast<c10::DeviceIndex>(machine_devices);
+  }();
+  return count;
+}
+
+c10::DeviceIndex current_device() noexcept { return current; }
+
+c10::DeviceIndex resolve_device(c10::DeviceIndex index) {
+  if (index < 0) return current;
+  TORCH_CHECK(index < device_count(), "Invalid NPU device ordinal ", static_cast<int>(index), ": ",
+              static_cast<int>(device_count()), " are visible");
+  return index;
+}
+
+void set_device(c10::DeviceIndex index) { current = resolve_device(index); }
+
+void set_device_unchecked(c10::DeviceIndex index) noexcept {
+  if (index >= 0) current = index;
+}
+
+void initialize() {
+  TORCH_CHECK(!forked_after_use,
+              "Cannot re-initialize NPU in forked subprocess. To use NPU with multiprocessing, you must use the "
+              "'spawn' start method");
+  if (in_use.load(std::memory_order_relaxed)) return;
+  TORCH_CHECK(device_count() > 0, "No NPU is visible to this process (ASCEND_RT_VISIBLE_DEVICES, NPU_EMULATOR_DEVICES)");
+  static const int registered = pthread_atfork(nullptr, nullptr, &after_fork_in_child);
+  TORCH_CHECK(registered == 0, "pthread_atfork failed");
+  in_use = true;
+}
+
+bool is_initialized() noexcept { return in_use && !forked_after_use; }
+bool is_in_bad_fork() noexcept { return forked_after_use; }
+
+}  // namespace npu

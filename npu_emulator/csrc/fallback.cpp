@@ -1,0 +1,188 @@
+// Every operator that has no kernel of its own on the NPU: its CPU kernel, run on aliases of the same memory.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "device.h"
+#include "generator.h"
+#include "host_alias.h"
+#include "memory.h"
+#include "meters.h"
+
+namespace npu {
+namespace {
+
+// What has to be known about an operator, worked out at its first call.
+struct OperatorTraits {
+  std::atomic<int64_t>* calls;
+  c10::SmallVector<size_t, 1> optional_generators;  // positions of arguments
+  bool writes;                                      // to one of its arguments
+  bool takes_host_tensors;                          // beside tensors on the NPU
+  bool reads_scalar;                                // copies one number to the host
+};
+
+bool takes_host_tensors(const std::string& name) {
+  static const std::unordered_set<std::string> names = {
+      "aten::index",      "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",      "aten::_unsafe_index",
+      "aten::_ctc_loss",  "aten::copy_",     "aten::set_",       "aten::_pack_padded_sequence", "aten::_unsafe_index_put",
+  };
+  return names.count(name) > 0;
+}
+
+bool is_optional_generator(const c10::TypePtr& type) {
+  const auto optional = type->cast<c10::OptionalType>();
+  return optional && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
+}
+
+OperatorTraits describe(const c10::FunctionSchema& schema) {
+  OperatorTraits traits{};
+  const auto& overload = schema.overload_name();
+  traits.calls = &meters::operator_calls(overload.empty() ? schema.name() : schema.name() + "." + overload);
+  for (size_t position = 0; position < schema.arguments().size(); ++position) {
+    const auto& argument = schema.arguments()[position];
+    if (is_optional_generator(argument.type())) traits.optional_generators.push_back(position);
+    traits.writes = traits.writes || (argument.alias_info() && argument.alias_info()->isWrite());
+  }
+  traits.takes_host_tensors = takes_host_tensors(schema.name());
+  traits.reads_scalar = schema.name() == "aten::_local_scalar_dense";
+  return traits;
+}
+
+const OperatorTraits& traits_of(const c10::FunctionSchema& schema) {
+  thread_local std::unordered_map<const c10::FunctionSchema*, const OperatorTraits*> seen;
+  auto& known = seen[&schema];
+  if (known) return *known;
+  static std::mutex mutex;
+  static auto* all = new std::unordered_map<const c10::FunctionSchema*, OperatorTraits>();
+  std::lock_guard<std::mutex> lock(mutex);
+  known = &all->try_emplace(&schema, describe(schema)).first->second;
+  return *known;
+}
+
+// Replaces the arguments of one call by what the CPU kernel takes, and finds out which die the call belongs to.
+class HostArguments {
+ public:
+  explicit HostArguments(const c10::FunctionSchema& schema) : schema_(schema) {}
+
+  void replace(c10::IValue& value) {
+    if (value.isTensor()) {
+      value = host_tensor(value.toTensor());
+    } else if (value.isTensorList()) {
+      value = host_list(value.toTensorList());
+    } else if (value.isOptionalTensorList()) {
+      value = host_optional_list(value.toOptionalTensorList());
+    } else if (value.isDevice()) {
+      replace_device(value);
+    } else if (value.isGenerator()) {
+      const auto generator = value.toGenerator();
+      if (generator.defined() && generator.device().type() == kNpu) value = host_generator(generator);
+    }
+  }
+
+  c10::DeviceIndex device() const { return device_ < 0 ? current_device() : device_; }
+  bool result_stays_on_host() const { return result_stays_on_host_; }
+  HostAliases& aliases() { return aliases_; }
+
+  void check_same_device() const {
+    TORCH_CHECK(!has_host_tensor_ || aliases_.empty(),
+                "Expected all tensors to be on the same device, but found at least two devices, npu:",
+                static_cast<int>(device()), " and cpu! (when checking arguments of ", schema_.name(), ")");
+  }
+
+ private:
+  at::Tensor host_tensor(const at::Tensor& tensor) {
+    if (!tensor.defined()) return tensor;
+    if (!tensor.is_privateuseone()) {
+      has_host_tensor_ = has_host_tensor_ || (tensor.device().is_cpu() && tensor.dim() > 0);
+      return tensor;
+    }
+    const auto index = tensor.device().index();
+    if (device_ < 0) device_ = index;
+    TORCH_CHECK(index == device_, "Expected all tensors to be on the same device, but found at least two devices, npu:",
+                static_cast<int>(device_), " and npu:", static_cast<int>(index), "! (when checking arguments of ",
+                schema_.name(), ")");
+    return aliases_.alias(tensor);
+  }
+
+  c10::List<at::Tensor> host_list(const c10::List<at::Tensor>& tensors) {
+    c10::List<at::Tensor> host;
+    host.reserve(tensors.size());
+    for (const at::Tensor& each : tensors) host.push_back(host_tensor(each));
+    return host;
+  }
+
+  c10::List<std::optional<at::Tensor>> host_optional_list(const c10::List<std::optional<at::Tensor>>& tensors) {
+    c10::List<std::optional<at::Tensor>> host;
+    host.reserve(tensors.size());
+    for (const std::optional<at::Tensor> each : tensors)
+      host.push_back(each ? std::optional<at::Tensor>(host_tensor(*each)) : std::nullopt);
+    return host;
+  }
+
+  void replace_device(c10::IValue& value) {
+    const auto device = value.toDevice();
+    if (device.type() == kNpu) {
+      if (device_ < 0) device_ = resolve_device(device.index());
+      value = c10::Device(c10::kCPU);
+    } else {
+      result_stays_on_host_ = result_stays_on_host_ || device.is_cpu();
+    }
+  }
+
+  const c10::FunctionSchema& schema_;
+  HostAliases aliases_;
+  c10::DeviceIndex device_ = -1;
+  bool has_host_tensor_ = false;
+  bool result_stays_on_host_ = false;
+};
+
+void results_to_device(torch::jit::Stack& stack, size_t count, HostArguments& arguments) {
+  auto& aliases = arguments.aliases();
+  for (size_t position = stack.size() - count; position < stack.size(); ++position) {
+    auto& value = stack[position];
+    if (value.isTensor()) {
+      value = aliases.to_device(value.toTensor(), arguments.device());
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> results;
+      for (const at::Tensor& each : value.toTensorList())
+        results.push_back(aliases.to_device(each, arguments.device()));
+      value = std::move(results);
+    }
+  }
+}
+
+void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const auto& traits = traits_of(schema);
+  traits.calls->fetch_add(1, std::memory_order_relaxed);
+  const auto first = stack->size() - schema.arguments().size();
+  HostArguments arguments(schema);
+  for (auto position = first; position < stack->size(); ++position) arguments.replace((*stack)[position]);
+  if (!traits.takes_host_tensors) arguments.check_same_device();
+  for (const auto position : traits.optional_generators) {
+    auto& generator = (*stack)[first + position];
+    if (generator.isNone()) generator = host_generator(default_generator(arguments.device()));
+  }
+  if (traits.reads_scalar)
+    meters::count_copy(meters::Copy::kDeviceToHost, (*stack)[first].toTensor().element_size());
+  {
+    const ChargeScope scope(arguments.result_stays_on_host() ? -1 : arguments.device());
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
+  if (traits.writes) arguments.aliases().write_back();
+  if (!arguments.result_stays_on_host()) results_to_device(*stack, schema.returns().size(), arguments);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+}
+// Autograd formulas are written over dispatched operators, so none is needed for the NPU; without the fallthrough,
+// operators that have no autograd kernel (collectives) would be refused.
+TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
+
+}  // namespace npu

@@ -1,0 +1,542 @@
+#include "hccl.h"
+
+#include <ATen/NativeFunctions.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
+#include <atomic>
+#include <mutex>
+#include <numeric>
+
+#include "host_alias.h"
+#include "meters.h"
+
+namespace npu {
+namespace {
+
+using at::Tensor;
+using c10d::ReduceOp;
+
+std::atomic<bool> deferred{false};
+
+struct DeferredWorks {
+  std::mutex mutex;
+  std::vector<c10::intrusive_ptr<c10d::Work>> pending;
+};
+
+DeferredWorks& deferred_works() {
+  static auto* works = new DeferredWorks();
+  return *works;
+}
+
+// gloo's threads refuse inference tensors, and nothing here is recorded for backward.
+struct CollectiveScope {
+  c10::InferenceMode ordinary_tensors{false};
+  at::NoGradGuard no_grad;
+};
+
+Tensor as_bytes(const Tensor& contiguous_host) { return contiguous_host.view({-1}).view(at::kByte); }
+
+// A tensor of a rank as gloo can take it: contiguous, on the host, as bytes; with the way back for results.
+struct HostBuffer {
+  explicit HostBuffer(const Tensor& tensor)
+      : original(host_alias(tensor)), contiguous(original.contiguous()), bytes(as_bytes(contiguous)) {}
+
+  bool in_place() const { return contiguous.is_same(original); }
+  std::function<void()> write_back() const {
+    return [original = original, contiguous = contiguous] { original.copy_(contiguous); };
+  }
+
+  Tensor original, contiguous, bytes;
+};
+
+int64_t bytes_of(const Tensor& tensor) { return tensor.numel() * static_cast<int64_t>(tensor.element_size()); }
+
+int64_t bytes_of(const std::vector<Tensor>& tensors) {
+  return std::accumulate(tensors.begin(), tensors.end(), int64_t{0},
+                         [](int64_t sum, const Tensor& each) { return sum + bytes_of(each); });
+}
+
+// The type in which a reduction is computed; gloo has no kernel for the others.
+at::ScalarType reduction_type(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kBool:
+      return at::kByte;
+    case at::kShort:
+      return at::kInt;
+    default:
+      return tensor.scalar_type();
+  }
+}
+
+// On truth values, sums and maxima mean "any"; products and minima mean "all".
+ReduceOp reduction_on(const Tensor& tensor, const ReduceOp& op) {
+  if (op == ReduceOp::AVG) return ReduceOp::SUM;
+  if (tensor.scalar_type() != at::kBool) return op;
+  if (op == ReduceOp::SUM) return ReduceOp::MAX;
+  return op == ReduceOp::PRODUCT ? ReduceOp(ReduceOp::MIN) : op;
+}
+
+void divide_by_ranks(Tensor& sum, int size) {
+  if (sum.is_floating_point() || sum.is_complex()) {
+    sum.div_(size);
+  } else {
+    sum.floor_divide_(size);
+  }
+}
+
+void accumulate(Tensor& into, const Tensor& part, const ReduceOp& op) {
+  switch (op.op_) {
+    case ReduceOp::SUM:
+      into.add_(part);
+      break;
+    case ReduceOp::PRODUCT:
+      into.mul_(part);
+      break;
+    case ReduceOp::MIN:
+      at::minimum_out(into, into, part);
+      break;
+    case ReduceOp::MAX:
+      at::maximum_out(into, into, part);
+      break;
+    default:
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "hccl: this reduction is not emulated");
+  }
+}
+
+void check_reduction(const ReduceOp& op) {
+  TORCH_CHECK_NOT_IMPLEMENTED(op == ReduceOp::SUM || op == ReduceOp::AVG || op == ReduceOp::PRODUCT ||
+                                  op == ReduceOp::MIN || op == ReduceOp::MAX,
+                              "hccl: only SUM, AVG, PRODUCT, MIN and MAX are emulated");
+}
+
+}  // namespace
+
+HcclWork::HcclWork(std::vector<Carrier> carriers, std::function<void()> finish, std::vector<Tensor> outputs)
+    : c10d::Work(-1, c10d::OpType::UNKNOWN),
+      carriers_(std::move(carriers)),
+      finish_(std::move(finish)),
+      outputs_(std::move(outputs)) {}
+
+bool HcclWork::isCompleted() {
+  if (done_) return true;
+  for (const auto& carrier : carriers_)
+    if (!carrier->isCompleted()) return false;
+  return wait();
+}
+
+bool HcclWork::wait(std::chrono::milliseconds timeout) {
+  if (done_) return true;
+  const CollectiveScope scope;
+  for (const auto& carrier : carriers_) carrier->wait(timeout);
+  if (finish_) finish_();
+  done_ = true;
+  finish_ = nullptr;
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> HcclWork::getFuture() {
+  if (future_) return future_;
+  wait();
+  std::vector<c10::Device> devices;
+  if (!outputs_.empty() && outputs_[0].is_privateuseone()) devices.push_back(outputs_[0].device());
+  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
+  future_->markCompleted(c10::IValue(outputs_));
+  return future_;
+}
+
+int HcclWork::sourceRank() const {
+  TORCH_CHECK(!carriers_.empty(), "only a receive has a source rank");
+  return carriers_[0]->sourceRank();
+}
+
+HcclBackend::HcclBackend(c10::intrusive_ptr<c10d::Backend> carrier, int rank, int size)
+    : c10d::Backend(rank, size), carrier_(std::move(carrier)) {
+  init();
+}
+
+HcclBackend::WorkPointer HcclBackend::point_to_point(Launched launched, Tensors outputs) {
+  std::function<void()> finish;
+  if (!launched.finish.empty()) {
+    finish = [steps = std::move(launched.finish)] {
+      for (const auto& step : steps) step();
+    };
+  }
+  auto work = c10::make_intrusive<HcclWork>(std::move(launched.carriers), std::move(finish), std::move(outputs));
+  if (coalescing_) coalesced_.push_back(work);
+  return work;
+}
+
+HcclBackend::WorkPointer HcclBackend::complete(Launched launched, Tensors outputs) {
+  auto work = point_to_point(std::move(launched), std::move(outputs));
+  if (!deferred) {
+    work->wait();
+    return work;
+  }
+  std::lock_guard<std::mutex> lock(deferred_works().mutex);
+  deferred_works().pending.push_back(work);
+  return work;
+}
+
+void HcclBackend::startCoalescing() {
+  coalescing_ = true;
+  coalesced_.clear();
+}
+
+HcclBackend::WorkPointer HcclBackend::endCoalescing() {
+  coalescing_ = false;
+  return c10::make_intrusive<HcclWork>(std::exchange(coalesced_, {}), nullptr, Tensors{});
+}
+
+HcclBackend::WorkPointer HcclBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const CollectiveScope scope;
+  meters::count_collective("broadcast", size_, bytes_of(tensors));
+  Launched launched;
+  for (const auto& tensor : tensors) {
+    const HostBuffer buffer(tensor);
+    if (size_ == 1 || !buffer.bytes.numel()) continue;
+    Tensors carried{buffer.bytes};
+    launched.carriers.push_back(carrier_->broadcast(carried, options));
+    if (!buffer.in_place()) launched.finish.push_back(buffer.write_back());
+  }
+  return complete(std::move(launched), tensors);
+}
+
+void HcclBackend::launch_all_reduce(Launched& launched, const Tensor& tensor, const ReduceOp& op) {
+  check_reduction(op);
+  const auto host = host_alias(tensor);
+  if (size_ == 1 || !host.numel()) return;
+  auto reduced = host.scalar_type() == at::kBool ? host.contiguous().view(at::kByte)
+                                                 : host.contiguous().to(reduction_type(host));
+  const bool in_place = reduced.is_alias_of(host) && host.is_contiguous();
+  c10d::AllreduceOptions options;
+  options.reduceOp = reduction_on(host, op);
+  Tensors carried{reduced.is_complex() ? at::view_as_real(reduced) : reduced};
+  launched.carriers.push_back(carrier_->allreduce(carried, options));
+  const bool average = op == ReduceOp::AVG;
+  if (in_place && !average) return;
+  launched.finish.push_back([=, size = size_]() mutable {
+    if (average) divide_by_ranks(reduced, size);
+    if (!in_place) host.copy_(reduced);
+  });
+}
+
+HcclBackend::WorkPointer HcclBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const CollectiveScope scope;
+  meters::count_collective("all_reduce", size_, bytes_of(tensors));
+  Launched launched;
+  for (const auto& tensor : tensors) launch_all_reduce(launched, tensor, options.reduceOp);
+  return complete(std::move(launched), tensors);
+}
+
+HcclBackend::WorkPointer HcclBackend::allreduce_coalesced(Tensors& tensors,
+                                                          const c10d::AllreduceCoalescedOptions& options) {
+  return allreduce(tensors, options);
+}
+
+HcclBackend::WorkPointer HcclBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const CollectiveScope scope;
+  meters::count_collective("reduce", size_, bytes_of(tensors));
+  Launched launched;
+  for (const auto& tensor : tensors) {
+    const auto host = host_alias(tensor);
+    const auto reduced = host.clone(at::MemoryFormat::Contiguous);
+    launch_all_reduce(launched, reduced, options.reduceOp);
+    if (rank_ == options.rootRank) launched.finish.push_back([=] { host.copy_(reduced); });
+  }
+  return complete(std::move(launched), tensors);
+}
+
+void HcclBackend::launch_all_gather(Launched& launched, const Tensors& outputs, const Tensor& input) {
+  const HostBuffer own(input);
+  bool even = true;
+  for (const auto& output : outputs) even = even && bytes_of(output) == own.bytes.numel();
+  std::vector<Tensors> gathered(1);
+  for (const auto& output : outputs) {
+    const HostBuffer buffer(output);
+    gathered[0].push_back(buffer.bytes);
+    if (!buffer.in_place()) launched.finish.push_back(buffer.write_back());
+  }
+  if (size_ == 1 || !even) {
+    TORCH_CHECK(gathered[0][rank_].numel() == own.bytes.numel(), "all_gather: the output for this rank has ",
+                gathered[0][rank_].numel(), " bytes, its input ", own.bytes.numel());
+    gathered[0][rank_].copy_(own.bytes);
+  }
+  if (size_ == 1 || (even && !own.bytes.numel())) return;
+  if (even) {
+    Tensors inputs{own.bytes};
+    launched.carriers.push_back(carrier_->allgather(gathered, inputs, {}));
+    return;
+  }
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!gathered[0][rank].numel()) continue;
+    c10d::BroadcastOptions from;
+    from.rootRank = rank;
+    Tensors carried{gathered[0][rank]};
+    launched.carriers.push_back(carrier_->broadcast(carried, from));
+  }
+}
+
+HcclBackend::WorkPointer HcclBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                const c10d::AllgatherOptions&) {
+  const CollectiveScope scope;
+  meters::count_collective("all_gather", size_, bytes_of(inputs));
+  Launched launched;
+  for (size_t index = 0; index < inputs.size(); ++index) launch_all_gather(launched, outputs[index], inputs[index]);
+  return complete(std::move(launched), outputs[0]);
+}
+
+HcclBackend::WorkPointer HcclBackend::_allgather_base(Tensor& output, Tensor& input, const c10d::AllgatherOptions&) {
+  const CollectiveScope scope;
+  TORCH_CHECK(output.numel() == input.numel() * size_, "all_gather_into_tensor: the output needs ", size_,
+              " times the elements of the input, has ", output.numel(), " for ", input.numel());
+  meters::count_collective("all_gather", size_, bytes_of(input));
+  const HostBuffer whole(output);
+  Launched launched;
+  launch_all_gather(launched, whole.contiguous.view({size_, -1}).unbind(0), host_alias(input));
+  if (!whole.in_place()) launched.finish.push_back(whole.write_back());
+  return complete(std::move(launched), {output});
+}
+
+HcclBackend::WorkPointer HcclBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                          const c10d::AllgatherOptions&) {
+  const CollectiveScope scope;
+  meters::count_collective("all_gather", size_, bytes_of(inputs));
+  Launched launched;
+  for (size_t index = 0; index < inputs.size(); ++index) {
+    Tensors of_each_rank;
+    for (const auto& of_rank : outputs) of_each_rank.push_back(of_rank[index]);
+    launch_all_gather(launched, of_each_rank, inputs[index]);
+  }
+  return complete(std::move(launched), outputs[0]);
+}
+
+HcclBackend::WorkPointer HcclBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                      const c10d::AllgatherOptions& options) {
+  std::vector<WorkPointer> works;
+  for (size_t index = 0; index < inputs.size(); ++index)
+    works.push_back(_allgather_base(outputs[index], inputs[index], options));
+  return c10::make_intrusive<HcclWork>(std::move(works), nullptr, outputs);
+}
+
+HcclBackend::WorkPointer HcclBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                             const c10d::GatherOptions& options) {
+  const CollectiveScope scope;
+  meters::count_collective("gather", size_, bytes_of(inputs));
+  const HostBuffer own(inputs[0]);
+  Launched launched;
+  std::vector<Tensors> gathered;
+  if (rank_ == options.rootRank) {
+    gathered.emplace_back();
+    for (const auto& output : outputs[0]) {
+      const HostBuffer buffer(output);
+      gathered[0].push_back(buffer.bytes);
+      if (!buffer.in_place()) launched.finish.push_back(buffer.write_back());
+    }
+  }
+  Tensors carried{own.bytes};
+  if (own.bytes.numel()) launched.carriers.push_back(carrier_->gather(gathered, carried, options));
+  return complete(std::move(launched), rank_ == options.rootRank ? outputs[0] : Tensors{});
+}
+
+HcclBackend::WorkPointer HcclBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                              const c10d::ScatterOptions& options) {
+  const CollectiveScope scope;
+  meters::count_collective("scatter", size_, inputs.empty() ? 0 : bytes_of(inputs[0]));
+  const HostBuffer own(outputs[0]);
+  std::vector<Tensors> parts;
+  for (const auto& list : inputs) {
+    parts.emplace_back();
+    for (const auto& part : list) parts.back().push_back(HostBuffer(part).bytes);
+  }
+  Launched launched;
+  Tensors carried{own.bytes};
+  if (own.bytes.numel()) launched.carriers.push_back(carrier_->scatter(carried, parts, options));
+  if (!own.in_place()) launched.finish.push_back(own.write_back());
+  return complete(std::move(launched), outputs);
+}
+
+// Each rank gets its part from every rank and adds them up in the order of the ranks.
+void HcclBackend::launch_reduce_scatter(Launched& launched, const Tensor& output, const Tensors& inputs,
+                                        const ReduceOp& op) {
+  check_reduction(op);
+  const auto host = host_alias(output);
+  std::vector<int64_t> sent_bytes;
+  Tensors parts;
+  for (const auto& input : inputs) {
+    parts.push_back(host_alias(input).reshape({-1}));
+    sent_bytes.push_back(bytes_of(input));
+  }
+  TORCH_CHECK(sent_bytes[rank_] == bytes_of(output), "reduce_scatter: the output of this rank has ", bytes_of(output),
+              " bytes, its part of the input ", sent_bytes[rank_]);
+  const auto sent = parts.size() == 1 ? parts[0].contiguous() : at::cat(parts);
+  auto received = at::empty({size_, host.numel()}, host.options());
+  launch_all_to_all(launched, as_bytes(received), as_bytes(sent), std::vector<int64_t>(size_, bytes_of(output)),
+                    sent_bytes);
+  const auto reduction = reduction_on(host, op);
+  const bool average = op == ReduceOp::AVG;
+  launched.finish.push_back([=, sent = sent, size = size_]() mutable {
+    if (host.scalar_type() == at::kBool) received = received.view(at::kByte);
+    auto sum = received[0];
+    for (int rank = 1; rank < size; ++rank) accumulate(sum, received[rank], reduction);
+    if (average) divide_by_ranks(sum, size);
+    host.copy_(sum.view(host.sizes()));
+  });
+}
+
+HcclBackend::WorkPointer HcclBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                                     const c10d::ReduceScatterOptions& options) {
+  const CollectiveScope scope;
+  Launched launched;
+  for (size_t index = 0; index < outputs.size(); ++index) {
+    meters::count_collective("reduce_scatter", size_, bytes_of(inputs[index]));
+    launch_reduce_scatter(launched, outputs[index], inputs[index], options.reduceOp);
+  }
+  return complete(std::move(launched), outputs);
+}
+
+HcclBackend::WorkPointer HcclBackend::_reduce_scatter_base(Tensor& output, Tensor& input,
+                                                           const c10d::ReduceScatterOptions& options) {
+  const CollectiveScope scope;
+  TORCH_CHECK(input.numel() == output.numel() * size_, "reduce_scatter_tensor: the input needs ", size_,
+              " times the elements of the output, has ", input.numel(), " for ", output.numel());
+  meters::count_collective("reduce_scatter", size_, bytes_of(input));
+  Launched launched;
+  launch_reduce_scatter(launched, output, host_alias(input).contiguous().view({size_, -1}).unbind(0),
+                        options.reduceOp);
+  return complete(std::move(launched), {output});
+}
+
+HcclBackend::WorkPointer HcclBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                      const c10d::ReduceScatterOptions& options) {
+  std::vector<WorkPointer> works;
+  for (size_t index = 0; index < inputs.size(); ++index)
+    works.push_back(_reduce_scatter_base(outputs[index], inputs[index], options));
+  return c10::make_intrusive<HcclWork>(std::move(works), nullptr, outputs);
+}
+
+void HcclBackend::launch_all_to_all(Launched& launched, Tensor received, Tensor sent,
+                                    std::vector<int64_t> received_bytes, std::vector<int64_t> sent_bytes) {
+  if (size_ == 1) {
+    received.copy_(sent);
+    return;
+  }
+  launched.carriers.push_back(carrier_->alltoall_base(received, sent, received_bytes, sent_bytes, {}));
+}
+
+namespace {
+
+// Bytes for each rank from a number of rows of dimension 0 for each rank; no numbers mean equal parts.
+std::vector<int64_t> split_bytes(const Tensor& tensor, const std::vector<int64_t>& splits, int size, const char* which) {
+  const auto rows = tensor.dim() ? tensor.size(0) : 1;
+  if (splits.empty()) {
+    TORCH_CHECK(rows % size == 0, "all_to_all_single: ", which, " has ", rows, " rows, not divisible by ", size, " ranks");
+    return std::vector<int64_t>(size, bytes_of(tensor) / size);
+  }
+  TORCH_CHECK(static_cast<int>(splits.size()) == size, "all_to_all_single: ", splits.size(), " split sizes of the ",
+              which, " for ", size, " ranks");
+  TORCH_CHECK(std::accumulate(splits.begin(), splits.end(), int64_t{0}) == rows,
+              "all_to_all_single: split sizes of the ", which, " do not add up to its ", rows, " rows");
+  std::vector<int64_t> bytes;
+  for (const auto split : splits) bytes.push_back(rows ? split * (bytes_of(tensor) / rows) : 0);
+  return bytes;
+}
+
+}  // namespace
+
+HcclBackend::WorkPointer HcclBackend::alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_splits,
+                                                    std::vector<int64_t>& input_splits, const c10d::AllToAllOptions&) {
+  const CollectiveScope scope;
+  meters::count_collective("all_to_all", size_, bytes_of(input));
+  const HostBuffer received(output), sent(input);
+  Launched launched;
+  launch_all_to_all(launched, received.bytes, sent.bytes, split_bytes(output, output_splits, size_, "output"),
+                    split_bytes(input, input_splits, size_, "input"));
+  if (!received.in_place()) launched.finish.push_back(received.write_back());
+  return complete(std::move(launched), {output});
+}
+
+HcclBackend::WorkPointer HcclBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions&) {
+  const CollectiveScope scope;
+  meters::count_collective("all_to_all", size_, bytes_of(inputs));
+  Tensors parts;
+  std::vector<int64_t> sent_bytes, received_bytes;
+  for (const auto& input : inputs) {
+    parts.push_back(HostBuffer(input).bytes);
+    sent_bytes.push_back(bytes_of(input));
+  }
+  for (const auto& output : outputs) received_bytes.push_back(bytes_of(output));
+  const auto received = at::empty({bytes_of(outputs)}, at::kByte);
+  Launched launched;
+  launch_all_to_all(launched, received, at::cat(parts), received_bytes, sent_bytes);
+  int64_t start = 0;
+  for (const auto& output : outputs) {
+    const HostBuffer buffer(output);
+    const auto part = received.narrow(0, start, bytes_of(output));
+    launched.finish.push_back([=] { buffer.bytes.copy_(part); });
+    if (!buffer.in_place()) launched.finish.push_back(buffer.write_back());
+    start += bytes_of(output);
+  }
+  return complete(std::move(launched), outputs);
+}
+
+HcclBackend::WorkPointer HcclBackend::send(Tensors& tensors, int destination, int tag) {
+  const CollectiveScope scope;
+  meters::count_collective("send", size_, bytes_of(tensors));
+  Tensors carried{HostBuffer(tensors[0]).bytes};
+  Launched launched;
+  launched.carriers.push_back(carrier_->send(carried, destination, tag));
+  // Until it is sent, the buffer has to stay.
+  launched.finish.push_back([carried] {});
+  return point_to_point(std::move(launched), tensors);
+}
+
+HcclBackend::WorkPointer HcclBackend::recv(Tensors& tensors, int source, int tag) {
+  const CollectiveScope scope;
+  meters::count_collective("recv", size_, bytes_of(tensors));
+  const HostBuffer buffer(tensors[0]);
+  Tensors carried{buffer.bytes};
+  Launched launched;
+  launched.carriers.push_back(carrier_->recv(carried, source, tag));
+  launched.finish.push_back(buffer.in_place() ? std::function<void()>([carried] {}) : buffer.write_back());
+  return point_to_point(std::move(launched), tensors);
+}
+
+HcclBackend::WorkPointer HcclBackend::recvAnysource(Tensors& tensors, int tag) {
+  const CollectiveScope scope;
+  meters::count_collective("recv", size_, bytes_of(tensors));
+  const HostBuffer buffer(tensors[0]);
+  Tensors carried{buffer.bytes};
+  Launched launched;
+  launched.carriers.push_back(carrier_->recvAnysource(carried, tag));
+  launched.finish.push_back(buffer.in_place() ? std::function<void()>([carried] {}) : buffer.write_back());
+  return point_to_point(std::move(launched), tensors);
+}
+
+HcclBackend::WorkPointer HcclBackend::barrier(const c10d::BarrierOptions& options) {
+  const CollectiveScope scope;
+  meters::count_collective("barrier", size_, 0);
+  Launched launched;
+  c10d::BarrierOptions on_host;
+  on_host.timeout = options.timeout;
+  if (size_ > 1) launched.carriers.push_back(carrier_->barrier(on_host));
+  auto work = point_to_point(std::move(launched), {});
+  work->wait();
+  return work;
+}
+
+void set_deferred_collectives(bool value) { deferred = value; }
+bool deferred_collectives() { return deferred; }
+
+void complete_deferred_collectives() {
+  std::vector<c10::intrusive_ptr<c10d::Work>> pending;
+  {
+    std::lock_guard<std::mutex> lock(deferred_works().mutex);
+    pending.swap(deferred_works().pending);
+  }
+  for (const auto& work : pending) work->wait();
+}
+
+}  // namespace npu

@@ -1,0 +1,40 @@
+// CPU tensors over the memory of NPU tensors, and the way back. This is how CPU kernels compute on device memory.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/SmallVector.h>
+
+namespace npu {
+
+// The aliases of one operator call. Tensors that share storage on the device share it on the host.
+class HostAliases {
+ public:
+  // A CPU tensor over the same memory. The same tensor gives the same alias.
+  at::Tensor alias(const at::Tensor& device_tensor);
+  // The NPU tensor for what a CPU kernel returned: the argument that it is an alias of, a view of an argument's
+  // memory, or else a new tensor that takes the host memory over.
+  at::Tensor to_device(const at::Tensor& host_tensor, c10::DeviceIndex device);
+  // Carries new sizes and new memory, where a kernel gave an alias such, over to the NPU tensors.
+  void write_back();
+  bool empty() const { return tensors_.empty(); }
+
+ private:
+  using StoragePointer = c10::intrusive_ptr<c10::StorageImpl>;
+  struct StoragePair {
+    StoragePointer device, host;
+  };
+  struct TensorPair {
+    at::Tensor device, host;
+  };
+
+  StoragePointer alias_storage(c10::StorageImpl* device_storage);
+  StoragePointer device_storage_of(c10::StorageImpl* host_storage, c10::DeviceIndex device);
+
+  c10::SmallVector<StoragePair, 6> storages_;
+  c10::SmallVector<TensorPair, 6> tensors_;
+};
+
+// A CPU tensor over the memory of one NPU tensor, which it keeps alive; other tensors come back as they are.
+at::Tensor host_alias(const at::Tensor& tensor);
+
+}  // namespace npu

@@ -1,0 +1,230 @@
+#include "memory.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "device.h"
+
+namespace npu {
+namespace {
+
+constexpr int64_t kGranule = 512;
+constexpr size_t kHeader = 64;  // keeps the alignment of the CPU allocator
+
+struct Ledger {
+  std::mutex mutex;
+  MemoryStatistics statistics;
+};
+
+Ledger& ledger(c10::DeviceIndex device) {
+  static auto* ledgers = [] {
+    auto* all = new std::array<Ledger, kMaxDevices>();
+    for (auto& one : *all) one.statistics.capacity = environment_integer("NPU_EMULATOR_CAPACITY_MB", 4096) << 20;
+    return all;
+  }();
+  return (*ledgers)[device];
+}
+
+int64_t rounded(size_t bytes) { return (static_cast<int64_t>(bytes) + kGranule - 1) / kGranule * kGranule; }
+
+std::string readable(int64_t bytes) {
+  char text[32];
+  if (bytes >= (int64_t{1} << 30)) {
+    std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
+  } else if (bytes >= (1 << 20)) {
+    std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1 << 20));
+  } else {
+    std::snprintf(text, sizeof text, "%.2f KiB", static_cast<double>(bytes) / (1 << 10));
+  }
+  return text;
+}
+
+[[noreturn]] void throw_out_of_memory(c10::DeviceIndex device, size_t bytes, const MemoryStatistics& now) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", readable(bytes), " (NPU ",
+                   static_cast<int>(device), "; ", readable(now.capacity), " total capacity; ", readable(now.allocated),
+                   " already allocated; ", readable(now.allocated), " current active; ",
+                   readable(now.capacity - now.allocated), " free; ", readable(now.reserved),
+                   " reserved in total by PyTorch) If reserved memory is >> allocated memory try setting "
+                   "max_split_size_mb to avoid fragmentation.");
+}
+
+struct BlockHeader {
+  int64_t bytes;
+  c10::DeviceIndex device;
+};
+static_assert(sizeof(BlockHeader) <= kHeader);
+
+// The allocator that torch had before the charging one below took its place.
+c10::Allocator& host_memory() {
+  static auto* allocator = c10::GetDefaultCPUAllocator();
+  return *allocator;
+}
+
+BlockHeader& header_of(void* data) { return *reinterpret_cast<BlockHeader*>(static_cast<char*>(data) - kHeader); }
+
+void release_block(void* data) {
+  if (!data) return;
+  uncharge(header_of(data).device, header_of(data).bytes);
+  host_memory().raw_deallocate(static_cast<char*>(data) - kHeader);
+}
+
+c10::DataPtr charged_block(c10::DeviceIndex owner, size_t bytes, c10::Device device) {
+  if (bytes == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, device};
+  charge(owner, bytes);
+  void* base = nullptr;
+  try {
+    base = host_memory().raw_allocate(bytes + kHeader);
+  } catch (...) {
+    uncharge(owner, bytes);
+    throw;
+  }
+  auto* data = static_cast<char*>(base) + kHeader;
+  header_of(data) = {static_cast<int64_t>(bytes), owner};
+  return {data, data, &release_block, device};
+}
+
+class DeviceAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override { return allocate_on(current_device(), bytes); }
+  c10::DeleterFnPtr raw_deleter() const override { return &release_block; }
+  void copy_data(void* destination, const void* source, std::size_t bytes) const override {
+    default_copy_data(destination, source, bytes);
+  }
+};
+
+thread_local c10::DeviceIndex charged_device = -1;
+
+class ChargingHostAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    if (charged_device < 0) return host_memory().allocate(bytes);
+    return charged_block(charged_device, bytes, c10::Device(c10::kCPU));
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return charged_device < 0 ? host_memory().raw_deleter() : &release_block;
+  }
+  void copy_data(void* destination, const void* source, std::size_t bytes) const override {
+    default_copy_data(destination, source, bytes);
+  }
+};
+
+DeviceAllocator the_device_allocator;
+REGISTER_ALLOCATOR(kNpu, &the_device_allocator);
+
+ChargingHostAllocator the_charging_allocator;
+const bool charging_installed = [] {
+  c10::SetCPUAllocator(&the_charging_allocator, /*priority=*/1);
+  return true;
+}();
+
+struct Adopted {
+  c10::intrusive_ptr<c10::StorageImpl> host;
+  c10::DeviceIndex device;
+  size_t bytes;
+};
+
+void release_adopted(void* context) {
+  auto* adopted = static_cast<Adopted*>(context);
+  if (adopted->bytes) uncharge(adopted->device, adopted->bytes);
+  delete adopted;
+}
+
+}  // namespace
+
+MemoryStatistics memory_statistics(c10::DeviceIndex device) {
+  auto& of = ledger(resolve_device(device));
+  std::lock_guard<std::mutex> lock(of.mutex);
+  return of.statistics;
+}
+
+void set_capacity(c10::DeviceIndex device, int64_t bytes) {
+  auto& of = ledger(resolve_device(device));
+  std::lock_guard<std::mutex> lock(of.mutex);
+  of.statistics.capacity = bytes;
+}
+
+void reset_peak_statistics(c10::DeviceIndex device) {
+  auto& of = ledger(resolve_device(device));
+  std::lock_guard<std::mutex> lock(of.mutex);
+  of.statistics.peak_allocated = of.statistics.allocated;
+  of.statistics.peak_reserved = of.statistics.reserved;
+}
+
+int64_t exchange_watermark(c10::DeviceIndex device, int64_t bytes) {
+  auto& of = ledger(resolve_device(device));
+  std::lock_guard<std::mutex> lock(of.mutex);
+  const auto before = of.statistics.watermark;
+  of.statistics.watermark = std::max(bytes, of.statistics.allocated);
+  return before;
+}
+
+void empty_cache() {
+  for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
+    auto& of = ledger(device);
+    std::lock_guard<std::mutex> lock(of.mutex);
+    of.statistics.reserved = of.statistics.allocated;
+  }
+}
+
+void charge(c10::DeviceIndex device, size_t bytes) {
+  auto& of = ledger(device);
+  const auto wanted = rounded(bytes);
+  std::lock_guard<std::mutex> lock(of.mutex);
+  auto& now = of.statistics;
+  if (now.allocated + wanted > now.capacity) {
+    ++now.out_of_memory_errors;
+    throw_out_of_memory(device, bytes, now);
+  }
+  now.allocated += wanted;
+  ++now.allocations;
+  now.reserved = std::max(now.reserved, now.allocated);
+  now.peak_allocated = std::max(now.peak_allocated, now.allocated);
+  now.peak_reserved = std::max(now.peak_reserved, now.reserved);
+  now.watermark = std::max(now.watermark, now.allocated);
+}
+
+void uncharge(c10::DeviceIndex device, size_t bytes) noexcept {
+  auto& of = ledger(device);
+  std::lock_guard<std::mutex> lock(of.mutex);
+  of.statistics.allocated -= rounded(bytes);
+  ++of.statistics.frees;
+}
+
+c10::Allocator* device_allocator() { return &the_device_allocator; }
+
+c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes) {
+  initialize();
+  return charged_block(device, bytes, c10::Device(kNpu, device));
+}
+
+c10::DeviceIndex exchange_charged_device(c10::DeviceIndex device) noexcept {
+  return std::exchange(charged_device, device);
+}
+
+ChargeScope::ChargeScope(c10::DeviceIndex device) noexcept : outer_(exchange_charged_device(device)) {}
+ChargeScope::~ChargeScope() { exchange_charged_device(outer_); }
+
+c10::DataPtr adopt(const c10::intrusive_ptr<c10::StorageImpl>& host, c10::DeviceIndex device) {
+  const c10::Device on(kNpu, device);
+  const auto bytes = host->nbytes();
+  void* data = host->mutable_data();
+  if (bytes == 0 || !data) return {nullptr, nullptr, &c10::detail::deleteNothing, on};
+  const auto& memory = host->data_ptr();
+  // The caller and the tensor that it adopts hold the storage; anybody else would be left without its memory.
+  if (memory.get_deleter() == &release_block && host.use_count() <= 2 && header_of(data).device == device) {
+    auto block = std::move(host->_mutable_data_ptr_no_checks());
+    block.unsafe_set_device(on);
+    return block;
+  }
+  const auto uncharged_bytes = memory.get_deleter() == &release_block ? 0 : bytes;
+  if (uncharged_bytes) charge(device, uncharged_bytes);
+  return {data, new Adopted{host, device, uncharged_bytes}, &release_adopted, on};
+}
+
+}  // namespace npu

@@ -1,0 +1,56 @@
+// Device memory: host memory in which every byte is charged to the die it belongs to.
+#pragma once
+#include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
+
+#include <cstdint>
+
+namespace npu {
+
+// Bytes of one die as a caching allocator reports them. Sizes are rounded up to 512 bytes, as on the device.
+struct MemoryStatistics {
+  int64_t capacity = 0;
+  int64_t allocated = 0;
+  int64_t reserved = 0;
+  int64_t peak_allocated = 0;
+  int64_t peak_reserved = 0;
+  int64_t watermark = 0;  // like peak_allocated, but reset by meters only
+  int64_t allocations = 0;
+  int64_t frees = 0;
+  int64_t out_of_memory_errors = 0;
+};
+
+MemoryStatistics memory_statistics(c10::DeviceIndex device);
+void set_capacity(c10::DeviceIndex device, int64_t bytes);
+void reset_peak_statistics(c10::DeviceIndex device);
+// Sets the watermark to `bytes`, or to what is allocated now where that is more. Returns what it was.
+int64_t exchange_watermark(c10::DeviceIndex device, int64_t bytes);
+// Gives the reserved but unused bytes of every die back.
+void empty_cache();
+
+// Takes `bytes` from a die's capacity; throws c10::OutOfMemoryError and changes nothing when they are not there.
+void charge(c10::DeviceIndex device, size_t bytes);
+void uncharge(c10::DeviceIndex device, size_t bytes) noexcept;
+
+c10::Allocator* device_allocator();
+c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes);
+
+// While one lives, what this thread allocates through the CPU allocator is charged to the die: operators run as CPU
+// kernels, so their outputs and workspaces are refused before the kernel computes when the die is full.
+class ChargeScope {
+ public:
+  explicit ChargeScope(c10::DeviceIndex device) noexcept;
+  ~ChargeScope();
+  ChargeScope(const ChargeScope&) = delete;
+  ChargeScope& operator=(const ChargeScope&) = delete;
+
+ private:
+  c10::DeviceIndex outer_;
+};
+// The same for callers that cannot scope it; -1 for none. Returns what was set.
+c10::DeviceIndex exchange_charged_device(c10::DeviceIndex device) noexcept;
+
+// The memory of a host storage, as device memory of `device`. What was charged already is not charged again.
+c10::DataPtr adopt(const c10::intrusive_ptr<c10::StorageImpl>& host, c10::DeviceIndex device);
+
+}  // namespace npu

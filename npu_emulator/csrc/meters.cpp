@@ -1,0 +1,61 @@
+#include "meters.h"
+
+#include <mutex>
+
+namespace npu::meters {
+namespace {
+
+struct Totals {
+  std::mutex mutex;
+  std::map<std::string, std::atomic<int64_t>> operators;
+  std::map<std::tuple<std::string, int64_t>, CopyTotals> collectives;
+  std::array<std::atomic<int64_t>, 3> copy_counts{};
+  std::array<std::atomic<int64_t>, 3> copy_bytes{};
+};
+
+Totals& totals() {
+  static auto* all = new Totals();
+  return *all;
+}
+
+}  // namespace
+
+std::atomic<int64_t>& operator_calls(const std::string& name) {
+  std::lock_guard<std::mutex> lock(totals().mutex);
+  return totals().operators[name];
+}
+
+std::map<std::string, int64_t> all_operator_calls() {
+  std::lock_guard<std::mutex> lock(totals().mutex);
+  std::map<std::string, int64_t> called;
+  for (const auto& [name, count] : totals().operators)
+    if (count) called.emplace(name, count);
+  return called;
+}
+
+void count_copy(Copy direction, int64_t bytes) {
+  const auto index = static_cast<size_t>(direction);
+  totals().copy_counts[index].fetch_add(1, std::memory_order_relaxed);
+  totals().copy_bytes[index].fetch_add(bytes, std::memory_order_relaxed);
+}
+
+std::array<CopyTotals, 3> all_copies() {
+  std::array<CopyTotals, 3> copies;
+  for (size_t index = 0; index < copies.size(); ++index)
+    copies[index] = {totals().copy_counts[index], totals().copy_bytes[index]};
+  return copies;
+}
+
+void count_collective(const char* kind, int64_t group_size, int64_t bytes) {
+  std::lock_guard<std::mutex> lock(totals().mutex);
+  auto& total = totals().collectives[{kind, group_size}];
+  ++total.count;
+  total.bytes += bytes;
+}
+
+std::map<std::tuple<std::string, int64_t>, CopyTotals> all_collectives() {
+  std::lock_guard<std::mutex> lock(totals().mutex);
+  return totals().collectives;
+}
+
+}  // namespace npu::meters

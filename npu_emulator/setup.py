@@ -1,0 +1,29 @@
+"""Builds the device as one extension module, and refuses to do so on a machine that has the real one."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+ROOT = Path(__file__).resolve().parent
+
+
+def check_machine(**places) -> None:
+    """Raise RuntimeError if a real NPU is installed here; `places` as in presence.find_real_npu."""
+    spec = importlib.util.spec_from_file_location("presence", ROOT / "src" / "npu_emulator" / "presence.py")
+    presence = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(presence)
+    presence.refuse_real_npu(**places)
+
+
+if __name__ == "__main__":
+    check_machine()
+    os.environ.setdefault("MAX_JOBS", str(os.cpu_count() or 1))
+    sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.cpp"))
+    flags = ["-std=c++17", "-O2", "-g0"]
+    setup(
+        ext_modules=[CppExtension("npu_emulator._C", sources, extra_compile_args=flags, define_macros=[("USE_C10D_GLOO", None)])],
+        cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True)},
+    )

@@ -1,0 +1,26 @@
+"""acl.rt: functions return their result and an error code, or the code alone."""
+
+import ctypes
+import os
+
+
+def get_device_count() -> tuple[int, int]:
+    """Dies visible to this process. Counted without torch: Ray asks in processes that have not imported it."""
+    machine = int(os.environ.get("NPU_EMULATOR_DEVICES") or 8)
+    visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
+    if visible is None:
+        return machine, 0
+    count = 0
+    for entry in visible.split(","):
+        if not entry.strip().isdigit() or int(entry) >= machine:
+            break
+        count += 1
+    return count, 0
+
+
+def memcpy(destination: int, destination_size: int, source: int, size: int, kind: int) -> int:
+    """Copy bytes between addresses, which are all in host memory."""
+    if size > destination_size:
+        return 107002  # ACL_ERROR_RT_PARAM_INVALID
+    ctypes.memmove(destination, source, size)
+    return 0

@@ -1,0 +1,172 @@
+"""Counters of what the emulated device did in this process: operators, copies, collectives, memory.
+
+    with meters.phase("rollout"):
+        ...
+    meters.snapshot()["phases"]["rollout"]["operators"]["aten::mm"]["calls"]
+
+With NPU_EMULATOR_METERS=<folder> in the environment, a process writes its snapshot to ``<folder>/<pid>.json`` every few
+seconds, at exit, and whenever `write` is called.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Optional
+
+from . import _C
+
+_COPY_DIRECTIONS = ("host_to_device", "device_to_host", "device_to_device")
+_SECONDS_BETWEEN_WRITES = 5.0
+_FOLDER = os.environ.get("NPU_EMULATOR_METERS")
+
+
+class _Totals:
+    """Counters at one moment, or their growth between two."""
+
+    def __init__(self, operators: Counter, copies: Counter, collectives: Counter):
+        self.operators = operators
+        self.copies = copies
+        self.collectives = collectives
+
+    @classmethod
+    def now(cls) -> "_Totals":
+        copies, collectives = Counter(), Counter()
+        for direction, (count, size) in zip(_COPY_DIRECTIONS, _C.copies()):
+            copies[direction, "count"], copies[direction, "bytes"] = count, size
+        for kind, ranks, count, size in _C.collectives():
+            collectives[kind, ranks, "count"], collectives[kind, ranks, "bytes"] = count, size
+        return cls(Counter(_C.operator_calls()), copies, collectives)
+
+    def since(self, earlier: "_Totals") -> "_Totals":
+        return _Totals(
+            self.operators - earlier.operators, self.copies - earlier.copies, self.collectives - earlier.collectives
+        )
+
+    def add(self, growth: "_Totals") -> None:
+        self.operators.update(growth.operators)
+        self.copies.update(growth.copies)
+        self.collectives.update(growth.collectives)
+
+    def as_dict(self) -> dict:
+        collectives: dict = {}
+        for (kind, ranks, what), value in sorted(self.collectives.items()):
+            by_size = collectives.setdefault(kind, {}).setdefault(str(ranks), {"count": 0, "bytes": 0})
+            by_size[what] = value
+        return {
+            "operators": {name: {"calls": calls} for name, calls in sorted(self.operators.items())},
+            "copies": {
+                direction: {"count": self.copies[direction, "count"], "bytes": self.copies[direction, "bytes"]}
+                for direction in _COPY_DIRECTIONS
+            },
+            "collectives": collectives,
+        }
+
+
+class _Phase:
+    """What happened under one name, summed over all the times it was entered."""
+
+    def __init__(self):
+        self.entered = 0
+        self.totals = _Totals(Counter(), Counter(), Counter())
+        self.peak_bytes: dict[int, int] = {}
+        self.allocated_bytes: dict[int, int] = {}
+
+    def as_dict(self) -> dict:
+        return {
+            "entered": self.entered,
+            **self.totals.as_dict(),
+            "peak_bytes": {str(device): size for device, size in self.peak_bytes.items()},
+            "allocated_bytes": {str(device): size for device, size in self.allocated_bytes.items()},
+        }
+
+
+_phases: dict[str, _Phase] = {}
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Count what happens inside under `name` too. Phases may be nested and entered again; they belong to the process.
+
+    A phase's ``peak_bytes`` are the most that was allocated while it lasted, by device, and ``allocated_bytes`` what was
+    left when it ended the last time.
+    """
+    devices = range(_C.device_count())
+    before = _Totals.now()
+    outer_watermarks = [_C.exchange_watermark(device, 0) for device in devices]
+    try:
+        yield
+    finally:
+        entered = _phases.setdefault(name, _Phase())
+        entered.entered += 1
+        entered.totals.add(_Totals.now().since(before))
+        for device in devices:
+            peak = _C.exchange_watermark(device, 0)
+            _C.exchange_watermark(device, max(outer_watermarks[device], peak))
+            allocated = _C.memory_statistics(device)["allocated"]
+            if peak or allocated:
+                entered.peak_bytes[device] = max(peak, entered.peak_bytes.get(device, 0))
+                entered.allocated_bytes[device] = allocated
+
+
+def snapshot() -> dict:
+    """Everything counted in this process so far.
+
+    ``operators``: name -> calls. ``copies``: by direction, count and bytes. ``collectives``: kind -> group size -> count and
+    bytes, where bytes are what this rank handed in (for ``recv``, what it got). ``memory``: by device, bytes.
+    ``phases``: the same, by name of the phase.
+    """
+    memory = {str(device): _C.memory_statistics(device) for device in range(_C.device_count())}
+    return {
+        "pid": os.getpid(),
+        **_Totals.now().as_dict(),
+        "memory": {device: numbers for device, numbers in memory.items() if numbers["allocations"]},
+        "phases": {name: entered.as_dict() for name, entered in _phases.items()},
+    }
+
+
+def reset_phases() -> None:
+    """Forget the phases. The counters of the process go on."""
+    _phases.clear()
+
+
+def write(folder: Optional[str] = None) -> Optional[Path]:
+    """Write the snapshot as ``<pid>.json`` into `folder`, or where NPU_EMULATOR_METERS says; None if neither is given.
+
+    Readers see the old file or the new one, never a part of it.
+    """
+    folder = folder or _FOLDER
+    if not folder:
+        return None
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    target = Path(folder) / f"{os.getpid()}.json"
+    partial = target.with_suffix(f".{threading.get_ident()}.part")
+    partial.write_text(json.dumps(snapshot()))
+    partial.replace(target)
+    return target
+
+
+def _write_if_used(owner: int) -> None:
+    if os.getpid() == owner and _C.is_initialized():
+        write()
+
+
+def _keep_writing(owner: int) -> None:
+    while True:
+        _pause.wait(_SECONDS_BETWEEN_WRITES)
+        _write_if_used(owner)
+
+
+_pause = threading.Event()
+
+
+def start_writing() -> None:
+    """Begin to write regularly if NPU_EMULATOR_METERS asks for it: a process that is killed writes nothing at exit."""
+    if not _FOLDER:
+        return
+    atexit.register(_write_if_used, os.getpid())
+    threading.Thread(target=_keep_writing, args=(os.getpid(),), name="npu-emulator-meters", daemon=True).start()

@@ -1,0 +1,15 @@
+"""The operators that torch_npu adds to torch, each written from its documentation as plain torch on the host."""
+
+from . import (  # noqa: F401
+    activation,
+    attention,
+    formats,
+    key_value_cache,
+    matmul,
+    mixture_of_experts,
+    normalization,
+    optimizer,
+    rotary,
+    sampling,
+)
+from .registry import emulated, exposed  # noqa: F401

@@ -1,0 +1,84 @@
+"""Stand-in for Huawei's torch_npu 2.5.1 on the emulated device; importing it makes torch know the device ``npu``."""
+
+import sys
+import types
+
+import npu_emulator  # noqa: F401  (imports torch without importing this module a second time)
+import torch
+from npu_emulator import _C as _emulator
+from npu_emulator import aten, import_hooks, meters, operators  # noqa: F401
+
+__version__ = "2.5.1.post1"
+
+torch.utils.rename_privateuse1_backend("npu")
+
+from . import npu  # noqa: E402
+
+torch._register_device_module("npu", npu)
+torch.utils.generate_methods_for_privateuse1_backend(
+    for_tensor=True,
+    for_module=True,
+    for_storage=True,
+    unsupported_dtype=[torch.quint8, torch.quint4x2, torch.quint2x4, torch.qint32, torch.qint8],
+)
+torch.version.cann = "8.2.RC1"
+
+from . import profiler, utils  # noqa: E402,F401
+from ._C import _distributed_c10d  # noqa: E402
+from .tensor_methods import install as _install_tensor_methods  # noqa: E402
+
+_install_tensor_methods()
+
+
+def _expose_operators() -> None:
+    """Operators as functions of this module, those of ATB also in ``torch_npu.atb``."""
+    module = globals()
+    atb = types.ModuleType("torch_npu.atb")
+    for name, function in operators.exposed("npu").items():
+        module[name] = function
+    for name, function in operators.exposed("atb").items():
+        setattr(atb, name, function)
+        if name.startswith("_npu_"):
+            module[name] = function
+    module["atb"] = sys.modules["torch_npu.atb"] = atb
+
+
+def _register_hccl() -> None:
+    if not torch.distributed.is_available():
+        return
+    torch.distributed.Backend.register_backend(
+        "hccl", _distributed_c10d.create_backend, extended_api=True, devices=["npu"]
+    )
+    torch.distributed.is_hccl_available = torch.distributed.distributed_c10d.is_hccl_available = lambda: True
+
+
+def _register_with_dynamo() -> None:
+    from .dynamo_interface import register
+
+    register()
+
+
+def _make_checkpoint_default() -> None:
+    sys.modules["torch.utils.checkpoint"].DefaultDeviceType.set_device_type("npu")
+
+
+_expose_operators()
+_register_hccl()
+import_hooks.after_import("torch._dynamo.device_interface", _register_with_dynamo)
+import_hooks.after_import("torch.utils.checkpoint", _make_checkpoint_default)
+import_hooks.stand_in("vllm_ascend.vllm_ascend_C", "npu_emulator.vllm_ascend_kernels")
+meters.start_writing()
+
+
+def __getattr__(name: str):
+    if name.startswith(("npu_", "_npu_")):
+
+        def not_emulated(*args, **kwargs):
+            raise NotImplementedError(f"torch_npu.{name} is not emulated")
+
+        return not_emulated
+    raise AttributeError(f"module 'torch_npu' has no attribute {name!r}")
+
+
+def _autoload() -> None:
+    """Entry point through which ``import torch`` imports this module."""

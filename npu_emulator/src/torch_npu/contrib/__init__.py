@@ -1,0 +1,1 @@
+"""Optional additions to ``torch_npu``; nothing here is imported unless asked for."""

@@ -1,0 +1,22 @@
+class ProfilerLevel:
+    Level0 = "Level0"
+    Level1 = "Level1"
+    Level2 = "Level2"
+    Level_none = "Level_none"
+
+
+class AiCMetrics:
+    PipeUtilization = "ACL_AICORE_PIPE_UTILIZATION"
+    ArithmeticUtilization = "ACL_AICORE_ARITHMETIC_UTILIZATION"
+    Memory = "ACL_AICORE_MEMORY_BANDWIDTH"
+    AiCoreNone = "ACL_AICORE_NONE"
+
+
+class ExportType:
+    Db = "db"
+    Text = "text"
+
+
+class _ExperimentalConfig:
+    def __init__(self, **options):
+        self.options = options

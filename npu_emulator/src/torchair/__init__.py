@@ -1,0 +1,17 @@
+"""Stand-in for torchair, the graph compiler for the NPU."""
+
+from . import inference, ops, scope  # noqa: F401
+from .configuration import CompilerConfig
+
+
+def get_npu_backend(*, compiler_config: CompilerConfig = None, custom_decompositions: dict = None):
+    raise NotImplementedError("torchair.get_npu_backend is not emulated")
+
+
+def patch_for_hcom() -> None:
+    """Collectives need no preparation for graphs here."""
+
+
+def register_fx_node_ge_converter(operator):
+    """Conversion to the graph engine is not used; the converter is accepted and left alone."""
+    return lambda converter: converter

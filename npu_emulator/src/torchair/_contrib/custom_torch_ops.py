@@ -1,0 +1,1 @@
+"""Nothing to register: torch_npu has all operators."""
