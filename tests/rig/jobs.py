@@ -15,8 +15,9 @@ def build(state: State, overrides: list[str]) -> dict[str, Any]:
     """Build verl's actor-rollout worker and reference worker as verl's driver does. Returns the overlay's report."""
     import copy
 
-    import overlay
     from verl.workers.megatron_workers import ActorRolloutRefWorker
+
+    import overlay
     from verl_patches.trainer.main_ppo import compose
 
     config = compose("rehearsal", overrides)
@@ -25,7 +26,7 @@ def build(state: State, overrides: list[str]) -> dict[str, Any]:
     state["reference"] = ActorRolloutRefWorker(config=copy.deepcopy(node), role="ref")
     state["reference"].init_model()
     state["actor"].init_model()
-    return overlay.assert_effective().as_dict()
+    return overlay.report().as_dict()
 
 
 def switch(state: State, **sections: Any) -> None:
@@ -40,24 +41,75 @@ def switch(state: State, **sections: Any) -> None:
     settings.activate(dataclasses.replace(current, **changes))
 
 
-def generate(state: State, prompts: Any) -> Any:
-    """This rank's share of the prompts through the rollout; returns verl's output batch."""
-    return state["actor"].generate_sequences(prompts)
+def rollout(state: State, prompts: list[list[int]]) -> dict[str, list[list[Any]]]:
+    """Generate for `prompts` (token ids) as verl's driver dispatches them; every rank keeps the whole batch.
+
+    Returns the response's token ids and the rollout's log-probs, padding included, by response.
+    """
+    import torch.distributed as dist
+    from verl import DataProto
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    share = len(prompts) // ranks
+    output = state["actor"].generate_sequences(_prompt_batch(state, prompts[rank * share : (rank + 1) * share]))
+    outputs: list[Any] = [None] * ranks
+    dist.all_gather_object(outputs, output)
+    state["batch"] = batch = DataProto.concat(outputs)
+    batch.meta_info["global_token_num"] = batch.batch["attention_mask"].sum(-1).tolist()
+    return {name: batch.batch[name].tolist() for name in ("responses", "rollout_log_probs")}
 
 
-def old_log_prob(state: State, batch: Any) -> Any:
-    """The actor's log-probs and entropies of the whole batch."""
-    return state["actor"].compute_log_prob(batch)
+def _prompt_batch(state: State, prompts: list[list[int]]) -> Any:
+    """verl's left-padded prompt batch."""
+    from verl import DataProto
+
+    length, padding = state["actor"].config.rollout.prompt_length, state["actor"].tokenizer.pad_token_id
+    ids = torch.tensor([[padding] * (length - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    return DataProto.from_dict({"input_ids": ids, "attention_mask": mask, "position_ids": positions})
 
 
-def reference_log_prob(state: State, batch: Any) -> Any:
-    """The reference policy's log-probs of the whole batch."""
-    return state["reference"].compute_ref_log_prob(batch)
+def old_log_prob(state: State) -> list[list[float]]:
+    """The actor's log-probs of the batch's responses, kept in the batch."""
+    output = state["actor"].compute_log_prob(_copied(state["batch"]))
+    state["batch"].batch["old_log_probs"] = output.batch["old_log_probs"]
+    return output.batch["old_log_probs"].tolist()
 
 
-def update(state: State, batch: Any) -> dict[str, Any]:
-    """One update; returns verl's metrics of this rank."""
+def no_old_log_prob(state: State) -> None:
+    """Put in the batch what the driver puts there when it does not ask for old_log_prob."""
+    from verl_patches.trainer.ppo.ray_trainer import _absent_log_prob
+
+    state["batch"].batch["old_log_probs"] = _absent_log_prob(state["batch"]).batch["old_log_probs"]
+
+
+def reference_log_prob(state: State) -> list[list[float]]:
+    """The reference policy's log-probs of the batch's responses, kept in the batch."""
+    output = state["reference"].compute_ref_log_prob(_copied(state["batch"]))
+    state["batch"].batch["ref_log_prob"] = output.batch["ref_log_prob"]
+    return output.batch["ref_log_prob"].tolist()
+
+
+def update(state: State, seed: int = 0, bad_advantage: float | None = None) -> dict[str, Any]:
+    """One update with advantages drawn from `seed`; returns verl's metrics of this rank.
+
+    `bad_advantage` replaces one advantage, to make gradients that are not finite.
+    """
+    batch = _copied(state["batch"])
+    generator = torch.Generator().manual_seed(seed)
+    advantages = torch.randn(len(batch), 1, generator=generator).expand(batch.batch["responses"].shape).contiguous()
+    if bad_advantage is not None:
+        advantages[0, 0] = bad_advantage
+    batch.batch["advantages"] = advantages
     return state["actor"].update_actor(batch).meta_info["metrics"]
+
+
+def _copied(batch: Any) -> Any:
+    """A copy whose tensors a worker may move and change, as if it had come through Ray."""
+    import copy
+
+    return copy.deepcopy(batch)
 
 
 def phase(state: State, name: str) -> None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 RANKS = 4
 ANSWER_WITHIN_S = 240
+GRACE_S = 10
 # Software of the vendors reads these; the fork server must have them before it imports anything.
 VENDOR_ENVIRONMENT = {
     "VLLM_USE_V1": "1",
@@ -33,7 +35,7 @@ VENDOR_ENVIRONMENT = {
 
 
 class RemoteError(RuntimeError):
-    """A job failed; the message holds the rank and its trace."""
+    """A job failed; the message holds the ranks and their trace."""
 
 
 class Processes:
@@ -75,20 +77,40 @@ class Processes:
         for rank, connection in enumerate(self._connections):
             mine = [_for_rank(argument, rank) for argument in arguments]
             connection.send((job, mine, {name: _for_rank(value, rank) for name, value in options.items()}))
-        answers = [self._answer(rank, job.__name__) for rank in range(RANKS)]
-        failures = [f"rank {rank}: {answer}" for rank, (fine, answer) in enumerate(answers) if not fine]
+        answers = self._answers(job.__name__)
+        failures: dict[str, list[int]] = {}
+        for rank, (fine, answer) in sorted(answers.items()):
+            if not fine:
+                failures.setdefault(answer, []).append(rank)
         if failures:
-            raise RemoteError("\n".join(failures))
-        return [answer for _, answer in answers]
+            raise RemoteError("\n".join(f"ranks {ranks}: {trace}" for trace, ranks in failures.items()))
+        return [answers[rank][1] for rank in range(RANKS)]
 
-    def _answer(self, rank: int, name: str) -> tuple[bool, Any]:
-        connection = self._connections[rank]
-        if not connection.poll(ANSWER_WITHIN_S):
-            return False, f"{name} gave no answer in {ANSWER_WITHIN_S} s"
-        try:
-            return connection.recv()
-        except EOFError:
-            return False, f"the process ended in {name}"
+    def _answers(self, name: str) -> dict[int, tuple[bool, Any]]:
+        """(fine, answer) by rank. After a first failure the others, which may wait for that rank, get little time."""
+        waiting = {connection: rank for rank, connection in enumerate(self._connections)}
+        answers: dict[int, tuple[bool, Any]] = {}
+        deadline = time.monotonic() + ANSWER_WITHIN_S
+        while waiting:
+            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            for connection in ready:
+                rank = waiting.pop(connection)
+                try:
+                    answers[rank] = connection.recv()
+                except EOFError:
+                    answers[rank] = (False, f"the process ended in {name}")
+                if not answers[rank][0]:
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+            if not ready:
+                answers |= dict.fromkeys(waiting.values(), (False, f"{name} gave no answer in time; stopped"))
+                self._stop()
+                break
+        return answers
+
+    def _stop(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
 
 
 class ByRank(list):

@@ -1,0 +1,22 @@
+"""Megatron's distributed optimizer starts where apex is not installed."""
+
+from overlay import provide
+
+
+@provide(
+    "apex.optimizers",
+    feature="megatron_on_npu",
+    why="Megatron's distributed optimizer refuses to start without apex's FusedAdam; elsewhere Megatron falls back to "
+    "torch's AdamW",
+    upstream="not forwarded: later megatron-core releases fall back to torch's AdamW here too",
+    remove_when="the pinned megatron-core falls back to torch's AdamW in its distributed optimizer",
+)
+def apex_optimizers(name):
+    from types import ModuleType
+
+    import torch
+
+    module = ModuleType(name, "torch's optimizers under the names of apex's fused ones.")
+    module.FusedAdam = torch.optim.AdamW
+    module.FusedSGD = torch.optim.SGD
+    return module
