@@ -48,6 +48,16 @@ class ReshardReport:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class LocalCopy:
+    """One copy inside a rank: its two pieces, and the region relative to each."""
+
+    source: Piece
+    target: Piece
+    taken: tuple[slice, ...]
+    filled: tuple[slice, ...]
+
+
 @dataclass(frozen=True)
 class _Prepared:
     """Everything that a run needs and that does not change from step to step."""
@@ -55,7 +65,7 @@ class _Prepared:
     source: Side
     target: Side
     rounds: list[Round]
-    copies: list[tuple[Piece, Piece, tuple[slice, ...], tuple[slice, ...]]]
+    copies: list[LocalCopy]
     padding: list[Piece]
     device: torch.device
     sent: int
@@ -107,9 +117,7 @@ class Resharder:
         with torch.no_grad():
             for piece in prepared.padding:
                 piece.locate(prepared.target.tensors).zero_()
-            for source, target, taken, filled in prepared.copies:
-                values = source.locate(prepared.source.tensors)[taken]
-                target.locate(prepared.target.tensors)[filled].copy_(values)
+            copy_local(prepared.copies, prepared.source, prepared.target)
             staging = exchange(
                 prepared.rounds, prepared.source, prepared.target, self._group, self._slots, prepared.device
             )
@@ -148,8 +156,8 @@ class Resharder:
         return _Prepared(
             source=Side(self._train_tensors, train, wire_types),
             target=Side(self._rollout_tensors, rollout, wire_types),
-            rounds=schedule(plan, rank, rounds, (_origins(train), _origins(rollout))),
-            copies=_copies(plan, rank, train, rollout),
+            rounds=schedule(plan, rank, rounds, (piece_origins(train), piece_origins(rollout))),
+            copies=local_copies(plan, rank, train, rollout),
             padding=[piece for piece in rollout if piece.canonical == PADDING],
             device=next(iter(self._rollout_tensors.values())).device,
             sent=int(plan.remote.bytes[plan.remote.source == rank].sum()),
@@ -167,23 +175,28 @@ class Resharder:
         return held | needed
 
 
-def _origins(pieces: Iterable[Piece]) -> np.ndarray:
+def piece_origins(pieces: Iterable[Piece]) -> np.ndarray:
     """First row and column of every piece: array (pieces, 2); a vector has column 0."""
     rows = [(piece.box[0][0], piece.box[1][0] if len(piece.box) > 1 else 0) for piece in pieces]
     return np.array(rows, dtype=np.int64).reshape(-1, 2)
 
 
-def _copies(
-    plan: Plan, rank: int, train: Sequence[Piece], rollout: Sequence[Piece]
-) -> list[tuple[Piece, Piece, tuple[slice, ...], tuple[slice, ...]]]:
-    """Source piece, target piece and the region in each, for everything that stays inside this rank."""
-    copies = []
+def local_copies(plan: Plan, rank: int, train: Sequence[Piece], rollout: Sequence[Piece]) -> list[LocalCopy]:
+    """Everything that stays inside this rank."""
     mine = plan.local.select(np.flatnonzero(plan.local.target == rank))
+    copies = []
     for source_at, target_at, box in zip(mine.source_piece, mine.target_piece, mine.box.tolist(), strict=True):
         source, target = train[source_at], rollout[target_at]
         region = ((box[0], box[1]), (box[2], box[3]))[: len(source.box)]
-        copies.append((source, target, _inside(region, source), _inside(region, target)))
+        copies.append(LocalCopy(source, target, _inside(region, source), _inside(region, target)))
     return copies
+
+
+def copy_local(copies: Iterable[LocalCopy], source: Side, target: Side) -> None:
+    """Carry out the copies between live tensors."""
+    for copy in copies:
+        values = copy.source.locate(source.tensors)[copy.taken]
+        copy.target.locate(target.tensors)[copy.filled].copy_(values)
 
 
 def _inside(region: tuple[tuple[int, int], ...], piece: Piece) -> tuple[slice, ...]:

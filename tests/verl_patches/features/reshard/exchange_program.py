@@ -8,7 +8,14 @@ import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401
 
-from tests.verl_patches.features.reshard.reference import SMALL, State, full_weights, megatron_state, rollout_state
+from tests.verl_patches.features.reshard.reference import (
+    SMALL,
+    State,
+    full_weights,
+    megatron_state,
+    rollout_state,
+    same_bits,
+)
 from verl_patches.features.reshard.deepseek_v3 import CASTABLE, megatron, vllm_ascend
 from verl_patches.features.reshard.layout import EXPERT_MARK, RolloutPlacement, TrainPlacement
 from verl_patches.features.reshard.plan import LayoutError
@@ -79,12 +86,6 @@ class Case:
     def assert_exact(self) -> None:
         for name, value in self.expected.items():
             assert same_bits(self.target[name].cpu(), value), (name, self.train, self.rollout)
-
-
-def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return left.dtype == right.dtype and torch.equal(
-        left.contiguous().flatten().view(torch.uint8), right.contiguous().flatten().view(torch.uint8)
-    )
 
 
 def check_many_layouts(count: int) -> int:

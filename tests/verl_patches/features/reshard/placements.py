@@ -48,7 +48,7 @@ def rollout_placements(draw: st.DrawFn, world: int) -> RolloutPlacement:
         instances=instances,
         shared_expert_replicated=draw(st.booleans()),
         lm_head_tp=draw(st.sampled_from([None, size])),
-        vocab_multiple=draw(st.sampled_from([12, 60])),
+        vocab_multiple=draw(st.sampled_from([24, 120])),
     )
 
 

@@ -8,11 +8,11 @@ from verl_patches.features.reshard.layout import RolloutPlacement, TrainPlacemen
 SMALL = DeepseekV3Shape(
     hidden=8,
     intermediate=24,
-    moe_intermediate=12,
+    moe_intermediate=24,
     layers=3,
     dense_layers=1,
-    heads=12,
-    experts=12,
+    heads=24,
+    experts=24,
     shared_experts=1,
     q_lora=6,
     kv_lora=4,
@@ -38,6 +38,28 @@ def chunk(tensor: torch.Tensor, parts: int, index: int, dimension: int = 0) -> t
     return tensor.chunk(parts, dimension)[index]
 
 
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.dtype == right.dtype and torch.equal(
+        left.contiguous().flatten().view(torch.uint8), right.contiguous().flatten().view(torch.uint8)
+    )
+
+
+def by_layer(full: State, layers: int) -> list[State]:
+    """The tensors of every layer by their name inside it; computed once for each set of weights."""
+    if id(full) not in _BY_LAYER:
+        grouped: list[State] = [{} for _ in range(layers)]
+        for name, value in full.items():
+            if name.startswith("model.layers."):
+                _, _, layer, rest = name.split(".", 3)
+                grouped[int(layer)][rest] = value
+        # The weights are kept too, so that no other object can get their id.
+        _BY_LAYER[id(full)] = (full, grouped)
+    return _BY_LAYER[id(full)][1]
+
+
+_BY_LAYER: dict[int, tuple[State, list[State]]] = {}
+
+
 def padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     return torch.cat([tensor, tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])])
 
@@ -46,18 +68,13 @@ def megatron_state(full: State, shape: DeepseekV3Shape, placement: TrainPlacemen
     """The state that a Megatron rank with MindSpeed-LLM's names has."""
     tp, tp_rank, stage = placement.tp, rank % placement.tp, rank // (placement.tp * placement.dp)
     ep_rank = rank // tp % placement.dp % placement.ep
-    state: State = {}
+    state, layers = State(), by_layer(full, shape.layers)
     for virtual in range(placement.virtual_stages):
         part = virtual * placement.pp + stage
         first = sum(placement.num_layer_list[:part])
         prefix = f"chunks.{virtual}." if placement.virtual_stages > 1 else ""
         for position in range(placement.num_layer_list[part]):
-            source = {
-                name.removeprefix(f"model.layers.{first + position}."): value
-                for name, value in full.items()
-                if name.startswith(f"model.layers.{first + position}.")
-            }
-            for name, value in megatron_layer(source, placement, tp_rank, ep_rank).items():
+            for name, value in megatron_layer(layers[first + position], placement, tp_rank, ep_rank).items():
                 state[f"{prefix}decoder.layers.{position}.{name}"] = value
     rows = placement.vocab_padded or shape.vocab
     if stage == 0:
@@ -112,14 +129,13 @@ def megatron_layer(source: State, placement: TrainPlacement, tp_rank: int, ep_ra
 def rollout_state(full: State, shape: DeepseekV3Shape, placement: RolloutPlacement, rank: int) -> State:
     """The state that a vLLM-Ascend rank has."""
     tp, tp_rank = placement.tp, rank % placement.tp
-    state: State = {"model.norm.weight": full["model.norm.weight"]}
+    state, layers = State({"model.norm.weight": full["model.norm.weight"]}), by_layer(full, shape.layers)
     rows = -(-shape.vocab // placement.vocab_multiple) * placement.vocab_multiple
     for name, parts in (("model.embed_tokens.weight", tp), ("lm_head.weight", placement.lm_head_size)):
         state[name] = chunk(padded(full[name], rows), parts, rank % parts)
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}."
-        source = {name.removeprefix(prefix): value for name, value in full.items() if name.startswith(prefix)}
-        for name, value in rollout_layer(source, placement, rank, tp_rank).items():
+        for name, value in rollout_layer(layers[layer], placement, rank, tp_rank).items():
             state[prefix + name] = value
     return {name: value.clone() for name, value in state.items()}
 

@@ -119,7 +119,7 @@ def broken(folder: Path, change: str) -> None:
     [
         ("missing tensor", [NAME, "missing", "config.json"]),
         ("unexpected tensor", ["model.layers.2.self_attn.q_proj.weight", "no place", ".safetensors", "config.json"]),
-        ("shape", [NAME, "(12, 7)", "(12, 8)", ".safetensors", "config.json"]),
+        ("shape", [NAME, "(24, 7)", "(24, 8)", ".safetensors", "config.json"]),
         ("scales", [NAME + "_scale_inv", "fp8_cast_bf16"]),
         ("float8", [NAME, "F8_E4M3", "fp8_cast_bf16"]),
         ("missing file", ["model-00002-of-00003.safetensors", "missing", "download"]),

@@ -1,0 +1,54 @@
+"""All ranks of an exchange inside one process: the same planner, cutting, packing and scattering, with memory copies in
+place of the collective. It reaches rank counts that no test machine can start as processes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tests.verl_patches.features.reshard.reference import State
+from verl_patches.features.reshard.exchange import Side, pack, scatter
+from verl_patches.features.reshard.layout import PADDING
+from verl_patches.features.reshard.plan import Layouts, Plan, make_plan
+from verl_patches.features.reshard.resharder import copy_local, local_copies, piece_origins
+from verl_patches.features.reshard.schedule import Round, round_count, schedule
+
+
+@dataclass
+class Outcome:
+    plan: Plan
+    rounds: list[list[Round]]
+    received: list[int]
+
+
+def reshard_in_process(
+    sources: Sequence[State], targets: Sequence[State], train: Layouts, rollout: Layouts, bucket_bytes: int
+) -> Outcome:
+    """Fill `targets` (one state a rank) from `sources`; all tensors have one type."""
+    kind = next(iter(sources[0].values())).dtype
+    plan = make_plan(train, rollout, lambda name: kind.itemsize)
+    types = dict.fromkeys(plan.names, kind)
+    count, world = round_count(plan, bucket_bytes), range(plan.world_size)
+    origins = [(piece_origins(train[rank]), piece_origins(rollout[rank])) for rank in world]
+    rounds = [schedule(plan, rank, count, origins[rank]) for rank in world]
+    source = [Side(sources[rank], train[rank], types) for rank in world]
+    target = [Side(targets[rank], rollout[rank], types) for rank in world]
+    for rank in world:
+        for piece in rollout[rank]:
+            if piece.canonical == PADDING:
+                piece.locate(targets[rank]).zero_()
+        copy_local(local_copies(plan, rank, train[rank], rollout[rank]), source[rank], target[rank])
+    received = [0] * plan.world_size
+    for number in range(count):
+        sent = []
+        for rank in world:
+            buffer = torch.empty(rounds[rank][number].send.size, dtype=torch.uint8)
+            pack(source[rank], rounds[rank][number].send, buffer)
+            sent.append(buffer.split(rounds[rank][number].send.splits))
+        for rank in world:
+            step = rounds[rank][number].receive
+            parts = [sent[peer][rank] for peer in world]
+            assert tuple(len(part) for part in parts) == step.splits
+            scatter(target[rank], step, torch.cat(parts))
+            received[rank] += sum(chunk.stop - chunk.start for chunk in step.chunks)
+    return Outcome(plan, rounds, received)

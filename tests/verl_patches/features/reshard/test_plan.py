@@ -1,0 +1,162 @@
+"""Planning and cutting into rounds, over random layouts and with all ranks of the real cluster in one process."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.verl_patches.features.reshard.in_process import Outcome, reshard_in_process
+from tests.verl_patches.features.reshard.placements import layout_pairs
+from tests.verl_patches.features.reshard.reference import (
+    SMALL,
+    State,
+    full_weights,
+    megatron_state,
+    rollout_state,
+    same_bits,
+)
+from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape, megatron, vllm_ascend
+from verl_patches.features.reshard.layout import Piece, RolloutPlacement, TrainPlacement
+from verl_patches.features.reshard.plan import LayoutError, Plan, make_plan
+from verl_patches.features.reshard.schedule import round_count
+
+FULL = full_weights(SMALL)
+Pair = tuple[TrainPlacement, RolloutPlacement]
+
+
+def layouts(pair: Pair, shape: DeepseekV3Shape = SMALL) -> tuple[list[list[Piece]], list[list[Piece]]]:
+    train, rollout = pair
+    ranks = range(train.world_size)
+    return [megatron(shape, train, rank) for rank in ranks], [vllm_ascend(shape, rollout, rank) for rank in ranks]
+
+
+def plan_of(pair: Pair) -> Plan:
+    return make_plan(*layouts(pair), lambda name: 4)
+
+
+def reshard(pair: Pair, full: State, shape: DeepseekV3Shape, bucket_bytes: int) -> Outcome:
+    """Reshard in one process and compare every rank with the naive reference."""
+    train, rollout = pair
+    ranks = range(train.world_size)
+    sources = [megatron_state(full, shape, train, rank) for rank in ranks]
+    expected = [rollout_state(full, shape, rollout, rank) for rank in ranks]
+    targets = [{name: torch.full_like(value, torch.nan) for name, value in state.items()} for state in expected]
+    outcome = reshard_in_process(sources, targets, *layouts(pair, shape), bucket_bytes)
+    for rank in ranks:
+        for name, value in expected[rank].items():
+            assert same_bits(targets[rank][name], value), (rank, name)
+    return outcome
+
+
+@settings(max_examples=120, deadline=None)
+@given(layout_pairs(worlds=(1, 2, 3, 4, 6, 8, 12)), st.sampled_from([2000, 7000, 1 << 30]))
+def test_random_layouts_are_exact_and_bounded(pair: Pair, bucket_bytes: int) -> None:
+    outcome = reshard(pair, FULL, SMALL, bucket_bytes)
+    sizes = [step.size for rank in outcome.rounds for r in rank for step in (r.send, r.receive)]
+    assert max(sizes, default=0) <= bucket_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(layout_pairs(worlds=(2, 3, 4, 6, 8, 12)))
+def test_each_missing_element_is_sent_once(pair: Pair) -> None:
+    """Against a naive count: a rank receives what it needs and does not hold itself, and nothing else."""
+    plan = plan_of(pair)
+    train, rollout = layouts(pair)
+    received = plan.remote.between(plan.world_size).sum(0)
+    for rank in range(plan.world_size):
+        needed = 0
+        held = {name: torch.zeros(value.shape, dtype=torch.bool) for name, value in FULL.items()}
+        for piece in train[rank]:
+            if piece.canonical:
+                held[piece.canonical][tuple(slice(*edge) for edge in piece.box)] = True
+        for piece in rollout[rank]:
+            if piece.canonical:
+                needed += 4 * int((~held[piece.canonical][tuple(slice(*edge) for edge in piece.box)]).sum())
+        assert received[rank] == needed
+
+
+@settings(max_examples=40, deadline=None)
+@given(layout_pairs(worlds=(2, 4, 6, 8)))
+def test_plans_are_equal_on_every_rank(pair: Pair) -> None:
+    assert plan_of(pair).digest == plan_of(pair).digest
+
+
+def test_different_placements_have_different_digests() -> None:
+    train = TrainPlacement(tp=2, pp=1, ep=1, dp=2, num_layer_list=(3,))
+    digests = {plan_of((train, RolloutPlacement(tp=tp, dp=4 // tp, ep=4))).digest for tp in (1, 2, 4)}
+    assert len(digests) == 3
+
+
+def test_owners_take_turns() -> None:
+    """Three replicas that can all send do so equally, not the first one alone."""
+    pair = (TrainPlacement(tp=1, pp=2, ep=1, dp=3, num_layer_list=(2, 1)), RolloutPlacement(tp=1, dp=6, ep=1))
+    sent = plan_of(pair).remote.between(6).sum(1)
+    for stage in (sent[:3], sent[3:]):
+        assert stage.max() <= 1.1 * stage.min()
+
+
+def test_an_incomplete_source_is_refused() -> None:
+    train, rollout = layouts((TrainPlacement(1, 1, 1, 1, (3,)), RolloutPlacement(1)))
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    without = [[piece for piece in train[0] if piece.canonical != name]]
+    with pytest.raises(LayoutError, match=name):
+        make_plan(without, rollout, lambda name: 4)
+
+
+def test_overlapping_sources_are_refused() -> None:
+    held = [[Piece("weight", ((0, 3), (0, 2)), "a")], [Piece("weight", ((2, 4), (0, 2)), "a")]]
+    need = [[Piece("weight", ((0, 4), (0, 2)), "b")], []]
+    with pytest.raises(LayoutError, match="weight.*overlapping"):
+        make_plan(held, need, lambda name: 4)
+
+
+def test_world_sizes_must_agree() -> None:
+    with pytest.raises(LayoutError, match="2 training ranks"):
+        make_plan([[], []], [[]], lambda name: 4)
+
+
+def test_a_bucket_that_holds_no_row_is_refused() -> None:
+    pair = (TrainPlacement(2, 1, 1, 1, (3,)), RolloutPlacement(tp=1, dp=2, ep=2))
+    with pytest.raises(ValueError, match="too small"):
+        round_count(plan_of(pair), 10)
+
+
+CLUSTER = DeepseekV3Shape(
+    hidden=16,
+    intermediate=32,
+    moe_intermediate=4,
+    layers=61,
+    dense_layers=3,
+    heads=8,
+    experts=256,
+    shared_experts=1,
+    q_lora=8,
+    kv_lora=6,
+    qk_nope=2,
+    qk_rope=2,
+    v_head=2,
+    vocab=256,
+)
+"""DeepSeek-V3-671B with every width scaled down; layers and experts are the real ones."""
+CLUSTER_TRAIN = TrainPlacement(tp=4, pp=8, ep=8, dp=8, num_layer_list=(7, 7, 8, 8, 8, 8, 8, 7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rollout",
+    [
+        RolloutPlacement(tp=2, dp=128, ep=256, shared_expert_replicated=True),
+        RolloutPlacement(tp=2, dp=64, ep=128, instances=2, shared_expert_replicated=True),
+    ],
+    ids=["one instance", "two instances"],
+)
+def test_the_cluster_layouts_on_256_ranks(rollout: RolloutPlacement) -> None:
+    full = full_weights(CLUSTER, torch.bfloat16)
+    outcome = reshard((CLUSTER_TRAIN, rollout), full, CLUSTER, 1 << 20)
+    expert = np.array([".mlp.experts." in name for name in outcome.plan.names])[outcome.plan.remote.name]
+    receivers = Counter(zip(outcome.plan.remote.name[expert], outcome.plan.remote.target[expert], strict=True))
+    by_expert = Counter(name for name, _ in receivers)
+    assert max(by_expert.values()) <= rollout.instances
