@@ -85,12 +85,10 @@ def generate(
                 _keep_module(lock, old, module, label)
         for label, reader in at_hand.items():
             _lock_target(lock, target, label, reader)
-        problems += [
-            f"{target}: no source of {upstream.name} {label} was given"
-            for label in filter(None, (upstream.cluster_label, upstream.release))
-            if label not in lock.targets.get(target, {})
-        ]
-    return lock, problems
+        for label in filter(None, (upstream.cluster_label, upstream.release)):
+            if label not in lock.targets.get(target, {}):
+                problems.append(f"no source of {upstream.name} {label} was given")
+    return lock, list(dict.fromkeys(problems))
 
 
 def _lock_target(lock: Lock, target: str, label: str, reader: _Reader) -> None:

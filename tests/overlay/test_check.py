@@ -47,7 +47,7 @@ def acme(bench):
         bench.patch("before_import", "acme.core", nothing),
     ]
     bench.lock, problems = checking.generate(bench.patches, PINS, [(ACME, "1.0", sources(bench))], Lock())
-    assert problems == [f"{target}: no source of acme 12345678 was given" for target in sorted(bench.lock.targets)]
+    assert problems == ["no source of acme 12345678 was given"]
     return bench
 
 

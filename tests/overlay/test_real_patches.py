@@ -1,0 +1,141 @@
+"""The declared patches against upstream's source as it is installed here. Nothing of upstream is imported."""
+
+import ast
+import importlib.util
+import inspect
+import json
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from overlay import check as checking
+from overlay.declaration import MODULE_KINDS
+from overlay.discovery import load
+from overlay.documentation import DOCUMENT, document
+from overlay.drift import depends_on
+from overlay.lock import Lock
+from overlay.ordering import make_plan
+from overlay.pins import Pins, within
+from overlay.sources import Sources, installed
+from tests.overlay import mutations, restating
+from tests.overlay.conftest import REPOSITORY
+
+PINS = Pins.read()
+PATCHES = make_plan(load(PINS.rooms())).patches
+NAMED = [pytest.param(patch, id=patch.label) for patch in PATCHES]
+CHANGED = [pytest.param(patch, id=patch.label) for patch in PATCHES if patch.target in depends_on(patch)]
+
+
+@cache
+def sources_of(name):
+    return installed(next(upstream for upstream in PINS.upstreams if upstream.name == name))
+
+
+def source_of(module):
+    """The source of an upstream module, or a skip where that upstream is not installed."""
+    sources = sources_of(PINS.of_module(module).name)
+    if sources is None:
+        pytest.skip(f"the upstream of {module} is not installed here")
+    return sources.text(module)
+
+
+@pytest.mark.parametrize("patch", NAMED)
+def test_a_patch_lies_where_its_target_does(patch):
+    if patch.kind in MODULE_KINDS:
+        pytest.skip("it belongs to a module and not to a place in it")
+    room, _, place = patch.declared_in.partition(".")
+    mirrored = [
+        f"{package}.{place}" for upstream in PINS.upstreams if upstream.room == room for package in upstream.packages
+    ]
+    if not PINS.of_module(patch.module).room:
+        assert mirrored, "what belongs to an upstream without a room lies where the need for it is"
+    else:
+        assert any(within(place, patch.module) for place in mirrored), f"it should be at one of {mirrored}"
+
+
+@pytest.mark.parametrize("patch", NAMED)
+def test_a_patch_says_where_it_stands_upstream(patch):
+    assert patch.upstream.startswith(("https://", "not forwarded: ")), patch.upstream
+
+
+def test_the_document_is_current():
+    assert DOCUMENT.read_text() == document(PATCHES, PINS), "run `python -m overlay docs`"
+
+
+def test_the_lock_is_current_for_what_is_installed():
+    releases = [(each, each.release, sources_of(each.name)) for each in PINS.upstreams if each.room and each.release]
+    if any(sources is None or f" {upstream.release} " not in sources.origin for upstream, _, sources in releases):
+        pytest.skip("not all pinned releases are installed here")
+    old = Lock.read()
+    lock, _ = checking.generate(PATCHES, PINS, releases, old)
+    assert lock == old, "run `python -m overlay lock`"
+
+
+def test_the_check_of_what_is_installed_is_clean():
+    if any(sources_of(upstream.name) is None for upstream in PINS.upstreams if upstream.room and upstream.release):
+        pytest.skip("not all upstreams are installed here")
+    command = [sys.executable, "-m", "overlay", "check", "--json"]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    answer = json.loads(result.stdout)
+    assert answer["exit"] == 0 and len(answer["checked"]) >= 4
+
+
+def test_the_check_refuses_what_it_cannot_read():
+    for given, message in [
+        ("verl=/nowhere", "there is no package verl in /nowhere"),
+        ("verl=/nowhere@abc", "git has no abc"),
+        ("verl", "write NAME=PATH"),
+        ("nobody=/", "'nobody' is no upstream"),
+    ]:
+        command = [sys.executable, "-m", "overlay", "check", "--upstream", given]
+        result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+        assert result.returncode == 2 and message in result.stderr
+
+
+@pytest.mark.parametrize("patch", CHANGED)
+def test_every_mutation_of_a_target_is_told_apart(patch):
+    content, lock, upstream = source_of(patch.module), Lock.read(), PINS.of_module(patch.module)
+    applied = 0
+    for mutation, expected in mutations.EXPECTED.items():
+        changed = mutations.mutated(content, patch.qualified_name, mutation)
+        if changed is None:
+            continue
+        alone = Sources("mutated", {patch.module: (changed, False)})
+        verdicts = checking.check([patch], lock, PINS, upstream, alone)
+        statuses = {verdict.status for verdict in verdicts if verdict.target == patch.target}
+        assert statuses <= expected and statuses, (mutation.__name__, verdicts)
+        applied += 1
+    assert applied >= 2, "reformatting and changing the body apply to everything"
+
+
+@pytest.mark.parametrize("patch", CHANGED)
+def test_no_patch_restates_its_target(patch):
+    tree = ast.parse(source_of(patch.module))
+    nodes = mutations.find_definition(tree, patch.qualified_name).nodes
+    target = [line for node in nodes for line in restating.shapes(ast.unparse(node))]
+    ours = restating.shapes(inspect.getsource(sys.modules[patch.declared_in]))
+    shared = restating.longest_shared_run(ours, target)
+    assert len(shared) < 6, f"{patch.describe()} shares these lines with its target:\n" + "\n".join(shared)
+
+
+def test_a_restated_function_is_noticed_whatever_its_names():
+    upstream = "def f(a, b):\n    import os\n" + "".join(f"    v{i} = call(a, {i}, 'x{i}')\n" for i in range(6))
+    copied = "def mine(left, right):\n    '''Ours.'''\n" + "".join(
+        f"    n = go(left,  9, 'y')  # {i}\n" for i in range(6)
+    )
+    shared = restating.longest_shared_run(restating.shapes(upstream), restating.shapes(copied))
+    assert len(shared) == 7
+    other = restating.shapes("def f(a, b):\n    return sum(a) + b")
+    assert len(restating.longest_shared_run(restating.shapes(upstream), other)) == 1
+
+
+def test_every_upstream_that_can_be_installed_is_searched_for():
+    found = [
+        upstream.name
+        for upstream in PINS.upstreams
+        if upstream.release and importlib.util.find_spec(upstream.packages[0])
+    ]
+    assert all(sources_of(name) is not None for name in found)
