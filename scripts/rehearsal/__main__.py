@@ -70,6 +70,8 @@ def _lookup(config: Mapping[str, Any], key: str) -> Any:
 
 def rehearse(plan: Plan, dry_run: bool) -> int:
     """Carries out or only checks and prints a plan; returns the exit status."""
+    import psutil
+
     from scripts.rehearsal.display import make_console, print_summary
     from scripts.rehearsal.preflight import PreflightError
     from scripts.rehearsal.processes import Interrupted, SignalFlag
@@ -83,7 +85,9 @@ def rehearse(plan: Plan, dry_run: bool) -> int:
             print_plan(plan, check_before_anything(plan))
             return DONE
         with SignalFlag() as signals:
-            summary = Rehearsal(console, signals).carry_out(plan)
+            # rehearse.sh is this same process, so its start is the start of the user's command.
+            launched = psutil.Process().create_time()
+            summary = Rehearsal(console, signals, launched).carry_out(plan)
     except (PreflightError, DataError) as error:
         return _fail(str(error), REFUSED)
     except ReportError as error:

@@ -17,17 +17,18 @@ from verl_patches.features.report.metrics import REWARD, STEP_SECONDS
 
 # Width of a log without a terminal: enough for every row, so that none is broken.
 _LOG_WIDTH = 120
-_BAR_CELLS = 12
+# A row has 79 characters: it fits into the narrowest usual terminal.
+_BAR_CELLS = 8
+_CELL = 8
 _STAGES = ("rollout", "old_log_prob", "ref", "update", "reshard", "offload")
-_TITLES = {"old_log_prob": "old lp"}
-_HEADER = f"{'step':>9}  {'reward':<{7 + _BAR_CELLS}}" + "".join(
-    f"{_TITLES.get(stage, stage):>9}" for stage in (*_STAGES, "step s")
-)
+_COLUMNS = ("rollout", "old lp", "ref", "update", "reshard", "offload", "step s")
+_HEADER = f"{'step':>7}  {'reward':<{6 + _BAR_CELLS}}" + "".join(f"{title:>{_CELL}}" for title in _COLUMNS)
 _EVENTS = {
     "ray_ready": "Ray is up",
     "data_ready": "data are read",
-    "models_ready": "training models are built",
-    "rollout_ready": "rollout engines are up",
+    "reference_ready": "the reference model is built",
+    "rollout_ready": "the trained model and the rollout engines are built",
+    "models_ready": "all models are ready",
     "training_begins": "training begins",
 }
 
@@ -39,16 +40,16 @@ def make_console() -> Console:
 
 
 class Progress:
-    """Follows the files that a run writes and prints what is new in them."""
+    """Follows the files that a run writes and prints what is new in them; times count from ``launched`` (Unix)."""
 
-    def __init__(self, console: Console, output: Path, steps: int) -> None:
+    def __init__(self, console: Console, output: Path, steps: int, launched: float) -> None:
         self.console = console
         self.steps = steps
         self.records: list[StepRecord] = []
         self._metrics = output / "metrics.jsonl"
         self._events_file = output / "events.jsonl"
         self._events_shown = 0
-        self._started = time.time()
+        self._started = launched
         self._status = console.status("starting") if console.is_terminal else None
 
     def __enter__(self) -> "Progress":
@@ -77,11 +78,15 @@ class Progress:
             self._status.update(self._status_text())
 
     def startup_seconds(self) -> float | None:
-        """Seconds from the run's start to the start of its first step; None before the first step has ended."""
+        """Seconds from the launch to the start of the first step; None before the first step has ended."""
         if not self.records:
             return None
         first = self.records[0]
         return first.time - (first.metrics.get(STEP_SECONDS) or 0.0) - self._started
+
+    def event_seconds(self) -> dict[str, float]:
+        """Seconds from the launch to each event of the start-up."""
+        return {event["event"]: event["time"] - self._started for event in read_events(self._events_file)}
 
     def _status_text(self) -> str:
         elapsed = format_duration(time.time() - self._started)
@@ -107,9 +112,9 @@ def format_row(record: StepRecord, steps: int, encoding: str = "utf-8") -> str:
     """Returns one row of the step table: step, reward with a bar, seconds of each stage and of the step."""
     reward = record.metrics.get(REWARD)
     seconds: Mapping[str, float | None] = {**record.stage_seconds(), "step s": record.metrics.get(STEP_SECONDS)}
-    cells = [_number(seconds[stage], 9) for stage in (*_STAGES, "step s")]
+    cells = [_number(seconds[stage], _CELL) for stage in (*_STAGES, "step s")]
     bar = _bar(reward or 0.0, encoding)
-    return f"{f'{record.step}/{steps}':>9}  {_number(reward, 5, 3)}  {bar}" + "".join(cells)
+    return f"{f'{record.step}/{steps}':>7}  {_number(reward, 5, 3)} {bar}" + "".join(cells)
 
 
 def _bar(share: float, encoding: str) -> str:
@@ -137,7 +142,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], output: Path) ->
         "first and the last 5 steps)",
         "seconds a step": f"{_shown(summary['step_seconds'], '.2f')}: "
         + ", ".join(f"{name} {value:.2f}" for name, value in stages.items()),
-        "start-up": f"{_shown(summary['startup_s'], '.1f')} s from the launch to the first step",
+        "start-up": f"{_shown(summary['startup_s'], '.1f')} s from the command to the first step",
         "weights": exact[summary["weights_exact"]],
         "log-probs": f"rollout and training differ by at most {_shown(summary['rollout_logprob_diff_max'], '.2e')}",
         "patches": f"{_shown(summary['patches_applied'], 'd')} applied, {_shown(summary['patches_effective'], 'd')} "

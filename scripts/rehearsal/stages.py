@@ -49,10 +49,14 @@ def check_before_anything(plan: Plan) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Carries out a plan, showing progress on ``console`` and stopping at a signal in ``signals``."""
+    """Carries out a plan, showing progress on ``console`` and stopping at a signal in ``signals``.
+
+    ``launched`` is the Unix time at which the user started the command; all times shown count from it.
+    """
 
     console: Console
     signals: SignalFlag
+    launched: float
 
     def carry_out(self, plan: Plan) -> dict[str, Any]:
         """Checks, prepares, trains and reports; returns the summary.
@@ -85,7 +89,7 @@ class Rehearsal:
         with self.console.status(f"{title} ...") as line:
 
             def show_last_line() -> None:
-                line.update(f"{title}: {last_error(log)}")
+                line.update(f"{title} ... {last_line(log)}")
 
             status = run_to_the_end(command, plan.environment(), ROOT, log, self.signals, show_last_line)
         if status != 0:
@@ -93,12 +97,12 @@ class Rehearsal:
         self.console.print(f"{title:<46}{time.monotonic() - started:5.0f} s")
 
     def _train(self, plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
-        started, steps = time.monotonic(), config["trainer"]["total_training_steps"]
+        steps = config["trainer"]["total_training_steps"]
         self.console.print(f"Training for {steps} steps on {plan.options.dies} emulated dies; log: {plan.log}")
         plan.ray_folder.mkdir(mode=0o700)
         command, environment = plan.run_command(), plan.environment()
         try:
-            with Progress(self.console, plan.output, steps) as progress:
+            with Progress(self.console, plan.output, steps, self.launched) as progress:
                 status = run_to_the_end(command, environment, ROOT, plan.log, self.signals, progress.update)
         finally:
             shutil.rmtree(plan.ray_folder, ignore_errors=True)
@@ -106,29 +110,40 @@ class Rehearsal:
             raise RunFailed(last_error(plan.log), plan.log)
         if len(progress.records) < steps:
             raise RunFailed(f"The run ended after {len(progress.records)} of {steps} steps", plan.log)
-        return write_report(plan, time.monotonic() - started, progress.startup_seconds())
+        facts = RunFacts(
+            plan.options.seed,
+            plan.options.dies,
+            wall_s=time.time() - self.launched,
+            startup_s=progress.startup_seconds(),
+            startup_events=progress.event_seconds(),
+        )
+        return write_report(plan.output, facts)
 
 
 def last_error(log: Path) -> str:
     """Returns the sentence after the last ``error: `` of a log, or its last line that is not empty."""
+    errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
+    return errors[-1].removeprefix("error: ") if errors else last_line(log) or "it printed nothing"
+
+
+def last_line(log: Path) -> str:
+    """Returns the last line of a log that is not empty; "" where there is none."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or ["it printed nothing"])[-1]
+    return lines[-1] if lines else ""
 
 
-def write_report(plan: Plan, wall_s: float, startup_s: float | None) -> dict[str, Any]:
+def write_report(output: Path, facts: RunFacts) -> dict[str, Any]:
     """Writes summary.json and report.png beside the run's metrics; returns the summary."""
     # Imported here: the figure library takes a second, in which the run is already under way.
     from verl_patches.features.report.figure import draw
 
-    records = read_records(plan.output / "metrics.jsonl")
-    overlay_file = plan.output / "overlay.json"
+    records = read_records(output / "metrics.jsonl")
+    overlay_file = output / "overlay.json"
     overlay = json.loads(overlay_file.read_text()) if overlay_file.exists() else None
-    facts = RunFacts(plan.options.seed, plan.options.dies, wall_s, startup_s)
-    summary = summarise(records, facts, overlay, read_meters(plan.output / "meters"))
-    (plan.output / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    summary = summarise(records, facts, overlay, read_meters(output / "meters"))
+    (output / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     title = f"GRPO rehearsal: {len(records)} steps, seed {facts.seed}, {facts.dies} emulated dies"
-    draw(records, title, plan.output / "report.png")
+    draw(records, title, output / "report.png")
     return summary
 
 

@@ -6,10 +6,17 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from verl_patches.features.report.metrics import REWARD, STAGES, STEP_SECONDS, ReportError, StepRecord
+from verl_patches.features.report.metrics import (
+    REWARD,
+    SPREAD_OVER_OTHERS,
+    STAGES,
+    STEP_SECONDS,
+    ReportError,
+    StepRecord,
+)
 from verl_patches.features.report.summary import REWARD_WINDOW
 
-_COLOURS = ("#2f6db3", "#9ec5e8", "#7a4fa3", "#c9a227", "#d8c99b", "#3f8f5f", "#c8553d", "#8c8c8c")
+_COLOURS = ("#2f6db3", "#9ec5e8", "#7a4fa3", "#c9a227", "#d8c99b", "#3f8f5f", "#c8553d")
 _OTHER_COLOUR = "#e4e4e4"
 _CURVE_COLOUR = "#2f6db3"
 # Device pixels: 110 dots an inch make it readable in a browser and a README alike.
@@ -59,7 +66,7 @@ def _draw_stages(axes, records: Sequence[StepRecord]) -> None:
     steps = [record.step for record in records]
     stages = [record.stage_seconds() for record in records]
     base = [0.0] * len(records)
-    for stage, colour in zip(STAGES, _COLOURS, strict=True):
+    for stage, colour in zip([name for name in STAGES if name != SPREAD_OVER_OTHERS], _COLOURS, strict=True):
         heights = [seconds[stage] or 0.0 for seconds in stages]
         if any(heights):
             axes.bar(steps, heights, bottom=base, width=0.85, color=colour, label=stage)

@@ -16,8 +16,10 @@ STAGES: Mapping[str, str] = {
     "reshard": "timing_s/reshard",
     "offload": "timing_s/offload",
 }
-# verl times these two inside the stage on the right: they are taken out of it, so that stages add up to a step.
-CONTAINED_IN: Mapping[str, str] = {"reshard": "rollout", "offload": "rollout"}
+# verl times the reshard inside generation: it is taken out of it, so that stages add up to a step.
+CONTAINED_IN: Mapping[str, str] = {"reshard": "rollout"}
+# Tensors move at the beginning of every stage, so this time is part of the others and no slice of its own.
+SPREAD_OVER_OTHERS = "offload"
 REWARD = "critic/score/mean"
 STEP_SECONDS = "timing_s/step"
 LOGPROB_DIFFERENCE = "training/rollout_logprob_diff_max"

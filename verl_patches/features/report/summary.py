@@ -1,7 +1,7 @@
 """The summary of a run, as numbers."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -23,12 +23,17 @@ REWARD_WINDOW = 5
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the run's metrics do not hold: seed, number of dies, and wall-clock seconds by part."""
+    """What the run's metrics do not hold.
+
+    ``wall_s`` and ``startup_s`` are seconds from the user's command to its end and to the first step;
+    ``startup_events`` are seconds from the command to each event of the start-up.
+    """
 
     seed: int
     dies: int
     wall_s: float
     startup_s: float | None = None
+    startup_events: Mapping[str, float] = field(default_factory=dict)
 
 
 def summarise(
