@@ -16,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from safetensors.numpy import save_file
 
 from scripts.rehearsal.display import format_duration, format_row
+from scripts.rehearsal.lengths import measured_settings
 from scripts.rehearsal.plan import Options, make_plan, read_environment, setting
 from scripts.rehearsal.preflight import (
     PreflightError,
@@ -253,3 +254,19 @@ def test_last_error_of_a_log(tmp_path):
     assert last_error(log) == "last line"
     log.write_text("")
     assert last_error(log) == "it printed nothing"
+
+
+def test_lengths_follow_the_data(tmp_path):
+    """Real prompts are measured with the tiny tokenizer; what is above the limit is left to verl's filter."""
+    from verl_patches.features.tiny_model.tokenizer import build_tokenizer
+
+    build_tokenizer().save_pretrained(tmp_path / "checkpoint")
+    lengths = {}
+    for name, question in {"short": "1+1", "long": "word " * 500}.items():
+        write_rows(tmp_path / name, [to_row(Problem(question, "2"), 0, "train", "own", "")])
+        chosen = dict(entry.split("=") for entry in measured_settings(tmp_path / name, tmp_path / "checkpoint", dies=4))
+        lengths[name] = int(chosen["data.max_prompt_length"])
+        plan = make_plan(Options(), "time").with_overrides(f"{key}={value}" for key, value in chosen.items())
+        rollout = compose_checked(plan)["actor_rollout_ref"]["rollout"]
+        assert rollout["max_model_len"] == lengths[name] + int(chosen["data.max_response_length"])
+    assert 3 <= lengths["short"] < 16 and lengths["long"] == 256
