@@ -24,6 +24,8 @@ if __name__ == "__main__":
     sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.cpp"))
     flags = ["-std=c++17", "-O2", "-g0"]
     setup(
-        ext_modules=[CppExtension("npu_emulator._C", sources, extra_compile_args=flags, define_macros=[("USE_C10D_GLOO", None)])],
+        ext_modules=[
+            CppExtension("npu_emulator._C", sources, extra_compile_args=flags, define_macros=[("USE_C10D_GLOO", None)])
+        ],
         cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True)},
     )

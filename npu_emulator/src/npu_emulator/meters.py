@@ -16,7 +16,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
 
 from . import _C
 
@@ -134,7 +133,7 @@ def reset_phases() -> None:
     _phases.clear()
 
 
-def write(folder: Optional[str] = None) -> Optional[Path]:
+def write(folder: str | None = None) -> Path | None:
     """Write the snapshot as ``<pid>.json`` into `folder`, or where NPU_EMULATOR_METERS says; None if neither is given.
 
     Readers see the old file or the new one, never a part of it.

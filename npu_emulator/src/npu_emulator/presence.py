@@ -3,14 +3,13 @@
 import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
-from typing import Optional
 
 
 def find_real_npu(
     device_directory: Path = Path("/dev"),
     driver_directory: Path = Path("/usr/local/Ascend/driver"),
     distribution: Callable[[str], object] = importlib.metadata.distribution,
-) -> Optional[str]:
+) -> str | None:
     """What shows that a real NPU is installed here, or None: its device files, its driver, or Huawei's torch_npu."""
     dies = sorted(device_directory.glob("davinci[0-9]*"))
     if dies:

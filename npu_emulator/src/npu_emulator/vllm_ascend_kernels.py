@@ -16,7 +16,9 @@ def weak_ref_tensor(x: Tensor):
     "-> (Tensor query, Tensor key)",
     namespace="_C",
 )
-def rotary_embedding(positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, is_neox: bool):
+def rotary_embedding(
+    positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, is_neox: bool
+):
     rows = cos_sin_cache[positions.flatten()]
     tokens = positions.numel()
     return tuple(rotate_by_table(states.reshape(tokens, -1), rows, head_size, is_neox) for states in (query, key))

@@ -3,8 +3,9 @@
 import sys
 import types
 
-import npu_emulator  # noqa: F401  (imports torch without importing this module a second time)
 import torch
+
+import npu_emulator  # noqa: F401  (imports torch without importing this module a second time)
 from npu_emulator import _C as _emulator
 from npu_emulator import aten, import_hooks, meters, operators  # noqa: F401
 

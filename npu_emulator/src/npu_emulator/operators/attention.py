@@ -1,7 +1,6 @@
 """Attention over sequences of different lengths, from packed tensors and from paged caches. Scores are float32."""
 
 from collections.abc import Iterator
-from typing import Optional
 
 import torch
 from torch import Tensor
@@ -12,7 +11,9 @@ from .registry import operator
 _SCORES_AT_ONCE = 1 << 23  # elements; bounds the memory of padded batches
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, hidden: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, hidden: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Attention of queries [batch, heads, q, d] to keys [batch, kv heads, k, d] and values [batch, kv heads, k, dv].
 
     Where `hidden` (broadcastable to [batch, heads, q, k]) is true, keys are not seen; a query that sees none gives zeros.
@@ -56,8 +57,8 @@ def attend_packed(
     query_lengths: list[int],
     key_lengths: list[int],
     scale: float,
-    causal: Optional[str],
-    mask: Optional[Tensor] = None,
+    causal: str | None,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attention within each of several sequences packed one after another: [tokens, heads, size].
 
@@ -86,7 +87,7 @@ def attend_packed(
     return torch.cat(outputs), torch.cat(maxima), torch.cat(totals)
 
 
-def _hidden_keys(query_lengths: Tensor, key_lengths: Tensor, causal: Optional[str], mask: Optional[Tensor]) -> Optional[Tensor]:
+def _hidden_keys(query_lengths: Tensor, key_lengths: Tensor, causal: str | None, mask: Tensor | None) -> Tensor | None:
     """What attend() takes as `hidden`, for sequences padded to the longest."""
     queries, keys = int(query_lengths.max()), int(key_lengths.max())
     column = torch.arange(keys)
@@ -228,7 +229,18 @@ def _npu_paged_attention_mla(
     namespace="atb",
 )
 def npu_multi_head_latent_attention(
-    q_nope, q_rope, ctkv, k_rope, block_tables, context_lens, q_headnum, qk_scale, kv_headnum, *, mask=None, qseqlen=None
+    q_nope,
+    q_rope,
+    ctkv,
+    k_rope,
+    block_tables,
+    context_lens,
+    q_headnum,
+    qk_scale,
+    kv_headnum,
+    *,
+    mask=None,
+    qseqlen=None,
 ):
     lengths = as_integers(context_lens)
     query_lengths = [1] * len(lengths) if qseqlen is None else as_integers(qseqlen)
@@ -311,8 +323,8 @@ def _from_heads_first(states: Tensor, layout: str) -> Tensor:
 
 
 def _hidden_by_sparse_mode(
-    sparse_mode: int, mask: Optional[Tensor], queries: int, keys: int, before: int, after: int
-) -> Optional[Tensor]:
+    sparse_mode: int, mask: Tensor | None, queries: int, keys: int, before: int, after: int
+) -> Tensor | None:
     """True where a key is hidden, for the sparse modes of npu_fusion_attention on batched layouts."""
     if sparse_mode in (0, 1):
         return None if mask is None else mask.bool()
@@ -355,17 +367,17 @@ def npu_fusion_attention(
     value: Tensor,
     head_num: int,
     input_layout: str,
-    pse: Optional[Tensor] = None,
-    padding_mask: Optional[Tensor] = None,
-    atten_mask: Optional[Tensor] = None,
+    pse: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    atten_mask: Tensor | None = None,
     scale: float = 1.0,
     keep_prob: float = 1.0,
     pre_tockens: int = 2147483647,
     next_tockens: int = 2147483647,
     inner_precise: int = 0,
-    prefix: Optional[list[int]] = None,
-    actual_seq_qlen: Optional[list[int]] = None,
-    actual_seq_kvlen: Optional[list[int]] = None,
+    prefix: list[int] | None = None,
+    actual_seq_qlen: list[int] | None = None,
+    actual_seq_kvlen: list[int] | None = None,
     sparse_mode: int = 0,
     gen_mask_parallel: bool = True,
     sync: bool = False,
@@ -382,9 +394,7 @@ def npu_fusion_attention(
         q = _to_heads_first(query, input_layout, head_num)
         key_heads = head_num if input_layout in ("BNSD", "BSND") else key.shape[-1] // q.shape[-1]
         k, v = (_to_heads_first(states, input_layout, key_heads) for states in (key, value))
-        hidden = _hidden_by_sparse_mode(
-            sparse_mode, atten_mask, q.shape[2], k.shape[2], pre_tockens, next_tockens
-        )
+        hidden = _hidden_by_sparse_mode(sparse_mode, atten_mask, q.shape[2], k.shape[2], pre_tockens, next_tockens)
         output, largest, total = attend(q, k, v, scale, hidden)
         output = _from_heads_first(output.to(query.dtype), input_layout).contiguous()
     statistics = [item.detach().unsqueeze(-1).expand(*item.shape, 8).contiguous() for item in (largest, total)]

@@ -33,7 +33,9 @@ def npu_dtype_cast(x: Tensor, dtype: torch.dtype):
     return x.to(dtype, copy=True)
 
 
-@operator("npu_confusion_transpose(Tensor self, int[] perm, int[] shape, bool transpose_first) -> Tensor", differentiable=True)
+@operator(
+    "npu_confusion_transpose(Tensor self, int[] perm, int[] shape, bool transpose_first) -> Tensor", differentiable=True
+)
 def npu_confusion_transpose(x: Tensor, perm: list[int], shape: list[int], transpose_first: bool):
     if transpose_first:
         return x.permute(perm).reshape(shape).contiguous()

@@ -1,8 +1,5 @@
 """Writing to and reading from a paged key-value cache: [blocks, block size, heads, size]; slots count tokens through it."""
 
-from typing import Optional
-
-import torch
 from torch import Tensor
 
 from .normalization import rms_norm
@@ -65,14 +62,16 @@ def npu_paged_cache_load(
     *,
     key: Tensor,
     value: Tensor,
-    seq_starts: Optional[Tensor] = None,
+    seq_starts: Tensor | None = None,
 ):
     lengths = as_integers(context_lens)
     starts = [0] * len(lengths) if seq_starts is None else as_integers(seq_starts)
     written = 0
     for blocks, start, length in zip(block_table, starts, lengths):
         for cache, out in ((key_cache, key), (value_cache, value)):
-            out[written : written + length] = load(cache, blocks, start, start + length).view_as(out[written : written + length])
+            out[written : written + length] = load(cache, blocks, start, start + length).view_as(
+                out[written : written + length]
+            )
         written += length
 
 
@@ -91,10 +90,10 @@ def npu_kv_rmsnorm_rope_cache(
     k_cache: Tensor,
     ckv_cache: Tensor,
     *,
-    k_rope_scale: Optional[Tensor] = None,
-    c_kv_scale: Optional[Tensor] = None,
-    k_rope_offset: Optional[Tensor] = None,
-    c_kv_offset: Optional[Tensor] = None,
+    k_rope_scale: Tensor | None = None,
+    c_kv_scale: Tensor | None = None,
+    k_rope_offset: Tensor | None = None,
+    c_kv_offset: Tensor | None = None,
     epsilon: float = 1e-5,
     cache_mode: str = "Norm",
     is_output_kv: bool = False,

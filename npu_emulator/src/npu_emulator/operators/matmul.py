@@ -1,7 +1,6 @@
 """Matrix products of groups of rows, each with a weight of its own."""
 
 from collections.abc import Sequence
-from typing import Optional
 
 import torch
 from torch import Tensor
@@ -22,11 +21,25 @@ def group_sizes(group_list, group_list_type: int, groups: int) -> list[int]:
 def multiply_groups(x: Tensor, weights: Sequence[Tensor], sizes: list[int]) -> Tensor:
     """Rows of `x`, group after group, times the weight of their group. Rows after the last group give zeros."""
     used = sum(sizes)
-    product = x.new_zeros(x.shape[0], weights[0].shape[-1]) if used < x.shape[0] else x.new_empty(x.shape[0], weights[0].shape[-1])
+    product = (
+        x.new_zeros(x.shape[0], weights[0].shape[-1])
+        if used < x.shape[0]
+        else x.new_empty(x.shape[0], weights[0].shape[-1])
+    )
     rows, results = x[:used].split(sizes), product[:used].split(sizes)
     for size, row, weight, result in zip(sizes, rows, weights, results):
         if size:
             torch.mm(row, weight, out=result)
+    return product
+
+
+def sum_groups(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
+    """For each group of consecutive columns of `x` [m, tokens] and rows of `weight` [tokens, n], their product [m, n]."""
+    product = x.new_zeros(len(sizes), x.shape[0], weight.shape[-1])
+    columns, rows = x[:, : sum(sizes)].split(sizes, 1), weight[: sum(sizes)].split(sizes)
+    for size, column, row, result in zip(sizes, columns, rows, product):
+        if size:
+            torch.mm(column, row, out=result)
     return product
 
 
@@ -41,18 +54,20 @@ def npu_grouped_matmul(
     x: list[Tensor],
     weight: list[Tensor],
     *,
-    bias: Optional[list[Tensor]] = None,
-    group_list: Optional[Tensor] = None,
+    bias: list[Tensor] | None = None,
+    group_list: Tensor | None = None,
     split_item: int = 0,
-    group_type: Optional[int] = None,
+    group_type: int | None = None,
     group_list_type: int = 0,
     act_type: int = 0,
-    output_dtype: Optional[torch.dtype] = None,
+    output_dtype: torch.dtype | None = None,
     **quantisation,
 ):
     given = [name for name, value in quantisation.items() if value is not None]
     if given or act_type:
         raise NotImplementedError(f"npu_grouped_matmul: {', '.join(given) or 'act_type'} is not emulated")
+    if group_type == 2:
+        return [sum_groups(x[0], weight[0], group_sizes(group_list, group_list_type, group_list.numel()))]
     if group_type not in (0, None, -1):
         raise NotImplementedError(f"npu_grouped_matmul: group_type {group_type} is not emulated")
     weights = list(weight[0].unbind(0)) if len(weight) == 1 and weight[0].dim() == 3 else list(weight)

@@ -1,7 +1,5 @@
 """Routing tokens to experts and back."""
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,7 @@ def npu_moe_gating_top_k(
     x: Tensor,
     k: int,
     *,
-    bias: Optional[Tensor] = None,
+    bias: Tensor | None = None,
     k_group: int = 1,
     group_count: int = 1,
     group_select_mode: int = 0,
@@ -49,7 +47,7 @@ def npu_moe_gating_top_k(
 
 
 @operator("npu_moe_gating_top_k_softmax(Tensor x, Tensor? finished=None, int k=1) -> (Tensor, Tensor, Tensor)")
-def npu_moe_gating_top_k_softmax(x: Tensor, finished: Optional[Tensor] = None, k: int = 1):
+def npu_moe_gating_top_k_softmax(x: Tensor, finished: Tensor | None = None, k: int = 1):
     """Weights and experts [tokens, k] of the best k of a softmax, and the column-major numbers of the entries.
 
     Tokens that are `finished` get the expert one past the last.
@@ -62,7 +60,9 @@ def npu_moe_gating_top_k_softmax(x: Tensor, finished: Optional[Tensor] = None, k
     return weights.to(x.dtype), experts.to(torch.int32), rows
 
 
-@operator("npu_moe_init_routing(Tensor x, Tensor row_idx, Tensor expert_idx, int active_num) -> (Tensor, Tensor, Tensor)")
+@operator(
+    "npu_moe_init_routing(Tensor x, Tensor row_idx, Tensor expert_idx, int active_num) -> (Tensor, Tensor, Tensor)"
+)
 def npu_moe_init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int):
     """Rows of `x` in the order of their experts, where each (token, choice) went, and the sorted experts.
 
@@ -89,12 +89,12 @@ def npu_moe_compute_expert_tokens(sorted_experts: Tensor, num_expert: int):
 )
 def npu_moe_finalize_routing(
     expanded_permuted_rows: Tensor,
-    skip1: Optional[Tensor],
-    skip2: Optional[Tensor],
-    bias: Optional[Tensor],
-    scales: Optional[Tensor],
+    skip1: Tensor | None,
+    skip2: Tensor | None,
+    bias: Tensor | None,
+    scales: Tensor | None,
     expanded_src_to_dst_row: Tensor,
-    export_for_source_row: Optional[Tensor],
+    export_for_source_row: Tensor | None,
     drop_pad_mode: int = 0,
 ):
     """The weighted sum, for each token, of the rows of its experts.
@@ -125,7 +125,9 @@ def npu_moe_finalize_routing(
     "-> (Tensor, Tensor)",
     differentiable=True,
 )
-def npu_moe_token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: Optional[int] = None, padded_mode: bool = False):
+def npu_moe_token_permute(
+    tokens: Tensor, indices: Tensor, num_out_tokens: int | None = None, padded_mode: bool = False
+):
     """Tokens in the order of their experts, and for each (token, choice) the row that it went to, int32."""
     if padded_mode:
         raise NotImplementedError("npu_moe_token_permute: padded_mode is not emulated")
@@ -146,9 +148,9 @@ def npu_moe_token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: Optio
 def npu_moe_token_unpermute(
     permuted_tokens: Tensor,
     sorted_indices: Tensor,
-    probs: Optional[Tensor] = None,
+    probs: Tensor | None = None,
     padded_mode: bool = False,
-    restore_shape: Optional[list[int]] = None,
+    restore_shape: list[int] | None = None,
 ):
     """The inverse of npu_moe_token_permute: the sum, weighted by `probs`, of the rows of each token."""
     if padded_mode:

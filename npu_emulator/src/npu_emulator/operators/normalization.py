@@ -1,7 +1,5 @@
 """Root mean square normalisation, alone and fused with a residual addition. Statistics are float32."""
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
@@ -30,13 +28,17 @@ def npu_add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-
     return (*rms_norm(total, gamma, epsilon), total)
 
 
-@operator("npu_gemma_rms_norm(Tensor input, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)", differentiable=True)
+@operator(
+    "npu_gemma_rms_norm(Tensor input, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)", differentiable=True
+)
 def npu_gemma_rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-06):
     return rms_norm(x, gamma.float() + 1, epsilon)
 
 
-@operator("npu_layer_norm_eval(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor")
+@operator(
+    "npu_layer_norm_eval(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor"
+)
 def npu_layer_norm_eval(
-    x: Tensor, normalized_shape: list[int], weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, eps: float = 1e-05
+    x: Tensor, normalized_shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05
 ):
     return torch.nn.functional.layer_norm(x, normalized_shape, weight, bias, eps)

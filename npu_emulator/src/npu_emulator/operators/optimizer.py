@@ -1,8 +1,5 @@
 """Fused optimizer steps."""
 
-from typing import Optional
-
-import torch
 from torch import Tensor
 
 from .registry import operator
@@ -22,9 +19,9 @@ def npu_apply_adam_w(
     beta2: float,
     epsilon: float,
     grad: Tensor,
-    max_grad_norm: Optional[Tensor] = None,
-    amsgrad: Optional[bool] = None,
-    maximize: Optional[bool] = None,
+    max_grad_norm: Tensor | None = None,
+    amsgrad: bool | None = None,
+    maximize: bool | None = None,
     *,
     out: list[Tensor],
 ):

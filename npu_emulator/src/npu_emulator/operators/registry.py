@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Optional
 
 import torch
 
@@ -63,7 +62,7 @@ class _HostCall:
 
     def __init__(self):
         self.aliases = _C.HostAliases()
-        self.device: Optional[int] = None
+        self.device: int | None = None
 
     def to_host(self, value):
         if isinstance(value, torch.Tensor):
@@ -145,7 +144,11 @@ class _HostGraph(torch.autograd.Function):
         ctx.results = results if isinstance(results, tuple) else (results,)
         detached = tuple(call.to_device(_detached(result)) for result in ctx.results)
         ctx.mark_non_differentiable(
-            *(made for made, result in zip(detached, ctx.results) if isinstance(made, torch.Tensor) and not result.requires_grad)
+            *(
+                made
+                for made, result in zip(detached, ctx.results)
+                if isinstance(made, torch.Tensor) and not result.requires_grad
+            )
         )
         return detached if isinstance(results, tuple) else detached[0]
 

@@ -1,7 +1,5 @@
 """Rotary position embeddings. "half" pairs element i with i + d/2, "interleave" pairs 2i with 2i + 1."""
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
@@ -82,13 +80,15 @@ def npu_mrope(
     cos_sin_cache: Tensor,
     head_size: int,
     *,
-    mrope_section: Optional[list[int]] = None,
+    mrope_section: list[int] | None = None,
     rotary_mode: str = "half",
 ):
     rows = cos_sin_cache[positions]
     if positions.dim() == 2:
         sections = [size for size in mrope_section]
         cos, sin = (part.split(sections, -1) for part in rows.chunk(2, -1))
-        rows = torch.cat([*(part[axis] for axis, part in enumerate(cos)), *(part[axis] for axis, part in enumerate(sin))], -1)
+        rows = torch.cat(
+            [*(part[axis] for axis, part in enumerate(cos)), *(part[axis] for axis, part in enumerate(sin))], -1
+        )
     half = rotary_mode == "half"
     return rotate_by_table(query, rows, head_size, half), rotate_by_table(key, rows, head_size, half)

@@ -97,7 +97,9 @@ class _DeviceMeta(type):
 
 
 def _device_type():
-    return _DeviceMeta("device", (), {"__module__": "torch", "__qualname__": "device", "__doc__": _NativeDevice.__doc__})
+    return _DeviceMeta(
+        "device", (), {"__module__": "torch", "__qualname__": "device", "__doc__": _NativeDevice.__doc__}
+    )
 
 
 def _autocast_class(native):
@@ -120,7 +122,9 @@ def _generator_class():
         def __call__(cls, device="cpu"):
             return native(_to_npu(device))
 
-    return GeneratorMeta("Generator", (native,), {"__module__": "torch"}) if _can_subclass(native) else _redirect(native)
+    return (
+        GeneratorMeta("Generator", (native,), {"__module__": "torch"}) if _can_subclass(native) else _redirect(native)
+    )
 
 
 def _can_subclass(native):

@@ -1,7 +1,6 @@
 """Random numbers: one generator for each device."""
 
 from collections.abc import Iterable
-from typing import Union
 
 import torch
 from torch import Tensor
@@ -28,13 +27,13 @@ def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
         set_rng_state(state, index)
 
 
-def manual_seed(seed: Union[int, float]) -> None:
+def manual_seed(seed: int | float) -> None:
     """Seed the generator of the current device; without any device, do nothing."""
     if _C.device_count():
         _C.default_generator(_C.current_device()).manual_seed(int(seed))
 
 
-def manual_seed_all(seed: Union[int, float]) -> None:
+def manual_seed_all(seed: int | float) -> None:
     for index in range(_C.device_count()):
         _C.default_generator(index).manual_seed(int(seed))
 

@@ -20,7 +20,7 @@ def _wait_for_device() -> None:
 class Stream(_StreamBase):
     """A queue of work of one device."""
 
-    def __init__(self, device=None, priority: int = 0, stream_id: Optional[int] = None, **_):
+    def __init__(self, device=None, priority: int = 0, stream_id: int | None = None, **_):
         index = device.index if isinstance(device, torch.device) else device
         if isinstance(device, str):
             index = torch.device(device).index
@@ -67,12 +67,12 @@ class Event(_EventBase):
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
         self._timed = enable_timing
-        self._reached: Optional[float] = None
+        self._reached: float | None = None
 
-    def record(self, stream: Optional[Stream] = None) -> None:
+    def record(self, stream: Stream | None = None) -> None:
         self._reached = time.perf_counter()
 
-    def wait(self, stream: Optional[Stream] = None) -> None:
+    def wait(self, stream: Stream | None = None) -> None:
         _wait_for_device()
 
     def query(self) -> bool:
@@ -103,5 +103,5 @@ class Event(_EventBase):
 class ExternalEvent(Event):
     """An event that a captured graph waits for; it can be reset and recorded again."""
 
-    def reset(self, stream: Optional[Stream] = None) -> None:
+    def reset(self, stream: Stream | None = None) -> None:
         self._reached = None

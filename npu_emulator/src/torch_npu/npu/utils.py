@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from typing import Optional, Union
+from typing import Union
 
 import torch
 
@@ -121,7 +121,7 @@ def current_stream(device: DeviceLike = None) -> Stream:
     return _current.__dict__.get(index) or default_stream(index)
 
 
-def set_stream(stream: Optional[Stream]) -> None:
+def set_stream(stream: Stream | None) -> None:
     if stream is not None:
         _current.__dict__[stream.device_index] = stream
 
@@ -129,9 +129,9 @@ def set_stream(stream: Optional[Stream]) -> None:
 class StreamContext:
     """Context manager that makes a stream the current one of its device; None changes nothing."""
 
-    def __init__(self, stream: Optional[Stream]):
+    def __init__(self, stream: Stream | None):
         self.stream = stream
-        self.src_prev_stream: Optional[Stream] = None
+        self.src_prev_stream: Stream | None = None
 
     def __enter__(self) -> None:
         if self.stream is not None:
@@ -143,7 +143,7 @@ class StreamContext:
             set_stream(self.src_prev_stream)
 
 
-def stream(stream: Optional[Stream]) -> StreamContext:
+def stream(stream: Stream | None) -> StreamContext:
     return StreamContext(stream)
 
 
