@@ -119,6 +119,13 @@ class DeepseekV3TransformerConfig(TransformerConfig):
         if self.tensor_model_parallel_size > 1 and not self.sequence_parallel:
             # Every tensor-parallel rank would dispatch the same tokens and expert gradients would count them TP times.
             raise ValueError("experts with tensor parallelism need sequence_parallel=True")
+        if self.expert_model_parallel_size > 1 and self.layers_on_stage(0) <= self.first_k_dense_replace:
+            # Stages with experts reduce the gradient norm of their expert optimizer over all stages, and a stage
+            # without experts has no such optimizer and would never take part.
+            raise ValueError(
+                f"the first pipeline stage has {self.layers_on_stage(0)} layers, all dense: with expert parallelism "
+                f"every stage needs experts, so num_layer_list must start with more than {self.first_k_dense_replace}"
+            )
         if experts % self.moe_router_num_groups:
             raise ValueError(f"{experts} experts do not divide into {self.moe_router_num_groups} groups")
         if not 1 <= self.moe_router_group_topk <= self.moe_router_num_groups:
