@@ -7,6 +7,7 @@ variables that vLLM reads.
 
 import os
 import socket
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 
@@ -48,26 +49,26 @@ def check_expert_parallel(place: EnginePlace, expert_parallel: int) -> None:
         )
 
 
-def free_port() -> int:
-    """A TCP port that nothing on this machine listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+def free_ports(count: int) -> list[int]:
+    """Different TCP ports that nothing on this machine listens on at the moment."""
+    with ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def agreed_port(place: EnginePlace) -> int:
-    """The port of this rank's data-parallel group, chosen by its first member, which will listen on it.
+    """The port of this rank's data-parallel group. Each tensor-parallel index has a group and so a port of its own.
 
-    Collective over the default process group. Each tensor-parallel index has a group and so a port of its own.
+    Rank 0 chooses all ports at once, because ports held at the same time differ. Collective over the default process
+    group.
     """
     import torch.distributed as dist
 
-    proposals: list[int | None] = [None] * place.world
-    dist.all_gather_object(proposals, free_port() if place.data_parallel_rank == 0 else None)
-    port = proposals[place.tensor_parallel_rank]
-    if proposals[: place.tensor_parallel].count(port) > 1:
-        raise RuntimeError(f"two data-parallel groups were offered the same port {port}; start again")
-    return port
+    ports: list[list[int] | None] = [free_ports(place.tensor_parallel) if place.rank == 0 else None]
+    dist.broadcast_object_list(ports, src=0)
+    return ports[0][place.tensor_parallel_rank]
 
 
 def set_engine_environment(place: EnginePlace) -> None:

@@ -1,0 +1,41 @@
+"""Choice of experts against a direct reading of the paper, one token and one group at a time."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import verl_patches.prelude_patch  # noqa: F401
+
+
+def naive_choice(scores: list[float], num_groups: int, groups_per_token: int, experts_per_token: int) -> set[int]:
+    size = len(scores) // num_groups
+    groups = [scores[group * size : (group + 1) * size] for group in range(num_groups)]
+    strength = [sum(sorted(group, reverse=True)[:2]) for group in groups]
+    best = sorted(range(num_groups), key=lambda group: -strength[group])[:groups_per_token]
+    allowed = [group * size + member for group in best for member in range(size)]
+    return set(sorted(allowed, key=lambda expert: -scores[expert])[:experts_per_token])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    groups=st.sampled_from([(1, 1), (4, 1), (4, 2), (8, 4), (8, 8)]),
+    size=st.sampled_from([2, 4, 32]),
+    top=st.integers(1, 2),
+)
+def test_choice_equals_the_definition(seed, groups, size, top):
+    from megatron_patches.core.transformer.moe.group_limited_router import choose_experts
+
+    num_groups, groups_per_token = groups
+    scores = torch.rand(5, num_groups * size, generator=torch.Generator().manual_seed(seed)) - 0.3
+    chosen = choose_experts(scores, num_groups, groups_per_token, top)
+    for row, experts in zip(scores.tolist(), chosen.tolist(), strict=True):
+        assert set(experts) == naive_choice(row, num_groups, groups_per_token, top)
+
+
+def test_negative_scores_never_open_a_closed_group():
+    """All scores of the open group are below zero, where filling closed groups with 0 would choose from those."""
+    from megatron_patches.core.transformer.moe.group_limited_router import choose_experts
+
+    scores = torch.tensor([[-0.1, -0.2, -0.3, -0.4, -0.5, -0.6]])
+    assert choose_experts(scores, 3, 1, 2).tolist() == [[0, 1]]

@@ -1,0 +1,59 @@
+"""What reaches the vLLM engine of the arguments that verl passes."""
+
+import dataclasses
+
+import pytest
+
+from verl_patches.features import settings
+from vllm_patches.entrypoints import llm
+
+FROM_VERL = {
+    "model": "path",
+    "enable_sleep_mode": True,
+    "disable_mm_preprocessor_cache": True,
+    "limit_mm_per_prompt": None,
+    "tensor_parallel_size": 2,
+}
+
+
+class Recorder:
+    def __call__(self, engine, **kwargs):
+        self.kwargs = kwargs
+
+
+@pytest.fixture
+def active(monkeypatch):
+    def choose(**changes):
+        chosen = dataclasses.replace(settings.OverlaySettings.all_off(), **changes)
+        monkeypatch.setattr(settings, "current", lambda: chosen)
+
+    return choose
+
+
+def test_multi_modal_options_of_a_text_model_are_left_out(active):
+    active()
+    upstream = Recorder()
+    llm.init(upstream, object(), **FROM_VERL)
+    assert upstream.kwargs == {"model": "path", "enable_sleep_mode": True, "tensor_parallel_size": 2}
+
+
+def test_multi_modal_options_of_a_multi_modal_model_are_kept(active):
+    active()
+    upstream = Recorder()
+    llm.init(upstream, object(), **{**FROM_VERL, "limit_mm_per_prompt": {"image": 2}})
+    assert upstream.kwargs["limit_mm_per_prompt"] == {"image": 2}
+    assert upstream.kwargs["disable_mm_preprocessor_cache"] is True
+
+
+def test_sleep_mode_is_off_where_residency_manages_memory(active):
+    active(residency=settings.ResidencySettings(enabled=True))
+    upstream = Recorder()
+    llm.init(upstream, object(), **FROM_VERL)
+    assert upstream.kwargs["enable_sleep_mode"] is False
+
+
+def test_expert_parallelism_off_changes_nothing(active):
+    active()
+    upstream = Recorder()
+    llm.init_with_expert_parallel(upstream, object(), **FROM_VERL)
+    assert upstream.kwargs == FROM_VERL
