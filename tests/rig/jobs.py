@@ -96,13 +96,13 @@ def update(state: State, seed: int = 0, bad_advantage: float | None = None) -> d
 
     `bad_advantage` replaces one advantage, to make gradients that are not finite.
     """
-    batch = _copied(state["batch"])
+    batch = state["batch"].batch
     generator = torch.Generator().manual_seed(seed)
-    advantages = torch.randn(len(batch), 1, generator=generator).expand(batch.batch["responses"].shape).contiguous()
+    advantages = torch.randn(len(batch), 1, generator=generator).expand(batch["responses"].shape).contiguous()
     if bad_advantage is not None:
         advantages[0, 0] = bad_advantage
-    batch.batch["advantages"] = advantages
-    return state["actor"].update_actor(batch).meta_info["metrics"]
+    batch["advantages"] = advantages
+    return state["actor"].update_actor(_copied(state["batch"])).meta_info["metrics"]
 
 
 def _copied(batch: Any) -> Any:
@@ -155,9 +155,13 @@ def gradient_digest(state: State) -> str:
 
 
 def remember(state: State) -> None:
-    """Keep a copy of weights and optimizer state on the host."""
+    """Keep a copy of weights and optimizer state on the host, the settings and the state of random numbers."""
     phase(state, "checkpoint")
+    from verl_patches.features import settings
+
     optimizer = state["actor"].actor_optimizer
+    state["settings"] = settings.current()
+    state["random"] = torch.get_rng_state(), torch.npu.get_rng_state()
     state["weights"] = [view.cpu().clone() for view in _training_tensors(state, optimizer=False)]
     state["optimizer"] = [
         (part.optimizer, [[p.cpu().clone() for p in g["params"]] for g in part.optimizer.param_groups], _moments(part))
@@ -173,8 +177,16 @@ def _moments(part: Any) -> list[tuple[torch.Tensor, dict[str, Any]]]:
 
 
 def recall(state: State) -> None:
-    """Put back what `remember` kept; optimizer state that came later is dropped."""
+    """Put back what `remember` kept, and begin an empty step record; later optimizer state is dropped."""
+    from verl_patches.features import settings
+    from verl_patches.features.measure import step_record
+
+    settings.activate(state["settings"])
+    host, device = state["random"]
+    torch.set_rng_state(host)
+    torch.npu.set_rng_state(device)
     phase(state, "checkpoint")
+    step_record._record = step_record.StepRecord()
     with torch.no_grad():
         for view, kept in zip(_training_tensors(state, optimizer=False), state["weights"], strict=True):
             view.copy_(kept)
@@ -188,3 +200,118 @@ def recall(state: State) -> None:
                     name: v.to(parameter.device) if isinstance(v, torch.Tensor) and v.dim() else v
                     for name, v in values.items()
                 }
+
+
+def leave_out_absorbed_refresh(state: State) -> None:
+    """Let the sharding manager leave MLA's absorbed weights as they are."""
+    from verl_patches.features.reshard import mla_refresh
+
+    state["refresh"] = mla_refresh.refresh_absorbed_weights
+    mla_refresh.refresh_absorbed_weights = lambda model: 0
+
+
+def put_back_absorbed_refresh(state: State) -> None:
+    """Undo `leave_out_absorbed_refresh`."""
+    from verl_patches.features.reshard import mla_refresh
+
+    mla_refresh.refresh_absorbed_weights = state["refresh"]
+
+
+def differing_weights(state: State, disturb: bool) -> list[str]:
+    """Reshard and compare; with `disturb` the last rank changes one bit of one rollout weight in between."""
+    phase(state, "reshard")
+    resharder = state["actor"].sharding_manager.overlay_resharder
+    resharder.run()
+    if disturb and state["rank"] == 3:
+        weight = next(p for name, p in _rollout_model(state).named_parameters() if name.endswith("w2_weight"))
+        with torch.no_grad():
+            weight[0, 0, 0] = torch.nextafter(weight[0, 0, 0], torch.inf * torch.ones_like(weight[0, 0, 0]))
+    return resharder.verify()
+
+
+def _rollout_model(state: State) -> torch.nn.Module:
+    return _model_runner(state).get_model()
+
+
+def _model_runner(state: State) -> Any:
+    return state["actor"].rollout.inference_engine.llm_engine.model_executor.driver_worker.worker.model_runner
+
+
+def weights_hold_nan(state: State) -> bool:
+    """Whether any training weight is NaN."""
+    phase(state, "checkpoint")
+    return any(bool(p.isnan().any()) for chunk in state["actor"].actor_module for p in chunk.module.parameters())
+
+
+def kv_cache_bytes(state: State) -> int:
+    """Bytes of the KV cache's storages; enters the rollout phase."""
+    from verl_patches.features.residency.storages import device_storages
+
+    phase(state, "rollout")
+    caches = [tensor for layer in _model_runner(state).kv_caches for tensor in layer]
+    return sum(storage.nbytes() for storage in device_storages(caches).values())
+
+
+def training_state_bytes(state: State) -> int:
+    """Bytes of the actor's weights, gradients and optimizer state; enters the update phase."""
+    from verl_patches.features.residency.holdings import gradient_tensors
+    from verl_patches.features.residency.storages import device_storages
+
+    phase(state, "update")
+    gradients = device_storages(gradient_tensors(state["actor"].actor_module)).values()
+    return sum(view.numel() for view in _training_tensors(state)) + sum(storage.nbytes() for storage in gradients)
+
+
+def served_expert_bytes(state: State) -> int:
+    """Bytes of the routed experts that this rank serves."""
+    phase(state, "rollout")
+    named = _rollout_model(state).named_parameters()
+    return sum(p.numel() * p.element_size() for name, p in named if name.endswith(("w13_weight", "w2_weight")))
+
+
+def rollout_collectives(state: State, prompts: list[list[int]]) -> dict[str, int]:
+    """Generate and count all-reduces of host tensors and agreements on the device."""
+    import torch.distributed as dist
+
+    from verl_patches.features.measure.step_record import current_record
+
+    count, upstream = {"host": 0}, dist.all_reduce
+
+    def counting(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        count["host"] += tensor.device.type == "cpu"
+        return upstream(tensor, *arguments, **options)
+
+    dist.all_reduce = counting
+    try:
+        rollout(state, prompts)
+    finally:
+        dist.all_reduce = upstream
+    agreements = current_record().counts.get("collectives/rollout_agreement/count", 0)
+    return count | {"agreements": int(agreements)}
+
+
+def activate_again(state: State) -> bool:
+    """Activate the overlay a second time; whether every patched function is the same object as before."""
+    from verl.workers.megatron_workers import ActorRolloutRefWorker
+
+    import verl_patches.prelude_patch as prelude
+
+    before = dict(vars(ActorRolloutRefWorker))
+    prelude.activate()
+    return dict(vars(ActorRolloutRefWorker)) == before
+
+
+def checkpoint_finds_state(state: State) -> bool:
+    """Whether verl's checkpoint manager, called by the worker, sees weights and optimizer state with memory."""
+    seen = []
+
+    class Manager:
+        def save_checkpoint(self, **options: Any) -> None:
+            seen.append(all(view.numel() for view in _training_tensors(state)))
+
+    manager, state["actor"].checkpoint_mananager = state["actor"].checkpoint_mananager, Manager()
+    try:
+        state["actor"].save_checkpoint("unused")
+    finally:
+        state["actor"].checkpoint_mananager = manager
+    return seen == [True]

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         config = compose(options.config_name, options.overrides)
-        _make_output_folder_absolute(config)
+        _make_paths_absolute(config)
         check_configuration(config)
     except (ConfigurationError, SettingsError, HydraException, OmegaConfBaseException) as error:
         return _refuse(str(error).strip().splitlines()[0])
@@ -86,11 +86,15 @@ def _refuse(sentence: str) -> int:
     return 2
 
 
-def _make_output_folder_absolute(config: DictConfig) -> None:
-    """Workers run in folders of Ray's, so a relative output folder would land somewhere else."""
-    measure = config.actor_rollout_ref.overlay.measure
+def _make_paths_absolute(config: DictConfig) -> None:
+    """Workers run in folders of Ray's, so a relative path would mean something else there."""
+    measure, reward = config.actor_rollout_ref.overlay.measure, config.custom_reward_function
     if measure.output_dir:
         measure.output_dir = os.path.abspath(measure.output_dir)
+    if reward.path and not os.path.exists(reward.path) and (REPOSITORY / reward.path).exists():
+        reward.path = str(REPOSITORY / reward.path)
+    elif reward.path:
+        reward.path = os.path.abspath(reward.path)
 
 
 def run(config: DictConfig) -> int:

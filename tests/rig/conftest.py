@@ -1,0 +1,52 @@
+"""One set of four processes for all tests of this folder: the whole of verl's worker on a tiny float32 DeepSeek-V3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.rig import jobs
+from tests.rig.processes import Processes
+
+DATA = Path(__file__).parents[2] / "data" / "arithmetic" / "train.jsonl"
+PROMPTS = [[3, 10 + index, 20 + index, 30, 40 + index % 3, 4] for index in range(8)]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> Path:
+    """A tiny DeepSeek-V3 with random float32 weights, so that no two tokens are equally likely."""
+    from verl_patches.features.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
+
+    folder = tmp_path_factory.mktemp("rig") / "checkpoint"
+    return make_checkpoint(CheckpointRequest(DATA, 0, "float32", warm_start=None), folder, lambda step, loss: None).path
+
+
+@pytest.fixture(scope="session")
+def processes(checkpoint) -> Processes:
+    """The processes, with actor, rollout and reference policy built once."""
+    micro = 32
+    overrides = [
+        f"actor_rollout_ref.model.path={checkpoint}",
+        "data.train_batch_size=8",
+        "data.max_response_length=8",
+        "actor_rollout_ref.rollout.temperature=0.8",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "actor_rollout_ref.actor.recompute_old_log_prob=true",
+        f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro}",
+        f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={micro}",
+        f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu={micro}",
+        "actor_rollout_ref.overlay.precision=float32",
+        "actor_rollout_ref.overlay.measure.output_dir=''",
+    ]
+    with Processes() as running:
+        running.report = running.run(jobs.build, overrides)[0]
+        running.run(jobs.remember)
+        yield running
+
+
+@pytest.fixture
+def rig(processes) -> Processes:
+    """The processes in the state in which they were built: weights, optimizer, settings, random numbers."""
+    processes.run(jobs.recall)
+    return processes

@@ -1,0 +1,176 @@
+"""The features in verl's own worker: each switched off and on, and each check with the fault that it must find."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.rig import jobs
+from tests.rig.conftest import PROMPTS
+
+pytestmark = pytest.mark.slow
+LAST_STAGE = 2
+
+
+def step(rig, seed=0):
+    """One whole step. Returns the rollout and the metrics of a rank of the last stage."""
+    rollout = rig.run(jobs.rollout, PROMPTS)[0]
+    rig.run(jobs.old_log_prob)
+    rig.run(jobs.reference_log_prob)
+    return rollout, rig.run(jobs.update, seed)[LAST_STAGE]
+
+
+def losses(metrics):
+    return metrics["actor/pg_loss"], metrics["actor/kl_loss"], metrics["actor/grad_norm"]
+
+
+def test_every_patch_is_in_use(rig):
+    assert not rig.report["problems"]
+    for target in ("verl.workers.megatron_workers:ActorRolloutRefWorker.update_actor", "vllm.config:"):
+        assert any(name.startswith(target) for name in rig.report["applied"])
+
+
+def test_rollout_and_training_agree_after_every_update(rig):
+    rig.run(jobs.switch, measure={"verify_weights": True})
+    seen = set()
+    for number in range(3):
+        rollout, metrics = step(rig, seed=number)
+        assert metrics["reshard/weights_differing"] == 0
+        assert 0 < metrics["training/rollout_logprob_diff_max"] < 1e-3
+        assert 0 < metrics["training/rollout_logprob_diff_mean"] <= metrics["training/rollout_logprob_diff_max"]
+        assert metrics["actor/grad_norm"][0] > 0
+        seen.add(str(rollout["responses"]))
+    assert len(seen) == 3
+
+
+def test_stale_absorbed_weights_are_found_by_the_difference(rig):
+    rig.run(jobs.switch, residency={"enabled": False})
+    step(rig)
+    rig.run(jobs.leave_out_absorbed_refresh)
+    try:
+        _, metrics = step(rig)
+    finally:
+        rig.run(jobs.put_back_absorbed_refresh)
+    assert metrics["training/rollout_logprob_diff_max"] > 1e-3
+
+
+def test_a_single_wrong_weight_is_found_by_the_comparison(rig):
+    rig.run(jobs.switch, measure={"verify_weights": True})
+    rig.run(jobs.rollout, PROMPTS)
+    assert rig.run(jobs.differing_weights, disturb=False) == [[]] * 4
+    found = rig.run(jobs.differing_weights, disturb=True)
+    assert found[0] == found[3] and len(found[0]) == 1
+
+
+def test_log_probs_follow_the_temperature(rig):
+    rig.run(jobs.rollout, PROMPTS)
+    at_temperature = rig.run(jobs.old_log_prob)[0]
+    rig.run(jobs.switch, temperature={"enabled": False})
+    plain = rig.run(jobs.old_log_prob)[0]
+    assert at_temperature != plain
+    rig.run(jobs.reference_log_prob)
+    metrics = rig.run(jobs.update)[LAST_STAGE]
+    assert metrics["training/rollout_logprob_diff_max"] > 0.01
+
+
+@pytest.mark.parametrize("feature", ["residency", "dp_sync", "reshard"])
+def test_a_feature_changes_neither_tokens_nor_losses(rig, feature):
+    rollout, metrics = step(rig)
+    rig.run(jobs.recall)
+    rig.run(jobs.switch, **{feature: {"enabled": False}})
+    plain_rollout, plain = step(rig)
+    assert plain_rollout == rollout
+    assert losses(plain) == losses(metrics)
+
+
+def test_gradients_are_the_same_bits_without_old_log_prob(rig):
+    rig.run(jobs.rollout, PROMPTS)
+    rig.run(jobs.reference_log_prob)
+    rig.run(jobs.old_log_prob)
+    metrics = rig.run(jobs.update)[LAST_STAGE]
+    gradients, weights = rig.run(jobs.gradient_digest), rig.run(jobs.digest)
+    rig.run(jobs.recall)
+    rig.run(jobs.switch, recompute_old_log_prob=False)
+    rig.run(jobs.no_old_log_prob)
+    skipped = rig.run(jobs.update)[LAST_STAGE]
+    assert rig.run(jobs.gradient_digest) == gradients
+    assert rig.run(jobs.digest) == weights
+    assert losses(skipped) == losses(metrics)
+    assert not any("old_log_prob" in name for name in skipped)
+
+
+def test_an_absent_old_log_prob_cannot_train_by_accident(rig):
+    rig.run(jobs.rollout, PROMPTS)
+    rig.run(jobs.reference_log_prob)
+    rig.run(jobs.no_old_log_prob)
+    before = rig.run(jobs.digest)
+    metrics = rig.run(jobs.update)[LAST_STAGE]
+    assert math.isnan(metrics["actor/pg_loss"][0][0])
+    assert metrics["actor/nonfinite_steps"] == 1
+    assert rig.run(jobs.digest) == before
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_step_with_gradients_that_are_not_finite_changes_no_bit(rig, bad):
+    step(rig)
+    before = rig.run(jobs.digest)
+    metrics = rig.run(jobs.update, 0, bad_advantage=bad)
+    assert [each["actor/nonfinite_steps"] for each in metrics] == [1] * 4
+    assert rig.run(jobs.digest) == before
+    assert rig.run(jobs.update)[LAST_STAGE]["actor/nonfinite_steps"] == 0
+    assert rig.run(jobs.digest) != before
+
+
+def test_without_the_guard_the_same_step_ruins_the_weights(rig):
+    step(rig)
+    rig.run(jobs.switch, nonfinite={"enabled": False})
+    rig.run(jobs.update, 0, bad_advantage=math.nan)
+    assert any(rig.run(jobs.weights_hold_nan))
+
+
+def test_memory_by_phase(rig):
+    _, metrics = step(rig)
+    peak = {phase: metrics[f"memory/peak_bytes/{phase}"] for phase in ("rollout", "reshard", "ref", "update", "idle")}
+    kv_cache, state = max(rig.run(jobs.kv_cache_bytes)), max(rig.run(jobs.training_state_bytes))
+    assert kv_cache > 1 << 20 and state > 1 << 20
+    assert peak["update"] < peak["rollout"]
+    assert metrics["memory/allocated_bytes/idle"] + kv_cache <= metrics["memory/allocated_bytes/rollout"]
+    rig.run(jobs.switch, residency={"enabled": False})
+    _, plain = step(rig)
+    assert plain["memory/peak_bytes/update"] >= metrics["memory/allocated_bytes/update"] + kv_cache
+    assert plain["memory/allocated_bytes/rollout"] >= metrics["memory/allocated_bytes/rollout"] + state
+
+
+def test_agreements_run_on_the_device_only_when_switched_on(rig):
+    on = rig.run(jobs.rollout_collectives, PROMPTS)[0]
+    rig.run(jobs.recall)
+    rig.run(jobs.switch, dp_sync={"enabled": False})
+    off = rig.run(jobs.rollout_collectives, PROMPTS)[0]
+    assert on["host"] == 0 and on["agreements"] > 0
+    assert off["host"] == on["agreements"] and off["agreements"] == 0
+
+
+def test_resharding_sends_an_expert_only_to_the_rank_that_serves_it(rig):
+    _, metrics = step(rig)
+    served = max(rig.run(jobs.served_expert_bytes))
+    assert 0 < metrics["reshard/expert_bytes_received"] <= served
+    assert metrics["collectives/all_to_all/count"] >= 1
+
+
+def test_a_second_activation_changes_nothing(rig):
+    assert rig.run(jobs.activate_again) == [True] * 4
+
+
+def test_checkpoint_calls_find_weights_and_optimizer_state_on_the_device(rig):
+    step(rig)
+    rig.run(jobs.phase, "idle")
+    assert all(rig.run(jobs.checkpoint_finds_state))
+
+
+def test_engines_draw_different_samples_and_another_step_draws_new_ones(rig):
+    same = [PROMPTS[0]] * 8
+    first = rig.run(jobs.rollout, same)[0]["responses"]
+    second = rig.run(jobs.rollout, same)[0]["responses"]
+    assert first != second
+    assert first[:32] != first[32:]
