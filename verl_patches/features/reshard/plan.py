@@ -54,7 +54,9 @@ class Plan:
     """What every rank sends, receives and copies.
 
     names: canonical tensors by number. itemsize: bytes of one element of each, as it travels.
-    remote: transfers between ranks, in the order in which each pair of ranks streams them.
+    remote: transfers between ranks out of training weights, in the order in which each pair of ranks streams them.
+    relay: transfers that follow, inside a node, out of rollout weights that have arrived; `source_piece` is a position
+        in the rollout layout. Empty when all ranks are in one node.
     local: transfers inside a rank, which need no communication.
     digest: equal on two ranks if and only if they made the same plan.
     """
@@ -63,6 +65,7 @@ class Plan:
     names: tuple[str, ...]
     itemsize: np.ndarray
     remote: Transfers
+    relay: Transfers
     local: Transfers
     digest: str
 
@@ -82,11 +85,16 @@ class _Holders:
         return np.diff(self.first)
 
 
-def make_plan(train: Layouts, rollout: Layouts, itemsize: Callable[[str], int]) -> Plan:
+def make_plan(
+    train: Layouts, rollout: Layouts, itemsize: Callable[[str], int], node_of: Sequence[int] | None = None
+) -> Plan:
     """Plan the transfers that give every rollout piece its content.
 
     train, rollout: layouts of all ranks; itemsize: bytes of one element of a canonical tensor, as it travels.
-    A rank that holds a region itself copies it; otherwise exactly one owner sends it, and owners take turns.
+    node_of: the node of every rank, numbered from 0; None means that all are in one.
+
+    A rank that holds a region itself copies it. Otherwise an owner in its node sends it, and owners take turns. A
+    region that nobody in a node holds enters it once, at the receiver with the least to pass on, which relays it.
     Raises LayoutError when training pieces overlap without being equal, or when a rollout piece has no complete source.
     """
     if len(train) != len(rollout):
@@ -98,10 +106,11 @@ def make_plan(train: Layouts, rollout: Layouts, itemsize: Callable[[str], int]) 
     _check_disjoint(owners, names)
     need, owner, box = _overlaps(needs, owners)
     _check_complete(needs, need, box, names)
-    transfers = _assign_owners(needs, owners, need, owner, box, sizes, len(train))
-    remote = transfers.select(np.flatnonzero(transfers.source != transfers.target))
-    local = transfers.select(np.flatnonzero(transfers.source == transfers.target))
-    return Plan(len(train), names, sizes, remote, local, _digest(names, sizes, transfers))
+    nodes = np.zeros(len(train), dtype=np.int64) if node_of is None else np.asarray(node_of, dtype=np.int64)
+    direct, relay = _route(needs, owners, need, owner, box, sizes, nodes)
+    remote = direct.select(np.flatnonzero(direct.source != direct.target))
+    local = direct.select(np.flatnonzero(direct.source == direct.target))
+    return Plan(len(train), names, sizes, remote, relay, local, _digest(names, sizes, direct, relay))
 
 
 def _holders(layouts: Layouts, numbers: dict[str, int]) -> _Holders:
@@ -143,9 +152,7 @@ def _pairs(left: _Holders, right: _Holders) -> tuple[np.ndarray, np.ndarray]:
     """All pairs of regions that belong to the same canonical tensor. Both sides are sorted by name."""
     begin = np.searchsorted(right.name, left.name, "left")
     count = np.searchsorted(right.name, left.name, "right") - begin
-    first = np.repeat(np.arange(len(left.name)), count)
-    within = np.arange(len(first)) - np.repeat(np.cumsum(count) - count, count)
-    return first, np.repeat(begin, count) + within
+    return np.repeat(np.arange(len(left.name)), count), np.repeat(begin, count) + _positions(count)
 
 
 def _intersection(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -184,70 +191,121 @@ def _check_complete(needs: _Holders, need: np.ndarray, box: np.ndarray, names: t
         )
 
 
-def _assign_owners(
+def _route(
     needs: _Holders,
     owners: _Holders,
     need: np.ndarray,
     owner: np.ndarray,
     box: np.ndarray,
     sizes: np.ndarray,
-    world_size: int,
-) -> Transfers:
-    """Give every receiver of every overlap one owner: itself if it can, otherwise the owners in turn."""
+    nodes: np.ndarray,
+) -> tuple[Transfers, Transfers]:
+    """Give every receiver of every overlap its source: transfers out of training weights, and relays."""
     count = needs.count[need]
     pair = np.repeat(np.arange(len(need)), count)
-    slot = np.repeat(needs.first[need], count) + np.arange(len(pair)) - np.repeat(np.cumsum(count) - count, count)
+    slot = np.repeat(needs.first[need], count) + _positions(count)
     target, region = needs.rank[slot], owner[pair]
-    own = _holder_positions(owners, world_size, region, target)
+    chosen = _own_holding(owners, len(nodes), region, target)
     # Turns go on over all overlaps that share a set of owners, so that remainders do not pile up on the first owner.
-    turn = _turns(owners, region, own < 0)
-    chosen = np.where(own < 0, owners.first[region] + turn % owners.count[region], own)
-    name = owners.name[region]
-    columns = Transfers(
-        source=owners.rank[chosen],
-        target=target,
-        source_piece=owners.piece[chosen],
-        target_piece=needs.piece[slot],
-        name=name,
-        box=box[pair],
-        bytes=_volume(box[pair]) * sizes[name],
+    owner_set = _owner_sets(owners)[region]
+    remote = np.flatnonzero(chosen < 0)
+    chosen[remote] = _holding_in_node(owners, nodes, region[remote], nodes[target[remote]], owner_set[remote])
+    outside = np.flatnonzero(chosen < 0)
+    volume = _volume(box) * sizes[owners.name[owner]]
+    entry = _node_entries(pair[outside], nodes[target[outside]], target[outside], volume[pair[outside]], len(nodes))
+    entering = outside[entry == np.arange(len(outside))]
+    chosen[entering] = owners.first[region[entering]] + (
+        _ordinals(owner_set[entering]) % owners.count[region[entering]]
     )
-    # Wide elements first, so that every element in a stream is aligned to its own size.
-    order = np.lexsort((columns.target_piece, columns.box[:, 2], columns.box[:, 0], name, -sizes[name]))
-    return columns.select(order)
+    relayed = np.flatnonzero(chosen < 0)
+    source = outside[entry[np.searchsorted(outside, relayed)]]
+
+    def columns(rows: np.ndarray, ranks: np.ndarray, pieces: np.ndarray) -> Transfers:
+        name = owners.name[region[rows]]
+        made = Transfers(
+            ranks, target[rows], pieces, needs.piece[slot[rows]], name, box[pair[rows]], volume[pair[rows]]
+        )
+        # Wide elements first, so that every element in a stream is aligned to its own size.
+        return made.select(np.lexsort((made.target_piece, made.box[:, 2], made.box[:, 0], name, -sizes[name])))
+
+    direct = np.flatnonzero(chosen >= 0)
+    return (
+        columns(direct, owners.rank[chosen[direct]], owners.piece[chosen[direct]]),
+        columns(relayed, target[source], needs.piece[slot[source]]),
+    )
 
 
-def _holder_positions(owners: _Holders, world_size: int, region: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Where `rank` stands among the holders of `region`, or -1."""
+def _positions(counts: np.ndarray) -> np.ndarray:
+    """0, 1, ... inside every run, for runs of these lengths."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _ordinals(keys: np.ndarray) -> np.ndarray:
+    """Number the occurrences of every key 0, 1, 2, ... in order."""
+    order = np.argsort(keys, kind="stable")
+    _, counts = np.unique(keys, return_counts=True)
+    ordinals = np.empty(len(keys), dtype=np.int64)
+    ordinals[order] = _positions(counts)
+    return ordinals
+
+
+def _own_holding(owners: _Holders, world_size: int, region: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """The entry of `owners` by which `rank` holds `region` itself, or -1."""
     keys = np.repeat(np.arange(len(owners.name)), owners.count) * world_size + owners.rank
-    position = np.searchsorted(keys, region * world_size + rank)
-    found = position < len(keys)
-    found[found] = keys[position[found]] == (region * world_size + rank)[found]
-    return np.where(found, position, -1)
+    position = np.minimum(np.searchsorted(keys, region * world_size + rank), len(keys) - 1)
+    return np.where(keys[position] == region * world_size + rank, position, -1)
 
 
-def _turns(owners: _Holders, region: np.ndarray, remote: np.ndarray) -> np.ndarray:
-    """Number the remote receivers of every set of owners 0, 1, 2, ..."""
+def _owner_sets(owners: _Holders) -> np.ndarray:
+    """A number for every region, the same for regions with the same owners."""
     sets: dict[bytes, int] = {}
-    set_of = np.array(
-        [
-            sets.setdefault(owners.rank[start:stop].tobytes(), len(sets))
-            for start, stop in zip(owners.first[:-1], owners.first[1:], strict=True)
-        ],
-        dtype=np.int64,
-    )
-    turn = np.zeros(len(region), dtype=np.int64)
-    counted = np.flatnonzero(remote)
-    order = counted[np.argsort(set_of[region[counted]], kind="stable")]
-    grouped = set_of[region[order]]
-    starts = np.searchsorted(grouped, np.arange(len(sets)))
-    turn[order] = np.arange(len(order)) - starts[grouped]
-    return turn
+    edges = zip(owners.first[:-1], owners.first[1:], strict=True)
+    numbers = [sets.setdefault(owners.rank[start:stop].tobytes(), len(sets)) for start, stop in edges]
+    return np.array(numbers, dtype=np.int64)
 
 
-def _digest(names: tuple[str, ...], sizes: np.ndarray, transfers: Transfers) -> str:
+def _holding_in_node(
+    owners: _Holders, nodes: np.ndarray, region: np.ndarray, node: np.ndarray, owner_set: np.ndarray
+) -> np.ndarray:
+    """An entry of `owners` for each receiver, from its own node and in turns, or -1 where the node has none."""
+    width = int(nodes.max()) + 1
+    held = np.repeat(np.arange(len(owners.name)), owners.count) * width + nodes[owners.rank]
+    order = np.argsort(held, kind="stable")
+    first = np.searchsorted(held[order], region * width + node, "left")
+    count = np.searchsorted(held[order], region * width + node, "right") - first
+    turn = _ordinals(owner_set * width + node)
+    found = np.minimum(first + turn % np.maximum(count, 1), len(order) - 1)
+    return np.where(count > 0, order[found], -1)
+
+
+def _node_entries(
+    pair: np.ndarray, node: np.ndarray, target: np.ndarray, volume: np.ndarray, world_size: int
+) -> np.ndarray:
+    """For each receiver, the position of the receiver at which the region enters its node.
+
+    Large regions are placed first, each at the member that has least to relay so far (longest processing time first).
+    """
+    order = np.lexsort((target, node, pair))
+    keys = pair[order] * world_size + node[order]
+    starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else np.zeros(0, dtype=np.int64)
+    counts = np.diff(np.r_[starts, len(keys)])
+    entry = np.arange(len(pair))
+    load = np.zeros(world_size, dtype=np.int64)
+    shared = np.flatnonzero(counts > 1)
+    weights = volume[order[starts[shared]]] * (counts[shared] - 1)
+    for place in np.argsort(-weights, kind="stable"):
+        group = shared[place]
+        members = order[starts[group] : starts[group] + counts[group]]
+        best = members[np.argmin(load[target[members]])]
+        load[target[best]] += weights[place]
+        entry[members] = best
+    return entry
+
+
+def _digest(names: tuple[str, ...], sizes: np.ndarray, *legs: Transfers) -> str:
     state = hashlib.sha256("\n".join(names).encode())
     state.update(sizes.tobytes())
-    for field in fields(transfers):
-        state.update(np.ascontiguousarray(getattr(transfers, field.name)).tobytes())
+    for leg in legs:
+        for field in fields(leg):
+            state.update(np.ascontiguousarray(getattr(leg, field.name)).tobytes())
     return state.hexdigest()

@@ -65,6 +65,7 @@ class _Prepared:
     source: Side
     target: Side
     rounds: list[Round]
+    relay_rounds: list[Round]
     copies: list[LocalCopy]
     padding: list[Piece]
     device: torch.device
@@ -84,6 +85,8 @@ class Resharder:
     castable: endings of canonical names whose type may differ between training and rollout; any other difference is an
         error. A cast happens while packing, so the wire carries the rollout type.
     overlap: use half buckets and pack a round while the round before it travels; twice as many collectives.
+    ranks_per_node: what many ranks of a node need enters the node once and is relayed inside it; None means that links
+        between all ranks are alike, and every region comes straight from an owner.
     """
 
     def __init__(
@@ -96,13 +99,14 @@ class Resharder:
         bucket_bytes: int,
         castable: tuple[str, ...] = (),
         overlap: bool = False,
+        ranks_per_node: int | None = None,
     ) -> None:
         if bucket_bytes <= 0:
             raise ValueError(f"reshard bucket_bytes must be positive, not {bucket_bytes}")
         self._train_tensors, self._rollout_tensors = train_tensors, rollout_tensors
         self._train_layouts, self._rollout_layouts = train_layouts, rollout_layouts
         self._group, self._bucket_bytes, self._castable = group, bucket_bytes, castable
-        self._slots = 2 if overlap else 1
+        self._slots, self._ranks_per_node = 2 if overlap else 1, ranks_per_node
         self._prepared: _Prepared | None = None
 
     def run(self) -> ReshardReport:
@@ -118,19 +122,24 @@ class Resharder:
             for piece in prepared.padding:
                 piece.locate(prepared.target.tensors).zero_()
             copy_local(prepared.copies, prepared.source, prepared.target)
-            staging = exchange(
-                prepared.rounds, prepared.source, prepared.target, self._group, self._slots, prepared.device
-            )
+            staging = [
+                exchange(rounds, source, prepared.target, self._group, self._slots, prepared.device)
+                for rounds, source in (
+                    (prepared.rounds, prepared.source),
+                    (prepared.relay_rounds, prepared.target),
+                )
+            ]
+        rounds = len(prepared.rounds) + len(prepared.relay_rounds)
         objects = PLANNING_COLLECTIVES if cold else 0
         return ReshardReport(
             bytes_sent=prepared.sent,
             bytes_received=prepared.received,
             bytes_copied=prepared.copied,
             expert_bytes_received=prepared.expert_received,
-            collectives=len(prepared.rounds) + objects,
+            collectives=rounds + objects,
             object_collectives=objects,
-            rounds=len(prepared.rounds),
-            staging_bytes=staging,
+            rounds=rounds,
+            staging_bytes=max(staging),
             plan_seconds=planned - begin if cold else 0.0,
             seconds=time.perf_counter() - begin,
         )
@@ -150,18 +159,25 @@ class Resharder:
         rank = dist.get_rank(self._group)
         train, rollout = self._train_layouts[rank], self._rollout_layouts[rank]
         wire_types = self._agree_on_types()
-        plan = make_plan(self._train_layouts, self._rollout_layouts, lambda name: wire_types[name].itemsize)
-        rounds = round_count(plan, self._bucket_bytes // self._slots)
-        agree_on_plan(f"{plan.digest} {rounds}", self._group)
+        world_size = len(self._train_layouts)
+        nodes = None if self._ranks_per_node is None else [other // self._ranks_per_node for other in range(world_size)]
+        plan = make_plan(
+            self._train_layouts, self._rollout_layouts, lambda name: wire_types[name].itemsize, node_of=nodes
+        )
+        counts = [round_count(leg, world_size, self._bucket_bytes // self._slots) for leg in (plan.remote, plan.relay)]
+        agree_on_plan(f"{plan.digest} {counts}", self._group)
+        origins = piece_origins(train), piece_origins(rollout)
+        traffic = plan.remote.between(world_size) + plan.relay.between(world_size)
         return _Prepared(
             source=Side(self._train_tensors, train, wire_types),
             target=Side(self._rollout_tensors, rollout, wire_types),
-            rounds=schedule(plan, rank, rounds, (piece_origins(train), piece_origins(rollout))),
+            rounds=schedule(plan.remote, world_size, rank, counts[0], origins),
+            relay_rounds=schedule(plan.relay, world_size, rank, counts[1], (origins[1], origins[1])),
             copies=local_copies(plan, rank, train, rollout),
             padding=[piece for piece in rollout if piece.canonical == PADDING],
             device=next(iter(self._rollout_tensors.values())).device,
-            sent=int(plan.remote.bytes[plan.remote.source == rank].sum()),
-            received=int(plan.remote.bytes[plan.remote.target == rank].sum()),
+            sent=int(traffic[rank].sum()),
+            received=int(traffic[:, rank].sum()),
             copied=int(plan.local.bytes[plan.local.target == rank].sum()),
             expert_received=_expert_bytes(plan, rank),
         )
@@ -205,7 +221,7 @@ def _inside(region: tuple[tuple[int, int], ...], piece: Piece) -> tuple[slice, .
 
 def _expert_bytes(plan: Plan, rank: int) -> int:
     expert = np.array([EXPERT_MARK in name for name in plan.names], dtype=bool)
-    return int(plan.remote.bytes[(plan.remote.target == rank) & expert[plan.remote.name]].sum())
+    return sum(int(leg.bytes[(leg.target == rank) & expert[leg.name]].sum()) for leg in (plan.remote, plan.relay))
 
 
 def resharder_for_deepseek_v3(

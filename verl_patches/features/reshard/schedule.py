@@ -1,4 +1,4 @@
-"""Cutting a plan into rounds, so that no rank ever stages more than one bucket in either direction.
+"""Cutting transfers into rounds, so that no rank ever stages more than one bucket in either direction.
 
 Each pair of ranks has one stream of bytes, the concatenation of its transfers. Round k of R carries the k-th of R equal
 parts of every stream, cut at rows. So R is as small as the busiest rank allows, and both ends cut alike by themselves.
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_patches.features.reshard.plan import Plan, Transfers
+from verl_patches.features.reshard.plan import Transfers
 
 ALIGNMENT = 16
 """Bytes: the part of each peer in a staging buffer starts at a multiple of this."""
@@ -46,12 +46,12 @@ class Round:
     receive: Direction
 
 
-def round_count(plan: Plan, bucket_bytes: int) -> int:
+def round_count(transfers: Transfers, world_size: int, bucket_bytes: int) -> int:
     """How many rounds keep every rank's staging within `bucket_bytes` in each direction.
 
     Raises ValueError when the bucket cannot hold one row for every peer.
     """
-    traffic = plan.remote.between(plan.world_size)
+    traffic = transfers.between(world_size)
     busiest = int(max(traffic.sum(0).max(), traffic.sum(1).max()))
     if busiest == 0:
         return 0
@@ -59,22 +59,26 @@ def round_count(plan: Plan, bucket_bytes: int) -> int:
     if busiest + peers * ALIGNMENT <= bucket_bytes:
         return 1
     # A cut moves to the start of its row, so the part of a peer can grow by one row, and by its alignment.
-    room = bucket_bytes - peers * (int(_row_bytes(plan.remote).max()) + ALIGNMENT)
+    room = bucket_bytes - peers * (int(_row_bytes(transfers).max()) + ALIGNMENT)
     if room <= 0:
         raise ValueError(
             f"reshard bucket_bytes={bucket_bytes} is too small: {peers} peers with rows of up to "
-            f"{int(_row_bytes(plan.remote).max())} bytes need more than {bucket_bytes - room} bytes"
+            f"{int(_row_bytes(transfers).max())} bytes need more than {bucket_bytes - room} bytes"
         )
     return -(-busiest // room)
 
 
-def schedule(plan: Plan, rank: int, rounds: int, pieces: tuple[np.ndarray, np.ndarray]) -> list[Round]:
+def schedule(
+    transfers: Transfers, world_size: int, rank: int, rounds: int, origins: tuple[np.ndarray, np.ndarray]
+) -> list[Round]:
     """The rounds of one rank.
 
-    pieces: the first row and column of every piece of the rank's source and target layout: arrays (pieces, 2).
+    origins: the first row and column of every piece of the rank's source and target layout: arrays (pieces, 2).
     """
-    sends = _directions(plan, rank, rounds, plan.remote.source, plan.remote.target, "source_piece", pieces[0])
-    receives = _directions(plan, rank, rounds, plan.remote.target, plan.remote.source, "target_piece", pieces[1])
+    sent = transfers.select(np.flatnonzero(transfers.source == rank))
+    received = transfers.select(np.flatnonzero(transfers.target == rank))
+    sends = _directions(sent, sent.target, sent.source_piece, origins[0], world_size, rounds)
+    receives = _directions(received, received.source, received.target_piece, origins[1], world_size, rounds)
     return [Round(send, receive) for send, receive in zip(sends, receives, strict=True)]
 
 
@@ -83,17 +87,30 @@ def _row_bytes(transfers: Transfers) -> np.ndarray:
 
 
 def _directions(
-    plan: Plan, rank: int, rounds: int, here: np.ndarray, there: np.ndarray, piece_column: str, origins: np.ndarray
+    transfers: Transfers, peer: np.ndarray, piece: np.ndarray, origins: np.ndarray, world_size: int, rounds: int
 ) -> list[Direction]:
-    mine = np.flatnonzero(here == rank)
-    by_peer = mine[np.argsort(there[mine], kind="stable")]
-    bounds = np.searchsorted(there[by_peer], np.arange(plan.world_size + 1))
-    streams = [plan.remote.select(by_peer[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)]
-    parts = [_cut(stream, rounds) if len(stream) else [[]] * rounds for stream in streams]
-    return [
-        _lay_out([(stream, part[number]) for stream, part in zip(streams, parts, strict=True)], piece_column, origins)
-        for number in range(rounds)
-    ]
+    order = np.argsort(peer, kind="stable")
+    bounds = np.searchsorted(peer[order], np.arange(world_size + 1))
+    streams = [order[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    parts = [_cut(transfers.select(stream), rounds) if len(stream) else [[]] * rounds for stream in streams]
+    narrowed = transfers.box - np.repeat(origins[piece], 2, axis=1)
+    row_bytes = _row_bytes(transfers)
+    directions = []
+    for number in range(rounds):
+        splits, chunks, offset = [], [], 0
+        for stream, part in zip(streams, parts, strict=True):
+            begin = offset
+            for position, first, last in part[number]:
+                entry = stream[position]
+                row, _, column, column_stop = narrowed[entry].tolist()
+                size = int(row_bytes[entry]) * (last - first)
+                rows = (row + first, row + last)
+                chunks.append(Chunk(int(piece[entry]), (rows, (column, column_stop)), offset, offset + size))
+                offset += size
+            offset += -offset % ALIGNMENT
+            splits.append(offset - begin)
+        directions.append(Direction(tuple(splits), tuple(chunks)))
+    return directions
 
 
 def _cut(stream: Transfers, rounds: int) -> list[list[tuple[int, int, int]]]:
@@ -111,23 +128,3 @@ def _cut(stream: Transfers, rounds: int) -> list[list[tuple[int, int, int]]]:
         ]
         parts.append([entry for entry in part if entry[1] < entry[2]])
     return parts
-
-
-def _lay_out(
-    parts: list[tuple[Transfers, list[tuple[int, int, int]]]], piece_column: str, origins: np.ndarray
-) -> Direction:
-    splits, chunks, offset = [], [], 0
-    for stream, part in parts:
-        begin = offset
-        for position, first, last in part:
-            piece = int(getattr(stream, piece_column)[position])
-            row, row_stop, column, column_stop = (int(edge) for edge in stream.box[position])
-            row_origin, column_origin = (int(edge) for edge in origins[piece])
-            size = int(stream.bytes[position]) // (row_stop - row) * (last - first)
-            rows = (row + first - row_origin, row + last - row_origin)
-            columns = (column - column_origin, column_stop - column_origin)
-            chunks.append(Chunk(piece, (rows, columns), offset, offset + size))
-            offset += size
-        offset += -offset % ALIGNMENT
-        splits.append(offset - begin)
-    return Direction(tuple(splits), tuple(chunks))

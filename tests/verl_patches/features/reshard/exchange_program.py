@@ -61,7 +61,13 @@ class Case:
     """One pair of layouts on this rank, with live tensors on the device."""
 
     def __init__(
-        self, seed: int, dtype: torch.dtype, bucket_bytes: int, overlap: bool = False, fp32_bias: bool = False
+        self,
+        seed: int,
+        dtype: torch.dtype,
+        bucket_bytes: int,
+        overlap: bool = False,
+        fp32_bias: bool = False,
+        ranks_per_node: int | None = None,
     ) -> None:
         self.rank = dist.get_rank()
         self.train, self.rollout = placements(seed)
@@ -81,6 +87,7 @@ class Case:
             bucket_bytes,
             CASTABLE,
             overlap,
+            ranks_per_node,
         )
 
     def assert_exact(self) -> None:
@@ -93,7 +100,8 @@ def check_many_layouts(count: int) -> int:
     for seed in range(count):
         draw = random.Random(seed)
         dtype = draw.choice([torch.bfloat16, torch.float32])
-        case = Case(seed, dtype, draw.choice([1000, 5000, 1 << 20]), draw.random() < 0.5, draw.random() < 0.5)
+        bucket, nodes = draw.choice([1500, 5000, 1 << 20]), draw.choice([None, 2])
+        case = Case(seed, dtype, bucket, draw.random() < 0.5, draw.random() < 0.5, nodes)
         first = case.resharder.run()
         case.assert_exact()
         addresses = {name: value.data_ptr() for name, value in case.target.items()}

@@ -9,7 +9,7 @@ import torch
 from tests.verl_patches.features.reshard.reference import State
 from verl_patches.features.reshard.exchange import Side, pack, scatter
 from verl_patches.features.reshard.layout import PADDING
-from verl_patches.features.reshard.plan import Layouts, Plan, make_plan
+from verl_patches.features.reshard.plan import Layouts, Plan, Transfers, make_plan
 from verl_patches.features.reshard.resharder import copy_local, local_copies, piece_origins
 from verl_patches.features.reshard.schedule import Round, round_count, schedule
 
@@ -18,19 +18,21 @@ from verl_patches.features.reshard.schedule import Round, round_count, schedule
 class Outcome:
     plan: Plan
     rounds: list[list[Round]]
-    received: list[int]
 
 
 def reshard_in_process(
-    sources: Sequence[State], targets: Sequence[State], train: Layouts, rollout: Layouts, bucket_bytes: int
+    sources: Sequence[State],
+    targets: Sequence[State],
+    train: Layouts,
+    rollout: Layouts,
+    bucket_bytes: int,
+    node_of: Sequence[int] | None = None,
 ) -> Outcome:
     """Fill `targets` (one state a rank) from `sources`; all tensors have one type."""
     kind = next(iter(sources[0].values())).dtype
-    plan = make_plan(train, rollout, lambda name: kind.itemsize)
+    plan = make_plan(train, rollout, lambda name: kind.itemsize, node_of)
     types = dict.fromkeys(plan.names, kind)
-    count, world = round_count(plan, bucket_bytes), range(plan.world_size)
-    origins = [(piece_origins(train[rank]), piece_origins(rollout[rank])) for rank in world]
-    rounds = [schedule(plan, rank, count, origins[rank]) for rank in world]
+    world = range(plan.world_size)
     source = [Side(sources[rank], train[rank], types) for rank in world]
     target = [Side(targets[rank], rollout[rank], types) for rank in world]
     for rank in world:
@@ -38,7 +40,27 @@ def reshard_in_process(
             if piece.canonical == PADDING:
                 piece.locate(targets[rank]).zero_()
         copy_local(local_copies(plan, rank, train[rank], rollout[rank]), source[rank], target[rank])
-    received = [0] * plan.world_size
+    rounds = run_leg(plan.remote, source, target, bucket_bytes)
+    relayed = run_leg(plan.relay, target, target, bucket_bytes)
+    return Outcome(plan, [first + second for first, second in zip(rounds, relayed, strict=True)])
+
+
+def run_leg(
+    transfers: Transfers, source: Sequence[Side], target: Sequence[Side], bucket_bytes: int
+) -> list[list[Round]]:
+    """Run one leg of a plan on all ranks and return the rounds of each."""
+    world = range(len(source))
+    count = round_count(transfers, len(source), bucket_bytes)
+    rounds = [
+        schedule(
+            transfers,
+            len(source),
+            rank,
+            count,
+            (piece_origins(source[rank].pieces), piece_origins(target[rank].pieces)),
+        )
+        for rank in world
+    ]
     for number in range(count):
         sent = []
         for rank in world:
@@ -50,5 +72,4 @@ def reshard_in_process(
             parts = [sent[peer][rank] for peer in world]
             assert tuple(len(part) for part in parts) == step.splits
             scatter(target[rank], step, torch.cat(parts))
-            received[rank] += sum(chunk.stop - chunk.start for chunk in step.chunks)
-    return Outcome(plan, rounds, received)
+    return rounds

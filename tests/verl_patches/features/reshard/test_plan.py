@@ -37,35 +37,38 @@ def plan_of(pair: Pair) -> Plan:
     return make_plan(*layouts(pair), lambda name: 4)
 
 
-def reshard(pair: Pair, full: State, shape: DeepseekV3Shape, bucket_bytes: int) -> Outcome:
+def reshard(
+    pair: Pair, full: State, shape: DeepseekV3Shape, bucket_bytes: int, node_of: list[int] | None = None
+) -> Outcome:
     """Reshard in one process and compare every rank with the naive reference."""
     train, rollout = pair
     ranks = range(train.world_size)
     sources = [megatron_state(full, shape, train, rank) for rank in ranks]
     expected = [rollout_state(full, shape, rollout, rank) for rank in ranks]
     targets = [{name: torch.full_like(value, torch.nan) for name, value in state.items()} for state in expected]
-    outcome = reshard_in_process(sources, targets, *layouts(pair, shape), bucket_bytes)
+    outcome = reshard_in_process(sources, targets, *layouts(pair, shape), bucket_bytes, node_of)
     for rank in ranks:
         for name, value in expected[rank].items():
             assert same_bits(targets[rank][name], value), (rank, name)
     return outcome
 
 
-@settings(max_examples=120, deadline=None)
-@given(layout_pairs(worlds=(1, 2, 3, 4, 6, 8, 12)), st.sampled_from([2000, 7000, 1 << 30]))
-def test_random_layouts_are_exact_and_bounded(pair: Pair, bucket_bytes: int) -> None:
-    outcome = reshard(pair, FULL, SMALL, bucket_bytes)
+@settings(max_examples=80, deadline=None)
+@given(layout_pairs(worlds=(1, 2, 3, 4, 6, 8, 12)), st.sampled_from([2000, 7000, 1 << 30]), st.sampled_from([2, 3, 99]))
+def test_random_layouts_are_exact_and_bounded(pair: Pair, bucket_bytes: int, per_node: int) -> None:
+    nodes = [rank // per_node for rank in range(pair[0].world_size)]
+    outcome = reshard(pair, FULL, SMALL, bucket_bytes, nodes)
     sizes = [step.size for rank in outcome.rounds for r in rank for step in (r.send, r.receive)]
     assert max(sizes, default=0) <= bucket_bytes
 
 
 @settings(max_examples=60, deadline=None)
-@given(layout_pairs(worlds=(2, 3, 4, 6, 8, 12)))
-def test_each_missing_element_is_sent_once(pair: Pair) -> None:
+@given(layout_pairs(worlds=(2, 3, 4, 6, 8, 12)), st.sampled_from([1, 2, 3, 99]))
+def test_each_missing_element_is_sent_once(pair: Pair, per_node: int) -> None:
     """Against a naive count: a rank receives what it needs and does not hold itself, and nothing else."""
-    plan = plan_of(pair)
     train, rollout = layouts(pair)
-    received = plan.remote.between(plan.world_size).sum(0)
+    plan = make_plan(train, rollout, lambda name: 4, [rank // per_node for rank in range(len(train))])
+    received = (plan.remote.between(plan.world_size) + plan.relay.between(plan.world_size)).sum(0)
     for rank in range(plan.world_size):
         needed = 0
         held = {name: torch.zeros(value.shape, dtype=torch.bool) for name, value in FULL.items()}
@@ -98,6 +101,23 @@ def test_owners_take_turns() -> None:
         assert stage.max() <= 1.1 * stage.min()
 
 
+def test_a_region_enters_a_node_once() -> None:
+    """Two nodes of four ranks; the stages are on different nodes, and every rank needs all of both."""
+    train = TrainPlacement(tp=1, pp=2, ep=1, dp=4, num_layer_list=(2, 1))
+    train_layouts, rollout_layouts = layouts((train, RolloutPlacement(tp=1, dp=8, ep=1, instances=1)))
+    nodes = np.array([0] * 4 + [1] * 4)
+    plan = make_plan(train_layouts, rollout_layouts, lambda name: 4, nodes)
+    entering = plan.remote.select(nodes[plan.remote.source] != nodes[plan.remote.target])
+    assert (nodes[plan.relay.source] == nodes[plan.relay.target]).all()
+    entries = Counter((int(name), *box) for name, box in zip(entering.name, entering.box.tolist(), strict=True))
+    assert set(entries.values()) == {1}
+    for relayed in plan.relay.between(8).sum(1).reshape(2, 4):
+        assert relayed.max() <= 1.1 * relayed.min()
+    flat = plan_of((train, RolloutPlacement(tp=1, dp=8, ep=1)))
+    assert len(flat.relay) == 0
+    assert flat.remote.bytes.sum() == plan.remote.bytes.sum() + plan.relay.bytes.sum()
+
+
 def test_an_incomplete_source_is_refused() -> None:
     train, rollout = layouts((TrainPlacement(1, 1, 1, 1, (3,)), RolloutPlacement(1)))
     name = "model.layers.1.mlp.experts.3.up_proj.weight"
@@ -121,7 +141,7 @@ def test_world_sizes_must_agree() -> None:
 def test_a_bucket_that_holds_no_row_is_refused() -> None:
     pair = (TrainPlacement(2, 1, 1, 1, (3,)), RolloutPlacement(tp=1, dp=2, ep=2))
     with pytest.raises(ValueError, match="too small"):
-        round_count(plan_of(pair), 10)
+        round_count(plan_of(pair).remote, 2, 10)
 
 
 CLUSTER = DeepseekV3Shape(
@@ -146,16 +166,17 @@ CLUSTER_TRAIN = TrainPlacement(tp=4, pp=8, ep=8, dp=8, num_layer_list=(7, 7, 8, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "rollout",
+    ("rollout", "per_node"),
     [
-        RolloutPlacement(tp=2, dp=128, ep=256, shared_expert_replicated=True),
-        RolloutPlacement(tp=2, dp=64, ep=128, instances=2, shared_expert_replicated=True),
+        (RolloutPlacement(tp=2, dp=128, ep=256, shared_expert_replicated=True), 256),
+        (RolloutPlacement(tp=2, dp=64, ep=128, instances=2, shared_expert_replicated=True), 16),
     ],
-    ids=["one instance", "two instances"],
+    ids=["one instance, direct", "two instances, relayed"],
 )
-def test_the_cluster_layouts_on_256_ranks(rollout: RolloutPlacement) -> None:
+def test_the_cluster_layouts_on_256_ranks(rollout: RolloutPlacement, per_node: int) -> None:
     full = full_weights(CLUSTER, torch.bfloat16)
-    outcome = reshard((CLUSTER_TRAIN, rollout), full, CLUSTER, 1 << 20)
+    nodes = [rank // per_node for rank in range(256)]
+    outcome = reshard((CLUSTER_TRAIN, rollout), full, CLUSTER, 1 << 20, nodes)
     expert = np.array([".mlp.experts." in name for name in outcome.plan.names])[outcome.plan.remote.name]
     receivers = Counter(zip(outcome.plan.remote.name[expert], outcome.plan.remote.target[expert], strict=True))
     by_expert = Counter(name for name, _ in receivers)
