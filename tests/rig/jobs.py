@@ -315,3 +315,28 @@ def checkpoint_finds_state(state: State) -> bool:
     finally:
         state["actor"].checkpoint_mananager = manager
     return seen == [True]
+
+
+def forward_agreements(state: State, count: int) -> list[tuple[Any, ...]]:
+    """What this rank would run after `count` agreements on random forwards, by the runner's own method."""
+    import random
+
+    runner, draw = _model_runner(state), random.Random(state["rank"] // 2)
+    agreed = []
+    for number in range(count):
+        tokens = draw.randrange(1, 50)
+        # Every third agreement has a prompt on some rank at most, so that all three cases occur.
+        prefill, two_batches = number % 3 == 0 and draw.random() < 0.5, draw.random() < 0.7
+        padded, across, with_prefill, both = runner._get_forward_metadata_across_dp(
+            tokens + draw.randrange(8), tokens, prefill, two_batches
+        )
+        agreed.append((padded, across.tolist(), str(across.dtype), str(across.device), with_prefill, both))
+    return agreed
+
+
+def has_unfinished(state: State, unfinished: list[bool]) -> list[bool]:
+    """vLLM's own question whether any engine has unfinished requests; this rank's engine answers from `unfinished`."""
+    from vllm.config import ParallelConfig
+
+    engine = state["actor"].rollout.inference_engine.llm_engine
+    return [ParallelConfig.has_unfinished_dp(engine.dp_group, mine) for mine in unfinished]

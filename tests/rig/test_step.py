@@ -8,6 +8,7 @@ import pytest
 
 from tests.rig import jobs
 from tests.rig.conftest import PROMPTS
+from tests.rig.processes import ByRank
 
 pytestmark = pytest.mark.slow
 LAST_STAGE = 2
@@ -149,6 +150,17 @@ def test_agreements_run_on_the_device_only_when_switched_on(rig):
     off = rig.run(jobs.rollout_collectives, PROMPTS)[0]
     assert on["host"] == 0 and on["agreements"] > 0
     assert off["host"] == on["agreements"] and off["agreements"] == 0
+
+
+def test_agreements_have_the_outcome_of_upstreams(rig):
+    on = rig.run(jobs.forward_agreements, 30)
+    unfinished = ByRank([[False, True, False], [False, True, False], [False, False, True], [False, False, True]])
+    on_unfinished = rig.run(jobs.has_unfinished, unfinished)
+    rig.run(jobs.switch, dp_sync={"enabled": False})
+    assert rig.run(jobs.forward_agreements, 30) == on
+    assert rig.run(jobs.has_unfinished, unfinished) == on_unfinished == [[False, True, True]] * 4
+    assert {with_prefill for *_, with_prefill, _ in on[0]} == {True, False}
+    assert on[0] != on[2]
 
 
 def test_resharding_sends_an_expert_only_to_the_rank_that_serves_it(rig):

@@ -155,7 +155,10 @@ def update_actor_measured(upstream, self, data):
     report, record = overlay.report(), current_record()
     record.count("overlay/patches_applied", len(report.applied))
     record.count("overlay/patches_ineffective", len(report.applied) - sum(report.effective.values()))
-    output.meta_info["metrics"].update(finish_step())
+    metrics = finish_step()
+    if "reshard/weights_differing" in metrics:
+        metrics["reshard/weights_exact"] = float(metrics["reshard/weights_differing"] == 0)
+    output.meta_info["metrics"].update(metrics)
     return output
 
 

@@ -1,0 +1,90 @@
+from functools import partial
+
+import pytest
+import torch
+
+from verl_patches.features import settings
+from verl_patches.features.measure import step_record
+from verl_patches.features.onpolicy.schedule import with_own_log_probs
+from verl_patches.features.onpolicy.selection import AlsoSelecting
+from verl_patches.features.settings import OverlaySettings
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(step_record, "_record", step_record.StepRecord())
+    monkeypatch.setattr(settings, "_current", OverlaySettings(recompute_old_log_prob=False))
+
+
+def micro_batch():
+    return {
+        "responses": torch.zeros(2, 3, dtype=torch.int64),
+        "attention_mask": torch.ones(2, 5),
+        "old_log_probs": torch.full((2, 3), torch.nan),
+        "rollout_log_probs": torch.full((2, 3), -1.0),
+    }
+
+
+def megatron_schedule(*, forward_step_func, forward_only, batches, model):
+    """One forward as Megatron's schedules make it; the loss function is called with the last stage's output."""
+    output, loss = forward_step_func(iter(batches), model)
+    return loss(output)
+
+
+def run(forward_only, batch, log_probs):
+    def loss(output, data, meta_info):
+        return data["old_log_probs"], output["log_probs"]
+
+    def forward_step(batches, model):
+        return {"log_probs": log_probs}, partial(loss, data=next(batches), meta_info=None)
+
+    schedule = with_own_log_probs(megatron_schedule)
+    return schedule(forward_step_func=forward_step, forward_only=forward_only, batches=[batch], model=None)
+
+
+def test_the_loss_finds_its_own_log_probs_without_their_gradient():
+    log_probs = torch.randn(2, 5, requires_grad=True)
+    old, _ = run(False, micro_batch(), log_probs)
+    assert torch.equal(old, log_probs[:, 1:4]) and not old.requires_grad
+
+
+def test_with_recomputation_the_batch_is_left_alone(monkeypatch):
+    monkeypatch.setattr(settings, "_current", OverlaySettings(recompute_old_log_prob=True))
+    old, _ = run(False, micro_batch(), torch.randn(2, 5))
+    assert old.isnan().all()
+    assert step_record.current_record().difference.tokens == 6
+
+
+def test_forward_only_passes_go_through_untouched():
+    old, _ = run(True, micro_batch(), torch.randn(2, 5))
+    assert old.isnan().all() and step_record.current_record().difference.tokens == 0
+
+
+def test_the_distance_to_the_rollout_is_recorded():
+    run(False, micro_batch(), torch.full((2, 5), -1.25))
+    assert step_record.current_record().difference.largest == 0.25
+
+
+def test_without_rollout_log_probs_nothing_is_compared():
+    batch = micro_batch()
+    del batch["rollout_log_probs"]
+    run(False, batch, torch.zeros(2, 5))
+    assert step_record.current_record().difference.tokens == 0
+
+
+class Data:
+    """A DataProto's part that selects."""
+
+    def __init__(self, **columns):
+        self.batch = columns
+        self.meta_info = {"temperature": 1.0}
+
+    def select(self, batch_keys):
+        return Data(**{name: self.batch[name] for name in batch_keys})
+
+
+def test_a_selection_keeps_the_extra_columns_that_exist():
+    data = AlsoSelecting(Data(a=1, b=2, c=3), ("c", "d"))
+    assert data.select(batch_keys=["a"]).batch == {"a": 1, "c": 3}
+    assert data.select(batch_keys=["c"]).batch == {"c": 3}
+    assert data.meta_info == {"temperature": 1.0}

@@ -1,0 +1,81 @@
+"""The driver's patches, called directly with a trainer that only remembers."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from verl_patches.features import settings
+from verl_patches.features.settings import MeasureSettings, OverlaySettings
+from verl_patches.trainer.ppo import ray_trainer
+from verl_patches.utils import tracking
+
+
+@pytest.fixture
+def active(monkeypatch, tmp_path):
+    """Activate settings for one test; files go to a folder of its own."""
+
+    def put_in_force(**changes):
+        chosen = OverlaySettings(measure=MeasureSettings(output_dir=str(tmp_path)), **changes)
+        monkeypatch.setattr(settings, "_current", chosen)
+        return tmp_path
+
+    return put_in_force
+
+
+class Workers:
+    """A worker group whose forward must not be asked for."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def compute_log_prob(self, batch):
+        self.calls += 1
+
+
+def started(trainer):
+    trainer.actor_rollout_wg = Workers()
+
+
+def test_old_log_prob_is_answered_by_the_driver_without_a_call(active):
+    active(recompute_old_log_prob=False)
+    trainer = SimpleNamespace()
+    ray_trainer.init_workers(started, trainer)
+    batch = SimpleNamespace(batch={"responses": torch.zeros(4, 6, dtype=torch.int64)})
+    answer = trainer.actor_rollout_wg.compute_log_prob(batch)
+    assert trainer.actor_rollout_wg.calls == 0
+    assert set(answer.batch.keys()) == {"old_log_probs", "entropys"}
+    assert all(column.shape == (4, 6) and column.isnan().all() for column in answer.batch.values())
+
+
+def test_with_recomputation_the_workers_are_asked(active):
+    active(recompute_old_log_prob=True)
+    trainer = SimpleNamespace()
+    ray_trainer.init_workers(started, trainer)
+    trainer.actor_rollout_wg.compute_log_prob(None)
+    assert trainer.actor_rollout_wg.calls == 1
+
+
+def test_the_driver_activates_the_settings_and_marks_its_progress(active, monkeypatch):
+    folder = active()
+    node = {"overlay": {"precision": "float32", "measure": {"output_dir": str(folder)}}}
+    ray_trainer.init(lambda self, config: None, SimpleNamespace(), SimpleNamespace(actor_rollout_ref=node))
+    assert settings.current().precision == "float32"
+    assert ray_trainer.fit(lambda self: "fitted", SimpleNamespace()) == "fitted"
+    events = [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert events == ["data_ready", "training_begins"]
+
+
+@pytest.mark.parametrize(("recompute", "kept"), [(True, {"actor/entropy_loss", "reward"}), (False, {"reward"})])
+def test_a_step_is_written_and_handed_on_without_made_up_metrics(active, recompute, kept):
+    folder = active(recompute_old_log_prob=recompute)
+    handed_on = {}
+
+    def upstream(self, data, step, backend):
+        handed_on.update(data=data, step=step, backend=backend)
+
+    tracking.log(upstream, None, {"actor/entropy_loss": float("nan"), "reward": 0.5}, 3)
+    written = json.loads((folder / "metrics.jsonl").read_text())
+    assert written["step"] == handed_on["step"] == 3
+    assert set(written["metrics"]) == set(handed_on["data"]) == kept
