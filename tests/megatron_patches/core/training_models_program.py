@@ -21,13 +21,13 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from omegaconf import OmegaConf
 from transformers import AutoConfig
 from verl.models.mcore import get_mcore_forward_fn, hf_to_mcore_config, init_mcore_model
+from verl.utils.model import load_megatron_gptmodel_weights
 
 from verl_patches.features.reshard import deepseek_v3 as tables
-from verl_patches.features.reshard.files import load_from_huggingface
 from verl_patches.features.reshard.layout import Piece, TrainPlacement
-from verl_patches.features.reshard.model_tensors import train_tensors
 
 LEARNING_RATE = 0.01
 CLIP_NORM = 1.0
@@ -65,8 +65,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 class Trial:
     """One model in one layout, with the checkpoint loaded and Megatron's data-parallel wrapper around it."""
 
-    def __init__(self, folder: Path, layout: Layout, sharded_optimizer: bool = False, **overrides: Any) -> None:
-        checkpoint = folder / "checkpoint"
+    def __init__(self, checkpoint: Path, layout: Layout, sharded_optimizer: bool = False, **overrides: Any) -> None:
         self.hf_config = AutoConfig.from_pretrained(checkpoint)
         if layout.stages:
             overrides["num_layer_list"] = layout.stages
@@ -75,10 +74,6 @@ class Trial:
         self.config = hf_to_mcore_config(self.hf_config, torch.float32, **overrides)
         first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
         module = init_mcore_model(self.config, self.hf_config, first, last).npu()
-        self.pieces = training_pieces(self.hf_config, layout)
-        shape = tables.DeepseekV3Shape.from_config(self.hf_config)
-        tensors = train_tensors(module)
-        load_from_huggingface(checkpoint, tensors, self.pieces, tables.canonical_shapes(shape))
         for parameter in module.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
         self.module = module
@@ -90,6 +85,8 @@ class Trial:
             ),
         )
         self.config.finalize_model_grads_func = finalize_model_grads
+        source = OmegaConf.create({"model": {"path": str(checkpoint)}})
+        load_megatron_gptmodel_weights(source, self.hf_config, [self.model], torch.float32)
 
     def run(self, batch: dict[str, torch.Tensor], backward: bool) -> torch.Tensor | None:
         """Whole logits [sequences of this rank, length, vocabulary] on the last stage; gradients stay in main_grad."""
@@ -154,11 +151,11 @@ def training_pieces(hf_config: Any, layout: Layout) -> list[Piece]:
 
 
 def relative_errors(
-    trial: Trial, local: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]
+    pieces: list[Piece], local: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]
 ) -> dict[str, float]:
     """Largest deviation of the local share of each canonical tensor, relative to that tensor's largest entry."""
     errors: dict[str, float] = {}
-    for piece in trial.pieces:
+    for piece in pieces:
         if piece.canonical not in reference or piece.local not in local:
             continue
         expected = reference[piece.canonical]
@@ -190,12 +187,12 @@ def start_layout(layout: Layout) -> None:
 
 
 def compare_layout(folder: Path, layout: Layout, reference: dict[str, Any]) -> dict[str, Any]:
-    trial = Trial(folder, layout)
+    trial = Trial(folder / "checkpoint", layout)
     logits = trial.run(reference["batch"], backward=True)
     gradients = {name: parameter.main_grad for name, parameter in trial.module.named_parameters()}
     return {
         "logits": logits_error(logits, reference),
-        "gradients": relative_errors(trial, gradients, reference["gradients"]),
+        "gradients": relative_errors(training_pieces(trial.hf_config, layout), gradients, reference["gradients"]),
     }
 
 
@@ -204,7 +201,7 @@ def compare_optimizer_step(folder: Path, layout: Layout, reference: dict[str, An
 
     With adam_eps = 1 the first step is lr * g / (|g| + 1), which does not amplify rounding of small gradients.
     """
-    trial = Trial(folder, layout, sharded_optimizer=True)
+    trial = Trial(folder / "checkpoint", layout, sharded_optimizer=True)
     settings = OptimizerConfig(
         optimizer="adam",
         lr=LEARNING_RATE,
@@ -218,7 +215,10 @@ def compare_optimizer_step(folder: Path, layout: Layout, reference: dict[str, An
     trial.run(reference["batch"], backward=True)
     _, norm, _ = optimizer.step()
     weights = {name: parameter.data for name, parameter in trial.module.named_parameters()}
-    return {"norm": float(norm), "weights": relative_errors(trial, weights, reference["stepped"])}
+    return {
+        "norm": float(norm),
+        "weights": relative_errors(training_pieces(trial.hf_config, layout), weights, reference["stepped"]),
+    }
 
 
 def stepped_weights(folder: Path, gradients: dict[str, torch.Tensor]) -> tuple[float, dict[str, torch.Tensor]]:
@@ -240,22 +240,40 @@ def faulty_results(folder: Path, reference: dict[str, Any]) -> dict[str, float]:
     start_layout(layout)
     errors = {}
     for fault, overrides in FAULTS.items():
-        trial = Trial(folder, layout, **overrides)
+        trial = Trial(folder / "checkpoint", layout, **overrides)
         errors[fault] = logits_error(trial.run(reference["batch"], backward=False), reference)
-    trial = Trial(folder, layout)
+    trial = Trial(folder / "checkpoint", layout)
     for layer in trial.module.decoder.layers[1:]:
         layer.mlp.router.expert_bias.zero_()
     errors["expert bias dropped"] = logits_error(trial.run(reference["batch"], backward=False), reference)
-    trial = Trial(folder, layout)
+    trial = Trial(folder / "checkpoint", layout)
     for name, parameter in trial.module.named_parameters():
         if "router" in name or "linear_qkv" in name:
             parameter.sequence_parallel = False
     trial.run(reference["batch"], backward=True)
     gradients = {name: parameter.main_grad for name, parameter in trial.module.named_parameters()}
     errors["gradients not summed over tensor-parallel ranks"] = max(
-        relative_errors(trial, gradients, reference["gradients"]).values()
+        relative_errors(training_pieces(trial.hf_config, layout), gradients, reference["gradients"]).values()
     )
     return errors
+
+
+def compare_dense_model(folder: Path) -> dict[str, Any]:
+    """Qwen2 through verl's own configuration, loader and forward function, with TP2 x PP2."""
+    layout = Layout("tensor2_pipeline2", tensor=2, pipeline=2)
+    start_layout(layout)
+    reference = torch.load(folder / "dense_reference.pt", weights_only=True)
+    trial = Trial(folder / "dense_checkpoint", layout)
+    logits = trial.run(reference["batch"], backward=True)
+    results = {"logits": logits_error(logits, reference), "gradients": {}}
+    for name, parameter in trial.module.named_parameters():
+        if name in reference["gradients"]:
+            expected = reference["gradients"][name]
+            if parameter.tensor_model_parallel:
+                expected = expected.chunk(layout.tensor)[parallel_state.get_tensor_model_parallel_rank()]
+            deviation = (parameter.main_grad.cpu() - expected).abs().max() / expected.abs().max()
+            results["gradients"][name] = deviation.item()
+    return results
 
 
 def main(folder: Path) -> None:
@@ -269,5 +287,6 @@ def main(folder: Path) -> None:
         results["layouts"][layout.name] = compare_layout(folder, layout, reference)
         results["steps"][layout.name] = compare_optimizer_step(folder, layout, reference)
     results["faults"] = faulty_results(folder, reference)
+    results["dense"] = compare_dense_model(folder)
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.barrier()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.megatron_patches.core.deepseek_v3_checkpoint import write_checkpoint_and_reference
+from tests.megatron_patches.core.qwen2_checkpoint import write_dense_checkpoint_and_reference
 from tests.verl_patches.features.reshard.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -40,6 +41,7 @@ FAULT_NAMES = [
 def results(tmp_path_factory) -> list[dict]:
     folder: Path = tmp_path_factory.mktemp("deepseek_v3")
     write_checkpoint_and_reference(folder)
+    write_dense_checkpoint_and_reference(folder)
     run_ranks("tests.megatron_patches.core.deepseek_v3_program", RANKS, folder, timeout=240)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 
@@ -79,3 +81,10 @@ def test_distributed_optimizer_takes_the_step_of_adam(results, layout):
 @pytest.mark.parametrize("fault", FAULT_NAMES)
 def test_a_wrong_model_is_noticed(results, fault):
     assert max(rank["faults"][fault] for rank in results) > NOTICEABLE
+
+
+def test_dense_qwen2_equals_transformers(results):
+    logits = [rank["dense"]["logits"] for rank in results if rank["dense"]["logits"] is not None]
+    gradients = {name: error for rank in results for name, error in rank["dense"]["gradients"].items()}
+    assert len(logits) == 2 and max(logits) < LOGITS_TOLERANCE
+    assert len(gradients) == 2 and max(gradients.values()) < GRADIENT_TOLERANCE
