@@ -13,6 +13,7 @@ RUNS = ROOT / "outputs" / "rehearsal"
 DEFAULT_TRAIN_DATA = ROOT / "data" / "arithmetic" / "train.jsonl"
 DEFAULT_TEST_DATA = ROOT / "data" / "arithmetic" / "test.jsonl"
 CHECKPOINT_SCRIPT = ROOT / "scripts" / "make_tiny_checkpoint.py"
+REWARD = ROOT / "verl_patches" / "utils" / "reward_score" / "rule_reward.py"
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal.env"
 # The warm start does not depend on the run's seed: all seeds start from one cached checkpoint.
 CHECKPOINT_SEED = 0
@@ -77,7 +78,8 @@ class Plan:
             str(self.output / "data"),
         ]
         if self.options.data is None:
-            return [*command, "--json_path", str(DEFAULT_TRAIN_DATA), "--test_json_path", str(DEFAULT_TEST_DATA)]
+            command += ["--json_path", str(DEFAULT_TRAIN_DATA), "--test_json_path", str(DEFAULT_TEST_DATA)]
+            return [*command, "--data_source", DEFAULT_TRAIN_DATA.parent.name]
         return [*command, "--json_path", str(self.options.data), "--seed", str(self.options.seed)]
 
     def run_command(self) -> list[str]:
@@ -114,6 +116,7 @@ def make_plan(options: Options, time_name: str) -> Plan:
         setting("actor_rollout_ref.model.path", checkpoint),
         setting("actor_rollout_ref.overlay.measure.output_dir", output),
         setting("actor_rollout_ref.overlay.rollout.expert_parallel_size", options.dies),
+        setting("custom_reward_function.path", REWARD),
         setting("trainer.n_gpus_per_node", options.dies),
         setting("ray_init.temp_dir", ray_folder),
     ]
