@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from verl_patches.features.reshard.layout import (
+    Box,
     LayerSlot,
     LocalView,
     Piece,
@@ -239,17 +240,36 @@ def _megatron_experts(
         group, index = placement.ep, placement.ep_rank(rank)
         interval = share(width, placement.tp, placement.tp_rank(rank), "expert width over tensor parallel ranks")
     first, last = share(shape.experts, group, index, "experts over the expert group")
-    count, rows = last - first, interval[1] - interval[0]
-    shape1, shape2 = (count, hidden, 2 * rows), (count, rows, hidden)
+    views = _grouped_expert_views(last - first, hidden, interval[1] - interval[0])
+    return _expert_pieces(layer, first, views, (interval, (0, hidden)), (f"{local}weight1", f"{local}weight2"))
+
+
+ExpertViews = list[tuple[LocalView, LocalView, LocalView]]
+"""Where gate, up and down projection of every local expert lie in the two local weights."""
+
+
+@lru_cache(maxsize=64)
+def _grouped_expert_views(count: int, hidden: int, rows: int) -> ExpertViews:
+    first, second = (count, hidden, 2 * rows), (count, rows, hidden)
+    return [
+        (
+            LocalView(first, (slot, (0, hidden), (0, rows)), transposed=True),
+            LocalView(first, (slot, (0, hidden), (rows, 2 * rows)), transposed=True),
+            LocalView(second, (slot,), transposed=True),
+        )
+        for slot in range(count)
+    ]
+
+
+def _expert_pieces(layer: int, first: int, views: ExpertViews, box: Box, local: tuple[str, str]) -> list[Piece]:
+    """The pieces of consecutive experts; `box` is the region of gate and up, and transposed that of down."""
+    down_box = (box[1], box[0])
     pieces = []
-    for slot in range(count):
-        prefix = f"model.layers.{layer}.mlp.experts.{first + slot}."
-        gate = LocalView(shape1, (slot, (0, hidden), (0, rows)), transposed=True)
-        up = LocalView(shape1, (slot, (0, hidden), (rows, 2 * rows)), transposed=True)
-        down = LocalView(shape2, (slot,), transposed=True)
-        pieces.append(Piece(f"{prefix}gate_proj.weight", (interval, (0, hidden)), f"{local}weight1", gate))
-        pieces.append(Piece(f"{prefix}up_proj.weight", (interval, (0, hidden)), f"{local}weight1", up))
-        pieces.append(Piece(f"{prefix}down_proj.weight", ((0, hidden), interval), f"{local}weight2", down))
+    for expert, (gate, up, down) in enumerate(views, first):
+        prefix = f"model.layers.{layer}.mlp.experts.{expert}."
+        pieces.append(Piece(f"{prefix}gate_proj.weight", box, local[0], gate))
+        pieces.append(Piece(f"{prefix}up_proj.weight", box, local[0], up))
+        pieces.append(Piece(f"{prefix}down_proj.weight", down_box, local[1], down))
     return pieces
 
 
@@ -314,14 +334,14 @@ def _rollout_experts(shape: DeepseekV3Shape, placement: RolloutPlacement, rank: 
         interval = share(width, parts, placement.tp_dp_rank(rank), "expert width over the ranks of one instance")
     else:
         interval = (0, width)
-    rows = interval[1] - interval[0]
     local = f"model.layers.{layer}.mlp.experts."
-    pieces = []
-    for slot, expert in enumerate(range(first, last)):
-        prefix = f"{local}{expert}."
-        gate, up = LocalView(index=(slot, (0, rows))), LocalView(index=(slot, (rows, 2 * rows)))
-        pieces.append(Piece(f"{prefix}gate_proj.weight", (interval, (0, hidden)), f"{local}w13_weight", gate))
-        pieces.append(Piece(f"{prefix}up_proj.weight", (interval, (0, hidden)), f"{local}w13_weight", up))
-        down = LocalView(index=(slot,))
-        pieces.append(Piece(f"{prefix}down_proj.weight", ((0, hidden), interval), f"{local}w2_weight", down))
-    return pieces
+    views = _rollout_expert_views(last - first, interval[1] - interval[0])
+    return _expert_pieces(layer, first, views, (interval, (0, hidden)), (f"{local}w13_weight", f"{local}w2_weight"))
+
+
+@lru_cache(maxsize=64)
+def _rollout_expert_views(count: int, rows: int) -> ExpertViews:
+    return [
+        (LocalView(index=(slot, (0, rows))), LocalView(index=(slot, (rows, 2 * rows))), LocalView(index=(slot,)))
+        for slot in range(count)
+    ]

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Plans a reshard from training to rollout and prints what it moves. No weights and no processes are needed.
+
+Example, the 256 dies of the recipe:
+  scripts/reshard_plan.py --model deepseek-v3 --train tp4,pp8,ep8,tp_extend,layers=7/7/8/8/8/8/8/7 --rollout tp2,ep256
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from verl_patches.features.reshard.figures import (  # noqa: E402
+    PerTensorFigures,
+    PlanFigures,
+    Spread,
+    per_tensor_figures,
+    plan_figures,
+)
+from verl_patches.features.reshard.placement_text import parse_bytes, parse_model, parse_placements  # noqa: E402
+from verl_patches.features.reshard.plan import Plan  # noqa: E402
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="deepseek-v3", help="deepseek-v3, or a config.json")
+    parser.add_argument("--train", required=True, help="tpN,ppN,epN[,dpN][,tp_extend][,layers=A/B/...]")
+    parser.add_argument("--rollout", required=True, help="tpN,epN[,dpN][,instancesN][,shared_tp]")
+    parser.add_argument("--bucket", default="1GiB", help="staging in each direction (default: 1GiB)")
+    parser.add_argument("--itemsize", type=int, default=2, help="bytes of one weight (default: 2, bfloat16)")
+    parser.add_argument("--dies-per-node", type=int, default=16, help="dies of one node (default: 16)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--plot", type=Path, help="write a PNG with the traffic by die")
+    return parser.parse_args(arguments)
+
+
+def report(options: argparse.Namespace) -> tuple[dict[str, PlanFigures | PerTensorFigures], Plan]:
+    """Computes all figures. Raises ValueError for options that do not fit each other."""
+    shape = parse_model(options.model)
+    train, rollout = parse_placements(options.train, options.rollout, shape.layers)
+    bucket = parse_bytes(options.bucket)
+    sizes = dict(itemsize=options.itemsize, ranks_per_node=options.dies_per_node)
+    direct, _ = plan_figures(shape, train, rollout, bucket, **sizes)
+    figures: dict[str, PlanFigures | PerTensorFigures] = {"direct": direct}
+    figures["relayed"], plan = plan_figures(shape, train, rollout, bucket, **sizes, relay=True)
+    if train.moe_tp_extend_ep:
+        figures["per_tensor"] = per_tensor_figures(shape, train, rollout, options.itemsize)
+    return figures, plan
+
+
+def table(figures: dict[str, PlanFigures | PerTensorFigures]) -> str:
+    """One line a figure, one column a way to reshard."""
+    direct, relayed, other = figures["direct"], figures["relayed"], figures.get("per_tensor")
+
+    def gigabytes(spread: Spread | None) -> str:
+        if spread is None:
+            return "-"
+        return " / ".join(f"{value / 1e9:.2f}" for value in (spread.minimum, spread.average, spread.maximum))
+
+    def both(name: str) -> list[str]:
+        return [gigabytes(getattr(direct, name)), gigabytes(getattr(relayed, name))]
+
+    ratios = [f"{direct.received_over_bound:.3f}", f"{relayed.received_over_bound:.3f}", _ratio(other, direct)]
+    rows = [
+        ["GB are min / avg / max a die", "direct", "relayed in node", "per tensor"],
+        ["received, GB", *both("received"), gigabytes(getattr(other, "received", None))],
+        ["lower bound, GB", *both("bound_received"), ""],
+        ["received / bound", *ratios],
+        ["experts received, GB", *both("expert_received"), gigabytes(getattr(other, "expert_received", None))],
+        ["experts, lower bound, GB", *both("bound_expert_received"), ""],
+        ["sent, GB", *both("sent"), "-"],
+        ["sent, max / avg", *(f"{plan.sent_maximum_over_average:.3f}" for plan in (direct, relayed)), "-"],
+        ["into a node, GB", *both("node_ingress"), "-"],
+        ["collectives", str(direct.rounds), str(relayed.rounds), str(other.collectives) if other else "-"],
+        ["object collectives", "0", "0", str(other.object_collectives) if other else "-"],
+        ["peak staging, GB", *(f"{plan.staging_peak / 1e9:.2f}" for plan in (direct, relayed)), _staging(other)],
+        ["regions received", *(f"{plan.regions.average:.0f}" for plan in (direct, relayed)), "-"],
+        ["planning, CPU s a rank", *(f"{plan.plan_seconds:.2f}" for plan in (direct, relayed)), "-"],
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _ratio(other: PerTensorFigures | None, plan: PlanFigures) -> str:
+    return f"{other.received.average / plan.bound_received.average:.3f}" if other else "-"
+
+
+def _staging(other: PerTensorFigures | None) -> str:
+    return f"{other.staging_peak / 1e9:.2f}" if other else "-"
+
+
+def draw(plan: Plan, path: Path) -> None:
+    """Writes a PNG: gigabytes from die to die, and sent and received by each die."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    traffic = (plan.remote.between(plan.world_size) + plan.relay.between(plan.world_size)) / 1e9
+    figure = Figure(figsize=(12, 5.5), layout="constrained")
+    by_pair, by_die = figure.subplots(1, 2)
+    image = by_pair.imshow(traffic, cmap="viridis", interpolation="nearest")
+    by_pair.set(title="GB from die to die, relayed in node", xlabel="receiving die", ylabel="sending die")
+    figure.colorbar(image, ax=by_pair)
+    by_die.plot(traffic.sum(1), label="sent")
+    by_die.plot(traffic.sum(0), label="received")
+    by_die.set(title="GB by die", xlabel="die", ylim=(0, None))
+    by_die.legend()
+    FigureCanvasAgg(figure).print_png(str(path))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Plans; returns the exit status."""
+    options = parse_arguments(arguments)
+    try:
+        figures, plan = report(options)
+        if options.plot:
+            draw(plan, options.plot)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps({name: asdict(value) for name, value in figures.items()}, indent=1))
+    else:
+        print(table(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

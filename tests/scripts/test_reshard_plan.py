@@ -1,0 +1,107 @@
+"""The figures of a reshard plan: the recipe's 256 dies against the goals, and the sentences for wrong options."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts.reshard_plan import main
+
+CLUSTER_TRAIN = "tp4,pp8,ep8,tp_extend,layers=7/7/8/8/8/8/8/7"
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "first_k_dense_replace": 1,
+    "num_attention_heads": 4,
+    "n_routed_experts": 16,
+    "n_shared_experts": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 4,
+    "vocab_size": 128,
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(SMALL))
+    return str(path)
+
+
+def figures(capsys: pytest.CaptureFixture[str], *options: str) -> dict:
+    assert main([*options, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rollout", "experts"), [("tp2,ep256", 5.09e9), ("tp2,ep128,instances2", 10.18e9)])
+def test_the_cluster_reaches_its_goals(capsys: pytest.CaptureFixture[str], rollout: str, experts: float) -> None:
+    found = figures(capsys, "--train", CLUSTER_TRAIN, "--rollout", rollout)
+    for way in (found["direct"], found["relayed"]):
+        assert way["received"] == way["bound_received"]
+        assert way["expert_received"] == way["bound_expert_received"]
+        assert way["expert_received"]["average"] == pytest.approx(experts, rel=1e-3)
+        assert way["staging_peak"] <= 2 * way["bucket_bytes"]
+        assert way["object_collectives"] == 0
+    relayed = found["relayed"]
+    assert relayed["sent"]["maximum"] <= 1.05 * relayed["sent"]["average"]
+    assert relayed["rounds"] <= 32
+    assert relayed["node_ingress"]["average"] < 0.5 * found["direct"]["node_ingress"]["average"]
+    if rollout == "tp2,ep256":
+        # Computed beforehand from the recipe's description: 73.68 GB a die, 40.71 GB of it experts, 4.17 GB staged.
+        published = found["per_tensor"]
+        assert published["received"]["average"] == pytest.approx(73.68e9, rel=1e-4)
+        assert published["expert_received"]["average"] == pytest.approx(40.71e9, rel=1e-4)
+        assert published["staging_peak"] == pytest.approx(4.17e9, rel=1e-3)
+
+
+def test_a_model_file_a_table_and_a_picture(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "traffic.png"
+    options = [
+        "--model",
+        model,
+        "--train",
+        "tp2,pp2,tp_extend,layers=2/2",
+        "--rollout",
+        "tp2,ep8",
+        "--plot",
+        str(picture),
+    ]
+    assert main([*options, "--dies-per-node", "4", "--bucket", "1MiB"]) == 0
+    printed = capsys.readouterr().out
+    assert "received, GB" in printed and "per tensor" in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_experts_cut_over_tensor_ranks_have_no_published_algorithm(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "per_tensor" not in figures(capsys, "--model", model, "--train", "tp2,pp2", "--rollout", "tp2,ep8")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--train", "tp4,pp8", "--rollout", "tp2,ep256"], ["61 layers", "pp8"]),
+        (["--train", "tp4,xx8", "--rollout", "tp2,ep256"], ["--train", "xx8"]),
+        (["--train", "tp4", "--rollout", "tp2,ep"], ["--rollout", "'ep'"]),
+        (["--train", "tp3,dp2", "--rollout", "tp2,ep8"], ["6 ranks", "8"]),
+        (["--train", "tp4,pp2,layers=30/x", "--rollout", "tp2,ep8"], ["layers=30/x"]),
+        (["--model", "nowhere.json", "--train", "tp4", "--rollout", "tp2,ep8"], ["nowhere.json"]),
+        (["--train", "tp4,pp1", "--rollout", "tp2,ep8", "--bucket", "1 GB"], ["1 GB"]),
+        (["--train", "tp4,pp1,tp_extend", "--rollout", "tp2,ep8", "--bucket", "4KiB"], ["too small"]),
+        (["--train", "tp4,pp2,layers=30/30", "--rollout", "tp2,ep8"], ["does not add up"]),
+    ],
+)
+def test_wrong_options_are_one_sentence(
+    options: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(options) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.count("\n") == 1
+    assert all(word in message for word in words), message
