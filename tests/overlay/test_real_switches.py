@@ -1,0 +1,96 @@
+"""A patch whose feature is off calls upstream's own function with the arguments that it was given, and returns what it
+returns. (What a feature does when it is on is each feature's own test.)"""
+
+import ast
+from collections.abc import Iterator
+from unittest.mock import MagicMock
+
+import pytest
+
+from overlay.definitions import find_definition
+from tests.overlay.test_real_patches import PATCHES, source_of
+from verl_patches.features import settings
+
+SWITCHED = [pytest.param(patch, id=patch.label) for patch in PATCHES if patch.switch and patch.kind == "wrap"]
+
+
+@pytest.fixture
+def everything_off(monkeypatch):
+    """The settings of a process in which no feature is on."""
+    off = settings.OverlaySettings.all_off()
+    monkeypatch.setattr(settings, "current", lambda: off)
+
+
+def upstream_function(patch) -> ast.FunctionDef:
+    """The target's definition; a skip where it is defined by an import or by its class."""
+    (node, *_) = find_definition(ast.parse(source_of(patch.module)), patch.qualified_name).nodes
+    if not isinstance(node, ast.FunctionDef):
+        pytest.skip("the target is not defined as a function here")
+    return node
+
+
+class Recorder:
+    """Stands for upstream's function: binds what it is called with to the names of its parameters.
+
+    It returns one object, or as many as the `return` statements of upstream's function give; None if it has none.
+    """
+
+    def __init__(self, function: ast.FunctionDef) -> None:
+        arguments = function.args
+        self.positional = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+        required = len(self.positional) - len(arguments.defaults)
+        self.required = self.positional[:required]
+        self.by_keyword = self.positional[required:] + [each.arg for each in arguments.kwonlyargs]
+        self.given = {name: MagicMock(name=name) for name in (*self.required, *self.by_keyword)}
+        self.calls: list[dict[str, object]] = []
+        self.result = self._result(list(returned(function.body)))
+
+    def __call__(self, *args, **kwargs):
+        bound = dict(zip(self.positional, args, strict=False))
+        assert not set(bound) & set(kwargs), "a parameter is given twice"
+        self.calls.append(bound | kwargs)
+        return self.result
+
+    def drive(self, body) -> object:
+        """Call a patch's body with one object for every parameter: what has a default by keyword, as callers do."""
+        keywords = {name: self.given[name] for name in self.by_keyword}
+        return body(self, *[self.given[name] for name in self.required], **keywords)
+
+    def _result(self, values: list[ast.expr]) -> object:
+        if not values:
+            return None
+        if isinstance(values[0], ast.Tuple):
+            return tuple(MagicMock(name="result") for _ in values[0].elts)
+        return MagicMock(name="result")
+
+
+def returned(body: list[ast.stmt]) -> Iterator[ast.expr]:
+    """The values that a function's own `return` statements give."""
+    for node in body:
+        if isinstance(node, ast.Return) and node.value is not None:
+            yield node.value
+        elif not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield from returned(
+                [each for each in ast.iter_child_nodes(node) if isinstance(each, (ast.stmt, ast.excepthandler))]
+            )
+
+
+@pytest.mark.parametrize("patch", SWITCHED)
+def test_off_means_upstreams_own_call(patch, everything_off):
+    pytest.importorskip("torch")
+    node = upstream_function(patch)
+    recorder = Recorder(node)
+    result = recorder.drive(patch.body)
+    assert len(recorder.calls) == 1
+    (call,) = recorder.calls
+    assert set(call) == set(recorder.given)
+    changed = [name for name, value in call.items() if value is not recorder.given[name]]
+    assert changed == []
+    assert result == recorder.result
+
+
+def test_a_patch_that_meddles_while_off_would_be_noticed(everything_off):
+    recorder = Recorder(ast.parse("def f(a, *, b): return 1").body[0])
+    assert recorder.drive(lambda upstream, a, *, b: upstream(a, b=b)) is recorder.result
+    recorder.drive(lambda upstream, a, *, b: upstream(b, b=a))
+    assert recorder.calls[0] == recorder.given and recorder.calls[1] != recorder.given
