@@ -9,7 +9,7 @@ from tests.megatron_patches.core.deepseek_v3_checkpoint import VOCABULARY, make_
 
 
 def write_dense_checkpoint_and_reference(folder: Path) -> None:
-    """``dense_checkpoint/`` and ``dense_reference.pt``: logits and the gradient of the embedding, which all layers feed."""
+    """``dense_checkpoint/`` and ``dense_reference.pt``: logits, and the gradients of the first and the last weight."""
     torch.manual_seed(5)
     config = Qwen2Config(
         architectures=["Qwen2ForCausalLM"],

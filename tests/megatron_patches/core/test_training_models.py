@@ -1,4 +1,4 @@
-"""The training model equals transformers' DeepseekV3ForCausalLM on the same fp32 weights, in every parallel layout."""
+"""The training models equal transformers' on the same fp32 weights: DeepSeek-V3 in every layout, Qwen2 in one."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def results(tmp_path_factory) -> list[dict]:
     folder: Path = tmp_path_factory.mktemp("deepseek_v3")
     write_checkpoint_and_reference(folder)
     write_dense_checkpoint_and_reference(folder)
-    run_ranks("tests.megatron_patches.core.deepseek_v3_program", RANKS, folder, timeout=240)
+    run_ranks("tests.megatron_patches.core.training_models_program", RANKS, folder, timeout=240)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 
 

@@ -1,6 +1,6 @@
 """Ranks of the comparison with transformers: every parallel layout in turn, in one set of processes.
 
-Each rank writes what it measured to ``rank<n>.json``; test_deepseek_v3.py judges it.
+Each rank writes what it measured to ``rank<n>.json``; test_training_models.py judges it.
 """
 
 import verl_patches.prelude_patch  # noqa: F401
