@@ -103,7 +103,7 @@ def run(config: DictConfig) -> int:
 
     _write_resolved(config)
     try:
-        with _termination_as_exit(), _ray(config):
+        with _ray(config), _termination_as_exit():
             from verl.trainer.main_ppo import run_ppo
 
             run_ppo(config)
@@ -131,7 +131,8 @@ def _write_resolved(config: DictConfig) -> None:
 
 @contextmanager
 def _termination_as_exit() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that `finally` blocks stop what was started."""
+    """Turn SIGTERM into SystemExit, so that `finally` blocks stop what was started. Ray puts its own handler in place
+    while it starts; before that the processes that it started end with this one."""
 
     def leave(number: int, frame: Any) -> None:
         raise SystemExit(TERMINATED)

@@ -6,6 +6,7 @@ from overlay import wrap
 @wrap(
     "verl.utils.tracking:Tracking.log",
     feature="measure",
+    evidence="executed",
     why="the summary and the live display read metrics.jsonl; verl derives some metrics from an absent old_log_prob",
     upstream="not forwarded: part of this project's features",
     remove_when="never: it is this project's own record",

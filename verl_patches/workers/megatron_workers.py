@@ -9,6 +9,7 @@ _OURS = "not forwarded: part of this project's features"
 @wrap(
     f"{_WORKER}.__init__",
     feature="settings",
+    evidence="executed",
     why="every process that holds a model needs the overlay's settings before it builds anything",
     upstream=_OURS,
     remove_when="never: it is how this project is configured",
@@ -23,6 +24,7 @@ def init(upstream, self, config, role):
 @wrap(
     f"{_WORKER}._build_model_optimizer",
     feature="precision",
+    evidence="executed",
     why="verl fixes bfloat16 in init_model; comparing training with rollout to 1e-3 needs float32",
     upstream="not forwarded: verl takes the dtype from its configuration in later releases",
     remove_when="verl's Megatron worker reads its dtype from the configuration",
@@ -39,6 +41,7 @@ def build_model_optimizer(upstream, self, *args, **kwargs):
 @wrap(
     f"{_WORKER}._build_rollout",
     feature="residency",
+    evidence="executed",
     why="vLLM sizes its KV cache by the free memory, so the training state must be away while the engine starts",
     upstream=_OURS,
     remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
@@ -61,6 +64,7 @@ def build_rollout(upstream, self, *args, **kwargs):
 @wrap(
     f"{_WORKER}.init_model",
     feature="residency",
+    evidence="executed",
     why="the reference policy's weights are needed in its own phase only",
     upstream=_OURS,
     remove_when="verl offloads the reference policy without swapping its parameters' data",
@@ -81,6 +85,7 @@ def init_model_resident(upstream, self):
 @wrap(
     f"{_WORKER}.init_model",
     feature="measure",
+    evidence="executed",
     why="a run must be able to show which patches its workers really use",
     upstream=_OURS,
     remove_when="never: it is this project's own record",
@@ -101,6 +106,7 @@ def init_model_reported(upstream, self):
 @wrap(
     f"{_WORKER}.compute_log_prob",
     feature="residency",
+    evidence="executed",
     why="the actor's weights must be on the device, and nothing else need be",
     upstream=_OURS,
     remove_when="see _build_rollout",
@@ -114,6 +120,7 @@ def compute_log_prob(upstream, self, data):
 @wrap(
     f"{_WORKER}.compute_ref_log_prob",
     feature="residency",
+    evidence="executed",
     why="the reference policy's weights must be on the device, and nothing else need be",
     upstream=_OURS,
     remove_when="see _build_rollout",
@@ -127,6 +134,7 @@ def compute_ref_log_prob(upstream, self, data):
 @wrap(
     f"{_WORKER}.update_actor",
     feature="residency",
+    evidence="executed",
     why="the training state must be on the device, and the rollout away from it",
     upstream=_OURS,
     remove_when="see _build_rollout",
@@ -140,6 +148,7 @@ def update_actor_resident(upstream, self, data):
 @wrap(
     f"{_WORKER}.update_actor",
     feature="measure",
+    evidence="executed",
     why="verl reads metrics from the last stage of the first replica only; time and memory are of the slowest die",
     upstream=_OURS,
     remove_when="never: it is this project's own record",

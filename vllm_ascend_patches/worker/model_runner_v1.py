@@ -8,6 +8,7 @@ _RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
 @wrap(
     f"{_RUNNER}._get_forward_metadata_across_dp",
     feature="dp_sync",
+    evidence="executed",
     why="it all-reduces over gloo on the host before every forward: 10 to 14 ms on 128 cards",
     upstream="not forwarded: vLLM-Ascend keeps the host group to save device memory",
     remove_when="vLLM-Ascend exchanges forward metadata on the device group",
@@ -33,6 +34,8 @@ def get_forward_metadata_across_dp(upstream, self, maybe_padded_num_tokens, num_
 @wrap(
     f"{_RUNNER}.initialize_kv_cache",
     feature="residency",
+    evidence="executed",
+    relies_on=["vllm.v1.utils:bind_kv_cache"],
     why="the cache is freed while training runs and made again for every rollout, with the configuration of the first",
     upstream="not forwarded: part of this project's features",
     remove_when="vLLM-Ascend can free and create its KV cache without sleep mode",

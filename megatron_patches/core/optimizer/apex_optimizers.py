@@ -6,6 +6,7 @@ from overlay import provide
 @provide(
     "apex.optimizers",
     feature="megatron_on_npu",
+    evidence="executed",
     why="Megatron's distributed optimizer refuses to start without apex's FusedAdam; elsewhere Megatron falls back to "
     "torch's AdamW",
     upstream="not forwarded: later megatron-core releases fall back to torch's AdamW here too",

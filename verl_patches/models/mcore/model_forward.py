@@ -6,6 +6,7 @@ from overlay import wrap
 @wrap(
     "verl.models.mcore.model_forward:gptmodel_forward",
     feature="temperature",
+    evidence="executed",
     why="verl 0.4.0's Megatron log-probs ignore the rollout temperature, so training and rollout differ unless it is 1",
     upstream="https://github.com/volcengine/verl/pull/3133",
     remove_when="the pinned verl contains the fix",

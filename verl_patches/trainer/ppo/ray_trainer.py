@@ -12,6 +12,7 @@ _OWN_RECORD = {
 @wrap(
     f"{_TRAINER}.__init__",
     feature="settings",
+    evidence="executed",
     why="the driver decides by the overlay's settings too; when this ends the data are ready",
     upstream="not forwarded: part of this project's features",
     remove_when="never: it is how this project is configured",
@@ -27,6 +28,8 @@ def init(upstream, self, config, *args, **kwargs):
 @wrap(
     f"{_TRAINER}.init_workers",
     feature="onpolicy",
+    evidence="executed",
+    relies_on=[f"{_TRAINER}.fit"],
     why="fit always calls compute_log_prob; answered here, no worker runs a forward and no batch is sent",
     upstream="not forwarded: later verl releases have a bypass mode of their own",
     remove_when="the pinned verl can leave out old_log_prob for on-policy batches",
@@ -44,6 +47,7 @@ def init_workers(upstream, self):
 @wrap(
     f"{_TRAINER}.fit",
     feature="measure",
+    evidence="executed",
     why="the time from the start to here is the start-up time that a run reports",
     **_OWN_RECORD,
 )

@@ -8,6 +8,8 @@ _ACTOR = "verl.workers.actor.megatron_actor:MegatronPPOActor"
 @wrap(
     f"{_ACTOR}.make_minibatch_iterator",
     feature="measure",
+    evidence="executed",
+    relies_on=["verl.protocol:DataProto.select"],
     why="verl drops the rollout's log-probs before the update, where training's own are known at no extra cost",
     upstream="not forwarded: part of this project's features",
     remove_when="verl hands rollout_log_probs to the update",
@@ -21,6 +23,8 @@ def make_minibatch_iterator(upstream, self, data):
 @wrap(
     "verl.workers.actor.megatron_actor:get_forward_backward_func",
     feature="onpolicy",
+    evidence="executed",
+    relies_on=[f"{_ACTOR}.forward_backward_batch"],
     why="the loss closes over the micro batch inside verl's method; Megatron's schedule is where both pass by",
     upstream="not forwarded: later verl releases detach log_prob in their loss when the batch is on-policy",
     remove_when="the pinned verl takes log_prob.detach() for old_log_prob by itself",
@@ -36,6 +40,8 @@ def get_forward_backward_func(upstream):
 @wrap(
     f"{_ACTOR}.update_policy",
     feature="nonfinite",
+    evidence="executed",
+    relies_on=["megatron.core.optimizer.optimizer:ChainedOptimizer.step"],
     why="bfloat16 has no gradient scaler in Megatron, so inf and nan reach the weights; verl skips such steps on FSDP",
     upstream="not forwarded: upstream-defects 4",
     remove_when="verl's Megatron actor skips steps with non-finite gradients",

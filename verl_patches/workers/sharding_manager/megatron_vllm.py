@@ -8,6 +8,7 @@ _MANAGER = "verl.workers.sharding_manager.megatron_vllm:MegatronVLLMShardingMana
 @wrap(
     f"{_MANAGER}.__enter__",
     feature="reshard",
+    evidence="executed",
     why="verl gathers every tensor whole on every rank; a plan of byte ranges moves only what a rank serves. Weights "
     "that MLA derives from others go stale with either way",
     upstream="not forwarded: part of this project's features",
@@ -36,6 +37,7 @@ def enter(upstream, self):
 @wrap(
     f"{_MANAGER}.__exit__",
     feature="residency",
+    evidence="executed",
     why="KV cache and rollout weights leave before anything of training comes back",
     upstream="not forwarded: part of this project's features",
     remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",

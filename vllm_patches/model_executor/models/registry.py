@@ -6,6 +6,7 @@ from overlay import wrap
 @wrap(
     "vllm.model_executor.models.registry:_LazyRegisteredModel.inspect_model_cls",
     feature="start_up",
+    evidence="executed",
     why="every engine starts a Python process that imports vLLM again (13 s of one core), to leave the device alone; "
     "in verl's worker the device is in use already and the class is loaded a moment later anyway",
     upstream="not forwarded: worth it only where many engines start on few cores",

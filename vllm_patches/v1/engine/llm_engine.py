@@ -8,6 +8,7 @@ _WHY = "verl 0.4.0 calls it around every rollout; with sleep mode off there is n
 @wrap(
     "vllm.v1.engine.llm_engine:LLMEngine.sleep",
     feature="residency",
+    evidence="executed",
     why=f"{_WHY} residency has taken the weights and the KV cache off the device",
     upstream="not forwarded: part of this project's features",
     remove_when="verl calls it only when it asked for sleep mode",
@@ -21,6 +22,7 @@ def sleep(upstream, self, level=1):
 @wrap(
     "vllm.v1.engine.llm_engine:LLMEngine.wake_up",
     feature="residency",
+    evidence="executed",
     why=f"{_WHY} residency has brought them back",
     upstream="not forwarded: part of this project's features",
     remove_when="verl calls it only when it asked for sleep mode",

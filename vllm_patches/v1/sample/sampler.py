@@ -4,6 +4,7 @@ from overlay import wrap
 
 _METADATA = {
     "feature": "temperature",
+    "evidence": "executed",
     "upstream": "not forwarded: later vLLM releases have the option logprobs_mode",
     "remove_when": "the pinned vLLM has logprobs_mode and verl sets processed_logprobs",
     "switch": "actor_rollout_ref.overlay.temperature.enabled",

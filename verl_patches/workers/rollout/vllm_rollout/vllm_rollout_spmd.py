@@ -6,6 +6,7 @@ from overlay import wrap
 @wrap(
     "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout.__init__",
     feature="rollout_seed",
+    evidence="executed",
     why="verl copies rollout.seed into every request, which then samples with the same noise at every step, and gives "
     "all data-parallel engines one seed",
     upstream="not forwarded: verl leaves rollout.seed unset, and its runs cannot be repeated",
