@@ -54,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
             metavar="NAME=PATH[@COMMIT]",
             help="a folder with the packages, or a commit of a git repository; without it, what is installed here",
         )
+    _command(
+        commands, "pins", _pins, "the cluster's sources for scripts: package, repository, commit, reference by tabs"
+    )
     _command(commands, "docs", _docs, f"write {DOCUMENT.name}")
     return parser
 
@@ -176,6 +179,13 @@ def _installed(patches: Patches, pins: Pins) -> Iterator[tuple[Upstream, Sources
         needed = {target.partition(":")[0] for patch in patches for target in (patch.target, *patch.relies_on)}
         if any(pins.of_module(module) == upstream for module in needed):
             yield upstream, installed(upstream)
+
+
+def _pins(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
+    for upstream in pins.upstreams:
+        for package in upstream.packages if upstream.repository else ():
+            print(package, upstream.repository, upstream.commit or "-", upstream.reference or "-", sep="\t")
+    return 0
 
 
 def _docs(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from overlay.discovery import load
 from overlay.pins import Pins
 from tests.overlay.conftest import REPOSITORY
 
-RANDOM_ORDERS = 2
+RANDOM_ORDERS = 1
 PINS = Pins.read()
 MODULES = sorted({patch.module for patch in load(PINS.rooms()) if patch.kind != "provide"})
 

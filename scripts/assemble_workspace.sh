@@ -1,0 +1,211 @@
+#!/usr/bin/env bash
+# Puts the upstream packages, at their pins, beside the patch folders, and turns the overlay on in verl.
+#
+# Nothing in the workspace changes until everything has been copied to one side, verified, patched and checked there.
+set -euo pipefail
+
+project_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+readonly project_root
+# shellcheck source=scripts/lib/terminal.sh
+source "$project_root/scripts/lib/terminal.sh"
+
+readonly MANIFEST=$project_root/.workspace
+readonly STAGING=$project_root/.workspace.new
+readonly PRELUDE_FILE=verl/workers/megatron_workers.py
+readonly PRELUDE_LINE='from verl_patches import prelude_patch  # noqa: F401'
+readonly SERIES=$project_root/vllm_ascend_patches/series
+
+usage() {
+    cat <<'TEXT'
+Usage: bash scripts/assemble_workspace.sh [--from FOLDER] [NAME=FOLDER ...] [--clone] [--any-commit]
+       bash scripts/assemble_workspace.sh --undo
+
+Copies the packages verl, vllm, vllm_ascend, megatron, mindspeed and mindspeed_llm beside the patch folders, from
+git checkouts at the commits of overlay/pins.toml.
+
+  --from FOLDER   where the checkouts are, under the names of their repositories (default: /workspace)
+  NAME=FOLDER     the checkout that holds package NAME
+  --clone         clone what is not there, at its pin
+  --any-commit    also take checkouts at other commits, with changes or without git; overlay check still decides
+  --discard       replace or remove packages although they were changed since they were put here
+  --undo          remove what this script put here
+TEXT
+}
+
+# Prints the checkout that holds PACKAGE of REPOSITORY.
+source_folder() {
+    local package=$1 repository=$2 name
+    name=$(basename "$repository")
+    printf '%s\n' "${given[$package]:-$from/$name}"
+}
+
+# Clones REPOSITORY at COMMIT (or REFERENCE) to FOLDER.
+clone_at_pin() {
+    local repository=$1 wanted=$2 folder=$3
+    say "cloning $repository at $wanted"
+    git clone --quiet --no-checkout "$repository" "$folder" || fail "$repository cannot be cloned; give the checkout as NAME=FOLDER."
+    git -C "$folder" checkout --quiet --detach "$wanted" || fail "$repository has no $wanted; see overlay/pins.toml."
+}
+
+# Fails unless the checkout FOLDER of PACKAGE is at the pinned commit and unchanged.
+verify_commit() {
+    local package=$1 folder=$2 wanted=$3 found expected
+    found=$(git -C "$folder" rev-parse --verify --quiet HEAD 2>/dev/null) ||
+        fail "$folder is no git checkout, so its commit cannot be verified; use --clone or --any-commit."
+    expected=$(git -C "$folder" rev-parse --verify --quiet "$wanted^{commit}") || expected=$wanted
+    [[ $found == "$expected" ]] ||
+        fail "$package: $folder is at $found and the pin is $wanted; check that commit out, or use --any-commit."
+    [[ -z $(git -C "$folder" status --porcelain -- "$package") ]] ||
+        fail "$package: $folder has changes under $package; undo them, or use --any-commit."
+}
+
+# Copies one package to the staging folder.
+stage() {
+    local package=$1 repository=$2 wanted=$3 folder
+    folder=$(source_folder "$package" "$repository")
+    if [[ ! -d $folder/$package && $clone == yes && -z ${given[$package]:-} ]]; then
+        folder=$STAGING/clones/$package
+        clone_at_pin "$repository" "$wanted" "$folder"
+    fi
+    [[ -d $folder/$package ]] || fail "$package: there is no $folder/$package; give $package=FOLDER or --clone."
+    [[ $any_commit == yes ]] || verify_commit "$package" "$folder" "$wanted"
+    say "$package from $folder"
+    cp -a "$folder/$package" "$STAGING/$package"
+    find "$STAGING/$package" -name __pycache__ -type d -prune -exec rm -rf {} +
+}
+
+# Applies vllm_ascend_patches/series to the staged packages, after a check of the whole series.
+apply_series() {
+    [[ -f $SERIES ]] || return 0
+    local names=() files=() name
+    mapfile -t names < <(grep -Ev '^[[:space:]]*(#|$)' "$SERIES")
+    for name in "${names[@]}"; do
+        files+=("$project_root/vllm_ascend_patches/$name")
+    done
+    ((${#files[@]})) || return 0
+    # The staging folder may lie in a repository; its paths must not be taken for that repository's.
+    (
+        cd "$STAGING"
+        export GIT_CEILING_DIRECTORIES=$project_root
+        git apply --check "${files[@]}"
+    ) || fail "vllm_ascend_patches/series does not apply to this vllm_ascend; nothing was changed."
+    (cd "$STAGING" && GIT_CEILING_DIRECTORIES=$project_root git apply "${files[@]}")
+    say "applied ${#files[@]} patches of vllm_ascend_patches/series"
+}
+
+# Inserts the prelude line before the first import of verl's Megatron workers.
+insert_prelude() {
+    local file=$STAGING/$PRELUDE_FILE
+    [[ -f $file ]] || fail "verl has no $PRELUDE_FILE, where the prelude line belongs."
+    grep -q '^from verl_patches import prelude_patch' "$file" && return 0
+    grep -Eq '^(import|from) ' "$file" || fail "$PRELUDE_FILE imports nothing, so the prelude line has no place."
+    local patched=$file.patched
+    awk -v line="$PRELUDE_LINE" '
+        !done && /^(import|from) / && !/^from __future__/ { print line; print ""; done = 1 }
+        { print }' "$file" >"$patched"
+    cat "$patched" >"$file"
+    rm "$patched"
+    say "inserted the prelude line into $PRELUDE_FILE"
+}
+
+# Prints a checksum over all files of a folder and their names.
+checksum() {
+    (cd "$1" && find . -type f ! -path '*/__pycache__/*' -print0 | sort -z | xargs -0 -r sha256sum) | sha256sum | cut -d ' ' -f 1
+}
+
+# Fails if a package in the workspace is not this script's, or was changed since.
+require_ours() {
+    local package=$1 recorded
+    [[ -e $project_root/$package ]] || return 0
+    recorded=$(awk -v name="$package" '$1 == name { print $2 }' "$MANIFEST" 2>/dev/null || true)
+    [[ -n $recorded ]] || fail "$project_root/$package was not put there by this script; move it away first."
+    [[ $discard == yes || $(checksum "$project_root/$package") == "$recorded" ]] ||
+        fail "$project_root/$package was changed since it was put there; save the changes and use --discard."
+}
+
+# Moves the staged packages into place and writes down what they are.
+install_staged() {
+    local package
+    : >"$STAGING/manifest"
+    for package in "${packages[@]}"; do
+        printf '%s %s\n' "$package" "$(checksum "$STAGING/$package")" >>"$STAGING/manifest"
+    done
+    # The manifest comes first: whatever is cut short after it can still be undone.
+    cp "$STAGING/manifest" "$MANIFEST"
+    for package in "${packages[@]}"; do
+        rm -rf "${project_root:?}/$package"
+        mv "$STAGING/$package" "$project_root/$package"
+    done
+}
+
+undo() {
+    [[ -f $MANIFEST ]] || {
+        say "nothing to undo"
+        return 0
+    }
+    local package
+    while read -r package _; do
+        require_ours "$package"
+    done <"$MANIFEST"
+    while read -r package _; do
+        rm -rf "${project_root:?}/$package"
+        say "removed $package"
+    done <"$MANIFEST"
+    rm "$MANIFEST"
+}
+
+assemble() {
+    local rows row package repository commit reference wanted checked=()
+    rows=$(cd "$project_root" && "$python" -m overlay pins) || fail "the pins cannot be read: see above."
+    rm -rf "$STAGING"
+    mkdir -p "$STAGING"
+    trap 'rm -rf "$STAGING"' EXIT
+    while IFS=$'\t' read -r package repository commit reference; do
+        wanted=$commit
+        [[ $wanted != - ]] || wanted=$reference
+        require_ours "$package"
+        stage "$package" "$repository" "$wanted"
+        packages+=("$package")
+        checked+=(--upstream "$package=$STAGING")
+    done <<<"$rows"
+    for row in "${!given[@]}"; do
+        [[ " ${packages[*]} " == *" $row "* ]] || fail "$row is no package of overlay/pins.toml: it has ${packages[*]}."
+    done
+    apply_series
+    insert_prelude
+    (cd "$project_root" && "$python" -m overlay check "${checked[@]}") ||
+        fail "these sources do not fit the patches; nothing was changed in the workspace."
+    install_staged
+    say "the workspace $project_root is ready"
+}
+
+main() {
+    declare -gA given=()
+    declare -ga packages=()
+    declare -g from=/workspace clone=no any_commit=no discard=no python=${PYTHON:-python3}
+    local action=assemble
+    while (($#)); do
+        case $1 in
+            --from)
+                (($# >= 2)) || fail "--from needs a folder."
+                from=$2
+                shift
+                ;;
+            --clone) clone=yes ;;
+            --any-commit) any_commit=yes ;;
+            --discard) discard=yes ;;
+            --undo) action=undo ;;
+            -h | --help)
+                usage
+                return 0
+                ;;
+            [a-z]*=?*) given[${1%%=*}]=${1#*=} ;;
+            *) fail "$1 is not understood: see --help." ;;
+        esac
+        shift
+    done
+    "$python" -c 'import tomllib' 2>/dev/null || fail "$python is older than Python 3.11; name a newer one in PYTHON."
+    "$action"
+}
+
+main "$@"

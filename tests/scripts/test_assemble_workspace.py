@@ -1,0 +1,197 @@
+"""scripts/assemble_workspace.sh on a throw-away project: the overlay's folders copied beside throw-away upstreams."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+WORKERS = '"""Workers."""\n\nfrom __future__ import annotations\n\nimport os\n\n\ndef work(x):\n    return x\n'
+PATCH = """
+from overlay import wrap
+
+
+@wrap("verl.workers.megatron_workers:work", feature="testing", why="a test", upstream="not forwarded: a test",
+      remove_when="never")
+def work(upstream, x):
+    return ("ours", upstream(x))
+"""
+SERIES_PATCH = """--- a/vllm_ascend/core.py
++++ b/vllm_ascend/core.py
+@@ -1 +1 @@
+-VALUE = 1
++VALUE = 2
+"""
+PINS = """
+[verl]
+packages = ["verl"]
+room = "verl_patches"
+cluster = {{ repository = "{folder}/verl", commit = "{commit}" }}
+
+[vllm-ascend]
+packages = ["vllm_ascend"]
+room = "vllm_ascend_patches"
+cluster = {{ repository = "{folder}/vllm-ascend", reference = "v1" }}
+"""
+
+
+class Project:
+    """A fork of one's own with the overlay's folders in it, and checkouts of two upstreams next to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkouts = folder / "checkouts"
+        self.root = folder / "fork"
+        self.write(self.checkouts / "verl", {"verl/__init__.py": "", "verl/workers/megatron_workers.py": WORKERS})
+        self.write(
+            self.checkouts / "vllm-ascend", {"vllm_ascend/__init__.py": "", "vllm_ascend/core.py": "VALUE = 1\n"}
+        )
+        commit = self.commit("verl")
+        self.commit("vllm-ascend")
+        self.git("vllm-ascend", "tag", "v1")
+        shutil.copytree(REPOSITORY / "overlay", self.root / "overlay", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("scripts/assemble_workspace.sh", "scripts/lib/terminal.sh", "verl_patches/prelude_patch.py"):
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / name, self.root / name)
+        self.write(
+            self.root,
+            {
+                "overlay/pins.toml": PINS.format(folder=self.checkouts, commit=commit),
+                "verl_patches/workers/megatron_workers.py": PATCH,
+                "vllm_ascend_patches/series": "# in order\n\nvalue.patch\n",
+                "vllm_ascend_patches/value.patch": SERIES_PATCH,
+            },
+        )
+        (self.root / "overlay/fingerprints.lock.json").unlink()
+        self.python("-m", "overlay", "lock", "--upstream", f"verl={self.checkouts / 'verl'}@{commit}")
+
+    def write(self, folder: Path, files: dict[str, str]) -> None:
+        """Write files below a folder."""
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+
+    def git(self, checkout: str, *arguments: str) -> str:
+        """Run git in one of the checkouts."""
+        command = ["git", "-C", str(self.checkouts / checkout), "-c", "user.name=t", "-c", "user.email=t", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def commit(self, checkout: str) -> str:
+        """Commit everything in a checkout; the commit."""
+        if not (self.checkouts / checkout / ".git").exists():
+            self.git(checkout, "init", "-q")
+        self.git(checkout, "add", "-A")
+        self.git(checkout, "commit", "-qm", "all")
+        return self.git(checkout, "rev-parse", "HEAD")
+
+    def python(self, *arguments: str) -> str:
+        """Run Python in the fork, with nothing else on its path."""
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        command = [sys.executable, *arguments]
+        options = {"cwd": self.root, "env": environment, "capture_output": True, "text": True}
+        return subprocess.run(command, check=True, **options).stdout.strip()
+
+    def assemble(self, *arguments: str) -> subprocess.CompletedProcess:
+        """Run the script."""
+        environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "HOME": str(self.root)}
+        command = ["bash", str(self.root / "scripts/assemble_workspace.sh"), *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    def present(self) -> bool:
+        """Whether anything of upstream, of the manifest or of the staging folder is in the fork."""
+        names = ("verl", "vllm_ascend", ".workspace", ".workspace.new")
+        return any((self.root / name).exists() for name in names)
+
+    def use(self) -> str:
+        """What the patched function returns in a process that knows the fork only."""
+        script = "import verl.workers.megatron_workers as m, overlay; overlay.assert_effective(); print(m.work(1))"
+        return self.python("-c", script)
+
+
+@pytest.fixture
+def project(tmp_path):
+    return Project(tmp_path)
+
+
+def test_it_assembles_a_working_workspace_again_and_undoes_it(project):
+    for _ in range(2):
+        result = project.assemble("--from", str(project.checkouts))
+        assert result.returncode == 0, result.stdout + result.stderr
+        lines = (project.root / "verl/workers/megatron_workers.py").read_text().splitlines()
+        assert lines[2:5] == [
+            "from __future__ import annotations",
+            "",
+            "from verl_patches import prelude_patch  # noqa: F401",
+        ]
+        assert sum("prelude_patch" in line for line in lines) == 1
+        assert (project.root / "vllm_ascend/core.py").read_text() == "VALUE = 2\n"
+        assert project.use() == "('ours', 1)"
+    assert (project.checkouts / "verl/verl/workers/megatron_workers.py").read_text() == WORKERS
+    assert project.assemble("--undo").returncode == 0 and not project.present()
+    assert "nothing to undo" in project.assemble("--undo").stdout
+
+
+def test_it_clones_at_the_pins_what_is_not_there(project, tmp_path):
+    project.write(project.checkouts / "verl", {"verl/later.py": ""})
+    project.commit("verl")
+    result = project.assemble("--from", str(tmp_path / "empty"), "--clone")
+    assert result.returncode == 0, result.stderr
+    assert not (project.root / "verl/later.py").exists() and not (project.root / "verl/.git").exists()
+
+
+def refused(result: subprocess.CompletedProcess, text: str) -> None:
+    assert result.returncode == 2 and text in result.stderr, result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_other_sources_are_refused_before_anything_changes(project, tmp_path):
+    checkouts = str(project.checkouts)
+    refused(project.assemble("--from", str(tmp_path / "empty")), "there is no")
+    project.write(project.checkouts / "verl", {"verl/__init__.py": "changed = 1\n"})
+    refused(project.assemble("--from", checkouts), "has changes under verl")
+    head = project.commit("verl")
+    refused(project.assemble("--from", checkouts), f"is at {head} and the pin is")
+    shutil.rmtree(project.checkouts / "verl/.git")
+    refused(project.assemble("--from", checkouts), "is no git checkout")
+    assert not project.present()
+    assert project.assemble("--from", checkouts, "--any-commit").returncode == 0
+
+
+def test_sources_that_do_not_fit_the_patches_are_refused(project):
+    project.write(project.checkouts / "verl", {"verl/workers/megatron_workers.py": WORKERS.replace("(x)", "(x, y)")})
+    result = project.assemble("--from", str(project.checkouts), "--any-commit")
+    refused(result, "do not fit the patches")
+    assert "SIGNATURE  verl.workers.megatron_workers:work" in result.stdout and not project.present()
+
+
+def test_a_series_that_does_not_apply_changes_nothing(project):
+    (project.root / "vllm_ascend_patches/value.patch").write_text(SERIES_PATCH.replace("VALUE = 1", "VALUE = 7"))
+    refused(project.assemble("--from", str(project.checkouts)), "series does not apply")
+    assert not project.present()
+
+
+def test_it_overwrites_and_removes_only_what_it_put_there_unchanged(project):
+    project.write(project.root, {"verl/mine.py": ""})
+    refused(project.assemble("--from", str(project.checkouts)), "was not put there by this script")
+    shutil.rmtree(project.root / "verl")
+    assert project.assemble("--from", str(project.checkouts)).returncode == 0
+    project.write(project.root, {"verl/mine.py": ""})
+    refused(project.assemble("--from", str(project.checkouts)), "was changed since")
+    refused(project.assemble("--undo"), "was changed since")
+    assert (project.root / "verl/mine.py").exists() and (project.root / "vllm_ascend").exists()
+    assert project.assemble("--undo", "--discard").returncode == 0 and not project.present()
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["--from"], "--from needs a folder"),
+        (["--wrong"], "--wrong is not understood"),
+        (["acme=/tmp"], "acme is no package"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(project, arguments, text):
+    refused(project.assemble("--from", str(project.checkouts), *arguments), text)
+    assert not project.present()
