@@ -26,7 +26,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--test_size", type=float, default=0.1, help="part of the records held out (default: 0.1)")
     parser.add_argument("--seed", type=int, default=42, help="seed of the split (default: 42)")
-    parser.add_argument("--data_source", help="name of the data in the metrics (default: the file's name)")
+    parser.add_argument("--data_source", help="name of the data in the metrics (default: by its kind)")
     parser.add_argument("--instruction", default=INSTRUCTION, help=f'ends every prompt (default: "{INSTRUCTION}")')
     return parser.parse_args(arguments)
 
@@ -44,11 +44,11 @@ def load(options: argparse.Namespace) -> tuple[list[Problem], list[Problem]]:
 def main(arguments: list[str] | None = None) -> int:
     """Converts; returns the exit status."""
     options = parse_arguments(arguments)
-    data_source = options.data_source or options.json_path.stem
     try:
         for name, problems in zip(("train", "test"), load(options), strict=True):
             rows = [
-                to_row(problem, index, name, data_source, options.instruction) for index, problem in enumerate(problems)
+                to_row(problem, index, name, options.data_source, options.instruction)
+                for index, problem in enumerate(problems)
             ]
             path = options.output_dir / f"{name}.parquet"
             write_rows(path, rows)

@@ -4,6 +4,7 @@ Rows never change once printed, so a CI log without a terminal reads like a term
 """
 
 import json
+import textwrap
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,12 +18,17 @@ from verl_patches.features.report.metrics import REWARD, STEP_SECONDS
 
 # Width of a log without a terminal: enough for every row, so that none is broken.
 _LOG_WIDTH = 120
-# A row has 79 characters: it fits into the narrowest usual terminal.
+# A row fits into the narrowest usual terminal.
+_ROW_WIDTH = 79
 _BAR_CELLS = 8
 _CELL = 8
 _STAGES = ("rollout", "old_log_prob", "ref", "update", "reshard", "offload")
 _COLUMNS = ("rollout", "old lp", "ref", "update", "reshard", "offload", "step s")
 _HEADER = f"{'step':>7}  {'reward':<{6 + _BAR_CELLS}}" + "".join(f"{title:>{_CELL}}" for title in _COLUMNS)
+_PRECISION_NOTES = {
+    "bfloat16": " (bfloat16 decides near ties between experts either way; the gate is fp32: run with "
+    "-- actor_rollout_ref.overlay.precision=float32)",
+}
 _EVENTS = {
     "ray_ready": "Ray is up",
     "data_ready": "data are read",
@@ -144,16 +150,24 @@ def print_summary(console: Console, summary: Mapping[str, Any], output: Path) ->
         + ", ".join(f"{name} {value:.2f}" for name, value in stages.items()),
         "start-up": f"{_shown(summary['startup_s'], '.1f')} s from the command to the first step",
         "weights": exact[summary["weights_exact"]],
-        "log-probs": f"rollout and training differ by at most {_shown(summary['rollout_logprob_diff_max'], '.2e')}",
+        "log-probs": f"rollout and training differ by at most {_shown(summary['rollout_logprob_diff_max'], '.2e')}"
+        + _PRECISION_NOTES.get(summary["precision"], ""),
         "patches": f"{_shown(summary['patches_applied'], 'd')} applied, {_shown(summary['patches_effective'], 'd')} "
         "effective",
         "device peak": ", ".join(f"{phase} {size / 2**20:.0f} MiB" for phase, size in peaks.items()) or "not measured",
-        "files": f"{output}: summary.json, report.png, metrics.jsonl, tensorboard, config.yaml, logs/run.log",
+        "files": str(output),
     }
     title = f"{summary['steps']} steps on {summary['dies']} emulated dies, seed {summary['seed']}"
     console.print(Text(f"\nDone in {format_duration(summary['wall_s'])}: {title}", style="bold"))
     for name, value in rows.items():
-        console.print(f"  {name:<15} {value}", markup=False)
+        console.print(_wrapped(name, value), markup=False)
+
+
+def _wrapped(name: str, value: str) -> str:
+    """A line of the summary, continued below its value where it is longer than a row of the step table."""
+    return textwrap.fill(
+        value, _ROW_WIDTH, initial_indent=f"  {name:<15} ", subsequent_indent=" " * 18, break_long_words=False
+    )
 
 
 def _shown(value: float | None, form: str) -> str:

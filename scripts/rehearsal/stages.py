@@ -114,6 +114,7 @@ class Rehearsal:
             plan.options.seed,
             plan.options.dies,
             wall_s=time.time() - self.launched,
+            precision=config["actor_rollout_ref"]["overlay"]["precision"],
             startup_s=progress.startup_seconds(),
             startup_events=progress.event_seconds(),
         )

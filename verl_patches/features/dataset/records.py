@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 INSTRUCTION = r"Put the answer in \boxed{}."
+DEEPSCALER = "deepscaler"
+GSM8K = "openai/gsm8k"
 _GSM8K_MARK = "####"
 
 
@@ -23,11 +25,15 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One question, its verifiable answer (never empty), and a worked solution ("" where the file has none)."""
+    """One question, its verifiable answer (never empty), and a worked solution ("" where the file has none).
+
+    ``source`` names the kind of data, as verl's rewards and metrics do.
+    """
 
     question: str
     answer: str
     solution: str = ""
+    source: str = DEEPSCALER
 
 
 def read_problems(path: Path) -> list[Problem]:
@@ -90,7 +96,7 @@ def _to_problem(record: Any, place: str) -> Problem:
         solution, mark, answer = _text(record, "answer", place).rpartition(_GSM8K_MARK)
         if not mark or not answer.strip():
             raise DataError(f'{place}: the answer has no "{_GSM8K_MARK} VALUE" at its end, which GSM8K records need.')
-        return Problem(_text(record, "question", place), answer.strip().replace(",", ""), solution.strip())
+        return Problem(_text(record, "question", place), answer.strip().replace(",", ""), solution.strip(), GSM8K)
     found = ", ".join(sorted(map(str, record))) or "none"
     raise DataError(
         f"{place} has the columns {found}: problem and answer (DeepScaleR) or question and answer (GSM8K) are needed."

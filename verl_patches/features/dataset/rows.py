@@ -9,15 +9,17 @@ from verl_patches.features.dataset.records import DataError, Problem
 Item = TypeVar("Item")
 
 
-def to_row(problem: Problem, index: int, split_name: str, data_source: str, instruction: str) -> dict[str, Any]:
+def to_row(problem: Problem, index: int, split_name: str, data_source: str | None, instruction: str) -> dict[str, Any]:
     """Returns one row with verl's columns: data_source, prompt, ability, reward_model and extra_info.
+
+    ``data_source`` None stands for the problem's own source.
 
     ``prompt`` is a chat of one user message: the question, a space, and ``instruction`` (nothing when it is empty).
     ``extra_info.index`` is the row's number in its file and names the sample in verl's batches.
     """
     content = f"{problem.question} {instruction}" if instruction else problem.question
     return {
-        "data_source": data_source,
+        "data_source": data_source or problem.source,
         "prompt": [{"role": "user", "content": content}],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": problem.answer},

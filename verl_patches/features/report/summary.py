@@ -25,6 +25,7 @@ REWARD_WINDOW = 5
 class RunFacts:
     """What the run's metrics do not hold.
 
+    ``precision`` is the weights' data type, which decides how close rollout and training log-probs can be;
     ``wall_s`` and ``startup_s`` are seconds from the user's command to its end and to the first step;
     ``startup_events`` are seconds from the command to each event of the start-up.
     """
@@ -32,6 +33,7 @@ class RunFacts:
     seed: int
     dies: int
     wall_s: float
+    precision: str
     startup_s: float | None = None
     startup_events: Mapping[str, float] = field(default_factory=dict)
 
@@ -46,7 +48,8 @@ def summarise(
 
     ``stage_seconds`` are means a step over all steps but the first, which also compiles and fills caches (over the
     first where it is the only one). ``overlay`` is the overlay's own report (applied, pending, effective);
-    ``emulator`` are the meters of the emulated NPU (see meters.py), which count what the overlay does not.
+    ``emulator`` are the meters of the emulated NPU (see meters.py), which count every collective; the overlay counts
+    only its own.
 
     Raises:
         ReportError: there is no step to summarise.
@@ -68,7 +71,8 @@ def summarise(
         "patches_applied": None if overlay is None else len(overlay["applied"]),
         "patches_effective": None if overlay is None else sum(map(bool, overlay["effective"].values())),
         "peak_device_bytes": _peaks(records) or (emulator or {}).get("peak_device_bytes"),
-        "collectives": counted or (emulator or {}).get("collectives"),
+        "collectives": (emulator or {}).get("collectives") or counted or None,
+        "overlay_collectives": counted or None,
         "emulator": dict(emulator) if emulator else None,
     }
 

@@ -30,7 +30,7 @@ def test_deepscaler_lines_with_blank_lines_and_other_separators(tmp_path):
 
 def test_gsm8k_answer_follows_the_mark(tmp_path):
     path = write(tmp_path, json.dumps(GSM8K), "data.jsonl")
-    assert read_problems(path) == [Problem("How many?", "70000", "70 * 1000 = 70,000")]
+    assert read_problems(path) == [Problem("How many?", "70000", "70 * 1000 = 70,000", "openai/gsm8k")]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,8 @@ def test_row_has_verls_columns():
     assert row["prompt"] == [{"role": "user", "content": r"1+1 Put the answer in \boxed{}."}]
     assert row["reward_model"] == {"style": "rule", "ground_truth": "2"}
     assert row["extra_info"]["index"] == 7 and row["data_source"] == "own" and row["ability"] == "math"
-    assert to_row(Problem("1+1", "2"), 0, "train", "own", "")["prompt"][0]["content"] == "1+1"
+    bare = to_row(Problem("1+1", "2"), 0, "train", None, "")
+    assert bare["prompt"][0]["content"] == "1+1" and bare["data_source"] == "deepscaler"
 
 
 @given(count=st.integers(2, 60), seed=st.integers(0, 5), data=st.data())

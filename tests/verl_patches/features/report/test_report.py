@@ -7,7 +7,7 @@ import pytest
 from verl_patches.features.report import ReportError, RunFacts, StepRecord, read_records, summarise
 from verl_patches.features.report.figure import draw, moving_means
 
-FACTS = RunFacts(seed=1, dies=4, wall_s=100.0, startup_s=50.0)
+FACTS = RunFacts(seed=1, dies=4, wall_s=100.0, precision="bfloat16", startup_s=50.0)
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -73,7 +73,11 @@ def test_worst_log_prob_difference_peaks_and_collectives():
     summary = summarise([StepRecord(1, 0.0, first), StepRecord(2, 1.0, second)], FACTS)
     assert summary["rollout_logprob_diff_max"] == 2e-4
     assert summary["peak_device_bytes"] == {"update": 30, "rollout": 7}
-    assert summary["collectives"] == {"all_to_all": {"count": 7, "bytes": 100}}
+    assert summary["collectives"] == summary["overlay_collectives"] == {"all_to_all": {"count": 7, "bytes": 100}}
+    everything = {"collectives": {"all_reduce": {"count": 9, "bytes": 1}}}
+    counted_by_both = summarise([StepRecord(1, 0.0, first)], FACTS, emulator=everything)
+    assert counted_by_both["collectives"] == everything["collectives"]
+    assert counted_by_both["overlay_collectives"] == {"all_to_all": {"count": 3, "bytes": 100}}
 
 
 def test_patches_and_emulator_meters():
@@ -82,7 +86,7 @@ def test_patches_and_emulator_meters():
     summary = summarise([record(1)], FACTS, overlay, emulator)
     assert (summary["patches_applied"], summary["patches_effective"]) == (3, 2)
     assert summary["peak_device_bytes"] == {"update": 5}
-    assert summary["collectives"] == emulator["collectives"]
+    assert summary["collectives"] == emulator["collectives"] and summary["overlay_collectives"] is None
 
 
 def test_no_step_is_an_error(tmp_path):
