@@ -1,6 +1,7 @@
 """Four ranks that reshard over many pairs of layouts and compare every rollout tensor with the naive reference."""
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401
 
+from npu_emulator import meters
 from tests.verl_patches.features.reshard.reference import (
     SMALL,
     State,
@@ -169,6 +171,39 @@ def check_verify_finds_one_flipped_byte() -> list[str]:
     return found
 
 
+def check_steady_state_costs() -> dict[str, int]:
+    """Counted by the device: one kind of collective; each byte is copied once where it leaves and once where it lands."""
+    case = Case(5, torch.bfloat16, 20_000)
+    case.resharder.run()
+    with meters.phase("steady"):
+        report = case.resharder.run()
+    counted = meters.snapshot()["phases"]["steady"]
+    assert set(counted["collectives"]) == {"all_to_all"}
+    assert counted["collectives"]["all_to_all"][str(WORLD)]["count"] == report.collectives == report.rounds > 1
+    moved = report.bytes_sent + report.bytes_received + report.bytes_copied
+    assert counted["copies"]["device_to_device"]["bytes"] == moved
+    return {
+        "moved": moved,
+        "host": sum(counted["copies"][way]["bytes"] for way in ("host_to_device", "device_to_host")),
+    }
+
+
+def check_fifty_steps_leak_nothing() -> int:
+    """Weights change every step; nothing stays allocated and no rollout weight moves."""
+    case = Case(9, torch.bfloat16, 20_000)
+    case.resharder.run()
+    addresses = {name: value.data_ptr() for name, value in case.target.items()}
+    allocated = torch.npu.memory_allocated()
+    for _ in range(50):
+        for value in case.source.values():
+            value.neg_()
+        case.resharder.run()
+    case.assert_exact()
+    assert addresses == {name: value.data_ptr() for name, value in case.target.items()}
+    assert torch.npu.memory_allocated() == allocated
+    return allocated
+
+
 def refused(case: Case) -> str:
     try:
         case.resharder.run()
@@ -200,7 +235,7 @@ def check_misfits_are_refused_on_every_rank() -> list[str]:
 
 
 def main(folder: Path) -> None:
-    rank = int(__import__("os").environ["RANK"])
+    rank = int(os.environ["RANK"])
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl")
     results = {
@@ -208,6 +243,8 @@ def main(folder: Path) -> None:
         "rounds": check_staging_stays_in_the_bucket(),
         "received": [check_bytes_received(seed) for seed in range(6)],
         "flipped": check_verify_finds_one_flipped_byte(),
+        "steady": check_steady_state_costs(),
+        "allocated": check_fifty_steps_leak_nothing(),
         "refused": check_misfits_are_refused_on_every_rank(),
     }
     (folder / f"{rank}.json").write_text(json.dumps(results))

@@ -41,3 +41,13 @@ def test_one_flipped_byte_is_found(results: list[dict]) -> None:
 @pytest.mark.slow
 def test_a_misfit_is_refused_on_every_rank(results: list[dict]) -> None:
     assert all(result["refused"] == results[0]["refused"] for result in results)
+
+
+@pytest.mark.slow
+def test_the_device_counts_nothing_superfluous(results: list[dict]) -> None:
+    assert all(result["steady"]["host"] == 0 for result in results)
+
+
+@pytest.mark.slow
+def test_fifty_steps_leak_nothing(results: list[dict]) -> None:
+    assert all(result["allocated"] > 0 for result in results)
