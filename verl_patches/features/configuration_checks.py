@@ -161,6 +161,22 @@ def check_ray_slots(config: Mapping[str, Any]) -> None:
         )
 
 
+def check_cluster_resources(config: Mapping[str, Any], resources: Mapping[str, float]) -> None:
+    """A Ray that runs has what verl's placement group asks for.
+
+    Args:
+        resources: Ray's totals by name, as `ray.cluster_resources()` returns them.
+    """
+    dies, slots = number_of_dies(config), required_ray_slots(config)
+    for name, needed, remedy in (
+        ("NPU", dies, "start Ray where the NPUs are visible, or lower trainer.n_gpus_per_node"),
+        ("CPU", slots, "start Ray with more CPU slots (they are logical)"),
+    ):
+        found = int(resources.get(name, 0))
+        if found < needed:
+            raise ConfigurationError(f"Ray has {found} of the {needed} {name} slots that this run needs; {remedy}")
+
+
 KNOWN_FAILURES = (
     (
         "No available memory for the cache blocks",

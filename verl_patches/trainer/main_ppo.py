@@ -99,7 +99,7 @@ def _make_paths_absolute(config: DictConfig) -> None:
 
 def run(config: DictConfig) -> int:
     """Run verl with `config`; everything that this started has ended when it returns."""
-    from verl_patches.features.configuration_checks import describe_failure
+    from verl_patches.features.configuration_checks import ConfigurationError, describe_failure
 
     _write_resolved(config)
     try:
@@ -110,6 +110,8 @@ def run(config: DictConfig) -> int:
     except KeyboardInterrupt:
         print("interrupted; everything that this run started has been stopped", file=sys.stderr)
         return INTERRUPTED
+    except ConfigurationError as error:
+        return _refuse(str(error))
     except Exception as error:  # verl and Ray raise anything; the user gets one sentence and the trace above it
         import traceback
 
@@ -149,6 +151,8 @@ def _ray(config: DictConfig) -> Iterator[None]:
     """A Ray with the overlay in every worker: one of our own that is stopped at the end, or the one that runs."""
     import ray
 
+    from verl_patches.features.configuration_checks import check_cluster_resources
+
     template = _start_template(config)
     own_folder = None
     try:
@@ -165,6 +169,7 @@ def _ray(config: DictConfig) -> Iterator[None]:
                 "_temp_dir": config.ray_init.temp_dir or own_folder,
             }
         ray.init(**arguments)
+        check_cluster_resources(config, ray.cluster_resources())
         _note(config, "ray_ready")
         warm_up = ray.remote(num_cpus=0)(lambda: None).remote()
         yield

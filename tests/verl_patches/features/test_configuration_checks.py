@@ -3,6 +3,7 @@ from omegaconf import OmegaConf
 
 from verl_patches.features.configuration_checks import (
     ConfigurationError,
+    check_cluster_resources,
     check_configuration,
     describe_failure,
     required_ray_slots,
@@ -109,6 +110,26 @@ def test_the_entry_point_prints_the_resolved_configuration(capsys, tmp_path, mon
     assert printed.actor_rollout_ref.rollout.seed == 7
     assert printed.actor_rollout_ref.overlay.measure.output_dir == str(tmp_path / "outputs/rehearsal/manual")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("resources", "says"),
+    [
+        ({"CPU": 6.0}, "Ray has 0 of the 4 NPU slots that this run needs; start Ray where the NPUs are visible"),
+        ({"CPU": 5.0, "NPU": 4.0}, "Ray has 5 of the 6 CPU slots that this run needs; start Ray with more CPU slots"),
+    ],
+)
+def test_a_ray_without_the_slots_is_refused(resources, says):
+    with pytest.raises(ConfigurationError, match=says):
+        check_cluster_resources(rehearsal(), resources)
+    check_cluster_resources(rehearsal(), {"CPU": 6.0, "NPU": 4.0, "memory": 1.0})
+
+
+def test_paths_become_absolute(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--print-config"]) == 0
+    reward = OmegaConf.create(capsys.readouterr().out).custom_reward_function.path
+    assert reward.startswith("/") and reward.endswith("/verl_patches/utils/reward_score/rule_reward.py")
 
 
 def test_known_failures_get_a_remedy():
