@@ -1,7 +1,6 @@
 """Changes to upstream's source that the check must tell apart, made to one target in a copy of its module."""
 
 import ast
-import copy
 from collections.abc import Callable
 
 from overlay.definitions import find_definition
@@ -64,8 +63,10 @@ EXPECTED: dict[Callable[[ast.Module, str], bool], set[str]] = {
 
 
 def mutated(content: bytes, name: str, mutation: Callable[[ast.Module, str], bool]) -> bytes | None:
-    """The module's source after a mutation; None where it does not apply to what the name is bound to."""
-    tree = copy.deepcopy(ast.parse(content))
+    """The part of a module that defines a name, after a mutation; None where the mutation does not apply to it."""
+    tree = ast.parse(content)
+    root = name.partition(".")[0]
+    tree.body = [each for each in tree.body if find_definition(ast.Module([each], []), root) is not None]
     return ast.unparse(ast.fix_missing_locations(tree)).encode() if mutation(tree, name) else None
 
 
