@@ -64,6 +64,8 @@ main() {
     export PYTHONPATH=$project_root
     # A Ray address in the user's environment would make the run join that cluster.
     unset RAY_ADDRESS
+    # The launcher measures prompts before it starts other processes; the tokenizer warns about its threads otherwise.
+    export TOKENIZERS_PARALLELISM=false
     exec "$python" -m scripts.rehearsal "${options[@]}" -- "${overrides[@]}"
 }
 
