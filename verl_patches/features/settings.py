@@ -21,10 +21,17 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class ReshardSettings:
-    """Move updated weights to the rollout by a plan of byte ranges instead of gathering whole tensors."""
+    """Move updated weights to the rollout by a plan of byte ranges instead of gathering whole tensors.
+
+    bucket_bytes bounds the staging memory of a die in each direction. overlap splits it in two, so that packing and
+    transfer run at the same time. With dies_per_node, what many dies of a node need enters the node once; 0 means that
+    all links are alike.
+    """
 
     enabled: bool = True
     bucket_bytes: int = 64 * 1024 * 1024
+    overlap: bool = False
+    dies_per_node: int = 0
 
 
 @dataclass(frozen=True)

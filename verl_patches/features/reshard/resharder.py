@@ -232,6 +232,8 @@ def resharder_for_deepseek_v3(
     rollout_placement: RolloutPlacement,
     group: dist.ProcessGroup,
     bucket_bytes: int,
+    overlap: bool = False,
+    ranks_per_node: int | None = None,
 ) -> Resharder:
     """A Resharder for DeepSeek-V3 from the models themselves.
 
@@ -252,4 +254,6 @@ def resharder_for_deepseek_v3(
         group,
         bucket_bytes,
         deepseek_v3.CASTABLE,
+        overlap,
+        ranks_per_node,
     )

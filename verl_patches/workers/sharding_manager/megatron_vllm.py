@@ -70,6 +70,7 @@ def _resharder(manager):
         from verl_patches.features.reshard.resharder import resharder_for_deepseek_v3
         from verl_patches.workers.sharding_manager.placements import rollout_placement, train_placement
 
+        chosen = settings.current().reshard
         manager.overlay_resharder = resharder_for_deepseek_v3(
             manager.model_config,
             manager.actor_module,
@@ -77,7 +78,9 @@ def _resharder(manager):
             train_placement(manager.transformer_config),
             rollout_placement(manager.inference_engine.llm_engine.vllm_config),
             dist.group.WORLD,
-            settings.current().reshard.bucket_bytes,
+            chosen.bucket_bytes,
+            chosen.overlap,
+            chosen.dies_per_node or None,
         )
     return manager.overlay_resharder
 

@@ -172,7 +172,7 @@ def check_verify_finds_one_flipped_byte() -> list[str]:
 
 
 def check_steady_state_costs() -> dict[str, int]:
-    """Counted by the device: one kind of collective; each byte is copied once where it leaves and once where it lands."""
+    """Counted by the device: one kind of collective; each byte is copied where it leaves and where it lands."""
     case = Case(5, torch.bfloat16, 20_000)
     case.resharder.run()
     with meters.phase("steady"):
