@@ -6,6 +6,7 @@ It knows no upstream by name; which there are is said in pins.toml.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.declaration import add, before_import, provide, register, replace, wrap
@@ -14,7 +15,6 @@ from overlay.errors import ConflictError, DeclarationError, DriftError, Effectiv
 if TYPE_CHECKING:
     from overlay.effective import OverlayReport
     from overlay.engine import Engine
-    from overlay.lock import Lock
     from overlay.pins import Pins
 
 __all__ = [
@@ -35,15 +35,16 @@ __all__ = [
     "wrap",
 ]
 
+LOCK_FILE = Path(__file__).with_name("fingerprints.lock.json")
 _engine: Engine | None = None
 
 
-def activate(pins: Pins | None = None, lock: Lock | None = None) -> None:
+def activate(pins: Pins | None = None, lock_file: Path | None = None) -> None:
     """Find all patch files and apply their patches, now or when their targets are imported. A second call does nothing.
 
     Args:
         pins: the upstreams; by default those of pins.toml.
-        lock: the fingerprints of their supported releases; by default those of fingerprints.lock.json.
+        lock_file: the fingerprints of their supported releases; by default fingerprints.lock.json beside this file.
 
     Raises:
         ConflictError: the patches conflict; nothing has been changed.
@@ -54,15 +55,12 @@ def activate(pins: Pins | None = None, lock: Lock | None = None) -> None:
     if _engine is not None:
         return
     from overlay.discovery import load
-    from overlay.drift import RunningSource
     from overlay.engine import Engine
-    from overlay.lock import Lock
     from overlay.ordering import make_plan
     from overlay.pins import Pins
 
     pins = pins or Pins.read()
-    plan = make_plan(load(pins.rooms()))
-    engine = Engine(plan, pins, RunningSource(lock or Lock.read(), pins.accept_drift))
+    engine = Engine(make_plan(load(pins.rooms())), pins, lock_file or LOCK_FILE)
     _engine = engine
     engine.activate()
 

@@ -10,12 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from overlay import LOCK_FILE
 from overlay import check as checking
 from overlay.declaration import Patch
 from overlay.discovery import load
 from overlay.documentation import DOCUMENT, document
 from overlay.errors import OverlayError
-from overlay.lock import LOCK_FILE, Lock
+from overlay.lock import Lock
 from overlay.ordering import make_plan
 from overlay.pins import Pins, Upstream
 from overlay.sources import Sources, from_commit, from_folder, installed

@@ -98,11 +98,10 @@ class RunningSource:
     def __init__(self, lock: Lock, accepted: tuple[str, ...]) -> None:
         self.lock = lock
         self.accepted = accepted
-        self.notes: list[str] = []
         self._files: dict[str, ModuleSource | None] = {}
 
-    def verify(self, patch: Patch) -> None:
-        """Check a patch's target and everything it relies on.
+    def verify(self, patch: Patch) -> list[str]:
+        """Check a patch's target and everything it relies on; returns what differs and was let through, in words.
 
         What pins.toml accepts and what the lock does not know yet is only noted. So is a target that the source does
         not define: whether it is there is seen when the patch is applied.
@@ -110,6 +109,7 @@ class RunningSource:
         Raises:
             DriftError: naming the target, the supported releases, what changed and how to go on.
         """
+        notes = []
         for target in depends_on(patch):
             finding = self._examine(target)
             if finding.status == "OK":
@@ -118,8 +118,9 @@ class RunningSource:
             accepted = "*" in self.accepted or target in self.accepted
             if finding.status not in only_noted and not accepted:
                 raise DriftError(f"{target} is {finding.status}: {finding.detail}. {_HOW_TO_GO_ON}")
-            self.notes.append(f"{patch.describe()}: {target} is {finding.status}: {finding.detail}")
-            log.warning("%s", self.notes[-1])
+            notes.append(f"{patch.describe()}: {target} is {finding.status}: {finding.detail}")
+            log.warning("%s", notes[-1])
+        return notes
 
     def _examine(self, target: str) -> Finding:
         module = target.partition(":")[0]

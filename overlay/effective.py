@@ -53,7 +53,7 @@ def examine(engine: Engine) -> OverlayReport:
         absent=_unique(engine.absent),
         unneeded=list(engine.unneeded),
         rebound=list(engine.rebound),
-        drift=list(engine.running.notes) if engine.running else [],
+        drift=list(engine.drift),
         problems=problems + engine.failures,
     )
 

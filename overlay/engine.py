@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlay import provided
 from overlay.aliases import Replacement, copies, modules_of
 from overlay.declaration import MODULE_KINDS, Patch
-from overlay.drift import RunningSource
 from overlay.errors import TargetError
 from overlay.hooks import HookFinder, import_under_way, when_import_ends
 from overlay.install import replaced, wrapped
 from overlay.ordering import Plan
 from overlay.pins import Pins
 from overlay.targets import Place, defined_elsewhere, find, source_file
+
+if TYPE_CHECKING:
+    from overlay.drift import RunningSource
 
 log = logging.getLogger("overlay")
 
@@ -37,9 +41,10 @@ class Effect:
 class Engine:
     """One process's patches: what is pending, what has been applied and what it did."""
 
-    def __init__(self, plan: Plan, pins: Pins, running: RunningSource | None = None) -> None:
+    def __init__(self, plan: Plan, pins: Pins, lock_file: Path | None = None) -> None:
         self.plan = plan
-        self.running = running
+        self.lock_file = lock_file
+        self.drift: list[str] = []
         self.packages = pins.patched_packages()
         self.pins = pins
         self.pending = set(range(len(plan.patches)))
@@ -71,6 +76,14 @@ class Engine:
     def deactivate(self) -> None:
         """Stop hooking imports; what has been patched stays patched."""
         self._finder.remove()
+
+    @functools.cached_property
+    def _source(self) -> RunningSource:
+        # Only a process that imports a target needs this; the prelude alone stays light.
+        from overlay.drift import RunningSource
+        from overlay.lock import Lock
+
+        return RunningSource(Lock.read(self.lock_file), self.pins.accept_drift)
 
     def waits_for(self, index: int) -> list[str]:
         """The labels of the patches that must be applied before this one and are not."""
@@ -167,8 +180,8 @@ class Engine:
 
     def _apply(self, patch: Patch, module: ModuleType) -> None:
         effect = self.effects.get(patch.name) or Effect(patch.module, patch.qualified_name)
-        if self.running is not None:
-            self._guarded(patch, lambda: self.running.verify(patch))
+        if self.lock_file is not None:
+            self._guarded(patch, lambda: self.drift.extend(self._source.verify(patch)))
         act = {"add": self._add, "register": self._register}.get(patch.kind, self._change)
         self._guarded(patch, lambda: act(patch, module, find(module, patch.qualified_name), effect))
         self.effects[patch.name] = effect

@@ -10,9 +10,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from overlay import LOCK_FILE
 from overlay.fingerprint import Fingerprint
 
-LOCK_FILE = Path(__file__).with_name("fingerprints.lock.json")
 ABSENT = "absent"
 
 

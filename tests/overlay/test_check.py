@@ -3,12 +3,12 @@
 import importlib
 import json
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from overlay import DriftError
 from overlay import check as checking
-from overlay.drift import RunningSource
 from overlay.engine import Engine
 from overlay.lock import Lock
 from overlay.ordering import make_plan
@@ -154,7 +154,9 @@ def test_an_unknown_upstream_is_refused():
 
 
 def start(acme, patches, accepted=()):
-    engine = Engine(make_plan(patches), PINS, RunningSource(acme.lock, accepted))
+    file = acme.folder / "lock.json"
+    file.write_text(acme.lock.text())
+    engine = Engine(make_plan(patches), replace(PINS, accept_drift=accepted), file)
     acme.engines.append(engine)
     engine.activate()
     return engine
