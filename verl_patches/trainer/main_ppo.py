@@ -102,14 +102,15 @@ def run(config: DictConfig) -> int:
     from verl_patches.features.configuration_checks import ConfigurationError, describe_failure
 
     _write_resolved(config)
+    terminated: list[int] = []
     try:
-        with _ray(config), _termination_as_exit():
+        with _ray(config), _termination_as_interrupt(terminated):
             from verl.trainer.main_ppo import run_ppo
 
             run_ppo(config)
     except KeyboardInterrupt:
         print("interrupted; everything that this run started has been stopped", file=sys.stderr)
-        return INTERRUPTED
+        return TERMINATED if terminated else INTERRUPTED
     except ConfigurationError as error:
         return _refuse(str(error))
     except Exception as error:  # verl and Ray raise anything; the user gets one sentence and the trace above it
@@ -132,14 +133,17 @@ def _write_resolved(config: DictConfig) -> None:
 
 
 @contextmanager
-def _termination_as_exit() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit, so that `finally` blocks stop what was started. Ray puts its own handler in place
-    while it starts; before that the processes that it started end with this one."""
+def _termination_as_interrupt(received: list[int]) -> Iterator[None]:
+    """Turn SIGTERM into KeyboardInterrupt, which Ray's calls hand on, and note it in `received`.
 
-    def leave(number: int, frame: Any) -> None:
-        raise SystemExit(TERMINATED)
+    Ray puts its own handler in place while it starts; before that the processes that it started end with this one.
+    """
 
-    previous = signal.signal(signal.SIGTERM, leave)
+    def interrupt(number: int, frame: Any) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
