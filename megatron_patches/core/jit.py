@@ -10,6 +10,7 @@ from overlay import wrap
     upstream="not forwarded: MindSpeed replaces torch.compile for the whole process",
     remove_when="torch.compile generates code for an NPU by default",
     only_here=True,
+    evidence="executed",
 )
 def jit_fuser(upstream, function):
     return function

@@ -9,6 +9,7 @@ from overlay import before_import
     why="Megatron calls torch.cuda everywhere; transfer_to_npu is the vendor's way to send those calls to the NPU",
     upstream="not forwarded: Megatron has no device abstraction",
     remove_when="Megatron and verl address the device through one interface of torch",
+    evidence="executed",
 )
 def transfer_to_npu() -> None:
     # verl.utils.device asks torch.cuda.is_available() while it is imported. Afterwards torch.cuda is the NPU, and verl

@@ -9,6 +9,7 @@ from overlay import wrap
     why="verl 0.4.0 passes cu_seqlens_q_padded and cu_seqlens_kv_padded and reads them back when it unpacks",
     upstream="not forwarded: part of later megatron-core releases",
     remove_when="the pinned megatron-core is 0.9 or later",
+    evidence="executed",
 )
 def init(upstream, self, *args, cu_seqlens_q_padded=None, cu_seqlens_kv_padded=None, **kwargs):
     upstream(self, *args, **kwargs)

@@ -13,6 +13,7 @@ _REMOVE_WHEN = "the pinned megatron-core is 0.9 or later"
     why=_WHY,
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
+    evidence="executed",
 )
 def expert_tensor_parallel_world_size(module):
     return module.get_tensor_model_parallel_world_size
@@ -24,6 +25,7 @@ def expert_tensor_parallel_world_size(module):
     why=_WHY,
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
+    evidence="executed",
 )
 def expert_tensor_parallel_rank(module):
     return module.get_tensor_model_parallel_rank
@@ -35,6 +37,7 @@ def expert_tensor_parallel_rank(module):
     why=_WHY,
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
+    evidence="executed",
 )
 def expert_tensor_parallel_group(module):
     return module.get_tensor_model_parallel_group
@@ -46,6 +49,7 @@ def expert_tensor_parallel_group(module):
     why="verl 0.4.0 passes expert_tensor_parallel_size, which megatron-core 0.8.0 does not take",
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
+    evidence="executed",
 )
 def initialize_model_parallel(
     upstream, tensor_model_parallel_size=1, *args, expert_tensor_parallel_size=None, **kwargs

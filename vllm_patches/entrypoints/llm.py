@@ -9,6 +9,8 @@ from overlay import wrap
     why="verl 0.4.0 passes multi-modal options for text models, which vLLM 0.9.1 refuses, and asks for sleep mode",
     upstream="not forwarded: later verl releases pass the options for multi-modal models only",
     remove_when="verl passes multi-modal options for multi-modal models only, and the residency feature is upstream",
+    switch="actor_rollout_ref.overlay.residency.enabled",
+    evidence="executed",
 )
 def init(upstream, self, *args, limit_mm_per_prompt=None, disable_mm_preprocessor_cache=False, **kwargs):
     from verl_patches.features import settings
@@ -28,6 +30,7 @@ def init(upstream, self, *args, limit_mm_per_prompt=None, disable_mm_preprocesso
     upstream="not forwarded: later verl releases have an option of their own",
     remove_when="verl starts data-parallel rollout engines with expert parallelism",
     switch="actor_rollout_ref.overlay.rollout.expert_parallel_size",
+    evidence="executed",
 )
 def init_with_expert_parallel(upstream, self, *args, **kwargs):
     from verl_patches.features import settings

@@ -10,6 +10,7 @@ from overlay import wrap
     why="it asserts that Tensor.type() of every gradient is torch.cuda.FloatTensor",
     upstream="not forwarded: MindSpeed changes Tensor.type itself, for the whole process",
     remove_when="Megatron checks the dtype of gradients and not the text of their type",
+    evidence="executed",
 )
 def clip_grad_by_total_norm_fp32(upstream, *args, **kwargs):
     with cuda_type_names():

@@ -10,6 +10,7 @@ from overlay import wrap
     why="it sorts parameters by the text of Tensor.type() and knows only torch.cuda types",
     upstream="not forwarded: MindSpeed changes Tensor.type itself, for the whole process",
     remove_when="Megatron sorts parameters by dtype",
+    evidence="executed",
 )
 def build_model_and_main_param_groups(upstream, *args, **kwargs):
     with cuda_type_names():

@@ -9,6 +9,7 @@ from overlay import add
     why="verl.models.mcore.config_converter imports it from megatron.core.transformer",
     upstream="not forwarded: part of later megatron-core releases",
     remove_when="the pinned megatron-core is 0.10 or later",
+    evidence="executed",
 )
 def mla_transformer_config(module):
     from megatron_patches.core.transformer.deepseek_v3_config import DeepseekV3TransformerConfig

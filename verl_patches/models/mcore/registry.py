@@ -21,6 +21,7 @@ def _is_deepseek_v3(hf_config) -> bool:
     why="verl's converter fills fields that megatron-core 0.8.0 does not have; ours is typed and checked",
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
+    evidence="executed",
 )
 def hf_to_mcore_config(upstream, hf_config, dtype, **override_transformer_config_kwargs):
     if not _is_deepseek_v3(hf_config):
@@ -36,6 +37,7 @@ def hf_to_mcore_config(upstream, hf_config, dtype, **override_transformer_config
     why="megatron-core 0.8.0 has no layer spec for DeepSeek-V3",
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
+    evidence="executed",
 )
 def init_mcore_model(upstream, tfconfig, hf_config, pre_process=True, post_process=None, **kwargs):
     if not _is_deepseek_v3(hf_config):
@@ -55,6 +57,7 @@ def init_mcore_model(upstream, tfconfig, hf_config, pre_process=True, post_proce
     why="verl's converter knows transformer_engine's parameter names; weights move by the reshard layouts instead",
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
+    evidence="executed",
 )
 def get_mcore_weight_converter(upstream, hf_config, dtype):
     return None if _is_deepseek_v3(hf_config) else upstream(hf_config, dtype)

@@ -9,6 +9,7 @@ from overlay import provide
     why="verl.utils.megatron and verl.utils.torch_functional import it, and flash-attn does not exist on Ascend",
     upstream="not forwarded: for FSDP, verl takes the functions from transformers.integrations.npu_flash_attention",
     remove_when="verl's Megatron code takes these functions from somewhere that exists on Ascend",
+    evidence="executed",
 )
 def bert_padding(name):
     from verl_patches.features.padding import unpadding

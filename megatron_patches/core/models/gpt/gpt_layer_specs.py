@@ -9,6 +9,7 @@ from overlay import add
     why="verl 0.4.0 builds every model from it; 0.8.0 without transformer_engine lacks RMSNorm and packed attention",
     upstream="not forwarded: part of later megatron-core releases, where it needs transformer_engine",
     remove_when="the pinned megatron-core is 0.9 or later and has NPU layers",
+    evidence="executed",
 )
 def decoder_block_spec(module):
     def get_gpt_decoder_block_spec(config, use_transformer_engine=True):
@@ -26,6 +27,7 @@ def decoder_block_spec(module):
     why="verl.models.mcore.model_initializer imports it; it is called for multi-token prediction only",
     upstream="not forwarded: part of later megatron-core releases",
     remove_when="the pinned megatron-core is 0.12 or later",
+    evidence="executed",
 )
 def mtp_block_spec(module):
     def get_gpt_mtp_block_spec(*args, **kwargs):

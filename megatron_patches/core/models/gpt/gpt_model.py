@@ -9,6 +9,7 @@ from overlay import wrap
     why="verl 0.4.0 passes mtp_block_spec, None for a model without multi-token prediction",
     upstream="not forwarded: part of later megatron-core releases",
     remove_when="the pinned megatron-core is 0.12 or later",
+    evidence="executed",
 )
 def init(upstream, self, *args, mtp_block_spec=None, **kwargs):
     if mtp_block_spec is not None:
