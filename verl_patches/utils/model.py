@@ -10,6 +10,7 @@ from overlay import wrap
     "rank reads just its own boxes of the files",
     upstream="not forwarded: needs this project's layout tables",
     remove_when="verl loads HuggingFace weights into DeepSeek-V3 shard by shard on the pinned megatron-core",
+    evidence="executed",
 )
 def load_megatron_gptmodel_weights(
     upstream, config, model_config, parallel_model, params_dtype, is_value_model=False, **options
