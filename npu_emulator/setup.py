@@ -22,10 +22,13 @@ if __name__ == "__main__":
     check_machine()
     os.environ.setdefault("MAX_JOBS", str(os.cpu_count() or 1))
     sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.cpp"))
-    flags = ["-std=c++17", "-O2", "-g0"]
+    extension = CppExtension(
+        "npu_emulator._C",
+        sources,
+        extra_compile_args=["-std=c++17", "-O2", "-g0"],
+        define_macros=[("USE_C10D_GLOO", None)],
+    )
     setup(
-        ext_modules=[
-            CppExtension("npu_emulator._C", sources, extra_compile_args=flags, define_macros=[("USE_C10D_GLOO", None)])
-        ],
+        ext_modules=[extension],
         cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True)},
     )

@@ -4,10 +4,12 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "device.h"
+#include "fallback.h"
 #include "generator.h"
 #include "hccl.h"
 #include "hooks.h"
 #include "host_alias.h"
+#include "host_call.h"
 #include "memory.h"
 #include "meters.h"
 #include "pinned_memory.h"
@@ -62,15 +64,11 @@ void bind_memory(py::module& module) {
   module.def("reset_peak_statistics", &npu::reset_peak_statistics);
   module.def("exchange_watermark", &npu::exchange_watermark);
   module.def("empty_cache", &npu::empty_cache);
-  module.def("exchange_charged_device", &npu::exchange_charged_device);
 }
 
 void bind_operators(py::module& module) {
-  py::class_<npu::HostAliases>(module, "HostAliases")
-      .def(py::init<>())
-      .def("alias", &npu::HostAliases::alias)
-      .def("to_device", &npu::HostAliases::to_device)
-      .def("write_back", &npu::HostAliases::write_back);
+  module.def("call_on_host", &npu::call_on_host, py::arg("function"), py::arg("args") = py::tuple(),
+             py::arg("kwargs") = py::dict());
   module.def("host_alias", &npu::host_alias);
   module.def("count_operator", [](const std::string& name) { ++npu::meters::operator_calls(name); });
   module.def("operator_calls", &npu::meters::all_operator_calls);
@@ -84,7 +82,8 @@ void bind_hccl(py::module& module) {
   module.def("complete_deferred_collectives", &npu::complete_deferred_collectives,
              py::call_guard<py::gil_scoped_release>());
   py::class_<npu::HcclBackend, c10::intrusive_ptr<npu::HcclBackend>, c10d::Backend>(module, "HcclBackend")
-      .def(py::init<c10::intrusive_ptr<c10d::Backend>, int, int>(), py::arg("carrier"), py::arg("rank"), py::arg("size"))
+      .def(py::init<c10::intrusive_ptr<c10d::Backend>, int, int>(), py::arg("carrier"), py::arg("rank"),
+           py::arg("size"))
       .def(
           "get_hccl_comm_name",
           [](npu::HcclBackend& backend, int, bool) { return "emulated_hccl_" + backend.getGroupUid(); },
@@ -95,6 +94,7 @@ void bind_hccl(py::module& module) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   npu::register_hooks();
+  npu::route_structured_operators();
   bind_device(module);
   bind_memory(module);
   bind_operators(module);

@@ -73,7 +73,8 @@ void initialize() {
               "Cannot re-initialize NPU in forked subprocess. To use NPU with multiprocessing, you must use the "
               "'spawn' start method");
   if (in_use.load(std::memory_order_relaxed)) return;
-  TORCH_CHECK(device_count() > 0, "No NPU is visible to this process (ASCEND_RT_VISIBLE_DEVICES, NPU_EMULATOR_DEVICES)");
+  TORCH_CHECK(device_count() > 0,
+              "No NPU is visible to this process (ASCEND_RT_VISIBLE_DEVICES, NPU_EMULATOR_DEVICES)");
   static const int registered = pthread_atfork(nullptr, nullptr, &after_fork_in_child);
   TORCH_CHECK(registered == 0, "pthread_atfork failed");
   in_use = true;

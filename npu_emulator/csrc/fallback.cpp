@@ -1,4 +1,5 @@
-// Every operator that has no kernel of its own on the NPU: its CPU kernel, run on aliases of the same memory.
+#include "fallback.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
@@ -21,13 +22,13 @@ struct OperatorTraits {
   c10::SmallVector<size_t, 1> optional_generators;  // positions of arguments
   bool writes;                                      // to one of its arguments
   bool takes_host_tensors;                          // beside tensors on the NPU
-  bool reads_scalar;                                // copies one number to the host
 };
 
 bool takes_host_tensors(const std::string& name) {
   static const std::unordered_set<std::string> names = {
-      "aten::index",      "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",      "aten::_unsafe_index",
-      "aten::_ctc_loss",  "aten::copy_",     "aten::set_",       "aten::_pack_padded_sequence", "aten::_unsafe_index_put",
+      "aten::index",     "aten::index_put",          "aten::index_put_", "aten::_index_put_impl_",
+      "aten::_ctc_loss", "aten::_unsafe_index",      "aten::copy_",      "aten::_pack_padded_sequence",
+      "aten::set_",      "aten::_unsafe_index_put",
   };
   return names.count(name) > 0;
 }
@@ -47,7 +48,6 @@ OperatorTraits describe(const c10::FunctionSchema& schema) {
     traits.writes = traits.writes || (argument.alias_info() && argument.alias_info()->isWrite());
   }
   traits.takes_host_tensors = takes_host_tensors(schema.name());
-  traits.reads_scalar = schema.name() == "aten::_local_scalar_dense";
   return traits;
 }
 
@@ -166,8 +166,6 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     auto& generator = (*stack)[first + position];
     if (generator.isNone()) generator = host_generator(default_generator(arguments.device()));
   }
-  if (traits.reads_scalar)
-    meters::count_copy(meters::Copy::kDeviceToHost, (*stack)[first].toTensor().element_size());
   {
     const ChargeScope scope(arguments.result_stays_on_host() ? -1 : arguments.device());
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
@@ -181,6 +179,23 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
+
+// Structured operators come with a kernel that every device inherits; it works out the shape, allocates and calls the
+// variant that takes the output. The CPU kernel of the whole operator does the same in one call.
+void route_structured_operators() {
+  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, 0);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    const auto op = dispatcher.findOp(name);
+    if (!op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+        !op->hasKernelForDispatchKey(c10::DispatchKey::CPU) || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1))
+      continue;
+    const auto full_name = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    library->impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+  }
+}
+
 // Autograd formulas are written over dispatched operators, so none is needed for the NPU; without the fallthrough,
 // operators that have no autograd kernel (collectives) would be refused.
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, library) { library.fallback(torch::CppFunction::makeFallthrough()); }

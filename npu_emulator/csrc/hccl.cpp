@@ -429,10 +429,12 @@ void HcclBackend::launch_all_to_all(Launched& launched, Tensor received, Tensor 
 namespace {
 
 // Bytes for each rank from a number of rows of dimension 0 for each rank; no numbers mean equal parts.
-std::vector<int64_t> split_bytes(const Tensor& tensor, const std::vector<int64_t>& splits, int size, const char* which) {
+std::vector<int64_t> split_bytes(const Tensor& tensor, const std::vector<int64_t>& splits, int size,
+                                 const char* which) {
   const auto rows = tensor.dim() ? tensor.size(0) : 1;
   if (splits.empty()) {
-    TORCH_CHECK(rows % size == 0, "all_to_all_single: ", which, " has ", rows, " rows, not divisible by ", size, " ranks");
+    TORCH_CHECK(rows % size == 0, "all_to_all_single: ", which, " has ", rows, " rows, not divisible by ", size,
+                " ranks");
     return std::vector<int64_t>(size, bytes_of(tensor) / size);
   }
   TORCH_CHECK(static_cast<int>(splits.size()) == size, "all_to_all_single: ", splits.size(), " split sizes of the ",

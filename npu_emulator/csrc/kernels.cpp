@@ -2,10 +2,12 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
@@ -73,7 +75,8 @@ bool same_layout(const at::Tensor& source, const at::Tensor& destination) {
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bool) {
   count_copy(source, destination);
   if (same_layout(source, destination)) {
-    if (destination.nbytes()) std::memmove(destination.mutable_data_ptr(), source.const_data_ptr(), destination.nbytes());
+    const auto bytes = destination.nbytes();
+    if (bytes) std::memmove(destination.mutable_data_ptr(), source.const_data_ptr(), bytes);
     return destination;
   }
   HostAliases aliases;
@@ -81,6 +84,13 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
   auto host_destination = destination.is_privateuseone() ? aliases.alias(destination) : destination;
   host_destination.copy_(host_source);
   return destination;
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  static auto& calls = meters::operator_calls("aten::_local_scalar_dense");
+  calls.fetch_add(1, std::memory_order_relaxed);
+  meters::count_copy(meters::Copy::kDeviceToHost, self.element_size());
+  return at::native::_local_scalar_dense_cpu(host_alias(self));
 }
 
 at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& destination) {
@@ -118,6 +128,14 @@ at::Tensor& set_empty(at::Tensor& self) {
 at::Tensor as_strided(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride,
                       std::optional<int64_t> offset) {
   return at::native::as_strided_tensorimpl(self, size, stride, offset);
+}
+
+// The CPU kernel takes no generator, so it would draw from that of the host.
+std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, double p, std::optional<bool> train) {
+  auto mask = at::empty_like(input, input.options().dtype(at::kBool));
+  if (!train.value_or(true)) return {input.clone(), mask.fill_(true)};
+  mask.bernoulli_(1 - p);
+  return {input.mul(mask).mul_(p == 1 ? 0 : 1 / (1 - p)), mask};
 }
 
 void record_stream(at::Tensor&, c10::Stream) {}
@@ -168,6 +186,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty_strided", &empty_strided);
   library.impl("_copy_from", &copy_from);
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
+  library.impl("_local_scalar_dense", &local_scalar_dense);
   library.impl("resize_", &resize);
   library.impl("set_.source_Storage_storage_offset", &set_storage_at);
   library.impl("set_.source_Storage", &set_storage);
@@ -177,6 +196,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("as_strided", &as_strided);
   library.impl("_reshape_alias", &at::native::_reshape_alias);
   library.impl("unfold", &at::native::unfold);
+  library.impl("native_dropout", &native_dropout);
   library.impl("record_stream", &record_stream);
   library.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
   library.impl("convolution_overrideable", &convolution);

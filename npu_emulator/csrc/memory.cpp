@@ -35,12 +35,14 @@ int64_t rounded(size_t bytes) { return (static_cast<int64_t>(bytes) + kGranule -
 
 std::string readable(int64_t bytes) {
   char text[32];
-  if (bytes >= (int64_t{1} << 30)) {
+  if (bytes > (int64_t{1} << 30)) {
     std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
-  } else if (bytes >= (1 << 20)) {
+  } else if (bytes > (1 << 20)) {
     std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1 << 20));
-  } else {
+  } else if (bytes > (1 << 10)) {
     std::snprintf(text, sizeof text, "%.2f KiB", static_cast<double>(bytes) / (1 << 10));
+  } else {
+    std::snprintf(text, sizeof text, "%lld bytes", static_cast<long long>(bytes));
   }
   return text;
 }
@@ -203,12 +205,8 @@ c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes) {
   return charged_block(device, bytes, c10::Device(kNpu, device));
 }
 
-c10::DeviceIndex exchange_charged_device(c10::DeviceIndex device) noexcept {
-  return std::exchange(charged_device, device);
-}
-
-ChargeScope::ChargeScope(c10::DeviceIndex device) noexcept : outer_(exchange_charged_device(device)) {}
-ChargeScope::~ChargeScope() { exchange_charged_device(outer_); }
+ChargeScope::ChargeScope(c10::DeviceIndex device) noexcept : outer_(std::exchange(charged_device, device)) {}
+ChargeScope::~ChargeScope() { charged_device = outer_; }
 
 c10::DataPtr adopt(const c10::intrusive_ptr<c10::StorageImpl>& host, c10::DeviceIndex device) {
   const c10::Device on(kNpu, device);

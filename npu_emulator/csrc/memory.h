@@ -47,8 +47,6 @@ class ChargeScope {
  private:
   c10::DeviceIndex outer_;
 };
-// The same for callers that cannot scope it; -1 for none. Returns what was set.
-c10::DeviceIndex exchange_charged_device(c10::DeviceIndex device) noexcept;
 
 // The memory of a host storage, as device memory of `device`. What was charged already is not charged again.
 c10::DataPtr adopt(const c10::intrusive_ptr<c10::StorageImpl>& host, c10::DeviceIndex device);

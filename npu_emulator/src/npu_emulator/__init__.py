@@ -1,7 +1,7 @@
 """An Ascend NPU in software.
 
-The device ``npu`` is a torch backend whose memory is host memory and whose kernels are torch's CPU kernels. ``torch_npu``,
-``acl`` and ``torchair``, which this distribution provides as well, give it the interface of the real one.
+The device ``npu`` is a torch backend whose memory is host memory and whose kernels are torch's CPU kernels.
+``torch_npu``, ``acl`` and ``torchair``, which this distribution provides too, give it the interface of the real one.
 """
 
 import os

@@ -35,7 +35,7 @@ class _Totals:
     @classmethod
     def now(cls) -> "_Totals":
         copies, collectives = Counter(), Counter()
-        for direction, (count, size) in zip(_COPY_DIRECTIONS, _C.copies()):
+        for direction, (count, size) in zip(_COPY_DIRECTIONS, _C.copies(), strict=True):
             copies[direction, "count"], copies[direction, "bytes"] = count, size
         for kind, ranks, count, size in _C.collectives():
             collectives[kind, ranks, "count"], collectives[kind, ranks, "bytes"] = count, size
@@ -91,8 +91,8 @@ _phases: dict[str, _Phase] = {}
 def phase(name: str) -> Iterator[None]:
     """Count what happens inside under `name` too. Phases may be nested and entered again; they belong to the process.
 
-    A phase's ``peak_bytes`` are the most that was allocated while it lasted, by device, and ``allocated_bytes`` what was
-    left when it ended the last time.
+    A phase's ``peak_bytes`` are the most that was allocated while it lasted, by device, and ``allocated_bytes`` what
+    was left when it ended the last time.
     """
     devices = range(_C.device_count())
     before = _Totals.now()
@@ -115,8 +115,8 @@ def phase(name: str) -> Iterator[None]:
 def snapshot() -> dict:
     """Everything counted in this process so far.
 
-    ``operators``: name -> calls. ``copies``: by direction, count and bytes. ``collectives``: kind -> group size -> count and
-    bytes, where bytes are what this rank handed in (for ``recv``, what it got). ``memory``: by device, bytes.
+    ``operators``: name -> calls. ``copies``: by direction, count and bytes. ``collectives``: kind -> group size ->
+    count and bytes, where bytes are what this rank handed in (for ``recv``, what it got). ``memory``: by device, bytes.
     ``phases``: the same, by name of the phase.
     """
     memory = {str(device): _C.memory_statistics(device) for device in range(_C.device_count())}

@@ -24,7 +24,7 @@ def find_real_npu(
 
 
 def refuse_real_npu(**places) -> None:
-    """Raise RuntimeError where `find_real_npu` finds something: the emulator must never stand in for an NPU that is there."""
+    """Raise RuntimeError where `find_real_npu` finds something: an NPU that is there must not be stood in for."""
     found = find_real_npu(**places)
     if found:
         raise RuntimeError(f"npu-emulator does not install or run beside a real NPU; found {found}")

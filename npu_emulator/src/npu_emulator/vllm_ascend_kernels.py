@@ -25,8 +25,9 @@ def rotary_embedding(
 
 
 @operator(
-    "get_masked_input_and_mask(Tensor input, int org_vocab_start_index, int org_vocab_end_index, "
-    "int num_org_vocab_padding, int added_vocab_start_index, int added_vocab_end_index) -> (Tensor masked_input, Tensor mask)",
+    "get_masked_input_and_mask(Tensor input, int org_vocab_start_index, int org_vocab_end_index, int "
+    "num_org_vocab_padding, int added_vocab_start_index, int added_vocab_end_index) -> (Tensor masked_input, "
+    "Tensor mask)",
     namespace="_C",
 )
 def get_masked_input_and_mask(x: Tensor, start: int, end: int, padding: int, added_start: int, added_end: int):

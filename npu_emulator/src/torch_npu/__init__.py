@@ -3,10 +3,10 @@
 import sys
 import types
 
+# The emulator first: it imports torch such that torch does not import this module a second time.
+import npu_emulator  # noqa: F401  # isort: skip
 import torch
 
-import npu_emulator  # noqa: F401  (imports torch without importing this module a second time)
-from npu_emulator import _C as _emulator
 from npu_emulator import aten, import_hooks, meters, operators  # noqa: F401
 
 __version__ = "2.5.1.post1"

@@ -1,6 +1,7 @@
 """Attention over sequences of different lengths, from packed tensors and from paged caches. Scores are float32."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attention of queries [batch, heads, q, d] to keys [batch, kv heads, k, d] and values [batch, kv heads, k, dv].
 
-    Where `hidden` (broadcastable to [batch, heads, q, k]) is true, keys are not seen; a query that sees none gives zeros.
+    Where `hidden` (broadcastable to [batch, heads, q, k]) is true, keys are not seen; a query that sees none gives
+    zeros.
     Returns the float32 output [batch, heads, q, dv], the largest score and the sum of exponentials [batch, heads, q].
     """
     shared = query.shape[1] // key.shape[1]
@@ -34,7 +36,7 @@ def attend(
 def _batches(query_lengths: list[int], key_lengths: list[int], heads: int) -> Iterator[range]:
     """Consecutive sequences that are worth padding to one batch."""
     start, longest = 0, (0, 0)
-    for index, lengths in enumerate(zip(query_lengths, key_lengths)):
+    for index, lengths in enumerate(zip(query_lengths, key_lengths, strict=True)):
         grown = (max(longest[0], lengths[0]), max(longest[1], lengths[1]))
         if index > start and (index + 1 - start) * grown[0] * grown[1] * heads > _SCORES_AT_ONCE:
             yield range(start, index)
@@ -45,7 +47,7 @@ def _batches(query_lengths: list[int], key_lengths: list[int], heads: int) -> It
 
 
 def _padded(packed: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
-    """Sequences of packed [tokens, heads, size] as [batch, heads, longest, size]; what lies past an end is arbitrary."""
+    """Packed sequences [tokens, heads, size] as [batch, heads, longest, size]; past its end a row is arbitrary."""
     positions = (starts.unsqueeze(-1) + torch.arange(int(lengths.max()))).clamp(max=max(packed.shape[0] - 1, 0))
     return packed[positions].transpose(1, 2)
 
@@ -82,7 +84,7 @@ def attend_packed(
         hidden = _hidden_keys(q_lengths, k_lengths, causal, mask)
         k, v = _padded(key, key_starts, k_lengths), _padded(value, key_starts, k_lengths)
         real = torch.arange(q.shape[2]) < q_lengths.unsqueeze(-1)
-        for collected, result in zip((outputs, maxima, totals), attend(q, k, v, scale, hidden)):
+        for collected, result in zip((outputs, maxima, totals), attend(q, k, v, scale, hidden), strict=True):
             collected.append(result.transpose(1, 2)[real])
     return torch.cat(outputs), torch.cat(maxima), torch.cat(totals)
 
@@ -158,8 +160,8 @@ def _npu_flash_attention(query, key, value, mask, seq_len, scale_value, num_head
 
 
 @operator(
-    "_npu_flash_attention_unpad(Tensor query, Tensor key, Tensor value, Tensor seq_len, float scale_value, int num_heads, "
-    "int num_kv_heads, Tensor(a!) out) -> ()",
+    "_npu_flash_attention_unpad(Tensor query, Tensor key, Tensor value, Tensor seq_len, float scale_value, int "
+    "num_heads, int num_kv_heads, Tensor(a!) out) -> ()",
     namespace="atb",
 )
 def _npu_flash_attention_unpad(query, key, value, seq_len, scale_value, num_heads, num_kv_heads, out):
@@ -182,8 +184,8 @@ def _npu_flash_attention_qlens(
 
 @operator(
     "_npu_paged_attention_splitfuse(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, "
-    "Tensor context_lens, Tensor mask, Tensor seq_len, int num_kv_heads, int num_heads, float scale_value, Tensor(a!) out) "
-    "-> ()",
+    "Tensor context_lens, Tensor mask, Tensor seq_len, int num_kv_heads, int num_heads, float scale_value, "
+    "Tensor(a!) out) -> ()",
     namespace="atb",
 )
 def _npu_paged_attention_splitfuse(
@@ -252,8 +254,8 @@ def npu_multi_head_latent_attention(
 
 
 @operator(
-    "npu_ring_mla(Tensor q_nope, Tensor q_rope, Tensor k_nope, Tensor k_rope, Tensor value, Tensor mask, Tensor seqlen, "
-    "int head_num, int kv_head_num, *, Tensor? pre_out=None, Tensor? prev_lse=None, float qk_scale=1, "
+    "npu_ring_mla(Tensor q_nope, Tensor q_rope, Tensor k_nope, Tensor k_rope, Tensor value, Tensor mask, Tensor "
+    "seqlen, int head_num, int kv_head_num, *, Tensor? pre_out=None, Tensor? prev_lse=None, float qk_scale=1, "
     "str? kernel_type=None, str? mask_type=None, str? input_layout=None, str? calc_type=None, Tensor(a!) output, "
     "Tensor(b!) softmax_lse) -> ()",
     namespace="atb",
@@ -343,8 +345,8 @@ def _fusion_packed(query, key, value, scale, atten_mask, query_ends, key_ends, s
     """npu_fusion_attention for TND; ends are running totals of the lengths."""
     if query_ends is None or key_ends is None:
         raise RuntimeError("npu_fusion_attention: TND needs actual_seq_qlen and actual_seq_kvlen")
-    query_lengths = [stop - start for start, stop in zip([0, *query_ends], query_ends)]
-    key_lengths = [stop - start for start, stop in zip([0, *key_ends], key_ends)]
+    query_lengths = [stop - start for start, stop in pairwise([0, *query_ends])]
+    key_lengths = [stop - start for start, stop in pairwise([0, *key_ends])]
     if sparse_mode not in (0, 1, 2, 3):
         raise NotImplementedError(f"npu_fusion_attention: sparse_mode {sparse_mode} with TND is not emulated")
     causal = {2: "first", 3: "last"}.get(sparse_mode)
@@ -354,11 +356,11 @@ def _fusion_packed(query, key, value, scale, atten_mask, query_ends, key_ends, s
 
 
 @operator(
-    "npu_fusion_attention(Tensor query, Tensor key, Tensor value, int head_num, str input_layout, Tensor? pse=None, "
-    "Tensor? padding_mask=None, Tensor? atten_mask=None, float scale=1., float keep_prob=1., int pre_tockens=2147483647, "
-    "int next_tockens=2147483647, int inner_precise=0, int[]? prefix=None, int[]? actual_seq_qlen=None, "
-    "int[]? actual_seq_kvlen=None, int sparse_mode=0, bool gen_mask_parallel=True, bool sync=False) "
-    "-> (Tensor, Tensor, Tensor, Tensor, int, int, int)",
+    "npu_fusion_attention(Tensor query, Tensor key, Tensor value, int head_num, str input_layout, Tensor? "
+    "pse=None, Tensor? padding_mask=None, Tensor? atten_mask=None, float scale=1., float keep_prob=1., int "
+    "pre_tockens=2147483647, int next_tockens=2147483647, int inner_precise=0, int[]? prefix=None, int[]? "
+    "actual_seq_qlen=None, int[]? actual_seq_kvlen=None, int sparse_mode=0, bool gen_mask_parallel=True, bool "
+    "sync=False) -> (Tensor, Tensor, Tensor, Tensor, int, int, int)",
     differentiable=True,
 )
 def npu_fusion_attention(

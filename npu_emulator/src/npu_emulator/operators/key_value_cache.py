@@ -1,4 +1,4 @@
-"""Writing to and reading from a paged key-value cache: [blocks, block size, heads, size]; slots count tokens through it."""
+"""Writing to and reading from a paged key-value cache [blocks, block size, heads, size]; slots number its tokens."""
 
 from torch import Tensor
 
@@ -32,8 +32,8 @@ def load(cache: Tensor, blocks: Tensor, start: int, stop: int) -> Tensor:
 
 
 @operator(
-    "_npu_reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_indices) "
-    "-> ()",
+    "_npu_reshape_and_cache(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor "
+    "slot_indices) -> ()",
     namespace="atb",
 )
 def _npu_reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor):
@@ -67,11 +67,10 @@ def npu_paged_cache_load(
     lengths = as_integers(context_lens)
     starts = [0] * len(lengths) if seq_starts is None else as_integers(seq_starts)
     written = 0
-    for blocks, start, length in zip(block_table, starts, lengths):
+    for blocks, start, length in zip(block_table[: len(lengths)], starts, lengths, strict=True):
         for cache, out in ((key_cache, key), (value_cache, value)):
-            out[written : written + length] = load(cache, blocks, start, start + length).view_as(
-                out[written : written + length]
-            )
+            rows = out[written : written + length]
+            rows.copy_(load(cache, blocks, start, start + length).view_as(rows))
         written += length
 
 

@@ -1,6 +1,7 @@
 """Matrix products of groups of rows, each with a weight of its own."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -15,40 +16,65 @@ def group_sizes(group_list, group_list_type: int, groups: int) -> list[int]:
         raise RuntimeError(f"npu_grouped_matmul: group_list has {len(values)} entries for {groups} groups")
     if group_list_type == 1:
         return values
-    return [stop - start for start, stop in zip([0, *values[:-1]], values)]
+    return [stop - start for start, stop in pairwise([0, *values])]
 
 
-def multiply_groups(x: Tensor, weights: Sequence[Tensor], sizes: list[int]) -> Tensor:
+def _padding_pays(rows: Tensor, sizes: list[int]) -> bool:
+    """Whether one product of padded groups is faster than one product a group: small products in 16 bits are slow."""
+    return rows.element_size() == 2 and len(sizes) * max(sizes) <= 4 * sum(sizes)
+
+
+def _padded_places(sizes: list[int]) -> Tensor:
+    """Where each row goes when every group is padded to the longest."""
+    lengths = torch.tensor(sizes)
+    shifts = torch.arange(len(sizes)) * max(sizes) - (lengths.cumsum(0) - lengths)
+    return torch.arange(sum(sizes)) + shifts.repeat_interleave(lengths)
+
+
+def _padded(rows: Tensor, places: Tensor, sizes: list[int]) -> Tensor:
+    """Rows [tokens, n] as [groups, longest, n] with zeros after the end of a group."""
+    groups = rows.new_zeros(len(sizes) * max(sizes), rows.shape[-1]).index_copy_(0, places, rows)
+    return groups.unflatten(0, (len(sizes), max(sizes)))
+
+
+def multiply_groups(x: Tensor, weights: Tensor | Sequence[Tensor], sizes: list[int]) -> Tensor:
     """Rows of `x`, group after group, times the weight of their group. Rows after the last group give zeros."""
     used = sum(sizes)
-    product = (
-        x.new_zeros(x.shape[0], weights[0].shape[-1])
-        if used < x.shape[0]
-        else x.new_empty(x.shape[0], weights[0].shape[-1])
-    )
+    columns = weights[0].shape[-1]
+    product = x.new_zeros(x.shape[0], columns) if used < x.shape[0] else x.new_empty(x.shape[0], columns)
+    if isinstance(weights, Tensor) and used and _padding_pays(x, sizes):
+        places = _padded_places(sizes)
+        groups = _padded(x[:used], places, sizes).bmm(weights).flatten(0, 1)
+        torch.index_select(groups, 0, places, out=product[:used])
+        return product
     rows, results = x[:used].split(sizes), product[:used].split(sizes)
-    for size, row, weight, result in zip(sizes, rows, weights, results):
+    for size, row, weight, result in zip(sizes, rows, weights, results, strict=True):
         if size:
             torch.mm(row, weight, out=result)
     return product
 
 
 def sum_groups(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
-    """For each group of consecutive columns of `x` [m, tokens] and rows of `weight` [tokens, n], their product [m, n]."""
+    """For each group of columns of `x` [m, tokens] and rows of `weight` [tokens, n], their product [m, n]."""
+    used = sum(sizes)
+    if used and _padding_pays(x, sizes):
+        places = _padded_places(sizes)
+        columns = _padded(x[:, :used].t(), places, sizes)
+        return columns.transpose(1, 2).bmm(_padded(weight[:used], places, sizes))
     product = x.new_zeros(len(sizes), x.shape[0], weight.shape[-1])
-    columns, rows = x[:, : sum(sizes)].split(sizes, 1), weight[: sum(sizes)].split(sizes)
-    for size, column, row, result in zip(sizes, columns, rows, product):
+    columns, rows = x[:, :used].split(sizes, 1), weight[:used].split(sizes)
+    for size, column, row, result in zip(sizes, columns, rows, product, strict=True):
         if size:
             torch.mm(column, row, out=result)
     return product
 
 
 @operator(
-    "npu_grouped_matmul(Tensor[] x, Tensor[] weight, *, Tensor[]? bias=None, Tensor[]? scale=None, Tensor[]? offset=None, "
-    "Tensor[]? antiquant_scale=None, Tensor[]? antiquant_offset=None, Tensor[]? per_token_scale=None, "
-    "Tensor? group_list=None, Tensor[]? activation_input=None, Tensor[]? activation_quant_scale=None, "
-    "Tensor[]? activation_quant_offset=None, int? split_item=0, int? group_type=None, int? group_list_type=0, "
-    "int? act_type=0, ScalarType? output_dtype=None) -> Tensor[]"
+    "npu_grouped_matmul(Tensor[] x, Tensor[] weight, *, Tensor[]? bias=None, Tensor[]? scale=None, Tensor[]? "
+    "offset=None, Tensor[]? antiquant_scale=None, Tensor[]? antiquant_offset=None, Tensor[]? "
+    "per_token_scale=None, Tensor? group_list=None, Tensor[]? activation_input=None, Tensor[]? "
+    "activation_quant_scale=None, Tensor[]? activation_quant_offset=None, int? split_item=0, int? "
+    "group_type=None, int? group_list_type=0, int? act_type=0, ScalarType? output_dtype=None) -> Tensor[]"
 )
 def npu_grouped_matmul(
     x: list[Tensor],
@@ -70,11 +96,11 @@ def npu_grouped_matmul(
         return [sum_groups(x[0], weight[0], group_sizes(group_list, group_list_type, group_list.numel()))]
     if group_type not in (0, None, -1):
         raise NotImplementedError(f"npu_grouped_matmul: group_type {group_type} is not emulated")
-    weights = list(weight[0].unbind(0)) if len(weight) == 1 and weight[0].dim() == 3 else list(weight)
+    weights = weight[0] if len(weight) == 1 and weight[0].dim() == 3 else weight
     if group_list is None:
-        products = [torch.mm(rows, one) for rows, one in zip(x, weights)]
+        products = [torch.mm(rows, one) for rows, one in zip(x, weights, strict=True)]
         if bias:
-            products = [product + one for product, one in zip(products, bias)]
+            products = [product + one for product, one in zip(products, bias, strict=True)]
         return products if split_item in (0, 1) else [torch.cat(products)]
     if len(x) != 1 or bias:
         raise NotImplementedError("npu_grouped_matmul: group_list with several x or with a bias is not emulated")

@@ -7,9 +7,9 @@ from .registry import operator
 
 
 @operator(
-    "npu_moe_gating_top_k(Tensor x, int k, *, Tensor? bias=None, int k_group=1, int group_count=1, int group_select_mode=0, "
-    "int renorm=0, int norm_type=0, bool out_flag=False, float routed_scaling_factor=1.0, float eps=1e-20) "
-    "-> (Tensor, Tensor, Tensor)"
+    "npu_moe_gating_top_k(Tensor x, int k, *, Tensor? bias=None, int k_group=1, int group_count=1, int "
+    "group_select_mode=0, int renorm=0, int norm_type=0, bool out_flag=False, float routed_scaling_factor=1.0, "
+    "float eps=1e-20) -> (Tensor, Tensor, Tensor)"
 )
 def npu_moe_gating_top_k(
     x: Tensor,
@@ -25,11 +25,11 @@ def npu_moe_gating_top_k(
     routed_scaling_factor: float = 1.0,
     eps: float = 1e-20,
 ):
-    """Weights [tokens, k], experts [tokens, k] int32 and scores [tokens, experts] of the experts chosen by score plus bias.
+    """Weights [tokens, k], experts [tokens, k] int32 and scores [tokens, experts], chosen by score plus bias.
 
-    `norm_type` 0 scores by softmax, 1 by sigmoid. A group of experts counts by its best score (`group_select_mode` 0) or by
-    the sum of its best two (1); only experts of the best `k_group` groups can be chosen. Sigmoid weights are divided by
-    their sum plus `eps`.
+    `norm_type` 0 scores by softmax, 1 by sigmoid. A group of experts counts by its best score (`group_select_mode` 0)
+    or by the sum of its best two (1); only experts of the best `k_group` groups can be chosen. Sigmoid weights are
+    divided by their sum plus `eps`.
     """
     scores = x.float().softmax(-1) if norm_type == 0 else x.float().sigmoid()
     choice = scores if bias is None else scores + bias.float()
@@ -84,8 +84,8 @@ def npu_moe_compute_expert_tokens(sorted_experts: Tensor, num_expert: int):
 
 
 @operator(
-    "npu_moe_finalize_routing(Tensor expanded_permuted_rows, Tensor? skip1, Tensor? skip2, Tensor? bias, Tensor? scales, "
-    "Tensor expanded_src_to_dst_row, Tensor? export_for_source_row, int? drop_pad_mode=0) -> Tensor"
+    "npu_moe_finalize_routing(Tensor expanded_permuted_rows, Tensor? skip1, Tensor? skip2, Tensor? bias, Tensor? "
+    "scales, Tensor expanded_src_to_dst_row, Tensor? export_for_source_row, int? drop_pad_mode=0) -> Tensor"
 )
 def npu_moe_finalize_routing(
     expanded_permuted_rows: Tensor,
@@ -141,8 +141,8 @@ def npu_moe_token_permute(
 
 
 @operator(
-    "npu_moe_token_unpermute(Tensor permuted_tokens, Tensor sorted_indices, Tensor? probs=None, bool padded_mode=False, "
-    "int[]? restore_shape=None) -> Tensor",
+    "npu_moe_token_unpermute(Tensor permuted_tokens, Tensor sorted_indices, Tensor? probs=None, bool "
+    "padded_mode=False, int[]? restore_shape=None) -> Tensor",
     differentiable=True,
 )
 def npu_moe_token_unpermute(

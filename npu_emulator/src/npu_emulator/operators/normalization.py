@@ -36,7 +36,8 @@ def npu_gemma_rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-06):
 
 
 @operator(
-    "npu_layer_norm_eval(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor"
+    "npu_layer_norm_eval(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float "
+    "eps=1e-05) -> Tensor"
 )
 def npu_layer_norm_eval(
     x: Tensor, normalized_shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05

@@ -6,9 +6,9 @@ from .registry import operator
 
 
 @operator(
-    "npu_apply_adam_w.out(Scalar beta1_power, Scalar beta2_power, Scalar lr, Scalar weight_decay, Scalar beta1, Scalar beta2, "
-    "Scalar epsilon, Tensor grad, Tensor? max_grad_norm, bool? amsgrad, bool? maximize, *, Tensor(a!)[] out) "
-    "-> (Tensor, Tensor, Tensor)"
+    "npu_apply_adam_w.out(Scalar beta1_power, Scalar beta2_power, Scalar lr, Scalar weight_decay, Scalar beta1, "
+    "Scalar beta2, Scalar epsilon, Tensor grad, Tensor? max_grad_norm, bool? amsgrad, bool? maximize, *, "
+    "Tensor(a!)[] out) -> (Tensor, Tensor, Tensor)"
 )
 def npu_apply_adam_w(
     beta1_power: float,

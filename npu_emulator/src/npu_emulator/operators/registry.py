@@ -21,6 +21,14 @@ class Operator:
     function: Callable
     differentiable: bool
 
+    @functools.cached_property
+    def parameters(self) -> dict[str, str]:
+        """The function's own name for each argument of the schema."""
+        own = self.function.__code__.co_varnames[: self.function.__code__.co_argcount]
+        arguments = torch._C.parse_schema(self.schema).arguments
+        positional = (argument.name for argument in arguments if not argument.kwarg_only)
+        return dict(zip(positional, own, strict=True))
+
 
 def operator(schema: str, namespace: str = "npu", differentiable: bool = False) -> Callable[[Callable], Callable]:
     """Register the decorated function, which takes and returns host tensors, as an operator of the NPU.
@@ -52,67 +60,39 @@ def emulated() -> dict[str, Operator]:
 
 def exposed(namespace: str) -> dict[str, Callable]:
     """The callable operators of a namespace, by short name."""
-    operators = getattr(torch.ops, namespace)
-    names = {name.split("::")[1].split(".")[0] for name in _emulated if name.startswith(namespace + "::")}
-    return {name: getattr(operators, name) for name in names}
+    return {
+        name.split("::")[1].split(".")[0]: _callable(described)
+        for name, described in _emulated.items()
+        if name.startswith(namespace + "::")
+    }
 
 
-class _HostCall:
-    """The arguments and results of one call, on their way between the device and the host."""
+def _callable(operator: Operator) -> Callable:
+    """The operator as a function. It calls what the dispatcher would call, unless something watches the dispatcher."""
+    namespace, name = operator.name.split("::")
+    dispatched = getattr(getattr(torch.ops, namespace), name.split(".")[0])
+    run = _run_with_gradient if operator.differentiable else run_on_host
 
-    def __init__(self):
-        self.aliases = _C.HostAliases()
-        self.device: int | None = None
+    def call(*args, **kwargs):
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+            return dispatched(*args, **kwargs)
+        if kwargs:
+            kwargs = {operator.parameters.get(name, name): value for name, value in kwargs.items()}
+        return run(operator, *args, **kwargs)
 
-    def to_host(self, value):
-        if isinstance(value, torch.Tensor):
-            if value.device.type != "npu":
-                return value
-            if self.device is None:
-                self.device = value.device.index
-            return self.aliases.alias(value)
-        if isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
-            return [self.to_host(item) for item in value]
-        return value
-
-    def to_device(self, value):
-        if isinstance(value, torch.Tensor):
-            return self.aliases.to_device(value, self.device)
-        if isinstance(value, tuple):
-            return tuple([self.to_device(item) for item in value])
-        if isinstance(value, list):
-            return [self.to_device(item) for item in value]
-        return value
-
-    def run(self, function: Callable, args, kwargs):
-        outer = _C.exchange_charged_device(_C.current_device() if self.device is None else self.device)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _C.exchange_charged_device(outer)
+    call.__name__ = call.__qualname__ = name.split(".")[0]
+    call.__doc__ = f"{operator.schema}\n\n{operator.function.__doc__ or ''}"
+    return call
 
 
 def run_on_host(operator: Operator, *args, **kwargs):
     """Run an operator on NPU tensors."""
     _C.count_operator(operator.name)
-    call = _HostCall()
-    args = [call.to_host(value) for value in args]
-    kwargs = {name: call.to_host(value) for name, value in kwargs.items()}
-    if call.device is None:
-        call.device = _C.current_device()
-    return call.to_device(call.run(operator.function, args, kwargs))
-
-
-def _tensors_in(args, kwargs):
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from (item for item in value if isinstance(item, torch.Tensor))
+    return _C.call_on_host(operator.function, args, kwargs)
 
 
 def _run_with_gradient(operator: Operator, *args, **kwargs):
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors_in(args, kwargs)):
+    if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in args):
         return _HostGraph.apply(operator, kwargs, *args)
     with torch._C._AutoDispatchBelowAutograd():
         return run_on_host(operator, *args, **kwargs)
@@ -124,51 +104,45 @@ class _HostGraph(torch.autograd.Function):
     @staticmethod
     def forward(ctx, operator: Operator, kwargs, *args):
         _C.count_operator(operator.name)
-        call = _HostCall()
-        leaves = []
+        ctx.operator = operator
+        wanted = [isinstance(value, torch.Tensor) and value.requires_grad for value in args]
 
-        def to_leaf(value):
-            host = call.to_host(value)
-            if isinstance(value, torch.Tensor) and value.requires_grad:
-                host = host.detach().requires_grad_()
-                leaves.append(host)
-            else:
-                leaves.append(None)
-            return host
+        def record(*args, **kwargs):
+            args = [
+                value.detach().requires_grad_() if leaf else value for value, leaf in zip(args, wanted, strict=True)
+            ]
+            with torch.enable_grad():
+                results = operator.function(*args, **kwargs)
+            ctx.leaves = [value if leaf else None for value, leaf in zip(args, wanted, strict=True)]
+            ctx.results = results if isinstance(results, tuple) else (results,)
+            return tuple(_detached(result) for result in ctx.results)
 
-        args = [to_leaf(value) for value in args]
-        kwargs = {name: call.to_host(value) for name, value in kwargs.items()}
-        with torch.enable_grad():
-            results = call.run(operator.function, args, kwargs)
-        ctx.operator, ctx.leaves, ctx.device = operator, leaves, call.device
-        ctx.results = results if isinstance(results, tuple) else (results,)
-        detached = tuple(call.to_device(_detached(result)) for result in ctx.results)
-        ctx.mark_non_differentiable(
-            *(
-                made
-                for made, result in zip(detached, ctx.results)
-                if isinstance(made, torch.Tensor) and not result.requires_grad
-            )
-        )
-        return detached if isinstance(results, tuple) else detached[0]
+        results = _C.call_on_host(record, args, kwargs)
+        ctx.mark_non_differentiable(*(made for made, of in zip(results, ctx.results, strict=True) if _is_constant(of)))
+        return results if len(results) > 1 else results[0]
 
     @staticmethod
     def backward(ctx, *gradients):
         _C.count_operator(ctx.operator.name + "_backward")
-        call = _HostCall()
-        call.device = ctx.device
-        wanted = [(result, call.to_host(gradient)) for result, gradient in zip(ctx.results, gradients)
-                  if isinstance(result, torch.Tensor) and result.requires_grad and gradient is not None]  # fmt: skip
-        leaves = [leaf for leaf in ctx.leaves if leaf is not None]
-        results, incoming = zip(*wanted)
 
-        def differentiate():
+        def differentiate(*gradients):
+            pairs = [
+                (result, gradient)
+                for result, gradient in zip(ctx.results, gradients, strict=True)
+                if isinstance(result, torch.Tensor) and result.requires_grad and gradient is not None
+            ]
+            results, incoming = zip(*pairs, strict=True)
+            leaves = [leaf for leaf in ctx.leaves if leaf is not None]
             return torch.autograd.grad(results, leaves, incoming, allow_unused=True)
 
-        found = iter(call.to_device(call.run(differentiate, (), {})))
+        found = iter(_C.call_on_host(differentiate, gradients))
         ctx.results = None  # frees what the graph held
         return (None, None, *(None if leaf is None else next(found) for leaf in ctx.leaves))
 
 
 def _detached(value):
     return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _is_constant(value) -> bool:
+    return isinstance(value, torch.Tensor) and not value.requires_grad

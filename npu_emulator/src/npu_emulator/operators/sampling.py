@@ -8,7 +8,7 @@ from .registry import operator
 
 @operator("npu_top_k_top_p(Tensor logits, Tensor p, Tensor k) -> Tensor")
 def npu_top_k_top_p(logits: Tensor, p: Tensor, k: Tensor):
-    """Logits [batch, vocabulary] with all but the top k, and then all but the smallest set of mass p, at minus infinity."""
+    """Logits [batch, vocabulary] with all but the top k, then all but the smallest set of mass p, at minus infinity."""
     ascending, order = logits.sort(-1)
     least_kept = ascending.gather(-1, (logits.shape[-1] - k.long()).clamp(min=0).unsqueeze(-1))
     ascending = ascending.masked_fill(ascending < least_kept, float("-inf"))

@@ -2,10 +2,10 @@
 
 After ``from torch_npu.contrib import transfer_to_npu`` in a process:
 
-- every name of ``torch.npu`` (and of its ``amp``, ``memory``, ``random`` and ``streams`` modules) replaces the one of the
-  same name in ``torch.cuda``; names that only ``torch.cuda`` has stay what they were;
+- every name of ``torch.npu`` (and of its ``amp``, ``memory``, ``random`` and ``streams`` modules) replaces the one of
+  the same name in ``torch.cuda``; names that only ``torch.cuda`` has stay what they were;
 - a device given as ``"cuda"``, ``"cuda:1"`` or ``torch.device("cuda", 1)`` means the NPU with the same index, in tensor
-  factories, tensor and module methods, ``torch.device``, ``torch.Generator``, autocast, ``torch.load`` and device meshes;
+  factories, tensor and module methods, ``torch.device``, ``torch.Generator``, autocast, ``torch.load``, device meshes;
 - the process group backend ``"nccl"`` means ``"hccl"``.
 
 Names copied out of torch before this import (``from torch.cuda import current_device``) keep their CUDA meaning.
@@ -21,6 +21,7 @@ import torch.utils._device
 import torch_npu  # noqa: F401  (registers the npu device)
 
 _NativeDevice = torch.device
+_NativeGenerator = torch.Generator
 _FACTORIES = (
     "arange as_tensor asarray bartlett_window blackman_window empty empty_like empty_permuted empty_strided eye full "
     "full_like hamming_window hann_window kaiser_window linspace logspace normal ones ones_like rand rand_like randint "
@@ -111,28 +112,18 @@ def _autocast_class(native):
     return type(native.__name__, (native,), {"__init__": __init__, "__module__": native.__module__})
 
 
-def _generator_class():
-    """A stand-in for torch.Generator that takes CUDA devices and passes isinstance checks."""
-    native = torch.Generator
+class _GeneratorMeta(type):
+    """Makes generators of the native type, which instances of the replacement of torch.Generator then are."""
 
-    class GeneratorMeta(type(native)):
-        def __instancecheck__(cls, instance):
-            return isinstance(instance, native)
+    def __call__(cls, device="cpu"):
+        return _NativeGenerator(_to_npu(device))
 
-        def __call__(cls, device="cpu"):
-            return native(_to_npu(device))
-
-    return (
-        GeneratorMeta("Generator", (native,), {"__module__": "torch"}) if _can_subclass(native) else _redirect(native)
-    )
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, _NativeGenerator)
 
 
-def _can_subclass(native):
-    try:
-        type("Probe", (native,), {})
-    except TypeError:
-        return False
-    return True
+def _generator_type():
+    return _GeneratorMeta("Generator", (), {"__module__": "torch", "__doc__": _NativeGenerator.__doc__})
 
 
 def _mirror_module(source, destination):
@@ -155,7 +146,7 @@ def _redirect_devices():
         setattr(torch, name, _redirect(getattr(torch, name)))
     torch.load = _redirect(torch.load, _map_location_to_npu)
     torch.device = _device_type()
-    torch.Generator = _generator_class()
+    torch.Generator = _generator_type()
     torch.autocast = torch.amp.autocast = torch.amp.autocast_mode.autocast = _autocast_class(torch.amp.autocast)
     for name in _TENSOR_METHODS:
         setattr(torch.Tensor, name, _redirect(getattr(torch.Tensor, name)))

@@ -21,6 +21,13 @@ is_initialized = _C.is_initialized
 _is_in_bad_fork = _C.is_in_bad_fork
 
 
+def __getattr__(name: str):
+    # torch.utils.checkpoint keeps random states only where this is true.
+    if name == "_initialized":
+        return is_initialized()
+    raise AttributeError(f"module 'torch.npu' has no attribute {name!r}")
+
+
 def _lazy_call(callable, **_) -> None:
     """Run something that needs the device: at once, as setting it up costs nothing."""
     callable()

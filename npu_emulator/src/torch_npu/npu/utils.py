@@ -2,7 +2,6 @@
 
 import dataclasses
 import threading
-from typing import Union
 
 import torch
 
@@ -13,7 +12,7 @@ from .streams import Stream
 DEVICE_NAME = "Ascend910B3"
 SOC_VERSION = 223
 
-DeviceLike = Union[torch.device, int, str, None]
+DeviceLike = torch.device | int | str | None
 
 device_count = _C.device_count
 current_device = _C.current_device

@@ -1,0 +1,12 @@
+// Runs a Python function on host aliases of NPU tensors.
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace npu {
+
+// `function(*args, **kwargs)` with every NPU tensor, also in lists and tuples, replaced by its host alias. What it
+// allocates is charged to the die of the first one (or the current die), and the tensors that it returns are moved there.
+pybind11::object call_on_host(const pybind11::function& function, const pybind11::tuple& args,
+                              const pybind11::dict& kwargs);
+
+}  // namespace npu

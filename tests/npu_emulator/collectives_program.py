@@ -1,0 +1,426 @@
+"""Runs on each of several ranks: every collective of hccl on random sizes, against what the CPU computes.
+
+`main(folder)` writes ``rank<r>.json``: check -> "" or what was wrong.
+"""
+
+import datetime
+import json
+import os
+import random
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+
+from npu_emulator import _C, meters
+
+CHECKS = []
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.uint8,
+]
+DTYPES += [torch.int8, torch.bool]
+ROUNDS = 6
+REDUCTIONS = {
+    dist.ReduceOp.SUM: lambda parts: torch.stack(parts).sum(0),
+    dist.ReduceOp.MAX: lambda parts: torch.stack(parts).amax(0),
+    dist.ReduceOp.MIN: lambda parts: torch.stack(parts).amin(0),
+    dist.ReduceOp.PRODUCT: lambda parts: torch.stack(parts).prod(0),
+}
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+class Ranks:
+    """What a check needs: this rank, how many there are, and tensors that every rank can work out for every rank."""
+
+    def __init__(self, rank: int, size: int):
+        self.rank, self.size, self.device = rank, size, torch.device("npu", rank)
+
+    def of(self, rank: int, shape, dtype=torch.float32, seed: int = 0) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1000 * seed + rank)
+        return torch.randint(0, 3, shape, generator=generator).to(dtype)
+
+    def own(self, shape, dtype=torch.float32, seed: int = 0) -> torch.Tensor:
+        return self.of(self.rank, shape, dtype, seed).to(self.device)
+
+    def all(self, shape, dtype=torch.float32, seed: int = 0) -> list[torch.Tensor]:
+        return [self.of(rank, shape, dtype, seed) for rank in range(self.size)]
+
+
+def shapes(seed: int):
+    """Shapes and dtypes that are the same on every rank."""
+    choice = random.Random(seed)
+    for number in range(ROUNDS):
+        rows, columns = choice.choice([0, 1, 2, 3, 7]), choice.choice([1, 2, 5])
+        yield number, (rows, columns), choice.choice(DTYPES)
+
+
+def equal(got: torch.Tensor, expected: torch.Tensor) -> None:
+    expected = expected.to(got.dtype)
+    assert got.device.type == "npu" and torch.equal(got.cpu(), expected), f"{got.cpu().tolist()} != {expected.tolist()}"
+
+
+@check
+def all_reduce_every_type_and_reduction(ranks):
+    for dtype in DTYPES:
+        for op, reference in REDUCTIONS.items():
+            if dtype == torch.bool:
+                reference = {"SUM": torch.any, "MAX": torch.any}.get(op.name, torch.all)
+                expected = reference(torch.stack(ranks.all((3, 4), dtype)), 0)
+            else:
+                expected = reference([part.double() for part in ranks.all((3, 4), dtype)])
+            tensor = ranks.own((3, 4), dtype)
+            dist.all_reduce(tensor, op)
+            equal(tensor, expected)
+    tensor = ranks.own((5,))
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    equal(tensor, torch.stack(ranks.all((5,))).mean(0))
+
+
+@check
+def all_reduce_through_a_view(ranks):
+    base = ranks.own((6, 4))
+    dist.all_reduce(base[::2, 1])
+    expected = ranks.of(ranks.rank, (6, 4))
+    expected[::2, 1] = torch.stack(ranks.all((6, 4))).sum(0)[::2, 1]
+    equal(base, expected)
+
+
+@check
+def broadcast_and_reduce(ranks):
+    for number, shape, dtype in shapes(1):
+        source = number % ranks.size
+        tensor = ranks.own(shape, dtype, number)
+        dist.broadcast(tensor, source)
+        equal(tensor, ranks.of(source, shape, dtype, number))
+        tensor = ranks.own(shape, torch.float32, number)
+        dist.reduce(tensor, source)
+        expected = torch.stack(ranks.all(shape, torch.float32, number)).sum(0)
+        equal(tensor, expected if ranks.rank == source else ranks.of(ranks.rank, shape, torch.float32, number))
+
+
+@check
+def all_gather_even_and_uneven(ranks):
+    for number, shape, dtype in shapes(2):
+        expected = ranks.all(shape, dtype, number)
+        gathered = [torch.empty(shape, dtype=dtype, device=ranks.device) for _ in expected]
+        dist.all_gather(gathered, ranks.own(shape, dtype, number))
+        for got, part in zip(gathered, expected, strict=True):
+            equal(got, part)
+        whole = torch.empty((shape[0] * ranks.size, shape[1]), dtype=dtype, device=ranks.device)
+        dist.all_gather_into_tensor(whole, ranks.own(shape, dtype, number))
+        equal(whole, torch.cat(expected))
+        uneven = [ranks.of(rank, (rank + number, 2), dtype) for rank in range(ranks.size)]
+        gathered = [torch.empty_like(part, device=ranks.device) for part in uneven]
+        dist.all_gather(gathered, uneven[ranks.rank].to(ranks.device))
+        for got, part in zip(gathered, uneven, strict=True):
+            equal(got, part)
+
+
+@check
+def gather_and_scatter(ranks):
+    for number, shape, dtype in shapes(3):
+        root = number % ranks.size
+        outputs = [torch.empty(shape, dtype=dtype, device=ranks.device) for _ in range(ranks.size)]
+        dist.gather(ranks.own(shape, dtype, number), outputs if ranks.rank == root else None, root)
+        if ranks.rank == root:
+            for got, part in zip(outputs, ranks.all(shape, dtype, number), strict=True):
+                equal(got, part)
+        parts = [part.to(ranks.device) for part in ranks.all(shape, dtype, number)]
+        dist.scatter(outputs[0], parts if ranks.rank == root else None, root)
+        equal(outputs[0], ranks.of(ranks.rank, shape, dtype, number))
+
+
+@check
+def reduce_scatter_even_and_uneven(ranks):
+    for number, (rows, columns), _ in shapes(4):
+        for dtype, op in ((torch.float32, dist.ReduceOp.SUM), (torch.bfloat16, dist.ReduceOp.MAX)):
+            shape = (rows * ranks.size, columns)
+            expected = REDUCTIONS[op](ranks.all(shape, dtype, number)).chunk(ranks.size) if rows else None
+            out = torch.empty((rows, columns), dtype=dtype, device=ranks.device)
+            dist.reduce_scatter_tensor(out, ranks.own(shape, dtype, number), op)
+            equal(out, expected[ranks.rank] if rows else out.cpu())
+        sizes = [rank + 1 for rank in range(ranks.size)]
+        total = torch.stack(ranks.all((sum(sizes), 2), torch.float32, number)).sum(0).split(sizes)
+        out = torch.empty(sizes[ranks.rank], 2, device=ranks.device)
+        dist.reduce_scatter(out, list(ranks.own((sum(sizes), 2), torch.float32, number).split(sizes)))
+        equal(out, total[ranks.rank])
+    out = torch.empty(2, device=ranks.device)
+    dist.reduce_scatter_tensor(out, ranks.own((2 * ranks.size,)), dist.ReduceOp.AVG)
+    equal(out, torch.stack(ranks.all((2 * ranks.size,))).mean(0).chunk(ranks.size)[ranks.rank])
+
+
+def random_splits(seed: int, size: int) -> list[list[int]]:
+    """Rows from each rank to each rank, some of them none."""
+    choice = random.Random(seed)
+    return [[choice.choice([0, 0, 1, 2, 5]) for _ in range(size)] for _ in range(size)]
+
+
+@check
+def all_to_all_single_uneven(ranks):
+    for number in range(3 * ROUNDS):
+        splits, dtype = random_splits(number, ranks.size), DTYPES[number % len(DTYPES)]
+        inputs = [ranks.of(rank, (sum(splits[rank]), 3), dtype, number) for rank in range(ranks.size)]
+        received = [splits[rank][ranks.rank] for rank in range(ranks.size)]
+        out = torch.empty(sum(received), 3, dtype=dtype, device=ranks.device)
+        dist.all_to_all_single(out, inputs[ranks.rank].to(ranks.device), received, splits[ranks.rank])
+        equal(out, torch.cat([inputs[rank].split(splits[rank])[ranks.rank] for rank in range(ranks.size)]))
+
+
+@check
+def all_to_all_single_even(ranks):
+    out = torch.empty(2 * ranks.size, device=ranks.device)
+    dist.all_to_all_single(out, ranks.own((2 * ranks.size,)))
+    equal(out, torch.cat([part.chunk(ranks.size)[ranks.rank] for part in ranks.all((2 * ranks.size,))]))
+
+
+@check
+def all_to_all_of_lists(ranks):
+    for number in range(ROUNDS):
+        splits = random_splits(100 + number, ranks.size)
+        inputs = [ranks.of(rank, (sum(splits[rank]), 2), torch.bfloat16, number) for rank in range(ranks.size)]
+        outputs = [
+            torch.empty(splits[rank][ranks.rank], 2, dtype=torch.bfloat16, device=ranks.device)
+            for rank in range(ranks.size)
+        ]
+        dist.all_to_all(outputs, [part.to(ranks.device) for part in inputs[ranks.rank].split(splits[ranks.rank])])
+        for rank, out in enumerate(outputs):
+            equal(out, inputs[rank].split(splits[rank])[ranks.rank])
+
+
+@check
+def wrong_splits_are_refused_before_anything_is_sent(ranks):
+    for out_rows, in_rows, outs, ins in ((4, 3, [1] * 4, [1] * 4), (4, 4, [1] * 3, [1] * 4), (3, 4, None, None)):
+        try:
+            dist.all_to_all_single(
+                torch.empty(out_rows, device=ranks.device), torch.empty(in_rows, device=ranks.device), outs, ins
+            )
+        except RuntimeError as error:
+            assert "all_to_all_single" in str(error) or "split" in str(error).lower(), error
+        else:
+            raise AssertionError(f"{outs} {ins} were accepted")
+
+
+@check
+def point_to_point(ranks):
+    following, preceding = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
+    for dtype in DTYPES:
+        received = torch.empty(3, 2, dtype=dtype, device=ranks.device)
+        works = dist.batch_isend_irecv([
+            dist.P2POp(dist.isend, ranks.own((3, 2), dtype), following),
+            dist.P2POp(dist.irecv, received, preceding),
+        ])  # fmt: skip
+        for work in works:
+            work.wait()
+        equal(received, ranks.of(preceding, (3, 2), dtype))
+    if ranks.rank % 2 == 0:
+        dist.send(ranks.own((4,)), following)
+        dist.recv(received := torch.zeros(4, device=ranks.device), preceding)
+    else:
+        dist.recv(received := torch.zeros(4, device=ranks.device), preceding)
+        dist.send(ranks.own((4,)), following)
+    equal(received, ranks.of(preceding, (4,)))
+    strided = torch.zeros(4, 2, device=ranks.device)
+    work = dist.irecv(strided[:, 0], preceding)
+    dist.isend(ranks.own((4,), seed=5), following).wait()
+    work.wait()
+    equal(strided[:, 0], ranks.of(preceding, (4,), seed=5))
+
+
+@check
+def objects(ranks):
+    gathered = [None] * ranks.size
+    dist.all_gather_object(gathered, {"rank": ranks.rank, "text": "x" * ranks.rank})
+    assert [entry["rank"] for entry in gathered] == list(range(ranks.size))
+    shared = [{"a": 5}, "b"] if ranks.rank == 1 else [None, None]
+    dist.broadcast_object_list(shared, 1)
+    assert shared == [{"a": 5}, "b"]
+
+
+@check
+def subgroups_work_at_the_same_time(ranks):
+    pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    mine = pairs[ranks.rank % 2]
+    tensor = ranks.own((3,))
+    dist.all_reduce(tensor, group=mine)
+    equal(tensor, ranks.of(ranks.rank, (3,)) + ranks.of((ranks.rank + 2) % 4, (3,)))
+    alone = [dist.new_group([rank]) for rank in range(ranks.size)][ranks.rank]
+    before = ranks.own((4,))
+    outs = [torch.empty(4, device=ranks.device) for _ in range(5)]
+    dist.all_reduce(outs[0].copy_(before), group=alone)
+    dist.all_gather_into_tensor(outs[1], before, group=alone)
+    dist.reduce_scatter_tensor(outs[2], before, group=alone)
+    dist.all_to_all_single(outs[3], before, group=alone)
+    dist.broadcast(outs[4].copy_(before), ranks.rank, group=alone)
+    dist.barrier(alone)
+    for out in outs:
+        equal(out, before.cpu())
+
+
+@check
+def asynchronous_works_complete_at_wait(ranks):
+    tensors = [ranks.own((4,), seed=number) for number in range(5)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for number, (tensor, work) in enumerate(zip(tensors, works, strict=True)):
+        work.wait()
+        assert work.is_completed()
+        equal(tensor, torch.stack(ranks.all((4,), seed=number)).sum(0))
+
+
+@check
+def deferred_collectives_show_a_missing_wait(ranks):
+    _C.set_deferred_collectives(True)
+    try:
+        own = ranks.own((4,))
+        received = torch.full((4 * ranks.size,), -1.0, device=ranks.device)
+        work = dist.all_gather_into_tensor(received[::1], own, async_op=True)
+        strided = torch.full((2, 4 * ranks.size), -1.0, device=ranks.device).t()
+        late = dist.all_reduce(strided[:, 0], async_op=True)
+        assert (strided[:, 0] == -1).all(), "visible without a wait"
+        work.wait()
+        equal(received, torch.cat(ranks.all((4,))))
+        torch.npu.synchronize()
+        assert late.is_completed() and (strided[:, 0] == -ranks.size).all()
+        waited = ranks.own((4,))
+        dist.all_reduce(waited)
+        equal(waited, torch.stack(ranks.all((4,))).sum(0))
+    finally:
+        torch.npu.synchronize()
+        _C.set_deferred_collectives(False)
+
+
+@check
+def inference_tensors_are_accepted(ranks):
+    with torch.inference_mode():
+        tensor = ranks.own((3,)) * 1
+        dist.all_reduce(tensor)
+        equal(tensor, torch.stack(ranks.all((3,))).sum(0))
+
+
+@check
+def functional_collectives_and_dtensor(ranks):
+    import torch.distributed._functional_collectives as functional
+    from torch.distributed._tensor import Shard, distribute_tensor
+    from torch.distributed.device_mesh import init_device_mesh
+
+    gathered = functional.all_gather_tensor(ranks.own((1,)), 0, dist.group.WORLD)
+    equal(functional.wait_tensor(gathered), torch.cat(ranks.all((1,))))
+    mesh = init_device_mesh("npu", (2, 2), mesh_dim_names=("data", "tensor"))
+    sharded = distribute_tensor(torch.arange(8.0, device=ranks.device), mesh["tensor"], [Shard(0)])
+    assert sharded.to_local().numel() == 4
+    equal(sharded.full_tensor(), torch.arange(8.0))
+
+
+@check
+def data_parallel_gradients_are_averaged(ranks):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2).to(ranks.device)
+    inputs = ranks.all((3, 4))
+    expected = torch.stack(
+        [torch.autograd.grad(model(part.to(ranks.device)).sum(), model.weight)[0] for part in inputs]
+    )
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, device_ids=[ranks.rank])
+    wrapped(ranks.own((3, 4))).sum().backward()
+    assert torch.allclose(model.weight.grad, expected.mean(0))
+
+
+@check
+def fully_sharded_training_equals_plain_training(ranks):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    def build():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)).to(ranks.device)
+
+    plain, sharded = build(), FullyShardedDataParallel(build(), device_id=ranks.rank)
+    batch = torch.cat(ranks.all((2, 8))).to(ranks.device)
+    for model, inputs in ((plain, batch), (sharded, ranks.own((2, 8)))):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+    with FullyShardedDataParallel.summon_full_params(sharded):
+        for mine, theirs in zip(sharded.parameters(), plain.parameters(), strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-6)
+
+
+@check
+def collectives_are_counted_with_bytes_and_group_size(ranks):
+    def counted(kind, size=ranks.size):
+        totals = meters.snapshot()["collectives"].get(kind, {}).get(str(size), {"count": 0, "bytes": 0})
+        return totals["count"], totals["bytes"]
+
+    actions = {
+        "all_reduce": (lambda: dist.all_reduce(ranks.own((5,))), 20),
+        "all_gather": (lambda: dist.all_gather_into_tensor(torch.empty(20, device=ranks.device), ranks.own((5,))), 20),
+        "reduce_scatter": (
+            lambda: dist.reduce_scatter_tensor(torch.empty(2, device=ranks.device), ranks.own((8,))),
+            32,
+        ),
+        "all_to_all": (lambda: dist.all_to_all_single(torch.empty(8, device=ranks.device), ranks.own((8,))), 32),
+        "broadcast": (lambda: dist.broadcast(ranks.own((5,), torch.bfloat16), 0), 10),
+        "barrier": (dist.barrier, 0),
+    }
+    for kind, (action, size) in actions.items():
+        count, total = counted(kind)
+        action()
+        assert counted(kind) == (count + 1, total + size), kind
+
+
+@check
+def running_out_of_memory_in_a_collective_is_an_error_not_a_crash(ranks):
+    capacity = _C.memory_statistics(ranks.rank)["capacity"]
+    tensor = ranks.own((1024,))
+    _C.set_capacity(ranks.rank, torch.npu.memory_allocated(ranks.rank))
+    try:
+        dist.all_gather([torch.empty(1024, device=ranks.device) for _ in range(4)], tensor)
+    except torch.OutOfMemoryError:
+        pass
+    else:
+        raise AssertionError("memory did not run out")
+    finally:
+        _C.set_capacity(ranks.rank, capacity)
+    dist.all_reduce(tensor)
+
+
+@check
+def a_false_expectation_is_noticed(ranks):
+    tensor = ranks.own((4,))
+    dist.all_reduce(tensor)
+    try:
+        equal(tensor, ranks.of(ranks.rank, (4,)) + 100)
+    except AssertionError:
+        return
+    raise AssertionError("the comparison accepts anything")
+
+
+def main(folder: Path) -> int:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.npu.set_device(rank)
+    dist.init_process_group("hccl", timeout=datetime.timedelta(seconds=60))
+    assert dist.get_backend() == "hccl"
+    found = {}
+    for function in CHECKS:
+        try:
+            function(Ranks(rank, size))
+            found[function.__name__] = ""
+        except Exception:
+            found[function.__name__] = traceback.format_exc()
+            break  # the ranks may be out of step now
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    if not any(found.values()):
+        dist.destroy_process_group()
+    return 0

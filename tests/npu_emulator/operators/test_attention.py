@@ -1,0 +1,309 @@
+"""Attention operators against a loop over tokens and heads in float64."""
+
+import pytest
+import torch
+import torch_npu
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from torch import Tensor
+
+from tests.npu_emulator.operators.compare import assert_like_reference
+
+SCALE = 0.3
+
+
+def naive(query: Tensor, key: Tensor, value: Tensor, visible) -> tuple[Tensor, Tensor]:
+    """One sequence [tokens, heads, size]: output and log-sum-exp; `visible(i, j)` says whether query i sees key j."""
+    query, key, value = (states.double() for states in (query, key, value))
+    shared = query.shape[1] // key.shape[1]
+    out = torch.zeros(query.shape[0], query.shape[1], value.shape[-1], dtype=torch.float64)
+    lse = torch.full((query.shape[1], query.shape[0]), float("-inf"), dtype=torch.float64)
+    for i in range(query.shape[0]):
+        seen = [j for j in range(key.shape[0]) if visible(i, j)]
+        for head in range(query.shape[1]):
+            if seen:
+                scores = key[seen, head // shared] @ query[i, head] * SCALE
+                out[i, head] = scores.softmax(0) @ value[seen, head // shared]
+                lse[head, i] = scores.logsumexp(0)
+    return out, lse
+
+
+def sequences(lengths, heads, size, seed):
+    torch.manual_seed(seed)
+    return [torch.randn(length, heads, size) for length in lengths]
+
+
+def paged(states: list[Tensor], block_size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """A cache [blocks, block size, heads, size] that holds the sequences in random blocks, and their block table."""
+    needed = [-(-state.shape[0] // block_size) for state in states]
+    order = torch.randperm(sum(needed) + 3, generator=torch.Generator().manual_seed(seed)).tolist()
+    cache = torch.full((len(order), block_size, *states[0].shape[1:]), 99.0)
+    table = torch.zeros(len(states), max([*needed, 1]) + 1, dtype=torch.int32)
+    for row, (state, blocks) in enumerate(zip(states, needed, strict=True)):
+        for column in range(blocks):
+            block = order.pop()
+            part = state[column * block_size : (column + 1) * block_size]
+            cache[block, : part.shape[0]] = part
+            table[row, column] = block
+    return cache.to("npu"), table.to("npu")
+
+
+def close(got: Tensor, expected: Tensor):
+    torch.testing.assert_close(got.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+
+
+LENGTHS = some.lists(some.integers(1, 9), min_size=1, max_size=5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(LENGTHS, some.sampled_from([(4, 4), (4, 2), (3, 1)]), some.integers(0, 5))
+def test_flash_attention_of_packed_sequences(lengths, heads, seed):
+    query, key, value = (
+        sequences(lengths, count, 6, seed + i) for i, count in enumerate((heads[0], heads[1], heads[1]))
+    )
+    packed = [torch.cat(states).to("npu") for states in (query, key, value)]
+    out = torch.full_like(packed[0], 7.0)
+    mask, lens = torch.zeros(1, device="npu"), torch.tensor(lengths, dtype=torch.int32)
+    torch_npu._npu_flash_attention(*packed, mask=mask, seq_len=lens, scale_value=SCALE, num_heads=heads[0],
+                                   num_kv_heads=heads[1], out=out)  # fmt: skip
+    expected = [naive(q, k, v, lambda i, j: j <= i)[0] for q, k, v in zip(query, key, value, strict=True)]
+    close(out, torch.cat(expected))
+    torch_npu._npu_flash_attention_unpad(*packed, seq_len=lens, scale_value=SCALE, num_heads=heads[0],
+                                         num_kv_heads=heads[1], out=out)  # fmt: skip
+    expected = [naive(q, k, v, lambda i, j: True)[0] for q, k, v in zip(query, key, value, strict=True)]
+    close(out, torch.cat(expected))
+
+
+def test_rows_past_the_last_sequence_are_left_alone():
+    states = [torch.randn(6, 2, 4, device="npu") for _ in range(3)]
+    out = torch.full((6, 2, 4), 7.0, device="npu")
+    torch_npu._npu_flash_attention(*states, torch.zeros(1, device="npu"), torch.tensor([4]), SCALE, 2, 2, out)
+    assert (out[4:] == 7).all() and not (out[:4] == 7).any()
+
+
+@settings(max_examples=25, deadline=None)
+@given(LENGTHS, some.data(), some.integers(0, 5))
+def test_attention_to_a_paged_cache(contexts, data, seed):
+    new = [data.draw(some.integers(1, length)) for length in contexts]
+    query, key, value = (
+        sequences(new, 4, 6, seed),
+        sequences(contexts, 2, 6, seed + 1),
+        sequences(contexts, 2, 5, seed + 2),
+    )
+    (keys, table), (values, _) = paged(key, 4, seed), paged(value, 4, seed)
+    arguments = dict(num_kv_heads=2, num_heads=4, scale_value=SCALE, block_table=table)
+    expected = torch.cat([
+        naive(q, k, v, lambda i, j, offset=k.shape[0] - q.shape[0]: j <= i + offset)[0]
+        for q, k, v in zip(query, key, value, strict=True)
+    ])  # fmt: skip
+    packed, mask = torch.cat(query).to("npu"), torch.zeros(1, device="npu")
+    lengths, queries = torch.tensor(contexts, dtype=torch.int32), torch.tensor(new, dtype=torch.int32)
+    for operator in (torch_npu._npu_paged_attention_splitfuse, torch_npu._npu_flash_attention_qlens):
+        out = torch.empty(sum(new), 4, 5, device="npu")
+        operator(query=packed, key_cache=keys, value_cache=values, mask=mask, seq_len=queries, context_lens=lengths,
+                 out=out, **arguments)  # fmt: skip
+        close(out, expected)
+    last = torch.tensor(new).cumsum(0) - 1
+    out = torch.empty(len(new), 4, 5, device="npu")
+    torch_npu._npu_paged_attention(query=packed[last.to("npu")], key_cache=keys, value_cache=values,
+                                   context_lens=lengths, out=out, **arguments)  # fmt: skip
+    close(out, expected[last])
+
+
+@settings(max_examples=20, deadline=None)
+@given(LENGTHS, some.integers(0, 5))
+def test_latent_attention_is_attention_to_latent_and_rope_side_by_side(contexts, seed):
+    latent, rope = sequences(contexts, 1, 8, seed), sequences(contexts, 1, 4, seed + 1)
+    (latents, table), (ropes, _) = paged(latent, 4, seed), paged(rope, 4, seed)
+    nope, turned = torch.randn(len(contexts), 3, 8), torch.randn(len(contexts), 3, 4)
+    query = torch.cat([nope, turned], -1)
+    expected = torch.cat([
+        naive(query[i : i + 1], torch.cat([c, r], -1), c, lambda i, j: True)[0]
+        for i, (c, r) in enumerate(zip(latent, rope, strict=True))
+    ])  # fmt: skip
+    lengths = torch.tensor(contexts, dtype=torch.int32)
+    got = torch_npu.atb.npu_multi_head_latent_attention(
+        nope.to("npu"), turned.to("npu"), latents, ropes, table, lengths, 3, SCALE, 1
+    )
+    close(got, expected)
+    out = torch.empty(len(contexts), 3, 8, device="npu")
+    torch_npu._npu_paged_attention_mla(
+        query.to("npu"), torch.cat([latents, ropes], -1), 1, 3, SCALE, table, lengths, 8, out
+    )
+    close(out, expected)
+
+
+def test_long_batches_are_computed_in_parts(monkeypatch):
+    from npu_emulator.operators import attention
+
+    contexts = [5, 9, 2, 7, 7, 1]
+    key, value, query = sequences(contexts, 1, 4, 0), sequences(contexts, 1, 4, 1), sequences([1] * 6, 2, 4, 2)
+    (keys, table), (values, _) = paged(key, 4, 0), paged(value, 4, 0)
+    results = []
+    for limit in (1 << 23, 20, 1):
+        monkeypatch.setattr(attention, "_SCORES_AT_ONCE", limit)
+        results.append(torch.empty(6, 2, 4, device="npu"))
+        torch_npu._npu_paged_attention(torch.cat(query).to("npu"), keys, values, 1, 2, SCALE, table,
+                                       torch.tensor(contexts), results[-1])  # fmt: skip
+    torch.testing.assert_close(results[0], results[1])
+    torch.testing.assert_close(results[0], results[2])
+
+
+@settings(max_examples=20, deadline=None)
+@given(LENGTHS, some.data(), some.integers(0, 5))
+def test_ring_attention_merges_parts(lengths, data, seed):
+    """Causal attention to own keys, then to earlier keys, equals attention to all of them."""
+    earlier = [data.draw(some.integers(0, 6)) for _ in lengths]
+    query = sequences(lengths, 2, 12, seed)
+    key, value = sequences(lengths, 2, 12, seed + 1), sequences(lengths, 2, 5, seed + 2)
+    old_key, old_value = sequences(earlier, 2, 12, seed + 3), sequences(earlier, 2, 5, seed + 4)
+    out = torch.empty(sum(lengths), 2, 5, device="npu")
+    lse = torch.empty(2, sum(lengths), device="npu")
+
+    def run(keys, values, seqlen, mask_type, calc_type, before):
+        q, k, v = (torch.cat(states).to("npu") for states in (query, keys, values))
+        torch_npu.atb.npu_ring_mla(
+            q_nope=q[..., :8], q_rope=q[..., 8:], k_nope=k[..., :8], k_rope=k[..., 8:], value=v, mask=out,
+            seqlen=seqlen, head_num=2, kv_head_num=2, pre_out=before and out, prev_lse=before and lse, qk_scale=SCALE,
+            kernel_type="kernel_type_high_precision", mask_type=mask_type, input_layout="type_bsnd",
+            calc_type=calc_type, output=out, softmax_lse=lse,
+        )  # fmt: skip
+
+    run(key, value, torch.tensor(lengths, dtype=torch.int32), "mask_type_triu", "calc_type_first_ring", None)
+    own = [naive(q, k, v, lambda i, j: j <= i) for q, k, v in zip(query, key, value, strict=True)]
+    close(out, torch.cat([o for o, _ in own]))
+    close(lse, torch.cat([part for _, part in own], 1))
+    run(old_key, old_value, torch.tensor([lengths, earlier], dtype=torch.int32), "no_mask", "calc_type_default", True)
+    whole = [
+        naive(q, torch.cat([ok, k]), torch.cat([ov, v]), lambda i, j, n=ok.shape[0]: j <= i + n)
+        for q, k, v, ok, ov in zip(query, key, value, old_key, old_value, strict=True)
+    ]
+    close(out, torch.cat([o for o, _ in whole]))
+    close(lse, torch.cat([part for _, part in whole], 1))
+
+
+@pytest.mark.parametrize("layout", ["BNSD", "BSND", "BSH", "SBH"])
+@pytest.mark.parametrize("sparse_mode", [0, 2, 3, 4])
+def test_fusion_attention_in_every_layout(layout, sparse_mode):
+    batch, heads, queries, keys, size = 2, 4, 5, 7, 6
+    visible = {
+        0: lambda i, j: (i + j) % 3 != 0,
+        2: lambda i, j: j <= i,
+        3: lambda i, j: j <= i + keys - queries,
+        4: lambda i, j: i + keys - queries - 3 <= j <= i + keys - queries + 1,
+    }[sparse_mode]
+    hidden = torch.tensor([[not visible(i, j) for j in range(keys)] for i in range(queries)])
+    kv_heads = 2 if layout in ("BNSD", "BSND", "BSH") else 4
+
+    def to_layout(states):
+        if layout == "BNSD":
+            return states
+        if layout == "BSND":
+            return states.transpose(1, 2)
+        if layout == "BSH":
+            return states.transpose(1, 2).flatten(2)
+        return states.permute(2, 0, 1, 3).flatten(2)
+
+    def operator(q, k, v):
+        mask = hidden.to("npu") if sparse_mode == 0 else None
+        return torch_npu.npu_fusion_attention(
+            *map(to_layout, (q, k, v)), heads, layout, atten_mask=mask, scale=SCALE, sparse_mode=sparse_mode,
+            pre_tockens=3, next_tockens=1,
+        )[0]  # fmt: skip
+
+    def reference(q, k, v):
+        k, v = (states.repeat_interleave(heads // kv_heads, 1) for states in (k, v))
+        scores = (q @ k.transpose(-1, -2) * SCALE).masked_fill(hidden, float("-inf"))
+        return to_layout(scores.softmax(-1).nan_to_num() @ v)
+
+    torch.manual_seed(0)
+    inputs = [
+        torch.randn(batch, count, length, size)
+        for count, length in ((heads, queries), (kv_heads, keys), (kv_heads, keys))
+    ]
+    assert_like_reference(operator, reference, inputs)
+
+
+@settings(max_examples=15, deadline=None)
+@given(LENGTHS, some.booleans(), some.integers(0, 5))
+def test_fusion_attention_of_packed_sequences(lengths, causal, seed):
+    torch.manual_seed(seed)
+    ends = torch.tensor(lengths).cumsum(0).tolist()
+    mask = torch.ones(2048, 2048, dtype=torch.bool, device="npu").triu(1)
+
+    def operator(q, k, v):
+        return torch_npu.npu_fusion_attention(
+            q, k, v, 4, "TND", atten_mask=mask if causal else None, scale=SCALE, actual_seq_qlen=ends,
+            actual_seq_kvlen=ends, sparse_mode=3 if causal else 0,
+        )[0]  # fmt: skip
+
+    def reference(q, k, v):
+        outputs = []
+        for start, stop in zip([0, *ends[:-1]], ends, strict=True):
+            one, other, third = (states[start:stop].transpose(0, 1) for states in (q, k, v))
+            scores = one @ other.repeat_interleave(2, 0).transpose(-1, -2) * SCALE
+            if causal:
+                scores = scores.masked_fill(
+                    torch.ones(stop - start, stop - start, dtype=torch.bool).triu(1), float("-inf")
+                )
+            outputs.append((scores.softmax(-1) @ third.repeat_interleave(2, 0)).transpose(0, 1))
+        return torch.cat(outputs)
+
+    tokens = sum(lengths)
+    assert_like_reference(
+        operator, reference, [torch.randn(tokens, 4, 6), torch.randn(tokens, 2, 6), torch.randn(tokens, 2, 6)]
+    )
+
+
+def test_fusion_attention_reports_softmax_statistics():
+    q = torch.randn(1, 2, 4, 8)
+    on_npu = q.to("npu")
+    _, largest, total, *_ = torch_npu.npu_fusion_attention(on_npu, on_npu, on_npu, 2, "BNSD", scale=SCALE)
+    scores = (q @ q.transpose(-1, -2)) * SCALE
+    assert largest.shape == total.shape == (1, 2, 4, 8)
+    torch.testing.assert_close((largest[..., 0] + total[..., 0].log()).cpu(), scores.logsumexp(-1))
+
+
+def test_what_fusion_attention_does_not_do_is_said():
+    q = torch.randn(1, 2, 4, 8, device="npu")
+    with pytest.raises(NotImplementedError, match="npu_fusion_attention: pse"):
+        torch_npu.npu_fusion_attention(q, q, q, 2, "BNSD", keep_prob=0.9)
+    with pytest.raises(NotImplementedError, match="sparse_mode 6"):
+        torch_npu.npu_fusion_attention(q, q, q, 2, "BNSD", sparse_mode=6)
+    with pytest.raises(RuntimeError, match="input_layout"):
+        torch_npu.npu_fusion_attention(q, q, q, 2, "NBSD")
+
+
+def test_cache_stores_and_loads_by_slot():
+    cache, values = torch.zeros(3, 4, 2, 5, device="npu"), torch.zeros(3, 4, 2, 3, device="npu")
+    key, value = torch.randn(4, 2, 5, device="npu"), torch.randn(4, 2, 3, device="npu")
+    slots = torch.tensor([9, -1, 0, 5], dtype=torch.int32, device="npu")
+    torch_npu._npu_reshape_and_cache(key, value, cache, values, slots)
+    for token, slot in ((0, 9), (2, 0), (3, 5)):
+        assert torch.equal(cache.view(12, 2, 5)[slot], key[token]) and torch.equal(
+            values.view(12, 2, 3)[slot], value[token]
+        )
+    assert int((cache != 0).any(-1).any(-1).sum()) == 3
+    table = torch.tensor([[2, 0], [1, 0]], dtype=torch.int32, device="npu")
+    loaded, loaded_values = torch.empty(5, 2, 5, device="npu"), torch.empty(5, 2, 3, device="npu")
+    torch_npu.atb.npu_paged_cache_load(
+        cache, values, table, torch.tensor([3, 2]), seq_starts=torch.tensor([1, 0]), key=loaded, value=loaded_values
+    )
+    expected = [cache[2, 1], cache[2, 2], cache[2, 3], cache[1, 0], cache[1, 1]]
+    assert torch.equal(loaded, torch.stack(expected))
+
+
+def test_latent_cache_is_normalised_rotated_and_stored():
+    latent, rope = torch.zeros(2, 4, 1, 8, device="npu"), torch.zeros(2, 4, 1, 4, device="npu")
+    kv, gamma, angles = torch.randn(3, 1, 1, 12), torch.randn(8), torch.randn(3, 1, 1, 2)
+    table = torch.cat([angles, angles], -1)
+    slots = torch.tensor([6, 1, -1], device="npu")
+    on_npu = [item.to("npu") for item in (kv, gamma, table.cos(), table.sin())]
+    _, _, turned, normed = torch_npu.npu_kv_rmsnorm_rope_cache(*on_npu, slots, rope, latent, cache_mode="PA")
+    expected = torch.nn.functional.rms_norm(kv[..., :8], (8,), gamma, 1e-5)
+    torch.testing.assert_close(normed.cpu(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(turned, torch_npu.npu_interleave_rope(on_npu[0][..., 8:], *on_npu[2:]))
+    torch.testing.assert_close(latent.view(8, 8)[[6, 1]], normed.view(3, 8)[:2])
+    torch.testing.assert_close(rope.view(8, 4)[[6, 1]], turned.view(3, 4)[:2])
+    with pytest.raises(NotImplementedError, match="quantised"):
+        torch_npu.npu_kv_rmsnorm_rope_cache(*on_npu, slots, rope, latent, k_rope_scale=gamma.to("npu"))

@@ -1,0 +1,195 @@
+"""Devices, streams, events, generators, pinned memory, autocast and storages behave as on any torch device."""
+
+import io
+import pickle
+import subprocess
+import sys
+
+import acl
+import pytest
+import torch
+import torch_npu  # noqa: F401
+
+from npu_emulator import _C
+
+
+def test_the_device_is_called_npu():
+    tensor = torch.ones(2, device="npu")
+    assert str(tensor.device) == "npu:0" and tensor.is_npu and not tensor.is_cuda
+    assert tensor.type() == "torch.npu.FloatTensor"
+    assert torch.npu.is_available() and torch.npu.device_count() == _C.device_count()
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "count"),
+    [
+        ("4", None, 4),
+        ("4", "2", 1),
+        ("4", "0,3", 2),
+        ("4", "0,4,1", 1),
+        ("4", "", 0),
+        ("16", "8,9,10", 3),
+        ("", None, 8),
+    ],
+)
+def test_visible_dies_are_counted(monkeypatch, devices, visible, count):
+    monkeypatch.setenv("NPU_EMULATOR_DEVICES", devices)
+    monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", visible)
+    assert acl.rt.get_device_count() == (count, 0)
+
+
+def test_torch_and_acl_count_the_same_in_a_new_process():
+    program = "import torch, acl; print(torch.npu.device_count(), acl.rt.get_device_count()[0])"
+    environment = {"NPU_EMULATOR_DEVICES": "4", "ASCEND_RT_VISIBLE_DEVICES": "1,3,9", "PATH": "/usr/bin"}
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
+    )
+    assert printed.stdout.split() == ["2", "2"]
+
+
+def test_the_current_device_receives_new_tensors():
+    with torch.npu.device(1):
+        assert torch.npu.current_device() == 1
+        assert torch.ones(1, device="npu").device.index == 1
+        assert torch.empty(1, device=0).device.index == 0
+    assert torch.npu.current_device() == 0
+
+
+def test_an_invisible_die_is_refused():
+    with pytest.raises(RuntimeError, match="Invalid NPU device ordinal 63"):
+        torch.empty(1, device="npu:63")
+    with pytest.raises(RuntimeError, match="Invalid NPU device ordinal 63"):
+        torch.npu.set_device(63)
+
+
+def test_tensors_of_two_devices_do_not_mix():
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device.*npu:0 and cpu"):
+        torch.ones(3, device="npu") + torch.ones(3)
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device.*npu:0 and npu:1"):
+        torch.ones(3, device="npu:0") + torch.ones(3, device="npu:1")
+    assert (torch.ones(3, device="npu") + torch.tensor(1.0)).device.type == "npu"
+
+
+def test_generators_repeat_and_differ_by_device():
+    torch.npu.manual_seed_all(7)
+    first = torch.rand(5, device="npu:0").cpu()
+    assert torch.equal(first, torch.rand(5, device="npu:1").cpu())
+    state = torch.npu.get_rng_state()
+    drawn = torch.rand(5, device="npu:0").cpu()
+    assert not torch.equal(first, drawn)
+    torch.npu.set_rng_state(state)
+    assert torch.equal(drawn, torch.rand(5, device="npu:0").cpu())
+    own = torch.Generator(device="npu").manual_seed(7)
+    assert own.device.type == "npu" and torch.equal(first, torch.rand(5, generator=own, device="npu").cpu())
+
+
+def test_host_generator_is_untouched_by_the_device():
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    torch.rand(3, device="npu")
+    assert torch.equal(expected, torch.rand(3))
+
+
+def test_pinned_memory_is_remembered():
+    pinned = torch.ones(4, pin_memory=True)
+    assert pinned.is_pinned() and pinned[2:].is_pinned() and pinned.to("npu").sum() == 4
+    ordinary = torch.ones(4)
+    assert not ordinary.is_pinned() and ordinary.pin_memory().is_pinned()
+    with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
+        torch.ones(1, device="npu").pin_memory()
+
+
+def test_streams_and_events_keep_identity_and_time():
+    stream = torch.npu.Stream()
+    before = torch.npu.current_stream()
+    with torch.npu.stream(stream):
+        assert torch.npu.current_stream() == stream != before
+    assert torch.npu.current_stream() == before == torch.npu.default_stream()
+    start, end = (torch.npu.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    end.record()
+    end.synchronize()
+    assert start.elapsed_time(end) >= 0 and end.query()
+    with pytest.raises(RuntimeError, match="enable_timing"):
+        torch.npu.Event().elapsed_time(end)
+    with pytest.raises(RuntimeError, match="must be recorded"):
+        torch.npu.Event(enable_timing=True).elapsed_time(end)
+
+
+def test_autocast_picks_the_lower_precision():
+    matrix = torch.ones(2, 2, device="npu")
+    with torch.autocast("npu", dtype=torch.bfloat16):
+        assert (matrix @ matrix).dtype == torch.bfloat16 and matrix.exp().dtype == torch.float32
+        assert torch.npu.is_autocast_enabled() and torch.npu.get_autocast_dtype() == torch.bfloat16
+    assert (matrix @ matrix).dtype == torch.float32
+
+
+def test_save_load_and_pickle_keep_device_and_values():
+    tensors = {"weight": torch.randn(3, 4, device="npu:1"), "count": torch.arange(3, device="npu")}
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    for location, expected in ((None, "npu:1"), ("cpu", "cpu"), ("npu:0", "npu:0")):
+        file.seek(0)
+        loaded = torch.load(file, map_location=location, weights_only=True)
+        assert str(loaded["weight"].device) == expected
+        assert torch.equal(loaded["weight"].cpu(), tensors["weight"].cpu())
+    copied = pickle.loads(pickle.dumps(tensors["weight"]))
+    assert copied.device.index == 1 and torch.equal(copied.cpu(), tensors["weight"].cpu())
+
+
+def test_views_share_memory_and_storages_resize():
+    base = torch.zeros(4, 4, device="npu")
+    base[1:3, ::2] = 1
+    assert base.sum() == 4 and base.view(16)[4] == 1 and base.t()._base is base
+    storage = base.untyped_storage()
+    size = storage.nbytes()
+    storage.resize_(0)
+    assert storage.nbytes() == 0 and storage.device.type == "npu"
+    storage.resize_(size)
+    base.fill_(2)
+    assert base.sum() == 32
+
+
+def test_parameters_move_between_devices_in_place():
+    layer = torch.nn.Linear(2, 2)
+    weight = layer.weight
+    layer.to("npu")
+    assert layer.weight is weight and weight.is_npu
+    weight.data = torch.zeros(2, 2)
+    assert weight.device.type == "cpu"
+
+
+def test_legacy_tensor_types_know_their_own():
+    assert isinstance(torch.ones(1, device="npu"), torch.npu.FloatTensor)
+    assert not isinstance(torch.ones(1), torch.npu.FloatTensor)
+    assert not isinstance(torch.ones(1, device="npu"), torch.npu.LongTensor)
+    assert torch.npu.LongTensor([1, 2]).tolist() == [1, 2]
+
+
+def test_missing_operators_say_their_name():
+
+    with pytest.raises(NotImplementedError, match="torch_npu.npu_ciou is not emulated"):
+        torch_npu.npu_ciou(torch.ones(1, device="npu"))
+    with pytest.raises(AttributeError):
+        torch_npu.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_fork_after_use_is_refused_and_before_use_is_fine(used):
+    program = f"""
+import os, torch, torch_npu
+if {used}:
+    torch.ones(1, device="npu")
+child = os.fork()
+if child == 0:
+    try:
+        torch.ones(1, device="npu")
+        os._exit(0)
+    except RuntimeError as error:
+        os._exit(7 if "forked subprocess" in str(error) and torch.npu._is_in_bad_fork() else 8)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == (7 if used else 0)
