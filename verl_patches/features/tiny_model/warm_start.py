@@ -1,9 +1,8 @@
 r"""The supervised phase before GRPO: a policy that can do the arithmetic and rarely gives the answer as it is asked to.
 
 Every label has the right number, but only a share of the labels puts it in the box (`\boxed{12}`); the others give the
-bare number, which the rule counts as wrong. The mean reward therefore starts near that share times the model's
-arithmetic, and GRPO has two things to learn from right and wrong alone: the form of the answer, and the arithmetic
-that the short supervised phase leaves open.
+bare number, which the rule counts as wrong. The mean reward therefore starts near that share, and what GRPO has to
+learn from right and wrong alone is, for the most part, the form of the answer; the arithmetic itself is mostly there.
 """
 
 from __future__ import annotations
