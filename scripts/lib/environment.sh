@@ -64,15 +64,14 @@ environment_emulator_stamp() {
 # Runs a command with its output in the set-up log; prints what it is doing and how long it took.
 # The command has a session of its own, so that a signal to this script ends it with everything that it started.
 environment_step() {
-    local log=$1 title=$2 started=$SECONDS status=0 child
+    local log=$1 title=$2 started=$SECONDS status=0 earlier=${!:-}
     shift 2
     printf '  %-46s' "$title"
     printf '\n== %s: %s\n' "$title" "$*" >>"$log"
+    # Set before the command starts: a signal in between must not leave it behind.
+    trap 'environment_abandon "$earlier" "${!:-}"' INT TERM HUP
     setsid "$@" >>"$log" 2>&1 &
-    child=$!
-    # shellcheck disable=SC2064 # the process that runs now is meant
-    trap "environment_abandon $child" INT TERM HUP
-    wait "$child" || status=$?
+    wait "$!" || status=$?
     trap - INT TERM HUP
     if ((status)); then
         printf 'failed\n'
@@ -82,9 +81,12 @@ environment_step() {
     printf '%4d s\n' $((SECONDS - started))
 }
 
-# Ends the command of a step at a signal, and this script with it.
+# Ends the command of a step at a signal, and this script with it. EARLIER is the process before the step's own.
 environment_abandon() {
-    kill -TERM -- "-$1" "$1" 2>/dev/null || true
+    local earlier=$1 child=$2
+    if [[ $child != "$earlier" ]]; then
+        kill -TERM -- "-$child" "$child" 2>/dev/null || true
+    fi
     printf 'interrupted\n'
     fail "Setting up the environment was interrupted; the next run starts it again."
 }

@@ -140,7 +140,13 @@ def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number):
     (machine.tools / "hang-uv").touch()
     os.mkfifo(machine.tools / "ready")
     running = subprocess.Popen(
-        ["bash", "-c", ENSURE], cwd=machine.root, env=machine.environment, stderr=subprocess.PIPE, text=True
+        ["bash", "-c", ENSURE],
+        cwd=machine.root,
+        env=machine.environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell cannot trap what was ignored when it started, as SIGINT is below some test harnesses.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     (machine.tools / "ready").read_text()
     sleeper = int((machine.tools / "hanging").read_text())
@@ -163,8 +169,10 @@ def wait_until_gone(process):
 
 def test_setup_that_runs_elsewhere_is_waited_for(machine):
     (machine.root / ".cache").mkdir()
-    holder = subprocess.Popen(["flock", machine.root / ".cache" / "setup.lock", "cat"], stdin=subprocess.PIPE)
+    hold = ["flock", machine.root / ".cache" / "setup.lock", "bash", "-c", "echo held; cat"]
+    holder = subprocess.Popen(hold, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        assert holder.stdout.readline() == b"held\n"
         waiting = subprocess.Popen(
             ["bash", "-c", ENSURE], cwd=machine.root, env=machine.environment, stdout=subprocess.PIPE, text=True
         )
