@@ -42,6 +42,7 @@ class Judge:
         self.timeouts = 0
         self._command = command or [sys.executable, "-m", "verl_patches.features.reward.worker"]
         self._worker: subprocess.Popen[bytes] | None = None
+        self._worker_is_ready = False
         self._lock = threading.Lock()
 
     def equal(self, truth: str, answer: str) -> Verdict:
@@ -66,17 +67,28 @@ class Judge:
         with self._lock:
             self._stop()
 
-    def _running_worker(self) -> subprocess.Popen[bytes]:
+    def prepare(self) -> None:
+        """Starts the worker without waiting for it, so that the first comparison need not wait for its imports."""
+        with self._lock:
+            self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
         if self._worker is None or self._worker.poll() is not None:
             self._stop()
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_PROJECT_ROOT), *_search_path()])}
             self._worker = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment
             )
-            if not self._read_line(self._worker, _START_LIMIT_S):
+        return self._worker
+
+    def _running_worker(self) -> subprocess.Popen[bytes]:
+        worker = self._start()
+        if not self._worker_is_ready:
+            if not self._read_line(worker, _START_LIMIT_S):
                 self._stop()
                 raise RuntimeError(f"The reward's worker process did not start: {' '.join(self._command)}")
-        return self._worker
+            self._worker_is_ready = True
+        return worker
 
     def _stop(self) -> None:
         if self._worker is None:
@@ -86,6 +98,7 @@ class Judge:
         self._worker.stdin.close()
         self._worker.stdout.close()
         self._worker = None
+        self._worker_is_ready = False
 
     @staticmethod
     def _read_line(worker: subprocess.Popen[bytes], limit_s: float) -> bytes | None:

@@ -15,7 +15,9 @@ from verl_patches.features.reward.judge import Judge
 
 @cache
 def _judge(time_limit_s: float) -> Judge:
-    return Judge(time_limit_s)
+    judge = Judge(time_limit_s)
+    judge.prepare()
+    return judge
 
 
 def compute_score(

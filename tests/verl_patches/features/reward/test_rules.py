@@ -144,6 +144,14 @@ def test_algebra_without_end_is_killed_and_later_samples_are_judged():
     judge.close()
 
 
+def test_prepared_worker_serves_the_first_comparison():
+    judge = Judge(time_limit_s=30.0)
+    judge.prepare()
+    prepared = judge._worker
+    assert judge.equal(r"\frac12", "0.5").equal and judge._worker is prepared
+    judge.close()
+
+
 def test_worker_that_dies_of_a_sample_makes_it_wrong():
     judge = Judge(command=[sys.executable, "-c", DYING_WORKER])
     verdict = judge.equal("1", "x")
