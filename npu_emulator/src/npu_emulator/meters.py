@@ -155,17 +155,22 @@ def _write_if_used(owner: int) -> None:
 
 
 def _keep_writing(owner: int) -> None:
+    pause = threading.Event()
     while True:
-        _pause.wait(_SECONDS_BETWEEN_WRITES)
+        pause.wait(_SECONDS_BETWEEN_WRITES)
         _write_if_used(owner)
 
 
-_pause = threading.Event()
+def _begin_to_write() -> None:
+    atexit.register(_write_if_used, os.getpid())
+    threading.Thread(target=_keep_writing, args=(os.getpid(),), name="npu-emulator-meters", daemon=True).start()
 
 
 def start_writing() -> None:
-    """Begin to write regularly if NPU_EMULATOR_METERS asks for it: a process that is killed writes nothing at exit."""
-    if not _FOLDER:
-        return
-    atexit.register(_write_if_used, os.getpid())
-    threading.Thread(target=_keep_writing, args=(os.getpid(),), name="npu-emulator-meters", daemon=True).start()
+    """Begin to write regularly if NPU_EMULATOR_METERS asks for it: a process that is killed writes nothing at exit.
+
+    A forked process begins anew, since its parent's thread does not go on in it.
+    """
+    if _FOLDER:
+        _begin_to_write()
+        os.register_at_fork(after_in_child=_begin_to_write)

@@ -1,0 +1,22 @@
+"""A process that was forked after torch_npu was imported writes its own meters."""
+
+import json
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+import os, sys
+import torch, torch_npu
+if os.fork() == 0:
+    torch.ones(8, device="npu").add_(1)
+    sys.exit(0)
+os.wait()
+"""
+
+
+def test_forked_process_writes_and_its_idle_parent_does_not(tmp_path):
+    environment = {**os.environ, "NPU_EMULATOR_METERS": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True)
+    (written,) = tmp_path.glob("*.json")
+    assert json.loads(written.read_text())["operators"]["aten::add_.Tensor"] == {"calls": 1}
