@@ -188,9 +188,9 @@ void route_structured_operators() {
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = dispatcher.findOp(name);
-    if (!op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
-        !op->hasKernelForDispatchKey(c10::DispatchKey::CPU) || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1))
-      continue;
+    const bool inherits = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) &&
+                          !op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1);
+    if (!inherits || !op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) continue;
     const auto full_name = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     library->impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
   }

@@ -39,10 +39,15 @@ struct CollectiveScope {
 
 Tensor as_bytes(const Tensor& contiguous_host) { return contiguous_host.view({-1}).view(at::kByte); }
 
-// A tensor of a rank as gloo can take it: contiguous, on the host, as bytes; with the way back for results.
-struct HostBuffer {
-  explicit HostBuffer(const Tensor& tensor)
-      : original(host_alias(tensor)), contiguous(original.contiguous()), bytes(as_bytes(contiguous)) {}
+// A tensor of a rank as gloo can take it: contiguous, on the host, as bytes.
+Tensor host_bytes(const Tensor& tensor) { return as_bytes(host_alias(tensor).contiguous()); }
+
+// The same for a result, with the way back: deferred or strided results are written when somebody waits for them.
+struct ResultBuffer {
+  explicit ResultBuffer(const Tensor& tensor)
+      : original(host_alias(tensor)),
+        contiguous(deferred ? original.clone(at::MemoryFormat::Contiguous) : original.contiguous()),
+        bytes(as_bytes(contiguous)) {}
 
   bool in_place() const { return contiguous.is_same(original); }
   std::function<void()> write_back() const {
@@ -195,7 +200,7 @@ HcclBackend::WorkPointer HcclBackend::broadcast(Tensors& tensors, const c10d::Br
   meters::count_collective("broadcast", size_, bytes_of(tensors));
   Launched launched;
   for (const auto& tensor : tensors) {
-    const HostBuffer buffer(tensor);
+    const ResultBuffer buffer(tensor);
     if (size_ == 1 || !buffer.bytes.numel()) continue;
     Tensors carried{buffer.bytes};
     launched.carriers.push_back(carrier_->broadcast(carried, options));
@@ -210,6 +215,7 @@ void HcclBackend::launch_all_reduce(Launched& launched, const Tensor& tensor, co
   if (size_ == 1 || !host.numel()) return;
   auto reduced = host.scalar_type() == at::kBool ? host.contiguous().view(at::kByte)
                                                  : host.contiguous().to(reduction_type(host));
+  if (deferred && reduced.is_alias_of(host)) reduced = reduced.clone();
   const bool in_place = reduced.is_alias_of(host) && host.is_contiguous();
   c10d::AllreduceOptions options;
   options.reduceOp = reduction_on(host, op);
@@ -250,23 +256,23 @@ HcclBackend::WorkPointer HcclBackend::reduce(Tensors& tensors, const c10d::Reduc
 }
 
 void HcclBackend::launch_all_gather(Launched& launched, const Tensors& outputs, const Tensor& input) {
-  const HostBuffer own(input);
+  const auto own = host_bytes(input);
   bool even = true;
-  for (const auto& output : outputs) even = even && bytes_of(output) == own.bytes.numel();
+  for (const auto& output : outputs) even = even && bytes_of(output) == own.numel();
   std::vector<Tensors> gathered(1);
   for (const auto& output : outputs) {
-    const HostBuffer buffer(output);
+    const ResultBuffer buffer(output);
     gathered[0].push_back(buffer.bytes);
     if (!buffer.in_place()) launched.finish.push_back(buffer.write_back());
   }
   if (size_ == 1 || !even) {
-    TORCH_CHECK(gathered[0][rank_].numel() == own.bytes.numel(), "all_gather: the output for this rank has ",
-                gathered[0][rank_].numel(), " bytes, its input ", own.bytes.numel());
-    gathered[0][rank_].copy_(own.bytes);
+    TORCH_CHECK(gathered[0][rank_].numel() == own.numel(), "all_gather: the output for this rank has ",
+                gathered[0][rank_].numel(), " bytes, its input ", own.numel());
+    gathered[0][rank_].copy_(own);
   }
-  if (size_ == 1 || (even && !own.bytes.numel())) return;
+  if (size_ == 1 || (even && !own.numel())) return;
   if (even) {
-    Tensors inputs{own.bytes};
+    Tensors inputs{own};
     launched.carriers.push_back(carrier_->allgather(gathered, inputs, {}));
     return;
   }
@@ -293,7 +299,7 @@ HcclBackend::WorkPointer HcclBackend::_allgather_base(Tensor& output, Tensor& in
   TORCH_CHECK(output.numel() == input.numel() * size_, "all_gather_into_tensor: the output needs ", size_,
               " times the elements of the input, has ", output.numel(), " for ", input.numel());
   meters::count_collective("all_gather", size_, bytes_of(input));
-  const HostBuffer whole(output);
+  const ResultBuffer whole(output);
   Launched launched;
   launch_all_gather(launched, whole.contiguous.view({size_, -1}).unbind(0), host_alias(input));
   if (!whole.in_place()) launched.finish.push_back(whole.write_back());
@@ -325,19 +331,19 @@ HcclBackend::WorkPointer HcclBackend::gather(std::vector<Tensors>& outputs, Tens
                                              const c10d::GatherOptions& options) {
   const CollectiveScope scope;
   meters::count_collective("gather", size_, bytes_of(inputs));
-  const HostBuffer own(inputs[0]);
+  const auto own = host_bytes(inputs[0]);
   Launched launched;
   std::vector<Tensors> gathered;
   if (rank_ == options.rootRank) {
     gathered.emplace_back();
     for (const auto& output : outputs[0]) {
-      const HostBuffer buffer(output);
+      const ResultBuffer buffer(output);
       gathered[0].push_back(buffer.bytes);
       if (!buffer.in_place()) launched.finish.push_back(buffer.write_back());
     }
   }
-  Tensors carried{own.bytes};
-  if (own.bytes.numel()) launched.carriers.push_back(carrier_->gather(gathered, carried, options));
+  Tensors carried{own};
+  if (own.numel()) launched.carriers.push_back(carrier_->gather(gathered, carried, options));
   return complete(std::move(launched), rank_ == options.rootRank ? outputs[0] : Tensors{});
 }
 
@@ -345,11 +351,11 @@ HcclBackend::WorkPointer HcclBackend::scatter(Tensors& outputs, std::vector<Tens
                                               const c10d::ScatterOptions& options) {
   const CollectiveScope scope;
   meters::count_collective("scatter", size_, inputs.empty() ? 0 : bytes_of(inputs[0]));
-  const HostBuffer own(outputs[0]);
+  const ResultBuffer own(outputs[0]);
   std::vector<Tensors> parts;
   for (const auto& list : inputs) {
     parts.emplace_back();
-    for (const auto& part : list) parts.back().push_back(HostBuffer(part).bytes);
+    for (const auto& part : list) parts.back().push_back(host_bytes(part));
   }
   Launched launched;
   Tensors carried{own.bytes};
@@ -452,9 +458,9 @@ HcclBackend::WorkPointer HcclBackend::alltoall_base(Tensor& output, Tensor& inpu
                                                     std::vector<int64_t>& input_splits, const c10d::AllToAllOptions&) {
   const CollectiveScope scope;
   meters::count_collective("all_to_all", size_, bytes_of(input));
-  const HostBuffer received(output), sent(input);
+  const ResultBuffer received(output);
   Launched launched;
-  launch_all_to_all(launched, received.bytes, sent.bytes, split_bytes(output, output_splits, size_, "output"),
+  launch_all_to_all(launched, received.bytes, host_bytes(input), split_bytes(output, output_splits, size_, "output"),
                     split_bytes(input, input_splits, size_, "input"));
   if (!received.in_place()) launched.finish.push_back(received.write_back());
   return complete(std::move(launched), {output});
@@ -466,7 +472,7 @@ HcclBackend::WorkPointer HcclBackend::alltoall(Tensors& outputs, Tensors& inputs
   Tensors parts;
   std::vector<int64_t> sent_bytes, received_bytes;
   for (const auto& input : inputs) {
-    parts.push_back(HostBuffer(input).bytes);
+    parts.push_back(host_bytes(input));
     sent_bytes.push_back(bytes_of(input));
   }
   for (const auto& output : outputs) received_bytes.push_back(bytes_of(output));
@@ -475,7 +481,7 @@ HcclBackend::WorkPointer HcclBackend::alltoall(Tensors& outputs, Tensors& inputs
   launch_all_to_all(launched, received, at::cat(parts), received_bytes, sent_bytes);
   int64_t start = 0;
   for (const auto& output : outputs) {
-    const HostBuffer buffer(output);
+    const ResultBuffer buffer(output);
     const auto part = received.narrow(0, start, bytes_of(output));
     launched.finish.push_back([=] { buffer.bytes.copy_(part); });
     if (!buffer.in_place()) launched.finish.push_back(buffer.write_back());
@@ -487,7 +493,7 @@ HcclBackend::WorkPointer HcclBackend::alltoall(Tensors& outputs, Tensors& inputs
 HcclBackend::WorkPointer HcclBackend::send(Tensors& tensors, int destination, int tag) {
   const CollectiveScope scope;
   meters::count_collective("send", size_, bytes_of(tensors));
-  Tensors carried{HostBuffer(tensors[0]).bytes};
+  Tensors carried{host_bytes(tensors[0])};
   Launched launched;
   launched.carriers.push_back(carrier_->send(carried, destination, tag));
   // Until it is sent, the buffer has to stay.
@@ -498,7 +504,7 @@ HcclBackend::WorkPointer HcclBackend::send(Tensors& tensors, int destination, in
 HcclBackend::WorkPointer HcclBackend::recv(Tensors& tensors, int source, int tag) {
   const CollectiveScope scope;
   meters::count_collective("recv", size_, bytes_of(tensors));
-  const HostBuffer buffer(tensors[0]);
+  const ResultBuffer buffer(tensors[0]);
   Tensors carried{buffer.bytes};
   Launched launched;
   launched.carriers.push_back(carrier_->recv(carried, source, tag));
@@ -509,7 +515,7 @@ HcclBackend::WorkPointer HcclBackend::recv(Tensors& tensors, int source, int tag
 HcclBackend::WorkPointer HcclBackend::recvAnysource(Tensors& tensors, int tag) {
   const CollectiveScope scope;
   meters::count_collective("recv", size_, bytes_of(tensors));
-  const HostBuffer buffer(tensors[0]);
+  const ResultBuffer buffer(tensors[0]);
   Tensors carried{buffer.bytes};
   Launched launched;
   launched.carriers.push_back(carrier_->recvAnysource(carried, tag));

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401
 
-from npu_emulator import _C, meters
+from npu_emulator import _C, collectives, meters
 
 CHECKS = []
 DTYPES = [
@@ -281,24 +281,39 @@ def asynchronous_works_complete_at_wait(ranks):
 
 @check
 def deferred_collectives_show_a_missing_wait(ranks):
-    _C.set_deferred_collectives(True)
-    try:
-        own = ranks.own((4,))
-        received = torch.full((4 * ranks.size,), -1.0, device=ranks.device)
-        work = dist.all_gather_into_tensor(received[::1], own, async_op=True)
-        strided = torch.full((2, 4 * ranks.size), -1.0, device=ranks.device).t()
-        late = dist.all_reduce(strided[:, 0], async_op=True)
-        assert (strided[:, 0] == -1).all(), "visible without a wait"
-        work.wait()
-        equal(received, torch.cat(ranks.all((4,))))
-        torch.npu.synchronize()
-        assert late.is_completed() and (strided[:, 0] == -ranks.size).all()
+    own, everything = ranks.own((4,)), torch.cat(ranks.all((4,)))
+
+    def outputs():
+        return [torch.full((4 * ranks.size,), -1.0, device=ranks.device) for _ in range(3)]
+
+    def launch(gathered, exchanged, reduced):
+        return [
+            dist.all_gather_into_tensor(gathered, own, async_op=True),
+            dist.all_to_all_single(exchanged, everything.to(ranks.device), async_op=True),
+            dist.all_reduce(reduced, async_op=True),
+        ]
+
+    def expected():
+        yield everything
+        yield everything.chunk(ranks.size)[ranks.rank].repeat(ranks.size)
+        yield torch.full((4 * ranks.size,), -float(ranks.size))
+
+    with collectives.deferred():
+        for finish in (lambda works: [work.wait() for work in works], lambda works: torch.npu.synchronize(),
+                       lambda works: torch.npu.current_stream().synchronize()):  # fmt: skip
+            made = outputs()
+            works = launch(*made)
+            for out in made:
+                assert (out == -1).all(), "visible without a wait"
+            finish(works)
+            for out, wanted in zip(made, expected(), strict=True):
+                equal(out, wanted)
         waited = ranks.own((4,))
         dist.all_reduce(waited)
         equal(waited, torch.stack(ranks.all((4,))).sum(0))
-    finally:
-        torch.npu.synchronize()
-        _C.set_deferred_collectives(False)
+    made = outputs()
+    launch(*made)
+    assert (made[0] >= 0).all(), "outside, nothing is deferred"
 
 
 @check

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import _C
+from .. import _C, strict
 
 _libraries: dict[str, torch.library.Library] = {}
 _emulated: dict[str, "Operator"] = {}
@@ -87,8 +87,14 @@ def _callable(operator: Operator) -> Callable:
 
 def run_on_host(operator: Operator, *args, **kwargs):
     """Run an operator on NPU tensors."""
-    _C.count_operator(operator.name)
+    _begin(operator, args, kwargs)
     return _C.call_on_host(operator.function, args, kwargs)
+
+
+def _begin(operator: Operator, args: tuple, kwargs: dict) -> None:
+    if strict.is_enabled():
+        strict.check(operator.name, operator.function, args, kwargs)
+    _C.count_operator(operator.name)
 
 
 def _run_with_gradient(operator: Operator, *args, **kwargs):
@@ -103,7 +109,7 @@ class _HostGraph(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, operator: Operator, kwargs, *args):
-        _C.count_operator(operator.name)
+        _begin(operator, args, kwargs)
         ctx.operator = operator
         wanted = [isinstance(value, torch.Tensor) and value.requires_grad for value in args]
 

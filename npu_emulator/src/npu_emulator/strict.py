@@ -1,0 +1,165 @@
+"""Refuses what the documentation of an operator forbids, although it would compute here.
+
+    with strict.enabled():
+        torch_npu.npu_swiglu(x)
+
+Rules are taken from the operator pages of torch_npu 2.5.1 for Atlas A2 and A3. For the ``_npu_*`` and ``atb``
+operators, which have no such pages, they are the types that vllm-ascend 0.9.1 passes. Operators without an entry in
+`RULES` are not checked.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class ForbiddenInput(RuntimeError):
+    """An input that the documentation of the operator does not allow."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Something that must hold of the arguments, by name, whenever `argument` is given."""
+
+    argument: str
+    text: str
+    holds: Callable[[dict], bool]
+
+
+def _dtype(argument: str, *allowed: torch.dtype) -> Rule:
+    names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+    return Rule(argument, f"must be {names}", lambda given: given[argument].dtype in allowed)
+
+
+def _same_dtype(argument: str, other: str) -> Rule:
+    return Rule(argument, f"must have the dtype of {other}", lambda given: given[argument].dtype == given[other].dtype)
+
+
+def _dims(argument: str, least: int, most: int) -> Rule:
+    text = f"must have {least} dimensions" if least == most else f"must have {least} to {most} dimensions"
+    return Rule(argument, text, lambda given: least <= given[argument].dim() <= most)
+
+
+def _one_of(argument: str, *allowed) -> Rule:
+    return Rule(argument, f"must be one of {', '.join(map(str, allowed))}", lambda given: given[argument] in allowed)
+
+
+def _compressed_mask(given: dict) -> bool:
+    return given["sparse_mode"] not in (2, 3, 4) or tuple(given["atten_mask"].shape[-2:]) == (2048, 2048)
+
+
+def _mask_where_needed(given: dict) -> bool:
+    return given["sparse_mode"] not in (1, 2, 3, 4) or given["atten_mask"] is not None
+
+
+RULES: dict[str, list[Rule]] = {
+    "npu::npu_rms_norm": [_dtype("x", *FLOATS), _dims("x", 2, 8), _same_dtype("gamma", "x")],
+    "npu::npu_add_rms_norm": [
+        _dtype("x1", *FLOATS),
+        _same_dtype("x2", "x1"),
+        _same_dtype("gamma", "x1"),
+        Rule("x2", "must have the shape of x1", lambda given: given["x1"].shape == given["x2"].shape),
+    ],
+    "npu::npu_swiglu": [
+        _dtype("x", *FLOATS),
+        _dims("x", 1, 8),
+        Rule("x", "must have an even size in dim", lambda given: given["x"].shape[given["dim"]] % 2 == 0),
+    ],
+    "npu::npu_rotary_mul": [
+        *(_dtype(name, *FLOATS) for name in ("x", "cos", "sin")),
+        *(_dims(name, 4, 4) for name in ("x", "cos", "sin")),
+    ],
+    "npu::npu_moe_init_routing": [
+        _dims("x", 2, 2),
+        _dtype("x", *FLOATS),
+        _dtype("row_idx", torch.int32),
+        _dtype("expert_idx", torch.int32),
+        Rule(
+            "row_idx",
+            "must have the shape of expert_idx",
+            lambda given: given["row_idx"].shape == given["expert_idx"].shape,
+        ),
+    ],
+    "npu::npu_moe_compute_expert_tokens": [_dims("sorted_experts", 1, 1), _dtype("sorted_experts", torch.int32)],
+    "npu::npu_moe_finalize_routing": [
+        _dims("expanded_permuted_rows", 2, 2),
+        _dtype("expanded_permuted_rows", *FLOATS),
+        *(_same_dtype(name, "expanded_permuted_rows") for name in ("skip1", "skip2", "bias", "scales")),
+        _dtype("expanded_src_to_dst_row", torch.int32),
+        _dtype("export_for_source_row", torch.int32),
+    ],
+    "npu::npu_moe_token_permute": [_dtype("tokens", torch.bfloat16), _dims("tokens", 2, 2)],
+    "npu::npu_grouped_matmul": [
+        _one_of("group_type", -1, 0),
+        _one_of("split_item", 0, 1, 2, 3),
+        _dtype("group_list", torch.int64),
+        Rule("group_list", "must have at most 1024 entries", lambda given: given["group_list"].numel() <= 1024),
+        Rule(
+            "group_list",
+            "must add up to the rows of x",
+            lambda given: (
+                int(given["group_list"].sum() if given["group_list_type"] else given["group_list"][-1])
+                == given["x"][0].shape[0]
+            ),
+        ),
+    ],
+    "npu::npu_fusion_attention": [
+        *(_dtype(name, *FLOATS) for name in ("query", "key", "value")),
+        _same_dtype("key", "query"),
+        _dtype("atten_mask", torch.bool, torch.uint8),
+        Rule("atten_mask", "must be [2048, 2048] with sparse_mode 2, 3 and 4", _compressed_mask),
+        Rule("sparse_mode", "1 to 4 needs atten_mask", _mask_where_needed),
+    ],
+    "atb::_npu_reshape_and_cache": [
+        _dtype("key", *HALVES, torch.int8),
+        _same_dtype("key_cache", "key"),
+        _dtype("slot_indices", torch.int32),
+    ],
+    "atb::_npu_paged_attention": [
+        _dtype("query", *HALVES),
+        _dtype("block_table", torch.int32),
+        _dtype("context_lens", torch.int32),
+    ],
+    "atb::_npu_flash_attention": [_dtype("query", *HALVES), _dtype("seq_len", torch.int32)],
+    "atb::npu_multi_head_latent_attention": [_dtype("q_nope", *HALVES), _dtype("block_tables", torch.int32)],
+    "atb::npu_ring_mla": [_dtype("q_nope", *HALVES), _dtype("seqlen", torch.int32)],
+}
+
+_enabled = False
+
+
+def is_enabled() -> bool:
+    return _enabled
+
+
+@contextlib.contextmanager
+def enabled() -> Iterator[None]:
+    """Check every operator of torch_npu that is called inside, in the whole process."""
+    global _enabled
+    before, _enabled = _enabled, True
+    try:
+        yield
+    finally:
+        _enabled = before
+
+
+def check(name: str, function: Callable, args: tuple, kwargs: dict) -> None:
+    """Raise ForbiddenInput naming the operator, the argument and the rule that it breaks."""
+    rules = RULES.get(name)
+    if not rules:
+        return
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    for rule in rules:
+        value = given[rule.argument]
+        if value is not None and not rule.holds(given):
+            shown = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise ForbiddenInput(f"{name}: {rule.argument} {rule.text}, not {shown}")

@@ -1,0 +1,94 @@
+"""Strict mode refuses what the documentation forbids and names operator, argument and rule; otherwise it computes."""
+
+import inspect
+
+import pytest
+import torch
+import torch_npu
+
+from npu_emulator import strict
+from npu_emulator.operators import emulated
+
+on = {"device": "npu"}
+
+
+def gating(rows=4, experts=8):
+    return torch.zeros(rows, 2, dtype=torch.int32, **on), torch.zeros(rows, 2, dtype=torch.int32, **on), experts
+
+
+FORBIDDEN = {
+    "npu::npu_rms_norm: gamma must have the dtype of x": lambda: torch_npu.npu_rms_norm(
+        torch.ones(2, 4, dtype=torch.bfloat16, **on), torch.ones(4, **on)
+    ),
+    "npu::npu_rms_norm: x must be float16 or bfloat16 or float32": lambda: torch_npu.npu_rms_norm(
+        torch.ones(2, 4, dtype=torch.float64, **on), torch.ones(4, dtype=torch.float64, **on)
+    ),
+    "npu::npu_rms_norm: x must have 2 to 8 dimensions": lambda: torch_npu.npu_rms_norm(
+        torch.ones(4, **on), torch.ones(4, **on)
+    ),
+    "npu::npu_swiglu: x must have an even size in dim": lambda: torch_npu.npu_swiglu(torch.ones(2, 3, **on)),
+    "npu::npu_rotary_mul: x must have 4 dimensions": lambda: torch_npu.npu_rotary_mul(*[torch.ones(2, 4, **on)] * 3),
+    "npu::npu_moe_init_routing: expert_idx must be int32": lambda: torch_npu.npu_moe_init_routing(
+        torch.ones(4, 2, **on), gating()[0], gating()[1].long(), 4
+    ),
+    "npu::npu_moe_finalize_routing: scales must have the dtype of expanded_permuted_rows": lambda: (
+        torch_npu.npu_moe_finalize_routing(
+            torch.ones(2, 3, dtype=torch.bfloat16, **on), None, None, None, torch.ones(1, 2, **on),
+            torch.tensor([0, 1], dtype=torch.int32, **on), torch.zeros(1, 2, dtype=torch.int32, **on),
+        )
+    ),
+    "npu::npu_grouped_matmul: group_type must be one of -1, 0, not 2": lambda: torch_npu.npu_grouped_matmul(
+        [torch.ones(2, 3, **on)], [torch.ones(3, 2, **on)], group_list=torch.tensor([3], **on), group_type=2,
+        split_item=3,
+    ),
+    "npu::npu_grouped_matmul: group_list must add up to the rows of x": lambda: torch_npu.npu_grouped_matmul(
+        [torch.ones(4, 3, **on)], [torch.ones(1, 3, 2, **on)], group_list=torch.tensor([3], **on), group_type=0,
+        split_item=3,
+    ),
+    "npu::npu_fusion_attention: atten_mask must be [2048, 2048]": lambda: torch_npu.npu_fusion_attention(
+        *[torch.ones(1, 1, 4, 8, **on)] * 3, 1, "BNSD", atten_mask=torch.ones(4, 4, dtype=torch.bool, **on),
+        sparse_mode=2,
+    ),
+    "npu::npu_fusion_attention: sparse_mode 1 to 4 needs atten_mask": lambda: torch_npu.npu_fusion_attention(
+        *[torch.ones(1, 1, 4, 8, **on)] * 3, 1, "BNSD", sparse_mode=3
+    ),
+    "atb::_npu_reshape_and_cache: slot_indices must be int32": lambda: torch_npu._npu_reshape_and_cache(
+        *[torch.ones(1, 1, 4, dtype=torch.bfloat16, **on)] * 2,
+        *[torch.ones(1, 2, 1, 4, dtype=torch.bfloat16, **on)] * 2,
+        torch.tensor([0], **on),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", FORBIDDEN)
+def test_forbidden_inputs_are_named(message):
+    with strict.enabled(), pytest.raises(strict.ForbiddenInput) as raised:
+        FORBIDDEN[message]()
+    assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize("message", FORBIDDEN)
+def test_without_strict_mode_the_same_inputs_compute(message):
+    if "even size" not in message:
+        FORBIDDEN[message]()
+
+
+def test_allowed_inputs_compute_in_strict_mode():
+    x, gamma = torch.randn(2, 4, **on, requires_grad=True), torch.ones(4, **on)
+    mask = torch.ones(2048, 2048, dtype=torch.bool, **on).triu(1)
+    query = torch.randn(1, 1, 4, 8, **on)
+    with strict.enabled():
+        torch_npu.npu_swiglu(torch_npu.npu_rms_norm(x, gamma)[0]).sum().backward()
+        torch_npu.npu_fusion_attention(query, query, query, 1, "BNSD", atten_mask=mask, sparse_mode=2)
+        torch_npu.npu_grouped_matmul(
+            [x.detach()], [torch.ones(2, 4, 3, **on)], group_list=torch.tensor([1, 1], **on), group_list_type=1,
+            group_type=0, split_item=2,
+        )  # fmt: skip
+    assert x.grad is not None and not strict.is_enabled()
+
+
+@pytest.mark.parametrize("name", strict.RULES)
+def test_rules_speak_of_arguments_that_exist(name):
+    parameters = inspect.signature(emulated()[name].function).parameters
+    for rule in strict.RULES[name]:
+        assert rule.argument in parameters
