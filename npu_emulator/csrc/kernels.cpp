@@ -2,6 +2,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -53,6 +54,14 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::opti
   count_allocation();
   return at::Tensor(
       at::detail::empty_strided_generic(size, stride, device_allocator(), kNpuKey, c10::dtype_or_default(dtype)));
+}
+
+// A tensor of zeros that has no memory.
+at::Tensor efficient_zero_tensor(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                                 std::optional<at::Device> device, std::optional<bool>) {
+  at::native::ZeroTensorAllocator no_memory(device_of(device));
+  return at::Tensor(at::detail::empty_generic(size, &no_memory, kNpuKey.add(c10::DispatchKey::ZeroTensor),
+                                              c10::dtype_or_default(dtype), std::nullopt));
 }
 
 void count_copy(const at::Tensor& source, const at::Tensor& destination) {
@@ -184,6 +193,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
+  library.impl("_efficientzerotensor", &efficient_zero_tensor);
   library.impl("_copy_from", &copy_from);
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
   library.impl("_local_scalar_dense", &local_scalar_dense);

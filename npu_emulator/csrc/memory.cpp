@@ -212,7 +212,8 @@ c10::DataPtr adopt(const c10::intrusive_ptr<c10::StorageImpl>& host, c10::Device
   const c10::Device on(kNpu, device);
   const auto bytes = host->nbytes();
   void* data = host->mutable_data();
-  if (bytes == 0 || !data) return {nullptr, nullptr, &c10::detail::deleteNothing, on};
+  if (bytes == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, on};
+  TORCH_CHECK_NOT_IMPLEMENTED(data, "results without memory are not emulated on the NPU");
   const auto& memory = host->data_ptr();
   // The caller and the tensor that it adopts hold the storage; anybody else would be left without its memory.
   if (memory.get_deleter() == &release_block && host.use_count() <= 2 && header_of(data).device == device) {
