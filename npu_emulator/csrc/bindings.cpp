@@ -82,8 +82,8 @@ void bind_hccl(py::module& module) {
   module.def("complete_deferred_collectives", &npu::complete_deferred_collectives,
              py::call_guard<py::gil_scoped_release>());
   py::class_<npu::HcclBackend, c10::intrusive_ptr<npu::HcclBackend>, c10d::Backend>(module, "HcclBackend")
-      .def(py::init<c10::intrusive_ptr<c10d::Backend>, int, int>(), py::arg("carrier"), py::arg("rank"),
-           py::arg("size"))
+      .def(py::init<c10::intrusive_ptr<c10d::Backend>, c10::intrusive_ptr<c10d::Store>, int, int>(),
+           py::arg("carrier"), py::arg("store"), py::arg("rank"), py::arg("size"))
       .def(
           "get_hccl_comm_name",
           [](npu::HcclBackend& backend, int, bool) { return "emulated_hccl_" + backend.getGroupUid(); },

@@ -6,9 +6,12 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <numeric>
+#include <thread>
 
 #include "host_alias.h"
 #include "meters.h"
@@ -119,11 +122,13 @@ void check_reduction(const ReduceOp& op) {
 
 }  // namespace
 
-HcclWork::HcclWork(std::vector<Carrier> carriers, std::function<void()> finish, std::vector<Tensor> outputs)
+HcclWork::HcclWork(std::vector<Carrier> carriers, std::function<void()> finish, std::vector<Tensor> outputs,
+                   std::function<std::string()> explain)
     : c10d::Work(-1, c10d::OpType::UNKNOWN),
       carriers_(std::move(carriers)),
       finish_(std::move(finish)),
-      outputs_(std::move(outputs)) {}
+      outputs_(std::move(outputs)),
+      explain_(std::move(explain)) {}
 
 bool HcclWork::isCompleted() {
   if (done_) return true;
@@ -135,7 +140,11 @@ bool HcclWork::isCompleted() {
 bool HcclWork::wait(std::chrono::milliseconds timeout) {
   if (done_) return true;
   const CollectiveScope scope;
-  for (const auto& carrier : carriers_) carrier->wait(timeout);
+  try {
+    for (const auto& carrier : carriers_) carrier->wait(timeout);
+  } catch (const std::exception& error) {
+    TORCH_CHECK_WITH(DistBackendError, false, explain_ ? explain_() : "hccl failed", ": ", error.what());
+  }
   if (finish_) finish_();
   done_ = true;
   finish_ = nullptr;
@@ -157,9 +166,54 @@ int HcclWork::sourceRank() const {
   return carriers_[0]->sourceRank();
 }
 
-HcclBackend::HcclBackend(c10::intrusive_ptr<c10d::Backend> carrier, int rank, int size)
-    : c10d::Backend(rank, size), carrier_(std::move(carrier)) {
+namespace {
+
+// Which ranks of a group did not come to the same collective. Ranks that wait for them run out of time one after
+// another, so each signs in and gives the others a moment.
+std::string missing_ranks(c10d::Store& store, const std::string& collective, int rank, int size) {
+  constexpr auto kPatience = std::chrono::seconds(2);
+  const auto key = [&](int of) { return "hccl_failed/" + collective + "/" + std::to_string(of); };
+  store.set(key(rank), std::vector<uint8_t>{1});
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  std::vector<int> missing(size);
+  std::iota(missing.begin(), missing.end(), 0);
+  while (true) {
+    const auto signed_in = [&](int of) { return of == rank || store.check({key(of)}); };
+    missing.erase(std::remove_if(missing.begin(), missing.end(), signed_in), missing.end());
+    if (missing.empty() || std::chrono::steady_clock::now() > deadline) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  std::string names;
+  for (const auto of : missing) names += (names.empty() ? "" : ", ") + std::to_string(of);
+  return names;
+}
+
+}  // namespace
+
+HcclBackend::HcclBackend(c10::intrusive_ptr<c10d::Backend> carrier, c10::intrusive_ptr<c10d::Store> store, int rank,
+                         int size)
+    : c10d::Backend(rank, size), carrier_(std::move(carrier)), store_(std::move(store)) {
   init();
+}
+
+HcclBackend::Launched HcclBackend::begin(const char* kind, int64_t bytes, bool collective) {
+  meters::count_collective(kind, size_, bytes);
+  Launched launched;
+  if (!collective) {
+    launched.explain = [kind, rank = rank_] { return c10::str("hccl: ", kind, " of rank ", rank); };
+    return launched;
+  }
+  launched.explain = [kind, number = collectives_++, store = store_, rank = rank_, size = size_] {
+    const auto text = c10::str("hccl: ", kind, " (collective ", number, " of its group) failed on rank ", rank);
+    try {
+      const auto missing = missing_ranks(*store, std::to_string(number), rank, size);
+      if (missing.empty()) return text;
+      return c10::str(text, "; of ", size, " ranks, these did not take part: ", missing);
+    } catch (const std::exception&) {
+      return text + "; the group's store does not answer, its rank 0 may be gone";
+    }
+  };
+  return launched;
 }
 
 HcclBackend::WorkPointer HcclBackend::point_to_point(Launched launched, Tensors outputs) {
@@ -169,7 +223,8 @@ HcclBackend::WorkPointer HcclBackend::point_to_point(Launched launched, Tensors 
       for (const auto& step : steps) step();
     };
   }
-  auto work = c10::make_intrusive<HcclWork>(std::move(launched.carriers), std::move(finish), std::move(outputs));
+  auto work = c10::make_intrusive<HcclWork>(std::move(launched.carriers), std::move(finish), std::move(outputs),
+                                           std::move(launched.explain));
   if (coalescing_) coalesced_.push_back(work);
   return work;
 }
@@ -192,13 +247,12 @@ void HcclBackend::startCoalescing() {
 
 HcclBackend::WorkPointer HcclBackend::endCoalescing() {
   coalescing_ = false;
-  return c10::make_intrusive<HcclWork>(std::exchange(coalesced_, {}), nullptr, Tensors{});
+  return c10::make_intrusive<HcclWork>(std::exchange(coalesced_, {}), nullptr, Tensors{}, nullptr);
 }
 
 HcclBackend::WorkPointer HcclBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const CollectiveScope scope;
-  meters::count_collective("broadcast", size_, bytes_of(tensors));
-  Launched launched;
+  auto launched = begin("broadcast", bytes_of(tensors));
   for (const auto& tensor : tensors) {
     const ResultBuffer buffer(tensor);
     if (size_ == 1 || !buffer.bytes.numel()) continue;
@@ -231,8 +285,7 @@ void HcclBackend::launch_all_reduce(Launched& launched, const Tensor& tensor, co
 
 HcclBackend::WorkPointer HcclBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const CollectiveScope scope;
-  meters::count_collective("all_reduce", size_, bytes_of(tensors));
-  Launched launched;
+  auto launched = begin("all_reduce", bytes_of(tensors));
   for (const auto& tensor : tensors) launch_all_reduce(launched, tensor, options.reduceOp);
   return complete(std::move(launched), tensors);
 }
@@ -244,8 +297,7 @@ HcclBackend::WorkPointer HcclBackend::allreduce_coalesced(Tensors& tensors,
 
 HcclBackend::WorkPointer HcclBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const CollectiveScope scope;
-  meters::count_collective("reduce", size_, bytes_of(tensors));
-  Launched launched;
+  auto launched = begin("reduce", bytes_of(tensors));
   for (const auto& tensor : tensors) {
     const auto host = host_alias(tensor);
     const auto reduced = host.clone(at::MemoryFormat::Contiguous);
@@ -288,8 +340,7 @@ void HcclBackend::launch_all_gather(Launched& launched, const Tensors& outputs, 
 HcclBackend::WorkPointer HcclBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                 const c10d::AllgatherOptions&) {
   const CollectiveScope scope;
-  meters::count_collective("all_gather", size_, bytes_of(inputs));
-  Launched launched;
+  auto launched = begin("all_gather", bytes_of(inputs));
   for (size_t index = 0; index < inputs.size(); ++index) launch_all_gather(launched, outputs[index], inputs[index]);
   return complete(std::move(launched), outputs[0]);
 }
@@ -298,9 +349,8 @@ HcclBackend::WorkPointer HcclBackend::_allgather_base(Tensor& output, Tensor& in
   const CollectiveScope scope;
   TORCH_CHECK(output.numel() == input.numel() * size_, "all_gather_into_tensor: the output needs ", size_,
               " times the elements of the input, has ", output.numel(), " for ", input.numel());
-  meters::count_collective("all_gather", size_, bytes_of(input));
+  auto launched = begin("all_gather", bytes_of(input));
   const ResultBuffer whole(output);
-  Launched launched;
   launch_all_gather(launched, whole.contiguous.view({size_, -1}).unbind(0), host_alias(input));
   if (!whole.in_place()) launched.finish.push_back(whole.write_back());
   return complete(std::move(launched), {output});
@@ -309,8 +359,7 @@ HcclBackend::WorkPointer HcclBackend::_allgather_base(Tensor& output, Tensor& in
 HcclBackend::WorkPointer HcclBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions&) {
   const CollectiveScope scope;
-  meters::count_collective("all_gather", size_, bytes_of(inputs));
-  Launched launched;
+  auto launched = begin("all_gather", bytes_of(inputs));
   for (size_t index = 0; index < inputs.size(); ++index) {
     Tensors of_each_rank;
     for (const auto& of_rank : outputs) of_each_rank.push_back(of_rank[index]);
@@ -324,15 +373,14 @@ HcclBackend::WorkPointer HcclBackend::allgather_into_tensor_coalesced(Tensors& o
   std::vector<WorkPointer> works;
   for (size_t index = 0; index < inputs.size(); ++index)
     works.push_back(_allgather_base(outputs[index], inputs[index], options));
-  return c10::make_intrusive<HcclWork>(std::move(works), nullptr, outputs);
+  return c10::make_intrusive<HcclWork>(std::move(works), nullptr, outputs, nullptr);
 }
 
 HcclBackend::WorkPointer HcclBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                              const c10d::GatherOptions& options) {
   const CollectiveScope scope;
-  meters::count_collective("gather", size_, bytes_of(inputs));
+  auto launched = begin("gather", bytes_of(inputs));
   const auto own = host_bytes(inputs[0]);
-  Launched launched;
   std::vector<Tensors> gathered;
   if (rank_ == options.rootRank) {
     gathered.emplace_back();
@@ -350,14 +398,13 @@ HcclBackend::WorkPointer HcclBackend::gather(std::vector<Tensors>& outputs, Tens
 HcclBackend::WorkPointer HcclBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                               const c10d::ScatterOptions& options) {
   const CollectiveScope scope;
-  meters::count_collective("scatter", size_, inputs.empty() ? 0 : bytes_of(inputs[0]));
+  auto launched = begin("scatter", inputs.empty() ? 0 : bytes_of(inputs[0]));
   const ResultBuffer own(outputs[0]);
   std::vector<Tensors> parts;
   for (const auto& list : inputs) {
     parts.emplace_back();
     for (const auto& part : list) parts.back().push_back(host_bytes(part));
   }
-  Launched launched;
   Tensors carried{own.bytes};
   if (own.bytes.numel()) launched.carriers.push_back(carrier_->scatter(carried, parts, options));
   if (!own.in_place()) launched.finish.push_back(own.write_back());
@@ -395,11 +442,11 @@ void HcclBackend::launch_reduce_scatter(Launched& launched, const Tensor& output
 HcclBackend::WorkPointer HcclBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                      const c10d::ReduceScatterOptions& options) {
   const CollectiveScope scope;
-  Launched launched;
-  for (size_t index = 0; index < outputs.size(); ++index) {
-    meters::count_collective("reduce_scatter", size_, bytes_of(inputs[index]));
+  int64_t bytes = 0;
+  for (const auto& parts : inputs) bytes += bytes_of(parts);
+  auto launched = begin("reduce_scatter", bytes);
+  for (size_t index = 0; index < outputs.size(); ++index)
     launch_reduce_scatter(launched, outputs[index], inputs[index], options.reduceOp);
-  }
   return complete(std::move(launched), outputs);
 }
 
@@ -408,8 +455,7 @@ HcclBackend::WorkPointer HcclBackend::_reduce_scatter_base(Tensor& output, Tenso
   const CollectiveScope scope;
   TORCH_CHECK(input.numel() == output.numel() * size_, "reduce_scatter_tensor: the input needs ", size_,
               " times the elements of the output, has ", input.numel(), " for ", output.numel());
-  meters::count_collective("reduce_scatter", size_, bytes_of(input));
-  Launched launched;
+  auto launched = begin("reduce_scatter", bytes_of(input));
   launch_reduce_scatter(launched, output, host_alias(input).contiguous().view({size_, -1}).unbind(0),
                         options.reduceOp);
   return complete(std::move(launched), {output});
@@ -420,7 +466,7 @@ HcclBackend::WorkPointer HcclBackend::reduce_scatter_tensor_coalesced(Tensors& o
   std::vector<WorkPointer> works;
   for (size_t index = 0; index < inputs.size(); ++index)
     works.push_back(_reduce_scatter_base(outputs[index], inputs[index], options));
-  return c10::make_intrusive<HcclWork>(std::move(works), nullptr, outputs);
+  return c10::make_intrusive<HcclWork>(std::move(works), nullptr, outputs, nullptr);
 }
 
 void HcclBackend::launch_all_to_all(Launched& launched, Tensor received, Tensor sent,
@@ -457,9 +503,8 @@ std::vector<int64_t> split_bytes(const Tensor& tensor, const std::vector<int64_t
 HcclBackend::WorkPointer HcclBackend::alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_splits,
                                                     std::vector<int64_t>& input_splits, const c10d::AllToAllOptions&) {
   const CollectiveScope scope;
-  meters::count_collective("all_to_all", size_, bytes_of(input));
+  auto launched = begin("all_to_all", bytes_of(input));
   const ResultBuffer received(output);
-  Launched launched;
   launch_all_to_all(launched, received.bytes, host_bytes(input), split_bytes(output, output_splits, size_, "output"),
                     split_bytes(input, input_splits, size_, "input"));
   if (!received.in_place()) launched.finish.push_back(received.write_back());
@@ -468,7 +513,7 @@ HcclBackend::WorkPointer HcclBackend::alltoall_base(Tensor& output, Tensor& inpu
 
 HcclBackend::WorkPointer HcclBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions&) {
   const CollectiveScope scope;
-  meters::count_collective("all_to_all", size_, bytes_of(inputs));
+  auto launched = begin("all_to_all", bytes_of(inputs));
   Tensors parts;
   std::vector<int64_t> sent_bytes, received_bytes;
   for (const auto& input : inputs) {
@@ -477,7 +522,6 @@ HcclBackend::WorkPointer HcclBackend::alltoall(Tensors& outputs, Tensors& inputs
   }
   for (const auto& output : outputs) received_bytes.push_back(bytes_of(output));
   const auto received = at::empty({bytes_of(outputs)}, at::kByte);
-  Launched launched;
   launch_all_to_all(launched, received, at::cat(parts), received_bytes, sent_bytes);
   int64_t start = 0;
   for (const auto& output : outputs) {
@@ -492,9 +536,8 @@ HcclBackend::WorkPointer HcclBackend::alltoall(Tensors& outputs, Tensors& inputs
 
 HcclBackend::WorkPointer HcclBackend::send(Tensors& tensors, int destination, int tag) {
   const CollectiveScope scope;
-  meters::count_collective("send", size_, bytes_of(tensors));
+  auto launched = begin("send", bytes_of(tensors), /*collective=*/false);
   Tensors carried{host_bytes(tensors[0])};
-  Launched launched;
   launched.carriers.push_back(carrier_->send(carried, destination, tag));
   // Until it is sent, the buffer has to stay.
   launched.finish.push_back([carried] {});
@@ -503,10 +546,9 @@ HcclBackend::WorkPointer HcclBackend::send(Tensors& tensors, int destination, in
 
 HcclBackend::WorkPointer HcclBackend::recv(Tensors& tensors, int source, int tag) {
   const CollectiveScope scope;
-  meters::count_collective("recv", size_, bytes_of(tensors));
+  auto launched = begin("recv", bytes_of(tensors), /*collective=*/false);
   const ResultBuffer buffer(tensors[0]);
   Tensors carried{buffer.bytes};
-  Launched launched;
   launched.carriers.push_back(carrier_->recv(carried, source, tag));
   launched.finish.push_back(buffer.in_place() ? std::function<void()>([carried] {}) : buffer.write_back());
   return point_to_point(std::move(launched), tensors);
@@ -514,10 +556,9 @@ HcclBackend::WorkPointer HcclBackend::recv(Tensors& tensors, int source, int tag
 
 HcclBackend::WorkPointer HcclBackend::recvAnysource(Tensors& tensors, int tag) {
   const CollectiveScope scope;
-  meters::count_collective("recv", size_, bytes_of(tensors));
+  auto launched = begin("recv", bytes_of(tensors), /*collective=*/false);
   const ResultBuffer buffer(tensors[0]);
   Tensors carried{buffer.bytes};
-  Launched launched;
   launched.carriers.push_back(carrier_->recvAnysource(carried, tag));
   launched.finish.push_back(buffer.in_place() ? std::function<void()>([carried] {}) : buffer.write_back());
   return point_to_point(std::move(launched), tensors);
@@ -525,8 +566,7 @@ HcclBackend::WorkPointer HcclBackend::recvAnysource(Tensors& tensors, int tag) {
 
 HcclBackend::WorkPointer HcclBackend::barrier(const c10d::BarrierOptions& options) {
   const CollectiveScope scope;
-  meters::count_collective("barrier", size_, 0);
-  Launched launched;
+  auto launched = begin("barrier", 0);
   c10d::BarrierOptions on_host;
   on_host.timeout = options.timeout;
   if (size_ > 1) launched.carriers.push_back(carrier_->barrier(on_host));

@@ -1,6 +1,7 @@
 // The "hccl" process group backend: collectives between emulated dies, carried by gloo between their processes.
 #pragma once
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <functional>
@@ -15,8 +16,10 @@ class HcclWork final : public c10d::Work {
  public:
   using Carrier = c10::intrusive_ptr<c10d::Work>;
 
-  // `carriers` move the bytes; `finish`, which may be empty, then puts results where they belong.
-  HcclWork(std::vector<Carrier> carriers, std::function<void()> finish, std::vector<at::Tensor> outputs);
+  // `carriers` move the bytes; `finish`, which may be empty, then puts results where they belong. When a carrier fails,
+  // what `explain` gives comes first in the DistBackendError.
+  HcclWork(std::vector<Carrier> carriers, std::function<void()> finish, std::vector<at::Tensor> outputs,
+           std::function<std::string()> explain);
 
   bool isCompleted() override;
   bool isSuccess() const override { return true; }
@@ -30,6 +33,7 @@ class HcclWork final : public c10d::Work {
   std::vector<Carrier> carriers_;
   std::function<void()> finish_;
   std::vector<at::Tensor> outputs_;
+  std::function<std::string()> explain_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   bool done_ = false;
 };
@@ -39,7 +43,8 @@ class HcclBackend final : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
-  HcclBackend(c10::intrusive_ptr<c10d::Backend> carrier, int rank, int size);
+  // `store` is only used to find out which ranks are missing after a failure.
+  HcclBackend(c10::intrusive_ptr<c10d::Backend> carrier, c10::intrusive_ptr<c10d::Store> store, int rank, int size);
 
   const std::string getBackendName() const override { return "hccl"; }
 
@@ -79,7 +84,11 @@ class HcclBackend final : public c10d::Backend {
   struct Launched {
     std::vector<WorkPointer> carriers;
     std::vector<std::function<void()>> finish;
+    std::function<std::string()> explain;
   };
+
+  // Counts an operation of this rank, which is about to be launched.
+  Launched begin(const char* kind, int64_t bytes, bool collective = true);
 
   void launch_all_reduce(Launched& launched, const at::Tensor& tensor, const c10d::ReduceOp& op);
   void launch_all_gather(Launched& launched, const Tensors& outputs, const at::Tensor& input);
@@ -92,6 +101,8 @@ class HcclBackend final : public c10d::Backend {
   WorkPointer point_to_point(Launched launched, Tensors outputs);
 
   c10::intrusive_ptr<c10d::Backend> carrier_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  int64_t collectives_ = 0;
   std::vector<WorkPointer> coalesced_;
   bool coalescing_ = false;
 };

@@ -37,7 +37,7 @@ class ProcessGroupHCCL:
         carrier._devices = [_loopback()]
         carrier._threads = 1
         carrier._timeout = getattr(options, "_timeout", None) or _DEFAULT_TIMEOUT
-        return _C.HcclBackend(dist.ProcessGroupGloo(store, rank, size, carrier), rank, size)
+        return _C.HcclBackend(dist.ProcessGroupGloo(store, rank, size, carrier), store, rank, size)
 
 
 def create_backend(backend_options, options) -> _C.HcclBackend:

@@ -1,0 +1,37 @@
+"""A rank that does not come, or dies, ends a collective with an error that names it, in time, and no crash."""
+
+import json
+
+import pytest
+
+from tests.npu_emulator.missing_rank_program import TIMEOUT
+from tests.verl_patches.features.reshard.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory) -> list[dict]:
+    folder = tmp_path_factory.mktemp("missing")
+    run_ranks("tests.npu_emulator.missing_rank_program", 3, folder, timeout=120)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_with_every_rank_nothing_fails(told):
+    assert [rank["together"] for rank in told] == [[3.0] * 4] * 2
+
+
+def test_an_absent_rank_is_named_after_the_timeout(told):
+    for rank, found in enumerate(told):
+        absent = found["absent"]
+        assert absent["type"] == "DistBackendError"
+        assert f"hccl: all_reduce (collective 1 of its group) failed on rank {rank}" in absent["text"]
+        assert "of 3 ranks, these did not take part: 2" in absent["text"]
+        assert absent["seconds"] >= TIMEOUT * 0.9
+
+
+def test_a_dead_rank_is_named_and_the_others_go_on(told):
+    for found in told:
+        assert found["dead"]["type"] == "DistBackendError"
+        assert "hccl: all_gather" in found["dead"]["text"] and "did not take part: 2" in found["dead"]["text"]
+        assert len(found["alive"]) == 4
