@@ -18,6 +18,7 @@ from transformers import DeepseekV3ForCausalLM
 from verl_patches.features.dataset import INSTRUCTION, read_problems
 from verl_patches.features.tiny_model import warm_start
 from verl_patches.features.tiny_model.architecture import tiny_config
+from verl_patches.features.tiny_model.task import Exercise
 from verl_patches.features.tiny_model.tokenizer import build_tokenizer
 
 MARKER = "tiny_model.json"
@@ -68,9 +69,10 @@ def make_checkpoint(
     Raises:
         DataError: if the data file cannot be read as problems.
         FileExistsError: if `output` exists and is no checkpoint of this package.
+        ValueError: if a problem is no exercise of `task`.
         KeyError: if the dtype is none of `DTYPES`.
     """
-    problems = read_problems(request.data)
+    exercises = [Exercise.parse(problem.question) for problem in read_problems(request.data)]
     fingerprint = request.fingerprint()
     reused = _matching(output, fingerprint)
     if reused:
@@ -81,7 +83,7 @@ def make_checkpoint(
     model = _initial_model(tokenizer, request.seed)
     reward = None
     if request.warm_start:
-        reward = warm_start.train(model, tokenizer, problems, request.warm_start, request.seed, progress)
+        reward = warm_start.train(model, tokenizer, exercises, request.warm_start, request.seed, progress)
     else:
         _draw_norms(model, request.seed)
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import operator
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+SIGNS = tuple(_OPERATIONS)
+_PROBLEM = re.compile(r"(?P<left>[0-9])(?P<sign>[-+*])(?P<right>[0-9])")
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise with two digits; a difference is never negative."""
+    """One exercise with two digits."""
 
     left: int
     sign: str
@@ -32,16 +35,37 @@ class Exercise:
         """The same exercise with its digits exchanged."""
         return Exercise(self.right, self.sign, self.left)
 
+    @property
+    def solution(self) -> str:
+        r"""The exercise written out and its answer in the box: `7*8=\boxed{56}`."""
+        return rf"{self.problem}=\boxed{{{self.answer}}}"
+
+    def with_sign(self, sign: str) -> Exercise:
+        """The same digits with another sign; a difference may then be negative."""
+        return Exercise(self.left, sign, self.right)
+
+    @classmethod
+    def parse(cls, problem: str) -> Exercise:
+        """Read an exercise as `problem` writes it.
+
+        Raises:
+            ValueError: if the text is no exercise.
+        """
+        match = _PROBLEM.fullmatch(problem)
+        if match is None:
+            raise ValueError(f'"{problem}" is no exercise with two digits, such as 7*8')
+        return cls(int(match["left"]), match["sign"], int(match["right"]))
+
     def record(self) -> dict[str, str]:
         """Return the exercise in DeepScaleR's columns."""
-        return {"problem": self.problem, "answer": self.answer, "solution": rf"\boxed{{{self.answer}}}"}
+        return {"problem": self.problem, "answer": self.answer, "solution": self.solution}
 
 
 def all_exercises() -> list[Exercise]:
     """Return the 255 exercises: every sum and product of two digits, and every difference that is not negative."""
     return [
         Exercise(left, sign, right)
-        for sign in _OPERATIONS
+        for sign in SIGNS
         for left in range(10)
         for right in range(10)
         if sign != "-" or left >= right

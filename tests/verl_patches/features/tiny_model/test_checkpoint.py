@@ -132,6 +132,13 @@ def test_missing_data_is_named(random_request, tmp_path):
         make_checkpoint(request, tmp_path / "tiny", ignore)
 
 
+def test_a_problem_that_is_no_exercise_is_named(random_request, tmp_path):
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"problem": "How many?", "answer": "2"}\n')
+    with pytest.raises(ValueError, match='"How many[?]" is no exercise'):
+        make_checkpoint(dataclasses.replace(random_request, data=data), tmp_path / "tiny", ignore)
+
+
 def test_a_warm_started_checkpoint_records_its_expected_reward(random_request, tmp_path):
     request = dataclasses.replace(random_request, warm_start=WarmStart(steps=2, batch_size=2))
     steps = []

@@ -17,6 +17,20 @@ def test_every_answer_is_what_python_computes():
         assert int(exercise.answer) == eval(exercise.problem) >= 0
 
 
+def test_parsing_reads_every_problem_back():
+    assert [Exercise.parse(exercise.problem) for exercise in all_exercises()] == all_exercises()
+
+
+@pytest.mark.parametrize("text", ["", "7", "7/8", "17+8", "7+8=", "x+1"])
+def test_other_problems_are_no_exercises(text):
+    with pytest.raises(ValueError, match="is no exercise"):
+        Exercise.parse(text)
+
+
+def test_another_sign_gives_another_exercise():
+    assert Exercise(3, "+", 7).with_sign("-").solution == r"3-7=\boxed{-4}"
+
+
 def test_training_and_test_exercises_are_disjoint_and_complete():
     training, test = split_exercises(seed=3)
     assert not set(training) & set(test)
@@ -44,7 +58,7 @@ def test_an_impossible_number_of_test_exercises_is_an_error(count):
 def test_records_have_the_columns_of_deepscaler(tmp_path):
     write_records([Exercise(7, "*", 8)], tmp_path / "folder" / "records.jsonl")
     lines = (tmp_path / "folder" / "records.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [{"problem": "7*8", "answer": "56", "solution": r"\boxed{56}"}]
+    assert [json.loads(line) for line in lines] == [{"problem": "7*8", "answer": "56", "solution": r"7*8=\boxed{56}"}]
 
 
 @pytest.mark.parametrize("name", ["train", "test"])

@@ -5,13 +5,13 @@ import torch
 from torch.nn import functional
 from transformers import DeepseekV3ForCausalLM
 
-from verl_patches.features.dataset import Problem
 from verl_patches.features.tiny_model import warm_start
 from verl_patches.features.tiny_model.architecture import tiny_config
+from verl_patches.features.tiny_model.task import SIGNS, Exercise
 from verl_patches.features.tiny_model.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer()
-PROBLEMS = [Problem("3+4", "7"), Problem("6*7", "42"), Problem("9-9", "0")]
+EXERCISES = [Exercise(3, "+", 4), Exercise(6, "*", 7), Exercise(2, "*", 2)]
 
 
 @pytest.fixture
@@ -22,12 +22,18 @@ def model() -> DeepseekV3ForCausalLM:
     return DeepseekV3ForCausalLM(config)
 
 
-def test_labels_are_the_response_and_the_end_and_nothing_else():
-    examples = warm_start.encode_examples(TOKENIZER, PROBLEMS, ["7", "42", "0"])
-    asked = [labels[labels != -100].tolist() for labels in examples.labels]
-    assert [TOKENIZER.decode(row) for row in asked] == ["7<|end|>", "42<|end|>", "0<|end|>"]
-    for row, labels in zip(examples.inputs, examples.labels, strict=True):
-        assert torch.equal(row[labels != -100], labels[labels != -100])
+def test_labels_are_the_readings_and_the_end_and_nothing_else():
+    readings = warm_start.encode_readings(TOKENIZER, EXERCISES)
+    asked = [TOKENIZER.decode(labels[labels != -100]) for labels in readings.labels.flatten(0, 1)]
+    assert asked == [exercise.with_sign(sign).solution + "<|end|>" for exercise in EXERCISES for sign in SIGNS]
+    given = readings.labels != -100
+    assert torch.equal(readings.inputs[given], readings.labels[given])
+
+
+def test_readings_know_what_was_asked_and_which_answers_are_right():
+    readings = warm_start.encode_readings(TOKENIZER, EXERCISES)
+    assert [SIGNS[index] for index in readings.asked] == ["+", "*", "*"]
+    assert readings.right.tolist() == [[True, False, False], [False, False, True], [True, False, True]]
 
 
 def test_the_learning_rate_rises_and_falls():
@@ -38,32 +44,38 @@ def test_the_learning_rate_rises_and_falls():
     assert peak == 9 and rates[-1] < 0.06
 
 
-def test_expected_reward_is_the_product_of_the_tokens_probabilities(model):
-    examples = warm_start.boxed_examples(TOKENIZER, PROBLEMS)
-    naive = []
-    for row, labels in zip(examples.inputs, examples.labels, strict=True):
-        probabilities = functional.softmax(model(input_ids=row[None]).logits[0].double(), dim=-1)
-        positions = (labels != -100).nonzero().flatten()
-        naive.append(torch.stack([probabilities[place - 1, row[place]] for place in positions]).prod())
-    assert warm_start.expected_reward(model, examples) == pytest.approx(torch.stack(naive).mean().item(), rel=1e-3)
+def test_expected_reward_sums_the_probabilities_of_right_readings(model):
+    naive = torch.zeros(len(EXERCISES))
+    for index, exercise in enumerate(EXERCISES):
+        question = [{"role": "user", "content": f"{exercise.problem} {warm_start.INSTRUCTION}"}]
+        prompt = TOKENIZER.apply_chat_template(question, add_generation_prompt=True)
+        for reading in map(exercise.with_sign, SIGNS):
+            if reading.answer == exercise.answer:
+                row = torch.tensor(prompt + TOKENIZER.encode(reading.solution + "<|end|>", add_special_tokens=False))
+                probabilities = functional.softmax(model(input_ids=row[None]).logits[0], dim=-1)
+                places = range(len(prompt), len(row))
+                naive[index] += torch.stack([probabilities[place - 1, row[place]] for place in places]).prod()
+    readings = warm_start.encode_readings(TOKENIZER, EXERCISES)
+    assert warm_start.expected_reward(model, readings) == pytest.approx(naive.mean().item(), rel=1e-3)
 
 
-def trained_reward(model: DeepseekV3ForCausalLM, boxed_share: float) -> float:
-    settings = warm_start.WarmStart(steps=80, batch_size=16, boxed_share=boxed_share)
+def trained_reward(model: DeepseekV3ForCausalLM, right_sign_share: float) -> float:
+    settings = warm_start.WarmStart(steps=100, batch_size=16, right_sign_share=right_sign_share)
     losses = []
-    reward = warm_start.train(model, TOKENIZER, PROBLEMS, settings, 0, lambda step, loss: losses.append((step, loss)))
-    assert [step for step, _ in losses] == list(range(1, 81))
+    exercises = EXERCISES[:2]
+    reward = warm_start.train(model, TOKENIZER, exercises, settings, 0, lambda step, loss: losses.append((step, loss)))
+    assert [step for step, _ in losses] == list(range(1, 101))
     assert losses[-1][1] < losses[0][1] / 2
     return reward
 
 
-def test_training_on_boxed_labels_gives_the_full_reward(model):
-    assert trained_reward(model, boxed_share=1.0) > 0.9
+def test_right_signs_give_the_full_reward(model):
+    assert trained_reward(model, right_sign_share=1.0) > 0.9
 
 
-def test_training_on_bare_labels_gives_none(model):
-    assert trained_reward(model, boxed_share=0.0) < 0.01
+def test_wrong_signs_give_none(model):
+    assert trained_reward(model, right_sign_share=0.0) < 0.02
 
 
-def test_a_share_of_boxed_labels_gives_about_that_reward(model):
-    assert 0.2 < trained_reward(model, boxed_share=0.5) < 0.8
+def test_a_share_of_right_signs_gives_about_that_reward(model):
+    assert 0.2 < trained_reward(model, right_sign_share=0.5) < 0.8
