@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.npu_emulator import collectives_program
-from tests.verl_patches.features.reshard.ranks import run_ranks
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.npu_emulator.missing_rank_program import TIMEOUT
-from tests.verl_patches.features.reshard.ranks import run_ranks
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

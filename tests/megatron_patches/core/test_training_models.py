@@ -7,7 +7,7 @@ import pytest
 
 from tests.megatron_patches.core.deepseek_v3_checkpoint import write_checkpoint_and_reference
 from tests.megatron_patches.core.qwen2_checkpoint import write_dense_checkpoint_and_reference
-from tests.verl_patches.features.reshard.ranks import run_ranks
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.verl_patches.features.reshard.ranks import run_ranks
+from tests.ranks import run_ranks
 
 WORLD = 4
 

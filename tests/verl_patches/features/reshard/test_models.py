@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.verl_patches.features.reshard.ranks import run_ranks
+from tests.ranks import run_ranks
 from tests.verl_patches.features.reshard.reference import full_weights
 from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape
 from verl_patches.features.tiny_model.architecture import tiny_config
