@@ -105,6 +105,8 @@ def test_float32_run_is_exact_at_every_step_and_leaves_nothing_running(inputs, t
 def test_a_signal_stops_all_that_was_started(inputs, tmp_path, number, code):
     line, environment, mark = command(inputs, tmp_path)
     outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # Python leaves SIGINT ignored where it was when it started, as it is below some test harnesses.
+    outputs["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(line, env=environment, cwd=tmp_path, **outputs) as process:
         for said in process.stdout:
             if "(TaskRunner" in said:

@@ -200,7 +200,11 @@ def check_fifty_steps_leak_nothing() -> int:
         case.resharder.run()
     case.assert_exact()
     assert addresses == {name: value.data_ptr() for name, value in case.target.items()}
-    assert torch.npu.memory_allocated() == allocated
+    for _ in range(100_000):  # a thread of gloo's may hold its last transfer for a moment after that has ended
+        if torch.npu.memory_allocated() <= allocated:
+            break
+        os.sched_yield()
+    assert torch.npu.memory_allocated() <= allocated
     return allocated
 
 
