@@ -1,4 +1,5 @@
 import enum
+import warnings
 from collections.abc import Callable
 
 
@@ -15,9 +16,10 @@ class ProfilerAction(enum.Enum):
 
 
 class profile:
-    """Takes the calls of a profiler and records nothing."""
+    """Takes the calls of a profiler, says that it records nothing, and records nothing."""
 
     def __init__(self, *args, on_trace_ready=None, **options):
+        warnings.warn("torch_npu.profiler is not emulated: no trace will be written", RuntimeWarning, stacklevel=2)
         self.on_trace_ready = on_trace_ready
 
     def __enter__(self) -> "profile":

@@ -1,11 +1,5 @@
 class _FlopsCounter:
-    """Floating point operations are not counted."""
+    """Floating point operations are not counted: asking for their number is an error, not a zero."""
 
     def start(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-    def get_flops(self) -> list[int]:
-        return [0, 0]
+        raise NotImplementedError("torch_npu.utils.FlopsCounter is not emulated")
