@@ -20,14 +20,19 @@ from verl_patches.features.reshard.figures import (  # noqa: E402
     per_tensor_figures,
     plan_figures,
 )
-from verl_patches.features.reshard.placement_text import parse_bytes, parse_model, parse_placements  # noqa: E402
+from verl_patches.features.reshard.placement_text import (
+    KNOWN,
+    parse_bytes,
+    parse_model,
+    parse_placements,
+)  # noqa: E402
 from verl_patches.features.reshard.plan import Plan  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="deepseek-v3", help="deepseek-v3, or a config.json")
+    parser.add_argument("--model", default="deepseek-v3", help=f"{', '.join(KNOWN)}, or a config.json")
     parser.add_argument("--train", required=True, help="tpN,ppN,epN[,dpN][,tp_extend][,layers=A/B/...]")
     parser.add_argument("--rollout", required=True, help="tpN,epN[,dpN][,instancesN][,shared_tp]")
     parser.add_argument("--bucket", default="1GiB", help="staging in each direction (default: 1GiB)")
@@ -40,15 +45,15 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def report(options: argparse.Namespace) -> tuple[dict[str, PlanFigures | PerTensorFigures], Plan]:
     """Computes all figures. Raises ValueError for options that do not fit each other."""
-    shape = parse_model(options.model)
-    train, rollout = parse_placements(options.train, options.rollout, shape.layers)
+    table = parse_model(options.model)
+    train, rollout = parse_placements(options.train, options.rollout, table.layers)
     bucket = parse_bytes(options.bucket)
     sizes = dict(itemsize=options.itemsize, ranks_per_node=options.dies_per_node)
-    direct, _ = plan_figures(shape, train, rollout, bucket, **sizes)
+    direct, _ = plan_figures(table, train, rollout, bucket, **sizes)
     figures: dict[str, PlanFigures | PerTensorFigures] = {"direct": direct}
-    figures["relayed"], plan = plan_figures(shape, train, rollout, bucket, **sizes, relay=True)
+    figures["relayed"], plan = plan_figures(table, train, rollout, bucket, **sizes, relay=True)
     if train.moe_tp_extend_ep:
-        figures["per_tensor"] = per_tensor_figures(shape, train, rollout, options.itemsize)
+        figures["per_tensor"] = per_tensor_figures(table, train, rollout, options.itemsize)
     return figures, plan
 
 

@@ -9,6 +9,7 @@ from scripts.reshard_plan import main
 
 CLUSTER_TRAIN = "tp4,pp8,ep8,tp_extend,layers=7/7/8/8/8/8/8/7"
 SMALL = {
+    "architectures": ["DeepseekV3ForCausalLM"],
     "hidden_size": 32,
     "intermediate_size": 64,
     "moe_intermediate_size": 16,
@@ -76,6 +77,12 @@ def test_a_model_file_a_table_and_a_picture(model: str, tmp_path: Path, capsys: 
     printed = capsys.readouterr().out
     assert "received, GB" in printed and "per tensor" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_dense_model_has_no_expert_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    found = figures(capsys, "--model", "qwen2.5-0.5b", "--train", "tp2,pp2,dp2,tp_extend", "--rollout", "tp2,dp4")
+    assert found["direct"]["received"] == found["direct"]["bound_received"]
+    assert found["direct"]["expert_received"]["maximum"] == found["per_tensor"]["expert_received"]["maximum"] == 0
 
 
 def test_experts_cut_over_tensor_ranks_have_no_published_algorithm(

@@ -45,12 +45,12 @@ def per_tensor_generator(upstream, actor_module, model_config, weight_converter,
     import torch
     import torch.distributed as dist
 
-    from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape, canonical_shapes, megatron
     from verl_patches.features.reshard.model_tensors import train_tensors
     from verl_patches.features.reshard.per_tensor import full_tensors
+    from verl_patches.features.reshard.tables import table_for
     from verl_patches.workers.sharding_manager.placements import train_placement
 
-    shape, placement = DeepseekV3Shape.from_config(model_config), train_placement(transformer_config)
-    layouts = [megatron(shape, placement, rank) for rank in range(dist.get_world_size())]
+    table, placement = table_for(model_config), train_placement(transformer_config)
+    layouts = [table.megatron(placement, rank) for rank in range(dist.get_world_size())]
     device = torch.device("npu", torch.npu.current_device())
-    return full_tensors(train_tensors(actor_module), layouts, canonical_shapes(shape), dist.group.WORLD, device)
+    return full_tensors(train_tensors(actor_module), layouts, table.shapes, dist.group.WORLD, device)

@@ -20,22 +20,17 @@ def load_megatron_gptmodel_weights(
     import torch.distributed as dist
     from verl.utils.fs import copy_to_local
 
-    from verl_patches.features.reshard.deepseek_v3 import (
-        DeepseekV3Shape,
-        canonical_shapes,
-        ignored_in_files,
-        megatron,
-    )
     from verl_patches.features.reshard.files import load_from_huggingface
     from verl_patches.features.reshard.model_tensors import train_tensors, unwrapped
+    from verl_patches.features.reshard.tables import table_for
     from verl_patches.workers.sharding_manager.placements import train_placement
 
-    shape = DeepseekV3Shape.from_config(model_config)
+    table = table_for(model_config)
     placement = train_placement(unwrapped(parallel_model[0]).config)
     load_from_huggingface(
         copy_to_local(config.model.path, use_shm=config.model.get("use_shm", False)),
         train_tensors(parallel_model),
-        megatron(shape, placement, dist.get_rank()),
-        canonical_shapes(shape),
-        ignored_in_files(shape),
+        table.megatron(placement, dist.get_rank()),
+        table.shapes,
+        table.ignored_in_files,
     )

@@ -5,7 +5,7 @@ Canonical names and shapes are those of transformers' DeepseekV3ForCausalLM; eve
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from verl_patches.features.reshard.layout import (
@@ -14,9 +14,14 @@ from verl_patches.features.reshard.layout import (
     LocalView,
     Piece,
     RolloutPlacement,
+    Table,
     TrainPlacement,
+    cut_piece,
+    gate_up_pieces,
+    gated_shapes,
+    megatron_vocabulary_pieces,
+    rollout_vocabulary_pieces,
     share,
-    vocabulary_pieces,
     whole_box,
 )
 
@@ -89,6 +94,18 @@ class DeepseekV3Shape:
         return layer < self.dense_layers
 
 
+def table(shape: DeepseekV3Shape) -> Table:
+    """All layouts of a DeepSeek-V3 of these sizes."""
+    return Table(
+        layers=shape.layers,
+        shapes=canonical_shapes(shape),
+        megatron=partial(megatron, shape),
+        vllm_ascend=partial(vllm_ascend, shape),
+        castable=CASTABLE,
+        ignored_in_files=ignored_in_files(shape),
+    )
+
+
 def canonical_shapes(shape: DeepseekV3Shape) -> dict[str, tuple[int, ...]]:
     """Name and shape of every HuggingFace tensor, without the multi-token-prediction layers."""
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab, shape.hidden)}
@@ -114,26 +131,13 @@ def _layer_shapes(shape: DeepseekV3Shape, layer: int) -> dict[str, tuple[int, ..
     shapes[f"{prefix}input_layernorm.weight"] = (shape.hidden,)
     shapes[f"{prefix}post_attention_layernorm.weight"] = (shape.hidden,)
     if shape.is_dense(layer):
-        return shapes | _gated_shapes(f"{prefix}mlp.", shape.hidden, shape.intermediate)
+        return shapes | gated_shapes(f"{prefix}mlp.", shape.hidden, shape.intermediate)
     shapes[f"{prefix}mlp.gate.weight"] = (shape.experts, shape.hidden)
     shapes[f"{prefix}mlp.gate.e_score_correction_bias"] = (shape.experts,)
-    shapes |= _gated_shapes(f"{prefix}mlp.shared_experts.", shape.hidden, shape.shared_intermediate)
+    shapes |= gated_shapes(f"{prefix}mlp.shared_experts.", shape.hidden, shape.shared_intermediate)
     for expert in range(shape.experts):
-        shapes |= _gated_shapes(f"{prefix}mlp.experts.{expert}.", shape.hidden, shape.moe_intermediate)
+        shapes |= gated_shapes(f"{prefix}mlp.experts.{expert}.", shape.hidden, shape.moe_intermediate)
     return shapes
-
-
-def _gated_shapes(prefix: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
-    return {
-        f"{prefix}gate_proj.weight": (width, hidden),
-        f"{prefix}up_proj.weight": (width, hidden),
-        f"{prefix}down_proj.weight": (hidden, width),
-    }
-
-
-def huggingface(shape: DeepseekV3Shape) -> list[Piece]:
-    """The layout of the files themselves: every canonical tensor, whole, under its own name."""
-    return [Piece(name, whole_box(dims), name) for name, dims in canonical_shapes(shape).items()]
 
 
 def ignored_in_files(shape: DeepseekV3Shape) -> tuple[str, ...]:
@@ -156,22 +160,17 @@ def megatron(shape: DeepseekV3Shape, placement: TrainPlacement, rank: int) -> li
         if not shape.is_dense(slot.layer):
             pieces += _megatron_experts(shape, placement, rank, slot.layer, f"{local}mlp.experts.")
     if placement.pp_rank(rank) == 0:
-        pieces += _megatron_vocabulary(shape, placement, rank, "model.embed_tokens.weight", 0)
+        embedding = placement.chunk_prefix(0) + "embedding.word_embeddings.weight"
+        pieces += megatron_vocabulary_pieces(
+            "model.embed_tokens.weight", embedding, shape.vocab, shape.hidden, placement, rank
+        )
     if placement.pp_rank(rank) == placement.pp - 1:
-        last = placement.virtual_stages - 1
-        final_norm = f"{placement.chunk_prefix(last)}decoder.final_layernorm.weight"
-        pieces.append(Piece("model.norm.weight", whole_box((shape.hidden,)), final_norm))
-        pieces += _megatron_vocabulary(shape, placement, rank, "lm_head.weight", last)
+        last = placement.chunk_prefix(placement.virtual_stages - 1)
+        pieces.append(Piece("model.norm.weight", whole_box((shape.hidden,)), f"{last}decoder.final_layernorm.weight"))
+        pieces += megatron_vocabulary_pieces(
+            "lm_head.weight", f"{last}output_layer.weight", shape.vocab, shape.hidden, placement, rank
+        )
     return pieces
-
-
-def _megatron_vocabulary(
-    shape: DeepseekV3Shape, placement: TrainPlacement, rank: int, canonical: str, chunk: int
-) -> list[Piece]:
-    name = "output_layer.weight" if canonical == "lm_head.weight" else "embedding.word_embeddings.weight"
-    padded = placement.vocab_padded or shape.vocab
-    rows = share(padded, placement.tp, placement.tp_rank(rank), "vocabulary rows over tensor parallel ranks")
-    return vocabulary_pieces(canonical, placement.chunk_prefix(chunk) + name, shape.vocab, shape.hidden, rows)
 
 
 @lru_cache(maxsize=4096)
@@ -184,7 +183,7 @@ def _megatron_dense_part(shape: DeepseekV3Shape, slot: LayerSlot, local: str, tp
         return Piece(canonical + name, whole_box(shapes[canonical + name]), local + local_name)
 
     def cut(name: str, local_name: str, dimension: int) -> Piece:
-        return _cut(canonical + name, shapes[canonical + name], local + local_name, dimension, tp, tp_rank)
+        return cut_piece(canonical + name, shapes[canonical + name], local + local_name, dimension, tp, tp_rank)
 
     linear_qkv = local + "self_attention.linear_qkv.weight"
     q_a, kv_a = canonical + "self_attn.q_a_proj.weight", canonical + "self_attn.kv_a_proj_with_mqa.weight"
@@ -206,27 +205,9 @@ def _megatron_dense_part(shape: DeepseekV3Shape, slot: LayerSlot, local: str, tp
         pieces.append(whole("mlp.gate.e_score_correction_bias", "mlp.router.expert_bias"))
         width, part = shape.shared_intermediate, "mlp.shared_experts."
     fused = local + part + "linear_fc1.weight"
-    pieces += _fused_gate_up(canonical + part, fused, shape.hidden, width, tp, tp_rank)
+    pieces += gate_up_pieces(canonical + part, fused, shape.hidden, width, tp, tp_rank)
     pieces.append(cut(part + "down_proj.weight", part + "linear_fc2.weight", 1))
     return pieces
-
-
-def _cut(canonical: str, dims: tuple[int, ...], local: str, dimension: int, parts: int, index: int) -> Piece:
-    """A weight whose `dimension` is divided over `parts` ranks."""
-    box = list(whole_box(dims))
-    box[dimension] = share(dims[dimension], parts, index, canonical)
-    return Piece(canonical, tuple(box), local)
-
-
-def _fused_gate_up(prefix: str, local: str, hidden: int, width: int, parts: int, index: int) -> list[Piece]:
-    """gate_proj above up_proj in one local weight, each divided over `parts` ranks."""
-    interval = share(width, parts, index, prefix + "gate_proj.weight")
-    rows = interval[1] - interval[0]
-    box = (interval, (0, hidden))
-    return [
-        Piece(f"{prefix}gate_proj.weight", box, local, LocalView(index=((0, rows),))),
-        Piece(f"{prefix}up_proj.weight", box, local, LocalView(index=((rows, 2 * rows),))),
-    ]
 
 
 def _megatron_experts(
@@ -280,21 +261,16 @@ def vllm_ascend(shape: DeepseekV3Shape, placement: RolloutPlacement, rank: int) 
     Raises ValueError when a width does not divide over the ranks.
     """
     tp_rank = placement.tp_rank(rank)
-    pieces = _rollout_vocabulary(shape, placement, "model.embed_tokens.weight", placement.tp, rank)
+    vocabulary = partial(
+        rollout_vocabulary_pieces, valid=shape.vocab, hidden=shape.hidden, placement=placement, rank=rank
+    )
+    pieces = vocabulary("model.embed_tokens.weight", parts=placement.tp)
     for layer in range(shape.layers):
         pieces += _rollout_dense_part(shape, layer, placement.tp, tp_rank, placement.shared_expert_replicated)
         if not shape.is_dense(layer):
             pieces += _rollout_experts(shape, placement, rank, layer)
     pieces.append(Piece("model.norm.weight", whole_box((shape.hidden,)), "model.norm.weight"))
-    return pieces + _rollout_vocabulary(shape, placement, "lm_head.weight", placement.lm_head_size, rank)
-
-
-def _rollout_vocabulary(
-    shape: DeepseekV3Shape, placement: RolloutPlacement, name: str, parts: int, rank: int
-) -> list[Piece]:
-    padded = -(-shape.vocab // placement.vocab_multiple) * placement.vocab_multiple
-    rows = share(padded, parts, rank % parts, f"{name} over tensor parallel ranks")
-    return vocabulary_pieces(name, name, shape.vocab, shape.hidden, rows)
+    return pieces + vocabulary("lm_head.weight", parts=placement.lm_head_size)
 
 
 @lru_cache(maxsize=4096)
@@ -312,17 +288,17 @@ def _rollout_dense_part(
     pieces = []
     for name, dims in _layer_shapes(shape, layer).items():
         if name in cuts:
-            pieces.append(_cut(name, dims, name, cuts[name], tp, tp_rank))
+            pieces.append(cut_piece(name, dims, name, cuts[name], tp, tp_rank))
         elif not any(part in name for part in (".mlp.experts.", ".shared_experts.", ".gate_proj.", ".up_proj.")):
             pieces.append(Piece(name, whole_box(dims), name))
     if shape.is_dense(layer):
         fused = f"{prefix}mlp.gate_up_proj.weight"
-        return pieces + _fused_gate_up(f"{prefix}mlp.", fused, shape.hidden, shape.intermediate, tp, tp_rank)
+        return pieces + gate_up_pieces(f"{prefix}mlp.", fused, shape.hidden, shape.intermediate, tp, tp_rank)
     parts, index = (1, 0) if shared_expert_replicated else (tp, tp_rank)
     shared, width = f"{prefix}mlp.shared_experts.", shape.shared_intermediate
     down = f"{shared}down_proj.weight"
-    pieces += _fused_gate_up(shared, f"{shared}gate_up_proj.weight", shape.hidden, width, parts, index)
-    return pieces + [_cut(down, (shape.hidden, width), down, 1, parts, index)]
+    pieces += gate_up_pieces(shared, f"{shared}gate_up_proj.weight", shape.hidden, width, parts, index)
+    return pieces + [cut_piece(down, (shape.hidden, width), down, 1, parts, index)]
 
 
 def _rollout_experts(shape: DeepseekV3Shape, placement: RolloutPlacement, rank: int, layer: int) -> list[Piece]:

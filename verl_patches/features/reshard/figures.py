@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape, canonical_shapes, megatron, vllm_ascend
 from verl_patches.features.reshard.layout import (
     EXPERT_MARK,
     PADDING,
     Box,
     Piece,
     RolloutPlacement,
+    Table,
     TrainPlacement,
 )
 from verl_patches.features.reshard.plan import Plan, make_plan
@@ -79,7 +79,7 @@ class PerTensorFigures:
 
 
 def plan_figures(
-    shape: DeepseekV3Shape,
+    table: Table,
     train: TrainPlacement,
     rollout: RolloutPlacement,
     bucket_bytes: int,
@@ -90,8 +90,8 @@ def plan_figures(
     """Plan without running. relay: regions enter a node once. Raises ValueError when the placements do not fit."""
     begin = time.process_time()
     ranks = range(train.world_size)
-    held = [megatron(shape, train, rank) for rank in ranks]
-    needed = [vllm_ascend(shape, rollout, rank) for rank in range(rollout.world_size)]
+    held = [table.megatron(train, rank) for rank in ranks]
+    needed = [table.vllm_ascend(rollout, rank) for rank in range(rollout.world_size)]
     nodes = np.arange(len(held)) // ranks_per_node
     plan = make_plan(held, needed, lambda name: itemsize, nodes if relay else None)
     seconds = time.process_time() - begin
@@ -163,7 +163,7 @@ def _node_ingress(traffic: np.ndarray, nodes: np.ndarray) -> np.ndarray:
 
 
 def per_tensor_figures(
-    shape: DeepseekV3Shape, train: TrainPlacement, rollout: RolloutPlacement, itemsize: int = 2
+    table: Table, train: TrainPlacement, rollout: RolloutPlacement, itemsize: int = 2
 ) -> PerTensorFigures:
     """The published way: one tensor after the other, from the description in the recipe's technical report.
 
@@ -174,31 +174,34 @@ def per_tensor_figures(
     """
     if not train.moe_tp_extend_ep:
         raise ValueError("the published algorithm is described for moe_tp_extend_ep only")
-    dense = {name: _size(dims, itemsize) for name, dims in canonical_shapes(shape).items() if EXPERT_MARK not in name}
-    expert = 3 * shape.hidden * shape.moe_intermediate * itemsize
-    moe_layers = shape.layers - min(shape.dense_layers, shape.layers)
-    group = train.tp * train.ep
-    share = shape.experts // group
+    dense = {name: _size(dims, itemsize) for name, dims in table.shapes.items() if EXPERT_MARK not in name}
+    routed = {name: _size(dims, itemsize) for name, dims in table.shapes.items() if EXPERT_MARK in name}
+    expert_layers = {_layer(name) for name in routed}
+    count = len({name.split(".")[5] for name in routed})
+    expert = sum(routed.values()) // max(len(expert_layers) * count, 1)
+    share = count // (train.tp * train.ep)
     received, experts = [], []
     for rank in range(train.world_size):
         held = sum(
             _elements(piece.box) * itemsize
-            for piece in megatron(shape, train, rank)
+            for piece in table.megatron(train, rank)
             if EXPERT_MARK not in piece.canonical and piece.canonical != PADDING
         )
-        own_layers = sum(not shape.is_dense(slot.layer) for slot in train.layers(rank))
-        first, last = rollout.experts(rank, shape.experts)
+        own_layers = sum(slot.layer in expert_layers for slot in train.layers(rank))
+        first, last = rollout.experts(rank, count)
         column = train.tp_ep_rank(rank)
         in_column = max(min(last, (column + 1) * share) - max(first, column * share), 0)
-        experts.append(expert * (share * (moe_layers - own_layers) + (last - first - in_column) * moe_layers))
+        experts.append(
+            expert * (share * (len(expert_layers) - own_layers) + (last - first - in_column) * len(expert_layers))
+        )
         received.append(sum(dense.values()) - held + experts[-1])
-    local_names = [_local_names(shape, train, stage) for stage in range(train.pp)]
+    local_names = [_local_names(table, train, stage) for stage in range(train.pp)]
     tensors = sum(len(names) for names in local_names)
     gathers = max(sum(parts > 1 for parts in names.values()) for names in local_names)
     return PerTensorFigures(
         received=Spread.of(np.array(received)),
         expert_received=Spread.of(np.array(experts)),
-        collectives=tensors * (train.pp > 1) + gathers + 2 * moe_layers,
+        collectives=tensors * (train.pp > 1) + gathers + 2 * len(expert_layers),
         object_collectives=2 * tensors,
         # The gathered parts, their concatenation and the rank's own part of the largest tensor live at once.
         staging_peak=int(max(dense.values()) * (2 + 1 / train.tp)) if train.tp > 1 else max(dense.values()),
@@ -209,12 +212,16 @@ def _size(dims: Sequence[int], itemsize: int) -> int:
     return int(np.prod(dims)) * itemsize
 
 
-def _local_names(shape: DeepseekV3Shape, train: TrainPlacement, stage: int) -> dict[str, int]:
+def _layer(name: str) -> int:
+    return int(name.split(".")[2])
+
+
+def _local_names(table: Table, train: TrainPlacement, stage: int) -> dict[str, int]:
     """The training tensors of one stage, and over how many ranks of a tensor parallel group each is cut."""
     rank = stage * train.tp * train.dp
-    shapes = canonical_shapes(shape)
+    shapes = table.shapes
     names: dict[str, int] = {}
-    for piece in megatron(shape, train, rank):
+    for piece in table.megatron(train, rank):
         if piece.canonical != PADDING:
             cut = EXPERT_MARK not in piece.canonical and piece.extents != shapes[piece.canonical]
             names[piece.local] = train.tp if cut else 1

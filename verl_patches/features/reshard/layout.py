@@ -4,7 +4,7 @@ Every table (`deepseek_v3.py`) describes a rank as a list of `Piece`. Loading, r
 pieces, so they cannot disagree about where a weight lives.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -239,3 +239,73 @@ def vocabulary_pieces(canonical: str, local: str, valid: int, hidden: int, rows:
         index = ((real, last - first),)
         pieces.append(Piece(PADDING, ((0, last - first - real), (0, hidden)), local, LocalView(index=index)))
     return pieces
+
+
+def megatron_vocabulary_pieces(
+    canonical: str, local: str, valid: int, hidden: int, placement: TrainPlacement, rank: int
+) -> list[Piece]:
+    """Embedding or output layer of a training rank. Raises ValueError if its rows do not divide over `tp`."""
+    padded = placement.vocab_padded or valid
+    rows = share(padded, placement.tp, placement.tp_rank(rank), "vocabulary rows over tensor parallel ranks")
+    return vocabulary_pieces(canonical, local, valid, hidden, rows)
+
+
+def rollout_vocabulary_pieces(
+    name: str, valid: int, hidden: int, placement: RolloutPlacement, parts: int, rank: int
+) -> list[Piece]:
+    """Embedding or output layer of a rollout rank, padded as vLLM does it and divided over `parts` ranks.
+
+    Raises ValueError if its rows do not divide.
+    """
+    padded = -(-valid // placement.vocab_multiple) * placement.vocab_multiple
+    rows = share(padded, parts, rank % parts, f"{name} over tensor parallel ranks")
+    return vocabulary_pieces(name, name, valid, hidden, rows)
+
+
+def cut_piece(canonical: str, dims: tuple[int, ...], local: str, dimension: int, parts: int, index: int) -> Piece:
+    """A whole local weight: part `index` of `parts` along `dimension`. Raises ValueError if it does not divide."""
+    box = list(whole_box(dims))
+    box[dimension] = share(dims[dimension], parts, index, canonical)
+    return Piece(canonical, tuple(box), local)
+
+
+def gate_up_pieces(prefix: str, local: str, hidden: int, width: int, parts: int, index: int) -> list[Piece]:
+    """gate_proj above up_proj in one local weight, each divided over `parts` ranks."""
+    interval = share(width, parts, index, prefix + "gate_proj.weight")
+    rows = interval[1] - interval[0]
+    box = (interval, (0, hidden))
+    return [
+        Piece(f"{prefix}gate_proj.weight", box, local, LocalView(index=((0, rows),))),
+        Piece(f"{prefix}up_proj.weight", box, local, LocalView(index=((rows, 2 * rows),))),
+    ]
+
+
+def gated_shapes(prefix: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
+    """The three HuggingFace weights of a gated feed-forward network."""
+    return {
+        f"{prefix}gate_proj.weight": (width, hidden),
+        f"{prefix}up_proj.weight": (width, hidden),
+        f"{prefix}down_proj.weight": (hidden, width),
+    }
+
+
+@dataclass(frozen=True)
+class Table:
+    """The layouts of one model, bound to its sizes: all that loading, resharding and verification know of it.
+
+    layers: transformer layers. shapes: name and shape of every HuggingFace tensor.
+    megatron, vllm_ascend: the pieces of one rank; they raise ValueError for a placement that does not fit.
+    castable: endings of names whose type may differ between training and rollout.
+    ignored_in_files: prefixes of tensors that a checkpoint may have and no layout uses.
+    """
+
+    layers: int
+    shapes: Mapping[str, tuple[int, ...]]
+    megatron: Callable[[TrainPlacement, int], list[Piece]]
+    vllm_ascend: Callable[[RolloutPlacement, int], list[Piece]]
+    castable: tuple[str, ...] = ()
+    ignored_in_files: tuple[str, ...] = ()
+
+    def huggingface(self) -> list[Piece]:
+        """The layout of the files themselves: every tensor, whole, under its own name."""
+        return [Piece(name, whole_box(dims), name) for name, dims in self.shapes.items()]

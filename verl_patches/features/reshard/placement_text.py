@@ -1,12 +1,14 @@
 """Placements and models as a user types them on a command line."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape
-from verl_patches.features.reshard.layout import RolloutPlacement, TrainPlacement
+from verl_patches.features.reshard import deepseek_v3, qwen2
+from verl_patches.features.reshard.layout import RolloutPlacement, Table, TrainPlacement
+from verl_patches.features.reshard.tables import table_for
 
-DEEPSEEK_V3_671B = DeepseekV3Shape(
+DEEPSEEK_V3_671B = deepseek_v3.DeepseekV3Shape(
     hidden=7168,
     intermediate=18432,
     moe_intermediate=2048,
@@ -24,20 +26,29 @@ DEEPSEEK_V3_671B = DeepseekV3Shape(
     mtp_layers=1,
 )
 
+QWEN2_5_05B = qwen2.Qwen2Shape(
+    hidden=896, intermediate=4864, layers=24, heads=14, kv_heads=2, head_dim=64, vocab=151936, tied=True
+)
+
+KNOWN: Mapping[str, Callable[[], Table]] = {
+    "deepseek-v3": lambda: deepseek_v3.table(DEEPSEEK_V3_671B),
+    "qwen2.5-0.5b": lambda: qwen2.table(QWEN2_5_05B),
+}
+
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
-def parse_model(text: str) -> DeepseekV3Shape:
-    """`deepseek-v3`, or the path of a config.json. Raises ValueError for anything else."""
-    if text == "deepseek-v3":
-        return DEEPSEEK_V3_671B
+def parse_model(text: str) -> Table:
+    """A name of KNOWN, or the path of a config.json. Raises ValueError for anything else."""
+    if text in KNOWN:
+        return KNOWN[text]()
     path = Path(text)
     if not path.is_file():
-        raise ValueError(f"--model {text}: neither deepseek-v3 nor a file")
+        raise ValueError(f"--model {text}: neither {' nor '.join(KNOWN)} nor a file")
     try:
-        return DeepseekV3Shape.from_config(json.loads(path.read_text()))
+        return table_for(json.loads(path.read_text()))
     except (json.JSONDecodeError, KeyError) as error:
-        raise ValueError(f"--model {text}: not the config.json of a DeepSeek-V3 model ({error!r})") from error
+        raise ValueError(f"--model {text}: not a whole config.json ({error!r})") from error
 
 
 def parse_bytes(text: str) -> int:

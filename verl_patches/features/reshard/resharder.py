@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from verl_patches.features.reshard import deepseek_v3
 from verl_patches.features.reshard.agreement import Types, agree_on_plan, agree_on_types
 from verl_patches.features.reshard.exchange import Side, Tensors, exchange
 from verl_patches.features.reshard.layout import (
@@ -23,6 +22,7 @@ from verl_patches.features.reshard.layout import (
 from verl_patches.features.reshard.model_tensors import rollout_tensors, train_tensors
 from verl_patches.features.reshard.plan import LayoutError, Layouts, Plan, make_plan
 from verl_patches.features.reshard.schedule import Round, round_count, schedule
+from verl_patches.features.reshard.tables import table_for
 from verl_patches.features.reshard.verification import differing_tensors
 
 PLANNING_COLLECTIVES = 3
@@ -224,7 +224,7 @@ def _expert_bytes(plan: Plan, rank: int) -> int:
     return sum(int(leg.bytes[(leg.target == rank) & expert[leg.name]].sum()) for leg in (plan.remote, plan.relay))
 
 
-def resharder_for_deepseek_v3(
+def resharder_for(
     hf_config: Any,
     train_modules: nn.Module | Iterable[nn.Module],
     rollout_model: nn.Module,
@@ -235,12 +235,13 @@ def resharder_for_deepseek_v3(
     overlap: bool = False,
     ranks_per_node: int | None = None,
 ) -> Resharder:
-    """A Resharder for DeepSeek-V3 from the models themselves.
+    """A Resharder from the models themselves.
 
     hf_config: transformers config of the model. train_modules: verl's actor module(s), wrapped or not.
-    group: all ranks, whose order is that of both placements. Raises ValueError for sizes that do not fit.
+    group: all ranks, whose order is that of both placements. Raises ValueError for a model without a layout table and
+    for sizes that do not fit.
     """
-    shape = deepseek_v3.DeepseekV3Shape.from_config(hf_config)
+    table = table_for(hf_config)
     world_size = dist.get_world_size(group)
     for name, placement in (("training", train_placement), ("rollout", rollout_placement)):
         if placement.world_size != world_size:
@@ -249,11 +250,11 @@ def resharder_for_deepseek_v3(
     return Resharder(
         train_tensors(train_modules),
         rollout_tensors(rollout_model),
-        [deepseek_v3.megatron(shape, train_placement, rank) for rank in ranks],
-        [deepseek_v3.vllm_ascend(shape, rollout_placement, rank) for rank in ranks],
+        [table.megatron(train_placement, rank) for rank in ranks],
+        [table.vllm_ascend(rollout_placement, rank) for rank in ranks],
         group,
         bucket_bytes,
-        deepseek_v3.CASTABLE,
+        table.castable,
         overlap,
         ranks_per_node,
     )

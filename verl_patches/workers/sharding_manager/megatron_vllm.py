@@ -67,11 +67,11 @@ def _resharder(manager):
         import torch.distributed as dist
 
         from verl_patches.features import settings
-        from verl_patches.features.reshard.resharder import resharder_for_deepseek_v3
+        from verl_patches.features.reshard.resharder import resharder_for
         from verl_patches.workers.sharding_manager.placements import rollout_placement, train_placement
 
         chosen = settings.current().reshard
-        manager.overlay_resharder = resharder_for_deepseek_v3(
+        manager.overlay_resharder = resharder_for(
             manager.model_config,
             manager.actor_module,
             _rollout_model(manager),

@@ -37,7 +37,7 @@ from verl_patches.features.reshard.layout import EXPERT_MARK
 from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
 from verl_patches.features.reshard.model_tensors import rollout_tensors, train_tensors
 from verl_patches.features.reshard.per_tensor import full_tensors
-from verl_patches.features.reshard.resharder import Resharder, resharder_for_deepseek_v3
+from verl_patches.features.reshard.resharder import Resharder, resharder_for
 from verl_patches.workers.sharding_manager.placements import rollout_placement, train_placement
 
 TP, PP, WORLD = 2, 2, 4
@@ -164,7 +164,7 @@ def main(folder: Path) -> None:
     for impl in absorbed(model):
         impl.W_UK_T.zero_()
         impl.W_UV.zero_()
-    resharder = resharder_for_deepseek_v3(hf_config, [training], model, train, rollout, dist.group.WORLD, 1 << 17)
+    resharder = resharder_for(hf_config, [training], model, train, rollout, dist.group.WORLD, 1 << 17)
     results["exchange"] = check_exchange(resharder, target, expected)
     results["absorbed"] = check_absorbed_weights(model, derived)
     layouts = [megatron(shape, train, other) for other in range(WORLD)]

@@ -5,12 +5,18 @@ import torch
 from hypothesis import given, settings
 
 from tests.verl_patches.features.reshard.placements import layout_pairs
-from tests.verl_patches.features.reshard.reference import SMALL, full_weights, megatron_state, rollout_state
+from tests.verl_patches.features.reshard.reference import (
+    SMALL,
+    State,
+    full_weights,
+    megatron_state,
+    rollout_state,
+)
 from verl_patches.features.reshard.deepseek_v3 import (
     DeepseekV3Shape,
     canonical_shapes,
-    huggingface,
     megatron,
+    table,
     vllm_ascend,
 )
 from verl_patches.features.reshard.layout import PADDING, LocalView, Piece, RolloutPlacement, TrainPlacement
@@ -18,13 +24,13 @@ from verl_patches.features.reshard.layout import PADDING, LocalView, Piece, Roll
 FULL = full_weights(SMALL)
 
 
-def assert_table_describes(pieces: list[Piece], state: dict[str, torch.Tensor]) -> None:
+def assert_table_describes(pieces: list[Piece], state: State, full: State = FULL) -> None:
     """Every piece finds the values of its box, and the pieces cover every local element exactly once."""
     seen = {name: torch.zeros_like(value) for name, value in state.items()}
     for piece in pieces:
         box = tuple(slice(*interval) for interval in piece.box)
         held = piece.locate(state)
-        expected = torch.zeros(piece.extents) if piece.canonical == PADDING else FULL[piece.canonical][box]
+        expected = torch.zeros(piece.extents) if piece.canonical == PADDING else full[piece.canonical][box]
         assert torch.equal(held, expected), piece
         piece.locate(seen).add_(1)
     assert all(bool((count == 1).all()) for count in seen.values()), [k for k, v in seen.items() if (v != 1).any()]
@@ -42,10 +48,10 @@ def test_tables_equal_the_naive_reference(pair: tuple[TrainPlacement, RolloutPla
 @settings(max_examples=60, deadline=None)
 @given(layout_pairs())
 def test_ranks_together_hold_every_element(pair: tuple[TrainPlacement, RolloutPlacement]) -> None:
-    for table, placement in zip((megatron, vllm_ascend), pair, strict=True):
+    for pieces_of, placement in zip((megatron, vllm_ascend), pair, strict=True):
         counts = {name: torch.zeros(dims) for name, dims in canonical_shapes(SMALL).items()}
         for rank in range(placement.world_size):
-            for piece in table(SMALL, placement, rank):
+            for piece in pieces_of(SMALL, placement, rank):
                 if piece.canonical != PADDING:
                     counts[piece.canonical][tuple(slice(*interval) for interval in piece.box)] += 1
         assert all(bool((count > 0).all()) for count in counts.values())
@@ -59,7 +65,7 @@ def test_a_wrong_piece_is_noticed() -> None:
 
 
 def test_files_are_their_own_layout() -> None:
-    assert_table_describes(huggingface(SMALL), FULL)
+    assert_table_describes(table(SMALL).huggingface(), FULL)
 
 
 def test_megatron_rank_order() -> None:
