@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.verl_patches.features.reshard.in_process import reshard_in_process
@@ -19,14 +19,20 @@ from verl_patches.features.reshard.tables import table_for
 Pair = tuple[TrainPlacement, RolloutPlacement]
 
 
+def fits(pair: Pair) -> bool:
+    """Both models can divide their six key heads over these ranks."""
+    train, rollout = pair
+    return SMALL.kv_heads % train.tp == 0 and (SMALL.kv_heads % rollout.tp == 0 or rollout.tp % SMALL.kv_heads == 0)
+
+
 @settings(max_examples=60, deadline=None)
 @given(layout_pairs(), st.booleans())
 def test_the_table_equals_the_naive_reference(pair: Pair, tied: bool) -> None:
     (train, rollout), shape = pair, TIED if tied else SMALL
+    assume(fits(pair))
     full = full_weights(shape)
-    for rank in range(train.world_size if shape.kv_heads % train.tp == 0 else 0):
+    for rank in range(train.world_size):
         assert_table_describes(table(shape).megatron(train, rank), megatron_state(full, shape, train, rank), full)
-    for rank in range(rollout.world_size if shape.heads % rollout.tp == 0 else 0):
         state = rollout_state(full, shape, rollout, rank)
         assert_table_describes(table(shape).vllm_ascend(rollout, rank), state, full)
 
@@ -35,8 +41,7 @@ def test_the_table_equals_the_naive_reference(pair: Pair, tied: bool) -> None:
 @given(layout_pairs(worlds=(1, 2, 3, 6, 12)), st.booleans(), st.sampled_from([3000, 1 << 30]))
 def test_random_layouts_are_exact(pair: Pair, tied: bool, bucket_bytes: int) -> None:
     (train, rollout), shape = pair, TIED if tied else SMALL
-    if shape.kv_heads % train.tp:
-        return
+    assume(fits(pair))
     full, ranks = full_weights(shape), range(train.world_size)
     expected = [rollout_state(full, shape, rollout, rank) for rank in ranks]
     targets = [{name: torch.full_like(value, torch.nan) for name, value in state.items()} for state in expected]
