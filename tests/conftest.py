@@ -1,8 +1,12 @@
-"""The order of the tests."""
+"""The order of the tests, and emulated dies of their own."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Processes of a node share the memory of its dies; no other run on this machine is to take part.
+os.environ["NPU_EMULATOR_NODE"] = f"tests-{os.getpid()}"
 
 EMULATOR = Path(__file__).parent / "npu_emulator"
 

@@ -12,6 +12,7 @@
 #include "host_call.h"
 #include "memory.h"
 #include "meters.h"
+#include "node.h"
 #include "pinned_memory.h"
 
 namespace py = pybind11;
@@ -21,7 +22,7 @@ namespace {
 py::dict memory_statistics(c10::DeviceIndex device) {
   const auto now = npu::memory_statistics(device);
   using namespace pybind11::literals;
-  return py::dict("capacity"_a = now.capacity, "allocated"_a = now.allocated, "reserved"_a = now.reserved,
+  return py::dict("capacity"_a = now.capacity, "limit"_a = now.limit, "allocated"_a = now.allocated, "reserved"_a = now.reserved,
                   "peak_allocated"_a = now.peak_allocated, "peak_reserved"_a = now.peak_reserved,
                   "watermark"_a = now.watermark, "allocations"_a = now.allocations, "frees"_a = now.frees,
                   "out_of_memory_errors"_a = now.out_of_memory_errors);
@@ -39,6 +40,14 @@ std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>> collectives() {
   std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>> all;
   for (const auto& [key, totals] : npu::meters::all_collectives())
     all.emplace_back(std::get<0>(key), std::get<1>(key), totals.count, totals.bytes);
+  return all;
+}
+
+// (process, bytes) of each living process that holds memory of a die.
+std::vector<std::pair<int64_t, int64_t>> holders(c10::DeviceIndex device) {
+  std::vector<std::pair<int64_t, int64_t>> all;
+  for (const auto& each : npu::node::holders(npu::die_of_machine(npu::resolve_device(device))))
+    all.emplace_back(each.process, each.bytes);
   return all;
 }
 
@@ -61,6 +70,10 @@ void bind_device(py::module& module) {
 void bind_memory(py::module& module) {
   module.def("memory_statistics", &memory_statistics);
   module.def("set_capacity", &npu::set_capacity);
+  module.def("set_limit", &npu::set_limit);
+  module.def("free_bytes", &npu::free_bytes);
+  module.def("holders", &holders);
+  module.def("leave_node", &npu::node::leave);
   module.def("reset_peak_statistics", &npu::reset_peak_statistics);
   module.def("exchange_watermark", &npu::exchange_watermark);
   module.def("empty_cache", &npu::empty_cache);

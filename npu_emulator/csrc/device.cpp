@@ -5,7 +5,9 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <numeric>
 #include <string>
+#include <vector>
 
 namespace npu {
 namespace {
@@ -18,18 +20,30 @@ void after_fork_in_child() {
   if (in_use) forked_after_use = true;
 }
 
-c10::DeviceIndex count_visible(const std::string& list, int64_t machine_devices) {
-  c10::DeviceIndex count = 0;
+std::vector<int> parse_visible(const std::string& list, int64_t machine_devices) {
+  std::vector<int> dies;
   const char* cursor = list.c_str();
   while (*cursor) {
     char* end = nullptr;
     const auto device = std::strtoll(cursor, &end, 10);
     if (end == cursor || device < 0 || device >= machine_devices) break;
-    ++count;
+    dies.push_back(static_cast<int>(device));
     if (*end != ',') break;
     cursor = end + 1;
   }
-  return count;
+  return dies;
+}
+
+const std::vector<int>& visible_dies() {
+  static const auto dies = [] {
+    const auto machine_devices = environment_integer("NPU_EMULATOR_DEVICES", 8);
+    TORCH_CHECK(machine_devices <= kMaxDevices, "NPU_EMULATOR_DEVICES must be at most ", kMaxDevices);
+    if (const char* visible = std::getenv("ASCEND_RT_VISIBLE_DEVICES")) return parse_visible(visible, machine_devices);
+    std::vector<int> all(machine_devices);
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  }();
+  return dies;
 }
 
 }  // namespace
@@ -43,15 +57,9 @@ int64_t environment_integer(const char* name, int64_t otherwise) {
   return value;
 }
 
-c10::DeviceIndex device_count() {
-  static const c10::DeviceIndex count = [] {
-    const auto machine_devices = environment_integer("NPU_EMULATOR_DEVICES", 8);
-    TORCH_CHECK(machine_devices <= kMaxDevices, "NPU_EMULATOR_DEVICES must be at most ", kMaxDevices);
-    const char* visible = std::getenv("ASCEND_RT_VISIBLE_DEVICES");
-    return visible ? count_visible(visible, machine_devices) : static_cast<c10::DeviceIndex>(machine_devices);
-  }();
-  return count;
-}
+c10::DeviceIndex device_count() { return static_cast<c10::DeviceIndex>(visible_dies().size()); }
+
+int die_of_machine(c10::DeviceIndex index) { return visible_dies()[index]; }
 
 c10::DeviceIndex current_device() noexcept { return current; }
 
@@ -68,10 +76,14 @@ void set_device_unchecked(c10::DeviceIndex index) noexcept {
   if (index >= 0) current = index;
 }
 
-void initialize() {
-  TORCH_CHECK(!forked_after_use,
+void refuse_after_fork() {
+  TORCH_CHECK(!forked_after_use.load(std::memory_order_relaxed),
               "Cannot re-initialize NPU in forked subprocess. To use NPU with multiprocessing, you must use the "
               "'spawn' start method");
+}
+
+void initialize() {
+  refuse_after_fork();
   if (in_use.load(std::memory_order_relaxed)) return;
   TORCH_CHECK(device_count() > 0,
               "No NPU is visible to this process (ASCEND_RT_VISIBLE_DEVICES, NPU_EMULATOR_DEVICES)");

@@ -29,6 +29,7 @@ at::Tensor tensor_over(c10::intrusive_ptr<c10::StorageImpl> storage, c10::Dispat
 HostAliases::StoragePointer HostAliases::alias_storage(c10::StorageImpl* device_storage) {
   for (const auto& pair : storages_)
     if (pair.device.get() == device_storage) return pair.host;
+  refuse_after_fork();
   auto kept_alive = StoragePointer::reclaim_copy(device_storage);
   c10::raw::intrusive_ptr::incref(device_storage);  // released with the memory of the alias
   auto host = c10::make_intrusive<c10::StorageImpl>(

@@ -2,14 +2,20 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <mutex>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "device.h"
+#include "node.h"
 
 namespace npu {
 namespace {
@@ -25,7 +31,10 @@ struct Ledger {
 Ledger& ledger(c10::DeviceIndex device) {
   static auto* ledgers = [] {
     auto* all = new std::array<Ledger, kMaxDevices>();
-    for (auto& one : *all) one.statistics.capacity = environment_integer("NPU_EMULATOR_CAPACITY_MB", 4096) << 20;
+    for (auto& one : *all) {
+      one.statistics.capacity = environment_integer("NPU_EMULATOR_CAPACITY_MB", 4096) << 20;
+      one.statistics.limit = one.statistics.capacity;
+    }
     return all;
   }();
   return (*ledgers)[device];
@@ -47,13 +56,37 @@ std::string readable(int64_t bytes) {
   return text;
 }
 
+std::string program_of(pid_t process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/comm");
+  std::string name;
+  std::getline(file, name);
+  return name;
+}
+
+std::string shares_of(const std::vector<node::Holder>& holders) {
+  std::string text;
+  for (const auto& [process, bytes] : holders)
+    text += c10::str(text.empty() ? " Held on this die: " : ", ", readable(bytes), " by process ", process, " (",
+                     program_of(process), process == getpid() ? ", this one)" : ")");
+  return text.empty() ? text : text + ".";
+}
+
+int64_t sum(const std::vector<node::Holder>& holders) {
+  return std::accumulate(holders.begin(), holders.end(), int64_t{0},
+                         [](int64_t total, const node::Holder& holder) { return total + holder.bytes; });
+}
+
 [[noreturn]] void throw_out_of_memory(c10::DeviceIndex device, size_t bytes, const MemoryStatistics& now) {
+  const auto holders = node::holders(die_of_machine(device));
+  const auto unused = std::max<int64_t>(0, now.capacity - sum(holders));
   TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", readable(bytes), " (NPU ",
                    static_cast<int>(device), "; ", readable(now.capacity), " total capacity; ", readable(now.allocated),
-                   " already allocated; ", readable(now.allocated), " current active; ",
-                   readable(now.capacity - now.allocated), " free; ", readable(now.reserved),
+                   " already allocated; ", readable(now.allocated), " current active; ", readable(unused), " free; ",
+                   readable(now.reserved),
                    " reserved in total by PyTorch) If reserved memory is >> allocated memory try setting "
-                   "max_split_size_mb to avoid fragmentation.");
+                   "max_split_size_mb to avoid fragmentation.",
+                   shares_of(holders),
+                   now.limit < now.capacity ? c10::str(" This process is limited to ", readable(now.limit), ".") : "");
 }
 
 struct BlockHeader {
@@ -148,7 +181,18 @@ MemoryStatistics memory_statistics(c10::DeviceIndex device) {
 void set_capacity(c10::DeviceIndex device, int64_t bytes) {
   auto& of = ledger(resolve_device(device));
   std::lock_guard<std::mutex> lock(of.mutex);
-  of.statistics.capacity = bytes;
+  of.statistics.capacity = of.statistics.limit = bytes;
+}
+
+void set_limit(c10::DeviceIndex device, int64_t bytes) {
+  auto& of = ledger(resolve_device(device));
+  std::lock_guard<std::mutex> lock(of.mutex);
+  of.statistics.limit = bytes;
+}
+
+int64_t free_bytes(c10::DeviceIndex device) {
+  const auto held = sum(node::holders(die_of_machine(resolve_device(device))));
+  return std::max<int64_t>(0, memory_statistics(device).capacity - held);
 }
 
 void reset_peak_statistics(c10::DeviceIndex device) {
@@ -170,16 +214,22 @@ void empty_cache() {
   for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
     auto& of = ledger(device);
     std::lock_guard<std::mutex> lock(of.mutex);
-    of.statistics.reserved = of.statistics.allocated;
+    auto& now = of.statistics;
+    if (now.reserved > now.allocated) node::release(die_of_machine(device), now.reserved - now.allocated);
+    now.reserved = now.allocated;
   }
 }
 
 void charge(c10::DeviceIndex device, size_t bytes) {
+  refuse_after_fork();
   auto& of = ledger(device);
   const auto wanted = rounded(bytes);
   std::lock_guard<std::mutex> lock(of.mutex);
   auto& now = of.statistics;
-  if (now.allocated + wanted > now.capacity) {
+  // What this process has reserved already is its own; only more than that is asked of the die.
+  const auto growth = now.allocated + wanted - now.reserved;
+  if (now.allocated + wanted > std::min(now.limit, now.capacity) ||
+      (growth > 0 && !node::reserve(die_of_machine(device), growth, now.capacity))) {
     ++now.out_of_memory_errors;
     throw_out_of_memory(device, bytes, now);
   }

@@ -7,9 +7,10 @@
 
 namespace npu {
 
-// Bytes of one die as a caching allocator reports them. Sizes are rounded up to 512 bytes, as on the device.
+// Bytes of one die as the caching allocator of this process reports them. Sizes are rounded up to 512 bytes, as on the device.
 struct MemoryStatistics {
   int64_t capacity = 0;
+  int64_t limit = 0;  // what this process may take of the capacity
   int64_t allocated = 0;
   int64_t reserved = 0;
   int64_t peak_allocated = 0;
@@ -22,6 +23,9 @@ struct MemoryStatistics {
 
 MemoryStatistics memory_statistics(c10::DeviceIndex device);
 void set_capacity(c10::DeviceIndex device, int64_t bytes);
+void set_limit(c10::DeviceIndex device, int64_t bytes);
+// What no process of the node has reserved.
+int64_t free_bytes(c10::DeviceIndex device);
 void reset_peak_statistics(c10::DeviceIndex device);
 // Sets the watermark to `bytes`, or to what is allocated now where that is more. Returns what it was.
 int64_t exchange_watermark(c10::DeviceIndex device, int64_t bytes);

@@ -94,6 +94,8 @@ class Plan:
             "NPU_EMULATOR_DEVICES": str(self.options.dies),
             "NPU_EMULATOR_CAPACITY_MB": str(self.options.device_memory_mb),
             "NPU_EMULATOR_METERS": str(self.output / "meters"),
+            # Dies of its own: other runs on this machine take none of their memory.
+            "NPU_EMULATOR_NODE": self.ray_folder.name,
         }
 
     def with_overrides(self, more: Iterable[str]) -> "Plan":

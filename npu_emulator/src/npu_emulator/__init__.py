@@ -20,4 +20,7 @@ if _autoload is None:
 else:
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = _autoload
 
-from . import _C  # noqa: E402,F401
+from . import _C  # noqa: E402
+from .process_end import at_process_end  # noqa: E402
+
+at_process_end(_C.leave_node)

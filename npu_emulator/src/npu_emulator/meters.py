@@ -8,7 +8,6 @@ With NPU_EMULATOR_METERS=<folder> in the environment, a process writes its snaps
 seconds, at exit, and whenever `write` is called.
 """
 
-import atexit
 import contextlib
 import json
 import os
@@ -18,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from . import _C
+from .process_end import at_process_end
 
 _COPY_DIRECTIONS = ("host_to_device", "device_to_host", "device_to_device")
 _SECONDS_BETWEEN_WRITES = 5.0
@@ -149,28 +149,28 @@ def write(folder: str | None = None) -> Path | None:
     return target
 
 
-def _write_if_used(owner: int) -> None:
-    if os.getpid() == owner and _C.is_initialized():
+def _write_if_used() -> None:
+    if _C.is_initialized():
         write()
 
 
-def _keep_writing(owner: int) -> None:
+def _keep_writing() -> None:
     pause = threading.Event()
     while True:
         pause.wait(_SECONDS_BETWEEN_WRITES)
-        _write_if_used(owner)
+        _write_if_used()
 
 
 def _begin_to_write() -> None:
-    atexit.register(_write_if_used, os.getpid())
-    threading.Thread(target=_keep_writing, args=(os.getpid(),), name="npu-emulator-meters", daemon=True).start()
+    threading.Thread(target=_keep_writing, name="npu-emulator-meters", daemon=True).start()
 
 
 def start_writing() -> None:
-    """Begin to write regularly if NPU_EMULATOR_METERS asks for it: a process that is killed writes nothing at exit.
+    """Begin to write regularly if NPU_EMULATOR_METERS asks for it: a process that is killed writes nothing at its end.
 
     A forked process begins anew, since its parent's thread does not go on in it.
     """
     if _FOLDER:
+        at_process_end(_write_if_used)
         _begin_to_write()
         os.register_at_fork(after_in_child=_begin_to_write)

@@ -32,9 +32,9 @@ max_memory_cached = max_memory_reserved
 
 
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
-    """Free and total bytes of the device."""
-    now = _statistics(device)
-    return now["capacity"] - now["reserved"], now["capacity"]
+    """Free and total bytes of the device: what all processes on it have reserved is not free."""
+    index = _get_device_index(device)
+    return _C.free_bytes(index), _C.memory_statistics(index)["capacity"]
 
 
 def empty_cache() -> None:
@@ -79,11 +79,7 @@ def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) 
     if not 0 <= fraction <= 1:
         raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
     index = _get_device_index(device)
-    whole = _full_capacity.setdefault(index, _C.memory_statistics(index)["capacity"])
-    _C.set_capacity(index, int(whole * fraction))
-
-
-_full_capacity: dict[int, int] = {}
+    _C.set_limit(index, int(_C.memory_statistics(index)["capacity"] * fraction))
 
 
 def get_allocator_backend() -> str:

@@ -1,0 +1,179 @@
+"""Processes that see the same die share its memory, and a process that is gone holds none of it."""
+
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+import torch_npu  # noqa: F401
+
+from npu_emulator import _C
+from tests.npu_emulator.device_process import DeviceProcess
+
+MEBIBYTE = 1 << 20
+CAPACITY = 8 * MEBIBYTE
+
+
+@pytest.fixture
+def node() -> str:
+    return f"test-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def start(node):
+    """Makes a process of the node; all of them end with the test."""
+    processes = []
+
+    def start(visible: str = "0", **environment: str) -> DeviceProcess:
+        defaults = {
+            "NPU_EMULATOR_NODE": node,
+            "NPU_EMULATOR_CAPACITY_MB": "8",
+            "ASCEND_RT_VISIBLE_DEVICES": visible,
+        }
+        processes.append(DeviceProcess(**defaults | environment))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.__exit__()
+
+
+def files_of(node: str) -> list[Path]:
+    return list(Path("/dev/shm").glob(f"npu_emulator-*-{node}"))
+
+
+def hold(state: dict, mebibytes: int, device: int = 0) -> str:
+    """Keep so much memory; what was refused comes back as text."""
+    try:
+        state.setdefault("held", []).append(
+            torch.empty(mebibytes * MEBIBYTE, dtype=torch.uint8, device=f"npu:{device}")
+        )
+    except torch.OutOfMemoryError as error:
+        return str(error)
+    return ""
+
+
+def let_go(state: dict, empty_cache: bool = True) -> None:
+    state.clear()
+    if empty_cache:
+        torch.npu.empty_cache()
+
+
+def free(state: dict, device: int = 0) -> int:
+    return torch.npu.mem_get_info(device)[0]
+
+
+def end_without_cleaning_up(state: dict) -> None:
+    os._exit(0)
+
+
+def fork_and_use(state: dict) -> int:
+    """What a forked process that uses the die for itself ends with."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if not hold({}, 3) and free({}) == CAPACITY - 3 * MEBIBYTE else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_die_is_full_for_all_of_its_processes(start):
+    first, second = start(), start()
+    assert first(hold, 5) == ""
+    assert second(free) == first(free) == 3 * MEBIBYTE
+    refusal = second(hold, 4)
+    assert "Tried to allocate 4.00 MiB (NPU 0; 8.00 MiB total capacity; 0 bytes already allocated" in refusal
+    assert f"Held on this die: 5.00 MiB by process {first.pid} (" in refusal and "3.00 MiB free" in refusal
+    assert second(hold, 3) == ""
+    assert f"3.00 MiB by process {second.pid} (" in second(hold, 1) and first(free) == 0
+
+
+def test_memory_returned_to_the_die_is_there_for_others(start):
+    first, second = start(), start()
+    first(hold, 6)
+    assert second(hold, 4)
+    first(let_go, False)
+    assert second(hold, 4), "what the first process has reserved is not free"
+    first(let_go)
+    assert second(hold, 4) == "" and first(free) == 4 * MEBIBYTE
+
+
+def test_dies_are_those_of_the_machine_whatever_their_number_in_the_process(start):
+    first, second = start(visible="2,5"), start(visible="5,1")
+    assert first(hold, 5, 1) == ""
+    assert second(hold, 5, 0), "both mean die 5"
+    assert second(hold, 5, 1) == "" and first(hold, 5, 0) == ""
+    assert first(free, 1) == second(free, 0) == 3 * MEBIBYTE
+
+
+def test_other_nodes_have_dies_of_their_own(start):
+    first, second = start(), start(NPU_EMULATOR_NODE=f"other-{uuid.uuid4().hex}")
+    assert first(hold, 6) == "" and second(hold, 6) == ""
+
+
+def test_a_killed_process_returns_its_share(start):
+    first, second, third = start(), start(), start()
+    first(hold, 3)
+    second(hold, 4)
+    third(hold, 1)
+    assert third(hold, 2)
+    second.kill()
+    assert third(free) == 4 * MEBIBYTE and third(hold, 4) == ""
+    with pytest.raises((RuntimeError, EOFError)):
+        first(end_without_cleaning_up)
+    first.end()
+    assert third(hold, 3) == "" and third(hold, 1)
+
+
+def test_a_forked_process_counts_for_itself(start):
+    assert start()(fork_and_use) == 0
+
+
+def test_the_last_process_removes_the_file(start, node):
+    first, second = start(), start()
+    first(hold, 1)
+    second(hold, 1)
+    assert len(files_of(node)) == 1
+    first.end()
+    assert len(files_of(node)) == 1 and second(free) == 7 * MEBIBYTE
+    second.end()
+    assert not files_of(node)
+
+
+def test_the_file_of_killed_processes_goes_with_the_next_one(start, node):
+    first = start()
+    first(hold, 1)
+    first.kill()
+    assert len(files_of(node)) == 1
+    other = start(NPU_EMULATOR_NODE=f"other-{uuid.uuid4().hex}")
+    other(free)
+    other.end()
+    assert not files_of(node)
+
+
+def test_a_name_that_is_no_file_name_is_refused(start):
+    with pytest.raises(RuntimeError, match="NPU_EMULATOR_NODE must be at most 100 letters"):
+        start(NPU_EMULATOR_NODE="../elsewhere")(hold, 1)
+
+
+def test_many_processes_never_hold_more_than_there_is(start):
+    """All take and return memory at the same time; together they end with what they hold."""
+    processes = [start() for _ in range(4)]
+    for process in processes:
+        process(free)
+    for process in processes:
+        process.send(take_and_return, 5000)
+    refusals = [process.receive() for process in processes]
+    assert processes[0](free) == CAPACITY
+    assert any(refusals), "the die was never full, so nothing was tested"
+
+
+def take_and_return(state: dict, rounds: int) -> int:
+    """The number of refusals."""
+    refused = 0
+    for number in range(rounds):
+        refused += bool(hold(state, 1 + number % 4))
+        held = dict(_C.holders(0))
+        assert held.get(os.getpid(), 0) == sum(tensor.nbytes for tensor in state.get("held", ()))
+        assert sum(held.values()) <= CAPACITY
+        let_go(state)
+    return refused
