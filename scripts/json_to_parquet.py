@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Turns a file of problems into train.parquet and test.parquet for verl.
 
-Knows deepscaler.json (problem, answer, solution), GSM8K's jsonl (question, answer) and the data in data/.
+Knows deepscaler.json (problem, answer, solution), GSM8K (question, answer) and MATH-lighteval (problem, solution), as
+.json, .jsonl or .parquet. Records without an answer and repeated questions are left out, and reported.
 """
 
 import argparse
@@ -10,48 +11,85 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from verl_patches.features.dataset import INSTRUCTION, DataError, Problem, read_problems, split, to_row  # noqa: E402
-from verl_patches.features.dataset.parquet import check_file, write_rows  # noqa: E402
+from verl_patches.features.dataset import (  # noqa: E402
+    INSTRUCTION,
+    DataError,
+    Problem,
+    Reading,
+    read_problems,
+    split,
+    to_row,
+)
+from verl_patches.features.dataset.inspection import check_file  # noqa: E402
+from verl_patches.features.dataset.parquet import write_files  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json_path", type=Path, required=True, help="the .json or .jsonl file with the problems")
+    parser.add_argument("--json_path", type=Path, required=True, help="the file with the problems")
     parser.add_argument(
         "--output_dir", type=Path, required=True, help="where train.parquet and test.parquet are written"
     )
     parser.add_argument(
-        "--test_json_path", type=Path, help="test problems in a file of their own; nothing is split then"
+        "--test_json_path", type=Path, help="test problems in a file of their own; nothing is shuffled or split then"
     )
     parser.add_argument("--test_size", type=float, default=0.1, help="part of the records held out (default: 0.1)")
-    parser.add_argument("--seed", type=int, default=42, help="seed of the split (default: 42)")
+    parser.add_argument("--seed", type=int, default=42, help="seed of the shuffle and split (default: 42)")
     parser.add_argument("--data_source", help="name of the data in the metrics (default: by its kind)")
     parser.add_argument("--instruction", default=INSTRUCTION, help=f'ends every prompt (default: "{INSTRUCTION}")')
     return parser.parse_args(arguments)
 
 
+def report(path: Path, reading: Reading) -> None:
+    """Prints what was left out of a file, with the first of each kind."""
+    if reading.without_answer:
+        print(f"{path}: left out {len(reading.without_answer)} without an answer (first: {reading.without_answer[0]})")
+    if reading.repeated:
+        first = reading.repeated[0]
+        different = sum(not repetition.same_answer for repetition in reading.repeated)
+        print(
+            f"{path}: left out {len(reading.repeated)} whose question occurs before, {different} of them with another "
+            f"answer (first: {first.place} repeats {first.first_place})"
+        )
+
+
+def read_reported(path: Path) -> list[Problem]:
+    """Returns the usable problems of a file, after a report on the others."""
+    reading = read_problems(path)
+    report(path, reading)
+    return reading.problems
+
+
 def load(options: argparse.Namespace) -> tuple[list[Problem], list[Problem]]:
-    """Returns the training and the test problems that the options ask for."""
-    problems = read_problems(options.json_path)
-    if options.test_json_path is not None:
-        return problems, read_problems(options.test_json_path)
-    if not 0 < options.test_size < 1:
-        raise DataError(f"--test_size is {options.test_size}: it must be between 0 and 1.")
-    return split(problems, max(1, round(len(problems) * options.test_size)), options.seed)
+    """Returns the training and the test problems that the options ask for; no question is in both."""
+    problems = read_reported(options.json_path)
+    if options.test_json_path is None:
+        if not 0 < options.test_size < 1:
+            raise DataError(f"--test_size is {options.test_size}: it must be between 0 and 1.")
+        return split(problems, max(1, round(len(problems) * options.test_size)), options.seed)
+    test = read_reported(options.test_json_path)
+    tested = {problem.question for problem in test}
+    train = [problem for problem in problems if problem.question not in tested]
+    if len(train) < len(problems):
+        print(f"{options.json_path}: left out {len(problems) - len(train)} that are test problems as well")
+    if not train:
+        raise DataError(f"{options.json_path} holds only test problems: give training problems of their own.")
+    return train, test
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Converts; returns the exit status."""
     options = parse_arguments(arguments)
     try:
+        files = {}
         for name, problems in zip(("train", "test"), load(options), strict=True):
-            rows = [
+            files[options.output_dir / f"{name}.parquet"] = [
                 to_row(problem, index, name, options.data_source, options.instruction)
                 for index, problem in enumerate(problems)
             ]
-            path = options.output_dir / f"{name}.parquet"
-            write_rows(path, rows)
+        write_files(files)
+        for path in files:
             print(f"{path}: {check_file(path)} rows")
     except (DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

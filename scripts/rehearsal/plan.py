@@ -13,7 +13,7 @@ RUNS = ROOT / "outputs" / "rehearsal"
 DEFAULT_TRAIN_DATA = ROOT / "data" / "arithmetic" / "train.jsonl"
 DEFAULT_TEST_DATA = ROOT / "data" / "arithmetic" / "test.jsonl"
 CHECKPOINT_SCRIPT = ROOT / "scripts" / "make_tiny_checkpoint.py"
-REWARD = ROOT / "verl_patches" / "utils" / "reward_score" / "rule_reward.py"
+REWARD = ROOT / "verl_patches" / "utils" / "reward" / "rule_reward.py"
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal.env"
 # The warm start does not depend on the run's seed: all seeds start from one cached checkpoint.
 CHECKPOINT_SEED = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.rehearsal.plan import Plan
-from verl_patches.features.dataset.parquet import check_file
+from verl_patches.features.dataset.inspection import check_file
 
 # Bytes a parameter of training in mixed precision with Adam: bf16 weight, fp32 gradient, fp32 weight, two fp32 moments.
 _TRAINING_BYTES = 2 + 4 + 4 + 4 + 4

@@ -38,15 +38,47 @@ def test_the_recipes_command(problems, tmp_path):
     train, test = read(tmp_path / "out", "train"), read(tmp_path / "out", "test")
     assert {row["reward_model"]["ground_truth"] for row in train + test} == {str(n) for n in range(1, 21)}
     assert train[0]["data_source"] == "deepscaler"
+    assert [row["extra_info"]["index"] for row in train] == list(range(18))
+    questions = [row["extra_info"]["question"] for row in train]
+    assert questions != sorted(questions, key=lambda question: int(question.partition("+")[0]))
+
+
+def test_seed_decides_the_files_byte_by_byte(problems, tmp_path):
+    contents = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert convert("--output_dir", tmp_path / name, "--json_path", problems, "--seed", seed).returncode == 0
+        contents.append([(tmp_path / name / f"{part}.parquet").read_bytes() for part in ("train", "test")])
+    assert contents[0] == contents[1] != contents[2]
+
+
+def test_what_is_left_out_is_reported(tmp_path):
+    rows = [("1+1", "2"), ("2+2", ""), ("1+1", "2"), ("1+1", "3"), ("5+5", "10"), ("6+6", "12")]
+    path, test = tmp_path / "some.json", tmp_path / "test.json"
+    path.write_text(json.dumps([{"problem": problem, "answer": answer} for problem, answer in rows]))
+    test.write_text(json.dumps([{"problem": "5+5", "answer": "10"}]))
+    done = convert("--output_dir", tmp_path / "out", "--json_path", path, "--test_json_path", test)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f'{path}: left out 1 without an answer (first: record 2: the column "answer" is empty)',
+        f"{path}: left out 2 whose question occurs before, 1 of them with another answer (first: record 3 repeats "
+        "record 1)",
+        f"{path}: left out 1 that are test problems as well",
+        f"{tmp_path}/out/train.parquet: 2 rows",
+        f"{tmp_path}/out/test.parquet: 1 rows",
+    ]
+    done = convert("--output_dir", tmp_path / "out", "--json_path", test, "--test_json_path", path)
+    assert done.returncode == 2 and "holds only test problems" in done.stderr
 
 
 def test_options(problems, tmp_path):
-    done = convert("--output_dir", tmp_path / "out", "--json_path", problems, "--test_json_path", problems,
+    tests = tmp_path / "tests.json"
+    tests.write_text(problems.read_text().replace("+1", "+9"))
+    done = convert("--output_dir", tmp_path / "out", "--json_path", problems, "--test_json_path", tests,
                    "--data_source", "own", "--instruction", "Answer:", path="scripts/json_to_parquet.py")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert len(read(tmp_path / "out", "train")) == len(read(tmp_path / "out", "test")) == 20
     row = read(tmp_path / "out", "test")[3]
-    assert row["prompt"][0]["content"] == "3+1 Answer:" and row["data_source"] == "own"
+    assert row["prompt"][0]["content"] == "3+9 Answer:" and row["data_source"] == "own"
 
 
 @pytest.mark.parametrize(

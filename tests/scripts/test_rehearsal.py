@@ -27,7 +27,7 @@ from scripts.rehearsal.preflight import (
 )
 from scripts.rehearsal.stages import check_before_anything, last_error
 from verl_patches.features.dataset import DataError, Problem, to_row
-from verl_patches.features.dataset.parquet import write_rows
+from verl_patches.features.dataset.parquet import write_files
 from verl_patches.features.report import StepRecord
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,7 +182,7 @@ def test_fewer_rows_than_a_step_takes_are_refused(tmp_path):
     problems = [Problem(f"{n}+1", str(n + 1)) for n in range(7)]
     rows = [to_row(problem, index, "train", "own", "") for index, problem in enumerate(problems)]
     for path in (plan.train_data, plan.test_data):
-        write_rows(path, rows)
+        write_files({path: rows})
     config = {"data": {"train_batch_size": 7}, "trainer": {"n_gpus_per_node": 4}}
     check_rows(plan, config)
     with pytest.raises(PreflightError, match="7 training rows.*data.train_batch_size=8"):
@@ -263,7 +263,7 @@ def test_lengths_follow_the_data(tmp_path):
     build_tokenizer().save_pretrained(tmp_path / "checkpoint")
     lengths = {}
     for name, question in {"short": "1+1", "long": "word " * 500}.items():
-        write_rows(tmp_path / name, [to_row(Problem(question, "2"), 0, "train", "own", "")])
+        write_files({tmp_path / name: [to_row(Problem(question, "2"), 0, "train", "own", "")]})
         chosen = dict(entry.split("=") for entry in measured_settings(tmp_path / name, tmp_path / "checkpoint", dies=4))
         lengths[name] = int(chosen["data.max_prompt_length"])
         plan = make_plan(Options(), "time").with_overrides(f"{key}={value}" for key, value in chosen.items())

@@ -60,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from verl_patches.features.configuration_checks import ConfigurationError, check_configuration
+    from verl_patches.features.dataset import DataError
+    from verl_patches.features.dataset.inspection import check_configured_files
     from verl_patches.features.settings import SettingsError
 
     parser = argparse.ArgumentParser(prog="python -m verl_patches.trainer.main_ppo")
@@ -78,6 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(OmegaConf.to_yaml(config, resolve=True))
         return 0
+    try:
+        check_configured_files(config.data)
+    except DataError as error:
+        return _refuse(str(error))
     return run(config)
 
 

@@ -1,3 +1,5 @@
+import pyarrow
+import pyarrow.parquet
 import pytest
 from omegaconf import OmegaConf
 
@@ -8,6 +10,7 @@ from verl_patches.features.configuration_checks import (
     describe_failure,
     required_ray_slots,
 )
+from verl_patches.trainer import main_ppo
 from verl_patches.trainer.main_ppo import compose, main
 
 
@@ -129,7 +132,16 @@ def test_paths_become_absolute(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["--print-config"]) == 0
     reward = OmegaConf.create(capsys.readouterr().out).custom_reward_function.path
-    assert reward.startswith("/") and reward.endswith("/verl_patches/utils/reward_score/rule_reward.py")
+    assert reward.startswith("/") and reward.endswith("/verl_patches/utils/reward/rule_reward.py")
+
+
+def test_data_in_another_shape_are_refused_before_anything_starts(tmp_path, monkeypatch, capsys):
+    raw = tmp_path / "raw.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"question": ["x"], "answer": ["#### 1"]}), raw)
+    monkeypatch.setattr(main_ppo, "run", lambda config: pytest.fail("the run was started"))
+    assert main([f"data.train_files={raw}"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {raw}: column data_source: it is missing") and error.count("\n") == 1
 
 
 def test_known_failures_get_a_remedy():

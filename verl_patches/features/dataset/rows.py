@@ -28,9 +28,7 @@ def to_row(problem: Problem, index: int, split_name: str, data_source: str | Non
 
 
 def split(items: Sequence[Item], test_count: int, seed: int) -> tuple[list[Item], list[Item]]:
-    """Splits ``items`` into training and test items; the same seed gives the same split.
-
-    Both keep the order of the file.
+    """Shuffles ``items`` and splits them into training and test items; the same seed gives the same two lists.
 
     Raises:
         DataError: ``test_count`` is below 1 or leaves no item for training.
@@ -40,6 +38,5 @@ def split(items: Sequence[Item], test_count: int, seed: int) -> tuple[list[Item]
             f"{test_count} of {len(items)} records were asked for as test data: at least 1 test record and 1 training "
             "record are needed."
         )
-    chosen = set(random.Random(seed).sample(range(len(items)), test_count))
-    train = [item for index, item in enumerate(items) if index not in chosen]
-    return train, [items[index] for index in sorted(chosen)]
+    shuffled = random.Random(seed).sample(items, len(items))
+    return shuffled[test_count:], shuffled[:test_count]

@@ -4,24 +4,27 @@ import re
 from decimal import Decimal, InvalidOperation
 
 _BOX = r"\boxed{"
+_BRACES = re.compile(r"\\boxed\{|\\[{}]|[{}]")
 _NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?")
 
 
 def last_boxed(text: str) -> str | None:
     r"""Returns the content of the last complete ``\boxed{...}`` of ``text``, or None where there is none.
 
-    Braces inside the box are balanced; a box that is cut off by the end of the response does not count.
+    Braces inside the box are balanced, and ``\{`` is no brace; a box that the end of the response cuts off does not
+    count. The time is linear in the length of ``text``, whatever a model writes.
     """
-    start = text.rfind(_BOX)
-    while start >= 0:
-        depth = 1
-        begin = start + len(_BOX)
-        for position in range(begin, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
-            if depth == 0:
-                return text[begin:position].strip()
-        start = text.rfind(_BOX, 0, start)
-    return None
+    last: tuple[int, int] | None = None
+    open_braces: list[int | None] = []  # where the content of a box begins, and None for any other brace
+    for match in _BRACES.finditer(text):
+        token = match.group()
+        if token == "}":
+            begin = open_braces.pop() if open_braces else None
+            if begin is not None and (last is None or begin > last[0]):
+                last = (begin, match.start())
+        elif not token.endswith(("\\{", "\\}")):
+            open_braces.append(match.end() if token == _BOX else None)
+    return None if last is None else text[slice(*last)].strip()
 
 
 def unboxed(answer: str) -> str:

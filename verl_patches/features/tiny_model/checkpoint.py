@@ -72,7 +72,7 @@ def make_checkpoint(
         ValueError: if a problem is no exercise of `task`.
         KeyError: if the dtype is none of `DTYPES`.
     """
-    exercises = [Exercise.parse(problem.question) for problem in read_problems(request.data)]
+    exercises = [Exercise.parse(problem.question) for problem in read_problems(request.data).problems]
     fingerprint = request.fingerprint()
     reused = _matching(output, fingerprint)
     if reused:

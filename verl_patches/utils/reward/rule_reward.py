@@ -1,6 +1,6 @@
 """The rule rewards in the form that verl's ``custom_reward_function`` configuration loads.
 
-custom_reward_function.path=verl_patches/utils/reward_score/rule_reward.py
+custom_reward_function.path=verl_patches/utils/reward/rule_reward.py
 custom_reward_function.name=compute_score
 +custom_reward_function.reward_kwargs.rule=boxed
 +custom_reward_function.reward_kwargs.time_limit_s=5

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Checks a parquet file for everything that verl reads in it.
+
+Prints one line for each defect: row, column, value, what is wrong, what to do. Exit status: 0 verl can train on the
+file, 1 it cannot, 2 the file or the tokenizer cannot be read.
+"""
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# A tokenizer is a folder here; no hub is asked for it.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# And no device is used, so torch need not look for one.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
+from verl_patches.features.dataset import DataError  # noqa: E402
+from verl_patches.features.dataset.inspection import Expectations, Inspection, Measure, inspect_file  # noqa: E402
+
+SOUND, DEFECTIVE, UNREADABLE = 0, 1, 2
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path, help="the .parquet file")
+    parser.add_argument("--tokenizer", type=Path, help="folder of the model's tokenizer; prompts are measured with it")
+    parser.add_argument("--max_prompt_length", type=int, default=1024, help="data.max_prompt_length (default: 1024)")
+    parser.add_argument(
+        "--filter_overlong_prompts",
+        action="store_true",
+        help="the run sets data.filter_overlong_prompts=true, so that longer prompts are left out",
+    )
+    parser.add_argument("--prompt_key", default="prompt", help="data.prompt_key (default: prompt)")
+    parser.add_argument("--reward_fn_key", default="data_source", help="data.reward_fn_key (default: data_source)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    return parser.parse_args(arguments)
+
+
+def token_counter(folder: Path) -> Measure:
+    """Returns what counts the tokens of chats as verl does.
+
+    Raises:
+        DataError: the folder has no tokenizer or no chat template.
+    """
+    if not folder.is_dir():
+        raise DataError(f"--tokenizer {folder} is not a folder: give the folder of the model or its tokenizer.")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"--tokenizer {folder} holds no tokenizer: give the folder with tokenizer.json.") from error
+    if not tokenizer.chat_template:
+        raise DataError(f"--tokenizer {folder} has no chat template: verl needs one to make a prompt of the messages.")
+
+    def count(chats: list[list[dict[str, str]]]) -> list[int]:
+        texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+        return [len(tokens) for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+    return count
+
+
+def as_json(path: Path, inspection: Inspection) -> str:
+    """Returns what was found as one JSON object."""
+    found = {"file": str(path), "usable": not inspection.errors, **asdict(inspection)}
+    return json.dumps(found, indent=1)
+
+
+def as_lines(path: Path, inspection: Inspection) -> str:
+    """Returns a line for each finding, the worst first, and the sum in the last line."""
+    ordered = sorted(inspection.findings, key=lambda finding: not finding.error)
+    lines = [f"{'error' if finding.error else 'note'}: {finding.sentence()}" for finding in ordered]
+    if inspection.tokens is not None:
+        tokens = inspection.tokens
+        lines.append(f"prompts: {tokens.shortest} to {tokens.longest} tokens, {tokens.mean:.1f} on average")
+    verdict = "verl cannot train on it" if inspection.errors else "verl can train on it"
+    return "\n".join([*lines, f"{path}: {inspection.rows} rows, kinds of errors: {len(inspection.errors)}; {verdict}"])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Checks; returns the exit status."""
+    options = parse_arguments(arguments)
+    expected = Expectations(
+        options.prompt_key, options.reward_fn_key, options.max_prompt_length, options.filter_overlong_prompts
+    )
+    try:
+        measure = token_counter(options.tokenizer) if options.tokenizer else None
+        inspection = inspect_file(options.file, expected, measure)
+    except (DataError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return UNREADABLE
+    print(as_json(options.file, inspection) if options.json else as_lines(options.file, inspection))
+    return DEFECTIVE if inspection.errors else SOUND
+
+
+if __name__ == "__main__":
+    sys.exit(main())
