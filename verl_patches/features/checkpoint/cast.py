@@ -1,0 +1,76 @@
+"""From an FP8 folder to the same model in bfloat16: same files, same names, no scales."""
+
+import json
+from pathlib import Path
+
+from verl_patches.features.checkpoint.conversion import Conversion
+from verl_patches.features.checkpoint.huggingface import CONFIG_NAME, HuggingfaceFolder, check_tensors, open_huggingface
+from verl_patches.features.checkpoint.manifest import MANIFEST_NAME
+from verl_patches.features.checkpoint.outputs import CopiedFile, OutputFile, SafetensorsFile, TextFile
+from verl_patches.features.checkpoint.records import Record
+from verl_patches.features.checkpoint.source import Source
+from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape, canonical_shapes, ignored_in_files
+from verl_patches.features.reshard.files import INDEX_NAME, CheckpointError
+from verl_patches.features.reshard.layout import Piece, whole_box
+
+_WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth")
+
+
+def cast_conversion(source: Path, output: Path, checksums: dict[str, str]) -> Conversion:
+    """What there is to do to cast the folder `source`. Raises CheckpointError if it is no intact FP8 checkpoint."""
+    folder = open_huggingface(source)
+    if not folder.quantised:
+        raise CheckpointError(f"{source}: no tensor is FP8; there is nothing to cast")
+    shape = DeepseekV3Shape.from_config(folder.config)
+    check_tensors(folder, canonical_shapes(shape), ignored_in_files(shape))
+    tensors = folder.source()
+    files: list[OutputFile] = [
+        SafetensorsFile(file.name, [whole_record(tensors, name) for name in names])
+        for file, names in folder.files.items()
+        if names
+    ]
+    index = index_text([file for file in files if isinstance(file, SafetensorsFile)])
+    config = {key: value for key, value in folder.config.items() if key != "quantization_config"}
+    config["torch_dtype"] = "bfloat16"
+    return Conversion(
+        source_folder=source,
+        source_files=[*folder.files, *carried_files(folder)],
+        source=tensors,
+        output=output,
+        arguments={"tool": "fp8_cast_bf16"},
+        files=[*files, *copies(folder), TextFile(CONFIG_NAME, json.dumps(config, indent=2) + "\n")],
+        marker=TextFile(INDEX_NAME, index),
+        checksums=checksums,
+    )
+
+
+def whole_record(source: Source, name: str) -> Record:
+    """A tensor as it stands in a HuggingFace file."""
+    tensor = source.tensors[name]
+    return Record(name, tensor.dtype, tensor.shape, (Piece(name, whole_box(tensor.shape), name),))
+
+
+def index_text(files: list[SafetensorsFile]) -> str:
+    """model.safetensors.index.json of these files."""
+    records = [(record, file.path) for file in files for record in file.records]
+    total = sum(record.nbytes for record, _ in records)
+    weight_map = {record.name: path for record, path in records}
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1) + "\n"
+
+
+def carried_files(folder: HuggingfaceFolder) -> list[Path]:
+    """Tokenizer, generation settings, model code: everything in the folder itself that is not weights."""
+    replaced = (CONFIG_NAME, INDEX_NAME, MANIFEST_NAME)
+    return sorted(
+        path
+        for path in folder.path.iterdir()
+        if path.is_file()
+        and path.name not in replaced
+        and path.suffix not in _WEIGHT_FILES
+        and not path.name.startswith(".")
+    )
+
+
+def copies(folder: HuggingfaceFolder) -> list[CopiedFile]:
+    """The same as output files of the same names."""
+    return [CopiedFile(path.name, path) for path in carried_files(folder)]

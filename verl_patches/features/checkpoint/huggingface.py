@@ -1,0 +1,172 @@
+"""A HuggingFace folder, BF16 or FP8, as a source; what is wrong with it is said before anything is read."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl_patches.features.checkpoint.fp8 import BLOCK, scale_shape
+from verl_patches.features.checkpoint.regions import Region, StoredTensor
+from verl_patches.features.checkpoint.safetensors_files import read_header
+from verl_patches.features.checkpoint.source import CanonicalTensor, Fragment, Source
+from verl_patches.features.reshard.files import INDEX_NAME, CheckpointError
+from verl_patches.features.reshard.layout import whole_box
+
+CONFIG_NAME = "config.json"
+SCALE_SUFFIX = "_scale_inv"
+DERIVED_SUFFIX = ".rotary_emb.inv_freq"
+"""Tensors that some files hold and no model needs: they follow from the configuration."""
+
+
+@dataclass(frozen=True)
+class HuggingfaceFolder:
+    """The tensors of a folder by file, and its configuration.
+
+    tensors: everything that is stored, scales included.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+
+    @cached_property
+    def quantised(self) -> bool:
+        return any(tensor.dtype == torch.float8_e4m3fn for tensor in self.tensors.values())
+
+    @cached_property
+    def files(self) -> dict[Path, list[str]]:
+        """Names of the weights (not of the scales) in every file, in the order of the file."""
+        files: dict[Path, list[str]] = {}
+        for name, tensor in sorted(self.tensors.items(), key=lambda item: (item[1].file, item[1].offset)):
+            names = files.setdefault(tensor.file, [])
+            if not name.endswith(SCALE_SUFFIX):
+                names.append(name)
+        return files
+
+    def source(self) -> Source:
+        """The weights, FP8 ones read as bfloat16.
+
+        Raises CheckpointError for an FP8 weight without its scale, a scale of a wrong shape or without a weight.
+        """
+        return Source(str(self.path), [self._canonical(name) for names in self.files.values() for name in names])
+
+    def _canonical(self, name: str) -> CanonicalTensor:
+        tensor = self.tensors[name]
+        region = Region.of(tensor, scales=self._scales(name, tensor))
+        return CanonicalTensor(name, tensor.shape, [Fragment(whole_box(tensor.shape), region, str(tensor.file))])
+
+    def _scales(self, name: str, tensor: StoredTensor) -> StoredTensor | None:
+        scales = self.tensors.get(name + SCALE_SUFFIX)
+        if tensor.dtype != torch.float8_e4m3fn:
+            if scales is not None:
+                raise CheckpointError(f"{scales.file}: {name}{SCALE_SUFFIX} belongs to a weight that is not FP8")
+            return None
+        if scales is None:
+            raise CheckpointError(
+                f"{tensor.file}: {name} is FP8, but {name}{SCALE_SUFFIX} is missing; download the checkpoint again"
+            )
+        if scales.dtype != torch.float32 or scales.shape != scale_shape(tensor.shape) or len(tensor.shape) != 2:
+            raise CheckpointError(
+                f"{scales.file}: {name}{SCALE_SUFFIX} is {scales.dtype} {scales.shape}, a weight {tensor.shape} "
+                f"needs float32 {scale_shape(tensor.shape)}"
+            )
+        return scales
+
+
+def open_huggingface(path: str | Path) -> HuggingfaceFolder:
+    """Read configuration, index and all headers of a folder.
+
+    Raises CheckpointError when the index names a file outside the folder or disagrees with the files, when a file is
+    missing or truncated, a scale has no weight, or the configuration speaks of another quantisation.
+    """
+    folder = Path(path)
+    config = _read_json(folder / CONFIG_NAME)
+    _check_quantisation(folder, config)
+    tensors: dict[str, StoredTensor] = {}
+    weight_map = _weight_map(folder)
+    for file in sorted(set(weight_map.values())):
+        found = read_header(folder / file)
+        listed = {name for name, where in weight_map.items() if where == file}
+        for name in sorted(listed - found.keys()):
+            raise CheckpointError(
+                f"{folder / file}: tensor {name} is missing, but {INDEX_NAME} places it there; "
+                "is the index that of another (FP8) checkpoint, or the download incomplete?"
+            )
+        for name in sorted(found.keys() - listed):
+            raise CheckpointError(f"{folder / file}: tensor {name} is not in {INDEX_NAME}")
+        tensors |= found
+    for name, tensor in tensors.items():
+        if name.endswith(SCALE_SUFFIX) and name.removesuffix(SCALE_SUFFIX) not in tensors:
+            raise CheckpointError(f"{tensor.file}: the scale {name} has no weight")
+    return HuggingfaceFolder(folder, config, tensors)
+
+
+def check_tensors(
+    folder: HuggingfaceFolder, shapes: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()
+) -> None:
+    """Raise CheckpointError for the first tensor that is missing, unexpected or of a shape that the model has not.
+
+    shapes: what the model needs; `ignored`: prefixes of what it may have besides.
+    """
+    for name, shape in shapes.items():
+        if name not in folder.tensors:
+            missing = sum(name not in folder.tensors for name in shapes)
+            raise CheckpointError(
+                f"{folder.path}: tensor {name} is missing ({missing} of {len(shapes)} are); "
+                "is config.json of this model, and is the download complete?"
+            )
+        if folder.tensors[name].shape != tuple(shape):
+            raise CheckpointError(
+                f"{folder.tensors[name].file}: tensor {name} has shape {folder.tensors[name].shape}, "
+                f"config.json means {tuple(shape)}"
+            )
+    for name, tensor in folder.tensors.items():
+        weight = name.removesuffix(SCALE_SUFFIX)
+        if weight not in shapes and not weight.startswith(tuple(ignored)) and not weight.endswith(DERIVED_SUFFIX):
+            raise CheckpointError(
+                f"{tensor.file}: tensor {name} has no place in the model that config.json describes "
+                "(num_nextn_predict_layers counts layers for multi-token prediction)"
+            )
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """Names to file names, from the index or from the only file."""
+    if not (folder / INDEX_NAME).is_file():
+        files = sorted(folder.glob("*.safetensors"))
+        if len(files) != 1:
+            raise CheckpointError(f"{folder}: {len(files)} safetensors files and no {INDEX_NAME}")
+        return dict.fromkeys(read_header(files[0]), files[0].name)
+    weight_map = _read_json(folder / INDEX_NAME).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{folder / INDEX_NAME}: has no weight_map")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or file in ("", ".", "..") or Path(file).name != file:
+            raise CheckpointError(f"{folder / INDEX_NAME}: {name} is said to be in {file!r}, outside the folder")
+    return weight_map
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    return content
+
+
+def _check_quantisation(folder: Path, config: Mapping[str, Any]) -> None:
+    quantisation = config.get("quantization_config")
+    if not quantisation:
+        return
+    block = quantisation.get("weight_block_size", [BLOCK, BLOCK])
+    if quantisation.get("quant_method") != "fp8" or list(block) != [BLOCK, BLOCK]:
+        raise CheckpointError(
+            f"{folder / CONFIG_NAME}: quantization_config {quantisation} is not FP8 with blocks of {BLOCK} x {BLOCK}"
+        )
