@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.declaration import add, before_import, provide, register, replace, wrap
-from overlay.errors import ConflictError, DeclarationError, DriftError, EffectiveError, OverlayError, TargetError
+from overlay.errors import (
+    ConfigurationError,
+    ConflictError,
+    DeclarationError,
+    DriftError,
+    EffectiveError,
+    OverlayError,
+    SettingsError,
+    TargetError,
+)
+from overlay.feature import Feature
 
 if TYPE_CHECKING:
     from overlay.effective import OverlayReport
@@ -18,11 +28,14 @@ if TYPE_CHECKING:
     from overlay.pins import Pins
 
 __all__ = [
+    "ConfigurationError",
     "ConflictError",
     "DeclarationError",
     "DriftError",
     "EffectiveError",
+    "Feature",
     "OverlayError",
+    "SettingsError",
     "TargetError",
     "activate",
     "add",

@@ -12,10 +12,12 @@ from typing import Any
 
 from overlay import LOCK_FILE
 from overlay import check as checking
+from overlay.configuration import defaults
 from overlay.declaration import Patch
-from overlay.discovery import load
+from overlay.discovery import load, load_features
 from overlay.documentation import DOCUMENT, document
 from overlay.errors import OverlayError
+from overlay.feature import Feature
 from overlay.lock import Lock
 from overlay.ordering import make_plan
 from overlay.pins import Pins, Upstream
@@ -39,8 +41,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m overlay", description="The patches of this overlay.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     listing = _command(commands, "list", _list, "one line a patch, in the order in which they are applied")
-    explain = _command(commands, "explain", _explain, "everything that is declared about one patch")
-    explain.add_argument("name", help="a target, a target@feature, or a part of one")
+    explain = _command(commands, "explain", _explain, "everything that is declared about one patch or one feature")
+    explain.add_argument("name", help="a feature, a target, a target@feature, or a part of one")
     check = _command(
         commands, "check", _check, "whether upstream's source fits the patches; it is parsed, not imported"
     )
@@ -73,37 +75,48 @@ def _list(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
         print(json.dumps([as_dict(patch) for patch in patches], indent=2))
         return 0
     width = max((len(patch.kind) for patch in patches), default=0)
-    feature_width = max((len(patch.feature) for patch in patches), default=0)
+    feature_width = max((len(patch.feature.name) for patch in patches), default=0)
     for patch in patches:
-        print(f"{patch.kind:{width}}  {patch.feature:{feature_width}}  {patch.target}")
+        print(f"{patch.kind:{width}}  {patch.feature.name:{feature_width}}  {patch.target}")
     return 0
 
 
 def _explain(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
+    features = [each for each in load_features(pins.rooms()) if each.name == options.name]
     exact = [patch for patch in patches if options.name in (patch.name, patch.label)]
-    found = exact or [patch for patch in patches if options.name in patch.label]
-    if not found:
+    found = exact or [patch for patch in patches if options.name in patch.label and not features]
+    if not found and not features:
         print(f"no patch is named {options.name!r}; `python -m overlay list` names them all", file=sys.stderr)
         return 2
+    described = [feature_as_dict(feature) for feature in features] + [as_dict(patch) for patch in found]
     if options.json:
-        print(json.dumps([as_dict(patch) for patch in found], indent=2))
+        print(json.dumps(described, indent=2))
         return 0
-    for patch in found:
-        upstream = pins.of_module(patch.module)
-        print(f"{patch.name}")
-        for key, value in as_dict(patch).items():
+    for each in described:
+        print(each["name"])
+        for key, value in each.items():
             if key != "name" and value:
                 print(f"  {key.replace('_', ' ')}: {', '.join(value) if isinstance(value, list) else value}")
+        upstream = pins.of_module(each["name"].partition(":")[0])
         if upstream is not None:
             print(f"  supported: {upstream.supported()}")
     return 0
 
 
+def feature_as_dict(feature: Feature) -> dict[str, Any]:
+    """A feature's declaration as plain data."""
+    keys = {"name": feature.name, "purpose": feature.purpose, "switch": feature.switch}
+    section = defaults(feature.settings) if feature.settings else {}
+    configuration = [f"{feature.section}.{name}={value}" for name, value in section.items()]
+    return keys | {"configuration": configuration, "patches": [patch.name for patch in feature.patches]}
+
+
 def as_dict(patch: Patch) -> dict[str, Any]:
     """A patch's declaration as plain data."""
-    keys = ("name", "kind", "feature", "why", "upstream", "remove_when", "switch", "evidence", "only_here", "line")
+    keys = ("why", "upstream", "remove_when", "switch", "evidence", "only_here", "line")
+    head = {"name": patch.name, "kind": patch.kind, "feature": patch.feature.name}
     listed = {"relies_on": list(patch.relies_on), "after": list(patch.after)}
-    return {key: getattr(patch, key) for key in keys} | listed | {"declared_in": patch.declared_in}
+    return head | {key: getattr(patch, key) for key in keys} | listed | {"declared_in": patch.declared_in}
 
 
 def _check(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
@@ -191,6 +204,6 @@ def _pins(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
 
 def _docs(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
     DOCUMENT.parent.mkdir(exist_ok=True)
-    DOCUMENT.write_text(document(patches, pins), encoding="utf-8")
+    DOCUMENT.write_text(document(patches, load_features(pins.rooms()), pins), encoding="utf-8")
     print(f"wrote {DOCUMENT}")
     return 0

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from overlay.errors import DeclarationError
+from overlay.feature import Feature
 
 Kind = Literal["wrap", "replace", "add", "register", "before_import", "provide"]
 Evidence = Literal["executed", "checked", "hardware only"]
@@ -31,14 +32,13 @@ class Patch:
     kind: Kind
     target: str
     body: Callable[..., Any] = field(repr=False, compare=False)
-    feature: str
+    feature: Feature
     why: str
     upstream: str
     remove_when: str
     relies_on: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     only_here: bool = False
-    switch: str = ""
     evidence: Evidence = "checked"
 
     @property
@@ -49,7 +49,12 @@ class Patch:
     @property
     def label(self) -> str:
         """`target@feature`, unique among the patches of one kind."""
-        return f"{self.target}@{self.feature}"
+        return f"{self.target}@{self.feature.name}"
+
+    @property
+    def switch(self) -> str:
+        """The configuration key of its feature's switch; empty if it is always on."""
+        return self.feature.switch
 
     @property
     def module(self) -> str:
@@ -74,7 +79,7 @@ class Patch:
 
     def describe(self) -> str:
         """One line that says which patch this is, for error messages."""
-        return f"{self.kind} of {self.target} (feature {self.feature}, declared in {self.declared_in}:{self.line})"
+        return f"{self.kind} of {self.target} (feature {self.feature.name}, declared in {self.declared_in}:{self.line})"
 
 
 _declared: list[Patch] = []
@@ -92,9 +97,9 @@ def wrap(target: str, **metadata: Any) -> Callable[[Body], Body]:
 
     Args:
         target: `package.module:Qualified.name`.
-        metadata: feature, why, upstream (link of the pull request or "not forwarded: reason"), remove_when; optionally
-            relies_on (targets), after (names or labels of patches), only_here (change this one name and not the copies
-            of it elsewhere), switch (the configuration key), evidence.
+        metadata: feature (a Feature), why, upstream (link of the pull request or "not forwarded: reason"), remove_when;
+            optionally relies_on (targets), after (names or labels of patches), only_here (change this one name and not
+            the copies of it elsewhere), evidence.
 
     Raises:
         DeclarationError: a malformed target, or metadata that is missing, empty or unknown.
@@ -157,12 +162,14 @@ def _check_target(kind: Kind, target: str) -> None:
 
 def _check_metadata(kind: Kind, target: str, metadata: dict[str, Any]) -> None:
     required = ("feature", "why", "upstream", "remove_when")
-    optional = ("relies_on", "after", "only_here", "switch", "evidence")
+    optional = ("relies_on", "after", "only_here", "evidence")
     missing = [key for key in required if not str(metadata.get(key, "")).strip()]
     unknown = sorted(set(metadata) - {*required, *optional})
     if missing or unknown:
         faults = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(unknown)}"] * bool(unknown)
         raise DeclarationError(f"{kind} of {target!r}: {'; '.join(faults)}")
+    if not isinstance(metadata["feature"], Feature):
+        raise DeclarationError(f"{kind} of {target!r}: feature must be a Feature object, not {metadata['feature']!r}")
     if metadata.get("evidence", EVIDENCE[0]) not in EVIDENCE:
         raise DeclarationError(f"{kind} of {target!r}: evidence must be one of {', '.join(EVIDENCE)}")
 

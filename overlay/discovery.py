@@ -8,23 +8,33 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from overlay.declaration import Patch, declared
+from overlay.feature import Feature
 
 DECORATORS = ("wrap", "replace", "add", "register", "before_import", "provide")
 _DECLARING_LINES = tuple(f"\n@{prefix}{name}(" for name in DECORATORS for prefix in ("", "overlay."))
 
 
+_FEATURE = re.compile(r"^[A-Z]\w* = (overlay\.)?Feature\(", re.MULTILINE)
+
+
 def patch_files(rooms: Iterable[str]) -> Iterator[tuple[str, Path]]:
     """The module name and the path of every patch file, room by room and then in the order of the paths."""
-    for room in rooms:
-        for folder in room_folders(room):
-            for file in sorted(folder.rglob("*.py")):
-                if _declares(file):
-                    yield _module_name(room, folder, file), file
+    return _files(rooms, _declares)
+
+
+def load_features(rooms: Iterable[str]) -> list[Feature]:
+    """Import every file that declares features, and return them in the order of the paths and lines."""
+    found: dict[int, Feature] = {}
+    for module_name, _ in _files(rooms, lambda text: _FEATURE.search(text) is not None):
+        values = vars(importlib.import_module(module_name)).values()
+        found.update({id(value): value for value in values if isinstance(value, Feature)})
+    return list(found.values())
 
 
 def room_folders(room: str) -> list[Path]:
@@ -49,9 +59,16 @@ def load(rooms: Iterable[str]) -> list[Patch]:
     return sorted(found, key=lambda patch: (positions[patch.declared_in], patch.line))
 
 
-def _declares(file: Path) -> bool:
-    text = "\n" + file.read_text(encoding="utf-8")
-    return any(line in text for line in _DECLARING_LINES)
+def _files(rooms: Iterable[str], wanted: Callable[[str], bool]) -> Iterator[tuple[str, Path]]:
+    for room in rooms:
+        for folder in room_folders(room):
+            for file in sorted(folder.rglob("*.py")):
+                if wanted(file.read_text(encoding="utf-8")):
+                    yield _module_name(room, folder, file), file
+
+
+def _declares(text: str) -> bool:
+    return any(line in "\n" + text for line in _DECLARING_LINES)
 
 
 def _module_name(room: str, folder: Path, file: Path) -> str:

@@ -23,3 +23,11 @@ class DriftError(TargetError):
 
 class EffectiveError(OverlayError):
     """A patch that should be in use is not what is really called."""
+
+
+class SettingsError(OverlayError, ValueError):
+    """A key of the configuration is unknown or holds a value of the wrong kind; the message names the full key."""
+
+
+class ConfigurationError(OverlayError, ValueError):
+    """A combination of values cannot run; the message says which keys, why, and what to change."""

@@ -34,7 +34,7 @@ def make_plan(patches: Sequence[Patch]) -> Plan:
     Raises:
         ConflictError: with every conflict found.
     """
-    conflicts = [*_exclusive(patches), *_repeated(patches), *_unknown_after(patches)]
+    conflicts = [*_exclusive(patches), *_repeated(patches), *_unknown_after(patches), *_two_of_one_name(patches)]
     if conflicts:
         raise ConflictError("the declared patches conflict:\n  " + "\n  ".join(conflicts))
     edges = _edges(patches)
@@ -71,6 +71,15 @@ def _unknown_after(patches: Sequence[Patch]) -> Iterable[str]:
         for name in patch.after:
             if name not in known:
                 yield f"{patch.describe()} says after={name!r}, which names no patch"
+
+
+def _two_of_one_name(patches: Sequence[Patch]) -> Iterable[str]:
+    """A feature is one object, so that its configuration and its switch are found in one place."""
+    owners: dict[str, Patch] = {}
+    for patch in patches:
+        first = owners.setdefault(patch.feature.name, patch)
+        if first.feature is not patch.feature:
+            yield f"{first.describe()} and {patch.describe()} belong to two Feature objects of one name"
 
 
 def _edges(patches: Sequence[Patch]) -> list[set[int]]:

@@ -2,7 +2,7 @@
 
 overlay        the standard library and itself
 npu_emulator   nothing of ours
-features       no upstream at module level, and of ours only features
+features       no upstream at module level, and of ours only features and overlay's Feature with what it needs
 patch files    at module level only the standard library, overlay and the rooms
 """
 
@@ -23,6 +23,7 @@ ROOMS = tuple(room for room in PINS.rooms() if (REPOSITORY / room).is_dir())
 UPSTREAMS = tuple(package for upstream in PINS.upstreams if upstream.room for package in upstream.packages)
 OURS = ("overlay", "npu_emulator", "scripts", "tests", *ROOMS)
 FEATURES = "verl_patches.features"
+FOR_FEATURES = ("overlay.Feature", "overlay.ConfigurationError", "overlay.SettingsError", "overlay.configuration")
 
 
 def imports(source: str, module: str, is_package: bool = False) -> Iterator[tuple[str, bool]]:
@@ -77,7 +78,7 @@ def ours(name: str, at_import: bool) -> bool:
 def back_from_features(name: str, at_import: bool) -> bool:
     if at_import and is_any(name, UPSTREAMS):
         return True
-    return is_any(name, OURS) and not is_any(name, (FEATURES,))
+    return is_any(name, OURS) and not is_any(name, (FEATURES, *FOR_FEATURES))
 
 
 def heavy_in_patch_file(name: str, at_import: bool) -> bool:
@@ -125,6 +126,8 @@ def test_patch_files_import_nothing_heavy_at_module_level():
         ("if TYPE_CHECKING:\n    import verl", back_from_features, False),
         ("def f():\n    from verl_patches.workers import x", back_from_features, True),
         ("from verl_patches.features.reshard import plan", back_from_features, False),
+        ("from overlay import Feature", back_from_features, False),
+        ("from overlay import wrap", back_from_features, True),
         ("class C:\n    import torch", heavy_in_patch_file, True),
         ("def f():\n    import torch", heavy_in_patch_file, False),
         ("from verl_patches import features", heavy_in_patch_file, False),

@@ -1,16 +1,16 @@
 """vLLM's data-parallel ranks agree over the device whether anyone has unfinished requests."""
 
 from overlay import wrap
+from verl_patches.features.dp_sync.feature import DP_SYNC
 
 
 @wrap(
     "vllm.config:ParallelConfig.has_unfinished_dp",
-    feature="dp_sync",
+    feature=DP_SYNC,
     evidence="executed",
     why="the offline engine all-reduces over gloo on the host before every step: 10 to 14 ms on 128 cards",
     upstream="not forwarded: the host group is there because an engine process may hold no device",
     remove_when="vLLM's offline engine agrees on the device group",
-    switch="actor_rollout_ref.overlay.dp_sync.enabled",
 )
 def has_unfinished_dp(upstream, dp_group, has_unfinished):
     from verl_patches.features import settings

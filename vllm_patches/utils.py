@@ -1,11 +1,12 @@
 """vLLM registers its custom operators on torch 2.5.1."""
 
 from overlay import register
+from verl_patches.features.compatibility import VLLM_ON_TORCH_2_5
 
 
 @register(
     "torch._library.infer_schema:SUPPORTED_PARAM_TYPES",
-    feature="vllm_on_torch_2_5",
+    feature=VLLM_ON_TORCH_2_5,
     why="vllm.utils.direct_register_custom_op has torch infer schemas, and torch 2.5.1 does not know list[int]",
     upstream="not forwarded: later torch releases know it; vllm-ascend rewrites the annotations instead, but only once "
     "its plugin is loaded, and the driver of verl imports vLLM's operators before that",

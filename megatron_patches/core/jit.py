@@ -1,11 +1,12 @@
 """Megatron's small fused functions run as they are written."""
 
 from overlay import wrap
+from verl_patches.features.compatibility import MEGATRON_ON_NPU
 
 
 @wrap(
     "megatron.core.jit:jit_fuser",
-    feature="megatron_on_npu",
+    feature=MEGATRON_ON_NPU,
     why="it is torch.compile, whose default backend has no code generator for an NPU",
     upstream="not forwarded: MindSpeed replaces torch.compile for the whole process",
     remove_when="torch.compile generates code for an NPU by default",

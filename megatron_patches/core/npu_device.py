@@ -1,11 +1,12 @@
 """Megatron's calls to torch.cuda go to the NPU."""
 
 from overlay import before_import
+from verl_patches.features.compatibility import MEGATRON_ON_NPU
 
 
 @before_import(
     "megatron.core",
-    feature="megatron_on_npu",
+    feature=MEGATRON_ON_NPU,
     why="Megatron calls torch.cuda everywhere; transfer_to_npu is the vendor's way to send those calls to the NPU",
     upstream="not forwarded: Megatron has no device abstraction",
     remove_when="Megatron and verl address the device through one interface of torch",

@@ -1,11 +1,12 @@
 """PackedSeqParams with the padded bounds that verl 0.4.0 sets and reads."""
 
 from overlay import wrap
+from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
 
 
 @wrap(
     "megatron.core.packed_seq_params:PackedSeqParams.__init__",
-    feature="verl_on_megatron_core_0_8",
+    feature=VERL_ON_MEGATRON_CORE_0_8,
     why="verl 0.4.0 passes cu_seqlens_q_padded and cu_seqlens_kv_padded and reads them back when it unpacks",
     upstream="not forwarded: part of later megatron-core releases",
     remove_when="the pinned megatron-core is 0.9 or later",

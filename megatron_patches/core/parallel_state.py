@@ -1,6 +1,7 @@
 """Expert tensor parallelism as verl 0.4.0 asks for it, in terms of what megatron-core 0.8.0 has."""
 
 from overlay import add, wrap
+from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
 
 _WHY = "verl 0.4.0 reads the expert tensor parallel group, which megatron-core has since 0.9"
 _UPSTREAM = "not forwarded: part of later megatron-core releases"
@@ -9,7 +10,7 @@ _REMOVE_WHEN = "the pinned megatron-core is 0.9 or later"
 
 @add(
     "megatron.core.parallel_state:get_expert_tensor_parallel_world_size",
-    feature="verl_on_megatron_core_0_8",
+    feature=VERL_ON_MEGATRON_CORE_0_8,
     why=_WHY,
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
@@ -21,7 +22,7 @@ def expert_tensor_parallel_world_size(module):
 
 @add(
     "megatron.core.parallel_state:get_expert_tensor_parallel_rank",
-    feature="verl_on_megatron_core_0_8",
+    feature=VERL_ON_MEGATRON_CORE_0_8,
     why=_WHY,
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
@@ -33,7 +34,7 @@ def expert_tensor_parallel_rank(module):
 
 @add(
     "megatron.core.parallel_state:get_expert_tensor_parallel_group",
-    feature="verl_on_megatron_core_0_8",
+    feature=VERL_ON_MEGATRON_CORE_0_8,
     why=_WHY,
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
@@ -45,7 +46,7 @@ def expert_tensor_parallel_group(module):
 
 @wrap(
     "megatron.core.parallel_state:initialize_model_parallel",
-    feature="verl_on_megatron_core_0_8",
+    feature=VERL_ON_MEGATRON_CORE_0_8,
     why="verl 0.4.0 passes expert_tensor_parallel_size, which megatron-core 0.8.0 does not take",
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,

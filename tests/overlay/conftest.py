@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from overlay import declaration
+from overlay import Feature, declaration
 from overlay.declaration import Patch
 from overlay.effective import OverlayReport, examine
 from overlay.engine import Engine
@@ -18,7 +18,8 @@ from overlay.ordering import make_plan
 from overlay.pins import Pins, Upstream
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-METADATA = {"feature": "testing", "why": "a test", "upstream": "not forwarded: a test", "remove_when": "never"}
+TESTING = Feature("testing", "a test")
+METADATA = {"feature": TESTING, "why": "a test", "upstream": "not forwarded: a test", "remove_when": "never"}
 PINS = Pins(
     (
         Upstream("acme", ("acme",), "acme_patches", commit="1234567890", distribution="acme", release="1.0"),
@@ -33,6 +34,7 @@ class Workbench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.engines: list[Engine] = []
+        self.features: dict[str, Feature] = {}
 
     def write(self, files: dict[str, str]) -> None:
         """Write files (path -> dedented text) below the folder; packages get their `__init__.py`."""
@@ -48,9 +50,21 @@ class Workbench:
         importlib.invalidate_caches()
 
     def patch(self, kind: str, target: str, body: Callable[..., Any], **metadata: Any) -> Patch:
-        """Declare a patch with the metadata filled in, and keep it out of the process's own list."""
+        """Declare a patch with the metadata filled in, and keep it out of the process's own list.
+
+        A feature may be given by its name; the same name is the same feature.
+        """
+        if isinstance(metadata.get("feature"), str):
+            name = metadata["feature"]
+            metadata["feature"] = self.feature(name)
         getattr(declaration, kind)(target, **{**METADATA, **metadata})(body)
         return declaration._declared.pop()
+
+    def feature(self, name: str) -> Feature:
+        """The feature of that name."""
+        if name not in self.features:
+            self.features[name] = Feature(name, "a test")
+        return self.features[name]
 
     def activate(self, *patches: Patch) -> Engine:
         """Plan and activate patches."""

@@ -81,8 +81,8 @@ def test_the_order_respects_every_edge_and_is_the_same_each_time(shape):
     bench = Workbench(None)
     patches = []
     for index, (target, after) in enumerate(shape):
-        names = [f"acme:f{shape[other][0]}@{other}" for other in after if other < index]
-        patches.append(bench.patch("wrap", f"acme:f{target}", nothing, feature=str(index), after=names))
+        names = [f"acme:f{shape[other][0]}@f{other}" for other in after if other < index]
+        patches.append(bench.patch("wrap", f"acme:f{target}", nothing, feature=f"f{index}", after=names))
     plan = make_plan(patches)
     position = {patch.label: index for index, patch in enumerate(plan.patches)}
     assert plan == make_plan(patches)

@@ -11,9 +11,10 @@ from overlay.discovery import load, patch_files, room_folders
 from tests.overlay.conftest import REPOSITORY
 
 PATCH = """
-    from overlay import wrap
+    from overlay import Feature, wrap
 
-    META = dict(feature="testing", why="a test", upstream="not forwarded: a test", remove_when="never")
+    TESTING = Feature("testing", "a test")
+    META = dict(feature=TESTING, why="a test", upstream="not forwarded: a test", remove_when="never")
 
     @wrap("acme.core:Worker.method", **META)
     def method(upstream, self, x):

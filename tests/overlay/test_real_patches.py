@@ -12,7 +12,7 @@ import pytest
 
 from overlay import check as checking
 from overlay.declaration import MODULE_KINDS
-from overlay.discovery import load
+from overlay.discovery import load, load_features
 from overlay.documentation import DOCUMENT, document
 from overlay.drift import depends_on
 from overlay.lock import Lock
@@ -61,7 +61,7 @@ def test_a_patch_says_where_it_stands_upstream(patch):
 
 
 def test_the_document_is_current():
-    assert DOCUMENT.read_text() == document(PATCHES, PINS), "run `python -m overlay docs`"
+    assert DOCUMENT.read_text() == document(PATCHES, load_features(PINS.rooms()), PINS), "run `python -m overlay docs`"
 
 
 def test_the_lock_is_current_for_what_is_installed():

@@ -11,11 +11,11 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKERS = '"""Workers."""\n\nfrom __future__ import annotations\n\nimport os\n\n\ndef work(x):\n    return x\n'
 PATCH = """
-from overlay import wrap
+from overlay import Feature, wrap
 
 
-@wrap("verl.workers.megatron_workers:work", feature="testing", why="a test", upstream="not forwarded: a test",
-      remove_when="never")
+@wrap("verl.workers.megatron_workers:work", feature=Feature("testing", "a test"), why="a test",
+      upstream="not forwarded: a test", remove_when="never")
 def work(upstream, x):
     return ("ours", upstream(x))
 """

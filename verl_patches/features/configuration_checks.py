@@ -1,7 +1,8 @@
 """What the driver checks before it starts anything, so that a bad run ends in a sentence and not in a hang.
 
 Every check takes the composed configuration as a mapping and raises `ConfigurationError` with one sentence that says
-what is wrong and what to change. Nothing here imports upstream.
+what is wrong and what to change. The features bring their own checks; here is what holds for every run. Nothing here
+imports upstream.
 """
 
 from __future__ import annotations
@@ -9,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verl_patches.features.onpolicy.conditions import reason_old_log_prob_is_needed
+from overlay import ConfigurationError
+from verl_patches.features.catalogue import FEATURES
 from verl_patches.features.settings import OverlaySettings
 
 # Beside the worker of every die Ray places verl's task runner and, while the first worker starts, its register center.
 SLOTS_BESIDE_WORKERS = 2
-
-
-class ConfigurationError(ValueError):
-    """The configuration cannot run; the message says why and what to change."""
 
 
 def check_configuration(config: Mapping[str, Any]) -> OverlaySettings:
@@ -28,11 +26,10 @@ def check_configuration(config: Mapping[str, Any]) -> OverlaySettings:
         SettingsError: a key of the overlay is unknown or of the wrong kind.
     """
     settings = OverlaySettings.from_config(config["actor_rollout_ref"])
-    check_parallel_sizes(config, settings)
+    check_parallel_sizes(config)
     check_batch_sizes(config)
-    check_old_log_prob(config, settings)
-    check_residency(config, settings)
-    check_temperature(settings)
+    for feature in FEATURES:
+        feature.check(config, settings)
     check_ray_slots(config)
     return settings
 
@@ -56,7 +53,7 @@ def _model_parallel_size(config: Mapping[str, Any]) -> int:
     )
 
 
-def check_parallel_sizes(config: Mapping[str, Any], settings: OverlaySettings) -> None:
+def check_parallel_sizes(config: Mapping[str, Any]) -> None:
     """The dies divide evenly into training replicas and rollout instances."""
     dies, parallel = number_of_dies(config), _model_parallel_size(config)
     if dies < 1 or dies % parallel:
@@ -69,12 +66,6 @@ def check_parallel_sizes(config: Mapping[str, Any], settings: OverlaySettings) -
         raise ConfigurationError(
             f"{dies} dies cannot hold whole rollout instances of "
             f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout_tp}; use a divisor of {dies}"
-        )
-    experts = settings.rollout.expert_parallel_size
-    if experts not in (1, dies):
-        raise ConfigurationError(
-            f"actor_rollout_ref.overlay.rollout.expert_parallel_size={experts} is neither 1 nor the {dies} dies; "
-            f"vLLM spreads experts over all of TP x DP, so set it to {dies} (or to 1 to switch it off)"
         )
 
 
@@ -107,42 +98,6 @@ def check_batch_sizes(config: Mapping[str, Any]) -> None:
             f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro} does not divide the {per_replica} sequences "
             "that a replica gets from a mini batch, so no whole number of gradient accumulation steps exists; "
             f"choose a divisor of {per_replica}"
-        )
-
-
-def check_old_log_prob(config: Mapping[str, Any], settings: OverlaySettings) -> None:
-    """old_log_prob may be left out only where it equals the log-prob of the update's own forward."""
-    if settings.recompute_old_log_prob:
-        return
-    reason = reason_old_log_prob_is_needed(config)
-    if reason:
-        raise ConfigurationError(
-            f"actor_rollout_ref.actor.recompute_old_log_prob=False is exact only with one update per rollout batch, "
-            f"but {reason}"
-        )
-
-
-def check_residency(config: Mapping[str, Any], settings: OverlaySettings) -> None:
-    """Residency and verl's own offload switches do not both move the same tensors."""
-    if not settings.residency.enabled:
-        return
-    for role, switches in (("actor", ("param", "grad", "optimizer")), ("ref", ("param",))):
-        for switch in switches:
-            key = f"{switch}_offload"
-            if config["actor_rollout_ref"][role]["megatron"].get(key, False):
-                raise ConfigurationError(
-                    f"actor_rollout_ref.{role}.megatron.{key}=True and "
-                    "actor_rollout_ref.overlay.residency.enabled=true would both move the same tensors; "
-                    "switch one of them off"
-                )
-
-
-def check_temperature(settings: OverlaySettings) -> None:
-    """Training log-probs at the rollout temperature exist only for a positive temperature."""
-    if settings.temperature.enabled and not settings.rollout_temperature > 0:
-        raise ConfigurationError(
-            f"actor_rollout_ref.rollout.temperature={settings.rollout_temperature} has no training log-probs; "
-            "use a positive temperature"
         )
 
 

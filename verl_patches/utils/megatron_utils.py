@@ -1,11 +1,13 @@
 """verl finds layers on pipeline stages of different lengths, and configures the optimizer for the run's precision."""
 
 from overlay import wrap
+from verl_patches.features.compatibility import DEEPSEEK_V3
+from verl_patches.features.precision.feature import PRECISION
 
 
 @wrap(
     "verl.utils.megatron_utils:get_transformer_layer_offset",
-    feature="deepseek_v3",
+    feature=DEEPSEEK_V3,
     why="verl knows only stages of equal length with a shorter first or last one; num_layer_list names every stage",
     upstream="not forwarded: num_layer_list is MindSpeed-LLM's option",
     remove_when="verl reads the layer offset from the model itself",
@@ -18,11 +20,10 @@ def get_transformer_layer_offset(upstream, pipeline_rank, vp_rank, config):
 
 @wrap(
     "verl.utils.megatron_utils:init_megatron_optim_config",
-    feature="precision",
+    feature=PRECISION,
     why="verl fixes bfloat16 parameters in the optimizer's configuration",
     upstream="not forwarded: verl takes the dtype from its configuration in later releases",
     remove_when="verl's Megatron worker reads its dtype from the configuration",
-    switch="actor_rollout_ref.overlay.precision",
 )
 def init_megatron_optim_config(upstream, optim_config):
     from verl_patches.features import settings
@@ -34,7 +35,7 @@ def init_megatron_optim_config(upstream, optim_config):
 
 @wrap(
     "verl.utils.megatron_utils:per_tensor_generator",
-    feature="deepseek_v3",
+    feature=DEEPSEEK_V3,
     why="verl's generator knows neither experts over TP x EP nor DeepSeek-V3's fused weights on megatron-core 0.8.0",
     upstream="not forwarded: verl supports megatron-core 0.12 and later",
     remove_when="verl gathers DeepSeek-V3 from the pinned megatron-core",

@@ -1,11 +1,12 @@
 """verl's models get their HuggingFace weights through the layout tables."""
 
 from overlay import wrap
+from verl_patches.features.compatibility import DEEPSEEK_V3
 
 
 @wrap(
     "verl.utils.model:load_megatron_gptmodel_weights",
-    feature="deepseek_v3",
+    feature=DEEPSEEK_V3,
     why="verl builds the whole model on rank 0's host and knows no DeepSeek-V3 parameter of megatron-core 0.8.0; every "
     "rank reads just its own boxes of the files",
     upstream="not forwarded: needs this project's layout tables",

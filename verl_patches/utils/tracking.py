@@ -1,11 +1,12 @@
 """verl's tracking writes every step to a file of JSON lines, without metrics that would be made up."""
 
 from overlay import wrap
+from verl_patches.features.measure.feature import MEASURE
 
 
 @wrap(
     "verl.utils.tracking:Tracking.log",
-    feature="measure",
+    feature=MEASURE,
     evidence="executed",
     why="the summary and the live display read metrics.jsonl; verl derives some metrics from an absent old_log_prob",
     upstream="not forwarded: part of this project's features",

@@ -1,6 +1,10 @@
 """verl's Megatron worker enters the phases of a step and reports what it measured."""
 
 from overlay import wrap
+from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.precision.feature import PRECISION
+from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features.settings import SETTINGS
 
 _WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
 _OURS = "not forwarded: part of this project's features"
@@ -8,7 +12,7 @@ _OURS = "not forwarded: part of this project's features"
 
 @wrap(
     f"{_WORKER}.__init__",
-    feature="settings",
+    feature=SETTINGS,
     evidence="executed",
     why="every process that holds a model needs the overlay's settings before it builds anything",
     upstream=_OURS,
@@ -23,12 +27,11 @@ def init(upstream, self, config, role):
 
 @wrap(
     f"{_WORKER}._build_model_optimizer",
-    feature="precision",
+    feature=PRECISION,
     evidence="executed",
     why="verl fixes bfloat16 in init_model; comparing training with rollout to 1e-3 needs float32",
     upstream="not forwarded: verl takes the dtype from its configuration in later releases",
     remove_when="verl's Megatron worker reads its dtype from the configuration",
-    switch="actor_rollout_ref.overlay.precision",
 )
 def build_model_optimizer(upstream, self, *args, **kwargs):
     from verl_patches.features import settings
@@ -40,12 +43,11 @@ def build_model_optimizer(upstream, self, *args, **kwargs):
 
 @wrap(
     f"{_WORKER}._build_rollout",
-    feature="residency",
+    feature=RESIDENCY,
     evidence="executed",
     why="vLLM sizes its KV cache by the free memory, so the training state must be away while the engine starts",
     upstream=_OURS,
     remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
-    switch="actor_rollout_ref.overlay.residency.enabled",
 )
 def build_rollout(upstream, self, *args, **kwargs):
     from verl_patches.features.residency.phases import process_residency
@@ -63,12 +65,11 @@ def build_rollout(upstream, self, *args, **kwargs):
 
 @wrap(
     f"{_WORKER}.init_model",
-    feature="residency",
+    feature=RESIDENCY,
     evidence="executed",
     why="the reference policy's weights are needed in its own phase only",
     upstream=_OURS,
     remove_when="verl offloads the reference policy without swapping its parameters' data",
-    switch="actor_rollout_ref.overlay.residency.enabled",
 )
 def init_model_resident(upstream, self):
     upstream(self)
@@ -84,7 +85,7 @@ def init_model_resident(upstream, self):
 
 @wrap(
     f"{_WORKER}.init_model",
-    feature="measure",
+    feature=MEASURE,
     evidence="executed",
     why="a run must be able to show which patches its workers really use",
     upstream=_OURS,
@@ -105,12 +106,11 @@ def init_model_reported(upstream, self):
 
 @wrap(
     f"{_WORKER}.compute_log_prob",
-    feature="residency",
+    feature=RESIDENCY,
     evidence="executed",
     why="the actor's weights must be on the device, and nothing else need be",
     upstream=_OURS,
     remove_when="see _build_rollout",
-    switch="actor_rollout_ref.overlay.residency.enabled",
 )
 def compute_log_prob(upstream, self, data):
     _enter("old_log_prob")
@@ -119,12 +119,11 @@ def compute_log_prob(upstream, self, data):
 
 @wrap(
     f"{_WORKER}.compute_ref_log_prob",
-    feature="residency",
+    feature=RESIDENCY,
     evidence="executed",
     why="the reference policy's weights must be on the device, and nothing else need be",
     upstream=_OURS,
     remove_when="see _build_rollout",
-    switch="actor_rollout_ref.overlay.residency.enabled",
 )
 def compute_ref_log_prob(upstream, self, data):
     _enter("ref")
@@ -133,12 +132,11 @@ def compute_ref_log_prob(upstream, self, data):
 
 @wrap(
     f"{_WORKER}.update_actor",
-    feature="residency",
+    feature=RESIDENCY,
     evidence="executed",
     why="the training state must be on the device, and the rollout away from it",
     upstream=_OURS,
     remove_when="see _build_rollout",
-    switch="actor_rollout_ref.overlay.residency.enabled",
 )
 def update_actor_resident(upstream, self, data):
     _enter("update")
@@ -147,7 +145,7 @@ def update_actor_resident(upstream, self, data):
 
 @wrap(
     f"{_WORKER}.update_actor",
-    feature="measure",
+    feature=MEASURE,
     evidence="executed",
     why="verl reads metrics from the last stage of the first replica only; time and memory are of the slowest die",
     upstream=_OURS,
@@ -173,11 +171,10 @@ def update_actor_measured(upstream, self, data):
 
 @wrap(
     f"{_WORKER}.save_checkpoint",
-    feature="residency",
+    feature=RESIDENCY,
     why="weights and optimizer state are read",
     upstream=_OURS,
     remove_when="see _build_rollout",
-    switch="actor_rollout_ref.overlay.residency.enabled",
 )
 def save_checkpoint(upstream, self, *args, **kwargs):
     _enter("checkpoint")
@@ -186,11 +183,10 @@ def save_checkpoint(upstream, self, *args, **kwargs):
 
 @wrap(
     f"{_WORKER}.load_checkpoint",
-    feature="residency",
+    feature=RESIDENCY,
     why="weights and optimizer state are written",
     upstream=_OURS,
     remove_when="see _build_rollout",
-    switch="actor_rollout_ref.overlay.residency.enabled",
 )
 def load_checkpoint(upstream, self, *args, **kwargs):
     _enter("checkpoint")

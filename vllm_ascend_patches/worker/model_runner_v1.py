@@ -1,19 +1,20 @@
 """vLLM-Ascend's model runner: agreement on the next forward over the device, and a KV cache that can be made again."""
 
 from overlay import wrap
+from verl_patches.features.dp_sync.feature import DP_SYNC
+from verl_patches.features.residency.feature import RESIDENCY
 
 _RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
 
 
 @wrap(
     f"{_RUNNER}._get_forward_metadata_across_dp",
-    feature="dp_sync",
+    feature=DP_SYNC,
     evidence="executed",
     why="it all-reduces over gloo on the host before every forward: 10 to 14 ms on 128 cards",
     upstream="not forwarded: vLLM-Ascend keeps the host group to save device memory",
     remove_when="vLLM-Ascend exchanges forward metadata on the device group",
     relies_on=["vllm.distributed.parallel_state:get_dp_group"],
-    switch="actor_rollout_ref.overlay.dp_sync.enabled",
 )
 def get_forward_metadata_across_dp(upstream, self, maybe_padded_num_tokens, num_tokens, with_prefill, enable_dbo):
     from verl_patches.features import settings
@@ -33,13 +34,12 @@ def get_forward_metadata_across_dp(upstream, self, maybe_padded_num_tokens, num_
 
 @wrap(
     f"{_RUNNER}.initialize_kv_cache",
-    feature="residency",
+    feature=RESIDENCY,
     evidence="executed",
     relies_on=["vllm.v1.utils:bind_kv_cache"],
     why="the cache is freed while training runs and made again for every rollout, with the configuration of the first",
     upstream="not forwarded: part of this project's features",
     remove_when="vLLM-Ascend can free and create its KV cache without sleep mode",
-    switch="actor_rollout_ref.overlay.residency.enabled",
 )
 def initialize_kv_cache(upstream, self, kv_cache_config):
     from verl_patches.features.residency.kv_cache import CONFIGURATION

@@ -1,23 +1,37 @@
 """verl's arguments to the vLLM engine, in the form that vLLM 0.9.1 takes."""
 
 from overlay import wrap
+from verl_patches.features.compatibility import VERL_ON_VLLM_0_9_1
+from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
 
 
 @wrap(
     "vllm.entrypoints.llm:LLM.__init__",
-    feature="verl_on_vllm_0_9_1",
-    why="verl 0.4.0 passes multi-modal options for text models, which vLLM 0.9.1 refuses, and asks for sleep mode",
+    feature=VERL_ON_VLLM_0_9_1,
+    why="verl 0.4.0 passes multi-modal options for text models, which vLLM 0.9.1 refuses",
     upstream="not forwarded: later verl releases pass the options for multi-modal models only",
-    remove_when="verl passes multi-modal options for multi-modal models only, and the residency feature is upstream",
-    switch="actor_rollout_ref.overlay.residency.enabled",
+    remove_when="verl passes multi-modal options for multi-modal models only",
     evidence="executed",
 )
 def init(upstream, self, *args, limit_mm_per_prompt=None, disable_mm_preprocessor_cache=False, **kwargs):
-    from verl_patches.features import settings
-
     if limit_mm_per_prompt is not None:
         kwargs["limit_mm_per_prompt"] = limit_mm_per_prompt
         kwargs["disable_mm_preprocessor_cache"] = disable_mm_preprocessor_cache
+    upstream(self, *args, **kwargs)
+
+
+@wrap(
+    "vllm.entrypoints.llm:LLM.__init__",
+    feature=RESIDENCY,
+    why="verl asks for sleep mode, whose memory pool would hold what residency moves",
+    upstream="not forwarded: part of this project's features",
+    remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
+    evidence="executed",
+)
+def init_without_sleep_mode(upstream, self, *args, **kwargs):
+    from verl_patches.features import settings
+
     if settings.current().residency.enabled:
         kwargs["enable_sleep_mode"] = False
     upstream(self, *args, **kwargs)
@@ -25,11 +39,10 @@ def init(upstream, self, *args, limit_mm_per_prompt=None, disable_mm_preprocesso
 
 @wrap(
     "vllm.entrypoints.llm:LLM.__init__",
-    feature="rollout_expert_parallel",
+    feature=ROLLOUT_EXPERT_PARALLEL,
     why="verl 0.4.0 gives every tensor-parallel group an engine of its own, so experts cannot be spread over all dies",
     upstream="not forwarded: later verl releases have an option of their own",
     remove_when="verl starts data-parallel rollout engines with expert parallelism",
-    switch="actor_rollout_ref.overlay.rollout.expert_parallel_size",
     evidence="executed",
 )
 def init_with_expert_parallel(upstream, self, *args, **kwargs):

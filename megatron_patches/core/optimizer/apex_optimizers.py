@@ -1,11 +1,12 @@
 """Megatron's distributed optimizer starts where apex is not installed."""
 
 from overlay import provide
+from verl_patches.features.compatibility import MEGATRON_ON_NPU
 
 
 @provide(
     "apex.optimizers",
-    feature="megatron_on_npu",
+    feature=MEGATRON_ON_NPU,
     evidence="executed",
     why="Megatron's distributed optimizer refuses to start without apex's FusedAdam; elsewhere Megatron falls back to "
     "torch's AdamW",

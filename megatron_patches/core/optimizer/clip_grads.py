@@ -2,11 +2,12 @@
 
 from megatron_patches.core.optimizer.cuda_type_names import cuda_type_names
 from overlay import wrap
+from verl_patches.features.compatibility import MEGATRON_ON_NPU
 
 
 @wrap(
     "megatron.core.optimizer.clip_grads:clip_grad_by_total_norm_fp32",
-    feature="megatron_on_npu",
+    feature=MEGATRON_ON_NPU,
     why="it asserts that Tensor.type() of every gradient is torch.cuda.FloatTensor",
     upstream="not forwarded: MindSpeed changes Tensor.type itself, for the whole process",
     remove_when="Megatron checks the dtype of gradients and not the text of their type",

@@ -2,11 +2,12 @@
 
 from megatron_patches.core.optimizer.cuda_type_names import cuda_type_names
 from overlay import wrap
+from verl_patches.features.compatibility import MEGATRON_ON_NPU
 
 
 @wrap(
     "megatron.core.optimizer.optimizer:Float16OptimizerWithFloat16Params.__init__",
-    feature="megatron_on_npu",
+    feature=MEGATRON_ON_NPU,
     why="it sorts parameters by the text of Tensor.type() and knows only torch.cuda types",
     upstream="not forwarded: MindSpeed changes Tensor.type itself, for the whole process",
     remove_when="Megatron sorts parameters by dtype",

@@ -1,11 +1,12 @@
 """The name under which later megatron-core releases keep the configuration of multi-head latent attention."""
 
 from overlay import add
+from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
 
 
 @add(
     "megatron.core.transformer:MLATransformerConfig",
-    feature="verl_on_megatron_core_0_8",
+    feature=VERL_ON_MEGATRON_CORE_0_8,
     why="verl.models.mcore.config_converter imports it from megatron.core.transformer",
     upstream="not forwarded: part of later megatron-core releases",
     remove_when="the pinned megatron-core is 0.10 or later",

@@ -1,6 +1,7 @@
 """TransformerConfig with the fields of later releases that verl 0.4.0 sets or reads."""
 
 from overlay import wrap
+from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
 
 _NEUTRAL_VALUES = {
     "num_layers_in_first_pipeline_stage": None,
@@ -12,7 +13,7 @@ _NEUTRAL_VALUES = {
 
 @wrap(
     "megatron.core.transformer.transformer_config:TransformerConfig.__init__",
-    feature="verl_on_megatron_core_0_8",
+    feature=VERL_ON_MEGATRON_CORE_0_8,
     why="verl 0.4.0 passes expert_tensor_parallel_size and computes layer offsets from fields of megatron-core 0.12",
     upstream="not forwarded: part of later megatron-core releases",
     remove_when="the pinned megatron-core is 0.12 or later",

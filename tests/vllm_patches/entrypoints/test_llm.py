@@ -48,7 +48,7 @@ def test_multi_modal_options_of_a_multi_modal_model_are_kept(active):
 def test_sleep_mode_is_off_where_residency_manages_memory(active):
     active(residency=settings.ResidencySettings(enabled=True))
     upstream = Recorder()
-    llm.init(upstream, object(), **FROM_VERL)
+    llm.init_without_sleep_mode(upstream, object(), **FROM_VERL)
     assert upstream.kwargs["enable_sleep_mode"] is False
 
 

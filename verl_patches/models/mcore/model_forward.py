@@ -1,16 +1,16 @@
 """Log-probs of training at the temperature of the rollout."""
 
 from overlay import wrap
+from verl_patches.features.temperature.feature import TEMPERATURE
 
 
 @wrap(
     "verl.models.mcore.model_forward:gptmodel_forward",
-    feature="temperature",
+    feature=TEMPERATURE,
     evidence="executed",
     why="verl 0.4.0's Megatron log-probs ignore the rollout temperature, so training and rollout differ unless it is 1",
     upstream="https://github.com/volcengine/verl/pull/3133",
     remove_when="the pinned verl contains the fix",
-    switch="actor_rollout_ref.overlay.temperature.enabled",
 )
 def gptmodel_forward(upstream, *args, logits_processor=None, **kwargs):
     from verl_patches.features import settings

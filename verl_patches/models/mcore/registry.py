@@ -5,6 +5,7 @@ functions are wrapped: they answer for DeepSeek-V3 and leave every other model t
 """
 
 from overlay import wrap
+from verl_patches.features.compatibility import DEEPSEEK_V3
 
 _DEEPSEEK_V3 = "DeepseekV3ForCausalLM"
 _UPSTREAM = "not forwarded: verl supports megatron-core 0.12 and later"
@@ -17,7 +18,7 @@ def _is_deepseek_v3(hf_config) -> bool:
 
 @wrap(
     "verl.models.mcore.registry:hf_to_mcore_config",
-    feature="deepseek_v3",
+    feature=DEEPSEEK_V3,
     why="verl's converter fills fields that megatron-core 0.8.0 does not have; ours is typed and checked",
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
@@ -33,7 +34,7 @@ def hf_to_mcore_config(upstream, hf_config, dtype, **override_transformer_config
 
 @wrap(
     "verl.models.mcore.registry:init_mcore_model",
-    feature="deepseek_v3",
+    feature=DEEPSEEK_V3,
     why="megatron-core 0.8.0 has no layer spec for DeepSeek-V3",
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
@@ -53,7 +54,7 @@ def init_mcore_model(upstream, tfconfig, hf_config, pre_process=True, post_proce
 
 @wrap(
     "verl.models.mcore.registry:get_mcore_weight_converter",
-    feature="deepseek_v3",
+    feature=DEEPSEEK_V3,
     why="verl's converter knows transformer_engine's parameter names; weights move by the reshard layouts instead",
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,

@@ -1,6 +1,9 @@
 """verl's driver: no call for an old_log_prob that the update computes anyway, and marks of how far a start is."""
 
 from overlay import wrap
+from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.onpolicy.feature import ONPOLICY
+from verl_patches.features.settings import SETTINGS
 
 _TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
 _OWN_RECORD = {
@@ -11,29 +14,30 @@ _OWN_RECORD = {
 
 @wrap(
     f"{_TRAINER}.__init__",
-    feature="settings",
+    feature=SETTINGS,
     evidence="executed",
-    why="the driver decides by the overlay's settings too; when this ends the data are ready",
+    why="the driver refuses what cannot run before any worker starts, and decides by the overlay's settings too; when "
+    "this ends the data are ready",
     upstream="not forwarded: part of this project's features",
     remove_when="never: it is how this project is configured",
 )
 def init(upstream, self, config, *args, **kwargs):
     from verl_patches.features import settings
+    from verl_patches.features.configuration_checks import check_configuration
 
-    settings.activate(settings.OverlaySettings.from_config(config.actor_rollout_ref))
+    settings.activate(check_configuration(config))
     upstream(self, config, *args, **kwargs)
     _note("data_ready")
 
 
 @wrap(
     f"{_TRAINER}.init_workers",
-    feature="onpolicy",
+    feature=ONPOLICY,
     evidence="executed",
     relies_on=[f"{_TRAINER}.fit"],
     why="fit always calls compute_log_prob; answered here, no worker runs a forward and no batch is sent",
     upstream="not forwarded: later verl releases have a bypass mode of their own",
     remove_when="the pinned verl can leave out old_log_prob for on-policy batches",
-    switch="actor_rollout_ref.actor.recompute_old_log_prob",
 )
 def init_workers(upstream, self):
     upstream(self)
@@ -46,7 +50,7 @@ def init_workers(upstream, self):
 
 @wrap(
     f"{_TRAINER}.fit",
-    feature="measure",
+    feature=MEASURE,
     evidence="executed",
     why="the time from the start to here is the start-up time that a run reports",
     **_OWN_RECORD,

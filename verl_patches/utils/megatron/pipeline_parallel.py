@@ -1,11 +1,12 @@
 """verl's Megatron code pads and unpads without flash-attn."""
 
 from overlay import provide
+from verl_patches.features.compatibility import MEGATRON_ON_NPU
 
 
 @provide(
     "flash_attn.bert_padding",
-    feature="megatron_on_npu",
+    feature=MEGATRON_ON_NPU,
     why="verl.utils.megatron and verl.utils.torch_functional import it, and flash-attn does not exist on Ascend",
     upstream="not forwarded: for FSDP, verl takes the functions from transformers.integrations.npu_flash_attention",
     remove_when="verl's Megatron code takes these functions from somewhere that exists on Ascend",

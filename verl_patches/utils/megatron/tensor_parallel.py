@@ -1,11 +1,12 @@
 """verl's vocabulary-parallel entropy runs as it is written."""
 
 from overlay import wrap
+from verl_patches.features.compatibility import MEGATRON_ON_NPU
 
 
 @wrap(
     "verl.utils.megatron.tensor_parallel:_VocabParallelEntropy.forward",
-    feature="megatron_on_npu",
+    feature=MEGATRON_ON_NPU,
     why="it compiles a helper at every call, and torch.compile's default backend has no code generator for an NPU",
     upstream="not forwarded: on Ascend, MindSpeed replaces torch.compile for the whole process",
     remove_when="torch.compile generates code for an NPU by default",

@@ -1,13 +1,16 @@
 """verl's Megatron actor: log-probs of its own forward as old_log_prob, their distance to the rollout's, safe steps."""
 
 from overlay import wrap
+from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.nonfinite.feature import NONFINITE
+from verl_patches.features.onpolicy.feature import ONPOLICY
 
 _ACTOR = "verl.workers.actor.megatron_actor:MegatronPPOActor"
 
 
 @wrap(
     f"{_ACTOR}.make_minibatch_iterator",
-    feature="measure",
+    feature=MEASURE,
     evidence="executed",
     relies_on=["verl.protocol:DataProto.select"],
     why="verl drops the rollout's log-probs before the update, where training's own are known at no extra cost",
@@ -22,14 +25,13 @@ def make_minibatch_iterator(upstream, self, data):
 
 @wrap(
     "verl.workers.actor.megatron_actor:get_forward_backward_func",
-    feature="onpolicy",
+    feature=ONPOLICY,
     evidence="executed",
     relies_on=[f"{_ACTOR}.forward_backward_batch"],
     why="the loss closes over the micro batch inside verl's method; Megatron's schedule is where both pass by",
     upstream="not forwarded: later verl releases detach log_prob in their loss when the batch is on-policy",
     remove_when="the pinned verl takes log_prob.detach() for old_log_prob by itself",
     only_here=True,
-    switch="actor_rollout_ref.actor.recompute_old_log_prob",
 )
 def get_forward_backward_func(upstream):
     from verl_patches.features.onpolicy.schedule import with_own_log_probs
@@ -39,13 +41,12 @@ def get_forward_backward_func(upstream):
 
 @wrap(
     f"{_ACTOR}.update_policy",
-    feature="nonfinite",
+    feature=NONFINITE,
     evidence="executed",
     relies_on=["megatron.core.optimizer.optimizer:ChainedOptimizer.step"],
     why="bfloat16 has no gradient scaler in Megatron, so inf and nan reach the weights; verl skips such steps on FSDP",
     upstream="not forwarded: upstream-defects 4",
     remove_when="verl's Megatron actor skips steps with non-finite gradients",
-    switch="actor_rollout_ref.overlay.nonfinite.enabled",
 )
 def update_policy(upstream, self, dataloader):
     from verl_patches.features import settings

@@ -1,19 +1,20 @@
 """verl's sharding manager between Megatron and vLLM: reshard, then generate, each with only its own tensors."""
 
 from overlay import wrap
+from verl_patches.features.reshard.feature import RESHARD
+from verl_patches.features.residency.feature import RESIDENCY
 
 _MANAGER = "verl.workers.sharding_manager.megatron_vllm:MegatronVLLMShardingManager"
 
 
 @wrap(
     f"{_MANAGER}.__enter__",
-    feature="reshard",
+    feature=RESHARD,
     evidence="executed",
     why="verl gathers every tensor whole on every rank; a plan of byte ranges moves only what a rank serves. Weights "
     "that MLA derives from others go stale with either way",
     upstream="not forwarded: part of this project's features",
     remove_when="verl reshards Megatron experts by point-to-point transfer and refreshes derived weights",
-    switch="actor_rollout_ref.overlay.reshard.enabled",
 )
 def enter(upstream, self):
     from verl_patches.features import settings
@@ -36,12 +37,11 @@ def enter(upstream, self):
 
 @wrap(
     f"{_MANAGER}.__exit__",
-    feature="residency",
+    feature=RESIDENCY,
     evidence="executed",
     why="KV cache and rollout weights leave before anything of training comes back",
     upstream="not forwarded: part of this project's features",
     remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
-    switch="actor_rollout_ref.overlay.residency.enabled",
 )
 def leave(upstream, self, exc_type, exc_value, traceback):
     from verl_patches.features.residency.phases import process_residency

@@ -1,11 +1,12 @@
 """vLLM looks at a model's class in the process itself once that process uses the device."""
 
 from overlay import wrap
+from verl_patches.features.compatibility import START_UP
 
 
 @wrap(
     "vllm.model_executor.models.registry:_LazyRegisteredModel.inspect_model_cls",
-    feature="start_up",
+    feature=START_UP,
     evidence="executed",
     why="every engine starts a Python process that imports vLLM again (13 s of one core), to leave the device alone; "
     "in verl's worker the device is in use already and the class is loaded a moment later anyway",

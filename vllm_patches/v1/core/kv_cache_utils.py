@@ -1,17 +1,17 @@
 """vLLM keeps to the number of KV cache blocks that it was told."""
 
 from overlay import wrap
+from verl_patches.features.compatibility import KV_CACHE_SIZE
 
 
 @wrap(
     "vllm.v1.core.kv_cache_utils:get_num_blocks",
-    feature="kv_cache_size",
+    feature=KV_CACHE_SIZE,
     evidence="executed",
     why="vLLM 0.9.1 logs num_gpu_blocks_override and then ignores it; a cache that fills the device is cleared "
     "anew for every rollout",
     upstream="not forwarded: later vLLM releases return the override",
     remove_when="the pinned vLLM returns the override",
-    switch="actor_rollout_ref.rollout.engine_kwargs.vllm.num_gpu_blocks_override",
 )
 def get_num_blocks(upstream, vllm_config, *args, **kwargs):
     fitting = upstream(vllm_config, *args, **kwargs)

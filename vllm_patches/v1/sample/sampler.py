@@ -1,13 +1,13 @@
 """vLLM reports the log-probs of the distribution that it samples from."""
 
 from overlay import wrap
+from verl_patches.features.temperature.feature import TEMPERATURE
 
 _METADATA = {
-    "feature": "temperature",
+    "feature": TEMPERATURE,
     "evidence": "executed",
     "upstream": "not forwarded: later vLLM releases have the option logprobs_mode",
     "remove_when": "the pinned vLLM has logprobs_mode and verl sets processed_logprobs",
-    "switch": "actor_rollout_ref.overlay.temperature.enabled",
 }
 
 

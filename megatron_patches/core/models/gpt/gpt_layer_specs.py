@@ -1,11 +1,12 @@
 """Layer specs under the names that verl 0.4.0 imports."""
 
 from overlay import add
+from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
 
 
 @add(
     "megatron.core.models.gpt.gpt_layer_specs:get_gpt_decoder_block_spec",
-    feature="verl_on_megatron_core_0_8",
+    feature=VERL_ON_MEGATRON_CORE_0_8,
     why="verl 0.4.0 builds every model from it; 0.8.0 without transformer_engine lacks RMSNorm and packed attention",
     upstream="not forwarded: part of later megatron-core releases, where it needs transformer_engine",
     remove_when="the pinned megatron-core is 0.9 or later and has NPU layers",
@@ -23,7 +24,7 @@ def decoder_block_spec(module):
 
 @add(
     "megatron.core.models.gpt.gpt_layer_specs:get_gpt_mtp_block_spec",
-    feature="verl_on_megatron_core_0_8",
+    feature=VERL_ON_MEGATRON_CORE_0_8,
     why="verl.models.mcore.model_initializer imports it; it is called for multi-token prediction only",
     upstream="not forwarded: part of later megatron-core releases",
     remove_when="the pinned megatron-core is 0.12 or later",

@@ -1,11 +1,12 @@
 """GPTModel takes the argument for multi-token prediction that verl 0.4.0 always passes."""
 
 from overlay import wrap
+from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
 
 
 @wrap(
     "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
-    feature="verl_on_megatron_core_0_8",
+    feature=VERL_ON_MEGATRON_CORE_0_8,
     why="verl 0.4.0 passes mtp_block_spec, None for a model without multi-token prediction",
     upstream="not forwarded: part of later megatron-core releases",
     remove_when="the pinned megatron-core is 0.12 or later",

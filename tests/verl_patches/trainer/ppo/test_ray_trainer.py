@@ -6,8 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from overlay import ConfigurationError
 from verl_patches.features import settings
-from verl_patches.features.settings import MeasureSettings, OverlaySettings
+from verl_patches.features.measure.feature import MeasureSettings
+from verl_patches.features.settings import OverlaySettings
+from verl_patches.trainer.main_ppo import compose
 from verl_patches.trainer.ppo import ray_trainer
 from verl_patches.utils import tracking
 
@@ -59,12 +62,19 @@ def test_with_recomputation_the_workers_are_asked(active):
 
 def test_the_driver_activates_the_settings_and_marks_its_progress(active, monkeypatch):
     folder = active()
-    node = {"overlay": {"precision": "float32", "measure": {"output_dir": str(folder)}}}
-    ray_trainer.init(lambda self, config: None, SimpleNamespace(), SimpleNamespace(actor_rollout_ref=node))
+    overlay = "actor_rollout_ref.overlay"
+    config = compose("rehearsal", [f"{overlay}.precision=float32", f"{overlay}.measure.output_dir={folder}"])
+    ray_trainer.init(lambda self, config: None, SimpleNamespace(), config)
     assert settings.current().precision == "float32"
     assert ray_trainer.fit(lambda self: "fitted", SimpleNamespace()) == "fitted"
     events = [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]
     assert events == ["data_ready", "training_begins"]
+
+
+def test_the_driver_refuses_what_cannot_run_before_verl_builds_anything(active):
+    config = compose("rehearsal", ["actor_rollout_ref.actor.megatron.grad_offload=true"])
+    with pytest.raises(ConfigurationError, match="grad_offload=True and .*residency.enabled=true would both move"):
+        ray_trainer.init(lambda self, config: pytest.fail("verl was called"), SimpleNamespace(), config)
 
 
 @pytest.mark.parametrize(("recompute", "kept"), [(True, {"actor/entropy_loss", "reward"}), (False, {"reward"})])

@@ -1,18 +1,18 @@
 """verl's rollout draws new samples at every step and on every engine."""
 
 from overlay import wrap
+from verl_patches.features.compatibility import ROLLOUT_SEED
 
 
 @wrap(
     "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout.__init__",
-    feature="rollout_seed",
+    feature=ROLLOUT_SEED,
     evidence="executed",
     why="verl copies rollout.seed into every request, which then samples with the same noise at every step, and gives "
     "all data-parallel engines one seed",
     upstream="not forwarded: verl leaves rollout.seed unset, and its runs cannot be repeated",
     remove_when="verl seeds the engine and not the requests",
     relies_on=["vllm.sampling_params:SamplingParams"],
-    switch="actor_rollout_ref.rollout.seed",
 )
 def init(upstream, self, model_path, config, tokenizer, model_hf_config, **options):
     if config.get("seed") is None or "device_mesh" not in options:

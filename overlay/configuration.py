@@ -1,0 +1,72 @@
+"""Read a group of configuration keys into a dataclass: unknown keys and wrong values are errors that name the key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from overlay.errors import SettingsError
+
+
+def read_section(cls: type, node: Any, key: str, elsewhere: Collection[str] = ()) -> dict[str, Any]:
+    """The values for the fields of a dataclass out of a mapping; a key that is absent or null has its default.
+
+    Types are checked: an int also serves as a float, a bool never as a number, a `Literal` takes its values only, and a
+    field with `metadata={"at_least": number}` nothing below it. A field whose type is a dataclass is a group of keys.
+
+    Args:
+        cls: the dataclass.
+        node: a mapping, such as a DictConfig.
+        key: the full key of `node`, for messages.
+        elsewhere: fields that do not come from here.
+
+    Raises:
+        SettingsError: an unknown key, or a value of the wrong kind.
+    """
+    if not isinstance(node, Mapping):
+        raise SettingsError(f"{key} must be a group of keys, not {node!r}")
+    kinds = get_type_hints(cls)
+    allowed = [each for each in fields(cls) if each.name not in elsewhere]
+    unknown = sorted(set(node) - {each.name for each in allowed})
+    if unknown:
+        names = ", ".join(each.name for each in allowed)
+        raise SettingsError(f"unknown key {key}.{unknown[0]}; allowed keys are {names}")
+    return {each.name: _value(each, kinds[each.name], node, key) for each in allowed}
+
+
+def checked(value: Any, kind: Any, key: str) -> Any:
+    """`value` if it is of `kind` (a class or a `Literal`).
+
+    Raises:
+        SettingsError: it is not.
+    """
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise SettingsError(f"{key} is {value!r}; choose one of {', '.join(map(str, get_args(kind)))}")
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise SettingsError(f"{key} must be of type {kind.__name__}, not {value!r}")
+    return value
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """The keys of a section with their default values, as a configuration file would write them."""
+    found = {each.name: each.default if each.default is not MISSING else each.default_factory() for each in fields(cls)}
+    return {name: json.dumps(value) for name, value in found.items()}
+
+
+def _value(spec: Field, kind: Any, node: Mapping[str, Any], key: str) -> Any:
+    given = node.get(spec.name)
+    if is_dataclass(kind):
+        return kind(**read_section(kind, given or {}, f"{key}.{spec.name}"))
+    if given is None:
+        return spec.default if spec.default is not MISSING else spec.default_factory()
+    value = checked(given, kind, f"{key}.{spec.name}")
+    at_least = spec.metadata.get("at_least")
+    if at_least is not None and value < at_least:
+        raise SettingsError(f"{key}.{spec.name} is {value} and must be at least {at_least}")
+    return value

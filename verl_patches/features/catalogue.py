@@ -1,0 +1,45 @@
+"""All features, in the order in which a user meets them."""
+
+from verl_patches.features.compatibility import (
+    DEEPSEEK_V3,
+    KV_CACHE_SIZE,
+    MEGATRON_ON_NPU,
+    ROLLOUT_SEED,
+    START_UP,
+    VERL_ON_MEGATRON_CORE_0_8,
+    VERL_ON_VLLM_0_9_1,
+    VLLM_ON_TORCH_2_5,
+)
+from verl_patches.features.dp_sync.feature import DP_SYNC
+from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.nonfinite.feature import NONFINITE
+from verl_patches.features.onpolicy.feature import ONPOLICY
+from verl_patches.features.precision.feature import PRECISION
+from verl_patches.features.prefork.feature import PREFORK
+from verl_patches.features.reshard.feature import RESHARD
+from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
+from verl_patches.features.settings import SETTINGS
+from verl_patches.features.temperature.feature import TEMPERATURE
+
+FEATURES = (
+    RESHARD,
+    RESIDENCY,
+    ONPOLICY,
+    DP_SYNC,
+    ROLLOUT_EXPERT_PARALLEL,
+    TEMPERATURE,
+    NONFINITE,
+    PRECISION,
+    MEASURE,
+    PREFORK,
+    ROLLOUT_SEED,
+    KV_CACHE_SIZE,
+    START_UP,
+    SETTINGS,
+    DEEPSEEK_V3,
+    MEGATRON_ON_NPU,
+    VERL_ON_MEGATRON_CORE_0_8,
+    VERL_ON_VLLM_0_9_1,
+    VLLM_ON_TORCH_2_5,
+)

@@ -1,0 +1,22 @@
+"""Features that let the pinned upstreams run with each other and on an NPU. They have no configuration of their own."""
+
+from overlay import Feature
+
+MEGATRON_ON_NPU = Feature("megatron_on_npu", "Megatron-core, which is written for CUDA, runs on an NPU.")
+VERL_ON_MEGATRON_CORE_0_8 = Feature(
+    "verl_on_megatron_core_0_8", "verl 0.4.0, which is written for megatron-core 0.12, runs on 0.8.0."
+)
+VERL_ON_VLLM_0_9_1 = Feature("verl_on_vllm_0_9_1", "verl 0.4.0 starts engines of vLLM 0.9.1 for text models.")
+VLLM_ON_TORCH_2_5 = Feature("vllm_on_torch_2_5", "vLLM 0.9.1, which is written for torch 2.7, runs on 2.5.1.")
+DEEPSEEK_V3 = Feature("deepseek_v3", "verl trains DeepSeek-V3 with this project's modules for megatron-core 0.8.0.")
+START_UP = Feature("start_up", "vLLM does not start a second Python process for every engine to look at a model class.")
+KV_CACHE_SIZE = Feature(
+    "kv_cache_size",
+    "vLLM keeps to the number of KV cache blocks that it was told.",
+    switch="actor_rollout_ref.rollout.engine_kwargs.vllm.num_gpu_blocks_override",
+)
+ROLLOUT_SEED = Feature(
+    "rollout_seed",
+    "With a seed the rollout can be repeated, and still draws new samples at every step and on every engine.",
+    switch="actor_rollout_ref.rollout.seed",
+)

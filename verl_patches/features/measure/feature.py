@@ -1,0 +1,23 @@
+"""The feature measure: its configuration. It records; it changes nothing that a run computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from overlay import Feature
+
+
+@dataclass(frozen=True)
+class MeasureSettings:
+    """What a run records. `output_dir` empty means that no file is written."""
+
+    verify_weights: bool = False
+    output_dir: str = ""
+
+
+MEASURE = Feature(
+    name="measure",
+    purpose="A run records time, device memory, collectives and the exactness of the rollout's weights by phase.",
+    section="actor_rollout_ref.overlay.measure",
+    settings=MeasureSettings,
+)

@@ -1,0 +1,24 @@
+"""The feature nonfinite: its configuration and its switch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from overlay import Feature
+
+
+@dataclass(frozen=True)
+class NonfiniteSettings:
+    """Skip and count optimizer steps whose gradients hold inf or nan."""
+
+    enabled: bool = True
+
+
+NONFINITE = Feature(
+    name="nonfinite",
+    purpose="An optimizer step whose gradients hold inf or nan is skipped and counted.",
+    section="actor_rollout_ref.overlay.nonfinite",
+    settings=NonfiniteSettings,
+    switch="actor_rollout_ref.overlay.nonfinite.enabled",
+    is_on=lambda settings: settings.nonfinite.enabled,
+)

@@ -1,0 +1,14 @@
+"""The feature precision: one key, because there is one choice to make."""
+
+from typing import Literal
+
+from overlay import Feature
+
+Precision = Literal["bfloat16", "float32"]
+
+PRECISION = Feature(
+    name="precision",
+    purpose="Training and rollout run in float32 where their log-probs are to be compared closely.",
+    switch="actor_rollout_ref.overlay.precision",
+    is_on=lambda settings: settings.precision != "bfloat16",
+)
