@@ -1,7 +1,10 @@
 """What is not emulated says so; it never passes for done."""
 
 import pytest
+import torch
 import torch_npu
+
+from npu_emulator import coverage
 
 
 def test_the_profiler_says_that_it_writes_no_trace():
@@ -17,3 +20,25 @@ def test_counting_floating_point_operations_is_refused():
 def test_an_operator_that_is_not_emulated_is_refused_by_name():
     with pytest.raises(NotImplementedError, match="npu_no_such_operator"):
         torch_npu.npu_no_such_operator()
+
+
+@pytest.mark.parametrize("name", ["npu_ciou", "_npu_quant_rms_norm", "atb.npu_mla_preprocess", "atb._npu_group_topk"])
+def test_operators_of_the_real_torch_npu_are_refused_by_name_wherever_they_are_looked_up(name):
+    holder, _, short = name.rpartition(".")
+    refuse = getattr(torch_npu.atb if holder else torch_npu, short)
+    with pytest.raises(NotImplementedError, match=f"torch_npu.{name} is not emulated"):
+        refuse()
+    namespace = "npu" if name == "npu_ciou" else "atb"
+    with pytest.raises(NotImplementedError, match=f"torch.ops.{namespace}.{short} is not emulated"):
+        getattr(getattr(torch.ops, namespace), short)()
+
+
+def test_every_operator_of_the_catalogue_is_emulated_or_refused():
+    for full in coverage.catalogue():
+        namespace, name = full.split("::")
+        assert callable(getattr(torch_npu.atb if namespace == "atb" else torch_npu, name))
+        assert callable(getattr(getattr(torch.ops, namespace), name))
+
+
+def test_names_that_no_torch_npu_has_stay_unknown():
+    assert not hasattr(torch_npu, "no_such_thing") and not hasattr(torch_npu.atb, "no_such_thing")

@@ -59,6 +59,33 @@ def _mask_where_needed(given: dict) -> bool:
     return given["sparse_mode"] not in (1, 2, 3, 4) or given["atten_mask"] is not None
 
 
+def _blocks_begin(given: dict) -> bool:
+    return "_BLK_" not in given["cache_mode"] or not bool((given["index"] % given["k_cache"].shape[1]).any())
+
+
+def _both(argument: str, other: str) -> Rule:
+    return Rule(argument, f"needs {other}", lambda given: given[other] is not None)
+
+
+_EXCHANGED = [
+    _dims("expert_ids", 2, 2),
+    _dtype("expert_ids", torch.int32),
+    Rule("expert_ids", "must have at most 8 columns", lambda given: given["expert_ids"].shape[1] <= 8),
+    Rule("expert_ids", "must have at most 512 rows", lambda given: given["expert_ids"].shape[0] <= 512),
+    Rule(
+        "moe_expert_num",
+        "must be a multiple of ep_world_size",
+        lambda given: given["moe_expert_num"] % given["ep_world_size"] == 0,
+    ),
+]
+_DISPATCHED = [
+    _dims("x", 2, 2),
+    _dtype("x", *HALVES),
+    Rule("x", "must have at most 7168 columns", lambda given: given["x"].shape[1] <= 7168),
+    *_EXCHANGED,
+]
+_COMBINED = [_dtype("expand_x", *HALVES), _dtype("expert_scales", torch.float32), *_EXCHANGED]
+
 RULES: dict[str, list[Rule]] = {
     "npu::npu_rms_norm": [_dtype("x", *FLOATS), _dims("x", 2, 8), _same_dtype("gamma", "x")],
     "npu::npu_add_rms_norm": [
@@ -117,6 +144,47 @@ RULES: dict[str, list[Rule]] = {
         Rule("atten_mask", "must be [2048, 2048] with sparse_mode 2, 3 and 4", _compressed_mask),
         Rule("sparse_mode", "1 to 4 needs atten_mask", _mask_where_needed),
     ],
+    "npu::npu_interleave_rope": [
+        *(_dtype(name, *HALVES) for name in ("x", "cos", "sin")),
+        *(_dims(name, 4, 4) for name in ("x", "cos", "sin")),
+        Rule("x", "must have 64 elements in its last dimension", lambda given: given["x"].shape[-1] == 64),
+    ],
+    "npu::npu_kv_rmsnorm_rope_cache": [
+        _dtype("kv", *HALVES),
+        _dims("kv", 4, 4),
+        *(_same_dtype(name, "kv") for name in ("gamma", "cos", "sin", "k_cache", "ckv_cache")),
+        Rule("kv", "must have 576 elements in its last dimension", lambda given: given["kv"].shape[-1] == 576),
+        Rule("gamma", "must have 512 elements", lambda given: given["gamma"].numel() == 512),
+        _dtype("index", torch.int64),
+        Rule("index", "must name beginnings of blocks with this cache_mode", _blocks_begin),
+    ],
+    "npu::npu_fused_infer_attention_score": [
+        *(_dtype(name, *HALVES) for name in ("query", "key", "value")),
+        *(_same_dtype(name, "query") for name in ("key", "value", "query_rope", "key_rope")),
+        _both("query_rope", "key_rope"),
+        _both("key_rope", "query_rope"),
+        _both("block_table", "actual_seq_lengths_kv"),
+        _dtype("block_table", torch.int32),
+        _dtype("atten_mask", torch.bool, torch.int8, torch.uint8),
+        Rule("atten_mask", "must be [2048, 2048] with sparse_mode 2, 3 and 4", _compressed_mask),
+        Rule("sparse_mode", "1 to 4 needs atten_mask", _mask_where_needed),
+        Rule(
+            "block_size",
+            "must be a multiple of 16 up to 512",
+            lambda given: given["block_size"] % 16 == 0 and given["block_size"] <= 512,
+        ),
+    ],
+    "npu::npu_moe_gating_top_k": [
+        _dims("x", 2, 2),
+        _dtype("x", *FLOATS),
+        _same_dtype("bias", "x"),
+        Rule("k_group", "must be at most group_count", lambda given: given["k_group"] <= given["group_count"]),
+        Rule("x", "must have at most 2048 experts", lambda given: given["x"].shape[1] <= 2048),
+    ],
+    "npu::npu_moe_distribute_dispatch": _DISPATCHED,
+    "npu::npu_moe_distribute_dispatch_v2": _DISPATCHED,
+    "npu::npu_moe_distribute_combine": _COMBINED,
+    "npu::npu_moe_distribute_combine_v2": _COMBINED,
     "atb::_npu_reshape_and_cache": [
         _dtype("key", *HALVES, torch.int8),
         _same_dtype("key_cache", "key"),

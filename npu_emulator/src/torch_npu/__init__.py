@@ -7,7 +7,7 @@ import types
 import npu_emulator  # noqa: F401  # isort: skip
 import torch
 
-from npu_emulator import aten, import_hooks, meters, operators  # noqa: F401
+from npu_emulator import aten, coverage, import_hooks, meters, operators  # noqa: F401
 
 __version__ = "2.5.1.post1"
 
@@ -71,13 +71,32 @@ import_hooks.stand_in("vllm_ascend.vllm_ascend_C", "npu_emulator.vllm_ascend_ker
 meters.start_writing()
 
 
+def _refusal(name: str):
+    """A function that says that the operator of this name is not emulated."""
+
+    def not_emulated(*args, **kwargs):
+        raise NotImplementedError(f"{name} is not emulated")
+
+    not_emulated.__name__ = name.split(".")[-1]
+    return not_emulated
+
+
+def _refuse_other_operators() -> None:
+    """Operators of the real torch_npu that are not emulated say so, wherever they are looked up."""
+    for namespace, name in (full.split("::") for full in coverage.measure().not_emulated):
+        setattr(getattr(torch.ops, namespace), name, _refusal(f"torch.ops.{namespace}.{name}"))
+        if namespace == "npu" or name.startswith("_npu_"):
+            globals().setdefault(name, _refusal(f"torch_npu.{name}"))
+        if namespace == "atb":
+            setattr(sys.modules["torch_npu.atb"], name, _refusal(f"torch_npu.atb.{name}"))
+
+
+_refuse_other_operators()
+
+
 def __getattr__(name: str):
     if name.startswith(("npu_", "_npu_")):
-
-        def not_emulated(*args, **kwargs):
-            raise NotImplementedError(f"torch_npu.{name} is not emulated")
-
-        return not_emulated
+        return _refusal(f"torch_npu.{name}")
     raise AttributeError(f"module 'torch_npu' has no attribute {name!r}")
 
 

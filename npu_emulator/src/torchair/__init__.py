@@ -1,11 +1,8 @@
 """Stand-in for torchair, the graph compiler for the NPU."""
 
 from . import inference, ops, scope  # noqa: F401
-from .configuration import CompilerConfig
-
-
-def get_npu_backend(*, compiler_config: CompilerConfig = None, custom_decompositions: dict = None):
-    raise NotImplementedError("torchair.get_npu_backend is not emulated")
+from .backend import get_npu_backend  # noqa: F401
+from .configuration import CompilerConfig  # noqa: F401
 
 
 def patch_for_hcom() -> None:

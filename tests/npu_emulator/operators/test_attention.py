@@ -291,19 +291,3 @@ def test_cache_stores_and_loads_by_slot():
     )
     expected = [cache[2, 1], cache[2, 2], cache[2, 3], cache[1, 0], cache[1, 1]]
     assert torch.equal(loaded, torch.stack(expected))
-
-
-def test_latent_cache_is_normalised_rotated_and_stored():
-    latent, rope = torch.zeros(2, 4, 1, 8, device="npu"), torch.zeros(2, 4, 1, 4, device="npu")
-    kv, gamma, angles = torch.randn(3, 1, 1, 12), torch.randn(8), torch.randn(3, 1, 1, 2)
-    table = torch.cat([angles, angles], -1)
-    slots = torch.tensor([6, 1, -1], device="npu")
-    on_npu = [item.to("npu") for item in (kv, gamma, table.cos(), table.sin())]
-    _, _, turned, normed = torch_npu.npu_kv_rmsnorm_rope_cache(*on_npu, slots, rope, latent, cache_mode="PA")
-    expected = torch.nn.functional.rms_norm(kv[..., :8], (8,), gamma, 1e-5)
-    torch.testing.assert_close(normed.cpu(), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(turned, torch_npu.npu_interleave_rope(on_npu[0][..., 8:], *on_npu[2:]))
-    torch.testing.assert_close(latent.view(8, 8)[[6, 1]], normed.view(3, 8)[:2])
-    torch.testing.assert_close(rope.view(8, 4)[[6, 1]], turned.view(3, 4)[:2])
-    with pytest.raises(NotImplementedError, match="quantised"):
-        torch_npu.npu_kv_rmsnorm_rope_cache(*on_npu, slots, rope, latent, k_rope_scale=gamma.to("npu"))

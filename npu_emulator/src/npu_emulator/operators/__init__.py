@@ -3,7 +3,9 @@
 from . import (  # noqa: F401
     activation,
     attention,
+    expert_exchange,
     formats,
+    inference_attention,
     key_value_cache,
     matmul,
     mixture_of_experts,

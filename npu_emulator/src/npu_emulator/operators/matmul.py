@@ -69,12 +69,24 @@ def sum_groups(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
     return product
 
 
+def _grouped_matmul_shapes(x: list[Tensor], weight: list[Tensor], **options) -> list[Tensor]:
+    group_type, split_item = options.get("group_type"), options.get("split_item", 0)
+    if group_type == 2:
+        return [x[0].new_empty(options["group_list"].numel(), x[0].shape[0], weight[0].shape[-1])]
+    if options.get("group_list") is not None and split_item not in (2, 3):
+        raise NotImplementedError("npu_grouped_matmul: in a graph, split_item must be 2 or 3")
+    dtype = options.get("output_dtype") or x[0].dtype
+    products = [one.new_empty(one.shape[0], weight[0].shape[-1], dtype=dtype) for one in x]
+    return products if split_item in (0, 1) or len(x) == 1 else [torch.cat(products)]
+
+
 @operator(
     "npu_grouped_matmul(Tensor[] x, Tensor[] weight, *, Tensor[]? bias=None, Tensor[]? scale=None, Tensor[]? "
     "offset=None, Tensor[]? antiquant_scale=None, Tensor[]? antiquant_offset=None, Tensor[]? "
     "per_token_scale=None, Tensor? group_list=None, Tensor[]? activation_input=None, Tensor[]? "
     "activation_quant_scale=None, Tensor[]? activation_quant_offset=None, int? split_item=0, int? "
-    "group_type=None, int? group_list_type=0, int? act_type=0, ScalarType? output_dtype=None) -> Tensor[]"
+    "group_type=None, int? group_list_type=0, int? act_type=0, ScalarType? output_dtype=None) -> Tensor[]",
+    shapes=_grouped_matmul_shapes,
 )
 def npu_grouped_matmul(
     x: list[Tensor],

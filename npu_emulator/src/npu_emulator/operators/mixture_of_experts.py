@@ -60,8 +60,14 @@ def npu_moe_gating_top_k_softmax(x: Tensor, finished: Tensor | None = None, k: i
     return weights.to(x.dtype), experts.to(torch.int32), rows
 
 
+def _init_routing_shapes(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int):
+    numbers = expert_idx.new_empty(expert_idx.numel(), dtype=torch.int32)
+    return x.new_empty(min(active_num, expert_idx.shape[0]) * expert_idx.shape[1], x.shape[1]), numbers, numbers.clone()
+
+
 @operator(
-    "npu_moe_init_routing(Tensor x, Tensor row_idx, Tensor expert_idx, int active_num) -> (Tensor, Tensor, Tensor)"
+    "npu_moe_init_routing(Tensor x, Tensor row_idx, Tensor expert_idx, SymInt active_num) -> (Tensor, Tensor, Tensor)",
+    shapes=_init_routing_shapes,
 )
 def npu_moe_init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_num: int):
     """Rows of `x` in the order of their experts, where each (token, choice) went, and the sorted experts.
@@ -77,7 +83,10 @@ def npu_moe_init_routing(x: Tensor, row_idx: Tensor, expert_idx: Tensor, active_
     return x.index_select(0, entries[:active] % tokens), position, experts.to(torch.int32)
 
 
-@operator("npu_moe_compute_expert_tokens(Tensor sorted_expert_for_source_row, int num_expert) -> Tensor")
+@operator(
+    "npu_moe_compute_expert_tokens(Tensor sorted_expert_for_source_row, int num_expert) -> Tensor",
+    shapes=lambda sorted_experts, num_expert: sorted_experts.new_empty(num_expert, dtype=torch.int32),
+)
 def npu_moe_compute_expert_tokens(sorted_experts: Tensor, num_expert: int):
     """Running totals of the tokens of each expert, int32."""
     return torch.bincount(sorted_experts, minlength=num_expert)[:num_expert].cumsum(0).to(torch.int32)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch._subclasses import FakeTensor
 
 from .. import _C, strict
 
@@ -20,6 +21,7 @@ class Operator:
     schema: str
     function: Callable
     differentiable: bool
+    communicates: bool = False
 
     @functools.cached_property
     def parameters(self) -> dict[str, str]:
@@ -30,11 +32,19 @@ class Operator:
         return dict(zip(positional, own, strict=True))
 
 
-def operator(schema: str, namespace: str = "npu", differentiable: bool = False) -> Callable[[Callable], Callable]:
+def operator(
+    schema: str,
+    namespace: str = "npu",
+    differentiable: bool = False,
+    shapes: Callable | None = None,
+    communicates: bool = False,
+) -> Callable[[Callable], Callable]:
     """Register the decorated function, which takes and returns host tensors, as an operator of the NPU.
 
     What it allocates is charged to the device. It may write to arguments that the schema marks as written. If
-    `differentiable`, its gradient is that of the torch operators it is made of.
+    `differentiable`, its gradient is that of the torch operators it is made of. `shapes` takes the same arguments
+    and returns empty results of the right shapes, for graphs; by default that is the function itself, which will do
+    unless it looks at values. One that `communicates` gets the tensors of the NPU, to hand to torch.distributed.
     """
 
     def register(function: Callable) -> Callable:
@@ -43,11 +53,12 @@ def operator(schema: str, namespace: str = "npu", differentiable: bool = False) 
         library = _libraries[namespace]
         library.define(schema)
         base = schema.split("(")[0].strip()
-        described = Operator(f"{namespace}::{base}", schema, function, differentiable)
+        described = Operator(f"{namespace}::{base}", schema, function, differentiable, communicates)
         _emulated[described.name] = described
         library.impl(base, functools.partial(run_on_host, described), "PrivateUse1")
+        torch.library.register_fake(described.name, shapes or function, lib=library)
         if differentiable:
-            library.impl(base, functools.partial(_run_with_gradient, described), "AutogradPrivateUse1")
+            library.impl(base, functools.partial(_run_dispatched, described), "AutogradPrivateUse1")
         return function
 
     return register
@@ -88,6 +99,8 @@ def _callable(operator: Operator) -> Callable:
 def run_on_host(operator: Operator, *args, **kwargs):
     """Run an operator on NPU tensors."""
     _begin(operator, args, kwargs)
+    if operator.communicates:
+        return operator.function(*args, **kwargs)
     return _C.call_on_host(operator.function, args, kwargs)
 
 
@@ -102,6 +115,15 @@ def _run_with_gradient(operator: Operator, *args, **kwargs):
         return _HostGraph.apply(operator, kwargs, *args)
     with torch._C._AutoDispatchBelowAutograd():
         return run_on_host(operator, *args, **kwargs)
+
+
+def _run_dispatched(operator: Operator, *args, **kwargs):
+    """What the dispatcher calls. While a graph is captured tensors have no memory: only their shapes are asked for."""
+    if not any(isinstance(value, FakeTensor) for value in args):
+        return _run_with_gradient(operator, *args, **kwargs)
+    namespace, name = operator.name.split("::")
+    with torch._C._AutoDispatchBelowAutograd():
+        return getattr(getattr(torch.ops, namespace), name)(*args, **kwargs)
 
 
 class _HostGraph(torch.autograd.Function):

@@ -1,0 +1,144 @@
+"""npu_fused_infer_attention_score against a loop over queries and keys in float64."""
+
+import pytest
+import torch
+import torch_npu
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from tests.npu_emulator.operators.test_attention import SCALE, close, naive, paged, sequences
+
+LENGTHS = some.lists(some.tuples(some.integers(1, 5), some.integers(0, 9)), min_size=1, max_size=4)
+HEADS = some.sampled_from([(4, 4), (4, 2), (3, 1)])
+CAUSAL = {0: lambda q, k: lambda i, j: True, 2: lambda q, k: lambda i, j: j <= i,
+          3: lambda q, k: lambda i, j: j <= i + k - q}  # fmt: skip
+
+
+def padded(states, layout):
+    """Sequences [tokens, heads, size] in a batched layout, padded with a number that must not be looked at."""
+    longest = max(state.shape[0] for state in states)
+    rows = torch.full((len(states), max(longest, 1), *states[0].shape[1:]), 99.0)
+    for row, state in zip(rows, states, strict=True):
+        row[: state.shape[0]] = state
+    return {"BSH": rows.flatten(2), "BSND": rows, "BNSD": rows.transpose(1, 2).contiguous()}[layout].to("npu")
+
+
+def sequences_of(output, layout, lengths, heads):
+    rows = {"BSH": lambda: output.unflatten(-1, (heads, -1)), "BSND": lambda: output,
+            "BNSD": lambda: output.transpose(1, 2)}[layout]()  # fmt: skip
+    assert all(not row[length:].any() for row, length in zip(rows, lengths, strict=True))
+    return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
+def running(lengths):
+    return torch.tensor(lengths).cumsum(0).tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(LENGTHS, HEADS, some.sampled_from(["BSH", "BSND", "BNSD", "TND"]), some.sampled_from([0, 2, 3]),
+       some.integers(0, 99))  # fmt: skip
+def test_every_layout_and_causal_rule(lengths, heads, layout, sparse_mode, seed):
+    new, contexts = (list(column) for column in zip(*lengths, strict=True))
+    query, key = sequences(new, heads[0], 6, seed), sequences(contexts, heads[1], 6, seed + 1)
+    value = sequences(contexts, heads[1], 5 if layout != "BSH" else 6, seed + 2)
+    together = (lambda states, _: torch.cat(states).to("npu")) if layout == "TND" else padded
+    told = running if layout == "TND" else list
+    output, lse = torch_npu.npu_fused_infer_attention_score(
+        *(together(states, layout) for states in (query, key, value)), num_heads=heads[0],
+        num_key_value_heads=heads[1], input_layout=layout, scale=SCALE, sparse_mode=sparse_mode,
+        actual_seq_lengths=told(new), actual_seq_lengths_kv=told(contexts), softmax_lse_flag=True,
+    )  # fmt: skip
+    found = output.split(new) if layout == "TND" else sequences_of(output, layout, new, heads[0])
+    logs = lse.squeeze(-1).split(new) if layout == "TND" else [row.squeeze(-1).t() for row in lse]
+    for got, got_lse, q, k, v in zip(found, logs, query, key, value, strict=True):
+        expected, expected_lse = naive(q, k, v, CAUSAL[sparse_mode](q.shape[0], k.shape[0]))
+        close(got, expected)
+        seen = expected_lse.isfinite()
+        close(got_lse[: q.shape[0]].t()[seen], expected_lse[seen])
+
+
+def in_nz(cache):
+    """A cache [blocks, block size, heads, size] as [blocks, heads, size / 16, block size, 16], element by element."""
+    blocks, tokens, heads, size = cache.shape
+    out = torch.empty(blocks, heads, size // 16, tokens, 16)
+    for head in range(heads):
+        for column in range(size):
+            out[:, head, column // 16, :, column % 16] = cache[:, :, head, column].cpu()
+    return out.to("npu")
+
+
+PAGES = {
+    "rows": lambda cache: cache.flatten(2),
+    "heads first": lambda cache: cache.transpose(1, 2).contiguous(),
+    "NZ": in_nz,
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(some.lists(some.integers(0, 9), min_size=1, max_size=5), some.sampled_from(sorted(PAGES)), some.integers(0, 99))
+def test_decoding_latent_attention_from_pages(contexts, pages, seed):
+    """As a DeepSeek decodes: one query each, one head of keys, which are the values too, and rotary parts beside."""
+    latent, rope = sequences(contexts, 1, 32, seed), sequences(contexts, 1, 16, seed + 1)
+    (latents, table), (ropes, _) = paged(latent, 4, seed), paged(rope, 4, seed)
+    nope, turned = torch.randn(len(contexts), 3, 32), torch.randn(len(contexts), 3, 16)
+    layout = "BSND" if pages == "NZ" else "BNSD"
+    rows = [part.unsqueeze(1 if layout == "BSND" else 2).to("npu") for part in (nope, turned)]
+    output, lse = torch_npu.npu_fused_infer_attention_score(
+        rows[0], PAGES[pages](latents), PAGES[pages](latents), query_rope=rows[1], key_rope=PAGES[pages](ropes),
+        num_heads=3, num_key_value_heads=1, input_layout=layout, scale=SCALE, block_table=table, block_size=4,
+        actual_seq_lengths_kv=contexts,
+    )  # fmt: skip
+    assert lse.tolist() == [0.0]
+    for row, (q, q_rope, k, k_rope) in enumerate(zip(nope, turned, latent, rope, strict=True)):
+        query, key = torch.cat([q, q_rope], -1).unsqueeze(0), torch.cat([k, k_rope], -1)
+        close(output[row].view(1, 3, 32), naive(query, key, k, lambda i, j: True)[0])
+
+
+@settings(max_examples=20, deadline=None)
+@given(LENGTHS, some.integers(0, 99))
+def test_several_new_tokens_from_pages(lengths, seed):
+    lengths = [(new, max(new, context)) for new, context in lengths]
+    new, contexts = (list(column) for column in zip(*lengths, strict=True))
+    query, key, value = sequences(new, 4, 8, seed), sequences(contexts, 2, 8, seed + 1), sequences(contexts, 2, 8, seed)
+    (keys, table), (values, _) = paged(key, 4, seed), paged(value, 4, seed)
+    output, _ = torch_npu.npu_fused_infer_attention_score(
+        torch.cat(query).to("npu"), keys.flatten(2), values.flatten(2), num_heads=4, num_key_value_heads=2,
+        input_layout="TND", scale=SCALE, sparse_mode=3, atten_mask=torch.ones(2048, 2048).triu(1).bool().to("npu"),
+        actual_seq_lengths=running(new), actual_seq_lengths_kv=contexts, block_table=table, block_size=4,
+    )  # fmt: skip
+    for got, q, k, v in zip(output.split(new), query, key, value, strict=True):
+        close(got, naive(q, k, v, CAUSAL[3](q.shape[0], k.shape[0]))[0])
+
+
+def test_a_mask_hides_what_it_says():
+    states, mask = [torch.randn(2, 2, 5, 8) for _ in range(3)], torch.rand(5, 5) < 0.4
+    mask[:, 0] = False
+    output, _ = torch_npu.npu_fused_infer_attention_score(
+        *(part.to("npu") for part in states), num_heads=2, input_layout="BNSD", scale=SCALE, atten_mask=mask.to("npu")
+    )
+    for row in range(2):
+        q, k, v = (part[row].transpose(0, 1) for part in states)
+        close(output[row].transpose(0, 1), naive(q, k, v, lambda i, j: not mask[i, j])[0])
+        with pytest.raises(AssertionError):
+            close(output[row].transpose(0, 1), naive(q, k, v, lambda i, j: True)[0])
+
+
+def test_what_it_does_not_do_is_said():
+    x = torch.randn(1, 1, 2, 8, device="npu")
+    for name, value in {
+        "antiquant_scale": x,
+        "query_padding_size": x,
+        "pre_tokens": 3,
+        "key_antiquant_mode": 1,
+    }.items():
+        with pytest.raises(NotImplementedError, match=f"npu_fused_infer_attention_score: {name} is not emulated"):
+            torch_npu.npu_fused_infer_attention_score(x, x, x, input_layout="BNSD", **{name: value})
+    with pytest.raises(NotImplementedError, match="input_layout 'NTD' is not emulated"):
+        torch_npu.npu_fused_infer_attention_score(x, x, x, input_layout="NTD")
+    with pytest.raises(NotImplementedError, match="sparse_mode 4 is not emulated"):
+        torch_npu.npu_fused_infer_attention_score(x, x, x, input_layout="BNSD", sparse_mode=4)
+    with pytest.raises(RuntimeError, match="block_size is 8, but blocks of the cache hold 2 tokens"):
+        torch_npu.npu_fused_infer_attention_score(
+            x, x, x, input_layout="BNSD", block_table=torch.zeros(1, 1, dtype=torch.int32, device="npu"),
+            block_size=8, actual_seq_lengths_kv=[1],
+        )  # fmt: skip
