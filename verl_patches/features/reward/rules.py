@@ -10,7 +10,7 @@ wrong against ``\frac{1}{2}``.
 
 from collections.abc import Callable
 
-from verl_patches.features.reward.answers import compare_plainly, last_boxed, unboxed
+from verl_patches.features.reward.answers import compare_plainly, last_boxed, plain
 from verl_patches.features.reward.judge import Judge
 
 _END_OF_THOUGHT = "</think>"
@@ -21,9 +21,9 @@ def score_boxed(response: str, truth: str, judge: Judge) -> float:
     answer = last_boxed(response.rpartition(_END_OF_THOUGHT)[2])
     if answer is None:
         return 0.0
-    expected = unboxed(truth)
-    decided = compare_plainly(expected, answer)
-    return float(judge.equal(expected, answer).equal if decided is None else decided)
+    expected, found = plain(truth), plain(answer)
+    decided = compare_plainly(expected, found)
+    return float(judge.equal(expected, found).equal if decided is None else decided)
 
 
 def score_substring(response: str, truth: str, judge: Judge) -> float:

@@ -1,29 +1,34 @@
-"""The process in which a reward's algebra runs: one JSON object a line in, one out. Started by judge.py only."""
+"""The processes in which a reward's algebra runs. Started by process.py only.
+
+The first process imports the algebra system, which takes seconds, and computes nothing after that, so it can always
+act. It forks an evaluator, which reads requests and writes replies, one JSON object a line. When an evaluator dies, or
+SIGUSR1 says that its time is over, the first process replaces it, which takes milliseconds.
+
+Replies: {"ready": true} from each new evaluator, {"equal": bool} for a request, {"killed": true} for SIGUSR1.
+"""
 
 import ctypes
 import json
 import logging
 import os
 import resource
+import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 _MEMORY_LIMIT_BYTES = 4 * 1024**3
 _PR_SET_PDEATHSIG = 1
+_PARENT_CHECK_S = 1.0
+_REQUESTS = 0
+_HANDLED = {signal.SIGCHLD, signal.SIGUSR1}
+
+Comparison = Callable[[str, str], bool]
 
 
-def _die_with_parent() -> None:
-    """Has the kernel kill this process when its parent ends, even in the middle of a computation."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _limit_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_LIMIT_BYTES, _MEMORY_LIMIT_BYTES))
-
-
-def _load_comparison() -> Callable[[str, str], bool]:
-    """Imports math-verify; its own time limits are off, because the parent kills this process instead."""
+def _load_comparison() -> Comparison:
+    """Imports math-verify; its own time limits are off, because an evaluator is killed instead."""
     logging.disable(logging.WARNING)
     from math_verify import parse, verify
 
@@ -32,27 +37,90 @@ def _load_comparison() -> Callable[[str, str], bool]:
         parsed_answer = parse(f"\\boxed{{{answer}}}", parsing_timeout=None)
         return bool(verify(parsed_truth, parsed_answer, timeout_seconds=None))
 
+    # The parser builds its tables at first use.
+    equal(r"\frac{1}{2}", r"\{0.5\}")
     return equal
 
 
-def main() -> None:
-    """Answers comparisons until standard input ends."""
-    # Ctrl-C in a terminal reaches the whole group; the parent decides when this process ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
-    _limit_memory()
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    # Whatever the algebra system prints must not be taken for a reply.
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    equal = _load_comparison()
-    print(json.dumps({"ready": True}), file=replies)
-    for line in sys.stdin:
-        request = json.loads(line)
+def _requests() -> Iterator[dict[str, Any]]:
+    """Yields requests until the input ends; reads no further than the line that is asked for."""
+    pending = b""
+    while chunk := os.read(_REQUESTS, 1 << 16):
+        pending += chunk
+        if pending.endswith(b"\n"):
+            yield json.loads(pending)
+            pending = b""
+
+
+def _reply(replies: int, **content: bool) -> None:
+    # One write of a short line: a process that is killed leaves a whole line or none.
+    os.write(replies, json.dumps(content).encode() + b"\n")
+
+
+def _evaluate(equal: Comparison, replies: int) -> NoReturn:
+    """An evaluator's life: answers requests until the input ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_LIMIT_BYTES, _MEMORY_LIMIT_BYTES))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+    _reply(replies, ready=True)
+    for request in _requests():
         try:
             verdict = equal(request["truth"], request["answer"])
         except Exception:  # any failure of the parser means: this is not the right answer
             verdict = False
-        print(json.dumps({"equal": verdict}), file=replies)
+        _reply(replies, equal=verdict)
+    os._exit(0)
+
+
+def _fork_evaluator(equal: Comparison, replies: int) -> int:
+    """Returns the process number of a new evaluator."""
+    evaluator = os.fork()
+    if evaluator == 0:
+        try:
+            _evaluate(equal, replies)
+        finally:
+            os._exit(1)
+    return evaluator
+
+
+def _discard_input() -> None:
+    """Drops what the last evaluator has not read of its request."""
+    while select.select([_REQUESTS], [], [], 0)[0] and os.read(_REQUESTS, 1 << 16):
+        pass
+
+
+def _end(evaluator: int) -> None:
+    os.kill(evaluator, signal.SIGKILL)
+    os.waitpid(evaluator, 0)
+
+
+def main() -> None:
+    """Keeps an evaluator alive until standard input ends or the parent does."""
+    # Ctrl-C in a terminal reaches the whole group; the parent decides when this process ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    parent, replies = os.getppid(), os.dup(sys.stdout.fileno())
+    # Whatever the algebra system prints must not be taken for a reply.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    equal = _load_comparison()
+    evaluator = _fork_evaluator(equal, replies)
+    # Not PR_SET_PDEATHSIG: that is sent when the thread ends which started this process.
+    while os.getppid() == parent:
+        event = signal.sigtimedwait(_HANDLED, _PARENT_CHECK_S)
+        if event is None:
+            continue
+        if event.si_signo == signal.SIGUSR1:
+            _end(evaluator)
+            _discard_input()
+            _reply(replies, killed=True)
+        else:
+            ended, status = os.waitpid(evaluator, os.WNOHANG)
+            if not ended:  # the signal was about one that _end has waited for
+                continue
+            if status == 0:  # the input has ended
+                return
+        evaluator = _fork_evaluator(equal, replies)
+    _end(evaluator)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@ custom_reward_function.path=verl_patches/utils/reward/rule_reward.py
 custom_reward_function.name=compute_score
 +custom_reward_function.reward_kwargs.rule=boxed
 +custom_reward_function.reward_kwargs.time_limit_s=5
+
+verl executes this file when it builds its reward managers, before any model: the algebra's process imports its library
+while the models are built, and the first sample does not wait for it.
 """
 
 from functools import cache
@@ -11,13 +14,14 @@ from typing import Any
 
 from verl_patches.features.reward import score
 from verl_patches.features.reward.judge import Judge
+from verl_patches.features.reward.process import shared_process
+
+shared_process().prepare()
 
 
 @cache
 def _judge(time_limit_s: float) -> Judge:
-    judge = Judge(time_limit_s)
-    judge.prepare()
-    return judge
+    return Judge(time_limit_s)
 
 
 def compute_score(
