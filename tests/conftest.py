@@ -1,4 +1,4 @@
-"""The order of the tests, and emulated dies of their own."""
+"""The order of the tests, which of them run only when they are asked for, and emulated dies of their own."""
 
 import os
 from pathlib import Path
@@ -11,6 +11,15 @@ os.environ["NPU_EMULATOR_NODE"] = f"tests-{os.getpid()}"
 EMULATOR = Path(__file__).parent / "npu_emulator"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--exhaustive", action="store_true", help="run the tests that take many minutes too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the emulator's own tests first: others import Megatron, and with it hand torch.cuda over to the NPU."""
     items.sort(key=lambda item: not item.path.is_relative_to(EMULATOR))
+    if not config.getoption("exhaustive"):
+        skipped = pytest.mark.skip(reason="takes many minutes; --exhaustive runs it")
+        for item in items:
+            if item.get_closest_marker("exhaustive"):
+                item.add_marker(skipped)

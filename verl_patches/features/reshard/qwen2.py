@@ -1,7 +1,7 @@
 """The Qwen2.5 layout tables: HuggingFace files, Megatron (dense, with bias on q, k and v), vLLM-Ascend 0.9.1 rollout.
 
 Canonical names and shapes are those of transformers' Qwen2ForCausalLM; every linear weight is [out, in]. Megatron's
-names are those of its own layers without Transformer Engine, which is also what MindSpeed builds.
+names are those of its transformer_engine spec, where a norm belongs to the projection after it: verl knows no others.
 """
 
 from collections.abc import Mapping
@@ -122,14 +122,15 @@ def megatron(shape: Qwen2Shape, placement: TrainPlacement, rank: int) -> list[Pi
 
 def _megatron_layer(shape: Qwen2Shape, layer: int, local: str, tp: int, tp_rank: int) -> list[Piece]:
     canonical = f"model.layers.{layer}."
-    dims = (shape.hidden,)
+    hidden = whole_box((shape.hidden,))
+    qkv, fc1 = f"{local}self_attention.linear_qkv.", f"{local}mlp.linear_fc1."
     down, width = f"{canonical}mlp.down_proj.weight", shape.intermediate
     return [
-        Piece(f"{canonical}input_layernorm.weight", whole_box(dims), f"{local}input_layernorm.weight"),
-        Piece(f"{canonical}post_attention_layernorm.weight", whole_box(dims), f"{local}pre_mlp_layernorm.weight"),
-        *_grouped_qkv(shape, f"{canonical}self_attn.", f"{local}self_attention.linear_qkv.", tp, tp_rank),
+        Piece(f"{canonical}input_layernorm.weight", hidden, f"{qkv}layer_norm_weight"),
+        Piece(f"{canonical}post_attention_layernorm.weight", hidden, f"{fc1}layer_norm_weight"),
+        *_grouped_qkv(shape, f"{canonical}self_attn.", qkv, tp, tp_rank),
         _output_projection(shape, canonical, f"{local}self_attention.linear_proj.weight", tp, tp_rank),
-        *gate_up_pieces(f"{canonical}mlp.", f"{local}mlp.linear_fc1.weight", shape.hidden, width, tp, tp_rank),
+        *gate_up_pieces(f"{canonical}mlp.", f"{fc1}weight", shape.hidden, width, tp, tp_rank),
         cut_piece(down, (shape.hidden, width), f"{local}mlp.linear_fc2.weight", 1, tp, tp_rank),
     ]
 

@@ -56,8 +56,8 @@ def megatron_layer(full: State, shape: Qwen2Shape, layer: str, tp: int, tp_rank:
         fused[f"self_attention.linear_qkv.{kind}"] = chunk(whole, tp, tp_rank)
     gate_up = [chunk(full[f"{layer}mlp.{name}_proj.weight"], tp, tp_rank) for name in ("gate", "up")]
     return fused | {
-        "input_layernorm.weight": full[f"{layer}input_layernorm.weight"],
-        "pre_mlp_layernorm.weight": full[f"{layer}post_attention_layernorm.weight"],
+        "self_attention.linear_qkv.layer_norm_weight": full[f"{layer}input_layernorm.weight"],
+        "mlp.linear_fc1.layer_norm_weight": full[f"{layer}post_attention_layernorm.weight"],
         "self_attention.linear_proj.weight": chunk(full[f"{layer}self_attn.o_proj.weight"], tp, tp_rank, 1),
         "mlp.linear_fc1.weight": torch.cat(gate_up),
         "mlp.linear_fc2.weight": chunk(full[f"{layer}mlp.down_proj.weight"], tp, tp_rank, 1),
