@@ -4,12 +4,14 @@ Packing reads through the layout's view and scattering writes through it, so a t
 declared change of type costs no pass of its own and touches only what travels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from verl_patches.features.reshard.failure import Attempt, ReshardError, RollCall
 from verl_patches.features.reshard.layout import Piece
 from verl_patches.features.reshard.schedule import Chunk, Direction, Round
 
@@ -48,50 +50,112 @@ class Staging:
 
 
 def pack(side: Side, direction: Direction, buffer: torch.Tensor) -> None:
-    """Copy what the round sends from live tensors into the staging buffer, in the order and type of the wire."""
+    """Copy what the round sends from live tensors into the staging buffer, in the order and type of the wire.
+
+    Raises TransferError, which names the weight and the peer.
+    """
     for chunk in direction.chunks:
-        source = side.region(chunk)
-        side.staged(buffer, chunk, source.shape).copy_(source)
+        try:
+            source = side.region(chunk)
+            side.staged(buffer, chunk, source.shape).copy_(source)
+        except Exception as error:
+            raise TransferError(side, direction, chunk, "packing", "for") from error
 
 
 def scatter(side: Side, direction: Direction, buffer: torch.Tensor) -> None:
-    """Copy what the round received from the staging buffer into live tensors."""
-    for chunk in direction.chunks:
-        target = side.region(chunk)
-        target.copy_(side.staged(buffer, chunk, target.shape))
+    """Copy what the round received from the staging buffer into live tensors.
 
-
-def exchange(
-    rounds: Sequence[Round], source: Side, target: Side, group: dist.ProcessGroup, slots: int, device: torch.device
-) -> int:
-    """Run all rounds and return the bytes of staging memory that were held.
-
-    slots: 1 runs the rounds one after the other; 2 packs a round while the round before it travels.
+    Raises TransferError, which names the weight and the peer.
     """
-    staging = Staging(rounds, slots, device)
-    flying: tuple[int, dist.Work] | None = None
-    for number, step in enumerate(rounds):
-        slot = number % slots
-        pack(source, step.send, staging.send[slot])
-        work = dist.all_to_all_single(
+    for chunk in direction.chunks:
+        try:
+            target = side.region(chunk)
+            target.copy_(side.staged(buffer, chunk, target.shape))
+        except Exception as error:
+            raise TransferError(side, direction, chunk, "writing", "from") from error
+
+
+class TransferError(RuntimeError):
+    """One chunk could not be packed or written. The text names weight, peer and cause, which is `__cause__`."""
+
+    def __init__(self, side: Side, direction: Direction, chunk: Chunk, doing: str, toward: str) -> None:
+        super().__init__(doing, side.pieces[chunk.piece].canonical, f"{toward} rank {direction.peer(chunk)}")
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.args)}: {self.__cause__!r}"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """All rounds of one leg of a plan on this rank.
+
+    leg: what to call it in an error. slots: 1 runs the rounds one after the other; 2 packs a round while the round
+    before it travels.
+    """
+
+    leg: str
+    rounds: Sequence[Round]
+    source: Side
+    target: Side
+    group: dist.ProcessGroup
+    slots: int
+    device: torch.device
+
+    def run(self, attempt: Attempt, roll_call: RollCall) -> int:
+        """Run all rounds and return the bytes of staging memory that were held.
+
+        A failure of this rank is left in `attempt`. Raises ReshardError when a round's collective fails.
+        """
+        staging = Staging(self.rounds, self.slots, self.device)
+        flying: tuple[int, dist.Work] | None = None
+        for number in range(len(self.rounds)):
+            with self._naming_the_missing(number, roll_call):
+                work = self._launch(number, attempt, staging)
+            if self.slots == 1:
+                self._land(number, work, attempt, roll_call, staging)
+            elif flying is not None:
+                self._land(*flying, attempt, roll_call, staging)
+            flying = number, work
+        if flying is not None and self.slots > 1:
+            self._land(*flying, attempt, roll_call, staging)
+        return staging.bytes
+
+    def _launch(self, number: int, attempt: Attempt, staging: Staging) -> dist.Work:
+        slot, step = number % self.slots, self.rounds[number]
+        attempt.step(self._where(number), pack, self.source, step.send, staging.send[slot])
+        return dist.all_to_all_single(
             staging.receive[slot][: step.receive.size],
             staging.send[slot][: step.send.size],
             list(step.receive.splits),
             list(step.send.splits),
-            group=group,
+            group=self.group,
             async_op=True,
         )
-        if slots == 1:
-            _land(target, step, work, staging.receive[slot])
-        else:
-            if flying is not None:
-                _land(target, rounds[flying[0]], flying[1], staging.receive[flying[0] % slots])
-            flying = number, work
-    if flying is not None:
-        _land(target, rounds[flying[0]], flying[1], staging.receive[flying[0] % slots])
-    return staging.bytes
 
+    def _land(self, number: int, work: dist.Work, attempt: Attempt, roll_call: RollCall, staging: Staging) -> None:
+        with self._naming_the_missing(number, roll_call):
+            work.wait()
+        received = self.rounds[number].receive
+        attempt.step(self._where(number), scatter, self.target, received, staging.receive[number % self.slots])
 
-def _land(target: Side, step: Round, work: dist.Work, buffer: torch.Tensor) -> None:
-    work.wait()
-    scatter(target, step.receive, buffer)
+    def _where(self, number: int) -> str:
+        return f"in round {number + 1} of {len(self.rounds)} of the {self.leg}, "
+
+    @contextmanager
+    def _naming_the_missing(self, number: int, roll_call: RollCall) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            missing = roll_call.missing()
+            waited = "; ".join(f"rank {rank} for {self._awaited(number, rank)}" for rank in missing)
+            raise ReshardError(
+                f"reshard: rank {dist.get_rank(self.group)} waited {self._where(number)}for "
+                f"{waited or 'a collective in which every rank took part'}: {error}"
+            ) from error
+
+    def _awaited(self, number: int, peer: int) -> str:
+        """What this round brings from `peer`, by the first weight."""
+        receive = self.rounds[number].receive
+        names = {self.target.pieces[c.piece].canonical: None for c in receive.chunks if receive.peer(c) == peer}
+        first = next(iter(names), "nothing of its own, only its part in the round")
+        return first + (f" and {len(names) - 1} more weights" if len(names) > 1 else "")

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from verl_patches.features.reshard.agreement import Types, agree_on_plan, agree_on_types
-from verl_patches.features.reshard.exchange import Side, Tensors, exchange
+from verl_patches.features.reshard.exchange import Exchange, Side, Tensors
+from verl_patches.features.reshard.failure import Attempt, ReshardError, RollCall, agree_on_success
 from verl_patches.features.reshard.layout import (
     EXPERT_MARK,
     PADDING,
@@ -21,9 +22,12 @@ from verl_patches.features.reshard.layout import (
 )
 from verl_patches.features.reshard.model_tensors import rollout_tensors, train_tensors
 from verl_patches.features.reshard.plan import LayoutError, Layouts, Plan, make_plan
-from verl_patches.features.reshard.schedule import Round, round_count, schedule
+from verl_patches.features.reshard.schedule import round_count, schedule
 from verl_patches.features.reshard.tables import table_for
 from verl_patches.features.reshard.verification import differing_tensors
+
+ROLL_CALL_SECONDS = 10.0
+"""How long a rank waits for a sign of life of the others after a collective has failed."""
 
 PLANNING_COLLECTIVES = 3
 """Object collectives of the first run: tensor types, whether every rank can go on, and the digest of the plan."""
@@ -31,7 +35,9 @@ PLANNING_COLLECTIVES = 3
 
 @dataclass(frozen=True)
 class ReshardReport:
-    """What one run moved on this rank. Bytes are payload; `collectives` counts every collective of the run.
+    """What one run moved on this rank. Bytes are payload.
+
+    collectives: every collective of the run: one for each round, and one in which all agree that they succeeded.
 
     bytes_copied: moved inside the rank. staging_bytes: largest staging memory. plan_seconds: 0 once the plan is cached.
     """
@@ -64,11 +70,11 @@ class _Prepared:
 
     source: Side
     target: Side
-    rounds: list[Round]
-    relay_rounds: list[Round]
+    exchanges: list[Exchange]
     copies: list[LocalCopy]
     padding: list[Piece]
     device: torch.device
+    digest: str
     sent: int
     received: int
     copied: int
@@ -108,35 +114,34 @@ class Resharder:
         self._group, self._bucket_bytes, self._castable = group, bucket_bytes, castable
         self._slots, self._ranks_per_node = 2 if overlap else 1, ranks_per_node
         self._prepared: _Prepared | None = None
+        self._runs = 0
 
     def run(self) -> ReshardReport:
         """Move the weights. Every rank of the group must call it; the first call also plans.
 
-        Raises LayoutError on every rank when models, layouts or types do not fit each other.
+        Raises LayoutError on every rank when models, layouts or types do not fit each other, and ReshardError on every
+        rank when one of them fails, dies or does not come; then some rollout weights are old and some new.
         """
         begin = time.perf_counter()
         cold = self._prepared is None
         prepared = self._prepared = self._prepared or self._prepare()
         planned = time.perf_counter()
+        self._runs += 1
+        attempt = Attempt()
+        roll_call = RollCall(self._group, f"reshard {prepared.digest} {self._runs}", ROLL_CALL_SECONDS)
         with torch.no_grad():
-            for piece in prepared.padding:
-                piece.locate(prepared.target.tensors).zero_()
-            copy_local(prepared.copies, prepared.source, prepared.target)
-            staging = [
-                exchange(rounds, source, prepared.target, self._group, self._slots, prepared.device)
-                for rounds, source in (
-                    (prepared.rounds, prepared.source),
-                    (prepared.relay_rounds, prepared.target),
-                )
-            ]
-        rounds = len(prepared.rounds) + len(prepared.relay_rounds)
+            attempt.step("before the first round, ", clear_padding, prepared.padding, prepared.target)
+            attempt.step("before the first round, ", copy_local, prepared.copies, prepared.source, prepared.target)
+            staging = [exchange.run(attempt, roll_call) for exchange in prepared.exchanges]
+        self._agree(attempt, roll_call, prepared.device)
+        rounds = sum(len(exchange.rounds) for exchange in prepared.exchanges)
         objects = PLANNING_COLLECTIVES if cold else 0
         return ReshardReport(
             bytes_sent=prepared.sent,
             bytes_received=prepared.received,
             bytes_copied=prepared.copied,
             expert_bytes_received=prepared.expert_received,
-            collectives=rounds + objects,
+            collectives=rounds + 1 + objects,
             object_collectives=objects,
             rounds=rounds,
             staging_bytes=max(staging),
@@ -155,6 +160,16 @@ class Resharder:
                 prepared.source, prepared.target, self._train_layouts, self._group, self._bucket_bytes, prepared.device
             )
 
+    def _agree(self, attempt: Attempt, roll_call: RollCall, device: torch.device) -> None:
+        try:
+            agree_on_success(attempt, self._group, device)
+        except ReshardError:
+            raise
+        except Exception as error:
+            raise ReshardError(
+                f"reshard: ranks {roll_call.missing()} did not say after the last round whether they succeeded: {error}"
+            ) from error
+
     def _prepare(self) -> _Prepared:
         rank = dist.get_rank(self._group)
         train, rollout = self._train_layouts[rank], self._rollout_layouts[rank]
@@ -168,14 +183,22 @@ class Resharder:
         agree_on_plan(f"{plan.digest} {counts}", self._group)
         origins = piece_origins(train), piece_origins(rollout)
         traffic = plan.remote.between(world_size) + plan.relay.between(world_size)
+        source = Side(self._train_tensors, train, wire_types)
+        target = Side(self._rollout_tensors, rollout, wire_types)
+        direct = schedule(plan.remote, world_size, rank, counts[0], origins)
+        relayed = schedule(plan.relay, world_size, rank, counts[1], (origins[1], origins[1]))
+        device = next(iter(self._rollout_tensors.values())).device
         return _Prepared(
-            source=Side(self._train_tensors, train, wire_types),
-            target=Side(self._rollout_tensors, rollout, wire_types),
-            rounds=schedule(plan.remote, world_size, rank, counts[0], origins),
-            relay_rounds=schedule(plan.relay, world_size, rank, counts[1], (origins[1], origins[1])),
+            source=source,
+            target=target,
+            exchanges=[
+                Exchange("leg from training weights", direct, source, target, self._group, self._slots, device),
+                Exchange("relay inside nodes", relayed, target, target, self._group, self._slots, device),
+            ],
             copies=local_copies(plan, rank, train, rollout),
             padding=[piece for piece in rollout if piece.canonical == PADDING],
-            device=next(iter(self._rollout_tensors.values())).device,
+            device=device,
+            digest=plan.digest[:16],
             sent=int(traffic[rank].sum()),
             received=int(traffic[:, rank].sum()),
             copied=int(plan.local.bytes[plan.local.target == rank].sum()),
@@ -206,6 +229,12 @@ def local_copies(plan: Plan, rank: int, train: Sequence[Piece], rollout: Sequenc
         region = ((box[0], box[1]), (box[2], box[3]))[: len(source.box)]
         copies.append(LocalCopy(source, target, _inside(region, source), _inside(region, target)))
     return copies
+
+
+def clear_padding(padding: Iterable[Piece], target: Side) -> None:
+    """Memory that belongs to no HuggingFace tensor is zero."""
+    for piece in padding:
+        piece.locate(target.tensors).zero_()
 
 
 def copy_local(copies: Iterable[LocalCopy], source: Side, target: Side) -> None:

@@ -4,7 +4,9 @@ Each pair of ranks has one stream of bytes, the concatenation of its transfers. 
 parts of every stream, cut at rows. So R is as small as the busiest rank allows, and both ends cut alike by themselves.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -38,6 +40,10 @@ class Direction:
     @property
     def size(self) -> int:
         return sum(self.splits)
+
+    def peer(self, chunk: Chunk) -> int:
+        """The rank that a chunk goes to or comes from."""
+        return bisect_right(list(accumulate(self.splits)), chunk.start)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,13 @@ _MANAGER = "verl.workers.sharding_manager.megatron_vllm:MegatronVLLMShardingMana
 def enter(upstream, self):
     from verl_patches.features import settings
     from verl_patches.features.measure.step_record import current_record
+    from verl_patches.features.reshard.generation import process_generation
     from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
     from verl_patches.features.residency.phases import process_residency
 
     residency = process_residency()
     residency.enter("reshard")
-    with current_record().timed("reshard"):
+    with process_generation().writing(), current_record().timed("reshard"):
         if settings.current().reshard.enabled:
             _run_plan(self)
         else:

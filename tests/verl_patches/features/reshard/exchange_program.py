@@ -115,7 +115,7 @@ def check_many_layouts(count: int) -> int:
         case.assert_exact()
         assert addresses == {name: value.data_ptr() for name, value in case.target.items()}
         assert (again.object_collectives, again.plan_seconds) == (0, 0.0)
-        assert again.collectives == again.rounds == first.rounds
+        assert again.collectives == again.rounds + 1 == first.rounds + 1
     return count
 
 
@@ -172,14 +172,17 @@ def check_verify_finds_one_flipped_byte() -> list[str]:
 
 
 def check_steady_state_costs() -> dict[str, int]:
-    """Counted by the device: one kind of collective; each byte is copied where it leaves and where it lands."""
+    """Counted by the device: rounds, and one integer on whose sum all agree; each byte is copied where it leaves and
+    where it lands, an expert's too."""
     case = Case(5, torch.bfloat16, 20_000)
     case.resharder.run()
     with meters.phase("steady"):
         report = case.resharder.run()
     counted = meters.snapshot()["phases"]["steady"]
-    assert set(counted["collectives"]) == {"all_to_all"}
-    assert counted["collectives"]["all_to_all"][str(WORLD)]["count"] == report.collectives == report.rounds > 1
+    assert set(counted["collectives"]) == {"all_to_all", "all_reduce"}
+    assert counted["collectives"]["all_to_all"][str(WORLD)]["count"] == report.rounds > 1
+    assert counted["collectives"]["all_reduce"][str(WORLD)] == {"count": 1, "bytes": 4}
+    assert report.collectives == report.rounds + 1
     moved = report.bytes_sent + report.bytes_received + report.bytes_copied
     assert counted["copies"]["device_to_device"]["bytes"] == moved
     return {

@@ -101,6 +101,7 @@ def build_rollout(model: Model, placement: RolloutPlacement, rank: int) -> tuple
         skip_tokenizer_init=True,
         enforce_eager=True,
         max_model_len=64,
+        swap_space=0,
         dtype="bfloat16",
         tensor_parallel_size=placement.tp,
         distributed_executor_backend="external_launcher",

@@ -1,4 +1,4 @@
-"""verl's rollout draws new samples at every step and on every engine."""
+"""verl's rollout draws new samples at every step and on every engine, and only with complete weights."""
 
 from overlay import wrap
 from verl_patches.features.compatibility import ROLLOUT_SEED
@@ -25,3 +25,18 @@ def init(upstream, self, model_path, config, tokenizer, model_hf_config, **optio
     upstream(self, model_path, seeded, tokenizer, model_hf_config, **options)
     self.config = config
     self.sampling_params.seed = None
+
+
+@wrap(
+    "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout.generate_sequences",
+    feature="reshard",
+    evidence="executed",
+    why="after a reshard that failed half-way some weights are new and some old, and verl samples from the mixture",
+    upstream="not forwarded: part of this project's features",
+    remove_when="verl refuses to generate after a failed weight transfer",
+)
+def generate_sequences(upstream, self, prompts, **options):
+    from verl_patches.features.reshard.generation import process_generation
+
+    process_generation().require_whole()
+    return upstream(self, prompts, **options)

@@ -1,0 +1,95 @@
+"""Four ranks of which one fails in a reshard, in the way that `way.txt` in the folder says.
+
+`main(folder)` writes what each surviving rank was told to `<rank>.json`.
+"""
+
+import datetime
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+
+from tests.verl_patches.features.reshard.exchange_program import Case
+from verl_patches.features.reshard import exchange, resharder
+from verl_patches.features.reshard.failure import ReshardError
+from verl_patches.features.reshard.generation import WeightsGeneration, WeightsNotWholeError
+
+SEED, BUCKET = 5, 20_000
+CULPRIT = 2
+TIMEOUT = 8.0
+
+
+def at_second_pack(act: Callable[[exchange.Side, exchange.Direction], None]) -> Callable:
+    """`pack`, which runs `act` in its second round."""
+    upstream, calls = exchange.pack, []
+
+    def packing(side: exchange.Side, direction: exchange.Direction, buffer: torch.Tensor) -> None:
+        calls.append(direction)
+        if len(calls) == 2:
+            act(side, direction)
+        upstream(side, direction, buffer)
+
+    return packing
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lose_a_weight(side: exchange.Side, direction: exchange.Direction) -> None:
+    """As if training had replaced a weight by one of another shape: packing it raises."""
+    local = side.pieces[direction.chunks[0].piece].local
+    side.tensors[local] = torch.zeros(1, device="npu")
+
+
+def told(action: Callable[[], object]) -> dict:
+    start = time.monotonic()
+    try:
+        action()
+    except (ReshardError, WeightsNotWholeError) as error:
+        return {"type": type(error).__name__, "text": str(error), "seconds": time.monotonic() - start}
+    return {"type": None, "text": "", "seconds": time.monotonic() - start}
+
+
+def run(case: Case, generation: WeightsGeneration) -> None:
+    with generation.writing():
+        case.resharder.run()
+
+
+def main(folder: Path) -> None:
+    rank, way = int(os.environ["RANK"]), (folder / "way.txt").read_text()
+    if rank == CULPRIT and (child := os.fork()):
+        os.waitpid(child, 0)  # so that the harness does not see a rank killed, and end the others before they notice
+        return
+    torch.npu.set_device(rank)
+    dist.init_process_group("cpu:gloo,npu:hccl", timeout=datetime.timedelta(seconds=TIMEOUT))
+    resharder.ROLL_CALL_SECONDS = 2.0
+    case, generation = Case(SEED, torch.bfloat16, BUCKET), WeightsGeneration()
+    run(case, generation)
+    case.assert_exact()
+    found = {"before": told(generation.require_whole)}
+    kept, pack = dict(case.source), exchange.pack
+    if rank == CULPRIT:
+        if way == "does not come":
+            time.sleep(TIMEOUT * 2)
+            os._exit(0)
+        if way != "nothing":
+            exchange.pack = at_second_pack(die if way == "dies" else lose_a_weight)
+    found["reshard"] = told(lambda: run(case, generation))
+    found["generate"] = told(generation.require_whole)
+    if way in ("nothing", "raises"):
+        exchange.pack = pack
+        case.source.update(kept)
+        run(case, generation)
+        case.assert_exact()
+        found["after"] = told(generation.require_whole)
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    if way not in ("nothing", "raises") and rank == 0:
+        time.sleep(5)  # it keeps the store, which the others may still ask
+    os._exit(0)

@@ -1,0 +1,60 @@
+"""A rank that fails in a reshard: the others raise in time and know where, and nobody generates from a mixture."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import run_ranks
+from tests.verl_patches.features.reshard.failing_rank_program import CULPRIT, TIMEOUT
+
+pytestmark = pytest.mark.slow
+WORLD = 4
+SURVIVORS = [rank for rank in range(WORLD) if rank != CULPRIT]
+
+
+def outcome(folder: Path, way: str) -> dict[int, dict]:
+    """What each surviving rank was told."""
+    (folder / "way.txt").write_text(way)
+    run_ranks("tests.verl_patches.features.reshard.failing_rank_program", WORLD, folder, timeout=120)
+    return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in SURVIVORS}
+
+
+def assert_refused(told: dict) -> None:
+    assert told["before"]["type"] is None
+    assert told["reshard"]["type"] == "ReshardError"
+    assert told["generate"]["type"] == "WeightsNotWholeError"
+    assert "set 2 is not complete (the last complete one was 1)" in told["generate"]["text"]
+
+
+def test_nothing_fails_without_a_fault(tmp_path: Path) -> None:
+    for told in outcome(tmp_path, "nothing").values():
+        assert [told[what]["type"] for what in ("before", "reshard", "generate", "after")] == [None] * 4
+
+
+def test_a_rank_that_raises_is_quoted_by_all_and_the_next_reshard_succeeds(tmp_path: Path) -> None:
+    found = outcome(tmp_path, "raises")
+    found[CULPRIT] = json.loads((tmp_path / f"{CULPRIT}.json").read_text())
+    texts = {told["reshard"]["text"] for told in found.values()}
+    assert len(texts) == 1
+    place = (
+        rf"rank {CULPRIT} failed in round 2 of \d+ of the leg from training weights, packing model\.\S+ for rank \d: "
+    )
+    assert re.search(place, texts.pop())
+    for told in found.values():
+        assert_refused(told)
+        assert told["reshard"]["seconds"] < TIMEOUT / 2
+        assert told["after"]["type"] is None
+
+
+@pytest.mark.parametrize(("way", "number"), [("dies", 2), ("does not come", 1)])
+def test_a_rank_that_is_gone_is_named(tmp_path: Path, way: str, number: int) -> None:
+    for rank, told in outcome(tmp_path, way).items():
+        assert_refused(told)
+        text = told["reshard"]["text"]
+        place = (
+            rf"rank {rank} waited in round {number} of \d+ of the leg from training weights, for rank {CULPRIT} for "
+        )
+        assert re.search(place + r"(model\.\S+|lm_head\.weight|nothing of its own)", text), text
+        assert told["reshard"]["seconds"] < TIMEOUT + 6

@@ -1,0 +1,74 @@
+"""When a rank fails in a reshard: every rank raises, and says in which round, with which peer, at which weight."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class ReshardError(RuntimeError):
+    """A reshard did not finish. The rollout weights are a mixture until one does."""
+
+
+class Attempt:
+    """One run on this rank. After its first failure it writes and reads no weights any more, but goes on taking part
+    in the collectives, so that nobody waits for it and all learn of the failure when they agree at the end."""
+
+    def __init__(self) -> None:
+        self.failure = ""
+
+    def step(self, where: str, action: Callable[..., Any], *arguments: Any) -> None:
+        """Run `action` unless this attempt has failed; its exception becomes the failure of the attempt."""
+        if self.failure:
+            return
+        try:
+            action(*arguments)
+        except Exception as error:
+            self.failure = f"{where}{error}"
+
+
+@dataclass(frozen=True)
+class RollCall:
+    """Finds out who is missing after a collective has failed, by the process group's store and without collectives.
+
+    name: the same on all ranks and used for one run only. seconds: how long the others are waited for.
+    """
+
+    group: dist.ProcessGroup
+    name: str
+    seconds: float
+
+    def missing(self) -> list[int]:
+        """The ranks of the group that do not answer. Rank 0 of the world keeps the store: without it, it is named."""
+        ranks = range(dist.get_world_size(self.group))
+        try:
+            store = dist.PrefixStore(self.name, dist.distributed_c10d._get_default_store())
+            store.set(str(dist.get_rank(self.group)), "here")
+            return [rank for rank in ranks if not self._answers(store, rank)]
+        except RuntimeError:  # the store's connection is lost
+            return [rank for rank in ranks if dist.get_global_rank(self.group, rank) == 0]
+
+    def _answers(self, store: dist.Store, rank: int) -> bool:
+        try:
+            store.wait([str(rank)], timedelta(seconds=self.seconds))
+        except dist.DistStoreError:
+            return False
+        return True
+
+
+def agree_on_success(attempt: Attempt, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Raise ReshardError on every rank when the attempt of some rank failed.
+
+    One all-reduce of one integer; only when a rank failed, also an object collective with what it has to say.
+    """
+    failed = torch.tensor([bool(attempt.failure)], dtype=torch.int32, device=device)
+    dist.all_reduce(failed, dist.ReduceOp.MAX, group=group)
+    if not int(failed):
+        return
+    failures: list[str] = [""] * dist.get_world_size(group)
+    dist.all_gather_object(failures, attempt.failure, group=group)
+    texts = [f"rank {rank} failed {text}" for rank, text in enumerate(failures) if text]
+    raise ReshardError(f"reshard: {texts[0]}" + (f" (and {len(texts) - 1} other ranks)" if len(texts) > 1 else ""))
