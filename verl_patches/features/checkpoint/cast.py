@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from verl_patches.features.checkpoint.conversion import Conversion
-from verl_patches.features.checkpoint.huggingface import CONFIG_NAME, HuggingfaceFolder, check_tensors, open_huggingface
+from verl_patches.features.checkpoint.huggingface import CONFIG_NAME, check_tensors, open_huggingface
 from verl_patches.features.checkpoint.manifest import MANIFEST_NAME
 from verl_patches.features.checkpoint.outputs import CopiedFile, OutputFile, SafetensorsFile, TextFile
 from verl_patches.features.checkpoint.records import Record
@@ -29,16 +29,18 @@ def cast_conversion(source: Path, output: Path, checksums: dict[str, str]) -> Co
         for file, names in folder.files.items()
         if names
     ]
+    carried = carried_files(source)
+    copies = [CopiedFile(path.name, path) for path in carried]
     index = index_text([file for file in files if isinstance(file, SafetensorsFile)])
     config = {key: value for key, value in folder.config.items() if key != "quantization_config"}
     config["torch_dtype"] = "bfloat16"
     return Conversion(
         source_folder=source,
-        source_files=[*folder.files, *carried_files(folder)],
+        source_files=[*folder.files, *carried],
         source=tensors,
         output=output,
         arguments={"tool": "fp8_cast_bf16"},
-        files=[*files, *copies(folder), TextFile(CONFIG_NAME, json.dumps(config, indent=2) + "\n")],
+        files=[*files, *copies, TextFile(CONFIG_NAME, json.dumps(config, indent=2) + "\n")],
         marker=TextFile(INDEX_NAME, index),
         checksums=checksums,
     )
@@ -58,19 +60,14 @@ def index_text(files: list[SafetensorsFile]) -> str:
     return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1) + "\n"
 
 
-def carried_files(folder: HuggingfaceFolder) -> list[Path]:
+def carried_files(folder: Path) -> list[Path]:
     """Tokenizer, generation settings, model code: everything in the folder itself that is not weights."""
     replaced = (CONFIG_NAME, INDEX_NAME, MANIFEST_NAME)
     return sorted(
         path
-        for path in folder.path.iterdir()
+        for path in folder.iterdir()
         if path.is_file()
         and path.name not in replaced
         and path.suffix not in _WEIGHT_FILES
         and not path.name.startswith(".")
     )
-
-
-def copies(folder: HuggingfaceFolder) -> list[CopiedFile]:
-    """The same as output files of the same names."""
-    return [CopiedFile(path.name, path) for path in carried_files(folder)]

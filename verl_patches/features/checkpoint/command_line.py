@@ -9,19 +9,29 @@ from pathlib import Path
 
 from verl_patches.features.checkpoint.checksums import read_checksums
 from verl_patches.features.checkpoint.conversion import Conversion, run
-from verl_patches.features.reshard.files import CheckpointError
 
 INTERRUPTED = 130
 
 
-def add_common_options(parser: argparse.ArgumentParser) -> None:
-    """Add --workers and --source-checksums."""
+def add_workers_option(parser: argparse.ArgumentParser) -> None:
+    """Add --workers."""
     parser.add_argument(
         "--workers",
-        type=int,
+        type=_positive,
         default=len(os.sched_getaffinity(0)),
-        help="processes that write files (default: one for each core, %(default)s)",
+        help="processes that work at the same time (default: one for each core, %(default)s)",
     )
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return int(text)
+
+
+def add_common_options(parser: argparse.ArgumentParser) -> None:
+    """Add --workers and --source-checksums."""
+    add_workers_option(parser)
     parser.add_argument(
         "--source-checksums",
         type=Path,
@@ -39,11 +49,9 @@ def run_tool(options: argparse.Namespace, plan: Callable[[argparse.Namespace], C
     """Plan and run a conversion, and return the exit status: 0 done, 2 refused, 130 interrupted."""
     begun = time.monotonic()
     try:
-        if options.workers < 1:
-            raise CheckpointError(f"--workers {options.workers}: at least one is needed")
         summary = run(plan(options), options.workers, lambda line: print(line, flush=True))
-    except (ValueError, KeyError, OSError) as error:
-        print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where it stopped", file=sys.stderr)

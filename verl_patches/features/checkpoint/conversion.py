@@ -140,14 +140,15 @@ def _remove_partial_files(folder: Path) -> None:
         path.unlink()
 
 
-def _bar(total: int, what: str) -> tqdm:
+def progress_bar(total: int, what: str) -> tqdm:
+    """Bytes done, rate and time left, on standard error."""
     return tqdm(total=total, desc=what, unit="B", unit_scale=True, unit_divisor=1024, mininterval=1, leave=True)
 
 
 def _hash_files(folder: Path, files: list[Path], workers: int, what: str) -> dict[str, Written]:
     """Size and SHA-256 of files by their name relative to the folder."""
     digests = {}
-    with _bar(sum(file.stat().st_size for file in files), what) as bar:
+    with progress_bar(sum(file.stat().st_size for file in files), what) as bar:
         for file, digest in run_tasks(hash_file, files, workers, bar):
             digests[str(file.relative_to(folder))] = digest
     return digests
@@ -234,7 +235,7 @@ def _write(conversion: Conversion, missing: list[OutputFile], manifest: Manifest
                 "again: what is finished is kept"
             ) from error
 
-    with _bar(sum(file.space for file in ordered), "writing") as bar:
+    with progress_bar(sum(file.space for file in ordered), "writing") as bar:
         for index, written in run_tasks(write_file, range(len(ordered)), workers, bar):
             manifest.files[ordered[index].path] = written
             manifest.write(conversion.output)

@@ -84,7 +84,7 @@ def open_huggingface(path: str | Path) -> HuggingfaceFolder:
     missing or truncated, a scale has no weight, or the configuration speaks of another quantisation.
     """
     folder = Path(path)
-    config = _read_json(folder / CONFIG_NAME)
+    config = read_json(folder / CONFIG_NAME)
     _check_quantisation(folder, config)
     tensors: dict[str, StoredTensor] = {}
     weight_map = _weight_map(folder)
@@ -140,7 +140,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
         if len(files) != 1:
             raise CheckpointError(f"{folder}: {len(files)} safetensors files and no {INDEX_NAME}")
         return dict.fromkeys(read_header(files[0]), files[0].name)
-    weight_map = _read_json(folder / INDEX_NAME).get("weight_map")
+    weight_map = read_json(folder / INDEX_NAME).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{folder / INDEX_NAME}: has no weight_map")
     for name, file in weight_map.items():
@@ -149,7 +149,8 @@ def _weight_map(folder: Path) -> dict[str, str]:
     return weight_map
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises CheckpointError if there is none."""
     try:
         content = json.loads(path.read_text())
     except OSError as error:

@@ -46,6 +46,9 @@ class Inert:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.content: Any = None
 
+    def __call__(self, *_: Any, **__: Any) -> "Inert":
+        return self
+
     def __setstate__(self, state: Any) -> None:
         self.content = state
 

@@ -8,32 +8,10 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, DeepseekV3ForCausalLM
 
 from scripts.fp8_cast_bf16 import parse_arguments, plan
+from tests.verl_patches.features.checkpoint.reference import dequantised, load_folder
 from tests.verl_patches.features.checkpoint.synthetic import Synthetic, small_config
-from verl_patches.features.checkpoint.command_line import run_tool
-from verl_patches.features.checkpoint.fp8 import BLOCK
+from tests.verl_patches.features.checkpoint.tools import cast
 from verl_patches.features.reshard.files import CheckpointError
-
-
-def cast(source, output, *more: str) -> int:
-    paths = ["--input-fp8-hf-path", str(source), "--output-bf16-hf-path", str(output)]
-    return run_tool(parse_arguments([*paths, "--workers", "2", *more]), plan)
-
-
-def load_folder(folder) -> dict[str, torch.Tensor]:
-    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
-
-
-def by_the_formula(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    weights = {}
-    for name, tensor in stored.items():
-        if name.endswith("_scale_inv"):
-            continue
-        scales = stored.get(f"{name}_scale_inv")
-        if scales is not None:
-            expanded = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
-            tensor = (tensor.float() * expanded[: tensor.shape[0], : tensor.shape[1]]).bfloat16()
-        weights[name] = tensor
-    return weights
 
 
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -56,14 +34,14 @@ def converted(checkpoint, tmp_path_factory):
 
 
 def test_every_weight_equals_the_formula(checkpoint, converted):
-    assert_same(load_folder(converted), by_the_formula(load_folder(checkpoint)))
+    assert_same(load_folder(converted), dequantised(load_folder(checkpoint)))
 
 
 def test_random_codes_and_a_model_in_one_file(tmp_path):
     config = small_config(hidden_size=300, intermediate_size=257, num_hidden_layers=2)
     source = Synthetic(config, files=1, random_codes=True).write(tmp_path / "source")
     assert cast(source, tmp_path / "output") == 0
-    assert_same(load_folder(tmp_path / "output"), by_the_formula(load_folder(source)))
+    assert_same(load_folder(tmp_path / "output"), dequantised(load_folder(source)))
 
 
 def test_index_lists_exactly_the_tensors_and_no_scale(converted):

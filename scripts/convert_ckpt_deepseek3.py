@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Converts a DeepSeek-V3 checkpoint (HuggingFace safetensors, BF16 or FP8 as published) to Megatron shards.
+
+The shards are those of MindSpeed-LLM v2.0.0. The model's dimensions are read from config.json. Interrupted, it goes on
+where it stopped when the same command is given again. docs/weights.md says more.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# No tensor of these tools touches a device, so torch need not load one.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
+from verl_patches.features.checkpoint.command_line import add_common_options, known_checksums, run_tool  # noqa: E402
+from verl_patches.features.checkpoint.conversion import Conversion  # noqa: E402
+from verl_patches.features.checkpoint.huggingface import open_huggingface  # noqa: E402
+from verl_patches.features.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
+from verl_patches.features.checkpoint.shard_conversion import to_shards  # noqa: E402
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--load-dir", type=Path, required=True, help="folder of the HuggingFace checkpoint")
+    parser.add_argument("--save-dir", type=Path, required=True, help="folder to write; empty or new")
+    add_layout_options(parser, "target")
+    add_common_options(parser)
+    return parser.parse_args(arguments)
+
+
+def plan(options: argparse.Namespace) -> Conversion:
+    """What the options ask for."""
+    folder = open_huggingface(options.load_dir)
+    checksums = known_checksums(options)
+    return to_shards(folder, options.save_dir, lambda shape: layout_form(options, "target", shape), checksums)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(parse_arguments(), plan))

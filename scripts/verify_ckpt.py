@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Compares two checkpoints bit for bit: HuggingFace FP8, HuggingFace BF16, Megatron shards, in any pair.
+
+FP8 weights are compared as the bfloat16 values that they mean. Exit status: 0 equal, 1 different (the first difference
+is printed), 2 a checkpoint is damaged or cannot be read. docs/weights.md says more.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# No tensor of these tools touches a device, so torch need not load one.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
+from verl_patches.features.checkpoint.command_line import add_workers_option  # noqa: E402
+from verl_patches.features.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
+from verl_patches.features.checkpoint.shard_conversion import compare_checkpoints  # noqa: E402
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("left", type=Path, help="a HuggingFace folder or a folder of Megatron shards")
+    parser.add_argument("right", type=Path, help="another one")
+    parser.add_argument(
+        "--hf-dir", type=Path, help="folder with config.json, for shards that these tools did not write"
+    )
+    add_layout_options(parser, "source")
+    add_workers_option(parser)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compares; returns the exit status."""
+    options = parse_arguments(arguments)
+    try:
+        comparison = compare_checkpoints(
+            (options.left, options.right),
+            lambda shape: layout_form(options, "source", shape),
+            options.hf_dir,
+            options.workers,
+        )
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if comparison.only_in_one:
+        print(f"not compared, in one of the two only: {len(comparison.only_in_one)} tensors of multi-token prediction")
+    if comparison.difference:
+        print(f"different: {comparison.difference}")
+        return 1
+    print(f"equal: {comparison.tensors} tensors, {comparison.bytes} bytes compared")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

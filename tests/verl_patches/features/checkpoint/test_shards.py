@@ -1,0 +1,170 @@
+"""FP8 -> BF16 -> shards -> HuggingFace is the identity, and shards equal those of the straightforward way."""
+
+import json
+
+import pytest
+import torch
+
+from tests.verl_patches.features.checkpoint.reference import ReferenceShards, ShardLayout, dequantised, load_folder
+from tests.verl_patches.features.checkpoint.synthetic import Synthetic, small_config
+from tests.verl_patches.features.checkpoint.tools import cast, convert, export, verify
+
+ONE, TWO, FOUR, UNEVEN, THREE = (4,), (2, 2), (1, 1, 1, 1), (3, 1), (1, 2, 1)
+EXTENDED = {"tp_extend_ep": True}
+LAYOUTS = [
+    ShardLayout(stages=ONE),
+    ShardLayout(stages=ONE, grouped=False),
+    ShardLayout(stages=ONE, mtp=True),
+    ShardLayout(stages=ONE, mm_split=True),
+    ShardLayout(tp=2, stages=ONE),
+    ShardLayout(tp=4, stages=ONE, mm_split=True),
+    ShardLayout(tp=8, stages=ONE, **EXTENDED),
+    ShardLayout(tp=4, stages=ONE, grouped=False),
+    ShardLayout(tp=2, stages=ONE, mtp=True, grouped=False, mm_split=True),
+    ShardLayout(ep=2, stages=ONE),
+    ShardLayout(ep=8, stages=ONE, mtp=True),
+    ShardLayout(ep=4, stages=ONE, grouped=False),
+    ShardLayout(pp=2, stages=UNEVEN),
+    ShardLayout(pp=2, stages=TWO, mtp=True),
+    ShardLayout(pp=4, stages=FOUR, mm_split=True, mtp=True),
+    ShardLayout(pp=3, stages=THREE, grouped=False),
+    ShardLayout(pp=2, stages=FOUR, chunks=2),
+    ShardLayout(pp=2, stages=FOUR, chunks=2, mtp=True, mm_split=True),
+    ShardLayout(pp=1, stages=FOUR, chunks=4),
+    ShardLayout(tp=2, ep=2, stages=ONE),
+    ShardLayout(tp=2, ep=2, stages=ONE, **EXTENDED),
+    ShardLayout(tp=2, ep=4, stages=ONE, **EXTENDED),
+    ShardLayout(tp=4, ep=2, stages=ONE, mtp=True, **EXTENDED),
+    ShardLayout(tp=2, ep=4, stages=ONE, grouped=False),
+    ShardLayout(tp=2, pp=2, stages=UNEVEN),
+    ShardLayout(tp=2, pp=2, stages=FOUR, chunks=2, mtp=True),
+    ShardLayout(ep=2, pp=3, stages=(2, 1, 1), mm_split=True),
+    ShardLayout(tp=2, pp=2, ep=2, stages=UNEVEN, **EXTENDED),
+    ShardLayout(tp=2, pp=2, ep=2, stages=TWO, mtp=True),
+    ShardLayout(tp=2, pp=2, ep=2, stages=(1, 3), mtp=True, mm_split=True, **EXTENDED),
+    ShardLayout(tp=2, pp=4, ep=4, stages=FOUR, **EXTENDED),
+    ShardLayout(tp=4, pp=2, ep=2, stages=UNEVEN, mm_split=True, **EXTENDED),
+    ShardLayout(tp=2, pp=2, ep=2, stages=FOUR, chunks=2, **EXTENDED),
+    ShardLayout(tp=2, pp=3, ep=2, stages=(1, 1, 2), grouped=False, mm_split=True, mtp=True),
+]
+
+
+def layout_name(layout: ShardLayout) -> str:
+    sizes = f"tp{layout.tp}pp{layout.pp}ep{layout.ep}x{layout.chunks}"
+    flags = ("grouped", "tp_extend_ep", "mm_split", "mtp")
+    return "-".join([sizes, "_".join(map(str, layout.stages)), *(flag for flag in flags if getattr(layout, flag))])
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory):
+    return Synthetic(small_config(num_nextn_predict_layers=1)).write(tmp_path_factory.mktemp("fp8") / "fp8")
+
+
+@pytest.fixture(scope="module")
+def bfloat16(quantised, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bf16") / "bf16"
+    assert cast(quantised, folder) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(quantised):
+    return dequantised(load_folder(quantised))
+
+
+def assert_same(found: dict, expected: dict, where: str) -> None:
+    assert found.keys() == expected.keys(), where
+    for name, value in expected.items():
+        if isinstance(value, dict):
+            assert_same(found[name], value, where)
+        elif isinstance(value, torch.Tensor):
+            assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape), f"{where}: {name}"
+            assert torch.equal(found[name].view(torch.uint8), value.contiguous().view(torch.uint8)), f"{where}: {name}"
+        else:
+            assert found[name] == value, f"{where}: {name}"
+
+
+def test_there_are_enough_layouts():
+    assert len({layout_name(layout) for layout in LAYOUTS}) >= 30
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=layout_name)
+def test_round_trip_is_the_identity(layout, quantised, bfloat16, weights, tmp_path):
+    direct, indirect, exported = tmp_path / "direct", tmp_path / "indirect", tmp_path / "exported"
+    assert convert(quantised, direct, *layout.options()) == 0
+    assert convert(bfloat16, indirect, *layout.options()) == 0
+    reference = ReferenceShards(weights, Synthetic(small_config(num_nextn_predict_layers=1)).shape, layout)
+    for pp in range(layout.pp):
+        for ep in range(layout.ep):
+            for tp in range(layout.tp):
+                path = reference.path(tp, pp, ep)
+                assert_same(torch.load(direct / path, weights_only=True), reference.content(tp, pp, ep), path)
+                assert (direct / path).read_bytes() == (indirect / path).read_bytes()
+    assert len(list(direct.rglob("*.pt"))) == layout.tp * layout.pp * layout.ep
+    assert (direct / "latest_checkpointed_iteration.txt").read_text() == "1"
+    assert export(direct, quantised, exported, "--max-file-gb", "0.001") == 0
+    expected = weights if layout.mtp else {n: w for n, w in weights.items() if not n.startswith("model.layers.4.")}
+    assert_same(load_folder(exported), expected, "exported")
+    config = json.loads((exported / "config.json").read_text())
+    assert config["num_nextn_predict_layers"] == int(layout.mtp) and "quantization_config" not in config
+    assert len(list(exported.glob("*.safetensors"))) > 2
+
+
+@pytest.fixture(scope="module")
+def shards(quantised, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards") / "shards"
+    assert convert(quantised, folder, *LAYOUTS[27].options()) == 0
+    return folder
+
+
+def test_every_pair_of_kinds_compares_equal(quantised, bfloat16, shards, tmp_path, capsys):
+    other = tmp_path / "other"
+    assert convert(bfloat16, other, *LAYOUTS[-1].options()) == 0
+    for left, right in ((quantised, bfloat16), (quantised, shards), (shards, bfloat16), (shards, other)):
+        assert verify(left, right) == 0
+        assert "equal: " in capsys.readouterr().out
+
+
+def test_shards_of_others_are_read_with_the_layout_given(quantised, weights, tmp_path):
+    layout = ShardLayout(tp=2, pp=2, ep=2, stages=(3, 1), tp_extend_ep=True, mm_split=True)
+    ReferenceShards(weights, Synthetic(small_config(num_nextn_predict_layers=1)).shape, layout).save(tmp_path / "saved")
+    options = [option.replace("--target-", "--source-") for option in layout.options()]
+    assert verify(quantised, tmp_path / "saved", "--hf-dir", str(quantised), *options) == 0
+    assert export(tmp_path / "saved", quantised, tmp_path / "exported", *options) == 0
+    assert verify(quantised, tmp_path / "exported") == 0
+    wrong = [option.replace("3,1", "2,2") for option in options]
+    assert verify(quantised, tmp_path / "saved", "--hf-dir", str(quantised), *wrong) == 2
+
+
+def test_checkpoints_that_verl_saves_are_read(quantised, weights, tmp_path):
+    """A list of state dicts in model/mp_rank_*/model.pt; parameters and extra states among the values."""
+    layout = ShardLayout(tp=2, ep=2, stages=(4,), tp_extend_ep=True)
+    reference = ReferenceShards(weights, Synthetic(small_config(num_nextn_predict_layers=1)).shape, layout)
+    for ep in range(2):
+        for tp in range(2):
+            state = {name: torch.nn.Parameter(t) for name, t in reference.content(tp, 0, ep)["model"].items()}
+            path = tmp_path / "actor" / "model" / f"mp_rank_{tp:02d}_{ep:03d}" / "model.pt"
+            path.parent.mkdir(parents=True)
+            torch.save([state | {"decoder.layers.0.mlp._extra_state": None}], path)
+    options = [option.replace("--target-", "--source-") for option in layout.options()]
+    assert verify(quantised, tmp_path / "actor", "--hf-dir", str(quantised), *options) == 0
+    (tmp_path / "actor/model/mp_rank_00_001/model.pt").unlink()
+    assert verify(quantised, tmp_path / "actor", "--hf-dir", str(quantised), *options) == 2
+
+
+def test_nothing_in_an_archive_is_run(tmp_path, quantised, capsys):
+    """What makes torch.load call a function only makes this reader say that no tensors are there."""
+
+    class Harmful:
+        def __reduce__(self):
+            return (tmp_path / "ran").write_text, ("x",)
+
+    folder = tmp_path / "saved" / "iter_0000001" / "mp_rank_00"
+    folder.mkdir(parents=True)
+    torch.save({"model": Harmful()}, folder / "model_optim_rng.pt")
+    (tmp_path / "saved" / "latest_checkpointed_iteration.txt").write_text("1")
+    assert verify(quantised, tmp_path / "saved", "--hf-dir", str(quantised), "--moe-grouped-gemm") == 2
+    assert "state dict" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+    torch.load(folder / "model_optim_rng.pt", weights_only=False)
+    assert (tmp_path / "ran").exists()
