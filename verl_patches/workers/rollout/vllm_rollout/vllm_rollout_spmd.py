@@ -2,6 +2,7 @@
 
 from overlay import wrap
 from verl_patches.features.compatibility import ROLLOUT_SEED
+from verl_patches.features.reshard.feature import RESHARD
 
 
 @wrap(
@@ -29,7 +30,7 @@ def init(upstream, self, model_path, config, tokenizer, model_hf_config, **optio
 
 @wrap(
     "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout.generate_sequences",
-    feature="reshard",
+    feature=RESHARD,
     evidence="executed",
     why="after a reshard that failed half-way some weights are new and some old, and verl samples from the mixture",
     upstream="not forwarded: part of this project's features",
