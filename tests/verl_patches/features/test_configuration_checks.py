@@ -37,7 +37,11 @@ def test_the_rehearsal_configuration_passes():
         ),
         (["actor_rollout_ref.overlay.rollout.expert_parallel_size=3"], "=3 does not cut 4 dies into equal"),
         (
-            ["trainer.n_gpus_per_node=12", "actor_rollout_ref.overlay.rollout.expert_parallel_size=3"],
+            [
+                "trainer.n_gpus_per_node=12",
+                "data.train_batch_size=48",
+                "actor_rollout_ref.overlay.rollout.expert_parallel_size=3",
+            ],
             "=3 does not cut 12 dies .* whole tensor-parallel groups of 2",
         ),
         (["data.train_batch_size=30"], "data.train_batch_size=30 does not divide among 4 dies"),

@@ -24,9 +24,9 @@ def check_size(config: Mapping[str, Any], settings: Any) -> None:
     experts = settings.rollout.expert_parallel_size
     if dies % experts or experts % tensor_parallel:
         raise ConfigurationError(
-            f"{ROLLOUT_EXPERT_PARALLEL.switch}={experts} does not cut {dies} dies into equal rollout instances of whole "
-            f"tensor-parallel groups of {tensor_parallel}; set it to {dies} for one instance, to a divisor of {dies} for "
-            "several, or to 1 to leave experts unspread"
+            f"{ROLLOUT_EXPERT_PARALLEL.switch}={experts} does not cut {dies} dies into equal rollout instances of "
+            f"whole tensor-parallel groups of {tensor_parallel}; set it to {dies} for one instance, to a divisor of "
+            f"{dies} for several, or to 1 to leave experts unspread"
         )
 
 
