@@ -16,6 +16,9 @@ ROOT = Path(__file__).parents[1]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run the tests that take many minutes too")
+    parser.addoption(
+        "--upstream", type=Path, metavar="FOLDER", help="folder with checkouts of upstream projects, for tests/upstream"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -39,3 +42,12 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
     convert = [sys.executable, ROOT / "scripts" / "json_to_parquet.py", "--output_dir", folder, "--json_path", problems]
     subprocess.run(convert, check=True, capture_output=True)
     return checkpoint, folder / "train.parquet"
+
+
+@pytest.fixture(scope="session")
+def upstream(pytestconfig: pytest.Config) -> Path:
+    """The folder with checkouts; a test that needs it is skipped without."""
+    folder = pytestconfig.getoption("--upstream")
+    if folder is None:
+        pytest.skip("NOT RUN: needs checkouts of upstream projects; give their folder with --upstream FOLDER")
+    return folder.resolve()
