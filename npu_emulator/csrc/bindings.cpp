@@ -107,7 +107,7 @@ void bind_hccl(py::module& module) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   npu::register_hooks();
-  npu::route_structured_operators();
+  npu::route_inherited_operators();
   bind_device(module);
   bind_memory(module);
   bind_operators(module);

@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/TensorFactories.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -218,3 +220,20 @@ TORCH_LIBRARY_IMPL(aten, Conjugate, library) { library.impl("_copy_from", torch:
 TORCH_LIBRARY_IMPL(aten, Negative, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
 }  // namespace npu
+
+namespace at::native {
+namespace {
+
+// How scaled_dot_product_attention computes: as on the CPU, where its fused kernel takes the inputs. Only shapes, types
+// and strides are looked at, so tensors of the device will do.
+int64_t attention_as_on_host(const Tensor& query, const Tensor& key, const Tensor& value,
+                             const std::optional<Tensor>& mask, double dropout, bool causal,
+                             std::optional<double> scale, bool grouped) {
+  return _fused_sdp_choice_cpp(query, key, value, mask, dropout, causal, scale, grouped);
+}
+
+}  // namespace
+
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &attention_as_on_host);
+
+}  // namespace at::native
