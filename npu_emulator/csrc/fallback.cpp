@@ -12,6 +12,7 @@
 #include "host_alias.h"
 #include "memory.h"
 #include "meters.h"
+#include "recorder.h"
 
 namespace npu {
 namespace {
@@ -168,6 +169,7 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   {
     const ChargeScope scope(arguments.result_stays_on_host() ? -1 : arguments.device());
+    const recorder::Computing computing(schema.name(), arguments.device());
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   }
   if (traits.writes) arguments.aliases().write_back();

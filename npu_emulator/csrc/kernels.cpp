@@ -24,6 +24,7 @@
 #include "host_alias.h"
 #include "memory.h"
 #include "meters.h"
+#include "recorder.h"
 
 namespace npu {
 namespace {
@@ -84,7 +85,10 @@ bool same_layout(const at::Tensor& source, const at::Tensor& destination) {
 }
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bool) {
+  refuse_after_fork();
   count_copy(source, destination);
+  const recorder::Computing computing("aten::_copy_from",
+                                      (source.is_cpu() ? destination : source).device().index());
   if (same_layout(source, destination)) {
     const auto bytes = destination.nbytes();
     if (bytes) std::memmove(destination.mutable_data_ptr(), source.const_data_ptr(), bytes);
@@ -165,6 +169,7 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const 
   HostAliases aliases;
   const at::AutoDispatchBelowAutograd below_autograd;
   const ChargeScope scope(input.device().index());
+  const recorder::Computing computing("aten::convolution_overrideable", input.device().index());
   const bool has_bias = bias && bias->defined();
   return aliases.to_device(
       at::convolution(aliases.alias(input), aliases.alias(weight),
@@ -181,6 +186,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   const at::AutoDispatchBelowAutograd below_autograd;
   const auto device = input.device().index();
   const ChargeScope scope(device);
+  const recorder::Computing computing("aten::convolution_backward_overrideable", device);
   const auto channels = grad_output.size(1);
   auto [grad_input, grad_weight, grad_bias] = at::convolution_backward(
       aliases.alias(grad_output), aliases.alias(input), aliases.alias(weight),

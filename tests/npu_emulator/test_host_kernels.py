@@ -227,7 +227,7 @@ def test_attention_that_has_no_fused_kernel_is_computed_too():
     mask = torch.randn(4, 4)
     found = []
     for device in ("cpu", "npu"):
-        own = mask.to(device).requires_grad_()
+        own = mask.clone().to(device).requires_grad_()
         x = inputs.to(device)
         torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=own).sum().backward()
         found.append(own.grad.cpu())
