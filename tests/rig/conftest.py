@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,19 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def processes(checkpoint) -> Processes:
+def description(checkpoint, tmp_path_factory) -> Path:
+    """Configuration and tokenizer of the checkpoint, without any weight."""
+    folder = tmp_path_factory.mktemp("rig") / "description"
+    return shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+
+
+@pytest.fixture(scope="session")
+def processes(checkpoint, description) -> Processes:
     """The processes, with actor, rollout and reference policy built once."""
     micro = 32
     overrides = [
-        f"actor_rollout_ref.model.path={checkpoint}",
+        f"actor_rollout_ref.model.path={description}",
+        f"actor_rollout_ref.actor.megatron.load_from_hf={checkpoint}",
         "data.train_batch_size=8",
         "data.max_response_length=8",
         "actor_rollout_ref.rollout.temperature=0.8",

@@ -26,7 +26,23 @@ def build(state: State, overrides: list[str]) -> dict[str, Any]:
     state["reference"] = ActorRolloutRefWorker(config=copy.deepcopy(node), role="ref")
     state["reference"].init_model()
     state["actor"].init_model()
+    state["differing_at_first"] = _differing_from_training(state)
     return overlay.report().as_dict()
+
+
+def _differing_from_training(state: State) -> list[str]:
+    """Canonical names of the weights in which rollout and training differ now."""
+    from verl_patches.workers.sharding_manager.megatron_vllm import _resharder
+
+    phase(state, "reshard")
+    differing = _resharder(state["actor"].sharding_manager).verify()
+    phase(state, "idle")
+    return differing
+
+
+def differing_at_first(state: State) -> list[str]:
+    """Canonical names of the weights in which rollout and training differed when both had just been built."""
+    return state["differing_at_first"]
 
 
 def switch(state: State, **sections: Any) -> None:

@@ -32,6 +32,11 @@ def test_every_patch_is_in_use(rig):
         assert any(name.startswith(target) for name in rig.report["applied"])
 
 
+def test_training_and_rollout_are_built_with_the_weights_of_the_folder(rig):
+    """The model path holds no weights, and nothing has been resharded yet."""
+    assert rig.run(jobs.differing_at_first) == [[]] * 4
+
+
 def test_rollout_and_training_agree_after_every_update(rig):
     rig.run(jobs.switch, measure={"verify_weights": True})
     seen = set()

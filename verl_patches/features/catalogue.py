@@ -10,6 +10,7 @@ from verl_patches.features.compatibility import (
     VERL_ON_VLLM_0_9_1,
     VLLM_ON_TORCH_2_5,
 )
+from verl_patches.features.direct_loading.feature import DIRECT_LOADING
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.nonfinite.feature import NONFINITE
@@ -30,6 +31,7 @@ FEATURES = (
     ROLLOUT_EXPERT_PARALLEL,
     TEMPERATURE,
     NONFINITE,
+    DIRECT_LOADING,
     PRECISION,
     MEASURE,
     PREFORK,

@@ -27,11 +27,12 @@ __all__ = ["NODE", "SETTINGS", "OverlaySettings", "SettingsError", "activate", "
 
 NODE = "actor_rollout_ref.overlay"
 SETTINGS = Feature("settings", "Every process of a run knows the overlay's configuration before it builds anything.")
+_ELSEWHERE = ("recompute_old_log_prob", "rollout_temperature", "load_from_hf")
 
 
 @dataclass(frozen=True)
 class OverlaySettings:
-    """Everything that the overlay's features read. The last two fields come from verl's own keys."""
+    """Everything that the overlay's features read. The last three fields lie beside verl's own keys."""
 
     reshard: ReshardSettings = field(default_factory=ReshardSettings)
     residency: ResidencySettings = field(default_factory=ResidencySettings)
@@ -44,6 +45,7 @@ class OverlaySettings:
     precision: Precision = "bfloat16"
     recompute_old_log_prob: bool = True
     rollout_temperature: float = 1.0
+    load_from_hf: str = ""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> OverlaySettings:
@@ -53,13 +55,15 @@ class OverlaySettings:
             SettingsError: an unknown key under `overlay`, or a value of the wrong kind.
         """
         node = config.get("overlay") or {}
-        values = read_section(cls, node, NODE, elsewhere=("recompute_old_log_prob", "rollout_temperature"))
+        values = read_section(cls, node, NODE, elsewhere=_ELSEWHERE)
         actor, rollout = config.get("actor") or {}, config.get("rollout") or {}
         recompute = checked(
             actor.get("recompute_old_log_prob", True), bool, "actor_rollout_ref.actor.recompute_old_log_prob"
         )
         temperature = checked(rollout.get("temperature", 1.0), float, "actor_rollout_ref.rollout.temperature")
-        return cls(**values, recompute_old_log_prob=recompute, rollout_temperature=temperature)
+        folder = (actor.get("megatron") or {}).get("load_from_hf")
+        folder = checked("" if folder is None else folder, str, "actor_rollout_ref.actor.megatron.load_from_hf")
+        return cls(**values, recompute_old_log_prob=recompute, rollout_temperature=temperature, load_from_hf=folder)
 
     @classmethod
     def all_off(cls) -> OverlaySettings:

@@ -21,42 +21,19 @@ def load_megatron_gptmodel_weights(
     import torch.distributed as dist
     from verl.utils.fs import copy_to_local
 
-    from verl_patches.features.reshard.files import load_from_huggingface
+    from verl_patches.features import settings
+    from verl_patches.features.checkpoint.loading import load_from_huggingface
     from verl_patches.features.reshard.model_tensors import train_tensors, unwrapped
     from verl_patches.features.reshard.tables import table_for
     from verl_patches.workers.sharding_manager.placements import train_placement
 
     table = table_for(model_config)
     placement = train_placement(unwrapped(parallel_model[0]).config)
+    chosen = settings.current().load_from_hf
     load_from_huggingface(
-        copy_to_local(config.model.path, use_shm=config.model.get("use_shm", False)),
+        chosen or copy_to_local(config.model.path, use_shm=config.model.get("use_shm", False)),
         train_tensors(parallel_model),
         table.megatron(placement, dist.get_rank()),
         table.shapes,
         table.ignored_in_files,
     )
-
-
-@wrap(
-    "verl.utils.model:load_mcore_dist_weights",
-    feature=DEEPSEEK_V3,
-    why="verl reads only Megatron's distributed checkpoints; the published recipe trains from mp_rank shards, a rank "
-    "from its own",
-    upstream="not forwarded: verl gave up Megatron's legacy checkpoints",
-    remove_when="the converted weights are read from HuggingFace files instead",
-    evidence="executed",
-)
-def load_mcore_dist_weights(upstream, parallel_model, dist_weight_path, is_value_model=False):
-    from pathlib import Path
-
-    from verl_patches.features.checkpoint.shard_loading import is_shard_folder, load_shard
-
-    if not is_shard_folder(Path(dist_weight_path)):
-        return upstream(parallel_model, dist_weight_path, is_value_model)
-    import torch.distributed as dist
-
-    from verl_patches.features.reshard.model_tensors import train_tensors, unwrapped
-    from verl_patches.workers.sharding_manager.placements import train_placement
-
-    placement = train_placement(unwrapped(parallel_model[0]).config)
-    load_shard(Path(dist_weight_path), placement, dist.get_rank(), train_tensors(parallel_model))

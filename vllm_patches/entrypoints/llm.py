@@ -2,6 +2,7 @@
 
 from overlay import wrap
 from verl_patches.features.compatibility import VERL_ON_VLLM_0_9_1
+from verl_patches.features.direct_loading.feature import DIRECT_LOADING
 from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
 
@@ -60,8 +61,43 @@ def init_with_expert_parallel(upstream, self, *args, **kwargs):
         set_engine_environment,
     )
 
-    place = EnginePlace(dist.get_rank(), dist.get_world_size(), kwargs.get("tensor_parallel_size", 1), expert_parallel)
-    check_expert_parallel(place)
+    place = EnginePlace(dist.get_rank(), dist.get_world_size(), kwargs.get("tensor_parallel_size", 1))
+    check_expert_parallel(place, expert_parallel)
     set_engine_environment(place)
     kwargs["enable_expert_parallel"] = True
     return upstream(self, *args, **kwargs)
+
+
+@wrap(
+    "vllm.entrypoints.llm:LLM.__init__",
+    feature=DIRECT_LOADING,
+    why="verl starts engines with random weights, which stay until the first reshard, and vLLM's own loaders read "
+    "whole tensors; the engine serves bfloat16 also where config.json describes an FP8 checkpoint",
+    upstream="not forwarded: needs this project's layout tables",
+    remove_when="vLLM loads DeepSeek-V3 from FP8 files into bfloat16, each rank reading its own part",
+    evidence="executed",
+)
+def init_with_direct_loading(upstream, self, *args, **kwargs):
+    from verl_patches.features import settings
+
+    folder = settings.current().load_from_hf
+    if not folder:
+        return upstream(self, *args, **kwargs)
+
+    import torch.distributed as dist
+
+    from verl_patches.features.checkpoint.loading import load_from_huggingface
+    from verl_patches.features.direct_loading.description import without_quantisation
+    from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
+    from verl_patches.features.reshard.model_tensors import rollout_tensors
+    from verl_patches.features.reshard.tables import table_for
+    from verl_patches.workers.sharding_manager.placements import rollout_placement
+
+    kwargs.setdefault("hf_overrides", without_quantisation)
+    upstream(self, *args, **kwargs)
+    config = self.llm_engine.vllm_config
+    model = self.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
+    table = table_for(config.model_config.hf_config)
+    pieces = table.vllm_ascend(rollout_placement(config), dist.get_rank())
+    load_from_huggingface(folder, rollout_tensors(model), pieces, table.shapes, table.ignored_in_files)
+    refresh_absorbed_weights(model)

@@ -1,7 +1,7 @@
 """A HuggingFace folder, BF16 or FP8, as a source; what is wrong with it is said before anything is read."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,12 +47,14 @@ class HuggingfaceFolder:
                 names.append(name)
         return files
 
-    def source(self) -> Source:
-        """The weights, FP8 ones read as bfloat16.
+    def source(self, names: Collection[str] | None = None) -> Source:
+        """The weights, FP8 ones read as bfloat16; with `names` only these.
 
         Raises CheckpointError for an FP8 weight without its scale, a scale of a wrong shape or without a weight.
         """
-        return Source(str(self.path), [self._canonical(name) for names in self.files.values() for name in names])
+        if names is None:
+            names = [name for names in self.files.values() for name in names]
+        return Source(str(self.path), [self._canonical(name) for name in names])
 
     def _canonical(self, name: str) -> CanonicalTensor:
         tensor = self.tensors[name]

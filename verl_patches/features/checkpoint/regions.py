@@ -17,6 +17,9 @@ from verl_patches.features.reshard.layout import WHOLE, Box, LocalView
 SLAB_BYTES = 4 << 20
 """Bytes read at a time."""
 
+PAGE_BYTES = 4096
+"""What a disk reads at least. Gaps between rows that are shorter are read with the rows and dropped."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
@@ -161,6 +164,13 @@ class Region:
     def _stored_slab(self, descriptor: "_opened", top: int, bottom: int) -> torch.Tensor:
         """Rows as they are stored, [rows, columns], perhaps with gaps between them."""
         area, itemsize = self.area, self.tensor.dtype.itemsize
+        if (area.row_stride - area.columns) * itemsize >= PAGE_BYTES:
+            rows = torch.empty(bottom - top, area.columns, dtype=self.tensor.dtype)
+            for row in range(top, bottom):
+                descriptor.read_into(
+                    rows[row - top], self.tensor.offset + (area.start + row * area.row_stride) * itemsize
+                )
+            return rows
         count = (bottom - top - 1) * area.row_stride + area.columns
         raw = torch.empty(count * itemsize, dtype=torch.uint8)
         descriptor.read_into(raw, self.tensor.offset + (area.start + top * area.row_stride) * itemsize)

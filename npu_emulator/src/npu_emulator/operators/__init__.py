@@ -4,7 +4,6 @@ from . import (  # noqa: F401
     activation,
     attention,
     expert_exchange,
-    extension_kernels,
     formats,
     inference_attention,
     key_value_cache,

@@ -31,8 +31,8 @@ from vllm_ascend.models.deepseek_v2 import CustomDeepseekV3ForCausalLM
 from megatron_patches.core.models.gpt.deepseek_v3_model import build_deepseek_v3
 from megatron_patches.core.transformer.deepseek_v3_config import deepseek_v3_config_from_huggingface
 from tests.verl_patches.features.reshard.reference import same_bits
+from verl_patches.features.checkpoint.loading import load_from_huggingface
 from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape, canonical_shapes, megatron, vllm_ascend
-from verl_patches.features.reshard.files import load_from_huggingface
 from verl_patches.features.reshard.layout import EXPERT_MARK
 from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
 from verl_patches.features.reshard.model_tensors import rollout_tensors, train_tensors

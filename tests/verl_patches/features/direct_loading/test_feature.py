@@ -1,0 +1,118 @@
+"""The key load_from_hf: what the driver refuses, in one sentence with the key and the thing that is wrong."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from overlay import ConfigurationError, SettingsError
+from tests.verl_patches.features.checkpoint.synthetic import Synthetic, small_config
+from verl_patches.features.configuration_checks import check_configuration
+from verl_patches.features.direct_loading.feature import DIRECT_LOADING, KEY
+from verl_patches.trainer.main_ppo import compose
+
+CONFIG = small_config(num_nextn_predict_layers=1)
+
+
+@pytest.fixture(scope="module", params=["fp8", "bf16"])
+def folder(request, tmp_path_factory) -> Path:
+    return Synthetic(CONFIG, fp8=request.param == "fp8").write(tmp_path_factory.mktemp(request.param) / "model")
+
+
+@pytest.fixture
+def copied(folder, tmp_path) -> Path:
+    return shutil.copytree(folder, tmp_path / "model")
+
+
+def check(folder, *overrides, model_path=None):
+    chosen = [f"{KEY}={folder}", f"actor_rollout_ref.model.path={model_path or folder}", *overrides]
+    return check_configuration(compose("rehearsal", chosen))
+
+
+def refused(folder, *overrides, model_path=None) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        check(folder, *overrides, model_path=model_path)
+    assert KEY in str(caught.value) and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_sound_folder_passes(folder):
+    settings = check(folder)
+    assert settings.load_from_hf == str(folder) and DIRECT_LOADING.is_on(settings)
+
+
+def test_without_the_key_nothing_is_looked_at():
+    settings = check_configuration(compose("rehearsal", ["actor_rollout_ref.model.path=/absent"]))
+    assert settings.load_from_hf == "" and not DIRECT_LOADING.is_on(settings)
+
+
+def test_a_value_that_is_no_path_is_refused():
+    with pytest.raises(SettingsError, match=f"{KEY} must be of type str"):
+        check_configuration(compose("rehearsal", [f"{KEY}=[a,b]"]))
+
+
+def test_missing_folder_and_missing_description(folder, tmp_path):
+    assert "is not a folder" in refused(tmp_path / "absent")
+    assert "config.json of actor_rollout_ref.model.path cannot be read" in refused(folder, model_path=tmp_path)
+    check(folder, model_path="hdfs://somewhere/model")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("actor_rollout_ref.actor.load_weight=false", "load_weight=False would ignore"),
+        ("actor_rollout_ref.actor.megatron.use_dist_checkpointing=true", "actor.megatron.use_dist_checkpointing=True"),
+        ("actor_rollout_ref.ref.megatron.use_dist_checkpointing=true", "ref.megatron.use_dist_checkpointing=True"),
+        ("actor_rollout_ref.rollout.load_format=auto", "use dummy_megatron"),
+    ],
+)
+def test_other_ways_of_loading_are_refused(folder, override, words):
+    assert words in refused(folder, override)
+
+
+def rewrite_config(folder: Path, **changes) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def drop(folder: Path, name: str) -> None:
+    """Take a tensor out of its file and out of the index."""
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    file = folder / content["weight_map"].pop(name)
+    index.write_text(json.dumps(content))
+    save_file({key: value for key, value in load_file(file).items() if key != name}, file)
+
+
+def test_a_defect_of_the_folder_is_named(copied):
+    name = "model.layers.1.input_layernorm.weight"
+    drop(copied, name)
+    assert f"tensor {name} is missing" in refused(copied)
+
+
+def test_a_missing_scale_is_named(copied):
+    name = "model.layers.1.mlp.experts.3.up_proj.weight_scale_inv"
+    if name not in json.loads((copied / "model.safetensors.index.json").read_text())["weight_map"]:
+        pytest.skip("only FP8 has scales")
+    drop(copied, name)
+    assert f"{name} is missing" in refused(copied)
+
+
+def test_a_truncated_file_is_named(copied):
+    file = sorted(copied.glob("*.safetensors"))[1]
+    file.write_bytes(file.read_bytes()[:-1])
+    assert file.name in refused(copied) and "truncated" in refused(copied)
+
+
+def test_another_architecture_is_refused(copied, folder):
+    rewrite_config(copied, architectures=["Qwen2ForCausalLM"])
+    assert "only DeepseekV3ForCausalLM can be loaded" in refused(copied)
+    assert "only DeepseekV3ForCausalLM can be loaded" in refused(folder, model_path=copied)
+
+
+def test_another_size_at_the_model_path_is_refused(copied, folder):
+    rewrite_config(copied, n_routed_experts=4)
+    sentence = refused(folder, model_path=copied)
+    assert "must describe one model" in sentence and "experts" in sentence
