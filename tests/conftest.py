@@ -1,6 +1,8 @@
-"""The order of the tests, which of them run only when they are asked for, and emulated dies of their own."""
+"""The order of the tests, which of them run only when asked for, emulated dies of their own, and a tiny model."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,14 @@ import pytest
 os.environ["NPU_EMULATOR_NODE"] = f"tests-{os.getpid()}"
 
 EMULATOR = Path(__file__).parent / "npu_emulator"
+ROOT = Path(__file__).parents[1]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run the tests that take many minutes too")
+    parser.addoption(
+        "--upstream", type=Path, metavar="FOLDER", help="folder with checkouts of upstream projects, for tests/upstream"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -23,3 +29,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("exhaustive"):
                 item.add_marker(skipped)
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory) -> tuple[Path, Path]:
+    """A tiny float32 checkpoint with random weights, and the bundled training data as parquet."""
+    from verl_patches.features.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
+
+    folder, problems = tmp_path_factory.mktemp("inputs"), ROOT / "data" / "arithmetic" / "train.jsonl"
+    request = CheckpointRequest(problems, 0, "float32", warm_start=None)
+    checkpoint = make_checkpoint(request, folder / "checkpoint", lambda step, loss: None).path
+    convert = [sys.executable, ROOT / "scripts" / "json_to_parquet.py", "--output_dir", folder, "--json_path", problems]
+    subprocess.run(convert, check=True, capture_output=True)
+    return checkpoint, folder / "train.parquet"
+
+
+@pytest.fixture(scope="session")
+def upstream(pytestconfig: pytest.Config) -> Path:
+    """The folder with checkouts; a test that needs it is skipped without."""
+    folder = pytestconfig.getoption("--upstream")
+    if folder is None:
+        pytest.skip("NOT RUN: needs checkouts of upstream projects; give their folder with --upstream FOLDER")
+    return folder.resolve()

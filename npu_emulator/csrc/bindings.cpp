@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "allocator_options.h"
 #include "device.h"
 #include "fallback.h"
 #include "generator.h"
@@ -14,6 +15,7 @@
 #include "meters.h"
 #include "node.h"
 #include "pinned_memory.h"
+#include "recorder.h"
 
 namespace py = pybind11;
 
@@ -71,6 +73,7 @@ void bind_memory(py::module& module) {
   module.def("memory_statistics", &memory_statistics);
   module.def("set_capacity", &npu::set_capacity);
   module.def("set_limit", &npu::set_limit);
+  module.def("check_allocator_options", &npu::check_allocator_options);
   module.def("free_bytes", &npu::free_bytes);
   module.def("holders", &holders);
   module.def("leave_node", &npu::node::leave);
@@ -80,13 +83,32 @@ void bind_memory(py::module& module) {
 }
 
 void bind_operators(py::module& module) {
-  module.def("call_on_host", &npu::call_on_host, py::arg("function"), py::arg("args") = py::tuple(),
+  module.def("call_on_host", &npu::call_on_host, py::arg("name"), py::arg("function"), py::arg("args") = py::tuple(),
              py::arg("kwargs") = py::dict());
   module.def("host_alias", &npu::host_alias);
   module.def("count_operator", [](const std::string& name) { ++npu::meters::operator_calls(name); });
   module.def("operator_calls", &npu::meters::all_operator_calls);
   module.def("copies", &copies);
   module.def("collectives", &collectives);
+}
+
+void bind_recorder(py::module& module) {
+  py::enum_<npu::recorder::Kind>(module, "EventKind")
+      .value("OPERATOR", npu::recorder::Kind::kOperator)
+      .value("BACKWARD", npu::recorder::Kind::kBackward)
+      .value("ANNOTATION", npu::recorder::Kind::kAnnotation)
+      .value("KERNEL", npu::recorder::Kind::kKernel)
+      .value("COLLECTIVE", npu::recorder::Kind::kCollective);
+  py::class_<npu::recorder::Event>(module, "Event")
+      .def_readonly("kind", &npu::recorder::Event::kind)
+      .def_readonly("name", &npu::recorder::Event::name)
+      .def_readonly("start", &npu::recorder::Event::start)
+      .def_readonly("duration", &npu::recorder::Event::duration)
+      .def_readonly("thread", &npu::recorder::Event::thread)
+      .def_readonly("device", &npu::recorder::Event::device)
+      .def_readonly("shapes", &npu::recorder::Event::shapes);
+  module.def("start_recording", &npu::recorder::start);
+  module.def("stop_recording", &npu::recorder::stop);
 }
 
 void bind_hccl(py::module& module) {
@@ -107,9 +129,10 @@ void bind_hccl(py::module& module) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   npu::register_hooks();
-  npu::route_structured_operators();
+  npu::route_inherited_operators();
   bind_device(module);
   bind_memory(module);
   bind_operators(module);
+  bind_recorder(module);
   bind_hccl(module);
 }

@@ -12,6 +12,7 @@
 #include "host_alias.h"
 #include "memory.h"
 #include "meters.h"
+#include "recorder.h"
 
 namespace npu {
 namespace {
@@ -168,6 +169,7 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   {
     const ChargeScope scope(arguments.result_stays_on_host() ? -1 : arguments.device());
+    const recorder::Computing computing(schema.name(), arguments.device());
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   }
   if (traits.writes) arguments.aliases().write_back();
@@ -180,17 +182,20 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
 
-// Structured operators come with a kernel that every device inherits; it works out the shape, allocates and calls the
-// variant that takes the output. The CPU kernel of the whole operator does the same in one call.
-void route_structured_operators() {
+// Some operators come with a kernel that every device without one of its own inherits: structured operators with one
+// that works out the shape, allocates and calls the variant that takes the output, normalisations and a few others with
+// one made of smaller operators. The CPU kernel of the whole operator does the same in one call.
+void route_inherited_operators() {
   static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, 0);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = dispatcher.findOp(name);
-    const bool inherits = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) &&
-                          !op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1);
-    if (!inherits || !op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) continue;
+    const bool inherits = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+                          op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+    if (!inherits || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) ||
+        !op->hasKernelForDispatchKey(c10::DispatchKey::CPU))
+      continue;
     const auto full_name = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     library->impl(full_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
   }

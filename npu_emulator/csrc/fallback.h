@@ -4,6 +4,6 @@
 namespace npu {
 
 // Makes the fallback serve operators that would otherwise inherit a kernel made of several. Once per process.
-void route_structured_operators();
+void route_inherited_operators();
 
 }  // namespace npu

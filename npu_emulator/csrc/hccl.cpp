@@ -13,7 +13,9 @@
 #include <numeric>
 #include <thread>
 
+#include "device.h"
 #include "host_alias.h"
+#include "memory.h"
 #include "meters.h"
 
 namespace npu {
@@ -65,6 +67,12 @@ int64_t bytes_of(const Tensor& tensor) { return tensor.numel() * static_cast<int
 int64_t bytes_of(const std::vector<Tensor>& tensors) {
   return std::accumulate(tensors.begin(), tensors.end(), int64_t{0},
                          [](int64_t sum, const Tensor& each) { return sum + bytes_of(each); });
+}
+
+// HCCL takes one tensor where torch has a list: torch_npu copies the list to, or from, one that it allocates.
+std::unique_ptr<Workspace> flat_buffer(const std::vector<Tensor>& list) {
+  if (list.empty() || !list[0].is_privateuseone()) return nullptr;
+  return std::make_unique<Workspace>(list[0].device().index(), bytes_of(list));
 }
 
 // The type in which a reduction is computed; gloo has no kernel for the others.
@@ -199,6 +207,8 @@ HcclBackend::HcclBackend(c10::intrusive_ptr<c10d::Backend> carrier, c10::intrusi
 HcclBackend::Launched HcclBackend::begin(const char* kind, int64_t bytes, bool collective) {
   meters::count_collective(kind, size_, bytes);
   Launched launched;
+  launched.computing = std::make_unique<recorder::Computing>(std::string("hccl::") + kind, current_device(),
+                                                             recorder::Kind::kCollective);
   if (!collective) {
     launched.explain = [kind, rank = rank_] { return c10::str("hccl: ", kind, " of rank ", rank); };
     return launched;
@@ -230,6 +240,7 @@ HcclBackend::WorkPointer HcclBackend::point_to_point(Launched launched, Tensors 
 }
 
 HcclBackend::WorkPointer HcclBackend::complete(Launched launched, Tensors outputs) {
+  const auto computing = std::move(launched.computing);
   auto work = point_to_point(std::move(launched), std::move(outputs));
   if (!deferred) {
     work->wait();
@@ -340,6 +351,7 @@ void HcclBackend::launch_all_gather(Launched& launched, const Tensors& outputs, 
 HcclBackend::WorkPointer HcclBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                 const c10d::AllgatherOptions&) {
   const CollectiveScope scope;
+  const auto flat = flat_buffer(outputs[0]);
   auto launched = begin("all_gather", bytes_of(inputs));
   for (size_t index = 0; index < inputs.size(); ++index) launch_all_gather(launched, outputs[index], inputs[index]);
   return complete(std::move(launched), outputs[0]);
@@ -442,6 +454,7 @@ void HcclBackend::launch_reduce_scatter(Launched& launched, const Tensor& output
 HcclBackend::WorkPointer HcclBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                      const c10d::ReduceScatterOptions& options) {
   const CollectiveScope scope;
+  const auto flat = flat_buffer(inputs[0]);
   int64_t bytes = 0;
   for (const auto& parts : inputs) bytes += bytes_of(parts);
   auto launched = begin("reduce_scatter", bytes);
@@ -513,6 +526,7 @@ HcclBackend::WorkPointer HcclBackend::alltoall_base(Tensor& output, Tensor& inpu
 
 HcclBackend::WorkPointer HcclBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions&) {
   const CollectiveScope scope;
+  const auto flat_inputs = flat_buffer(inputs), flat_outputs = flat_buffer(outputs);
   auto launched = begin("all_to_all", bytes_of(inputs));
   Tensors parts;
   std::vector<int64_t> sent_bytes, received_bytes;
@@ -570,6 +584,7 @@ HcclBackend::WorkPointer HcclBackend::barrier(const c10d::BarrierOptions& option
   c10d::BarrierOptions on_host;
   on_host.timeout = options.timeout;
   if (size_ > 1) launched.carriers.push_back(carrier_->barrier(on_host));
+  const auto computing = std::move(launched.computing);
   auto work = point_to_point(std::move(launched), {});
   work->wait();
   return work;

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "recorder.h"
+
 namespace npu {
 
 // One collective under way. Its results are complete after wait().
@@ -85,6 +87,7 @@ class HcclBackend final : public c10d::Backend {
     std::vector<WorkPointer> carriers;
     std::vector<std::function<void()>> finish;
     std::function<std::string()> explain;
+    std::unique_ptr<recorder::Computing> computing;  // until the results are there
   };
 
   // Counts an operation of this rank, which is about to be launched.

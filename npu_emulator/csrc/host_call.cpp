@@ -1,10 +1,12 @@
 #include "host_call.h"
 
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "device.h"
 #include "host_alias.h"
 #include "memory.h"
+#include "recorder.h"
 
 namespace npu {
 namespace {
@@ -58,7 +60,10 @@ class HostCall {
 
 }  // namespace
 
-py::object call_on_host(const py::function& function, const py::tuple& args, const py::dict& kwargs) {
+py::object call_on_host(const py::str& name, const py::function& function, const py::tuple& args,
+                        const py::dict& kwargs) {
+  at::RecordFunction call_of_operator(at::RecordScope::FUNCTION);
+  if (call_of_operator.isActive()) call_of_operator.before(static_cast<std::string>(name));
   HostCall call;
   py::tuple host_args(args.size());
   for (size_t index = 0; index < args.size(); ++index)
@@ -68,6 +73,7 @@ py::object call_on_host(const py::function& function, const py::tuple& args, con
   py::object results;
   {
     const ChargeScope scope(call.device());
+    const recorder::Computing computing(name, call.device());
     results = function(*host_args, **host_kwargs);
   }
   return call.to_device(results);

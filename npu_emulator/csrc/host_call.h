@@ -6,7 +6,8 @@ namespace npu {
 
 // `function(*args, **kwargs)` with every NPU tensor, also in lists and tuples, replaced by its host alias. What it
 // allocates is charged to the die of the first one, or the current die, and the tensors that it returns go there.
-pybind11::object call_on_host(const pybind11::function& function, const pybind11::tuple& args,
-                              const pybind11::dict& kwargs);
+// A profiler knows the call by `name`.
+pybind11::object call_on_host(const pybind11::str& name, const pybind11::function& function,
+                              const pybind11::tuple& args, const pybind11::dict& kwargs);
 
 }  // namespace npu

@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/TensorFactories.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -22,6 +24,7 @@
 #include "host_alias.h"
 #include "memory.h"
 #include "meters.h"
+#include "recorder.h"
 
 namespace npu {
 namespace {
@@ -82,7 +85,10 @@ bool same_layout(const at::Tensor& source, const at::Tensor& destination) {
 }
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bool) {
+  refuse_after_fork();
   count_copy(source, destination);
+  const recorder::Computing computing("aten::_copy_from",
+                                      (source.is_cpu() ? destination : source).device().index());
   if (same_layout(source, destination)) {
     const auto bytes = destination.nbytes();
     if (bytes) std::memmove(destination.mutable_data_ptr(), source.const_data_ptr(), bytes);
@@ -163,6 +169,7 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const 
   HostAliases aliases;
   const at::AutoDispatchBelowAutograd below_autograd;
   const ChargeScope scope(input.device().index());
+  const recorder::Computing computing("aten::convolution_overrideable", input.device().index());
   const bool has_bias = bias && bias->defined();
   return aliases.to_device(
       at::convolution(aliases.alias(input), aliases.alias(weight),
@@ -179,6 +186,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   const at::AutoDispatchBelowAutograd below_autograd;
   const auto device = input.device().index();
   const ChargeScope scope(device);
+  const recorder::Computing computing("aten::convolution_backward_overrideable", device);
   const auto channels = grad_output.size(1);
   auto [grad_input, grad_weight, grad_bias] = at::convolution_backward(
       aliases.alias(grad_output), aliases.alias(input), aliases.alias(weight),
@@ -218,3 +226,20 @@ TORCH_LIBRARY_IMPL(aten, Conjugate, library) { library.impl("_copy_from", torch:
 TORCH_LIBRARY_IMPL(aten, Negative, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
 }  // namespace npu
+
+namespace at::native {
+namespace {
+
+// How scaled_dot_product_attention computes: as on the CPU, where its fused kernel takes the inputs. Only shapes, types
+// and strides are looked at, so tensors of the device will do.
+int64_t attention_as_on_host(const Tensor& query, const Tensor& key, const Tensor& value,
+                             const std::optional<Tensor>& mask, double dropout, bool causal,
+                             std::optional<double> scale, bool grouped) {
+  return _fused_sdp_choice_cpp(query, key, value, mask, dropout, causal, scale, grouped);
+}
+
+}  // namespace
+
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &attention_as_on_host);
+
+}  // namespace at::native

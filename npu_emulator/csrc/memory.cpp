@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "allocator_options.h"
 #include "device.h"
 #include "node.h"
 
@@ -30,6 +32,7 @@ struct Ledger {
 
 Ledger& ledger(c10::DeviceIndex device) {
   static auto* ledgers = [] {
+    if (const char* options = std::getenv("PYTORCH_NPU_ALLOC_CONF")) check_allocator_options(options);
     auto* all = new std::array<Ledger, kMaxDevices>();
     for (auto& one : *all) {
       one.statistics.capacity = environment_integer("NPU_EMULATOR_CAPACITY_MB", 4096) << 20;

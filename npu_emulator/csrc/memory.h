@@ -52,6 +52,19 @@ class ChargeScope {
   c10::DeviceIndex outer_;
 };
 
+// Takes memory of a die while it lives, without there being any: what a real operator or collective would need.
+class Workspace {
+ public:
+  Workspace(c10::DeviceIndex device, size_t bytes) : device_(device), bytes_(bytes) { charge(device_, bytes_); }
+  ~Workspace() { uncharge(device_, bytes_); }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+ private:
+  c10::DeviceIndex device_;
+  size_t bytes_;
+};
+
 // The memory of a host storage, as device memory of `device`. What was charged already is not charged again.
 c10::DataPtr adopt(const c10::intrusive_ptr<c10::StorageImpl>& host, c10::DeviceIndex device);
 

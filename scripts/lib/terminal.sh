@@ -8,6 +8,13 @@ say() {
 
 # Prints one sentence on standard error and ends the script with status 2.
 fail() {
+    quit 2 "$@"
+}
+
+# Prints one sentence on standard error and ends the script with CODE.
+quit() {
+    local code=$1
+    shift
     printf 'error: %s\n' "$*" >&2
-    exit 2
+    exit "$code"
 }

@@ -29,7 +29,7 @@ DTYPES = [
     torch.uint8,
 ]
 DTYPES += [torch.int8, torch.bool]
-ROUNDS = 6
+ROUNDS = int(os.environ.get("COLLECTIVES_ROUNDS", 6))  # of random sizes
 REDUCTIONS = {
     dist.ReduceOp.SUM: lambda parts: torch.stack(parts).sum(0),
     dist.ReduceOp.MAX: lambda parts: torch.stack(parts).amax(0),
@@ -373,6 +373,131 @@ def fully_sharded_training_equals_plain_training(ranks):
             assert torch.allclose(mine, theirs, atol=1e-6)
 
 
+MODULUS = 1009
+CHAIN_STEPS = 40 * ROUNDS // 6
+
+
+def chain_links(ranks) -> dict:
+    """Collectives as (what this rank does to its tensor, what that makes of the tensors of all ranks on the CPU).
+
+    The tensors have as many rows as there are ranks, or a multiple of it, and hold whole numbers.
+    """
+    size = ranks.size
+    following, preceding = (ranks.rank + 1) % size, (ranks.rank - 1) % size
+
+    def in_place(act):
+        def run(own):
+            act(own)
+            return own
+
+        return run
+
+    def every_rank_gets(make):
+        return lambda parts: [make(parts) for _ in parts]
+
+    def gather_and_keep(own):
+        whole = own.new_empty(size * own.shape[0], own.shape[1])
+        dist.all_gather_into_tensor(whole, own)
+        return whole[::size].contiguous()
+
+    def scatter_and_repeat(own):
+        part = own.new_empty(own.shape[0] // size, own.shape[1])
+        dist.reduce_scatter_tensor(part, own)
+        return part.repeat(size, 1)
+
+    def exchange(own):
+        received = torch.empty_like(own)
+        dist.all_to_all_single(received, own)
+        return received
+
+    def hand_on(own):
+        received = torch.empty_like(own)
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, own, following), dist.P2POp(dist.irecv, received, preceding)]
+        ):
+            work.wait()
+        return received
+
+    def gather_and_scatter(own):
+        gathered = [torch.empty_like(own) for _ in range(size)] if ranks.rank == 1 else None
+        dist.gather(own, gathered, 1)
+        received = torch.empty_like(own)
+        dist.scatter(received, gathered[::-1] if gathered else None, 1)
+        return received
+
+    def reduce_to_last(own):
+        dist.reduce(own, size - 1)
+        return own
+
+    def total(parts):
+        return torch.stack(parts).sum(0)
+
+    return {
+        "all_reduce": (in_place(dist.all_reduce), every_rank_gets(total)),
+        "maximum": (
+            in_place(lambda own: dist.all_reduce(own, dist.ReduceOp.MAX)),
+            every_rank_gets(lambda parts: torch.stack(parts).amax(0)),
+        ),
+        "broadcast": (in_place(lambda own: dist.broadcast(own, 2)), every_rank_gets(lambda parts: parts[2])),
+        "reduce": (reduce_to_last, lambda parts: [*parts[:-1], total(parts)]),
+        "all_gather": (gather_and_keep, every_rank_gets(lambda parts: torch.cat(parts)[::size])),
+        "reduce_scatter": (
+            scatter_and_repeat,
+            lambda parts: [part.repeat(size, 1) for part in total(parts).chunk(size)],
+        ),
+        "all_to_all": (
+            exchange,
+            lambda parts: [torch.cat([part.chunk(size)[rank] for part in parts]) for rank in range(size)],
+        ),
+        "send and receive": (hand_on, lambda parts: [parts[rank - 1] for rank in range(size)]),
+        "gather and scatter": (gather_and_scatter, lambda parts: parts[::-1]),
+    }
+
+
+@check
+def a_chain_of_every_collective_equals_the_same_chain_on_the_cpu(ranks):
+    """Each takes what the one before has left, so that an error anywhere shows at the end."""
+    choice = random.Random(5)
+    links = chain_links(ranks)
+    for columns in (1, 3, 17):
+        parts = ranks.all((2 * ranks.size, columns), torch.int64, columns)
+        own = parts[ranks.rank].to(ranks.device)
+        order = [*links, *choice.choices(list(links), k=CHAIN_STEPS)]
+        choice.shuffle(order)
+        for number, name in enumerate(order):
+            act, reference = links[name]
+            own, parts = act(own), reference(parts)
+            # Keeps numbers small, and ranks different after a collective that makes them equal.
+            own = (own * 3 + ranks.rank + torch.arange(columns, device=ranks.device)) % MODULUS
+            parts = [(part * 3 + rank + torch.arange(columns)) % MODULUS for rank, part in enumerate(parts)]
+            assert torch.equal(own.cpu(), parts[ranks.rank]), f"after {order[: number + 1]}"
+
+
+@check
+def tensor_parallel_layers_of_dtensor_equal_plain_ones(ranks):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    def build():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8)).to(ranks.device)
+
+    plain = build()
+    mesh = init_device_mesh("npu", (ranks.size,))
+    parallel = parallelize_module(build(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    assert parallel[0].weight.to_local().shape == (16 // ranks.size, 8)
+    inputs = ranks.of(0, (5, 8)).to(ranks.device)
+    results = []
+    for model in (plain, parallel):
+        x = inputs.clone().requires_grad_()
+        result = model(x)
+        result.square().sum().backward()
+        results.append((result, x.grad, model[0].weight.grad, model[2].weight.grad))
+    for index, (expected, got) in enumerate(zip(*results, strict=True)):
+        got = got.full_tensor() if index >= 2 else got
+        assert torch.allclose(got, expected, rtol=1e-4, atol=1e-4), index
+
+
 @check
 def collectives_are_counted_with_bytes_and_group_size(ranks):
     def counted(kind, size=ranks.size):
@@ -398,18 +523,34 @@ def collectives_are_counted_with_bytes_and_group_size(ranks):
 
 @check
 def running_out_of_memory_in_a_collective_is_an_error_not_a_crash(ranks):
+    """A hundred times in each: what HCCL needs for lists is refused, nothing is kept, and the group goes on working."""
     capacity = _C.memory_statistics(ranks.rank)["capacity"]
-    tensor = ranks.own((1024,))
-    _C.set_capacity(ranks.rank, torch.npu.memory_allocated(ranks.rank))
-    try:
-        dist.all_gather([torch.empty(1024, device=ranks.device) for _ in range(4)], tensor)
-    except torch.OutOfMemoryError:
-        pass
-    else:
-        raise AssertionError("memory did not run out")
-    finally:
-        _C.set_capacity(ranks.rank, capacity)
-    dist.all_reduce(tensor)
+    tensor, parts = ranks.own((1024,)), [torch.empty(1024, device=ranks.device) for _ in range(ranks.size)]
+    actions = {
+        "all_gather": lambda: dist.all_gather(parts, tensor),
+        "reduce_scatter": lambda: dist.reduce_scatter(tensor, parts),
+        "all_to_all": lambda: dist.all_to_all(parts, parts),
+    }
+    allocated = torch.npu.memory_allocated(ranks.rank)
+    for name, action in actions.items():
+        action()
+        # Enough for torch to print the tensors with the error, not for the flat copy of the list.
+        _C.set_capacity(ranks.rank, allocated + 8192)
+        refused = 0
+        try:
+            for _ in range(100):
+                try:
+                    action()
+                except torch.OutOfMemoryError:
+                    refused += 1
+        finally:
+            _C.set_capacity(ranks.rank, capacity)
+        assert refused == 100, f"{name}: memory ran out {refused} times of 100"
+        assert torch.npu.memory_allocated(ranks.rank) == allocated, name
+        dist.barrier()
+    own = ranks.own((3,))
+    dist.all_reduce(own)
+    equal(own, torch.stack(ranks.all((3,))).sum(0))
 
 
 @check

@@ -177,6 +177,33 @@ def test_missing_operators_say_their_name():
         torch_npu.no_such_name  # noqa: B018
 
 
+def test_a_forked_process_may_not_compute_on_tensors_of_its_parent():
+    """It may let go of them; the parent's memory and values stay as they are."""
+    program = """
+import os, torch, torch_npu
+x = torch.ones(8, device="npu")
+actions = [lambda: x + 1, lambda: x.add_(1), lambda: x.cpu(), lambda: x.tolist(), lambda: torch_npu.npu_swiglu(x)]
+child = os.fork()
+if child == 0:
+    refused = 0
+    for action in actions:
+        try:
+            action()
+        except RuntimeError as error:
+            refused += "forked subprocess" in str(error)
+    del x
+    torch.npu.empty_cache()
+    os._exit(refused)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert x.tolist() == [1] * 8 and torch.npu.memory_allocated() == 512
+for action in actions:
+    action()
+print(code, len(actions))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.stdout.split() == ["5", "5"], ended.stderr
+
+
 @pytest.mark.parametrize("used", [True, False])
 def test_a_fork_after_use_is_refused_and_before_use_is_fine(used):
     program = f"""
@@ -193,3 +220,35 @@ if child == 0:
 os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     assert subprocess.run([sys.executable, "-c", program]).returncode == (7 if used else 0)
+
+
+@pytest.mark.parametrize(("visible", "count"), [(None, 6), ("1,4", 2), ("", 0)])
+def test_ray_finds_the_dies(monkeypatch, visible, count):
+    from ray._private.accelerators.npu import NPUAcceleratorManager
+
+    monkeypatch.setenv("NPU_EMULATOR_DEVICES", "6")
+    monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", visible)
+    assert NPUAcceleratorManager.get_current_node_num_accelerators() == count
+    assert NPUAcceleratorManager.get_current_node_accelerator_type() == "Ascend910B3"
+
+
+def test_acl_knows_the_memory_of_the_current_device():
+    """As MindSpeed asks for it."""
+    assert acl.rt.set_device(1) == 0 and torch.npu.current_device() == 1
+    held = torch.empty(3 << 20, dtype=torch.uint8, device="npu")
+    free, total, code = acl.rt.get_mem_info(1)
+    assert code == 0 and total - free >= held.nbytes and (free, total) == torch.npu.mem_get_info("npu:1")
+    assert acl.rt.set_device(63) != 0 and torch.npu.current_device() == 1
+    assert acl.rt.reset_device(1) == 0 and acl.rt.set_device(0) == 0
+
+
+def test_acl_copies_bytes_between_host_and_device():
+    """As vllm-ascend's allocator saves and restores memory; kinds 1 and 2 are host to device and back."""
+    tensor, host = torch.arange(6, dtype=torch.int32, device="npu"), torch.zeros(6, dtype=torch.int32)
+    assert acl.rt.memcpy(host.data_ptr(), 24, tensor.data_ptr(), 24, 2) == 0
+    assert host.tolist() == [0, 1, 2, 3, 4, 5]
+    assert acl.rt.memcpy(tensor.data_ptr(), 24, (host * 2).data_ptr(), 24, 1) == 0
+    assert tensor.tolist() == [0, 2, 4, 6, 8, 10]
+    assert acl.rt.memcpy(host.data_ptr(), 4, tensor.data_ptr(), 24, 2) != 0 and host.tolist() == [0, 1, 2, 3, 4, 5]

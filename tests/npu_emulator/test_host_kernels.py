@@ -6,6 +6,8 @@ import torch_npu  # noqa: F401
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from npu_emulator import meters
+
 SHAPES = some.tuples(some.integers(1, 5), some.integers(1, 5), some.integers(1, 5))
 DTYPES = some.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64])
 
@@ -192,3 +194,41 @@ def test_whole_numbers_have_histograms():
 def test_sparse_results_are_refused_by_name():
     with pytest.raises((NotImplementedError, RuntimeError)):
         torch.ones(3, device="npu").to_sparse()
+
+
+@pytest.mark.parametrize(
+    ("name", "compute", "operator"),
+    [
+        ("layer_norm", lambda x: torch.nn.functional.layer_norm(x, (8,)), "aten::native_layer_norm"),
+        (
+            "attention",
+            lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True),
+            "aten::_scaled_dot_product_flash_attention_for_cpu",
+        ),
+        ("softmax", lambda x: torch.softmax(x, -1), "aten::_softmax"),
+    ],
+)
+def test_what_the_cpu_does_in_one_operator_is_one_here(name, compute, operator):
+    """Made of smaller ones it would give the same, several times slower."""
+    tensor = torch.randn(2, 2, 4, 8, device="npu")
+
+    def calls():
+        return {name: numbers["calls"] for name, numbers in meters.snapshot()["operators"].items()}
+
+    before = calls()
+    compute(tensor)
+    new = {name: count - before.get(name, 0) for name, count in calls().items() if count > before.get(name, 0)}
+    assert new == {operator: 1}, name
+
+
+def test_attention_that_has_no_fused_kernel_is_computed_too():
+    """A mask that needs a gradient is what the CPU's fused kernel does not take."""
+    inputs = torch.randn(1, 2, 4, 8)
+    mask = torch.randn(4, 4)
+    found = []
+    for device in ("cpu", "npu"):
+        own = mask.clone().to(device).requires_grad_()
+        x = inputs.to(device)
+        torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=own).sum().backward()
+        found.append(own.grad.cpu())
+    assert torch.allclose(*found, atol=1e-6) and found[0].abs().sum() > 0

@@ -1,5 +1,9 @@
 """Memory is charged to the die, refused before a kernel computes, and given back."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch_npu  # noqa: F401
@@ -120,6 +124,33 @@ def test_out_of_memory_in_backward_leaves_no_trace(die):
     step().backward()
 
 
+def test_running_out_a_hundred_times_leaks_nothing(die):
+    """In an operator of torch, in one of torch_npu, in its gradient and in a graph of several."""
+    x = torch.randn(64, 1024, device=die, requires_grad=True)
+    actions = {
+        "operator": lambda: x.detach().sort(),
+        "operator of torch_npu": lambda: torch_npu.npu_swiglu(x.detach()),
+        "gradient of torch_npu": lambda: torch_npu.npu_swiglu(x).sum().backward(),
+        "graph": lambda: ((x * 2).exp() * x).softmax(-1).sum().backward(),
+        "storage": lambda: torch.empty(512, device=die).untyped_storage().resize_(2 * MEBIBYTE),
+    }
+    for name, action in actions.items():
+        x.grad = None
+        before = torch.npu.memory_allocated(die)
+        torch.npu.reset_peak_memory_stats(die)
+        action()
+        x.grad = None
+        needed = torch.npu.max_memory_allocated(die) - before
+        room = needed * 7 // 10  # so that it fails underway
+        held = torch.empty(8 * MEBIBYTE - before - room, dtype=torch.uint8, device=die)
+        assert all(runs_out_of_memory(action) for _ in range(100)), name
+        del held
+        # torch's thread for backward lets go of what has failed when it begins with something else.
+        assert not runs_out_of_memory(action), name
+        x.grad = None
+        assert torch.npu.memory_allocated(die) == before, name
+
+
 def test_a_hundred_steps_leak_nothing(die):
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).to(die)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -146,3 +177,42 @@ def test_a_fraction_of_the_capacity_can_be_set(die):
         torch.empty(5 * MEBIBYTE, dtype=torch.uint8, device=die)
     with pytest.raises(ValueError, match="Allowed range"):
         torch.npu.set_per_process_memory_fraction(1.5, die)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "expandable_segments:True",
+        "max_split_size_mb:128, garbage_collection_threshold:0.6",
+        "expandable_segments:False,max_split_size_mb:21",
+        "page_size:1g,base_addr_aligned_kb:0",
+    ],
+)
+def test_options_of_the_allocator_are_taken(options):
+    _C.check_allocator_options(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        ("expandable_segment:True", "Unrecognized CachingAllocator option: expandable_segment"),
+        ("expandable_segments:yes", "single True/False"),
+        ("expandable_segments", "must be NAME:VALUE"),
+        ("max_split_size_mb:20", "too small"),
+        ("max_split_size_mb:large", "must be a number"),
+        ("garbage_collection_threshold:1.5", "between 0 and 1"),
+        ("expandable_segments:True,max_split_size_mb:128", "cannot be set with expandable_segments"),
+    ],
+)
+def test_options_that_the_allocator_does_not_take_are_refused(options, refusal):
+    with pytest.raises(RuntimeError, match=refusal):
+        _C.check_allocator_options(options)
+
+
+@pytest.mark.parametrize(("options", "code"), [("expandable_segments:True", 0), ("expandable:True", 1)])
+def test_options_are_read_with_the_first_memory(options, code):
+    program = "import torch; torch.ones(1, device='npu')"
+    environment = os.environ | {"PYTORCH_NPU_ALLOC_CONF": options}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert ended.returncode == code and ("Unrecognized" in ended.stderr) == bool(code)

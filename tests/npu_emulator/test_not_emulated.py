@@ -7,11 +7,6 @@ import torch_npu
 from npu_emulator import coverage
 
 
-def test_the_profiler_says_that_it_writes_no_trace():
-    with pytest.warns(RuntimeWarning, match="no trace will be written"), torch_npu.profiler.profile():
-        pass
-
-
 def test_counting_floating_point_operations_is_refused():
     with pytest.raises(NotImplementedError, match="FlopsCounter"):
         torch_npu.utils.FlopsCounter().start()

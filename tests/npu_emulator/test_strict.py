@@ -7,9 +7,11 @@ import torch
 import torch_npu
 
 from npu_emulator import strict
-from npu_emulator.operators import emulated
+from npu_emulator.operators import emulated, exposed
 
 on = {"device": "npu"}
+half = {"device": "npu", "dtype": torch.bfloat16}
+training = exposed("npu_extension")
 
 
 def gating(rows=4, experts=8):
@@ -72,6 +74,34 @@ FORBIDDEN = {
     "npu::npu_fusion_attention: sparse_mode 1 to 4 needs atten_mask": lambda: torch_npu.npu_fusion_attention(
         *[torch.ones(1, 1, 4, 8, **on)] * 3, 1, "BNSD", sparse_mode=3
     ),
+    "npu_extension::npu_gmm: x must hold float16 or bfloat16 matrices": lambda: training["npu_gmm"](
+        [torch.ones(3, 2, **on)], [torch.ones(1, 2, 2, **on)], [], [3], 0, 0
+    ),
+    "npu_extension::npu_gmm: group_list must add up to the rows of x": lambda: training["npu_gmm"](
+        [torch.ones(3, 2, **half)], [torch.ones(1, 2, 2, **half)], [], torch.tensor([2], **on), 0, 1
+    ),
+    "npu_extension::npu_groupmatmul_add_fp32: grad must be float32": lambda: training["npu_groupmatmul_add_fp32"](
+        torch.ones(3, 2, **half), torch.ones(3, 2, **half), torch.tensor([3], **on), torch.ones(1, 2, 2, **half)
+    ),
+    "npu_extension::npu_matmul_add_fp32: weight must have the dtype of x": lambda: training["npu_matmul_add_fp32"](
+        torch.ones(3, 2, **half), torch.ones(3, 2, **on), torch.ones(2, 2, **on)
+    ),
+    "npu_extension::npu_moe_token_permute: tokens must be bfloat16": lambda: training["npu_moe_token_permute"](
+        torch.ones(3, 2, **on), torch.zeros(3, dtype=torch.int32, **on)
+    ),
+    "npu_extension::npu_moe_token_unpermute: sorted_indices must be int32": lambda: training["npu_moe_token_unpermute"](
+        torch.ones(3, 2, **half), torch.arange(3, **on)
+    ),
+    "npu_extension::npu_rotary_position_embedding: sin must have the shape of cos": lambda: training[
+        "npu_rotary_position_embedding"
+    ](torch.ones(3, 2, 2, 4, **on), torch.ones(3, 2, 1, 4, **on), torch.ones(3, 1, 1, 4, **on)),
+    "npu_extension::npu_ring_attention_update: layout must be one of SBH, TND": lambda: training[
+        "npu_ring_attention_update"
+    ](*[torch.ones(1, 1, 1, **on), *[torch.ones(1, 1, 1, 8, **on)] * 2] * 2, None, "BSH"),
+    "npu_extension::npu_apply_fused_adamw_v2: exp_avg must have the dtype of param": lambda: training[
+        "npu_apply_fused_adamw_v2"
+    ](torch.ones(2, **on), torch.ones(2, **on), torch.ones(2, **half), torch.ones(2, **on), None,
+      torch.tensor([1], **on), 0.1, 0.9, 0.9, 0.0, 1e-8, False, False),
     "atb::_npu_reshape_and_cache: slot_indices must be int32": lambda: torch_npu._npu_reshape_and_cache(
         *[torch.ones(1, 1, 4, dtype=torch.bfloat16, **on)] * 2,
         *[torch.ones(1, 2, 1, 4, dtype=torch.bfloat16, **on)] * 2,

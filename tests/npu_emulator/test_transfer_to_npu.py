@@ -41,6 +41,7 @@ FACTS = {
     "meshes by class": "DeviceMesh('cuda', [0]).device_type == 'npu'",
     "collectives": "reduced() == 3",
     "host stays the host": "torch.zeros(1).device.type == 'cpu' and torch.zeros(1, device='cpu').device.type == 'cpu'",
+    "scripts are left alone": "torch.jit.script(saved) is saved and torch.jit.script_method(saved) is saved",
     "names of CUDA alone stay": "hasattr(torch.cuda, 'nvtx')",
 }
 PROGRAM = """

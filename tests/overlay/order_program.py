@@ -1,48 +1,110 @@
-"""Import the targets of all real patches in given orders, each in its own process, and say what state that ends in.
+"""Import the targets of all real patches in many orders, each in a process of its own, and compare where that ends.
 
-    python -m tests.overlay.order_program < SCENARIOS
+    python -m tests.overlay.order_program --all        every ordered pair, and 200 random full orders; minutes
+    python -m tests.overlay.order_program < SCENARIOS  the states, for the tests
 
-Reads a JSON list of scenarios `{"before": [modules], "after": [modules], "spoil": "module:copy"}`: what is imported
-before the overlay is activated and after, and optionally a copy of a patched function to be set back to upstream's.
-Writes a JSON list of states, `null` for a scenario that does not apply because what it imports first already imports a
-module that some patch must come before. The interpreter that forks holds everything that upstream imports and that is
-not upstream itself, so that a scenario takes a second or two.
+A scenario is a list of steps: the name of a module to import, ACTIVATE for the overlay's activation, or `spoil
+MODULE:NAME` to set a copy of a patched function back to upstream's own. Every step runs in a process that has run the
+scenario's earlier steps and nothing else of upstream or ours: scenarios that begin alike share that beginning and fork
+where they part. The first process holds what upstream imports and is not upstream itself, so that a scenario takes
+about a second.
 """
 
 import contextlib
+import gc
+import hashlib
 import importlib
 import json
 import os
+import random
 import sys
+import time
 import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from overlay.discovery import load
 from overlay.pins import Pins, within
 
+ACTIVATE = "activate"
+TOO_LATE = "too late"
+RANDOM_ORDERS = 200
 PINS = Pins.read()
 PATCHES = load(PINS.rooms())
-PATCHED = tuple(
-    package for upstream in PINS.upstreams if upstream.room for package in (*upstream.packages, upstream.room)
-)
+PATCHED = PINS.patched_packages()
+MODULES = sorted({patch.module for patch in PATCHES if patch.kind != "provide"})
+
+Steps = Sequence[str]
+Answers = dict[str, Any]
 
 
-def run(scenario: dict[str, list[str]]) -> dict[str, Any] | None:
-    """Carry out one scenario in this process."""
+def all_pairs() -> list[Steps]:
+    """Every ordered pair of target modules, with the activation before, between and after; then everything else."""
+    pairs = [(first, second) for first in MODULES for second in MODULES if first != second]
+    beginnings = [
+        beginning
+        for first, second in pairs
+        for beginning in ((ACTIVATE, first, second), (first, ACTIVATE, second), (first, second, ACTIVATE))
+    ]
+    return [[*beginning, *MODULES] for beginning in beginnings]
+
+
+def random_orders(count: int, seed: int = 2) -> list[Steps]:
+    """Full orders with the activation first."""
+    generator = random.Random(seed)
+    return [[ACTIVATE, *generator.sample(MODULES, len(MODULES))] for _ in range(count)]
+
+
+def run(scenarios: Sequence[Steps]) -> tuple[list[str], dict[str, Any]]:
+    """For each scenario the digest of the state it ends in, and the states by digest.
+
+    A scenario ends in TOO_LATE where it activates the overlay after the import of a module that a patch must precede.
+    """
+    branches = [(index, tuple(steps)) for index, steps in enumerate(scenarios)]
+    result = _in_child(lambda: _follow(branches))
+    if "failed" in result:
+        raise RuntimeError(result["failed"])
+    return [result["digests"][str(index)] for index in range(len(scenarios))], result["states"]
+
+
+def _follow(branches: list[tuple[int, tuple[str, ...]]]) -> Answers:
+    """Take the steps that all branches have in common here, and each different continuation in a child."""
+    while all(steps for _, steps in branches) and len({steps[0] for _, steps in branches}) == 1:
+        if not _take(branches[0][1][0]):
+            return {"digests": {str(index): TOO_LATE for index, _ in branches}, "states": {TOO_LATE: None}}
+        branches = [(index, steps[1:]) for index, steps in branches]
+    if not any(steps for _, steps in branches):
+        content = state()
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+        return {"digests": {str(index): digest for index, _ in branches}, "states": {digest: content}}
+    parts: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
+    for index, steps in branches:
+        parts.setdefault(steps[0] if steps else "", []).append((index, steps))
+    answers: Answers = {"digests": {}, "states": {}}
+    for part in parts.values():
+        answer = _in_child(lambda part=part: _follow(part))
+        if "failed" in answer:
+            return {"failed": f"{list(part[0][1])}: {answer['failed']}"}
+        answers["digests"] |= answer["digests"]
+        answers["states"] |= answer["states"]
+    return answers
+
+
+def _take(step: str) -> bool:
+    """One step of a scenario; False if it comes too late."""
     import overlay
 
-    for module in scenario["before"]:
-        importlib.import_module(module)
-    if any(patch.kind == "before_import" and patch.module in sys.modules for patch in PATCHES):
-        return None
-    overlay.activate()
-    for module in scenario["after"]:
-        importlib.import_module(module)
-    if scenario.get("spoil"):
-        holder, _, name = scenario["spoil"].partition(":")
-        ours = vars(sys.modules[holder])[name]
-        setattr(sys.modules[holder], name, ours.__wrapped__)
-    return state()
+    if step == ACTIVATE:
+        if any(patch.kind == "before_import" and patch.module in sys.modules for patch in PATCHES):
+            return False
+        overlay.activate()
+    elif step.startswith("spoil "):
+        holder, _, name = step.removeprefix("spoil ").partition(":")
+        setattr(sys.modules[holder], name, vars(sys.modules[holder])[name].__wrapped__)
+    else:
+        importlib.import_module(step)
+    return True
 
 
 def state() -> dict[str, Any]:
@@ -51,7 +113,6 @@ def state() -> dict[str, Any]:
 
     report = overlay.report()
     engine = overlay._engine
-    nested = {name: nesting(effect.current) for name, effect in engine.effects.items()}
     ours = {id(effect.current): name for name, effect in engine.effects.items() if callable(effect.current)}
     names = {
         f"{module_name}:{name}": ours[id(value)]
@@ -64,7 +125,7 @@ def state() -> dict[str, Any]:
         "applied": sorted(report.applied),
         "effective": sorted(name for name, holds in report.effective.items() if holds),
         "problems": report.problems,
-        "nesting": nested,
+        "nesting": {name: nesting(effect.current) for name, effect in engine.effects.items()},
         "names": names,
     }
 
@@ -83,11 +144,12 @@ def nesting(current: Any) -> list[str]:
     return bodies
 
 
-def in_child(work: Any) -> Any:
+def _in_child(work: Callable[[], Any]) -> Any:
     """Call `work` in a forked process and return its JSON result; a failure is returned as a text."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        os.close(reading)
         with open(writing, "w") as out, contextlib.redirect_stdout(sys.stderr):
             try:
                 json.dump(work(), out)
@@ -101,26 +163,54 @@ def in_child(work: Any) -> Any:
     return json.loads(answer) if answer else {"failed": "the process died"}
 
 
-def imported_by(scenario: dict[str, list[str]]) -> list[str]:
-    """The modules that a scenario imports and that are not upstream's or ours."""
-    run(scenario)
-    return [name for name in sys.modules if not any(within(name, package) for package in (*PATCHED, "overlay"))]
+def import_what_upstream_needs() -> None:
+    """Import what the targets import and what is neither upstream's nor ours."""
 
+    def needed() -> list[str]:
+        for step in (ACTIVATE, *MODULES):
+            _take(step)
+        return [name for name in sys.modules if not any(within(name, package) for package in (*PATCHED, "overlay"))]
 
-def main() -> None:
-    """Read the scenarios, run them, write the states."""
-    scenarios = json.load(sys.stdin)
-    everything = {
-        "before": [],
-        "after": sorted({name for each in scenarios for name in each["before"] + each["after"]}),
-    }
-    shared = in_child(lambda: imported_by(everything))
-    for name in shared if isinstance(shared, list) else ():
-        if name.partition(".")[0] not in ("torch_npu", "torchair", "acl", "hccl", "apex", "flash_attn"):
+    for name in _in_child(needed):
+        if name.partition(".")[0] not in ("torch_npu", "torchair", "acl", "hccl", "apex", "flash_attn", "failed"):
             with contextlib.suppress(Exception), contextlib.redirect_stdout(sys.stderr):
                 importlib.import_module(name)
-    json.dump([in_child(lambda each=each: run(each)) for each in scenarios], sys.stdout)
+    # Collecting garbage would touch, and so copy, all of this in every child.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def run_all() -> int:
+    """Run everything, say in figures where it ended; 0 if that is one state without a problem."""
+    began = time.monotonic()
+    import_what_upstream_needs()
+    pairs, orders = all_pairs(), random_orders(RANDOM_ORDERS)
+    digests, states = run([*pairs, *orders])
+    counted = Counter(digests[: len(pairs)])
+    late = counted.pop(TOO_LATE, 0)
+    print(
+        f"{len(PATCHES)} patches in {len(MODULES)} modules: {len(pairs) // 3} ordered pairs, each activated at 3 points"
+    )
+    print(f"  {len(pairs) - late} scenarios of pairs ended in {len(counted)} state(s): {dict(counted)}")
+    print(f"  {late} activate after a module that a patch must precede, which the overlay refuses")
+    print(f"  {len(orders)} random full orders ended in {dict(Counter(digests[len(pairs) :]))}")
+    print(f"  {time.monotonic() - began:.0f} s")
+    ended = [states[digest] for digest in set(digests) - {TOO_LATE}]
+    sound = all(not each["problems"] and each["applied"] == each["effective"] for each in ended)
+    return 0 if len(ended) == 1 and sound else 1
+
+
+def main() -> int:
+    """The command line."""
+    if sys.argv[1:] == ["--all"]:
+        return run_all()
+    scenarios = json.load(sys.stdin)
+    import_what_upstream_needs()
+    digests, states = run(scenarios)
+    json.dump([states[digest] for digest in digests], sys.stdout)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

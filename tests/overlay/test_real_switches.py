@@ -1,5 +1,5 @@
 """A patch whose feature is off calls upstream's own function with the arguments that it was given, and returns what it
-returns. (What a feature does when it is on is each feature's own test.)"""
+returns. Switched on, every patch does something else than one that does nothing (tests/demonstrations)."""
 
 import ast
 from collections.abc import Iterator
@@ -7,9 +7,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from overlay.definitions import find_definition
-from tests.overlay.test_real_patches import PATCHES, source_of
+from overlay.definitions import find_definition, imported_module
+from tests.demonstrations import INERT, demonstrations, observed
+from tests.overlay.test_real_patches import NAMED, PATCHES, PINS, source_of, sources_of
 from verl_patches.features import settings
+from verl_patches.features.rollout_parallel.feature import RolloutSettings
 
 SWITCHED = [pytest.param(patch, id=patch.label) for patch in PATCHES if patch.switch and patch.kind == "wrap"]
 
@@ -21,11 +23,26 @@ def everything_off(monkeypatch):
     monkeypatch.setattr(settings, "current", lambda: off)
 
 
-def upstream_function(patch) -> ast.FunctionDef:
-    """The target's definition; a skip where it is defined by an import or by its class."""
-    (node, *_) = find_definition(ast.parse(source_of(patch.module)), patch.qualified_name).nodes
-    if not isinstance(node, ast.FunctionDef):
-        pytest.skip("the target is not defined as a function here")
+@pytest.fixture
+def everything_on(monkeypatch):
+    """The settings of a process in which every feature is on."""
+    on = settings.OverlaySettings(
+        rollout=RolloutSettings(expert_parallel_size=4),
+        precision="float32",
+        recompute_old_log_prob=False,
+        rollout_temperature=0.5,
+    )
+    monkeypatch.setattr(settings, "_current", on)
+
+
+def upstream_function(module: str, name: str) -> ast.FunctionDef:
+    """The definition of a target, followed through imports."""
+    (node, *_) = find_definition(ast.parse(source_of(module)), name).nodes
+    if isinstance(node, ast.ImportFrom):
+        (alias,) = node.names
+        is_package = sources_of(PINS.of_module(module).name).modules[module][1]
+        return upstream_function(imported_module(node, module, is_package), alias.name)
+    assert isinstance(node, ast.FunctionDef)
     return node
 
 
@@ -78,7 +95,7 @@ def returned(body: list[ast.stmt]) -> Iterator[ast.expr]:
 @pytest.mark.parametrize("patch", SWITCHED)
 def test_off_means_upstreams_own_call(patch, everything_off):
     pytest.importorskip("torch")
-    node = upstream_function(patch)
+    node = upstream_function(patch.module, patch.qualified_name)
     recorder = Recorder(node)
     if "vllm_config" in recorder.given:  # what is off in vLLM's own configuration
         recorder.given["vllm_config"].cache_config.num_gpu_blocks_override = None
@@ -96,3 +113,24 @@ def test_a_patch_that_meddles_while_off_would_be_noticed(everything_off):
     assert recorder.drive(lambda upstream, a, *, b: upstream(a, b=b)) is recorder.result
     recorder.drive(lambda upstream, a, *, b: upstream(b, b=a))
     assert recorder.calls[0] == recorder.given and recorder.calls[1] != recorder.given
+
+
+@pytest.mark.parametrize("patch", NAMED)
+def test_on_changes_behaviour(patch, everything_on):
+    pytest.importorskip("torch_npu")
+    demonstration = demonstrations().get(patch.label)
+    assert demonstration is not None, f"{patch.describe()}: add what it changes to tests/demonstrations"
+    without = observed(demonstration, INERT[patch.kind])
+    assert observed(demonstration, INERT[patch.kind]) == without, "what is observed must not vary by itself"
+    with_patch = demonstration(patch.body)
+    assert with_patch == demonstration(patch.body) and with_patch != without
+
+
+def test_every_demonstration_is_of_a_patch():
+    assert set(demonstrations()) <= {patch.label for patch in PATCHES}
+
+
+def test_a_demonstration_of_nothing_is_noticed():
+    assert observed(lambda body: "always the same", print) == observed(lambda body: "always the same", INERT["wrap"])
+    assert observed(lambda body: body(lambda: "upstream"), INERT["wrap"]) == "upstream"
+    assert observed(lambda body: 1 / 0, print) == "raises ZeroDivisionError"

@@ -26,12 +26,22 @@ def check_configuration(config: Mapping[str, Any]) -> OverlaySettings:
         SettingsError: a key of the overlay is unknown or of the wrong kind.
     """
     settings = OverlaySettings.from_config(config["actor_rollout_ref"])
+    check_model_path(config)
     check_parallel_sizes(config)
     check_batch_sizes(config)
     for feature in FEATURES:
         feature.check(config, settings)
     check_ray_slots(config)
     return settings
+
+
+def check_model_path(config: Mapping[str, Any]) -> None:
+    """The model's folder is named; a configuration that cannot know it holds null."""
+    if not config["actor_rollout_ref"]["model"]["path"]:
+        raise ConfigurationError(
+            "actor_rollout_ref.model.path is not set; give the folder with the model's config.json, tokenizer and "
+            "weights"
+        )
 
 
 def number_of_dies(config: Mapping[str, Any]) -> int:

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config-name", default="rehearsal", help="a file of verl_patches/trainer/config")
     parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and exit")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, key=value")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     try:
         config = compose(options.config_name, options.overrides)
         _make_paths_absolute(config)
@@ -178,8 +178,8 @@ def _ray(config: DictConfig) -> Iterator[None]:
             arguments |= {
                 "num_cpus": _slots(config),
                 "include_dashboard": False,
-                "object_store_memory": config.ray_init.object_store_memory,
-                "_temp_dir": config.ray_init.temp_dir or own_folder,
+                "object_store_memory": config.ray_init.get("object_store_memory"),
+                "_temp_dir": config.ray_init.get("temp_dir") or own_folder,
             }
         ray.init(**arguments)
         check_cluster_resources(config, ray.cluster_resources())

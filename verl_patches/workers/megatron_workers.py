@@ -87,20 +87,22 @@ def init_model_resident(upstream, self):
     f"{_WORKER}.init_model",
     feature=MEASURE,
     evidence="executed",
-    why="a run must be able to show which patches its workers really use",
+    why="a worker starts only with all patches in use, and a run must be able to show which they are",
     upstream=_OURS,
     remove_when="never: it is this project's own record",
 )
 def init_model_reported(upstream, self):
     upstream(self)
+    import overlay
+
+    report = overlay.assert_effective()
     if self.rank != 0:
         return
-    import overlay
     from verl_patches.features import settings
     from verl_patches.features.measure.run_files import RunFiles
 
     files = RunFiles(settings.current().measure.output_dir)
-    files.overlay(overlay.report().as_dict())
+    files.overlay(report.as_dict())
     files.note("rollout_ready" if self._is_rollout else "reference_ready")
 
 

@@ -61,8 +61,8 @@ def init_with_expert_parallel(upstream, self, *args, **kwargs):
         set_engine_environment,
     )
 
-    place = EnginePlace(dist.get_rank(), dist.get_world_size(), kwargs.get("tensor_parallel_size", 1))
-    check_expert_parallel(place, expert_parallel)
+    place = EnginePlace(dist.get_rank(), dist.get_world_size(), kwargs.get("tensor_parallel_size", 1), expert_parallel)
+    check_expert_parallel(place)
     set_engine_environment(place)
     kwargs["enable_expert_parallel"] = True
     return upstream(self, *args, **kwargs)

@@ -4,8 +4,9 @@
         torch_npu.npu_swiglu(x)
 
 Rules are taken from the operator pages of torch_npu 2.5.1 for Atlas A2 and A3. For the ``_npu_*`` and ``atb``
-operators, which have no such pages, they are the types that vllm-ascend 0.9.1 passes. Operators without an entry in
-`RULES` are not checked.
+operators, which have no such pages, they are the types that vllm-ascend 0.9.1 passes. Those of ``npu_extension``, the
+kernels that training code binds itself, are from the pages of the CANN or ATB kernel behind them. Operators without an
+entry in `RULES` are not checked.
 """
 
 import contextlib
@@ -85,6 +86,23 @@ _DISPATCHED = [
     *_EXCHANGED,
 ]
 _COMBINED = [_dtype("expand_x", *HALVES), _dtype("expert_scales", torch.float32), *_EXCHANGED]
+
+
+def _of_lists(argument: str, text: str, holds: Callable[[Tensor], bool]) -> Rule:
+    """A rule for every tensor of a list."""
+    return Rule(argument, text, lambda given: all(map(holds, given[argument])))
+
+
+def _adds_up(argument: str, rows: Callable[[dict], int]) -> Rule:
+    """A list of groups in running totals, or in numbers where group_list_type is 1."""
+
+    def holds(given: dict) -> bool:
+        groups = given[argument]
+        values = groups.tolist() if isinstance(groups, Tensor) else list(groups)
+        return (sum(values) if given.get("group_list_type") else values[-1]) == rows(given)
+
+    return Rule(argument, "must add up to the rows of x", holds)
+
 
 RULES: dict[str, list[Rule]] = {
     "npu::npu_rms_norm": [_dtype("x", *FLOATS), _dims("x", 2, 8), _same_dtype("gamma", "x")],
@@ -185,6 +203,62 @@ RULES: dict[str, list[Rule]] = {
     "npu::npu_moe_distribute_dispatch_v2": _DISPATCHED,
     "npu::npu_moe_distribute_combine": _COMBINED,
     "npu::npu_moe_distribute_combine_v2": _COMBINED,
+    "npu_extension::npu_gmm": [
+        _of_lists("x", "must hold float16 or bfloat16 matrices", lambda x: x.dtype in HALVES and x.dim() == 2),
+        _of_lists("weight", "must have the dtype of x", lambda weight: weight.dtype in HALVES),
+        _one_of("group_type", -1, 0, 2),
+        _adds_up("group_list", lambda given: given["x"][0].shape[1 if given["group_type"] == 2 else 0]),
+    ],
+    "npu_extension::npu_groupmatmul_add_fp32": [
+        _dtype("x", *HALVES),
+        _same_dtype("weight", "x"),
+        _dtype("group_list", torch.int64),
+        _adds_up("group_list", lambda given: given["x"].shape[0]),
+        _dtype("grad", torch.float32),
+    ],
+    "npu_extension::npu_matmul_add_fp32": [
+        *(_dims(name, 2, 2) for name in ("x", "weight")),
+        _dtype("x", *HALVES),
+        _same_dtype("weight", "x"),
+        _dtype("total", torch.float32),
+    ],
+    "npu_extension::npu_apply_fused_adamw_v2": [
+        *(_dtype(name, *FLOATS) for name in ("param", "grad", "exp_avg", "exp_avg_sq")),
+        *(_same_dtype(name, "param") for name in ("exp_avg", "exp_avg_sq")),
+        Rule("state_step", "must hold one number", lambda given: given["state_step"].numel() == 1),
+    ],
+    "npu_extension::npu_moe_token_permute": [
+        _dtype("tokens", torch.bfloat16),
+        _dims("tokens", 2, 2),
+        _dims("indices", 1, 2),
+        _one_of("padded_mode", False),
+    ],
+    "npu_extension::npu_moe_token_unpermute": [
+        _dtype("permuted_tokens", torch.bfloat16),
+        _dims("permuted_tokens", 2, 2),
+        _dtype("sorted_indices", torch.int32),
+        _dims("sorted_indices", 1, 1),
+        _one_of("padded_mode", False),
+    ],
+    "npu_extension::npu_rotary_position_embedding": [
+        *(_dtype(name, *FLOATS) for name in ("x", "cos", "sin")),
+        *(_dims(name, 4, 4) for name in ("x", "cos", "sin")),
+        Rule("sin", "must have the shape of cos", lambda given: given["sin"].shape == given["cos"].shape),
+        _one_of("mode", 0, 1),
+    ],
+    "npu_extension::npu_ring_attention_update": [
+        _same_dtype("cur_attn_out", "prev_attn_out"),
+        *(
+            _dtype(name, torch.float32)
+            for name in (
+                "prev_softmax_max",
+                "prev_softmax_sum",
+                "cur_softmax_max",
+                "cur_softmax_sum",
+            )
+        ),
+        _one_of("layout", "SBH", "TND"),
+    ],
     "atb::_npu_reshape_and_cache": [
         _dtype("key", *HALVES, torch.int8),
         _same_dtype("key_cache", "key"),

@@ -7,7 +7,7 @@ import types
 import npu_emulator  # noqa: F401  # isort: skip
 import torch
 
-from npu_emulator import aten, coverage, import_hooks, meters, operators  # noqa: F401
+from npu_emulator import aten, coverage, extensions, import_hooks, meters, operators, toolkit  # noqa: F401
 
 __version__ = "2.5.1.post1"
 
@@ -67,7 +67,9 @@ _expose_operators()
 _register_hccl()
 import_hooks.after_import("torch._dynamo.device_interface", _register_with_dynamo)
 import_hooks.after_import("torch.utils.checkpoint", _make_checkpoint_default)
+import_hooks.after_import("torch.utils.cpp_extension", extensions.intercept)
 import_hooks.stand_in("vllm_ascend.vllm_ascend_C", "npu_emulator.vllm_ascend_kernels")
+toolkit.announce()
 meters.start_writing()
 
 

@@ -1,6 +1,6 @@
 """Stand-in for torchair, the graph compiler for the NPU."""
 
-from . import inference, ops, scope  # noqa: F401
+from . import ge, inference, ops, scope  # noqa: F401
 from .backend import get_npu_backend  # noqa: F401
 from .configuration import CompilerConfig  # noqa: F401
 

@@ -35,7 +35,15 @@ def test_the_rehearsal_configuration_passes():
             ["actor_rollout_ref.rollout.tensor_model_parallel_size=3"],
             "cannot hold whole rollout instances of actor_rollout_ref.rollout.tensor_model_parallel_size=3",
         ),
-        (["actor_rollout_ref.overlay.rollout.expert_parallel_size=2"], "is neither 1 nor the 4 dies"),
+        (["actor_rollout_ref.overlay.rollout.expert_parallel_size=3"], "=3 does not cut 4 dies into equal"),
+        (
+            [
+                "trainer.n_gpus_per_node=12",
+                "data.train_batch_size=48",
+                "actor_rollout_ref.overlay.rollout.expert_parallel_size=3",
+            ],
+            "=3 does not cut 12 dies .* whole tensor-parallel groups of 2",
+        ),
         (["data.train_batch_size=30"], "data.train_batch_size=30 does not divide among 4 dies"),
         (
             ["actor_rollout_ref.actor.ppo_mini_batch_size=24"],
@@ -72,6 +80,7 @@ def test_what_cannot_run_is_refused_in_one_sentence(overrides, says):
         ["actor_rollout_ref.overlay.residency.enabled=false", "actor_rollout_ref.actor.megatron.grad_offload=true"],
         ["ray_init.num_cpus=6"],
         ["trainer.n_gpus_per_node=8", "actor_rollout_ref.overlay.rollout.expert_parallel_size=8"],
+        ["trainer.n_gpus_per_node=8", "actor_rollout_ref.overlay.rollout.expert_parallel_size=4"],
     ],
 )
 def test_the_same_values_run_where_they_are_sound(overrides):

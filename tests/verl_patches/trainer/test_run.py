@@ -20,19 +20,6 @@ STEPS = 3
 MARKER = "ENTRY_POINT_TEST"
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> tuple[Path, Path]:
-    """A tiny float32 checkpoint with random weights, and the bundled training data as parquet."""
-    from verl_patches.features.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
-
-    folder, problems = tmp_path_factory.mktemp("inputs"), ROOT / "data" / "arithmetic" / "train.jsonl"
-    request = CheckpointRequest(problems, 0, "float32", warm_start=None)
-    checkpoint = make_checkpoint(request, folder / "checkpoint", lambda step, loss: None).path
-    convert = [sys.executable, ROOT / "scripts" / "json_to_parquet.py", "--output_dir", folder, "--json_path", problems]
-    subprocess.run(convert, check=True, capture_output=True)
-    return checkpoint, folder / "train.parquet"
-
-
 def command(inputs, output, *overrides):
     """The run's command line and environment, and the mark that all its processes carry."""
     checkpoint, data = inputs

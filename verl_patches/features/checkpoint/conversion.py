@@ -64,7 +64,7 @@ def run(conversion: Conversion, workers: int, say: Callable[[str], None]) -> Sum
     belongs to something else, or disk or memory do not suffice. Finished files are kept in every case.
     """
     conversion.output.mkdir(parents=True, exist_ok=True)
-    with _locked(conversion.output):
+    with _locked(conversion.output), _explained(conversion.output):
         manifest = _resumed(conversion)
         _remove_partial_files(conversion.output)
         sources = _hash_sources(conversion, manifest, workers)
@@ -111,6 +111,19 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """What to do about a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise CheckpointError(
+            f"{path}: {os.strerror(error.errno)}; free space and run the same command again: what is finished is kept"
+        ) from error
 
 
 def _resumed(conversion: Conversion) -> Manifest:
@@ -225,15 +238,8 @@ def _write(conversion: Conversion, missing: list[OutputFile], manifest: Manifest
 
     def write_file(index: int, progress: Callable[[int], None]) -> Written:
         file = ordered[index]
-        try:
+        with _explained(conversion.output / file.path):
             return write_durably(conversion.output / file.path, file.stream(conversion.source), file.space, progress)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-            raise CheckpointError(
-                f"{conversion.output / file.path}: {os.strerror(error.errno)}; free space and run the same command "
-                "again: what is finished is kept"
-            ) from error
 
     with progress_bar(sum(file.space for file in ordered), "writing") as bar:
         for index, written in run_tasks(write_file, range(len(ordered)), workers, bar):

@@ -96,8 +96,8 @@ def open_megatron(root: Path, shape: DeepseekV3Shape, form: MegatronForm) -> Sou
     """
     fragments: dict[str, list[Fragment]] = defaultdict(list)
     for rank in range(form.placement.world_size):
-        file = _shard_path(root, form.placement, rank)
-        models = _models(file, form.placement.virtual_stages)
+        file = shard_path(root, form.placement, rank)
+        models = read_models(file, form.placement.virtual_stages)
         for chunk, pieces in enumerate(_by_chunk(rank_pieces(shape, form, rank), form.placement)):
             for name, parts in pieces.items():
                 _add_fragments(fragments, file, name, _expected(file, name, models[chunk], parts), parts)
@@ -112,7 +112,8 @@ def open_megatron(root: Path, shape: DeepseekV3Shape, form: MegatronForm) -> Sou
     )
 
 
-def _shard_path(root: Path, placement: TrainPlacement, rank: int) -> Path:
+def shard_path(root: Path, placement: TrainPlacement, rank: int) -> Path:
+    """The file of a rank in Megatron's or in verl's folder. Raises CheckpointError if it is missing."""
     folder = rank_folder(placement, rank)
     tracker = root / TRACKER_NAME
     if tracker.is_file():
@@ -135,7 +136,7 @@ def _shard_path(root: Path, placement: TrainPlacement, rank: int) -> Path:
     )
 
 
-def _models(file: Path, chunks: int) -> list[dict[str, Any]]:
+def read_models(file: Path, chunks: int) -> list[dict[str, Any]]:
     """The state dicts of a shard, one for each model chunk, from Megatron's or verl's file."""
     content = read_archive(file)
     if isinstance(content, list):

@@ -6,41 +6,57 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from verl_patches.features import settings
+import torch
+
 from verl_patches.features.measure.step_record import current_record
 from verl_patches.features.onpolicy.log_probs import response_log_probs
 
+Look = Callable[[Any, torch.Tensor], None]
+
 
 def with_own_log_probs(schedule: Callable[..., Any]) -> Callable[..., Any]:
-    """Megatron's forward-backward `schedule`, whose loss function sees the log-probs of this forward first.
+    """Megatron's forward-backward `schedule`; the loss finds the log-probs of its own forward as old_log_prob."""
+    return before_loss(schedule, _take_own_log_probs)
+
+
+def with_measured_difference(schedule: Callable[..., Any]) -> Callable[..., Any]:
+    """Megatron's forward-backward `schedule`; the distance of its log-probs to the rollout's is recorded."""
+    return before_loss(schedule, _measure_difference)
+
+
+def before_loss(schedule: Callable[..., Any], look: Look) -> Callable[..., Any]:
+    """`schedule`, with `look(micro_batch, log_probs of the response)` called before each loss.
 
     verl's forward step returns the loss as a `functools.partial` with the micro batch under the keyword `data`, and the
     last stage's output is a dict with `log_probs` [micro batch, sequence]. Forward-only passes go through untouched.
     """
 
     def run(*, forward_step_func: Callable[..., Any], forward_only: bool, **options: Any) -> Any:
-        step = forward_step_func if forward_only else _observed(forward_step_func)
+        step = forward_step_func if forward_only else _observed(forward_step_func, look)
         return schedule(forward_step_func=step, forward_only=forward_only, **options)
 
     return run
 
 
-def _observed(forward_step: Callable[..., Any]) -> Callable[..., Any]:
+def _observed(forward_step: Callable[..., Any], look: Look) -> Callable[..., Any]:
     def step(batches: Any, model: Any) -> Any:
         output, loss = forward_step(batches, model)
-        return output, partial(_loss_of_own_log_probs, loss)
+        # A partial again, so that several looks can be nested.
+        return output, partial(_look_first, loss, look, data=loss.keywords["data"])
 
     return step
 
 
-def _loss_of_own_log_probs(loss: partial, output: Any) -> Any:
-    """Call `loss` after comparing the log-probs with the rollout's and, on-policy, using them as old_log_prob."""
-    micro_batch = loss.keywords["data"]
-    responses = micro_batch["responses"]
-    log_probs = response_log_probs(output["log_probs"], responses.size(1))
-    if "rollout_log_probs" in micro_batch.keys():
-        mask = micro_batch["attention_mask"][:, -responses.size(1) :]
-        current_record().difference.add(micro_batch["rollout_log_probs"], log_probs, mask)
-    if not settings.current().recompute_old_log_prob:
-        micro_batch["old_log_probs"] = log_probs.detach()
+def _look_first(loss: partial, look: Look, output: Any, *, data: Any) -> Any:
+    look(data, response_log_probs(output["log_probs"], data["responses"].size(1)))
     return loss(output)
+
+
+def _take_own_log_probs(micro_batch: Any, log_probs: torch.Tensor) -> None:
+    micro_batch["old_log_probs"] = log_probs.detach()
+
+
+def _measure_difference(micro_batch: Any, log_probs: torch.Tensor) -> None:
+    if "rollout_log_probs" in micro_batch.keys():
+        mask = micro_batch["attention_mask"][:, -log_probs.size(1) :]
+        current_record().difference.add(micro_batch["rollout_log_probs"], log_probs, mask)

@@ -1,86 +1,104 @@
 """Where a vLLM engine of one die stands among the data-parallel engines of the rollout.
 
-vLLM starts one engine in each process of verl's world. With expert parallelism those engines form one model: engines
-with the same tensor-parallel index agree over a data-parallel group of their own, which they find through environment
-variables that vLLM reads.
+vLLM starts one engine in each process of verl's world. With expert parallelism the engines of an instance form one
+model: those with the same tensor-parallel index agree over a data-parallel group of their own, which they find through
+environment variables that vLLM reads.
 """
 
 import os
 import socket
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class EnginePlace:
-    """Place of this process: ``world`` ranks are cut into consecutive tensor-parallel groups."""
+    """Place of this process: ``world`` ranks are cut into consecutive instances of ``expert_parallel`` ranks, and an
+    instance into consecutive tensor-parallel groups. Instances are independent copies of the model."""
 
     rank: int
     world: int
     tensor_parallel: int
+    expert_parallel: int
 
     @property
     def data_parallel(self) -> int:
         """Number of engines that form one model."""
-        return self.world // self.tensor_parallel
+        return self.expert_parallel // self.tensor_parallel
 
     @property
     def data_parallel_rank(self) -> int:
-        """Index of this rank's tensor-parallel group."""
-        return self.rank // self.tensor_parallel
+        """Index of this rank's tensor-parallel group in its instance."""
+        return self.rank % self.expert_parallel // self.tensor_parallel
 
     @property
     def tensor_parallel_rank(self) -> int:
         """Index of this rank in its tensor-parallel group."""
         return self.rank % self.tensor_parallel
 
+    @property
+    def instance_leader(self) -> int:
+        """First rank of this rank's instance."""
+        return self.rank - self.rank % self.expert_parallel
 
-def check_expert_parallel(place: EnginePlace, expert_parallel: int) -> None:
-    """Raise ``ValueError`` unless experts are to be spread over all ranks, the one arrangement vLLM 0.9.1 has."""
-    if place.world % place.tensor_parallel:
+
+def check_expert_parallel(place: EnginePlace) -> None:
+    """Raise ``ValueError`` unless the ranks divide into whole instances of whole tensor-parallel groups."""
+    if place.expert_parallel % place.tensor_parallel:
         raise ValueError(
-            f"{place.world} ranks do not divide into tensor-parallel groups of {place.tensor_parallel}: change "
-            "actor_rollout_ref.rollout.tensor_model_parallel_size"
+            f"an instance of {place.expert_parallel} ranks does not divide into tensor-parallel groups of "
+            f"{place.tensor_parallel}: change actor_rollout_ref.rollout.tensor_model_parallel_size"
         )
-    if expert_parallel != place.world:
+    if place.world % place.expert_parallel:
         raise ValueError(
-            f"rollout expert parallel size {expert_parallel} must be the number of ranks {place.world} "
-            "(tensor x data parallel), or 1 for none"
+            f"{place.world} ranks do not divide into rollout instances of expert parallel size {place.expert_parallel} "
+            "(tensor x data parallel): change actor_rollout_ref.overlay.rollout.expert_parallel_size"
         )
 
 
-def free_ports(count: int) -> list[int]:
-    """Different TCP ports that nothing on this machine listens on at the moment."""
+@contextmanager
+def held_ports(count: int) -> Iterator[list[int]]:
+    """Different TCP ports that nothing else on this machine gets while the context lasts."""
     with ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
             probe.bind(("", 0))
-        return [probe.getsockname()[1] for probe in probes]
+        yield [probe.getsockname()[1] for probe in probes]
 
 
-def agreed_port(place: EnginePlace) -> int:
-    """The port of this rank's data-parallel group. Each tensor-parallel index has a group and so a port of its own.
+def address_towards(peer: str) -> str:
+    """The address of this machine on the network that reaches ``peer``, an address or a name. Nothing is sent."""
+    family, kind, protocol, _, target = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)
+        return probe.getsockname()[0]
 
-    Rank 0 chooses all ports at once, because ports held at the same time differ. Collective over the default process
-    group.
+
+def agreed_meeting_point(place: EnginePlace) -> tuple[str, int]:
+    """Address and port at which this rank's data-parallel group meets: on the machine of its first member.
+
+    The first rank of an instance chooses a port for each tensor-parallel index. All of them hold their ports until
+    everyone knows them, so that two instances on one machine never choose the same. Collective over the default group.
     """
     import torch.distributed as dist
 
-    ports: list[list[int] | None] = [free_ports(place.tensor_parallel) if place.rank == 0 else None]
-    dist.broadcast_object_list(ports, src=0)
-    return ports[0][place.tensor_parallel_rank]
+    leads = place.rank == place.instance_leader
+    with held_ports(place.tensor_parallel if leads else 0) as ports:
+        mine = (address_towards(os.environ["MASTER_ADDR"]), ports) if leads else None
+        offers: list[tuple[str, list[int]] | None] = [None] * place.world
+        dist.all_gather_object(offers, mine)
+    address, chosen = offers[place.instance_leader]
+    return address, chosen[place.tensor_parallel_rank]
 
 
 def set_engine_environment(place: EnginePlace) -> None:
-    """Export the place of this engine for vLLM. Collective over the default process group.
-
-    ``MASTER_ADDR`` is the machine of rank 0, on which the first tensor-parallel group lies and so the first member of
-    every data-parallel group.
-    """
+    """Export the place of this engine for vLLM. Collective over the default process group."""
+    address, port = agreed_meeting_point(place)
     os.environ.update(
         VLLM_DP_SIZE=str(place.data_parallel),
         VLLM_DP_RANK=str(place.data_parallel_rank),
         VLLM_DP_RANK_LOCAL=str(place.data_parallel_rank),
-        VLLM_DP_MASTER_IP=os.environ["MASTER_ADDR"],
-        VLLM_DP_MASTER_PORT=str(agreed_port(place)),
+        VLLM_DP_MASTER_IP=address,
+        VLLM_DP_MASTER_PORT=str(port),
     )

@@ -25,6 +25,23 @@ def make_minibatch_iterator(upstream, self, data):
 
 @wrap(
     "verl.workers.actor.megatron_actor:get_forward_backward_func",
+    feature=MEASURE,
+    evidence="executed",
+    relies_on=[f"{_ACTOR}.forward_backward_batch"],
+    why="the loss closes over the micro batch inside verl's method; Megatron's schedule is where training's log-probs "
+    "and the rollout's pass by",
+    upstream="not forwarded: part of this project's features",
+    remove_when="verl compares the log-probs of its update with the rollout's",
+    only_here=True,
+)
+def get_measuring_forward_backward_func(upstream):
+    from verl_patches.features.onpolicy.schedule import with_measured_difference
+
+    return with_measured_difference(upstream())
+
+
+@wrap(
+    "verl.workers.actor.megatron_actor:get_forward_backward_func",
     feature=ONPOLICY,
     evidence="executed",
     relies_on=[f"{_ACTOR}.forward_backward_batch"],
@@ -34,9 +51,11 @@ def make_minibatch_iterator(upstream, self, data):
     only_here=True,
 )
 def get_forward_backward_func(upstream):
+    from verl_patches.features import settings
     from verl_patches.features.onpolicy.schedule import with_own_log_probs
 
-    return with_own_log_probs(upstream())
+    schedule = upstream()
+    return schedule if settings.current().recompute_old_log_prob else with_own_log_probs(schedule)
 
 
 @wrap(

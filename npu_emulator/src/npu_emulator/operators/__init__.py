@@ -4,6 +4,7 @@ from . import (  # noqa: F401
     activation,
     attention,
     expert_exchange,
+    extension_kernels,
     formats,
     inference_attention,
     key_value_cache,

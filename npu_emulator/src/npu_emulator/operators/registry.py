@@ -101,7 +101,7 @@ def run_on_host(operator: Operator, *args, **kwargs):
     _begin(operator, args, kwargs)
     if operator.communicates:
         return operator.function(*args, **kwargs)
-    return _C.call_on_host(operator.function, args, kwargs)
+    return _C.call_on_host(operator.name, operator.function, args, kwargs)
 
 
 def _begin(operator: Operator, args: tuple, kwargs: dict) -> None:
@@ -145,7 +145,7 @@ class _HostGraph(torch.autograd.Function):
             ctx.results = results if isinstance(results, tuple) else (results,)
             return tuple(_detached(result) for result in ctx.results)
 
-        results = _C.call_on_host(record, args, kwargs)
+        results = _C.call_on_host(operator.name, record, args, kwargs)
         ctx.mark_non_differentiable(*(made for made, of in zip(results, ctx.results, strict=True) if _is_constant(of)))
         return results if len(results) > 1 else results[0]
 
@@ -163,7 +163,7 @@ class _HostGraph(torch.autograd.Function):
             leaves = [leaf for leaf in ctx.leaves if leaf is not None]
             return torch.autograd.grad(results, leaves, incoming, allow_unused=True)
 
-        found = iter(_C.call_on_host(differentiate, gradients))
+        found = iter(_C.call_on_host(ctx.operator.name + "_backward", differentiate, gradients))
         ctx.results = None  # frees what the graph held
         return (None, None, *(None if leaf is None else next(found) for leaf in ctx.leaves))
 

@@ -6,7 +6,8 @@ After ``from torch_npu.contrib import transfer_to_npu`` in a process:
   the same name in ``torch.cuda``; names that only ``torch.cuda`` has stay what they were;
 - a device given as ``"cuda"``, ``"cuda:1"`` or ``torch.device("cuda", 1)`` means the NPU with the same index, in tensor
   factories, tensor and module methods, ``torch.device``, ``torch.Generator``, autocast, ``torch.load``, device meshes;
-- the process group backend ``"nccl"`` means ``"hccl"``.
+- the process group backend ``"nccl"`` means ``"hccl"``;
+- ``torch.jit.script`` and ``torch.jit.script_method`` return their argument as it is, so that the code runs eagerly.
 
 Names copied out of torch before this import (``from torch.cuda import current_device``) keep their CUDA meaning.
 """
@@ -176,8 +177,24 @@ def _redirect_distributed():
     device_mesh.DeviceMesh.__init__ = _redirect_argument(device_mesh.DeviceMesh.__init__, "device_type", _to_npu)
 
 
+def _script_nothing(script):
+    """A stand-in for torch.jit.script or script_method that leaves its first argument as it is."""
+
+    @functools.wraps(script)
+    def unscripted(obj, *args, **kwargs):
+        return obj
+
+    return unscripted
+
+
+def _disable_script():
+    for name in ("script", "script_method"):
+        setattr(torch.jit, name, _script_nothing(getattr(torch.jit, name)))
+
+
 def _apply():
     _redirect_cuda_module()
+    _disable_script()
     _redirect_devices()
     if dist.is_available():
         _redirect_distributed()

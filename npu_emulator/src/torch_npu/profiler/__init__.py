@@ -1,7 +1,15 @@
-"""torch_npu.profiler: accepts the options of the real one; recording is not emulated, so it writes no trace."""
+"""torch_npu.profiler: traces of operator calls, in the files that Ascend PyTorch Profiler leaves."""
 
 from .experimental_config import AiCMetrics, ExportType, ProfilerLevel, _ExperimentalConfig
-from .profiler import ProfilerAction, ProfilerActivity, analyse, profile, schedule, tensorboard_trace_handler
+from .profiler import (
+    ProfilerAction,
+    ProfilerActivity,
+    analyse,
+    profile,
+    schedule,
+    supported_activities,
+    tensorboard_trace_handler,
+)
 
 __all__ = [
     "AiCMetrics",
@@ -13,5 +21,6 @@ __all__ = [
     "analyse",
     "profile",
     "schedule",
+    "supported_activities",
     "tensorboard_trace_handler",
 ]

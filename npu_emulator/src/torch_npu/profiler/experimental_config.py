@@ -18,5 +18,12 @@ class ExportType:
 
 
 class _ExperimentalConfig:
+    """Options for the hardware's own counters, kept as they are."""
+
     def __init__(self, **options):
         self.options = options
+
+    @property
+    def exports_database(self) -> bool:
+        wanted = self.options.get("export_type", ExportType.Text)
+        return ExportType.Db in (wanted if isinstance(wanted, (list, tuple)) else [wanted])

@@ -4,10 +4,12 @@ Tests hold the tools against it, and the benchmark times them against it.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape
@@ -34,18 +36,35 @@ def dequantised(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def cast_folder(source: Path, output: Path) -> None:
-    """FP8 to BF16, one file after the other; a weight and its scale may be in different files."""
+    """FP8 to BF16, one file after the other; a scale may be in another file than its weight."""
     output.mkdir(parents=True)
-    files = {file: load_file(file) for file in sorted(source.glob("*.safetensors"))}
-    everything = {name: tensor for tensors in files.values() for name, tensor in tensors.items()}
+    where = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
     weight_map = {}
-    for file, tensors in files.items():
-        scales = {f"{name}_scale_inv": everything.get(f"{name}_scale_inv") for name in tensors}
-        found = {name: scale for name, scale in scales.items() if scale is not None}
-        weights = dequantised(tensors | found)
-        save_file(weights, output / file.name, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(weights, file.name)
+    for file in sorted(set(where.values())):
+        stored = load_file(source / file)
+        for name, tensor in list(stored.items()):
+            scale = f"{name}_scale_inv"
+            if tensor.dtype == torch.float8_e4m3fn and scale not in stored:
+                with safe_open(source / where[scale], framework="pt") as other:
+                    stored[scale] = other.get_tensor(scale)
+        weights = dequantised(stored)
+        save_file(weights, output / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(weights, file)
     (output / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def save_shards(source: Path, output: Path, shape: DeepseekV3Shape, layout: "ShardLayout") -> None:
+    """BF16 to shards, one pipeline stage after the other: load the files that have its layers, cut, save."""
+    where = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
+    for pp in range(layout.pp):
+        first = sum(layout.stages[:pp])
+        layers = tuple(f"model.layers.{layer}." for layer in range(first, first + layout.stages[pp]))
+        outer = [name for name in where if not name.startswith("model.layers.")] if pp in (0, layout.pp - 1) else []
+        needed = {name for name in where if name.startswith(layers)}.union(outer)
+        weights: dict[str, torch.Tensor] = {}
+        for file in sorted({where[name] for name in needed}):
+            weights |= {name: tensor for name, tensor in load_file(source / file).items() if name in needed}
+        ReferenceShards(weights, shape, layout).save(output, range(pp, pp + 1))
 
 
 @dataclass(frozen=True)
@@ -79,6 +98,11 @@ class ShardLayout:
 State = dict[str, torch.Tensor]
 
 
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """torch.save writes the whole storage of a view."""
+    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor.contiguous()
+
+
 class ReferenceShards:
     """Shards of whole weights, rank by rank, as MindSpeed-LLM's documentation and models describe them."""
 
@@ -94,11 +118,11 @@ class ReferenceShards:
         content: dict = {"checkpoint_version": 3.0, "iteration": 1}
         for chunk in range(self.layout.chunks):
             key = f"model{chunk}" if self.layout.chunks > 1 else "model"
-            content[key] = {name: tensor.clone() for name, tensor in self._model(tp, pp, ep, chunk).items()}
+            content[key] = {name: _own(tensor) for name, tensor in self._model(tp, pp, ep, chunk).items()}
         return content
 
-    def save(self, output: Path) -> None:
-        for pp in range(self.layout.pp):
+    def save(self, output: Path, stages: Iterable[int] | None = None) -> None:
+        for pp in range(self.layout.pp) if stages is None else stages:
             for ep in range(self.layout.ep):
                 for tp in range(self.layout.tp):
                     path = output / self.path(tp, pp, ep)

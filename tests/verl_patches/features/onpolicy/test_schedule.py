@@ -3,17 +3,14 @@ from functools import partial
 import pytest
 import torch
 
-from verl_patches.features import settings
 from verl_patches.features.measure import step_record
-from verl_patches.features.onpolicy.schedule import with_own_log_probs
+from verl_patches.features.onpolicy.schedule import with_measured_difference, with_own_log_probs
 from verl_patches.features.onpolicy.selection import AlsoSelecting
-from verl_patches.features.settings import OverlaySettings
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     monkeypatch.setattr(step_record, "_record", step_record.StepRecord())
-    monkeypatch.setattr(settings, "_current", OverlaySettings(recompute_old_log_prob=False))
 
 
 def micro_batch():
@@ -31,15 +28,20 @@ def megatron_schedule(*, forward_step_func, forward_only, batches, model):
     return loss(output)
 
 
-def run(forward_only, batch, log_probs):
+def both(schedule):
+    return with_own_log_probs(with_measured_difference(schedule))
+
+
+def run(forward_only, batch, log_probs, schedule=both):
     def loss(output, data, meta_info):
         return data["old_log_probs"], output["log_probs"]
 
     def forward_step(batches, model):
         return {"log_probs": log_probs}, partial(loss, data=next(batches), meta_info=None)
 
-    schedule = with_own_log_probs(megatron_schedule)
-    return schedule(forward_step_func=forward_step, forward_only=forward_only, batches=[batch], model=None)
+    return schedule(megatron_schedule)(
+        forward_step_func=forward_step, forward_only=forward_only, batches=[batch], model=None
+    )
 
 
 def test_the_loss_finds_its_own_log_probs_without_their_gradient():
@@ -48,9 +50,8 @@ def test_the_loss_finds_its_own_log_probs_without_their_gradient():
     assert torch.equal(old, log_probs[:, 1:4]) and not old.requires_grad
 
 
-def test_with_recomputation_the_batch_is_left_alone(monkeypatch):
-    monkeypatch.setattr(settings, "_current", OverlaySettings(recompute_old_log_prob=True))
-    old, _ = run(False, micro_batch(), torch.randn(2, 5))
+def test_measuring_alone_leaves_the_batch_as_it_is():
+    old, _ = run(False, micro_batch(), torch.randn(2, 5), with_measured_difference)
     assert old.isnan().all()
     assert step_record.current_record().difference.tokens == 6
 

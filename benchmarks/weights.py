@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Times the weight tools against straightforward single-process references, side by side on one checkpoint.
+
+Makes a synthetic FP8 DeepSeek-V3 of --gigabytes and one of a quarter of it, and measures
+  reference  FP8 -> BF16 files -> Megatron shards: load whole files, torch operations, save (tests/.../reference.py)
+  tools      FP8 -> Megatron shards in one pass, scripts/convert_ckpt_deepseek3.py
+Then the shards are compared bit for bit. Inputs are dropped from the page cache before each run; the reference is not
+charged for syncing its files, the tools sync theirs. Needs about 5.5 times --gigabytes on the disk of --work.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+import torch  # noqa: E402
+
+from tests.verl_patches.features.checkpoint.reference import ShardLayout, cast_folder, save_shards  # noqa: E402
+from tests.verl_patches.features.checkpoint.synthetic import Synthetic, small_config  # noqa: E402
+from verl_patches.features.reshard.deepseek_v3 import canonical_shapes  # noqa: E402
+
+LAYOUT = dict(tp=2, pp=2, ep=2, tp_extend_ep=True)
+_SAMPLE_S = 0.2
+
+
+@dataclass(frozen=True)
+class Measured:
+    """wall_s, cpu_s: of the command and all its processes. peak_process_rss: of its largest process, mapped files
+    included. peak_total_pss: of all its processes together, sampled. written: bytes of the files that it left."""
+
+    wall_s: float
+    cpu_s: float
+    peak_process_rss: int
+    peak_total_pss: int
+    written: int
+
+
+def checkpoint(layers: int) -> Synthetic:
+    """DeepSeek-V3 with 128 experts of a size that V2-Lite has; one dense layer."""
+    config = small_config(
+        vocab_size=32768,
+        hidden_size=2048,
+        intermediate_size=10944,
+        moe_intermediate_size=1408,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        n_routed_experts=128,
+        n_group=8,
+        kv_lora_rank=512,
+        q_lora_rank=1536,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+    )
+    return Synthetic(config, files=max(layers, 2), random_codes=True)
+
+
+def layout(layers: int) -> ShardLayout:
+    return ShardLayout(stages=(layers - layers // 2, layers // 2), **LAYOUT)
+
+
+def measure(command: list[str], output: Path, cold: Path) -> Measured:
+    """Run a command whose result is the folder `output`, with the files of `cold` out of the page cache."""
+    os.sync()
+    for file in cold.rglob("*.safetensors"):
+        with file.open("rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    begun = time.monotonic()
+    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    peaks, ended = [0], threading.Event()
+    sampler = threading.Thread(target=_sample, args=(process.pid, peaks, ended))
+    sampler.start()
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.monotonic() - begun
+    ended.set()
+    sampler.join()
+    if status:
+        raise RuntimeError(f"{' '.join(command)} failed")
+    written = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+    return Measured(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, max(peaks), written)
+
+
+def _sample(root: int, peaks: list[int], ended: threading.Event) -> None:
+    while not ended.wait(_SAMPLE_S):
+        peaks.append(sum(_pss(process) for process in _family(root)))
+
+
+def _family(process: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    except OSError:
+        return []
+    return [process, *(member for child in children for member in _family(int(child)))]
+
+
+def _pss(process: int) -> int:
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def this(step: str, *arguments: object) -> list[str]:
+    """The command that runs one step of the reference in a process of its own."""
+    return [sys.executable, str(Path(__file__).resolve()), "--step", step, *map(str, arguments)]
+
+
+def tool(source: Path, output: Path, layers: int, workers: int) -> list[str]:
+    script = ROOT / "scripts" / "convert_ckpt_deepseek3.py"
+    paths = ["--load-dir", str(source), "--save-dir", str(output), "--workers", str(workers)]
+    return [sys.executable, str(script), *paths, *layout(layers).options()]
+
+
+def compare(work: Path, gigabytes: float, workers: int) -> dict[str, Measured]:
+    """All measurements by name. Raises RuntimeError if a command fails or the shards are not equal."""
+    layers = 2
+    while (
+        sum(torch.Size(dims).numel() for dims in canonical_shapes(checkpoint(layers).shape).values()) < gigabytes * 1e9
+    ):
+        layers += 1
+    smaller = max(layers // 4, 2)
+    for name, count in (("small", smaller), ("large", layers)):
+        subprocess.run(this("generate", work / name, count), check=True)
+    results = {}
+    results["tools, quarter size"] = measure(
+        tool(work / "small", work / "small_shards", smaller, workers), work / "small_shards", work / "small"
+    )
+    shutil.rmtree(work / "small_shards")
+    shutil.rmtree(work / "small")
+    results["reference, cast"] = measure(this("cast", work / "large", work / "bf16"), work / "bf16", work / "large")
+    results["reference, shards"] = measure(
+        this("shards", work / "bf16", work / "reference", layers), work / "reference", work / "bf16"
+    )
+    shutil.rmtree(work / "bf16")
+    results["tools"] = measure(tool(work / "large", work / "shards", layers, workers), work / "shards", work / "large")
+    verify = [sys.executable, str(ROOT / "scripts" / "verify_ckpt.py"), str(work / "shards"), str(work / "reference")]
+    options = [option.replace("--target-", "--source-") for option in layout(layers).options()]
+    subprocess.run([*verify, "--hf-dir", str(work / "large"), *options], check=True)
+    return results
+
+
+def report(results: dict[str, Measured], source_bytes: int) -> dict:
+    """Figures and ratios, as they are printed."""
+    cast, shards, tools = (results[name] for name in ("reference, cast", "reference, shards", "tools"))
+    return {
+        "source_bytes": source_bytes,
+        "runs": {name: asdict(measured) for name, measured in results.items()},
+        "wall_ratio": tools.wall_s / (cast.wall_s + shards.wall_s),
+        "cpu_ratio": tools.cpu_s / (cast.cpu_s + shards.cpu_s),
+        "written_ratio": tools.written / (cast.written + shards.written),
+        "rss_ratio_of_sizes": tools.peak_process_rss / results["tools, quarter size"].peak_process_rss,
+    }
+
+
+def run_step(step: str, arguments: list[str]) -> None:
+    """One step in a process of its own: generate FOLDER LAYERS, cast FROM TO, shards FROM TO LAYERS."""
+    paths, layers = [Path(argument) for argument in arguments[:2]], int(arguments[-1]) if step != "cast" else 0
+    if step == "generate":
+        checkpoint(layers).write(paths[0])
+    elif step == "cast":
+        cast_folder(*paths)
+    else:
+        save_shards(*paths, checkpoint(layers).shape, layout(layers))
+
+
+def main() -> int:
+    """Runs the benchmark or, started by itself, one step of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, help="folder for the files; must not exist, is removed in the end")
+    parser.add_argument("--gigabytes", type=float, default=8.0, help="size of the FP8 checkpoint (default: 8)")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.step:
+        run_step(options.step[0], options.step[1:])
+        return 0
+    options.work.mkdir(parents=True)
+    try:
+        results = compare(options.work, options.gigabytes, options.workers)
+        size = sum(file.stat().st_size for file in (options.work / "large").glob("*.safetensors"))
+        print(json.dumps(report(results, size), indent=1))
+    finally:
+        shutil.rmtree(options.work)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Runs one node's part of a training job over several nodes: launch.sh CONFIGURATION [OPTIONS]. See --help.
+set -euo pipefail
+
+project_root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.." && pwd)
+readonly project_root
+for part in terminal arguments cluster network processes ray_node training; do
+    # shellcheck source=/dev/null # each is checked by itself
+    source "$project_root/scripts/lib/$part.sh"
+done
+
+usage() {
+    cat <<'USAGE'
+Usage: bash scripts/train_deepseekv3_256die_{random_init,true_weight}.sh [OPTIONS] [-- KEY=VALUE...]
+
+Start it on every node of the cluster, in any order and with the same arguments. The node whose address is MASTER_ADDR
+starts Ray, waits for the others, trains, and stops Ray; the others give it their dies until then. Everything it starts,
+it stops. A second start after a crash stops first what the first one left behind.
+
+  --cluster FILE    settings of the cluster (default: scripts/env/a3_256_dies.env)
+  --dry-run         print the settings and the commands of this node, and start nothing
+  --stop            stop what an earlier start left behind on this node, and nothing else
+  --help            print this
+  -- KEY=VALUE...   Hydra overrides for the training, such as trainer.total_training_steps=2; the head's count
+
+Exit codes: 0 done; 1 the training failed; 2 settings, configuration or arguments refused; 3 Ray could not be started;
+4 the head or other nodes did not come in time; 5 Ray on this node ended early; 130 Ctrl-C; 143 terminated.
+USAGE
+}
+
+main() {
+    local configuration=$1 cluster=$project_root/scripts/env/a3_256_dies.env action=run
+    # shellcheck disable=SC2034 # training.sh reads it
+    declare -ga overrides=()
+    shift
+    while (($#)); do
+        case $1 in
+            --help) usage; return ;;
+            --dry-run) action=show; shift ;;
+            --stop) action=stop; shift ;;
+            --cluster)
+                argument_require_value "$1" $#
+                cluster=$2
+                shift 2
+                ;;
+            --)
+                shift
+                # shellcheck disable=SC2034
+                overrides=("$@")
+                break
+                ;;
+            *) fail "Unknown argument \"$1\": see --help; training settings go after --." ;;
+        esac
+    done
+    cluster_read "$cluster"
+    network_find_node
+    ray_node_prepare
+    training_prepare "$project_root" "$configuration"
+    case $action in
+        show) training_show ;;
+        stop) process_end_noted ;;
+        run) training_run ;;
+    esac
+}
+
+main "$@"

@@ -1,0 +1,56 @@
+# shellcheck shell=bash
+# Ray on this node: one head or worker of our own, started in the foreground of a child so that it ends with it.
+# Never `ray stop`: it ends the Ray of every user. Needs terminal.sh, network.sh, processes.sh and the
+# settings of cluster.sh.
+# shellcheck disable=SC2034,SC2154 # variables of the other files of the launcher
+
+readonly EXIT_RAY=3 EXIT_MISSING=4 EXIT_RAY_ENDED=5
+
+# Works out this node's folder and command of Ray.
+ray_node_prepare() {
+    # One folder a user and port: Ray's sockets lie in it, and their paths may have no more than 107 bytes.
+    declare -g ray_folder process_notes ray_process=0
+    declare -ga ray_command
+    ray_folder=/tmp/ray-$(id -un)-$RAY_PORT
+    process_notes=$ray_folder/$network_address.processes
+    ray_command=(ray start --block --disable-usage-stats --node-ip-address="$network_address")
+    ray_command+=(--resources="{\"NPU\": $DIES_PER_NODE}" --num-cpus="$(ray_node_slots)")
+    if [[ $network_role == head ]]; then
+        ray_command+=(--head --port="$RAY_PORT" --temp-dir="$ray_folder")
+        # Ray 2.46 has no password: whoever reaches the dashboard can run commands.
+        ray_command+=(--include-dashboard=false)
+    else
+        ray_command+=(--address="$MASTER_ADDR:$RAY_PORT")
+    fi
+}
+
+# Prints the CPU slots of a node: Ray counts logical ones, and verl places a worker a die and two actors beside them.
+ray_node_slots() {
+    local cores least=$((DIES_PER_NODE + 2))
+    cores=$(nproc)
+    printf '%d\n' $((cores > least ? cores : least))
+}
+
+# Starts Ray; ray_process is its process, the leader of a session of its own. LOG gets what it prints.
+ray_node_start() {
+    local log=$1 status=0
+    if [[ $network_role == head ]] && network_answers "$network_address" "$RAY_PORT"; then
+        quit "$EXIT_RAY" "$network_address:$RAY_PORT is taken by $(network_listener "$RAY_PORT"), and not by an earlier start of this launcher: stop that Ray, or choose another RAY_PORT on all nodes."
+    fi
+    mkdir -p "$ray_folder"
+    chmod 700 "$ray_folder"
+    setsid "${ray_command[@]}" >>"$log" 2>&1 &
+    ray_process=$!
+    process_note "$ray_process"
+    [[ $network_role == head ]] || return 0
+    network_wait "$network_address" "$RAY_PORT" "$HEAD_TIMEOUT_S" "$ray_process" "Ray to start" || status=$?
+    ((status == 0)) || quit "$EXIT_RAY" "Ray did not start on this node; the reason is in $log."
+}
+
+# Ends our own Ray and waits until all of its processes have gone.
+ray_node_stop() {
+    ((ray_process)) || return 0
+    process_end_session "$ray_process"
+    ray_process=0
+    rm -f "$process_notes"
+}

@@ -1,0 +1,123 @@
+# shellcheck shell=bash
+# A node's part of a training job. Needs terminal.sh, cluster.sh, network.sh, processes.sh and ray_node.sh.
+# shellcheck disable=SC2154 # variables of the other files of the launcher
+
+# Works out the command and the folder of this start.
+training_prepare() {
+    local root=$1 configuration=$2 output=$OUTPUT_DIR start
+    start=$(date +%Y%m%d-%H%M%S)
+    [[ $output == /* ]] || output=$root/$output
+    declare -g training_root=$root training_child=0 training_folder=$output/$start
+    # All nodes may share the output's file system.
+    [[ $network_role == head ]] || training_folder=$output/nodes/$network_address/$start
+    declare -g training_log=$training_folder/train.log ray_log=$training_folder/ray.log
+    declare -ga training_command=(
+        python3 -m verl_patches.trainer.main_ppo --config-name "$configuration"
+        "trainer.nnodes=$NODES" "trainer.n_gpus_per_node=$DIES_PER_NODE"
+        "ray_init.address=$MASTER_ADDR:$RAY_PORT"
+        "actor_rollout_ref.model.path=$(training_quoted "$MODEL_PATH")"
+        "data.train_files=[$(training_quoted "$TRAIN_FILES")]" "data.val_files=[$(training_quoted "$TEST_FILES")]"
+        "actor_rollout_ref.overlay.measure.output_dir=$(training_quoted "$training_folder")"
+        "trainer.default_local_dir=$(training_quoted "$output/checkpoints")"
+        "${overrides[@]}"
+    )
+    declare -ga training_wait=(
+        python3 scripts/internal/wait_for_nodes.py --address "$MASTER_ADDR:$RAY_PORT" --nodes "$NODES"
+        --dies "$DIES_PER_NODE" --timeout "$NODES_TIMEOUT_S" --interval "$POLL_S"
+    )
+}
+
+# Prints a path in Hydra's quotes, because Hydra gives meaning to =, {, comma and space.
+training_quoted() {
+    local escaped=${1//\\/\\\\}
+    printf "'%s'" "${escaped//\'/\\\'}"
+}
+
+# Prints what this node would do.
+training_show() {
+    local name
+    say "node $network_address on $network_interface: $network_role of $NODES nodes with $DIES_PER_NODE dies each"
+    for name in "${CLUSTER_SETTINGS[@]}"; do
+        say "setting $name=${cluster_given[$name]}"
+    done
+    for name in "${cluster_exports[@]}" {HCCL,GLOO,TP}_SOCKET_IFNAME="$network_interface"; do
+        say "export $name"
+    done
+    say "start $(printf '%q ' "${ray_command[@]}")"
+    if [[ $network_role == head ]]; then
+        say "run $(printf '%q ' "${training_wait[@]}")"
+        say "run $(printf '%q ' "${training_command[@]}")"
+    fi
+}
+
+# Does this node's part and ends with the exit code that tells how it went.
+training_run() {
+    process_end_noted
+    cluster_export
+    export PYTHONPATH=$training_root${PYTHONPATH:+:$PYTHONPATH}
+    # An address in the user's environment would lead to another Ray.
+    unset RAY_ADDRESS
+    cd "$training_root" || fail "$training_root cannot be entered."
+    [[ $network_role == worker ]] || training_check
+    mkdir -p "$training_folder"
+    trap 'training_interrupted 130' INT
+    trap 'training_interrupted 143' TERM HUP
+    trap ray_node_stop EXIT
+    say "node $network_address is the $network_role; logs are in $training_folder"
+    if [[ $network_role == head ]]; then
+        training_lead
+    else
+        training_follow
+    fi
+}
+
+# Refuses a configuration that cannot run before anything is started.
+training_check() {
+    local said
+    said=$("${training_command[@]}" --print-config 2>&1 >/dev/null) || fail "${said##*error: }"
+}
+
+# The head: Ray, the other nodes, the training.
+training_lead() {
+    local status=0
+    ray_node_start "$ray_log"
+    training_child_run "${training_wait[@]}" || status=$?
+    ((status == 0)) || quit "$EXIT_MISSING" "Not all of the $NODES nodes joined within $NODES_TIMEOUT_S s: start this script on the missing ones, and look at their logs."
+    training_child_run "${training_command[@]}" || status=$?
+    ((status == 0)) || quit "$status" "The training failed with exit code $status; the log is $training_log."
+    say "done; results are in $training_folder"
+}
+
+# Another node: gives its dies to the head's Ray until the head ends it.
+training_follow() {
+    local status=0
+    network_wait "$MASTER_ADDR" "$RAY_PORT" "$HEAD_TIMEOUT_S" 0 "the head" ||
+        quit "$EXIT_MISSING" "The head did not answer at $MASTER_ADDR:$RAY_PORT within $HEAD_TIMEOUT_S s: is it started, and is that its address?"
+    ray_node_start "$ray_log"
+    say "joined the head at $MASTER_ADDR:$RAY_PORT with $DIES_PER_NODE dies"
+    wait "$ray_process" || status=$?
+    if network_answers "$MASTER_ADDR" "$RAY_PORT"; then
+        quit "$EXIT_RAY_ENDED" "Ray on this node ended with code $status although the head is there; the reason is in $ray_log."
+    fi
+    say "the head has ended the job; how it went is in the head's log"
+}
+
+# Runs a command in a session of its own, shows and keeps what it prints, and returns its exit code.
+training_child_run() {
+    local status=0
+    # Ctrl-C reaches every process of the terminal; what writes the log has to outlive the training.
+    setsid "$@" > >(trap '' INT; exec tee -a "$training_log") 2>&1 &
+    training_child=$!
+    process_note "$training_child"
+    wait "$training_child" || status=$?
+    training_child=0
+    return "$status"
+}
+
+# At a signal: ends the training, then (at exit) Ray.
+training_interrupted() {
+    trap '' INT TERM HUP
+    say "interrupted; stopping what this node runs"
+    ((training_child == 0)) || process_end_session "$training_child"
+    exit "$1"
+}

@@ -1,0 +1,74 @@
+"""One demonstration for every patch: what a minimal call does differently with the patch than without it.
+
+A demonstration takes the patch's body and returns something plain that can be compared. The test gives it the real body
+and one that does nothing (INERT), with every feature switched on; the two results must differ, so that no demonstration
+can pass without showing anything. Where the body would need a whole model, its own parts are stood in for, and what the
+demonstration shows is that they are asked instead of upstream; what they do is shown by their own tests.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from overlay import Feature
+
+Demonstration = Callable[[Callable[..., Any]], Any]
+_found: dict[str, Demonstration] = {}
+
+
+def demonstrates(target: str, feature: Feature) -> Callable[[Demonstration], Demonstration]:
+    """Record the decorated function as the demonstration of a feature's patch of a target."""
+
+    def record(demonstration: Demonstration) -> Demonstration:
+        label = f"{target}@{feature.name}"
+        assert label not in _found, f"{label} has two demonstrations"
+        _found[label] = demonstration
+        return demonstration
+
+    return record
+
+
+def demonstrations() -> dict[str, Demonstration]:
+    """All of them, by the label of the patch."""
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        importlib.import_module(module.name)
+    return dict(_found)
+
+
+# What a patch of each kind would be if it did nothing.
+INERT: dict[str, Callable[..., Any]] = {
+    "wrap": lambda upstream, *args, **kwargs: upstream(*args, **kwargs),
+    "replace": lambda *args, **kwargs: "upstream",
+    "add": lambda module: None,
+    "register": lambda module: {},
+    "before_import": lambda: None,
+    "provide": ModuleType,
+}
+
+
+def observed(demonstration: Demonstration, body: Callable[..., Any]) -> Any:
+    """What the demonstration returns; for an error its type."""
+    try:
+        return demonstration(body)
+    except Exception as error:
+        return f"raises {type(error).__name__}"
+
+
+class Upstream:
+    """Stands for upstream's function: remembers its calls and returns "upstream"."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> str:
+        self.calls.append((args, kwargs))
+        return "upstream"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of the last call."""
+        return self.calls[-1][1]

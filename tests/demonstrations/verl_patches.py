@@ -1,0 +1,301 @@
+"""What the patches of verl change."""
+
+import contextlib
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+
+import overlay
+from tests.demonstrations import Upstream, demonstrates
+from verl_patches.features import settings
+from verl_patches.features.compatibility import DEEPSEEK_V3, MEGATRON_ON_NPU, ROLLOUT_SEED
+from verl_patches.features.measure import step_record
+from verl_patches.features.measure.feature import MEASURE, MeasureSettings
+from verl_patches.features.nonfinite.feature import NONFINITE
+from verl_patches.features.onpolicy.feature import ONPOLICY
+from verl_patches.features.precision.feature import PRECISION
+from verl_patches.features.reshard.feature import RESHARD
+from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features.settings import SETTINGS
+from verl_patches.features.temperature.feature import TEMPERATURE
+
+WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
+TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
+ACTOR = "verl.workers.actor.megatron_actor:MegatronPPOActor"
+MANAGER = "verl.workers.sharding_manager.megatron_vllm:MegatronVLLMShardingManager"
+ROLLOUT = "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout"
+DEEPSEEK = SimpleNamespace(architectures=["DeepseekV3ForCausalLM"])
+
+
+class OursIsAsked(Exception):
+    """Raised by what stands in for a part of ours."""
+
+
+@contextlib.contextmanager
+def instead_of(*names):
+    """Stand in for parts of ours: called, they raise OursIsAsked."""
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch(name, side_effect=OursIsAsked))
+        yield
+
+
+def asks_ours(call) -> bool:
+    """Whether the call reaches a part of ours that is stood in for."""
+    try:
+        call()
+    except OursIsAsked:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def phases():
+    """The phases that the process's residency enters in the block."""
+    entered = []
+    residency = SimpleNamespace(enter=entered.append, close=lambda: None)
+    with mock.patch("verl_patches.features.residency.phases.process_residency", return_value=residency):
+        yield entered
+
+
+@contextlib.contextmanager
+def output_folder():
+    """An output folder that is in force."""
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = replace(settings.current(), measure=MeasureSettings(output_dir=folder))
+        with mock.patch.object(settings, "_current", chosen):
+            yield Path(folder)
+
+
+@demonstrates("verl.models.mcore.model_forward:gptmodel_forward", TEMPERATURE)
+def logits_are_divided(body):
+    return body(lambda logits_processor: logits_processor(torch.ones(2)), logits_processor=torch.Tensor.tolist)
+
+
+@demonstrates("verl.models.mcore.registry:hf_to_mcore_config", DEEPSEEK_V3)
+def the_configuration_is_ours(body):
+    with instead_of("megatron_patches.core.transformer.deepseek_v3_config.deepseek_v3_config_from_huggingface"):
+        return asks_ours(lambda: body(Upstream(), DEEPSEEK, torch.bfloat16))
+
+
+@demonstrates("verl.models.mcore.registry:init_mcore_model", DEEPSEEK_V3)
+def the_model_is_ours(body):
+    with instead_of("megatron_patches.core.models.gpt.deepseek_v3_model.build_deepseek_v3"):
+        return asks_ours(lambda: body(Upstream(), None, DEEPSEEK))
+
+
+@demonstrates("verl.models.mcore.registry:get_mcore_weight_converter", DEEPSEEK_V3)
+def no_converter_is_needed(body):
+    return body(Upstream(), DEEPSEEK, torch.bfloat16)
+
+
+@demonstrates("verl.utils.megatron_utils:get_transformer_layer_offset", DEEPSEEK_V3)
+def uneven_stages_have_their_own_offsets(body):
+    return body(Upstream(), 1, None, SimpleNamespace(first_layer_of_stage=[0, 2].__getitem__))
+
+
+@demonstrates("verl.utils.megatron_utils:per_tensor_generator", DEEPSEEK_V3)
+def tensors_are_gathered_by_our_tables(body):
+    with instead_of("verl_patches.features.reshard.tables.table_for"):
+        return asks_ours(lambda: body(Upstream(), None, DEEPSEEK, None, None))
+
+
+@demonstrates("verl.utils.model:load_megatron_gptmodel_weights", DEEPSEEK_V3)
+def weights_are_loaded_by_our_tables(body):
+    with instead_of("verl_patches.features.reshard.tables.table_for"):
+        return asks_ours(lambda: body(Upstream(), None, DEEPSEEK, None, None))
+
+
+@demonstrates(f"{TRAINER}.__init__", SETTINGS)
+def a_bad_combination_is_refused(body):
+    from verl_patches.trainer.main_ppo import compose
+
+    upstream = Upstream()
+    config = compose("rehearsal", ["actor_rollout_ref.actor.megatron.grad_offload=true"])
+    with contextlib.suppress(overlay.ConfigurationError):
+        body(upstream, SimpleNamespace(), config)
+    return len(upstream.calls)
+
+
+@demonstrates(f"{TRAINER}.init_workers", ONPOLICY)
+def old_log_prob_is_answered_without_a_worker(body):
+    forward = Upstream()
+    trainer = SimpleNamespace()
+    body(lambda self: setattr(self, "actor_rollout_wg", SimpleNamespace(compute_log_prob=forward)), trainer)
+    trainer.actor_rollout_wg.compute_log_prob(SimpleNamespace(batch={"responses": torch.zeros(2, 3)}))
+    return len(forward.calls)
+
+
+@demonstrates(f"{TRAINER}.fit", MEASURE)
+def the_beginning_of_training_is_noted(body):
+    with output_folder() as folder:
+        body(Upstream(), SimpleNamespace())
+        return "training_begins" in "".join(file.read_text() for file in folder.iterdir())
+
+
+@demonstrates("verl.utils.tracking:Tracking.log", MEASURE)
+def a_step_is_written(body):
+    with output_folder() as folder:
+        body(Upstream(), SimpleNamespace(), data={"reward": 0.5}, step=1)
+        return sorted(file.name for file in folder.iterdir())
+
+
+@demonstrates("flash_attn.bert_padding", MEGATRON_ON_NPU)
+def padding_functions_are_there(body):
+    return callable(body("flash_attn.bert_padding").pad_input)
+
+
+@demonstrates("verl.utils.megatron.tensor_parallel:_VocabParallelEntropy.forward", MEGATRON_ON_NPU)
+def nothing_is_compiled(body):
+    return body(lambda: torch.compile(asks_ours) is asks_ours)
+
+
+@demonstrates("verl.utils.megatron_utils:init_megatron_optim_config", PRECISION)
+def the_optimizer_is_in_float32(body):
+    return str(body(lambda config: config, SimpleNamespace(params_dtype=torch.bfloat16)).params_dtype)
+
+
+@demonstrates(f"{WORKER}._build_model_optimizer", PRECISION)
+def the_model_is_in_float32(body):
+    worker = SimpleNamespace(dtype=torch.bfloat16)
+    body(Upstream(), worker)
+    return str(worker.dtype)
+
+
+@demonstrates(f"{ACTOR}.make_minibatch_iterator", MEASURE)
+def the_rollouts_log_probs_are_kept(body):
+    data = SimpleNamespace(batch={"rollout_log_probs": 1, "responses": 2}, select=lambda batch_keys: batch_keys)
+    return body(lambda self, data: data.select(batch_keys=["responses"]), SimpleNamespace(), data)
+
+
+def update_of(body):
+    """Run the update's schedule on one micro batch and return the old log-probs that its loss finds."""
+    columns = ("old_log_probs", "rollout_log_probs")
+    batch = {"responses": torch.zeros(1, 2, dtype=torch.int64), "attention_mask": torch.ones(1, 3)}
+    batch |= {name: torch.zeros(1, 2) for name in columns}
+
+    def schedule(*, forward_step_func, forward_only):
+        output, loss = forward_step_func(None, None)
+        return loss(output)
+
+    def forward_step(batches, model):
+        loss = partial(lambda output, data: data["old_log_probs"].tolist(), data=batch)
+        return {"log_probs": torch.ones(1, 3)}, loss
+
+    return body(lambda: schedule)(forward_step_func=forward_step, forward_only=False)
+
+
+demonstrates("verl.workers.actor.megatron_actor:get_forward_backward_func", ONPOLICY)(update_of)
+
+
+@demonstrates("verl.workers.actor.megatron_actor:get_forward_backward_func", MEASURE)
+def the_distance_to_the_rollout_is_recorded(body):
+    record = step_record.StepRecord()
+    with mock.patch.object(step_record, "_record", record):
+        update_of(body)
+    return record.difference.largest
+
+
+@demonstrates(f"{ACTOR}.update_policy", NONFINITE)
+def steps_are_guarded(body):
+    actor = SimpleNamespace(actor_optimizer=SimpleNamespace(), actor_module=[])
+    return body(lambda self, dataloader: type(self.actor_optimizer).__name__, actor, None)
+
+
+@demonstrates(f"{WORKER}.__init__", SETTINGS)
+def the_workers_settings_are_in_force(body):
+    with mock.patch.object(settings, "_current", settings.OverlaySettings.all_off()):
+        body(Upstream(), SimpleNamespace(), {"overlay": {"precision": "float32"}}, "actor")
+        return settings.current().precision
+
+
+@demonstrates(f"{WORKER}._build_rollout", RESIDENCY)
+def training_state_is_away_while_the_engine_starts(body):
+    runner = SimpleNamespace(worker=SimpleNamespace(model_runner=None))
+    engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=runner))
+    rollout = SimpleNamespace(inference_engine=SimpleNamespace(llm_engine=engine))
+    worker = SimpleNamespace(actor_module=[], actor_optimizer=None)
+    registration = "verl_patches.features.residency.registration"
+    with phases() as entered, mock.patch(f"{registration}.register_actor"):
+        with mock.patch(f"{registration}.register_rollout"):
+            body(lambda self: (rollout, "manager"), worker)
+    return entered
+
+
+@demonstrates(f"{WORKER}.init_model", RESIDENCY)
+def the_reference_policy_leaves(body):
+    with phases() as entered, mock.patch("verl_patches.features.residency.registration.register_reference"):
+        body(Upstream(), SimpleNamespace(_is_ref=True, ref_module=[]))
+    return entered
+
+
+@demonstrates(f"{WORKER}.init_model", MEASURE)
+def the_patches_in_use_are_asserted_and_written(body):
+    worker = SimpleNamespace(rank=0, _is_rollout=True)
+    report = mock.patch.object(overlay, "assert_effective", return_value=overlay.effective.OverlayReport())
+    with output_folder() as folder, report as asserted:
+        body(Upstream(), worker)
+        return asserted.call_count, sorted(file.name for file in folder.iterdir())
+
+
+def phase_entered(*arguments):
+    """A demonstration that the phase of a worker's method is entered."""
+
+    def demonstration(body):
+        with phases() as entered:
+            body(Upstream(), SimpleNamespace(), *arguments)
+        return entered
+
+    return demonstration
+
+
+for method in ("compute_log_prob", "compute_ref_log_prob", "update_actor", "save_checkpoint", "load_checkpoint"):
+    demonstrates(f"{WORKER}.{method}", RESIDENCY)(phase_entered(None))
+demonstrates(f"{MANAGER}.__exit__", RESIDENCY)(phase_entered(None, None, None))
+
+
+@demonstrates(f"{WORKER}.update_actor", MEASURE)
+def the_step_is_measured(body):
+    output = SimpleNamespace(meta_info={"metrics": {}})
+    finished = mock.patch("verl_patches.features.measure.step_record.finish_step", return_value={"timing_s/x": 1.0})
+    with phases(), finished:
+        body(lambda self, data: output, SimpleNamespace(), None)
+    return output.meta_info["metrics"]
+
+
+@demonstrates(f"{ROLLOUT}.__init__", ROLLOUT_SEED)
+def every_engine_has_a_seed_of_its_own(body):
+    from omegaconf import OmegaConf
+
+    seeds = []
+    second_of_two = SimpleNamespace(size=lambda: 2, get_local_rank=lambda: 1)
+    rollout = SimpleNamespace(sampling_params=SimpleNamespace(seed=3))
+    body(
+        lambda self, path, config, tokenizer, model_config, **options: seeds.append(config.seed),
+        rollout,
+        "path",
+        OmegaConf.create({"seed": 3}),
+        None,
+        None,
+        device_mesh={"dp": second_of_two},
+    )
+    return seeds, rollout.sampling_params.seed
+
+
+@demonstrates(f"{ROLLOUT}.generate_sequences", RESHARD)
+def half_new_weights_are_refused(body):
+    with instead_of("verl_patches.features.reshard.generation.process_generation"):
+        return asks_ours(lambda: body(Upstream(), SimpleNamespace(), None))
+
+
+@demonstrates(f"{MANAGER}.__enter__", RESHARD)
+def the_plan_runs_instead_of_the_gather(body):
+    from verl_patches.workers.sharding_manager import megatron_vllm
+
+    with phases(), mock.patch.object(megatron_vllm, "_run_plan", side_effect=OursIsAsked):
+        return asks_ours(lambda: body(Upstream(), SimpleNamespace()))

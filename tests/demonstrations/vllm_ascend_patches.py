@@ -1,0 +1,33 @@
+"""What the patches of vLLM-Ascend change."""
+
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+
+from tests.demonstrations import Upstream, demonstrates
+from tests.demonstrations.vllm_patches import upstream_module
+from verl_patches.features.dp_sync.agreement import AgreedForward
+from verl_patches.features.dp_sync.feature import DP_SYNC
+from verl_patches.features.residency.feature import RESIDENCY
+
+RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
+
+
+@demonstrates(f"{RUNNER}._get_forward_metadata_across_dp", DP_SYNC)
+def the_next_forward_is_agreed_on_the_device(body):
+    runner = SimpleNamespace(
+        dp_size=2, dp_rank=0, is_kv_producer=False, is_kv_consumer=False, torchair_graph_enabled=False
+    )
+    agreed = AgreedForward(torch.tensor([4, 8]), torch.tensor([3, 7]), False, True)
+    exchange = mock.patch("verl_patches.features.dp_sync.agreement.exchange_forward", return_value=agreed)
+    get_group = mock.Mock(return_value=SimpleNamespace(device_group="device"))
+    with upstream_module("vllm.distributed.parallel_state", get_dp_group=get_group), exchange:
+        return str(body(Upstream(), runner, 4, 3, False, True))
+
+
+@demonstrates(f"{RUNNER}.initialize_kv_cache", RESIDENCY)
+def the_caches_configuration_is_kept(body):
+    runner = SimpleNamespace()
+    body(Upstream(), runner, "configuration")
+    return vars(runner)

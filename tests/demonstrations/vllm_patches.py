@@ -1,0 +1,118 @@
+"""What the patches of vLLM change."""
+
+import contextlib
+import sys
+from types import ModuleType, SimpleNamespace
+from unittest import mock
+
+import torch
+
+from tests.demonstrations import Upstream, demonstrates
+from verl_patches.features.compatibility import KV_CACHE_SIZE, START_UP, VERL_ON_VLLM_0_9_1, VLLM_ON_TORCH_2_5
+from verl_patches.features.dp_sync.feature import DP_SYNC
+from verl_patches.features.precision.feature import PRECISION
+from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
+from verl_patches.features.temperature.feature import TEMPERATURE
+
+LLM = "vllm.entrypoints.llm:LLM.__init__"
+
+
+@contextlib.contextmanager
+def upstream_module(name, **content):
+    """An upstream module of which only `content` is needed, instead of the real one."""
+    parts = name.split(".")
+    names = [".".join(parts[: end + 1]) for end in range(len(parts))]
+    modules = {each: ModuleType(each) for each in names}
+    vars(modules[name]).update(content)
+    with mock.patch.dict(sys.modules, modules):
+        yield
+
+
+@demonstrates("vllm.config:ParallelConfig.has_unfinished_dp", DP_SYNC)
+def the_device_is_asked(body):
+    group = SimpleNamespace(device_group="device")
+    agreement = mock.patch("verl_patches.features.dp_sync.agreement.any_rank", side_effect=lambda flag, group: group)
+    with upstream_module("vllm.distributed.parallel_state", get_dp_group=lambda: group), agreement:
+        return body(Upstream(), "host", True)
+
+
+@demonstrates("vllm.engine.arg_utils:EngineArgs._is_v1_supported_oracle", PRECISION)
+def float32_passes(body):
+    return str(body(lambda self, config: config.dtype, None, SimpleNamespace(dtype=torch.float32)))
+
+
+def options_of_engine(body, **options):
+    """The options with which vLLM's engine is made."""
+    upstream = Upstream()
+    body(upstream, SimpleNamespace(), **options)
+    return upstream.options
+
+
+@demonstrates(LLM, VERL_ON_VLLM_0_9_1)
+def multi_modal_options_are_left_out(body):
+    return options_of_engine(body, limit_mm_per_prompt=None, disable_mm_preprocessor_cache=True)
+
+
+@demonstrates(LLM, RESIDENCY)
+def sleep_mode_stays_off(body):
+    return options_of_engine(body, enable_sleep_mode=True)
+
+
+@demonstrates(LLM, ROLLOUT_EXPERT_PARALLEL)
+def experts_are_spread(body):
+    environment = mock.patch("verl_patches.features.rollout_parallel.engine_environment.set_engine_environment")
+    rank, world = mock.patch("torch.distributed.get_rank", lambda: 0), mock.patch("torch.distributed.get_world_size")
+    with rank, world as size, environment:
+        size.return_value = 4
+        return options_of_engine(body, tensor_parallel_size=4)
+
+
+@demonstrates("vllm.model_executor.models.registry:_LazyRegisteredModel.inspect_model_cls", START_UP)
+def the_class_is_looked_at_here(body):
+    lazy = SimpleNamespace(load_model_cls=lambda: "class")
+    info = SimpleNamespace(from_model_cls=lambda found: f"looked at {found}")
+    with (
+        upstream_module("vllm.model_executor.models.registry", _ModelInfo=info),
+        mock.patch("torch.npu.is_initialized", return_value=True),
+    ):
+        return body(Upstream(), lazy)
+
+
+@demonstrates("torch._library.infer_schema:SUPPORTED_PARAM_TYPES", VLLM_ON_TORCH_2_5)
+def lists_of_int_have_a_schema(body):
+    return body(None).get(list[int])
+
+
+@demonstrates("vllm.v1.core.kv_cache_utils:get_num_blocks", KV_CACHE_SIZE)
+def the_override_counts(body):
+    config = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks_override=256))
+    return body(lambda config: 1000, config)
+
+
+def calls_of_sleeping_engine(body):
+    """How often upstream is asked to sleep or to wake up while sleep mode is off."""
+    upstream = Upstream()
+    model = SimpleNamespace(enable_sleep_mode=False)
+    body(upstream, SimpleNamespace(vllm_config=SimpleNamespace(model_config=model)))
+    return len(upstream.calls)
+
+
+for method in ("sleep", "wake_up"):
+    demonstrates(f"vllm.v1.engine.llm_engine:LLMEngine.{method}", RESIDENCY)(calls_of_sleeping_engine)
+
+
+@demonstrates("vllm.v1.sample.sampler:Sampler.forward", TEMPERATURE)
+def the_temperature_is_handed_on(body):
+    from verl_patches.features.temperature.scaling import as_sampled
+
+    metadata = SimpleNamespace(temperature=torch.tensor([0.5]))
+    return body(lambda self, logits, metadata: as_sampled(logits).tolist(), None, torch.ones(1, 2), metadata)
+
+
+@demonstrates("vllm.v1.sample.sampler:Sampler.compute_logprobs", TEMPERATURE)
+def log_probs_are_of_what_is_sampled(body):
+    from verl_patches.features.temperature.scaling import reporting
+
+    with reporting(torch.tensor([0.5])):
+        return body(lambda self, logits: logits.tolist(), None, torch.ones(1, 2))

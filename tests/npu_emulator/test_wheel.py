@@ -1,0 +1,87 @@
+"""The package builds as a wheel that works from wherever it is unpacked, and does not build beside a real NPU."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "npu_emulator"
+
+SIMULATED_DEVICE = """
+import pathlib, runpy, sys
+glob = pathlib.Path.glob
+def with_device(folder, pattern):
+    if {device} and str(folder) == "/dev" and pattern.startswith("davinci"):
+        return [folder / "davinci0"]
+    return glob(folder, pattern)
+pathlib.Path.glob = with_device
+sys.argv = ["setup.py", "--version"]
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+USE = """
+import acl, npu_emulator, torch, torch_npu, torchair
+for module in (npu_emulator, torch_npu, acl, torchair):
+    print(module.__file__)
+assert (torch.ones(2, device="npu") * 3).tolist() == [3, 3]
+assert torch_npu.npu_swiglu(torch.ones(1, 4, device="npu")).shape == (1, 2)
+"""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> Path:
+    """A copy, since building leaves files beside the sources."""
+    copy = tmp_path_factory.mktemp("sources") / "npu_emulator"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(sources) -> Path:
+    # Unoptimised, which halves the time; nothing here looks at speed.
+    environment = os.environ | {
+        "CFLAGS": "-O0",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "bdist_wheel"], cwd=sources, env=environment, check=True, timeout=500
+    )
+    (made,) = (sources / "dist").glob("*.whl")
+    return made
+
+
+@pytest.mark.slow
+def test_the_wheel_works_where_it_is_unpacked(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    ended = subprocess.run([sys.executable, "-c", USE], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    files = ended.stdout.split()
+    assert len(files) == 4 and all(file.startswith(str(tmp_path)) for file in files), files
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {"npu_emulator", "torch_npu", "acl", "torchair", "npu_emulator-0.1.0.dist-info"}
+    assert "npu_emulator/torch_npu_operators.txt" in names
+    with zipfile.ZipFile(wheel) as archive:
+        assert "torch_npu:_autoload" in archive.read("npu_emulator-0.1.0.dist-info/entry_points.txt").decode()
+
+
+@pytest.mark.parametrize("device", [True, False])
+def test_the_installer_refuses_a_machine_with_a_device_file(sources, device):
+    program = SIMULATED_DEVICE.format(device=device)
+    ended = subprocess.run([sys.executable, "-c", program], cwd=sources, capture_output=True, text=True)
+    if device:
+        assert ended.returncode != 0
+        assert "does not install or run beside a real NPU; found the device file /dev/davinci0" in ended.stderr
+    else:
+        assert ended.returncode == 0 and ended.stdout.split()[-1] == "0.1.0", ended.stderr

@@ -1,0 +1,32 @@
+"""A cluster's file of settings for a test: the one that the project ships, with some values replaced."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "scripts" / "env" / "a3_256_dies.env"
+
+
+def write_cluster_file(path: Path, **values: object) -> Path:
+    """Write the shipped file to `path` with `values`; names that it does not hold are added at its end."""
+    text = SHIPPED.read_text()
+    for name, value in values.items():
+        line = f"{name}={value}"
+        text, replaced = re.subn(rf"^{name}=[^#\n]*", lambda _, line=line: f"{line} ", text, flags=re.MULTILINE)
+        text += "" if replaced else f"{line}\n"
+    path.write_text(text)
+    return path
+
+
+def load_script(path: str) -> ModuleType:
+    """The module of a script, which lies in no package."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

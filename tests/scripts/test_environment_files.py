@@ -1,0 +1,77 @@
+"""Every variable of scripts/env/ has a reader that its line names, and that reader knows it."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted((ROOT / "scripts" / "env").glob("*.env"))
+LINE = re.compile(r"^([A-Z][A-Z0-9_]*)=(.*?)\s+# (\w+): \S.*$")
+# Readers whose source cannot be here, with the variables that their documentation lists. HCCL and CANN: "Environment
+# Variable Reference" of CANN; torch_npu: "Environment variables" of Ascend Extension for PyTorch 7.1.0.
+DOCUMENTED = {
+    "cann": {"ASCEND_GLOBAL_LOG_LEVEL"},
+    "hccl": {
+        "HCCL_BUFFSIZE",
+        "HCCL_CONNECT_TIMEOUT",
+        "HCCL_EXEC_TIMEOUT",
+        "HCCL_HOST_SOCKET_PORT_RANGE",
+        "HCCL_IF_BASE_PORT",
+        "HCCL_OP_EXPANSION_MODE",
+    },
+    "torch_npu": {"PYTORCH_NPU_ALLOC_CONF", "TASK_QUEUE_ENABLE"},
+    "python": {"PYTHONUNBUFFERED"},
+}
+# Distributions whose compiled part reads a variable.
+COMPILED = {"torch": "lib/libtorch_cpu.so", "ray": "_raylet.so"}
+
+
+def variables(file: Path) -> list[tuple[str, str]]:
+    """Name and reader of every variable; a line in another form fails."""
+    found = []
+    for text in file.read_text().splitlines():
+        if text and not text.startswith("#"):
+            match = LINE.match(text)
+            assert match, f"{file.name}: {text}"
+            found.append((match[1], match[3]))
+    return found
+
+
+def has_reader(name: str, reader: str) -> bool:
+    """Whether `reader` reads the variable: by its source, its compiled part, or its documentation."""
+    if reader == "launcher":
+        return any(re.search(rf"\b{name}\b", path.read_text()) for path in (ROOT / "scripts" / "lib").glob("*.sh"))
+    if reader in DOCUMENTED:
+        return name in DOCUMENTED[reader]
+    folder = Path(find_spec(reader).submodule_search_locations[0])
+    if any(name in path.read_text(errors="ignore") for path in folder.rglob("*.py")):
+        return True
+    # RAY_xyz is the environment's form of the C++ setting xyz.
+    names = {name.encode(), name.removeprefix("RAY_").encode()}
+    return reader in COMPILED and any(each in (folder / COMPILED[reader]).read_bytes() for each in names)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_variable_has_the_reader_that_is_named(file):
+    found = variables(file)
+    assert len(found) == len(dict(found)) > 5
+    assert [name for name, reader in found if not has_reader(name, reader)] == []
+
+
+@pytest.mark.parametrize("reader", ["vllm", "ray", "hccl", "launcher", "torch"])
+def test_a_variable_that_nobody_reads_is_found(reader):
+    assert not has_reader("ASCEND_NPU_SLEEP_DISABLE", reader)
+
+
+def test_variables_that_the_launcher_sets_itself_have_readers():
+    text = (ROOT / "scripts" / "lib" / "cluster.sh").read_text()
+    exported = set(re.findall(r"\b([A-Z][A-Z_]+)=\$", "\n".join(re.findall(r"^ *export (.*)$", text, re.MULTILINE))))
+    exported |= set(re.findall(r"export (RAY_USE_TLS)=", text))
+    readers = {"GLOO_SOCKET_IFNAME": "torch", "TP_SOCKET_IFNAME": "torch", "RAY_USE_TLS": "ray"}
+    readers |= {name: "ray" for name in ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY")}
+    # HCCL's documentation, and the dynamic linker's.
+    elsewhere = {"HCCL_SOCKET_IFNAME", "LD_PRELOAD"}
+    assert exported == readers.keys() | elsewhere
+    assert [name for name, reader in readers.items() if not has_reader(name, reader)] == []

@@ -1,0 +1,443 @@
+"""The launcher of the cluster jobs with stub commands on PATH: what it calls, in which order, and how it ends."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.cluster_files import ROOT, write_cluster_file
+
+LAUNCHER = ROOT / "scripts" / "train_deepseekv3_256die_true_weight.sh"
+HEAD, WORKER = "127.0.0.2", "127.0.0.3"
+IP = """#!/bin/bash
+case "$*" in
+    *addr*) echo "1: lo    inet 127.0.0.1/8 scope host lo"; echo "2: net0    inet $NODE_ADDRESS/24 scope global net0" ;;
+    *route*) echo "$4 dev net0 src $NODE_ADDRESS" ;;
+esac
+"""
+# Stands for Ray: a head listens until it is ended; a worker lasts as long as the head answers.
+RAY = """#!/bin/bash
+echo "ray $*" >>"$CALLS"
+[[ ! -e $TOOLS/ray-fails ]] || { echo "ray broke"; exit 1; }
+exec "$PYTHON_OF_TESTS" "$TOOLS/ray.py" "$NODE_ADDRESS" "$@"
+"""
+RAY_PROGRAM = """
+import os, signal, socket, sys, time
+address, arguments = sys.argv[1], sys.argv[2:]
+def end(*_):
+    with open(os.environ["CALLS"], "a") as calls:
+        calls.write("ray ended\\n")
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+options = dict(argument.lstrip("-").split("=", 1) for argument in arguments if "=" in argument)
+if "--head" in arguments:
+    listener = socket.create_server((address, int(options["port"])))
+    while True:
+        listener.accept()[0].close()
+host, port = options["address"].rsplit(":", 1)
+while not os.path.exists(os.environ["TOOLS"] + "/ray-dies"):
+    try:
+        socket.create_connection((host, int(port)), 1).close()
+    except OSError:
+        sys.exit(1)
+    time.sleep(0.02)
+sys.exit(9)
+"""
+PYTHON = """#!/bin/bash
+case "$*" in
+    *--print-config*)
+        echo "check" >>"$CALLS"
+        [[ ! -e $TOOLS/refuse ]] || { echo "error: 6 dies cannot hold" >&2; exit 2; }
+        ;;
+    *wait_for_nodes*)
+        echo "wait" >>"$CALLS"
+        [[ ! -e $TOOLS/wait-for-worker ]] || until grep -q "ray start.*--address" "$CALLS"; do sleep 0.02; done
+        exit "$(cat "$TOOLS/wait-code" 2>/dev/null || echo 0)"
+        ;;
+    *main_ppo*)
+        hangs=no
+        [[ ! -e $TOOLS/train-hangs ]] || hangs=yes
+        trap 'echo "training ended" >>"$CALLS"; exit 143' TERM
+        printf 'train'  >>"$CALLS"
+        printf ' [%s]' "$@" >>"$CALLS"
+        echo >>"$CALLS"
+        env >"$TOOLS/environment"
+        if [[ $hangs == yes ]]; then
+            echo "training hangs"
+            while :; do sleep 0.05; done
+        fi
+        echo "step 1"
+        exit "$(cat "$TOOLS/train-code" 2>/dev/null || echo 0)"
+        ;;
+    *) echo "unexpected: $*" >&2; exit 9 ;;
+esac
+"""
+
+
+class Machine:
+    """One node: a PATH with stubs in front of the system's commands, and a file of settings."""
+
+    def __init__(self, folder: Path, port: int, address: str) -> None:
+        self.folder, self.address, self.port = folder, address, port
+        self.tools, self.calls_file = folder / "tools", folder / "calls"
+        self.tools.mkdir()
+        for name, text in {"ip": IP, "ray": RAY, "python3": PYTHON}.items():
+            (self.tools / name).write_text(text)
+            (self.tools / name).chmod(0o755)
+        (self.tools / "ray.py").write_text(RAY_PROGRAM)
+        self.settings: dict[str, object] = {
+            "MASTER_ADDR": HEAD,
+            "SOCKET_IFNAME": "net0",
+            "NODES": 2,
+            "DIES_PER_NODE": 4,
+            "MODEL_PATH": "/weights",
+            "OUTPUT_DIR": folder / "out put",
+            "CANN_ENV": "none",
+            "JEMALLOC": "none",
+            "RAY_PORT": port,
+            "HEAD_TIMEOUT_S": 20,
+            "NODES_TIMEOUT_S": 20,
+            "STOP_TIMEOUT_S": 10,
+            "POLL_S": 0.02,
+        }
+
+    def start(self, *arguments: str, **changed: object) -> subprocess.Popen:
+        """Start the launcher with settings `changed`; it leads a process group, as a job of a terminal does."""
+        settings = write_cluster_file(self.folder / "cluster.env", **(self.settings | changed))
+        environment = {
+            "PATH": f"{self.tools}:/usr/bin:/bin",
+            "HOME": str(self.folder),
+            "CALLS": str(self.calls_file),
+            "TOOLS": str(self.tools),
+            "NODE_ADDRESS": self.address,
+            "PYTHON_OF_TESTS": sys.executable,
+        }
+        return subprocess.Popen(
+            ["bash", str(LAUNCHER), "--cluster", str(settings), *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=_new_terminal_job,
+        )
+
+    def run(self, *arguments: str, **changed: object) -> tuple[int, str]:
+        """Run the launcher to its end; exit code and everything said."""
+        process = self.start(*arguments, **changed)
+        said = process.communicate(timeout=60)[0]
+        return process.returncode, said
+
+    def set(self, name: str, value: str = "") -> None:
+        """Tell a stub how to behave."""
+        (self.tools / name).write_text(value)
+
+    @property
+    def calls(self) -> list[str]:
+        """What the stubs were called for, first word only."""
+        return [" ".join(line.split()[:2]) if line.startswith("ray") else line.split()[0] for line in self.lines]
+
+    @property
+    def lines(self) -> list[str]:
+        """What the stubs wrote down."""
+        return self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
+
+    def wait_for(self, call: str) -> None:
+        """Wait until a stub has been called for `call`."""
+        deadline = time.monotonic() + 30
+        while call not in self.calls:
+            assert time.monotonic() < deadline, self.lines
+            time.sleep(0.01)
+
+
+def _new_terminal_job() -> None:
+    os.setpgrp()
+    # Python leaves SIGINT ignored where it was when it started, as it is below some test harnesses.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as free:
+        free.bind((HEAD, 0))
+        number = free.getsockname()[1]
+    yield number
+    shutil.rmtree(f"/tmp/ray-{getpass.getuser()}-{number}", ignore_errors=True)
+
+
+@pytest.fixture
+def head(tmp_path, port) -> Machine:
+    (tmp_path / "head").mkdir()
+    return Machine(tmp_path / "head", port, HEAD)
+
+
+@pytest.fixture
+def worker(tmp_path, port) -> Machine:
+    (tmp_path / "worker").mkdir()
+    return Machine(tmp_path / "worker", port, WORKER)
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HEAD, port)) == 0
+
+
+def test_the_head_checks_starts_ray_waits_trains_and_stops(head, port):
+    code, said = head.run()
+    assert code == 0, said
+    assert head.calls == ["check", "ray start", "wait", "train", "ray ended"]
+    assert "127.0.0.2 is the head" in said and "step 1" in said and "done; results are in" in said
+    start = head.lines[1]
+    for option in (
+        f"--port={port}",
+        "--head",
+        "--node-ip-address=127.0.0.2",
+        '{"NPU": 4}',
+        "--include-dashboard=false",
+    ):
+        assert option in start
+    assert not answers(port)
+    (log,) = (head.folder / "out put").glob("*/train.log")
+    assert "step 1" in log.read_text()
+
+
+def test_arguments_with_spaces_and_settings_reach_the_training_whole(head, port):
+    code, said = head.run("--", "trainer.experiment_name='two words'", "data.seed=7")
+    assert code == 0, said
+    train = next(line for line in head.lines if line.startswith("train"))
+    assert "[trainer.experiment_name='two words'] [data.seed=7]" in train
+    assert "[--config-name] [deepseek_v3_256die_true_weight] [trainer.nnodes=2] [trainer.n_gpus_per_node=4]" in train
+    assert f"[ray_init.address=127.0.0.2:{port}] [actor_rollout_ref.model.path='/weights']" in train
+    environment = (head.tools / "environment").read_text().splitlines()
+    for entry in ("VLLM_USE_V1=1", "HCCL_BUFFSIZE=300", "HCCL_SOCKET_IFNAME=net0", "GLOO_SOCKET_IFNAME=net0"):
+        assert entry in environment
+
+
+def test_a_worker_joins_and_ends_with_the_head(worker, port):
+    listener = socket.create_server((HEAD, port))
+    threading.Thread(target=_accept, args=(listener,), daemon=True).start()
+    process = worker.start()
+    worker.wait_for("ray start")
+    assert f"--address=127.0.0.2:{port}" in worker.lines[0] and "--head" not in worker.lines[0]
+    _close(listener)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, said
+    assert "joined the head" in said and "the head has ended the job" in said
+
+
+def _accept(listener: socket.socket) -> None:
+    try:
+        while True:
+            listener.accept()[0].close()
+    except OSError:
+        return
+
+
+def _close(listener: socket.socket) -> None:
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def test_a_late_worker_is_waited_for(head, worker):
+    head.set("wait-for-worker")
+    # Both nodes write into one list of calls, as the head's stub looks for the worker there.
+    worker.calls_file = head.calls_file
+    leading = head.start()
+    head.wait_for("wait")
+    assert "train" not in head.calls
+    following = worker.start()
+    outputs = [process.communicate(timeout=60)[0] for process in (leading, following)]
+    assert [leading.returncode, following.returncode] == [0, 0], outputs
+    assert head.calls[:5] == ["check", "ray start", "wait", "ray start", "train"]
+
+
+def test_workers_that_never_come_end_the_job_with_four(head, port):
+    head.set("wait-code", "1")
+    code, said = head.run()
+    assert code == 4 and "Not all of the 2 nodes joined within 20 s" in said
+    assert head.calls == ["check", "ray start", "wait", "ray ended"] and not answers(port)
+
+
+def test_a_head_that_never_comes_ends_a_worker_with_four(worker):
+    code, said = worker.run(HEAD_TIMEOUT_S=1)
+    assert code == 4 and "The head did not answer at 127.0.0.2" in said and not worker.calls
+
+
+def test_a_ray_that_ends_early_on_a_worker_is_five(worker, port):
+    listener = socket.create_server((HEAD, port))
+    threading.Thread(target=_accept, args=(listener,), daemon=True).start()
+    process = worker.start()
+    worker.wait_for("ray start")
+    worker.set("ray-dies")
+    said = process.communicate(timeout=60)[0]
+    _close(listener)
+    assert process.returncode == 5 and "ended with code 9 although the head is there" in said
+
+
+def test_a_ray_that_does_not_start_is_three(head):
+    head.set("ray-fails")
+    code, said = head.run()
+    assert code == 3 and "Ray did not start on this node; the reason is in" in said
+    assert head.calls == ["check", "ray start"]
+
+
+def test_a_port_of_somebody_else_is_three_and_is_left_alone(head, port):
+    with socket.create_server((HEAD, port)) as listener:
+        threading.Thread(target=_accept, args=(listener,), daemon=True).start()
+        code, said = head.run()
+        assert code == 3 and f"127.0.0.2:{port} is taken by {getpass.getuser()}" in said
+        assert answers(port) and head.calls == ["check"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="NOT RUN: only root can start a process of another user")
+def test_the_ray_of_another_user_is_named_and_left_alone(head, port):
+    program = "import socket, sys\nserver = socket.create_server((sys.argv[1], int(sys.argv[2])))\n"
+    program += "print(flush=True)\nwhile True: server.accept()"
+    line = ["/usr/bin/python3", "-c", program, HEAD, str(port)]
+    with subprocess.Popen(line, user=65534, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        code, said = head.run()
+        alive = other.poll() is None
+        other.kill()
+    assert code == 3 and "is taken by nobody" in said and alive
+
+
+def test_a_start_after_a_crash_ends_what_the_first_one_left(head, port):
+    head.set("train-hangs")
+    first = head.start()
+    head.wait_for("train")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert answers(port)
+    (head.tools / "train-hangs").unlink()
+    code, said = head.run()
+    assert code == 0 and said.count("which an earlier start left behind") == 2
+    assert head.calls[4:] == ["training", "ray ended", "check", "ray start", "wait", "train", "ray ended"]
+
+
+def test_a_note_about_a_process_that_has_gone_harms_nobody(head, port):
+    folder = Path(f"/tmp/ray-{getpass.getuser()}-{port}")
+    folder.mkdir()
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
+        (folder / f"{HEAD}.processes").write_text(f"{other.pid} 1\n")
+        code, said = head.run()
+        alive = other.poll() is None
+        other.kill()
+    assert code == 0 and alive and "left behind" not in said
+
+
+def test_stop_ends_what_was_left_behind_and_nothing_else(head, port):
+    head.set("train-hangs")
+    first = head.start()
+    head.wait_for("train")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    code, said = head.run("--stop")
+    assert code == 0 and "left behind" in said and not answers(port)
+    assert head.calls[4:] == ["training", "ray ended"]
+    assert head.run("--stop") == (0, "")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_training_and_ray(head, port, number, code):
+    head.set("train-hangs")
+    process = head.start()
+    head.wait_for("train")
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == code, said
+    assert "interrupted; stopping what this node runs" in said
+    assert head.calls[-3:] == ["train", "training", "ray ended"] and not answers(port)
+
+
+def test_a_failed_training_hands_on_its_code_and_stops_ray(head, port):
+    head.set("train-code", "1")
+    code, said = head.run()
+    assert code == 1 and "The training failed with exit code 1; the log is" in said
+    assert head.calls[-1] == "ray ended" and not answers(port)
+
+
+def test_a_refused_configuration_starts_nothing(head):
+    head.set("refuse")
+    code, said = head.run()
+    assert (code, said) == (2, "error: 6 dies cannot hold\n") and head.calls == ["check"]
+
+
+def test_a_dry_run_prints_everything_and_starts_nothing(head):
+    code, said = head.run("--dry-run", "--", "a='b c'")
+    assert code == 0 and not head.calls and not (head.folder / "out put").exists()
+    assert "node 127.0.0.2 on net0: head of 2 nodes with 4 dies each" in said
+    assert "start ray start --block" in said and "a=\\'b\\ c\\'" in said
+    assert "export HCCL_SOCKET_IFNAME=net0" in said and "setting MODEL_PATH=/weights" in said
+
+
+def test_the_interface_can_be_found_by_the_way_to_the_head(worker):
+    code, said = worker.run("--dry-run", SOCKET_IFNAME="auto")
+    assert code == 0 and "node 127.0.0.3 on net0: worker" in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"SOCKET_IFNAME": "eth9"}, "no interface eth9 with an IPv4 address; it has lo 127.0.0.1, net0 127.0.0.2"),
+        (
+            {"MASTER_ADDR": "127.0.0.1"},
+            "MASTER_ADDR 127.0.0.1 is an address of this node, but not of SOCKET_IFNAME net0",
+        ),
+        ({"MASTER_ADDR": "<address>"}, "MASTER_ADDR is still the placeholder <address>; fill it in"),
+        ({"NODES": "two"}, 'NODES in .*cluster.env is "two": give a whole number'),
+        ({"NODES": 0}, 'is "0": give a whole number'),
+        ({"POLL_S": "often"}, 'POLL_S is "often": give seconds'),
+        ({"RAY_PORT": 70000}, "RAY_PORT is 70000: a port is at most 65535"),
+        ({"ALLOW_PUBLIC_ADDRESS": "maybe"}, "ALLOW_PUBLIC_ADDRESS is yes or no"),
+        ({"MODEL_PATH": ""}, "does not set MODEL_PATH"),
+        ({"CANN_ENV": "/no/such/set_env.sh"}, "CANN_ENV: /no/such/set_env.sh cannot be read; install CANN"),
+        ({"JEMALLOC": "/no/such.so"}, "JEMALLOC: /no/such.so cannot be read; install jemalloc"),
+        ({"RAY_TLS_DIR": "/no/such"}, "RAY_TLS_DIR: /no/such/ca.crt cannot be read"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(head, changed, says):
+    code, said = head.run(**changed)
+    assert code == 2 and re.search(says, said), said
+    assert said.count("\n") == 1 and not head.calls
+
+
+def test_a_setting_that_is_given_twice_is_refused(head):
+    settings = write_cluster_file(head.folder / "twice.env", **head.settings)
+    settings.write_text(settings.read_text() + "HCCL_BUFFSIZE=200\n")
+    code, said = head.run("--cluster", str(settings))
+    assert code == 2 and "sets HCCL_BUFFSIZE twice" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), [(["--fast"], 'Unknown argument "--fast"'), (["--cluster"], "needs a value")]
+)
+def test_arguments_that_are_not_understood_are_refused(head, arguments, says):
+    code, said = head.run(*arguments)
+    assert code == 2 and says in said
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "172.32.0.1", "100.128.0.1"])
+def test_a_public_address_is_refused_unless_it_is_allowed(tmp_path, port, address):
+    machine = Machine(tmp_path, port, address)
+    code, said = machine.run("--dry-run", MASTER_ADDR=address)
+    assert code == 2 and f"{address} is a public address" in said
+    assert machine.run("--dry-run", MASTER_ADDR=address, ALLOW_PUBLIC_ADDRESS="yes")[0] == 0
+
+
+def test_the_shipped_settings_ask_to_be_filled_in():
+    done = subprocess.run(["bash", LAUNCHER, "--dry-run"], capture_output=True, text=True)
+    assert done.returncode == 2 and "MASTER_ADDR is still the placeholder" in done.stderr

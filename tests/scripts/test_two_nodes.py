@@ -1,0 +1,77 @@
+"""Two Ray nodes in network namespaces of their own train through the launcher as two machines would."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.cluster_files import ROOT, write_cluster_file
+from tests.scripts.namespaces import INTERFACE, reason_why_not, two_nodes
+
+LAUNCHER = ROOT / "scripts" / "train_deepseekv3_256die_random_init.sh"
+SECONDS_ALLOWED = 500
+
+
+def cluster_file(folder: Path, checkpoint: Path, data: Path) -> Path:
+    """Settings of a cluster of two emulated nodes with four dies each."""
+    return write_cluster_file(
+        folder / "cluster.env",
+        MASTER_ADDR="10.91.7.1",
+        SOCKET_IFNAME=INTERFACE,
+        NODES=2,
+        DIES_PER_NODE=4,
+        MODEL_PATH=checkpoint,
+        TRAIN_FILES=data,
+        TEST_FILES=data,
+        OUTPUT_DIR=folder / "output with space",
+        CANN_ENV="none",
+        JEMALLOC="none",
+        NODES_TIMEOUT_S=120,
+        HEAD_TIMEOUT_S=120,
+        STOP_TIMEOUT_S=30,
+        POLL_S=1,
+        NPU_EMULATOR_DEVICES=4,
+        NPU_EMULATOR_CAPACITY_MB=256,
+        OMP_NUM_THREADS=1,
+        VLLM_ASCEND_MLA_PA=1,
+        # A worker's Ray gives up on a head that has ended after a minute otherwise.
+        RAY_gcs_rpc_server_reconnect_timeout_s=5,
+    )
+
+
+@pytest.mark.slow
+def test_two_nodes_train_through_the_launcher(inputs, tmp_path):
+    reason = reason_why_not()
+    if reason:
+        pytest.skip(f"NOT RUN, two nodes: {reason}")
+    cluster = cluster_file(tmp_path, *inputs)
+    line = ["bash", str(LAUNCHER), "--cluster", str(cluster), "--", "+scale=emulated_8_dies", "+graph=off"]
+    line.append("actor_rollout_ref.overlay.measure.verify_weights=true")
+    # What the user's shell holds must not decide: the file describes the cluster.
+    environment = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
+    environment["PATH"] = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    with two_nodes() as (head, worker):
+        running = [
+            subprocess.Popen(
+                node.command("/tmp/ray-root-6379", *line),
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for node in (worker, head)
+        ]
+        said = [process.communicate(timeout=SECONDS_ALLOWED)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0], said[1][-6000:] + said[0][-3000:]
+    assert "2 of 2 nodes with 4 NPUs each are there: 10.91.7.1, 10.91.7.2" in said[1]
+    assert "joined the head at 10.91.7.1:6379 with 4 dies" in said[0] and "the head has ended the job" in said[0]
+    (metrics,) = (tmp_path / "output with space").glob("*/metrics.jsonl")
+    steps = [json.loads(text) for text in metrics.read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert all(step["metrics"]["reshard/weights_exact"] == 1 for step in steps)
+    assert all(step["metrics"]["overlay/patches_ineffective"] == 0 for step in steps)

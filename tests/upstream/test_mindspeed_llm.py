@@ -1,0 +1,209 @@
+"""MindSpeed-LLM trains a tiny DeepSeek-V3 on emulated dies: the same loss at every layout, and that of transformers.
+
+Needs checkouts: ``bash scripts/test.sh tests/upstream --upstream FOLDER`` (see README.md here). The weights of every
+layout come from one HuggingFace folder through MindSpeed-LLM's own converter.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from npu_emulator.operators import emulated
+from tests.upstream import checkouts, tiny_deepseek
+from tests.upstream.mindspeed_llm import Layout, Workplace, convert
+
+pytestmark = pytest.mark.slow
+
+REFERENCE = Layout()
+CLUSTER_ARGUMENTS = (
+    "--gemm-gradient-accumulation-fusion", "--mla-fa-without-pad",
+    "--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "1",
+)  # fmt: skip
+LAYOUTS = {
+    "TP2 with sequence parallelism": Layout(tensor=2),
+    "PP2": Layout(pipeline=2),
+    "EP2": Layout(expert=2),
+    "TP2 x EP2 with moe_tp_extend_ep": Layout(tensor=2, expert=2, experts_over_tensor_ranks=True),
+    "TP2 x PP2 x EP2 as on the cluster": Layout(
+        tensor=2, pipeline=2, expert=2, experts_over_tensor_ranks=True, extra=CLUSTER_ARGUMENTS
+    ),
+}
+# Losses are logged with six decimals; sums in another order change the last of them.
+SMALL = 5e-6
+REACHED = {
+    "npu::npu_apply_adam_w.out", "npu::npu_fusion_attention", "npu::npu_rms_norm", "npu::npu_swiglu",
+    "npu_extension::npu_apply_fused_adamw_v2", "npu_extension::npu_gmm", "npu_extension::npu_gmm_backward",
+    "npu_extension::npu_gmm_backward_fusion", "npu_extension::npu_groupmatmul_add_fp32",
+    "npu_extension::npu_matmul_add_fp32", "npu_extension::npu_moe_token_permute",
+    "npu_extension::npu_moe_token_unpermute", "npu_extension::npu_rotary_position_embedding",
+}  # fmt: skip
+
+Train = Callable[..., list[float]]
+
+
+def state_of(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Size and time of every file of the checkouts' packages."""
+    roots = [folder / checkout for checkout in checkouts.PACKAGES]
+    files = (path for root in roots for path in root.rglob("*") if path.is_file())
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.fixture(scope="module")
+def folder(upstream: Path) -> Path:
+    lacking = checkouts.missing(upstream)
+    if lacking:
+        pytest.fail(f"{upstream} has no {', '.join(lacking)}")
+    return upstream
+
+
+@pytest.fixture(scope="module")
+def workplace(folder, tmp_path_factory) -> Workplace:
+    own = tmp_path_factory.mktemp("mindspeed_llm")
+    tiny_deepseek.write_model(own / "model")
+    tiny_deepseek.write_tokens(own / "tokens")
+    return Workplace(folder, checkouts.assemble(folder, own / "packages"), own / "model", own / "tokens")
+
+
+@pytest.fixture(scope="module")
+def weights(workplace, tmp_path_factory) -> Callable[[Layout], Path]:
+    """The converted weights for a layout, each made once."""
+    made = {}
+
+    def converted(layout: Layout) -> Path:
+        if layout not in made:
+            made[layout] = tmp_path_factory.mktemp("weights")
+            convert(workplace.checkouts, workplace.model, made[layout], layout)
+        return made[layout]
+
+    return converted
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def train(workplace, weights, runs) -> Train:
+    """The losses of a layout in a type, each computed once."""
+    done = {}
+
+    def losses(layout: Layout, dtype: str) -> list[float]:
+        if (layout, dtype) not in done:
+            run = runs / f"{len(done)} in {dtype}"
+            done[layout, dtype] = workplace.train(run, layout, weights(layout), dtype)
+            print(f"{dtype} {layout}: {done[layout, dtype]}")
+        return done[layout, dtype]
+
+    return losses
+
+
+@pytest.fixture(scope="module")
+def noise(workplace, weights, train, runs, tmp_path_factory) -> float:
+    """How far bfloat16 takes the losses of one die from those in float32.
+
+    A rounding that falls the other way can send a token to another expert, so one run says too little: the largest
+    difference of three, two of them from weights that are one unit of bfloat16 away at most.
+    """
+    found = [train(REFERENCE, "bfloat16")]
+    for seed in range(2):
+        moved = shutil.copytree(weights(REFERENCE), tmp_path_factory.mktemp("moved") / "weights")
+        (file,) = moved.rglob("model_optim_rng.pt")
+        move_by_a_rounding(file, seed)
+        found.append(workplace.train(runs / f"moved {seed}", REFERENCE, moved, "bfloat16"))
+    differences = [largest_difference(losses, train(REFERENCE, "float32")) for losses in found]
+    print(f"noise of bfloat16: {differences}")
+    return max(differences)
+
+
+def move_by_a_rounding(file: Path, seed: int) -> None:
+    """Change every weight of a checkpoint by up to one unit of bfloat16."""
+    saved = torch.load(file, weights_only=False)  # MindSpeed-LLM's converter writes a defaultdict
+    generator = torch.Generator().manual_seed(seed)
+    for weight in saved["model"].values():
+        weight.mul_(1 + (2 * torch.rand(weight.shape, generator=generator) - 1) / 256)
+    torch.save(saved, file)
+
+
+def largest_difference(losses: list[float], others: list[float]) -> float:
+    return max(abs(one - other) for one, other in zip(losses, others, strict=True))
+
+
+def test_the_reference_has_the_loss_of_transformers(workplace, train, runs):
+    from transformers import AutoModelForCausalLM
+
+    first = train(REFERENCE, "float32")[0]
+    (recorded,) = runs.glob("* in float32/batches.pt")
+    batches = torch.load(recorded, weights_only=True)[: tiny_deepseek.GLOBAL_BATCH]
+    tokens, labels = (torch.cat([batch[name] for batch in batches]) for name in ("tokens", "labels"))
+    model = AutoModelForCausalLM.from_pretrained(workplace.model, torch_dtype=torch.float32).eval()
+    assert abs(first - tiny_deepseek.loss_of_transformers(model, tokens, labels)) < SMALL
+    assert abs(first - tiny_deepseek.loss_of_transformers(model, tokens, labels.roll(1))) > 1000 * SMALL
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_has_the_losses_of_the_reference(train, name):
+    assert largest_difference(train(LAYOUTS[name], "float32"), train(REFERENCE, "float32")) < SMALL
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_in_bfloat16_every_layout_is_as_near_to_float32_as_the_reference(train, noise, name):
+    assert largest_difference(train(LAYOUTS[name], "bfloat16"), train(REFERENCE, "float32")) < 2 * noise
+
+
+def test_the_optimizer_that_lives_on_the_host_makes_the_same_steps(workplace, weights, train, runs):
+    layout = LAYOUTS["TP2 x EP2 with moe_tp_extend_ep"]
+    swapped = Layout(tensor=2, expert=2, experts_over_tensor_ranks=True, extra=("--swap-optimizer",))
+    losses = workplace.train(runs / "swapped", swapped, weights(layout), "bfloat16")
+    assert largest_difference(losses, train(layout, "bfloat16")) < SMALL
+
+
+def test_experts_on_the_wrong_ranks_show(workplace, weights, train, noise, runs, tmp_path):
+    layout = LAYOUTS["EP2"]
+    wrong = shutil.copytree(weights(layout), tmp_path / "wrong")
+    first, second = sorted((wrong / "iter_0000001").iterdir())
+    first.rename(wrong / "first")
+    second.rename(first)
+    (wrong / "first").rename(second)
+    losses = workplace.train(runs / "wrong experts", layout, wrong, "float32")
+    print(f"experts on the wrong ranks: {losses}")
+    expected = train(layout, "float32")
+    assert abs(losses[0] - expected[0]) > 1000 * SMALL
+    assert largest_difference(losses, expected) > 2 * noise
+
+
+def test_gradients_that_are_not_synchronised_show_after_the_first_step(workplace, weights, train, runs):
+    layout = LAYOUTS["EP2"]
+    losses = workplace.train(
+        runs / "without synchronisation", layout, weights(layout), "float32", "gradient synchronisation"
+    )
+    expected = train(layout, "float32")
+    print(f"without synchronisation of gradients: {losses}")
+    assert abs(losses[0] - expected[0]) < SMALL
+    assert largest_difference(losses[1:], expected[1:]) > 1000 * SMALL
+
+
+def test_the_runs_reach_the_operators_of_training(runs):
+    """Comes last: it reads what the meters of all runs counted."""
+    called = {
+        name
+        for file in runs.glob("*/meters/*.json")
+        for name, numbers in json.loads(file.read_text())["operators"].items()
+        if numbers["calls"]
+    }
+    print("\n".join(sorted(called & emulated().keys())))
+    assert {name for name in called if name in emulated()} >= REACHED
+
+
+def test_the_checkouts_are_as_they_were(folder, train, state_before):
+    train(REFERENCE, "float32")
+    assert state_of(folder) == state_before
+
+
+@pytest.fixture(scope="module", autouse=True)
+def state_before(folder) -> dict[Path, tuple[int, int]]:
+    return state_of(folder)

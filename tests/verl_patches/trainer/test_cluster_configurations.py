@@ -1,0 +1,315 @@
+"""The configurations of the 256-die jobs: their values, what scaling changes, and that every key has a reader."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from scripts.rehearsal.plan import ENVIRONMENT_FILE, read_environment
+from verl_patches.features.configuration_checks import ConfigurationError, check_configuration
+from verl_patches.trainer.main_ppo import CONFIG_FOLDER, compose
+
+ROOT = Path(__file__).parents[3]
+JOBS = ("deepseek_v3_256die_random_init", "deepseek_v3_256die_true_weight")
+FILES = ("deepseek_v3_256die", *JOBS, "scale/emulated_8_dies", "graph/off")
+MODEL = "actor_rollout_ref.model.path=/weights"
+ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+GRAPH = f"{ENGINE}.additional_config.torchair_graph_config"
+TRANSFORMER = "actor_rollout_ref.actor.megatron.override_transformer_config"
+# The values of the published recipe, by the key that carries each.
+RECIPE = {
+    "data.train_batch_size": 512,
+    "data.max_prompt_length": 1024,
+    "data.max_response_length": 3072,
+    "trainer.nnodes": 16,
+    "trainer.n_gpus_per_node": 16,
+    "algorithm.adv_estimator": "grpo",
+    "actor_rollout_ref.actor.recompute_old_log_prob": False,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 512,
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
+    "actor_rollout_ref.actor.use_kl_loss": True,
+    "actor_rollout_ref.actor.kl_loss_coef": 0.001,
+    "actor_rollout_ref.actor.kl_loss_type": "low_var_kl",
+    "actor_rollout_ref.actor.optim.lr": 1e-6,
+    "actor_rollout_ref.actor.optim.clip_grad": 1.0,
+    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size": 4,
+    "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size": 8,
+    "actor_rollout_ref.actor.megatron.expert_model_parallel_size": 8,
+    "actor_rollout_ref.actor.megatron.sequence_parallel": True,
+    f"{TRANSFORMER}.num_layer_list": [7, 7, 8, 8, 8, 8, 8, 7],
+    f"{TRANSFORMER}.moe_tp_extend_ep": True,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+    "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_granularity": "full",
+    "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_method": "block",
+    "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_num_layers": 8,
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 8,
+    "actor_rollout_ref.rollout.n": 16,
+    "actor_rollout_ref.rollout.temperature": 0.9,
+    "actor_rollout_ref.rollout.top_k": 50,
+    "actor_rollout_ref.rollout.top_p": 0.9,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 4,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.8,
+    "actor_rollout_ref.rollout.max_num_batched_tokens": 1024,
+    f"{ENGINE}.max_num_seqs": 64,
+    f"{ENGINE}.additional_config.refresh": True,
+    f"{ENGINE}.additional_config.ascend_scheduler_config.enabled": True,
+    f"{ENGINE}.additional_config.ascend_scheduler_config.enable_chunked_prefill": True,
+    f"{GRAPH}.enabled": True,
+    f"{GRAPH}.use_cached_graph": False,
+    f"{GRAPH}.graph_batch_sizes": [64],
+    f"{GRAPH}.enable_multistream_mla": True,
+    f"{GRAPH}.enable_multistream_moe": True,
+    f"{GRAPH}.enable_view_optimize": False,
+    f"{GRAPH}.enable_kv_nz": True,
+}
+
+
+def leaves(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Full key and raw value (interpolations as text) of every leaf."""
+    for key in node:
+        value = node._get_node(key)
+        if isinstance(value, DictConfig) and not value._is_none():
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, OmegaConf.to_container(value) if OmegaConf.is_list(value) else value._value()
+
+
+def keys_of(file: str) -> dict[str, object]:
+    """The leaves that one of our files sets."""
+    node = OmegaConf.load(CONFIG_FOLDER / f"{file}.yaml")
+    node.pop("defaults", None)
+    return dict(leaves(node))
+
+
+def flat(name: str, *overrides: str) -> dict[str, object]:
+    """The composed configuration, resolved, by full key."""
+    config = compose(name, [MODEL, *overrides])
+    OmegaConf.resolve(config)
+    return dict(leaves(config))
+
+
+def changed(first: dict[str, object], second: dict[str, object]) -> set[str]:
+    """Keys whose values differ."""
+    return {key for key in first | second if first.get(key) != second.get(key)}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_values_are_those_of_the_recipe(job):
+    config = flat(job)
+    assert {key: config[key] for key in RECIPE} == RECIPE
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("variant", [(), ("+graph=off",), ("+scale=emulated_8_dies",)])
+def test_every_variant_passes_the_checks_of_the_entry_point(job, variant):
+    settings = check_configuration(compose(job, [MODEL, *variant]))
+    assert settings.residency.enabled and settings.dp_sync.enabled and settings.reshard.enabled
+
+
+def test_a_job_without_a_model_is_refused():
+    with pytest.raises(ConfigurationError, match="actor_rollout_ref.model.path is not set; give the folder"):
+        check_configuration(compose(JOBS[0], []))
+
+
+def test_the_jobs_differ_in_weights_instances_and_length():
+    random, true = (flat(job) for job in JOBS)
+    expert_parallel = "actor_rollout_ref.overlay.rollout.expert_parallel_size"
+    assert (random[expert_parallel], true[expert_parallel]) == (256, 128)
+    assert changed(random, true) == {
+        expert_parallel,
+        "actor_rollout_ref.actor.load_weight",
+        "actor_rollout_ref.ref.load_weight",
+        "trainer.total_epochs",
+        "trainer.total_training_steps",
+        "trainer.experiment_name",
+        "trainer.default_local_dir",
+        "actor_rollout_ref.overlay.measure.output_dir",
+    }
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_scaling_down_changes_sizes_only(job):
+    large, small = flat(job), flat(job, "+scale=emulated_8_dies")
+    size = re.compile(
+        r"^(data\.(train_batch_size|max_\w+_length|dataloader_num_workers)|rollout_instance\.\w+"
+        r"|trainer\.(nnodes|n_gpus_per_node|total_training_steps)|(.*\.)?\w+_parallel_size|.*\.num_layer_list"
+        r"|.*\.(bucket_bytes|dies_per_node|ppo_mini_batch_size|max_num_seqs|max_num_batched_tokens|graph_batch_sizes)"
+        r"|actor_rollout_ref\.rollout\.(n|prompt_length|response_length)|critic\.(rollout_n|ppo_mini_batch_size)"
+        r"|critic\.megatron\.override_transformer_config\.num_layer_list)$"
+    )
+    different = changed(large, small)
+    assert different and not [key for key in different if not size.match(key)]
+    longest = small["data.max_prompt_length"] + small["data.max_response_length"]
+    assert small["actor_rollout_ref.rollout.max_num_batched_tokens"] < longest
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_switching_the_graph_off_changes_the_graph_only(job):
+    different = changed(flat(job), flat(job, "+graph=off"))
+    assert f"{GRAPH}.enabled" in different
+    assert {key for key in different if not key.startswith(GRAPH)} == {"actor_rollout_ref.rollout.enforce_eager"}
+
+
+@pytest.mark.parametrize("variant", [(), ("+scale=emulated_8_dies",)])
+def test_an_engine_takes_all_sequences_of_a_step_at_once(variant):
+    config = flat(JOBS[0], *variant)
+    dies = config["trainer.nnodes"] * config["trainer.n_gpus_per_node"]
+    engines = dies // config["actor_rollout_ref.rollout.tensor_model_parallel_size"]
+    sequences = config["data.train_batch_size"] * config["actor_rollout_ref.rollout.n"] // engines
+    assert config[f"{ENGINE}.max_num_seqs"] == sequences
+    assert config[f"{GRAPH}.graph_batch_sizes"] == [sequences]
+
+
+# Readers. A key reaches its reader as a keyword of vLLM's engine, as a field of Megatron's configuration, as a field of
+# the overlay's settings, or through OmegaConf, where a run records it.
+
+
+def source(package: str, *path: str) -> str:
+    """Source of an installed package, which need not be importable here."""
+    return Path(find_spec(package).submodule_search_locations[0]).joinpath(*path).read_text()
+
+
+def dataclass_fields(text: str, name: str) -> set[str]:
+    """Annotated names in the body of class `name`."""
+    body = next(node.body for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name)
+    return {node.target.id for node in body if isinstance(node, ast.AnnAssign)}
+
+
+def keys_got_from(text: str, mapping: str) -> set[str]:
+    """Keys that the source takes out of `mapping` with get."""
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and node.args)
+    return {
+        call.args[0].value
+        for call in calls
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr == "get"
+        and ast.unparse(call.func.value) == mapping
+        and isinstance(call.args[0], ast.Constant)
+    }
+
+
+def attributes_of_the_overlay() -> set[str]:
+    """Names that the overlay reads as attributes, outside the module that declares its settings."""
+    files = [
+        path for room in ("verl_patches", "vllm_patches", "vllm_ascend_patches") for path in (ROOT / room).rglob("*.py")
+    ]
+    trees = (ast.parse(path.read_text()) for path in files if path.name != "settings.py")
+    return {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+def unread_by_the_engine(keys: set[str]) -> set[str]:
+    """Keys below engine_kwargs.vllm that neither vLLM nor vLLM-Ascend takes."""
+    ascend = source("vllm_ascend", "ascend_config.py")
+    scheduler = dataclass_fields(source("vllm_ascend", "core", "schedule_config.py"), "AscendSchedulerConfig")
+    additional = f"{ENGINE}.additional_config."
+    known = {f"{ENGINE}.{name}" for name in dataclass_fields(source("vllm", "engine", "arg_utils.py"), "EngineArgs")}
+    known |= {additional + name for name in keys_got_from(ascend, "additional_config")}
+    known |= {f"{GRAPH}.{name}" for name in keys_got_from(ascend, "torchair_graph_config")}
+    known |= {f"{additional}ascend_scheduler_config.{name}" for name in scheduler | {"enabled"}}
+    return keys - known
+
+
+def unread_by_the_overlay(keys: set[str]) -> set[str]:
+    """Keys of the overlay's own node whose section or field no code uses."""
+    used = attributes_of_the_overlay()
+    return {key for key in keys if not set(key.split("overlay.")[1].split(".")) <= used}
+
+
+def unread_by_the_transformer(keys: set[str]) -> set[str]:
+    """Keys of override_transformer_config that are no field of the training model's configuration."""
+    from megatron_patches.core.transformer.deepseek_v3_config import DeepseekV3TransformerConfig
+
+    fields = {field.name for field in dataclasses.fields(DeepseekV3TransformerConfig)}
+    return {key for key in keys if key.rpartition(".")[2] not in fields}
+
+
+READERS = {
+    ENGINE: unread_by_the_engine,
+    "actor_rollout_ref.overlay": unread_by_the_overlay,
+    TRANSFORMER: unread_by_the_transformer,
+}
+
+
+@pytest.mark.parametrize("node", READERS)
+def test_keys_that_are_handed_over_have_a_reader(node):
+    keys = {key for file in FILES for key in keys_of(file) if key.startswith(f"{node}.")}
+    assert keys and not READERS[node](keys)
+    nonsense = f"{node}.no_such_key"
+    assert READERS[node](keys | {nonsense}) == {nonsense}
+
+
+def referenced() -> set[str]:
+    """Keys that verl's or our files refer to by interpolation."""
+    verl = Path(find_spec("verl").submodule_search_locations[0]) / "trainer" / "config" / "ppo_megatron_trainer.yaml"
+    texts = [verl.read_text(), *(path.read_text() for path in CONFIG_FOLDER.rglob("*.yaml"))]
+    return set(re.findall(r"\$\{([\w.]+)\}", "\n".join(texts)))
+
+
+def unread(keys: set[str], records: Path) -> set[str]:
+    """Keys outside `READERS` that no process of a run read, checks of ours not counted."""
+    checks = ("configuration_checks.py", "onpolicy/conditions.py")
+    lines = [line.split("\t") for path in records.glob("*.tsv") for line in path.read_text().splitlines()]
+    read = {key for key, reader in lines if not reader.endswith(checks)}
+    handed_over = {key for key in keys if key.startswith(tuple(f"{node}." for node in READERS))}
+    return keys - read - handed_over - referenced()
+
+
+def run_on_8_dies(job: str, inputs: tuple[Path, Path], folder: Path) -> list[dict]:
+    """Run a job scaled down, in `folder`, and return the records of its steps; reads are recorded in `folder`/reads."""
+    checkpoint, data = inputs
+    overrides = [
+        "+scale=emulated_8_dies",
+        "+graph=off",
+        "ray_init.address=local",
+        "actor_rollout_ref.overlay.prefork.enabled=true",
+        "actor_rollout_ref.overlay.measure.verify_weights=true",
+        # In bfloat16 the log-probs of a healthy run and of stale weights differ alike.
+        "actor_rollout_ref.overlay.precision=float32",
+        f"actor_rollout_ref.overlay.measure.output_dir={folder}",
+        f"actor_rollout_ref.model.path={checkpoint}",
+        f"data.train_files={data}",
+        f"data.val_files={data}",
+    ]
+    (folder / "reads").mkdir()
+    environment = os.environ | read_environment(ENVIRONMENT_FILE)
+    environment |= {
+        "PYTHONPATH": f"{ROOT}:{Path(__file__).parent / 'record_reads'}",
+        "CONFIGURATION_READS": str(folder / "reads"),
+        "NPU_EMULATOR_DEVICES": "8",
+        "NPU_EMULATOR_CAPACITY_MB": "512",
+    }
+    line = [sys.executable, "-m", "verl_patches.trainer.main_ppo", "--config-name", job, *overrides]
+    done = subprocess.run(line, env=environment, cwd=folder, capture_output=True, text=True, timeout=550)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_the_scaled_job_is_exact_and_reads_every_key(inputs, tmp_path):
+    steps = run_on_8_dies(JOBS[1], inputs, tmp_path)
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    for metrics in (step["metrics"] for step in steps):
+        assert metrics["reshard/weights_exact"] == 1
+        assert metrics["overlay/patches_ineffective"] == 0
+        assert 0 < metrics["training/rollout_logprob_diff_max"] < 1e-3
+    # verl asks for it only where a graph is on.
+    keys = {key for file in FILES for key in keys_of(file)} - {"actor_rollout_ref.rollout.free_cache_engine"}
+    assert not unread(keys, tmp_path / "reads")
+    # What verl 0.4.0 does not read on Megatron is found.
+    never_read = {
+        "actor_rollout_ref.rollout.max_num_seqs",
+        "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
+    }
+    assert unread(keys | never_read, tmp_path / "reads") == never_read
