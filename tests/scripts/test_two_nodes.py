@@ -59,7 +59,8 @@ def test_two_nodes_train_through_the_launcher(inputs, tmp_path):
         running = [
             subprocess.Popen(
                 node.command("/tmp/ray-root-6379", *line),
-                env=environment,
+                # A node's dies are its own.
+                env=environment | {"NPU_EMULATOR_NODE": node.name},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

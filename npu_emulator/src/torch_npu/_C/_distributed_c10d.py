@@ -2,6 +2,7 @@
 
 import datetime
 import functools
+import os
 
 import torch.distributed as dist
 
@@ -22,9 +23,12 @@ class _Options:
 
 
 @functools.cache
-def _loopback():
-    """gloo's connection manager, shared by all groups of the process: emulated dies are on one machine."""
-    return dist.ProcessGroupGloo.create_device(interface="lo")
+def _connections():
+    """gloo's connection manager, shared by all groups of the process.
+
+    Emulated dies are on one machine, unless HCCL_SOCKET_IFNAME names the interface on which nodes reach each other.
+    """
+    return dist.ProcessGroupGloo.create_device(interface=os.environ.get("HCCL_SOCKET_IFNAME", "lo").lstrip("="))
 
 
 class ProcessGroupHCCL:
@@ -34,7 +38,7 @@ class ProcessGroupHCCL:
 
     def __new__(cls, store, rank: int, size: int, options=None):
         carrier = dist.ProcessGroupGloo._Options()
-        carrier._devices = [_loopback()]
+        carrier._devices = [_connections()]
         carrier._threads = 1
         carrier._timeout = getattr(options, "_timeout", None) or _DEFAULT_TIMEOUT
         return _C.HcclBackend(dist.ProcessGroupGloo(store, rank, size, carrier), store, rank, size)
