@@ -111,6 +111,12 @@ def weights_are_loaded_by_our_tables(body):
         return asks_ours(lambda: body(Upstream(), None, DEEPSEEK, None, None))
 
 
+@demonstrates("verl.utils.model:load_mcore_dist_weights", DEEPSEEK_V3)
+def shards_are_loaded_by_their_own_reader(body):
+    with instead_of("verl_patches.features.checkpoint.shard_loading.is_shard_folder"):
+        return asks_ours(lambda: body(Upstream(), None, "folder"))
+
+
 @demonstrates(f"{TRAINER}.__init__", SETTINGS)
 def a_bad_combination_is_refused(body):
     from verl_patches.trainer.main_ppo import compose

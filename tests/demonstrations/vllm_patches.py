@@ -9,6 +9,7 @@ import torch
 
 from tests.demonstrations import Upstream, demonstrates
 from verl_patches.features.compatibility import KV_CACHE_SIZE, START_UP, VERL_ON_VLLM_0_9_1, VLLM_ON_TORCH_2_5
+from verl_patches.features.direct_loading.feature import DIRECT_LOADING
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.residency.feature import RESIDENCY
@@ -66,6 +67,17 @@ def experts_are_spread(body):
     with rank, world as size, environment:
         size.return_value = 4
         return options_of_engine(body, tensor_parallel_size=4)
+
+
+@demonstrates(LLM, DIRECT_LOADING)
+def the_engine_is_described_without_quantisation_and_filled(body):
+    """The engine that upstream would make has no model, so filling it ends in an error."""
+    upstream, filled = Upstream(), False
+    try:
+        body(upstream, SimpleNamespace())
+    except AttributeError:
+        filled = True
+    return sorted(upstream.options), filled
 
 
 @demonstrates("vllm.model_executor.models.registry:_LazyRegisteredModel.inspect_model_cls", START_UP)

@@ -75,7 +75,6 @@ def init_with_expert_parallel(upstream, self, *args, **kwargs):
     "whole tensors; the engine serves bfloat16 also where config.json describes an FP8 checkpoint",
     upstream="not forwarded: needs this project's layout tables",
     remove_when="vLLM loads DeepSeek-V3 from FP8 files into bfloat16, each rank reading its own part",
-    evidence="executed",
 )
 def init_with_direct_loading(upstream, self, *args, **kwargs):
     from verl_patches.features import settings
