@@ -81,7 +81,7 @@ class Area:
         start = self.start + top * self.row_stride + left
         return replace(self, start=start, rows=bottom - top, columns=right - left)
 
-    def slabs(self, itemsize: int, slab_bytes: int = SLAB_BYTES) -> Iterator[tuple[int, int]]:
+    def slabs(self, itemsize: int, slab_bytes: int) -> Iterator[tuple[int, int]]:
         """Intervals of rows whose memory, gaps between rows included, is at most `slab_bytes` (or a single row)."""
         height = max(slab_bytes // max(self.row_stride * itemsize, 1), 1)
         for top in range(0, self.rows, height):
@@ -134,7 +134,7 @@ class Region:
         target = out.t() if self.area.transposed else out
         scales = None if self.scales is None else _read_whole(self.scales)
         with _opened(self.tensor.file) as descriptor:
-            for top, bottom in self.area.slabs(self.tensor.dtype.itemsize):
+            for top, bottom in self.area.slabs(self.tensor.dtype.itemsize, SLAB_BYTES):
                 if scales is None:
                     self._copy_slab(descriptor, top, bottom, target[top:bottom])
                 else:

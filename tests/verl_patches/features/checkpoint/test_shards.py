@@ -5,9 +5,11 @@ import json
 import pytest
 import torch
 
+from scripts import convert_ckpt_deepseek3
 from tests.verl_patches.features.checkpoint.reference import ReferenceShards, ShardLayout, dequantised, load_folder
 from tests.verl_patches.features.checkpoint.synthetic import Synthetic, small_config
 from tests.verl_patches.features.checkpoint.tools import cast, convert, export, verify
+from verl_patches.features.checkpoint import records, regions
 
 ONE, TWO, FOUR, UNEVEN, THREE = (4,), (2, 2), (1, 1, 1, 1), (3, 1), (1, 2, 1)
 EXTENDED = {"tp_extend_ep": True}
@@ -168,3 +170,27 @@ def test_nothing_in_an_archive_is_run(tmp_path, quantised, capsys):
     assert not (tmp_path / "ran").exists()
     torch.load(folder / "model_optim_rng.pt", weights_only=False)
     assert (tmp_path / "ran").exists()
+
+
+def largest_buffer(folder, experts: int, layers: int) -> int:
+    config = small_config(n_routed_experts=experts, num_hidden_layers=layers)
+    source = Synthetic(config, files=1).write(folder / f"{experts}x{layers}")
+    options = convert_ckpt_deepseek3.parse_arguments(
+        ["--load-dir", str(source), "--save-dir", str(folder / "output"), "--moe-grouped-gemm"]
+    )
+    return max(file.buffer for file in convert_ckpt_deepseek3.plan(options).files)
+
+
+def test_buffers_do_not_grow_with_the_checkpoint(tmp_path):
+    """The largest is a vocabulary matrix or the gate and up projections of one expert, not of all."""
+    small, large = largest_buffer(tmp_path, 8, 2), largest_buffer(tmp_path, 64, 4)
+    assert small == large == 2 * max(192 * 160, 320 * 160, 2 * 48 * 160)
+
+
+def test_long_matrices_are_written_in_slabs(monkeypatch, quantised, bfloat16, tmp_path):
+    """With small limits every buffer is small, and the bytes are the same."""
+    monkeypatch.setattr(records, "WRITE_BYTES", 8192)
+    monkeypatch.setattr(regions, "SLAB_BYTES", 4096)
+    assert convert(quantised, tmp_path / "shards", *LAYOUTS[27].options()) == 0
+    assert verify(bfloat16, tmp_path / "shards") == 0
+    assert largest_buffer(tmp_path, 8, 2) == max(8192 // 320 * 320, 2 * 2 * 48 * 160)
