@@ -41,6 +41,7 @@ __all__ = [
     "add",
     "assert_effective",
     "before_import",
+    "executed",
     "provide",
     "register",
     "replace",
@@ -83,6 +84,12 @@ def report() -> OverlayReport:
     from overlay.effective import OverlayReport, examine
 
     return OverlayReport() if _engine is None else examine(_engine)
+
+
+def executed() -> list[str]:
+    """The labels of the patches whose bodies have been called in this process, sorted; of a replaced function no call
+    is noticed."""
+    return [] if _engine is None else sorted(_engine.called)
 
 
 def assert_effective(required: Iterable[str] = ()) -> OverlayReport:

@@ -19,7 +19,8 @@ about one patch or one feature, `python -m overlay check` whether upstream's sou
 
 Kinds: *wrap* calls upstream's own, *replace* does not, *add* and *register* put something where upstream has nothing,
 *before_import* runs ahead of a module, *provide* stands in for a module that does not exist on Ascend.
-Evidence: *executed* in the rehearsal, *checked* by tests, *hardware only* where nothing but an NPU can show it.
+Evidence: *executed* in the rehearsal with its feature on, which a test holds against what a rehearsal records;
+*checked* by tests, of which one for every patch shows what it changes; *hardware only* where nothing but an NPU can.
 """
 _FEATURE_COLUMNS = ("Feature", "Purpose", "Switch", "Configuration", "Patches")
 _COLUMNS = ("Target", "Kind", "Feature", "Why", "Upstream", "Remove when", "Switch", "Evidence")

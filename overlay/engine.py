@@ -54,6 +54,7 @@ class Engine:
         self.unneeded: list[str] = []
         self.failures: list[str] = []
         self.rebound: list[str] = []
+        self.called: set[str] = set()
         self.effects: dict[str, Effect] = {}
         self._of_module = plan.by_module()
         self._executed: set[str] = set()
@@ -115,15 +116,20 @@ class Engine:
             if provided.is_present(patch.target):
                 self.unneeded.append(patch.name)
             else:
-                module = provided.install(patch.target, patch.body)
+                module = provided.install(patch.target, functools.partial(self._build, patch))
                 self.effects[patch.name] = Effect(patch.module, "", module)
                 self.applied.append(index)
+
+    def _build(self, patch: Patch, name: str) -> ModuleType:
+        self.called.add(patch.label)
+        return patch.body(name)
 
     def _before_import(self, name: str) -> None:
         self._executed.discard(name)
         for index in self._of_module.get(name, ()):
             patch = self.plan.patches[index]
             if patch.kind == "before_import" and index in self.pending:
+                self.called.add(patch.label)
                 self._guarded(patch, patch.body)
                 self._settle(index)
 
@@ -199,6 +205,7 @@ class Engine:
         inherited_from_object = place.raw is vars(object).get(place.name)
         if place.exists and not inherited_from_object and place.raw is not effect.current:
             raise TargetError("upstream has this name already, so it cannot be added")
+        self.called.add(patch.label)
         effect.current = patch.body(module)
         setattr(place.holder, place.name, effect.current)
 
@@ -206,6 +213,7 @@ class Engine:
         mapping = getattr(place.holder, place.name) if place.exists else None
         if not hasattr(mapping, "keys") or not hasattr(mapping, "__setitem__"):
             raise TargetError("there is no mapping here to register entries in")
+        self.called.add(patch.label)
         entries = patch.body(module)
         taken = [key for key in entries if key in mapping and mapping[key] is not effect.entries.get(key)]
         if taken:
@@ -222,7 +230,10 @@ class Engine:
             raise TargetError(
                 f"this is a copy of {elsewhere}: patch it there, or say only_here=True to change this name"
             )
-        effect.current = (wrapped if patch.kind == "wrap" else replaced)(place.raw, patch.body)
+        if patch.kind == "wrap":
+            effect.current = wrapped(place.raw, patch.body, functools.partial(self.called.add, patch.label))
+        else:
+            effect.current = replaced(place.raw, patch.body)
         setattr(place.holder, place.name, effect.current)
         if place.owned and not patch.only_here:
             effect.replacements = _forwarded(effect.replacements, place, effect)

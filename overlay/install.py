@@ -17,8 +17,8 @@ from overlay.errors import TargetError
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def wrapped(raw: Any, body: Callable[..., Any]) -> Any:
-    """The object to install for a `wrap`.
+def wrapped(raw: Any, body: Callable[..., Any], called: Callable[[], None] = lambda: None) -> Any:
+    """The object to install for a `wrap`; `called` is called at every call of the body.
 
     Raises:
         TargetError: the target is a class; wrap one of its methods instead.
@@ -26,8 +26,9 @@ def wrapped(raw: Any, body: Callable[..., Any]) -> Any:
     if isinstance(raw, type):
         raise TargetError("a class cannot be wrapped, because isinstance and subclassing need it: wrap its __init__")
     if _is_value(raw):
+        called()
         return body(raw)
-    return _in_kind(raw, lambda upstream: _calling(upstream, body))
+    return _in_kind(raw, lambda upstream: _calling(upstream, body, called))
 
 
 def replaced(raw: Any, body: Callable[..., Any]) -> Any:
@@ -64,15 +65,17 @@ def _in_kind(raw: Any, make: Make) -> Any:
     return make(raw)
 
 
-def _calling(upstream: Callable[..., Any], body: Callable[..., Any]) -> Callable[..., Any]:
+def _calling(upstream: Callable[..., Any], body: Callable[..., Any], called: Callable[[], None]) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(upstream):
 
         async def installed(*args: Any, **kwargs: Any) -> Any:
+            called()
             return await body(upstream, *args, **kwargs)
 
     else:
 
         def installed(*args: Any, **kwargs: Any) -> Any:
+            called()
             return body(upstream, *args, **kwargs)
 
     functools.update_wrapper(installed, upstream)

@@ -23,6 +23,7 @@ from scripts.rehearsal.preflight import (
 )
 from scripts.rehearsal.processes import SignalFlag, run_to_the_end
 from verl_patches.features.dataset import read_problems
+from verl_patches.features.measure.run_files import read_executed
 from verl_patches.features.report import RunFacts, read_records, summarise
 from verl_patches.features.report.meters import read_meters
 
@@ -141,6 +142,8 @@ def write_report(output: Path, facts: RunFacts) -> dict[str, Any]:
     records = read_records(output / "metrics.jsonl")
     overlay_file = output / "overlay.json"
     overlay = json.loads(overlay_file.read_text()) if overlay_file.exists() else None
+    if overlay is not None:
+        overlay["executed"] = read_executed(output)
     summary = summarise(records, facts, overlay, read_meters(output / "meters"))
     (output / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     title = f"GRPO rehearsal: {len(records)} steps, seed {facts.seed}, {facts.dies} emulated dies"

@@ -137,3 +137,18 @@ def test_looking_for_copies_fills_no_lazy_mapping(acme):
     engine = acme.activate(acme.patch("wrap", "acme.core:f", ours))
     importlib.import_module("acme.core")
     assert not problems(acme, engine)
+
+
+def test_a_patch_is_executed_once_its_body_has_been_called(acme):
+    engine = acme.activate(
+        acme.patch("wrap", "acme.core:f", lambda upstream, *args: upstream(*args)),
+        acme.patch("add", "acme.core:added", lambda module: None),
+        acme.patch("provide", "absent.module", type(sys)),
+    )
+    core = importlib.import_module("acme.core")
+    assert engine.called == {"acme.core:added@testing"}
+    core.f()
+    assert engine.called == {"acme.core:added@testing", "acme.core:f@testing"}
+    with pytest.raises(ImportError):
+        exec("from absent.module import anything")
+    assert "absent.module@testing" in engine.called

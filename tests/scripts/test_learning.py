@@ -8,6 +8,12 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+from omegaconf import OmegaConf
+
+from overlay.discovery import load
+from overlay.pins import Pins
+from verl_patches.features.measure.run_files import read_executed
+from verl_patches.features.settings import OverlaySettings
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 8
@@ -38,9 +44,19 @@ def rise(steps: list[dict[str, float]]) -> float:
     return mean(rewards[-3:]) - mean(rewards[:3])
 
 
+def executed_with_their_feature_on(output: Path) -> set[str]:
+    """The patches that ran in a rehearsal, less those whose feature was off and which only called upstream."""
+    config = OmegaConf.load(output / "config.yaml")
+    chosen = OverlaySettings.from_config(config.actor_rollout_ref)
+    on = {patch.label for patch in load(Pins.read().rooms()) if patch.feature.is_on(chosen)}
+    return on & set(read_executed(output))
+
+
 @pytest.mark.slow
-def test_the_reward_rises(tmp_path):
+def test_the_reward_rises_with_the_patches_that_say_that_a_rehearsal_executes_them(tmp_path):
     assert rise(rehearse(tmp_path / "run")) > NOISE
+    declared = {patch.label for patch in load(Pins.read().rooms()) if patch.evidence == "executed"}
+    assert executed_with_their_feature_on(tmp_path / "run") == declared
 
 
 @pytest.mark.slow

@@ -13,11 +13,14 @@ from verl_patches.features.measure.feature import MEASURE
     remove_when="never: it is this project's own record",
 )
 def log(upstream, self, data, step, backend=None):
+    import overlay
     from verl_patches.features import settings
     from verl_patches.features.measure.reported_names import true_metrics
     from verl_patches.features.measure.run_files import RunFiles
 
     current = settings.current()
     metrics = true_metrics(data, old_log_prob_computed=current.recompute_old_log_prob)
-    RunFiles(current.measure.output_dir).step(step, metrics)
+    files = RunFiles(current.measure.output_dir)
+    files.step(step, metrics)
+    files.executed(overlay.executed())
     return upstream(self, data=metrics, step=step, backend=backend)

@@ -157,6 +157,8 @@ def update_actor_resident(upstream, self, data):
 def update_actor_measured(upstream, self, data):
     output = upstream(self, data)
     import overlay
+    from verl_patches.features import settings
+    from verl_patches.features.measure.run_files import RunFiles
     from verl_patches.features.measure.step_record import current_record, finish_step
     from verl_patches.features.residency.phases import process_residency
 
@@ -168,6 +170,7 @@ def update_actor_measured(upstream, self, data):
     if "reshard/weights_differing" in metrics:
         metrics["reshard/weights_exact"] = float(metrics["reshard/weights_differing"] == 0)
     output.meta_info["metrics"].update(metrics)
+    RunFiles(settings.current().measure.output_dir).executed(overlay.executed())
     return output
 
 

@@ -6,9 +6,11 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+_written: set[str] = set()
 
 
 class RunFiles:
@@ -17,6 +19,7 @@ class RunFiles:
     metrics.jsonl   one object a step: {"step": int, "time": unix seconds, "metrics": {name: number or null}}
     events.jsonl    one object an event: {"time": unix seconds, "event": name}
     overlay.json    the patches of a worker process
+    patches.jsonl   one object whenever patches ran for the first time in a process: {"process": id, "executed": labels}
     """
 
     def __init__(self, output_dir: str):
@@ -40,6 +43,13 @@ class RunFiles:
         unfinished.write_text(json.dumps(report, indent=1) + "\n")
         unfinished.replace(self._folder / "overlay.json")
 
+    def executed(self, labels: Iterable[str]) -> None:
+        """Append those of the executed patches that this process has not written yet."""
+        new = sorted(set(labels) - _written)
+        if new:
+            self._append("patches.jsonl", {"process": os.getpid(), "executed": new})
+            _written.update(new)
+
     def _append(self, name: str, entry: Mapping[str, Any]) -> None:
         if self._folder is None:
             return
@@ -51,6 +61,13 @@ class RunFiles:
             os.write(descriptor, line)
         finally:
             os.close(descriptor)
+
+
+def read_executed(folder: Path) -> list[str]:
+    """The labels of the patches that ran in any process of the run in `folder`, sorted; none if it recorded nothing."""
+    file = folder / "patches.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return sorted({label for line in lines for label in json.loads(line)["executed"]})
 
 
 def _plain(value: Any) -> Any:

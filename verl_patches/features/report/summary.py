@@ -47,7 +47,8 @@ def summarise(
     """Returns the summary of a run as JSON-ready values; what was not measured is None, never 0.
 
     ``stage_seconds`` are means a step over all steps but the first, which also compiles and fills caches (over the
-    first where it is the only one). ``overlay`` is the overlay's own report (applied, pending, effective);
+    first where it is the only one). ``overlay`` is the overlay's own report (applied, pending, effective) with
+    the patches that ran (executed);
     ``emulator`` are the meters of the emulated NPU (see meters.py), which count every collective; the overlay counts
     only its own.
 
@@ -70,6 +71,7 @@ def summarise(
         "weights_exact": _all_true(_values(records, WEIGHTS_EXACT)),
         "patches_applied": None if overlay is None else len(overlay["applied"]),
         "patches_effective": None if overlay is None else sum(map(bool, overlay["effective"].values())),
+        "patches_executed": None if overlay is None else len(overlay.get("executed", ())),
         "peak_device_bytes": _peaks(records) or (emulator or {}).get("peak_device_bytes"),
         "collectives": (emulator or {}).get("collectives") or counted or None,
         "overlay_collectives": counted or None,

@@ -3,8 +3,9 @@ import json
 import numpy as np
 import torch
 
+from verl_patches.features.measure import run_files
 from verl_patches.features.measure.reported_names import true_metrics
-from verl_patches.features.measure.run_files import RunFiles
+from verl_patches.features.measure.run_files import RunFiles, read_executed
 
 
 def lines(path):
@@ -20,6 +21,18 @@ def test_steps_are_appended_with_plain_numbers(tmp_path):
     assert first["step"] == 1 and first["time"] > 0
     assert first["metrics"] == {"a": 0.5, "b": 3, "c": None, "d": None, "e": 1}
     assert second["metrics"] == {"a": 1.0, "f": "[1 2]"}
+
+
+def test_executed_patches_are_written_once_and_read_from_all_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_files, "_written", set())
+    files = RunFiles(str(tmp_path))
+    files.executed(["b", "a"])
+    files.executed(["a", "b"])
+    files.executed(["b", "c"])
+    assert [entry["executed"] for entry in lines(tmp_path / "patches.jsonl")] == [["a", "b"], ["c"]]
+    monkeypatch.setattr(run_files, "_written", set())
+    files.executed(["a", "d"])
+    assert read_executed(tmp_path) == ["a", "b", "c", "d"] and read_executed(tmp_path / "absent") == []
 
 
 def test_events_and_overlay(tmp_path):
