@@ -14,6 +14,7 @@ import contextlib
 import gc
 import hashlib
 import importlib
+import inspect
 import json
 import os
 import random
@@ -56,19 +57,20 @@ def random_orders(count: int, seed: int = 2) -> list[Steps]:
     return [[ACTIVATE, *generator.sample(MODULES, len(MODULES))] for _ in range(count)]
 
 
-def run(scenarios: Sequence[Steps]) -> tuple[list[str], dict[str, Any]]:
+def run(scenarios: Sequence[Steps], jobs: int = 1) -> tuple[list[str], dict[str, Any]]:
     """For each scenario the digest of the state it ends in, and the states by digest.
 
-    A scenario ends in TOO_LATE where it activates the overlay after the import of a module that a patch must precede.
+    `jobs` parts of them run at the same time. A scenario ends in TOO_LATE where it activates the overlay after the
+    import of a module that a patch must precede.
     """
     branches = [(index, tuple(steps)) for index, steps in enumerate(scenarios)]
-    result = _in_child(lambda: _follow(branches))
+    result = _started(lambda: _follow(branches, jobs))()
     if "failed" in result:
         raise RuntimeError(result["failed"])
     return [result["digests"][str(index)] for index in range(len(scenarios))], result["states"]
 
 
-def _follow(branches: list[tuple[int, tuple[str, ...]]]) -> Answers:
+def _follow(branches: list[tuple[int, tuple[str, ...]]], jobs: int) -> Answers:
     """Take the steps that all branches have in common here, and each different continuation in a child."""
     while all(steps for _, steps in branches) and len({steps[0] for _, steps in branches}) == 1:
         if not _take(branches[0][1][0]):
@@ -81,13 +83,20 @@ def _follow(branches: list[tuple[int, tuple[str, ...]]]) -> Answers:
     parts: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
     for index, steps in branches:
         parts.setdefault(steps[0] if steps else "", []).append((index, steps))
+    at_once, inside = (jobs, 1) if len(parts) > jobs else (1, jobs)
     answers: Answers = {"digests": {}, "states": {}}
-    for part in parts.values():
-        answer = _in_child(lambda part=part: _follow(part))
+    waiting, running = list(parts.values()), []
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            part = waiting.pop(0)
+            running.append(_started(lambda part=part: _follow(part, inside)))
+        answer = running.pop(0)()
         if "failed" in answer:
-            return {"failed": f"{list(part[0][1])}: {answer['failed']}"}
+            return answer
         answers["digests"] |= answer["digests"]
         answers["states"] |= answer["states"]
+        if at_once > 1:
+            print(f"{len(answers['digests'])} of {len(branches)}: {sorted(answers['states'])}", file=sys.stderr)
     return answers
 
 
@@ -144,8 +153,8 @@ def nesting(current: Any) -> list[str]:
     return bodies
 
 
-def _in_child(work: Callable[[], Any]) -> Any:
-    """Call `work` in a forked process and return its JSON result; a failure is returned as a text."""
+def _started(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Call `work` in a forked process; what is returned waits for its JSON result. A failure comes as a text."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -157,22 +166,44 @@ def _in_child(work: Callable[[], Any]) -> Any:
                 json.dump({"failed": traceback.format_exc()}, out)
         os._exit(0)
     os.close(writing)
-    with open(reading) as result:
-        answer = result.read()
-    os.waitpid(child, 0)
-    return json.loads(answer) if answer else {"failed": "the process died"}
+
+    def finish() -> Any:
+        with open(reading) as result:
+            answer = result.read()
+        os.waitpid(child, 0)
+        return json.loads(answer) if answer else {"failed": "the process died"}
+
+    return finish
 
 
 def import_what_upstream_needs() -> None:
-    """Import what the targets import and what is neither upstream's nor ours."""
+    """Import what the targets import and what is neither upstream's nor ours, and read the sources that they read."""
+    sources: dict[str, str] = {}
+    read_source = inspect.getsource
 
-    def needed() -> list[str]:
+    def remembered(thing: Any) -> str:
+        # vLLM reads the source of its own classes while it is imported, which is most of the time that this takes.
+        name = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
+        if not isinstance(thing, type):
+            return read_source(thing)
+        if name not in sources:
+            sources[name] = read_source(thing)
+        return sources[name]
+
+    def needed() -> tuple[list[str], dict[str, str]]:
         for step in (ACTIVATE, *MODULES):
             _take(step)
-        return [name for name in sys.modules if not any(within(name, package) for package in (*PATCHED, "overlay"))]
+        found = [name for name in sys.modules if not any(within(name, package) for package in (*PATCHED, "overlay"))]
+        return found, sources
 
-    for name in _in_child(needed):
-        if name.partition(".")[0] not in ("torch_npu", "torchair", "acl", "hccl", "apex", "flash_attn", "failed"):
+    inspect.getsource = remembered
+    result = _started(needed)()
+    if "failed" in result:
+        raise RuntimeError(result["failed"])
+    names, read = result
+    sources.update(read)
+    for name in names:
+        if name.partition(".")[0] not in ("torch_npu", "torchair", "acl", "hccl", "apex", "flash_attn"):
             with contextlib.suppress(Exception), contextlib.redirect_stdout(sys.stderr):
                 importlib.import_module(name)
     # Collecting garbage would touch, and so copy, all of this in every child.
@@ -186,7 +217,7 @@ def run_all() -> int:
     began = time.monotonic()
     import_what_upstream_needs()
     pairs, orders = all_pairs(), random_orders(RANDOM_ORDERS)
-    digests, states = run([*pairs, *orders])
+    digests, states = run([*pairs, *orders], jobs=os.cpu_count() or 1)
     counted = Counter(digests[: len(pairs)])
     late = counted.pop(TOO_LATE, 0)
     print(
