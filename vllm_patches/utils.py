@@ -1,7 +1,7 @@
-"""vLLM registers its custom operators on torch 2.5.1."""
+"""vLLM registers its custom operators on torch 2.5.1, and patches the processes that it spawns."""
 
-from overlay import register
-from verl_patches.features.compatibility import VLLM_ON_TORCH_2_5
+from overlay import register, wrap
+from verl_patches.features.compatibility import VLLM_ON_TORCH_2_5, VLLM_PROCESSES
 
 
 @register(
@@ -18,3 +18,20 @@ def parameter_types(module):
 
     # Optional[...] and not `| None`: the two are different keys, and the first is what vLLM writes.
     return {list[int]: "SymInt[]", Optional[list[int]]: "SymInt[]?"}  # noqa: UP045
+
+
+@wrap(
+    "vllm.utils:get_mp_context",
+    feature=VLLM_PROCESSES,
+    why="engine cores and workers come from this context; a forked one is a copy of its patched parent, a spawned one "
+    "begins with nothing",
+    upstream="not forwarded: vLLM's plugins are loaded only after vLLM itself, which is too late on torch 2.5.1",
+    remove_when="never: it is how the overlay reaches these processes",
+)
+def get_mp_context(upstream):
+    context = upstream()
+    if context.get_start_method() != "spawn":
+        return context
+    from vllm_patches.spawned_process import PatchedSpawnContext
+
+    return PatchedSpawnContext()

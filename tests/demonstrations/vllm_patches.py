@@ -1,6 +1,7 @@
 """What the patches of vLLM change."""
 
 import contextlib
+import multiprocessing
 import sys
 from types import ModuleType, SimpleNamespace
 from unittest import mock
@@ -8,7 +9,13 @@ from unittest import mock
 import torch
 
 from tests.demonstrations import Upstream, demonstrates
-from verl_patches.features.compatibility import KV_CACHE_SIZE, START_UP, VERL_ON_VLLM_0_9_1, VLLM_ON_TORCH_2_5
+from verl_patches.features.compatibility import (
+    KV_CACHE_SIZE,
+    START_UP,
+    VERL_ON_VLLM_0_9_1,
+    VLLM_ON_TORCH_2_5,
+    VLLM_PROCESSES,
+)
 from verl_patches.features.direct_loading.feature import DIRECT_LOADING
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.precision.feature import PRECISION
@@ -94,6 +101,11 @@ def the_class_is_looked_at_here(body):
 @demonstrates("torch._library.infer_schema:SUPPORTED_PARAM_TYPES", VLLM_ON_TORCH_2_5)
 def lists_of_int_have_a_schema(body):
     return body(None).get(list[int])
+
+
+@demonstrates("vllm.utils:get_mp_context", VLLM_PROCESSES)
+def spawned_processes_are_patched(body):
+    return body(lambda: multiprocessing.get_context("spawn")).Process.__name__
 
 
 @demonstrates("vllm.v1.core.kv_cache_utils:get_num_blocks", KV_CACHE_SIZE)

@@ -9,6 +9,7 @@ from verl_patches.features.compatibility import (
     VERL_ON_MEGATRON_CORE_0_8,
     VERL_ON_VLLM_0_9_1,
     VLLM_ON_TORCH_2_5,
+    VLLM_PROCESSES,
 )
 from verl_patches.features.direct_loading.feature import DIRECT_LOADING
 from verl_patches.features.dp_sync.feature import DP_SYNC
@@ -44,4 +45,5 @@ FEATURES = (
     VERL_ON_MEGATRON_CORE_0_8,
     VERL_ON_VLLM_0_9_1,
     VLLM_ON_TORCH_2_5,
+    VLLM_PROCESSES,
 )

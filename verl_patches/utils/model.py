@@ -46,7 +46,6 @@ def load_megatron_gptmodel_weights(
     "from its own",
     upstream="not forwarded: verl gave up Megatron's legacy checkpoints",
     remove_when="the converted weights are read from HuggingFace files instead",
-    evidence="executed",
 )
 def load_mcore_dist_weights(upstream, parallel_model, dist_weight_path, is_value_model=False):
     from pathlib import Path
