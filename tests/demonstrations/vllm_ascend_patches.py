@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 
 from tests.demonstrations import Upstream, demonstrates
-from tests.demonstrations.vllm_patches import upstream_module
+from tests.demonstrations.vllm_patches import module_with
 from verl_patches.features.dp_sync.agreement import AgreedForward
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.residency.feature import RESIDENCY
@@ -22,7 +22,7 @@ def the_next_forward_is_agreed_on_the_device(body):
     agreed = AgreedForward(torch.tensor([4, 8]), torch.tensor([3, 7]), False, True)
     exchange = mock.patch("verl_patches.features.dp_sync.agreement.exchange_forward", return_value=agreed)
     get_group = mock.Mock(return_value=SimpleNamespace(device_group="device"))
-    with upstream_module("vllm.distributed.parallel_state", get_dp_group=get_group), exchange:
+    with module_with("vllm.distributed.parallel_state", get_dp_group=get_group), exchange:
         return str(body(Upstream(), runner, 4, 3, False, True))
 
 

@@ -27,8 +27,8 @@ LLM = "vllm.entrypoints.llm:LLM.__init__"
 
 
 @contextlib.contextmanager
-def upstream_module(name, **content):
-    """An upstream module of which only `content` is needed, instead of the real one."""
+def module_with(name, **content):
+    """A module of which only `content` is needed, instead of the real one."""
     parts = name.split(".")
     names = [".".join(parts[: end + 1]) for end in range(len(parts))]
     modules = {each: ModuleType(each) for each in names}
@@ -41,7 +41,7 @@ def upstream_module(name, **content):
 def the_device_is_asked(body):
     group = SimpleNamespace(device_group="device")
     agreement = mock.patch("verl_patches.features.dp_sync.agreement.any_rank", side_effect=lambda flag, group: group)
-    with upstream_module("vllm.distributed.parallel_state", get_dp_group=lambda: group), agreement:
+    with module_with("vllm.distributed.parallel_state", get_dp_group=lambda: group), agreement:
         return body(Upstream(), "host", True)
 
 
@@ -92,7 +92,7 @@ def the_class_is_looked_at_here(body):
     lazy = SimpleNamespace(load_model_cls=lambda: "class")
     info = SimpleNamespace(from_model_cls=lambda found: f"looked at {found}")
     with (
-        upstream_module("vllm.model_executor.models.registry", _ModelInfo=info),
+        module_with("vllm.model_executor.models.registry", _ModelInfo=info),
         mock.patch("torch.npu.is_initialized", return_value=True),
     ):
         return body(Upstream(), lazy)
@@ -105,7 +105,9 @@ def lists_of_int_have_a_schema(body):
 
 @demonstrates("vllm.utils:get_mp_context", VLLM_PROCESSES)
 def spawned_processes_are_patched(body):
-    return body(lambda: multiprocessing.get_context("spawn")).Process.__name__
+    # The real module imports the prelude, which is for fresh processes.
+    with module_with("vllm_patches.spawned_process", PatchedSpawnContext=lambda: "ours"):
+        return str(body(lambda: multiprocessing.get_context("spawn")))
 
 
 @demonstrates("vllm.v1.core.kv_cache_utils:get_num_blocks", KV_CACHE_SIZE)

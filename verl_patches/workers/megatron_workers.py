@@ -28,7 +28,6 @@ def init(upstream, self, config, role):
 @wrap(
     f"{_WORKER}._build_model_optimizer",
     feature=PRECISION,
-    evidence="executed",
     why="verl fixes bfloat16 in init_model; comparing training with rollout to 1e-3 needs float32",
     upstream="not forwarded: verl takes the dtype from its configuration in later releases",
     remove_when="verl's Megatron worker reads its dtype from the configuration",
@@ -109,7 +108,6 @@ def init_model_reported(upstream, self):
 @wrap(
     f"{_WORKER}.compute_log_prob",
     feature=RESIDENCY,
-    evidence="executed",
     why="the actor's weights must be on the device, and nothing else need be",
     upstream=_OURS,
     remove_when="see _build_rollout",

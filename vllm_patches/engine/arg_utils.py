@@ -7,7 +7,6 @@ from verl_patches.features.precision.feature import PRECISION
 @wrap(
     "vllm.engine.arg_utils:EngineArgs._is_v1_supported_oracle",
     feature=PRECISION,
-    evidence="executed",
     why="it refuses float32 on account of CUDA's flash attention; on an NPU the attention is vLLM-Ascend's",
     upstream="not forwarded: later vLLM releases accept float32",
     remove_when="the pinned vLLM accepts float32 for V1",

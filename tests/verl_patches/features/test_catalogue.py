@@ -18,7 +18,12 @@ SWITCHED_BY_US = [
     if feature.switch.startswith((NODE, "actor_rollout_ref.actor"))
 ]
 # What a switch is set to where it is no boolean: off, on.
-VALUES = {"rollout_expert_parallel": (1, 4), "precision": ("bfloat16", "float32"), "onpolicy": (True, False)}
+VALUES = {
+    "rollout_expert_parallel": ("1", "4"),
+    "precision": ("bfloat16", "float32"),
+    "onpolicy": ("true", "false"),
+    "direct_loading": ("null", "folder"),
+}
 
 
 def test_the_catalogue_holds_every_feature_and_every_patch_refers_to_one():
@@ -37,9 +42,9 @@ def test_a_section_is_where_the_feature_says(feature):
 
 @pytest.mark.parametrize("feature", SWITCHED_BY_US)
 def test_the_switch_is_what_turns_it_on(feature):
-    off, on = VALUES.get(feature.name, (False, True))
+    off, on = VALUES.get(feature.name, ("false", "true"))
     for value, expected in ((off, False), (on, True)):
-        config = compose("rehearsal", [f"{feature.switch}={str(value).lower()}"])
+        config = compose("rehearsal", [f"{feature.switch}={value}"])
         assert feature.is_on(OverlaySettings.from_config(config.actor_rollout_ref)) is expected
     if feature.name != "prefork":
         assert feature.patches
