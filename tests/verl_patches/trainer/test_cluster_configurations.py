@@ -297,6 +297,17 @@ def run_on_8_dies(job: str, inputs: tuple[Path, Path], folder: Path) -> list[dic
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def planned_peaks(job: str, checkpoint: Path) -> dict[str, int]:
+    """Device memory by phase as scripts/plan.py works it out for the run of `run_on_8_dies`."""
+    from verl_patches.features.memory_plan.job import read_job
+    from verl_patches.features.memory_plan.report import Machine, make_job_plan
+
+    overrides = [MODEL, "+scale=emulated_8_dies", "+graph=off", "actor_rollout_ref.overlay.precision=float32"]
+    config = OmegaConf.to_container(compose(job, overrides), resolve=True)
+    plan = make_job_plan(read_job(config, json.loads((checkpoint / "config.json").read_text())), Machine(512 << 20))
+    return plan.device.phases
+
+
 @pytest.mark.slow
 def test_the_scaled_job_is_exact_and_reads_every_key(inputs, tmp_path):
     steps = run_on_8_dies(JOBS[1], inputs, tmp_path)
@@ -305,6 +316,9 @@ def test_the_scaled_job_is_exact_and_reads_every_key(inputs, tmp_path):
         assert metrics["reshard/weights_exact"] == 1
         assert metrics["overlay/patches_ineffective"] == 0
         assert 0 < metrics["training/rollout_logprob_diff_max"] < 1e-3
+    predicted = planned_peaks(JOBS[1], inputs[0])
+    measured = {phase: steps[-1]["metrics"][f"memory/peak_bytes/{phase}"] for phase in predicted}
+    assert predicted == {phase: pytest.approx(peak, rel=0.1) for phase, peak in measured.items()}
     # verl asks for it only where a graph is on.
     keys = {key for file in FILES for key in keys_of(file)} - {"actor_rollout_ref.rollout.free_cache_engine"}
     assert not unread(keys, tmp_path / "reads")

@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Works out what a job needs before anything starts: batches, memory by phase, hosts, disks, and what does not fit.
+
+Example, the job with true weights on dies of 64 GB:
+  scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --swap-optimizer
+Exit codes: 0 everything fits, 1 something does not, 2 the configuration is refused.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from verl_patches.features.memory_plan.job import read_job  # noqa: E402
+from verl_patches.features.memory_plan.report import Machine, describe, make_job_plan  # noqa: E402
+from verl_patches.features.reshard.placement_text import parse_bytes  # noqa: E402
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Plans; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config-name", required=True, help="a file of verl_patches/trainer/config")
+    parser.add_argument("--model", type=Path, required=True, help="the model's config.json")
+    parser.add_argument("--die-memory", default="61GiB", help="usable memory of a die (default: %(default)s)")
+    parser.add_argument("--host-memory", default="", help="memory of a node's host")
+    parser.add_argument("--disk", default="", help="free space for checkpoints")
+    parser.add_argument("--swap-optimizer", action="store_true", help="MindSpeed keeps the optimizer on the host")
+    parser.add_argument("--json", action="store_true", help="print the device memory as JSON")
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        plan = make_job_plan(
+            _job(options), Machine(*map(_bytes, (options.die_memory, options.host_memory, options.disk)))
+        )
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(asdict(plan.device), indent=1) if options.json else describe(plan))
+    return 1 if plan.problems() else 0
+
+
+def _bytes(text: str) -> int:
+    return parse_bytes(text) if text else 0
+
+
+def _job(options: argparse.Namespace):
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from verl_patches.features.configuration_checks import check_configuration
+    from verl_patches.trainer.main_ppo import compose
+
+    model = json.loads(options.model.read_text())
+    try:
+        config = compose(
+            options.config_name, [f"actor_rollout_ref.model.path={options.model.parent}", *options.overrides]
+        )
+        check_configuration(config)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(str(error).strip().splitlines()[0]) from error
+    return read_job(OmegaConf.to_container(config, resolve=True), model, options.swap_optimizer)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

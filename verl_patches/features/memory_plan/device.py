@@ -1,0 +1,157 @@
+"""Device memory of a die by phase, in bytes.
+
+Weights, gradients, optimizer state, KV cache and staging follow from the layouts and from what Megatron, vLLM-Ascend
+and the residency feature do; they are nearly all of it. Activations are estimates from the largest tensors. Terms that
+do not grow with the model are constants, measured on the emulated NPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from verl_patches.features.memory_plan.job import Job
+from verl_patches.features.reshard.layout import EXPERT_MARK, Piece
+
+# vLLM-Ascend keeps a causal mask of 2048 x 2048 bytes once a prompt has been cut into chunks.
+CHUNK_MASK = 2048 * 2048
+# Input buffers of the engine, random states, rotary tables of training: measured, and small beside any real model.
+SMALL_BUFFERS = 1_400_000
+# Megatron's gradients, Adam's main parameters and two moments are in float32.
+GRADIENT_BYTES, MAIN_BYTES, MOMENT_BYTES = 4, 4, 8
+# vLLM-Ascend allocates this many elements more for each part of a layer's cache, to align it.
+CACHE_ALIGNMENT = 2 * 1024 * 1024
+CACHE_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Elements of one rank: dense weights, routed experts."""
+
+    dense: int
+    experts: int
+
+    @classmethod
+    def of(cls, pieces: list[Piece]) -> Rank:
+        sizes = [(prod(piece.extents), EXPERT_MARK in piece.canonical) for piece in pieces]
+        return cls(sum(size for size, expert in sizes if not expert), sum(size for size, expert in sizes if expert))
+
+    @property
+    def elements(self) -> int:
+        return self.dense + self.experts
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Peak bytes of the die that needs most, by phase, and the parts that they consist of."""
+
+    weights_training: int
+    weights_rollout: int
+    gradients: int
+    optimizer: int
+    kv_cache: int
+    kv_tokens: int
+    staging: int
+    phases: dict[str, int]
+
+
+def device_memory(job: Job, die_bytes: int, staging: int) -> DeviceMemory:
+    """Work out every phase for dies of `die_bytes`; `staging` is the reshard's peak beside the weights."""
+    stages = [_stage_rank(job, stage) for stage in range(job.train.pp)]
+    rollout = Rank.of(job.table.vllm_ascend(job.rollout, 0))
+    served = rollout.elements * job.itemsize + _rollout_buffers(job)
+    tokens = _kv_tokens(job, die_bytes, served)
+    cache = tokens * _kv_bytes_of_token(job) + 2 * job.table.layers * CACHE_ALIGNMENT * job.itemsize
+    fixed = CHUNK_MASK + SMALL_BUFFERS
+    weights = [rank.elements * job.itemsize for rank in stages]
+    return DeviceMemory(
+        weights_training=max(weights),
+        weights_rollout=rollout.elements * job.itemsize,
+        gradients=max(rank.elements for rank in stages) * GRADIENT_BYTES,
+        optimizer=max(_optimizer(job, rank) for rank in stages),
+        kv_cache=cache,
+        kv_tokens=tokens,
+        staging=staging,
+        phases={
+            "idle": fixed,
+            "reshard": fixed + max(weights) + served + staging,
+            "rollout": fixed + served + cache + _forward(job, job.forward_tokens, job.rollout.tp),
+            "ref": fixed + max(w + _reference_forward(job, stage) for stage, w in enumerate(weights)),
+            "update": fixed + max(_update(job, rank, stage) for stage, rank in enumerate(stages)),
+        },
+    )
+
+
+def _stage_rank(job: Job, stage: int) -> Rank:
+    ranks = (rank for rank in range(job.train.world_size) if job.train.pp_rank(rank) == stage)
+    return Rank.of(job.table.megatron(job.train, next(ranks)))
+
+
+def _optimizer(job: Job, rank: Rank) -> int:
+    """Main parameters and moments of a rank: its share of its data-parallel replicas. In float32 the weights themselves
+    are the main parameters."""
+    each = MOMENT_BYTES + (0 if job.itemsize == 4 else MAIN_BYTES)
+    return each * sum(_shares(job, rank))
+
+
+def _shares(job: Job, rank: Rank) -> tuple[int, int]:
+    """Elements of dense weights and of experts that a rank's optimizer has."""
+    return rank.dense // job.train.dp, rank.experts // max(job.train.dp // job.train.ep, 1)
+
+
+def _update(job: Job, rank: Rank, stage: int) -> int:
+    """Weights, gradients and optimizer, and what is larger: the activations, or Adam's temporary of one optimizer."""
+    state = rank.elements * (job.itemsize + GRADIENT_BYTES) + (0 if job.swaps_optimizer else _optimizer(job, rank))
+    step = 4 * max(_shares(job, rank))
+    return state + max(_training_activations(job, stage), 0 if job.swaps_optimizer else step)
+
+
+def _training_activations(job: Job, stage: int) -> int:
+    """Kept inputs of the layers for every micro batch in flight, one layer at work, the logits of the last stage."""
+    tokens = job.micro_update * job.sequence_tokens
+    in_flight = job.train.pp - stage
+    layers = job.train.num_layer_list[stage]
+    kept = tokens // job.train.tp * job.model["hidden_size"] * job.itemsize
+    of_layer = 1 if job.recomputes else 12
+    return in_flight * layers * of_layer * kept + _reference_forward(job, stage, tokens)
+
+
+def _reference_forward(job: Job, stage: int, tokens: int | None = None) -> int:
+    """One layer at work, and on the last stage the logits: as computed, in float32, and their exponentials.
+
+    What the layer leaves in the allocator's cache counts, because the logits come right after it.
+    """
+    tokens = job.micro_reference * job.sequence_tokens if tokens is None else tokens
+    logits = 0
+    if stage == job.train.pp - 1:
+        logits = tokens * job.model["vocab_size"] // job.train.tp * (job.itemsize + 4 + 4)
+    return logits + _forward(job, tokens, job.train.tp)
+
+
+def _forward(job: Job, tokens: int, tp: int) -> int:
+    """The largest tensors of an MoE layer: tokens copied for each of their experts, before, in and after them."""
+    copies = tokens * job.model["num_experts_per_tok"] // tp
+    return copies * job.itemsize * (2 * job.model["hidden_size"] + 2 * job.model["moe_intermediate_size"])
+
+
+def _kv_bytes_of_token(job: Job) -> int:
+    return job.table.layers * (job.model["kv_lora_rank"] + job.model["qk_rope_head_dim"]) * job.itemsize
+
+
+def _kv_tokens(job: Job, die_bytes: int, served: int) -> int:
+    """Tokens of the KV cache: what the configuration fixes, or what is left of the engine's share of the die."""
+    if job.blocks is not None:
+        return job.blocks * CACHE_BLOCK
+    left = int(die_bytes * job.utilization) - served - SMALL_BUFFERS - _forward(job, job.forward_tokens, job.rollout.tp)
+    return max(left, 0) // (_kv_bytes_of_token(job) * CACHE_BLOCK) * CACHE_BLOCK
+
+
+def _rollout_buffers(job: Job) -> int:
+    """MLA's absorbed copies of kv_b_proj, and three rotary tables of the model's context."""
+    model = job.model
+    absorbed = model["num_attention_heads"] // job.rollout.tp * model["kv_lora_rank"]
+    absorbed *= model["qk_nope_head_dim"] + model["v_head_dim"]
+    scaling = model.get("rope_scaling") or {}
+    context = scaling.get("original_max_position_embeddings", 0) * scaling.get("factor", 1)
+    tables = 3 * int(context) * model["qk_rope_head_dim"]
+    return (absorbed * job.table.layers + tables) * job.itemsize

@@ -1,0 +1,114 @@
+"""The sizes of a job that decide its memory, read from verl's composed configuration and the model's config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl_patches.features.reshard.layout import RolloutPlacement, Table, TrainPlacement
+from verl_patches.features.reshard.tables import table_for
+
+
+@dataclass(frozen=True)
+class Job:
+    """Sizes are counts of tokens, sequences, prompts or dies; `itemsize` is the bytes of a weight.
+
+    micro_update, micro_reference: sequences of one forward. engine_sequences, forward_tokens: limits of an engine.
+    blocks: the KV cache's blocks where the configuration fixes them, else None. utilization: share of a die that an
+    engine may fill.
+    """
+
+    model: Mapping[str, Any]
+    table: Table
+    train: TrainPlacement
+    rollout: RolloutPlacement
+    itemsize: int
+    prompts: int
+    responses: int
+    sequence_tokens: int
+    micro_update: int
+    micro_reference: int
+    engine_sequences: int
+    forward_tokens: int
+    utilization: float
+    blocks: int | None
+    bucket_bytes: int
+    dies_per_node: int
+    recomputes: bool
+    swaps_optimizer: bool
+
+    @property
+    def dies(self) -> int:
+        return self.train.world_size
+
+    @property
+    def nodes(self) -> int:
+        return self.dies // self.dies_per_node
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a step."""
+        return self.prompts * self.responses
+
+
+def read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimizer: bool = False) -> Job:
+    """Read a configuration that `check_configuration` has passed; `model` is the model's config.json.
+
+    Raises:
+        ValueError: a model or a placement without layouts.
+    """
+    node = config["actor_rollout_ref"]
+    actor, rollout, overlay = node["actor"], node["rollout"], node["overlay"]
+    engine = rollout["engine_kwargs"]["vllm"]
+    table = table_for(model)
+    dies = config["trainer"]["nnodes"] * config["trainer"]["n_gpus_per_node"]
+    longest = config["data"]["max_prompt_length"] + config["data"]["max_response_length"]
+    return Job(
+        model=model,
+        table=table,
+        train=_train_placement(actor["megatron"], table.layers, dies),
+        rollout=_rollout_placement(rollout, overlay["rollout"]["expert_parallel_size"], dies),
+        itemsize=4 if overlay["precision"] == "float32" else 2,
+        prompts=config["data"]["train_batch_size"],
+        responses=rollout["n"],
+        sequence_tokens=longest,
+        micro_update=actor["ppo_micro_batch_size_per_gpu"],
+        micro_reference=node["ref"]["log_prob_micro_batch_size_per_gpu"],
+        engine_sequences=engine.get("max_num_seqs") or 256,
+        forward_tokens=rollout["max_num_batched_tokens"],
+        utilization=rollout["gpu_memory_utilization"],
+        blocks=engine.get("num_gpu_blocks_override"),
+        bucket_bytes=overlay["reshard"]["bucket_bytes"],
+        dies_per_node=config["trainer"]["n_gpus_per_node"],
+        recomputes=node["model"]["enable_gradient_checkpointing"],
+        swaps_optimizer=swaps_optimizer,
+    )
+
+
+def _train_placement(megatron: Mapping[str, Any], layers: int, dies: int) -> TrainPlacement:
+    tp, pp = megatron["tensor_model_parallel_size"], megatron["pipeline_model_parallel_size"]
+    transformer = megatron["override_transformer_config"]
+    return TrainPlacement(
+        tp=tp,
+        pp=pp,
+        ep=megatron["expert_model_parallel_size"],
+        dp=dies // (tp * pp),
+        num_layer_list=tuple(transformer.get("num_layer_list") or (layers // pp,) * pp),
+        moe_tp_extend_ep=transformer.get("moe_tp_extend_ep", True),
+    )
+
+
+def _rollout_placement(rollout: Mapping[str, Any], expert_parallel: int, dies: int) -> RolloutPlacement:
+    tp = rollout["tensor_model_parallel_size"]
+    spread = expert_parallel > 1
+    size = expert_parallel if spread else tp
+    additional = rollout["engine_kwargs"]["vllm"].get("additional_config") or {}
+    graph = additional.get("torchair_graph_config") or {}
+    return RolloutPlacement(
+        tp=tp,
+        dp=size // tp,
+        ep=size if spread else 1,
+        instances=dies // size,
+        shared_expert_replicated=bool(graph.get("enabled") and graph.get("enable_multistream_moe")),
+    )
