@@ -225,16 +225,16 @@ def test_fusion_attention_in_every_layout(layout, sparse_mode):
 
 
 @settings(max_examples=15, deadline=None)
-@given(LENGTHS, some.booleans(), some.integers(0, 5))
-def test_fusion_attention_of_packed_sequences(lengths, causal, seed):
+@given(LENGTHS, some.sampled_from([0, 3, 4]), some.integers(0, 5))
+def test_fusion_attention_of_packed_sequences(lengths, sparse_mode, seed):
     torch.manual_seed(seed)
     ends = torch.tensor(lengths).cumsum(0).tolist()
     mask = torch.ones(2048, 2048, dtype=torch.bool, device="npu").triu(1)
 
     def operator(q, k, v):
         return torch_npu.npu_fusion_attention(
-            q, k, v, 4, "TND", atten_mask=mask if causal else None, scale=SCALE, actual_seq_qlen=ends,
-            actual_seq_kvlen=ends, sparse_mode=3 if causal else 0,
+            q, k, v, 4, "TND", atten_mask=mask if sparse_mode else None, scale=SCALE, actual_seq_qlen=ends,
+            actual_seq_kvlen=ends, sparse_mode=sparse_mode, pre_tockens=2, next_tockens=1,
         )[0]  # fmt: skip
 
     def reference(q, k, v):
@@ -242,10 +242,9 @@ def test_fusion_attention_of_packed_sequences(lengths, causal, seed):
         for start, stop in zip([0, *ends[:-1]], ends, strict=True):
             one, other, third = (states[start:stop].transpose(0, 1) for states in (q, k, v))
             scores = one @ other.repeat_interleave(2, 0).transpose(-1, -2) * SCALE
-            if causal:
-                scores = scores.masked_fill(
-                    torch.ones(stop - start, stop - start, dtype=torch.bool).triu(1), float("-inf")
-                )
+            later = torch.arange(stop - start) - torch.arange(stop - start).unsqueeze(-1)
+            hidden = {0: later > 9, 3: later > 0, 4: (later > 1) | (later < -2)}[sparse_mode]
+            scores = scores.masked_fill(hidden, float("-inf"))
             outputs.append((scores.softmax(-1) @ third.repeat_interleave(2, 0)).transpose(0, 1))
         return torch.cat(outputs)
 

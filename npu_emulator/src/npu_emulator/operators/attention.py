@@ -10,6 +10,7 @@ from .key_value_cache import as_integers
 from .registry import operator
 
 _SCORES_AT_ONCE = 1 << 23  # elements; bounds the memory of padded batches
+_FAR = 1 << 31  # further than any key
 
 
 def attend(
@@ -61,11 +62,13 @@ def attend_packed(
     scale: float,
     causal: str | None,
     mask: Tensor | None = None,
+    band: tuple[int, int] = (_FAR, 0),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attention within each of several sequences packed one after another: [tokens, heads, size].
 
-    `causal` lets the first query see the first key ("first"), or the last query the last key ("last"), and no later
-    ones; a `mask` [q, k] that is true where a key is hidden applies to the top left corner of each sequence.
+    `causal` lets the first query see the first key ("first"), or the last query the last key ("last"), and so on; of
+    the keys before and after that one it sees as many as `band` says. A `mask` [q, k] that is true where a key is
+    hidden applies to the top left corner of each sequence.
     Returns float32 output [tokens, heads, dv], and the largest score and sum of exponentials [tokens, heads].
     """
     outputs, maxima, totals = [], [], []
@@ -81,7 +84,7 @@ def attend_packed(
             continue
         key_starts = key_ends[picked] - k_lengths
         q = _padded(query, query_ends[picked] - q_lengths, q_lengths)
-        hidden = _hidden_keys(q_lengths, k_lengths, causal, mask)
+        hidden = _hidden_keys(q_lengths, k_lengths, causal, mask, band)
         k, v = _padded(key, key_starts, k_lengths), _padded(value, key_starts, k_lengths)
         real = torch.arange(q.shape[2]) < q_lengths.unsqueeze(-1)
         for collected, result in zip((outputs, maxima, totals), attend(q, k, v, scale, hidden), strict=True):
@@ -89,7 +92,13 @@ def attend_packed(
     return torch.cat(outputs), torch.cat(maxima), torch.cat(totals)
 
 
-def _hidden_keys(query_lengths: Tensor, key_lengths: Tensor, causal: str | None, mask: Tensor | None) -> Tensor | None:
+def _hidden_keys(
+    query_lengths: Tensor,
+    key_lengths: Tensor,
+    causal: str | None,
+    mask: Tensor | None,
+    band: tuple[int, int] = (_FAR, 0),
+) -> Tensor | None:
     """What attend() takes as `hidden`, for sequences padded to the longest."""
     queries, keys = int(query_lengths.max()), int(key_lengths.max())
     column = torch.arange(keys)
@@ -98,9 +107,9 @@ def _hidden_keys(query_lengths: Tensor, key_lengths: Tensor, causal: str | None,
         hidden = (column >= key_lengths.unsqueeze(-1)).view(-1, 1, 1, keys)
     if causal is not None:
         offsets = key_lengths - query_lengths if causal == "last" else torch.zeros_like(key_lengths)
-        last_seen = torch.arange(queries) + offsets.unsqueeze(-1)
-        later = (column > last_seen.unsqueeze(-1)).unsqueeze(1)
-        hidden = later if hidden is None else hidden | later
+        own = (torch.arange(queries) + offsets.unsqueeze(-1)).unsqueeze(-1)
+        outside = ((column > own + band[1]) | (column < own - band[0])).unsqueeze(1)
+        hidden = outside if hidden is None else hidden | outside
     if mask is not None:
         masked = mask[:queries, :keys].bool()
         hidden = masked if hidden is None else hidden | masked
@@ -341,17 +350,18 @@ def _hidden_by_sparse_mode(
     raise NotImplementedError(f"npu_fusion_attention: sparse_mode {sparse_mode} is not emulated")
 
 
-def _fusion_packed(query, key, value, scale, atten_mask, query_ends, key_ends, sparse_mode):
+def _fusion_packed(query, key, value, scale, atten_mask, query_ends, key_ends, sparse_mode, band):
     """npu_fusion_attention for TND; ends are running totals of the lengths."""
     if query_ends is None or key_ends is None:
         raise RuntimeError("npu_fusion_attention: TND needs actual_seq_qlen and actual_seq_kvlen")
     query_lengths = [stop - start for start, stop in pairwise([0, *query_ends])]
     key_lengths = [stop - start for start, stop in pairwise([0, *key_ends])]
-    if sparse_mode not in (0, 1, 2, 3):
+    if sparse_mode not in (0, 1, 2, 3, 4):
         raise NotImplementedError(f"npu_fusion_attention: sparse_mode {sparse_mode} with TND is not emulated")
-    causal = {2: "first", 3: "last"}.get(sparse_mode)
+    causal = {2: "first", 3: "last", 4: "last"}.get(sparse_mode)
     mask = None if causal else atten_mask
-    output, largest, total = attend_packed(query, key, value, query_lengths, key_lengths, scale, causal, mask)
+    band = band if sparse_mode == 4 else (_FAR, 0)
+    output, largest, total = attend_packed(query, key, value, query_lengths, key_lengths, scale, causal, mask, band)
     return output.to(query.dtype), largest, total
 
 
@@ -390,7 +400,15 @@ def npu_fusion_attention(
         raise NotImplementedError("npu_fusion_attention: pse, padding_mask, prefix and dropout are not emulated")
     if input_layout == "TND":
         output, largest, total = _fusion_packed(
-            query, key, value, scale, atten_mask, actual_seq_qlen, actual_seq_kvlen, sparse_mode
+            query,
+            key,
+            value,
+            scale,
+            atten_mask,
+            actual_seq_qlen,
+            actual_seq_kvlen,
+            sparse_mode,
+            (pre_tockens, next_tockens),
         )
     else:
         q = _to_heads_first(query, input_layout, head_num)
