@@ -1,7 +1,4 @@
-"""Which layers a pipeline stage of DeepSeek-V3 consists of, and which engine builds them."""
-
-import importlib
-import importlib.util
+"""Which layers a pipeline stage of DeepSeek-V3 consists of."""
 
 from megatron.core import parallel_state
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -15,9 +12,6 @@ from megatron_patches.core.fusions.npu_rms_norm import NpuRMSNorm
 from megatron_patches.core.transformer.deepseek_v3_config import DeepseekV3TransformerConfig
 from megatron_patches.core.transformer.moe.deepseek_moe_layer import DeepseekMoELayer
 from megatron_patches.core.transformer.multi_latent_attention import MLASelfAttention
-
-_MINDSPEED_LLM = "mindspeed_llm"
-_MINDSPEED_LLM_SPEC = "mindspeed_llm.tasks.models.spec.deepseek_spec"
 
 
 class DeepseekV3Layer(TransformerLayer):
@@ -53,14 +47,3 @@ def _layer_spec(dense: bool) -> ModuleSpec:
             mlp_bda=get_bias_dropout_add,
         ),
     )
-
-
-def select_layer_spec(config: DeepseekV3TransformerConfig) -> ModuleSpec | TransformerBlockSubmodules:
-    """MindSpeed-LLM's layer spec where that package is importable, this project's otherwise.
-
-    Only the choice is made here. MindSpeed-LLM's spec reads Megatron's global arguments while it is imported, and
-    nothing in this project sets those up yet, so that branch is where that engine plugs in and not a working engine.
-    """
-    if importlib.util.find_spec(_MINDSPEED_LLM) is not None:
-        return importlib.import_module(_MINDSPEED_LLM_SPEC).layer_spec
-    return deepseek_v3_block_spec(config)

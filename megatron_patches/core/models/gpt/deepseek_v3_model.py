@@ -4,7 +4,7 @@ from typing import Any
 
 from megatron.core.models.gpt.gpt_model import GPTModel
 
-from megatron_patches.core.models.gpt.deepseek_v3_layer_specs import select_layer_spec
+from megatron_patches.core.models.gpt.deepseek_v3_layer_specs import deepseek_v3_block_spec
 from megatron_patches.core.transformer.deepseek_v3_config import DeepseekV3TransformerConfig
 
 
@@ -25,7 +25,7 @@ def build_deepseek_v3(
         raise ValueError("DeepSeek-V3 with tied word embeddings is not supported")
     model = GPTModel(
         config=config,
-        transformer_layer_spec=select_layer_spec(config),
+        transformer_layer_spec=deepseek_v3_block_spec(config),
         vocab_size=hf_config.vocab_size,
         max_sequence_length=hf_config.max_position_embeddings,
         pre_process=pre_process,
