@@ -12,6 +12,7 @@
 #include "host_alias.h"
 #include "host_call.h"
 #include "memory.h"
+#include "memory_pool.h"
 #include "meters.h"
 #include "node.h"
 #include "pinned_memory.h"
@@ -82,6 +83,37 @@ void bind_memory(py::module& module) {
   module.def("empty_cache", &npu::empty_cache);
 }
 
+// `made` gets (device, bytes, address, handle) of every region of the pool, as vllm-ascend's allocator hands it to
+// Python, and `gone` the address when its tensor is.
+void set_pool_owner(py::function made, py::function gone) {
+  // Never released: tensors may go when the interpreter has.
+  auto* when_made = new py::function(std::move(made));
+  auto* when_gone = new py::function(std::move(gone));
+  npu::pool::Owner owner;
+  owner.made = [when_made](uintptr_t address, const npu::pool::Region& region) {
+    const py::gil_scoped_acquire interpreter;
+    (*when_made)(py::make_tuple(region.device, region.bytes, address, address));
+  };
+  owner.gone = [when_gone](uintptr_t address) {
+    if (!Py_IsInitialized()) return;
+    const py::gil_scoped_acquire interpreter;
+    try {
+      (*when_gone)(address);
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("the owner of a memory pool");
+    }
+  };
+  npu::pool::set_owner(std::move(owner));
+}
+
+void bind_memory_pool(py::module& module) {
+  module.def("set_pool_owner", &set_pool_owner);
+  module.def("pool_is_active", &npu::pool::is_active);
+  module.def("set_pool_active", &npu::pool::set_active);
+  module.def("take_pool_memory_away", &npu::pool::take_away);
+  module.def("put_pool_memory_back", &npu::pool::put_back);
+}
+
 void bind_operators(py::module& module) {
   module.def("call_on_host", &npu::call_on_host, py::arg("name"), py::arg("function"), py::arg("args") = py::tuple(),
              py::arg("kwargs") = py::dict());
@@ -132,6 +164,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   npu::route_inherited_operators();
   bind_device(module);
   bind_memory(module);
+  bind_memory_pool(module);
   bind_operators(module);
   bind_recorder(module);
   bind_hccl(module);

@@ -4,6 +4,7 @@
 
 #include "device.h"
 #include "memory.h"
+#include "memory_pool.h"
 
 namespace npu {
 namespace {
@@ -30,6 +31,7 @@ HostAliases::StoragePointer HostAliases::alias_storage(c10::StorageImpl* device_
   for (const auto& pair : storages_)
     if (pair.device.get() == device_storage) return pair.host;
   refuse_after_fork();
+  pool::refuse_absent(device_storage->data());
   auto kept_alive = StoragePointer::reclaim_copy(device_storage);
   c10::raw::intrusive_ptr::incref(device_storage);  // released with the memory of the alias
   auto host = c10::make_intrusive<c10::StorageImpl>(

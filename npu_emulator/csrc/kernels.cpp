@@ -23,6 +23,7 @@
 #include "device.h"
 #include "host_alias.h"
 #include "memory.h"
+#include "memory_pool.h"
 #include "meters.h"
 #include "recorder.h"
 
@@ -91,6 +92,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
                                       (source.is_cpu() ? destination : source).device().index());
   if (same_layout(source, destination)) {
     const auto bytes = destination.nbytes();
+    for (const auto& tensor : {source, destination}) pool::refuse_absent(tensor.storage().data());
     if (bytes) std::memmove(destination.mutable_data_ptr(), source.const_data_ptr(), bytes);
     return destination;
   }

@@ -17,6 +17,7 @@
 
 #include "allocator_options.h"
 #include "device.h"
+#include "memory_pool.h"
 #include "node.h"
 
 namespace npu {
@@ -114,6 +115,7 @@ void release_block(void* data) {
 
 c10::DataPtr charged_block(c10::DeviceIndex owner, size_t bytes, c10::Device device) {
   if (bytes == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, device};
+  if (pool::is_active()) return pool::allocate(owner, bytes, device);
   charge(owner, bytes);
   void* base = nullptr;
   try {
@@ -251,6 +253,14 @@ void uncharge(c10::DeviceIndex device, size_t bytes) noexcept {
   ++of.statistics.frees;
 }
 
+void give_back(c10::DeviceIndex device, size_t bytes) noexcept {
+  uncharge(device, bytes);
+  auto& of = ledger(device);
+  std::lock_guard<std::mutex> lock(of.mutex);
+  of.statistics.reserved -= rounded(bytes);
+  node::release(die_of_machine(device), rounded(bytes));
+}
+
 c10::Allocator* device_allocator() { return &the_device_allocator; }
 
 c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes) {
@@ -268,13 +278,14 @@ c10::DataPtr adopt(const c10::intrusive_ptr<c10::StorageImpl>& host, c10::Device
   if (bytes == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, on};
   TORCH_CHECK_NOT_IMPLEMENTED(data, "results without memory are not emulated on the NPU");
   const auto& memory = host->data_ptr();
+  const bool block = memory.get_deleter() == &release_block;
   // The caller and the tensor that it adopts hold the storage; anybody else would be left without its memory.
-  if (memory.get_deleter() == &release_block && host.use_count() <= 2 && header_of(data).device == device) {
-    auto block = std::move(host->_mutable_data_ptr_no_checks());
-    block.unsafe_set_device(on);
-    return block;
+  if (host.use_count() <= 2 && (block ? header_of(data).device == device : pool::owns(memory))) {
+    auto taken = std::move(host->_mutable_data_ptr_no_checks());
+    taken.unsafe_set_device(on);
+    return taken;
   }
-  const auto uncharged_bytes = memory.get_deleter() == &release_block ? 0 : bytes;
+  const auto uncharged_bytes = block || pool::owns(memory) ? 0 : bytes;
   if (uncharged_bytes) charge(device, uncharged_bytes);
   return {data, new Adopted{host, device, uncharged_bytes}, &release_adopted, on};
 }

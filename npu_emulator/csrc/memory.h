@@ -35,6 +35,8 @@ void empty_cache();
 // Takes `bytes` from a die's capacity; throws c10::OutOfMemoryError and changes nothing when they are not there.
 void charge(c10::DeviceIndex device, size_t bytes);
 void uncharge(c10::DeviceIndex device, size_t bytes) noexcept;
+// The same, and this process does not keep the bytes reserved.
+void give_back(c10::DeviceIndex device, size_t bytes) noexcept;
 
 c10::Allocator* device_allocator();
 c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes);

@@ -35,6 +35,12 @@ def test_greedy_tokens_equal_transformers(found, case):
     assert found[case]["worst"] < SMALL
 
 
+def test_an_engine_that_has_slept_gives_the_same_tokens(found):
+    """`again` of this case is what it generated after it had slept, with its memory given back to the die."""
+    assert CASES["qwen2"][1]["enable_sleep_mode"] and found["qwen2"]["again"] == 256
+    assert found["qwen2"]["freed in sleep"] > 64 << 20
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_another_prompt_gives_other_tokens(found, case):
     assert found[case]["wrong prompt"] < found[case]["of"]

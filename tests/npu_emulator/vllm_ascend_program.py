@@ -44,7 +44,7 @@ def qwen2():
 CASES = {
     "deepseek 256 experts in 8 groups": (lambda: deepseek(8, 256), {}),
     "deepseek 8 experts in 1 group": (lambda: deepseek(1, 8), {"enable_prefix_caching": True}),
-    "qwen2": (qwen2, {}),
+    "qwen2": (qwen2, {"enable_sleep_mode": True}),
     "qwen2 in chunks with a prefix cache": (
         qwen2, {"enable_prefix_caching": True, "enable_chunked_prefill": True, "max_num_batched_tokens": 24},
     ),
@@ -88,6 +88,17 @@ def compare(model, outputs, prompts) -> dict:
     return {"equal": equal, "of": len(prompts) * TOKENS, "worst": worst}
 
 
+def sleep_and_wake(llm) -> int:
+    """Put the engine to sleep, its weights kept on the host, and wake it. The bytes that were free meanwhile."""
+    import torch
+
+    before = torch.npu.mem_get_info()[0]
+    llm.sleep(level=1)
+    asleep = torch.npu.mem_get_info()[0]
+    llm.wake_up()
+    return asleep - before
+
+
 def run(folder: Path) -> dict:
     from vllm.engine.arg_utils import EngineArgs
 
@@ -106,6 +117,8 @@ def run(folder: Path) -> dict:
         prompts = [SHARED_START + prompt for prompt in PROMPTS]
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], greedy, use_tqdm=False)
         found[name] = compare(model, outputs, prompts)
+        if options.get("enable_sleep_mode"):
+            found[name]["freed in sleep"] = sleep_and_wake(llm)
         again = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], greedy, use_tqdm=False)
         found[name]["again"] = compare(model, again, prompts)["equal"]
         found[name]["wrong prompt"] = compare(model, outputs, [prompt[:-1] + [9] for prompt in prompts])["equal"]

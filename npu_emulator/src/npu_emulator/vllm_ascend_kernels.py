@@ -1,7 +1,10 @@
 """What ``vllm_ascend.vllm_ascend_C`` holds, vllm-ascend's compiled kernels: executed under that name on import."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
+from npu_emulator import _C
 from npu_emulator.operators.registry import operator
 from npu_emulator.operators.rotary import rotate_by_table
 
@@ -39,8 +42,16 @@ def get_masked_input_and_mask(x: Tensor, start: int, end: int, padding: int, add
     return (x - offset) * own, ~own
 
 
-def _no_pool(*_) -> None:
-    raise NotImplementedError("vllm-ascend's sleep mode allocator is not emulated")
+def init_module(made: Callable, gone: Callable) -> None:
+    """Name the functions that are told of each allocation in the pool, and of its end."""
+    _C.set_pool_owner(made, gone)
 
 
-init_module = python_create_and_map = python_unmap_and_release = _no_pool
+def python_unmap_and_release(device: int, size: int, address: int, handle: int) -> None:
+    """Give the memory of one allocation back to the device; its address stays taken."""
+    _C.take_pool_memory_away(address)
+
+
+def python_create_and_map(device: int, size: int, address: int, handle: int) -> None:
+    """Put memory at the address of an allocation again."""
+    _C.put_pool_memory_back(address)

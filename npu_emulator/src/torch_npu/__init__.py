@@ -16,11 +16,9 @@ torch.utils.rename_privateuse1_backend("npu")
 from . import npu  # noqa: E402
 
 torch._register_device_module("npu", npu)
+unsupported_dtype = [torch.quint8, torch.quint4x2, torch.quint2x4, torch.qint32, torch.qint8]
 torch.utils.generate_methods_for_privateuse1_backend(
-    for_tensor=True,
-    for_module=True,
-    for_storage=True,
-    unsupported_dtype=[torch.quint8, torch.quint4x2, torch.quint2x4, torch.qint32, torch.qint8],
+    for_tensor=True, for_module=True, for_storage=True, unsupported_dtype=unsupported_dtype
 )
 torch.version.cann = "8.2.RC1"
 

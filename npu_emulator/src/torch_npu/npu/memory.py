@@ -87,13 +87,17 @@ def get_allocator_backend() -> str:
 
 
 class NPUPluggableAllocator:
-    """An allocator in a shared library of the caller's, which emulated memory cannot come from."""
+    """An allocator of the caller's. Only that of vllm-ascend is emulated, which is in no library here."""
 
-    def __init__(self, path_to_so_file: str, alloc_fn_name: str, free_fn_name: str):
-        self._described = (path_to_so_file, alloc_fn_name, free_fn_name)
+    def __init__(self, path_to_so_file: str | None, alloc_fn_name: str, free_fn_name: str):
+        if path_to_so_file is not None:
+            raise NotImplementedError(
+                f"the allocator {alloc_fn_name} in {path_to_so_file} cannot manage emulated memory"
+            )
+        self._allocator = self
 
-    def allocator(self):
-        return self._described
+    def allocator(self) -> "NPUPluggableAllocator":
+        return self
 
 
 def change_current_allocator(allocator: NPUPluggableAllocator) -> None:
@@ -101,11 +105,18 @@ def change_current_allocator(allocator: NPUPluggableAllocator) -> None:
 
 
 class MemPool:
-    def __init__(self, allocator=None):
+    """Memory apart from the rest; with an allocator, that one's owner may take it away and put it back."""
+
+    def __init__(self, allocator: NPUPluggableAllocator | None = None):
         self.allocator = allocator
 
 
 @contextlib.contextmanager
 def use_mem_pool(pool: MemPool, device: DeviceLike = None):
-    raise NotImplementedError("use_mem_pool is not emulated")
-    yield
+    """What this thread allocates inside comes from the pool."""
+    before = _C.pool_is_active()
+    _C.set_pool_active(pool.allocator is not None)
+    try:
+        yield
+    finally:
+        _C.set_pool_active(before)
