@@ -1,0 +1,96 @@
+"""Nodes against each other, through a Ray that runs: resources, clocks, versions."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.examination.finding import Finding
+
+CLOCK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What one node says of itself. clock_offset: seconds ahead of the node that asks. tree: a hash of the overlay."""
+
+    address: str
+    npus: int
+    clock_offset: float
+    versions: dict[str, str]
+    tree: str
+
+
+def compare_nodes(nodes: Sequence[NodeFacts], count: int, dies: int) -> list[Finding]:
+    """Findings about the cluster; the first node is the one that others are held against."""
+    there = ", ".join(node.address for node in nodes)
+    findings = [
+        Finding("nodes", f"{len(nodes)} of {count}: {there}", "" if len(nodes) >= count else "start the missing ones")
+    ]
+    for node in nodes:
+        short = f"start Ray there with --resources for {dies}" if node.npus < dies else ""
+        findings.append(Finding(f"{node.address} NPUs", f"{node.npus} of {dies}", short))
+        apart = abs(node.clock_offset - nodes[0].clock_offset)
+        wrong = "set the clocks with chrony or ntpd" if apart > CLOCK_SECONDS else ""
+        findings.append(Finding(f"{node.address} clock", f"{apart:.2f} s apart", wrong))
+        other = [
+            f"{name} {node.versions.get(name)} instead of {version}"
+            for name, version in nodes[0].versions.items()
+            if node.versions.get(name) != version
+        ]
+        findings.append(
+            Finding(f"{node.address} pins", ", ".join(other) or "the same", "install the same image" if other else "")
+        )
+        same = node.tree == nodes[0].tree
+        findings.append(
+            Finding(
+                f"{node.address} overlay",
+                "the same" if same else "another",
+                "" if same else "copy the same checkout to every node",
+            )
+        )
+    return findings
+
+
+def tree_hash(root: Path) -> str:
+    """A hash over every Python and YAML file of the overlay."""
+    total = hashlib.sha256()
+    for room in ("overlay", "verl_patches", "megatron_patches", "vllm_patches", "vllm_ascend_patches"):
+        for path in sorted((root / room).rglob("*")):
+            if path.suffix in (".py", ".yaml", ".patch", ".toml"):
+                total.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def ask_nodes(address: str, root: Path) -> list[NodeFacts]:
+    """Ask every living node of the Ray at `address`; the repository lies at `root` on each."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from scripts.examination.node import versions
+
+    def report() -> tuple[float, dict[str, str], str]:
+        return time.time(), versions(), tree_hash(root)
+
+    ray.init(
+        address=address, log_to_driver=False, logging_level="ERROR", runtime_env={"env_vars": {"PYTHONPATH": str(root)}}
+    )
+    try:
+        facts = []
+        for node in sorted(
+            (node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeManagerAddress"]
+        ):
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            asking = ray.remote(num_cpus=0)(report).options(scheduling_strategy=there)
+            ray.get(asking.remote())  # starts the process, which takes seconds
+            begun = time.time()
+            clock, installed, tree = ray.get(asking.remote())
+            offset = clock - (begun + time.time()) / 2
+            npus = int(node["Resources"].get("NPU", 0))
+            facts.append(NodeFacts(node["NodeManagerAddress"], npus, offset, installed, tree))
+        return facts
+    finally:
+        ray.shutdown()

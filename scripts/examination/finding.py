@@ -1,0 +1,34 @@
+"""What an examination found, and the commands it asks."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. `remedy` is empty when it is well; `known` is False where it could not be looked at."""
+
+    what: str
+    detail: str
+    remedy: str = ""
+    known: bool = True
+
+    @property
+    def state(self) -> str:
+        """`ok`, `BAD` or `?`."""
+        return "BAD" if self.remedy else "ok" if self.known else "?"
+
+    def line(self) -> str:
+        """The finding as one line of a report."""
+        return f"{self.state:<4}{self.what:<20}{self.detail}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+def ask(*command: str) -> str | None:
+    """What a command prints; None if it is not installed, fails, or says nothing within a minute."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,179 @@
+"""One node: versions, CANN, NPUs and links, network, limits, memory and disks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from overlay.pins import Pins
+from scripts.examination.finding import Finding, ask
+
+OPEN_FILES = 65536
+# Ray keeps objects in shared memory: by default three tenths of the memory, and no more than this.
+OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9
+
+
+def examine_node(settings: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
+    """Look at this machine; `settings` are those of the cluster's file, `root` the top of the file system."""
+    findings = [*python_and_pins(), cann(root)]
+    findings += npus(int(settings["DIES_PER_NODE"]))
+    findings += network(settings)
+    findings += [limit_of_files(), limit_of_locked_memory(), jemalloc(settings["JEMALLOC"]), shared_memory(root)]
+    findings += paths(settings)
+    return findings
+
+
+def versions() -> dict[str, str]:
+    """The installed version of every pinned distribution; `absent` where there is none."""
+    found = {}
+    for upstream in Pins.read().upstreams:
+        name = upstream.distribution or upstream.name
+        try:
+            found[upstream.name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[upstream.name] = "absent"
+    return found
+
+
+def emulated() -> bool:
+    """Whether the emulated NPU is installed here."""
+    try:
+        importlib.metadata.version("npu-emulator")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def python_and_pins() -> Iterator[Finding]:
+    """Python, and what the pins give a version to. Upstreams that a workspace holds as source have none here."""
+    found = ".".join(map(str, sys.version_info[:2]))
+    yield Finding("python", found, "" if found == "3.11" else "use Python 3.11, for which the pins are built")
+    installed = versions()
+    for upstream in Pins.read().upstreams:
+        if not upstream.version:
+            continue
+        version, wanted = installed[upstream.name], {upstream.version, upstream.release} - {""}
+        if upstream.name == "torch-npu" and emulated():
+            yield Finding(upstream.name, "the emulated NPU stands for it")
+        else:
+            remedy = "" if version.split("+")[0] in wanted else f"install {upstream.name}=={upstream.version}"
+            yield Finding(upstream.name, f"{version} (pin: {upstream.version})", remedy)
+
+
+def cann(root: Path, pin: str = "8.2.RC1") -> Finding:
+    """CANN's toolkit, where its environment says it is."""
+    if emulated():
+        return Finding("CANN", "the emulated NPU needs none")
+    home = Path(os.environ.get("ASCEND_HOME_PATH") or root / "usr/local/Ascend/ascend-toolkit/latest")
+    texts = [path.read_text(errors="ignore") for path in home.rglob("ascend_toolkit_install.info")]
+    match = re.search(r"^version=(\S+)", "\n".join(texts), re.MULTILINE)
+    if not match:
+        return Finding("CANN", f"none in {home}", "install CANN 8.2.RC1, or source its set_env.sh first")
+    right = match[1].upper() == pin.upper()
+    return Finding("CANN", f"{match[1]} (pin: {pin})", "" if right else f"install CANN {pin}")
+
+
+def npus(dies: int) -> list[Finding]:
+    """Number and health of the NPUs, and the state of their links."""
+    if emulated():
+        count = int(os.environ.get("NPU_EMULATOR_DEVICES", "8"))
+        return [Finding("NPUs", f"{count} emulated", "" if count >= dies else f"set NPU_EMULATOR_DEVICES={dies}")]
+    listed = ask("npu-smi", "info", "-m")
+    if listed is None:
+        return [
+            Finding("NPUs", "npu-smi does not answer", "install the NPU driver, or pass npu-smi into the container")
+        ]
+    rows = re.findall(r"^\s*(\d+)\s+\d+\s+(\d+)\s+\S*[Aa]scend", listed, re.MULTILINE)
+    remedy = "" if len(rows) >= dies else f"{dies} are wanted: look at dmesg and the driver's log, reseat or reset"
+    findings = [Finding("NPUs", f"{len(rows)} of {dies}", remedy)]
+    for card in sorted({int(card) for card, _ in rows}):
+        health = ask("npu-smi", "info", "-t", "health", "-i", str(card)) or ""
+        states = re.findall(r"Health[ \w]*:\s*(\w+)", health)
+        well = bool(states) and set(states) == {"OK"}
+        detail = ", ".join(states) or "no answer"
+        findings.append(Finding(f"NPU {card}", detail, "" if well else "drain the node and replace or reset the card"))
+    return [*findings, *(link(int(die)) for _, die in rows)]
+
+
+def link(die: int) -> Finding:
+    """The network link of one die, over which HCCL reaches other nodes."""
+    said = ask("hccn_tool", "-i", str(die), "-link", "-g")
+    if said is None:
+        return Finding(f"link of die {die}", "hccn_tool does not answer", known=False)
+    up = re.search(r"link status:\s*UP", said) is not None
+    return Finding(f"link of die {die}", "up" if up else "down", "" if up else "check cable and switch port")
+
+
+def network(settings: Mapping[str, str]) -> Iterator[Finding]:
+    """The interface, and Ray's port on the head."""
+    name, port = settings["SOCKET_IFNAME"], int(settings["RAY_PORT"])
+    said = ask("ip", "-o", "-4", "addr", "show") or ""
+    held = dict(re.findall(r"^\d+:\s+(\S+)\s+inet (\S+?)/", said, re.MULTILINE))
+    if name == "auto":
+        yield Finding("interface", "auto: the one that reaches MASTER_ADDR")
+    elif name in held:
+        yield Finding("interface", f"{name} {held[name]}")
+    else:
+        there = ", ".join(sorted(held)) or "none"
+        yield Finding("interface", f"there is no {name} with an address", f"set SOCKET_IFNAME to one of {there}")
+    if settings["MASTER_ADDR"] in held.values():
+        with socket.socket() as probe:
+            taken = probe.connect_ex((settings["MASTER_ADDR"], port)) == 0
+        yield Finding(
+            "Ray's port", f"{port} is {'taken' if taken else 'free'}", "choose another RAY_PORT" if taken else ""
+        )
+
+
+def limit_of_files() -> Finding:
+    """Open files: every die has a connection to every other."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Finding("open files", str(soft), "" if soft >= OPEN_FILES or soft < 0 else f"ulimit -n {OPEN_FILES}")
+
+
+def limit_of_locked_memory() -> Finding:
+    """Locked memory, which transfers between host and device need."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    unlimited = soft == resource.RLIM_INFINITY
+    detail = "unlimited" if unlimited else f"{soft} bytes"
+    return Finding("locked memory", detail, "" if unlimited or emulated() else "ulimit -l unlimited")
+
+
+def jemalloc(path: str) -> Finding:
+    """The allocator that is preloaded."""
+    if path == "none":
+        return Finding("jemalloc", "none: the C library's allocator keeps more memory of the host")
+    there = os.access(path, os.R_OK)
+    return Finding("jemalloc", path, "" if there else "install jemalloc, or correct JEMALLOC in the cluster's file")
+
+
+def shared_memory(root: Path) -> Finding:
+    """Room for Ray's objects."""
+    free = shutil.disk_usage(root / "dev/shm").free
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    wanted = min(OBJECT_STORE_SHARE * memory, OBJECT_STORE_MOST)
+    remedy = f"give the container --shm-size {wanted / 1e9:.0f}g" if free < wanted else ""
+    return Finding("shared memory", f"{free / 1e9:.0f} GB free", remedy)
+
+
+def paths(settings: Mapping[str, str]) -> Iterator[Finding]:
+    """Model and data can be read; the output's file system has room and can be written."""
+    model = Path(settings["MODEL_PATH"])
+    for file in (model / "config.json", model / "tokenizer.json"):
+        there = os.access(file, os.R_OK)
+        yield Finding(file.name, str(file), "" if there else "put the model's files there, or correct MODEL_PATH")
+    for name in ("TRAIN_FILES", "TEST_FILES"):
+        there = os.access(settings[name], os.R_OK)
+        yield Finding(name, settings[name], "" if there else "make it with scripts/json_to_parquet.py")
+    output = Path(settings["OUTPUT_DIR"]).absolute()
+    existing = next(folder for folder in (output, *output.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    writable = os.access(existing, os.W_OK)
+    remedy = "" if writable else f"make {existing} writable, or correct OUTPUT_DIR"
+    yield Finding("OUTPUT_DIR", f"{free / 1e9:.0f} GB free in {existing}; scripts/plan.py says what is needed", remedy)

@@ -1,0 +1,174 @@
+"""The doctor with stub commands on PATH: what it finds bad, and the remedy that each finding names."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from pathlib import Path
+
+import pytest
+
+from scripts.examination import node
+from scripts.examination.cluster import NodeFacts, compare_nodes, tree_hash
+from tests.scripts.cluster_files import load_script, write_cluster_file
+
+MAPPING = """
+        NPU ID                         Chip ID                        Chip Logic ID                  Chip Name
+        0                              0                              0                              Ascend 910
+        0                              1                              1                              Ascend 910
+        0                              2                              -                              Mcu
+"""
+ADDRESSES = r"1: lo    inet 127.0.0.1/8 scope host lo\n2: enp0    inet 10.0.0.1/24 scope global enp0\n"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A node with a real NPU driver, as far as its commands tell; `says` replaces what a command prints."""
+    monkeypatch.setattr(node, "emulated", lambda: False)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+
+    def says(name: str, text: str) -> None:
+        (tools / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tools / name).chmod(0o755)
+
+    says("npu-smi", f"if [[ $2 == -m ]]; then echo '{MAPPING}'; else echo 'Health Status : OK'; fi")
+    says("hccn_tool", "echo 'link status: UP'")
+    says("ip", f"printf '{ADDRESSES}'")
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    return says
+
+
+def remedies(findings) -> dict[str, str]:
+    """The remedy of everything that is bad."""
+    return {finding.what: finding.remedy for finding in findings if finding.state == "BAD"}
+
+
+def test_npus_and_links_that_are_well(machine):
+    findings = node.npus(2)
+    assert [finding.what for finding in findings] == ["NPUs", "NPU 0", "link of die 0", "link of die 1"]
+    assert not remedies(findings)
+
+
+def test_missing_npus_are_counted(machine):
+    assert node.npus(16)[0].detail == "2 of 16" and "dmesg" in remedies(node.npus(16))["NPUs"]
+
+
+def test_an_unhealthy_npu_and_a_link_that_is_down_are_named(machine):
+    machine("npu-smi", f"if [[ $2 == -m ]]; then echo '{MAPPING}'; else echo 'Health Status : Alarm'; fi")
+    machine("hccn_tool", "[[ $2 == 1 ]] && echo 'link status: DOWN' || echo 'link status: UP'")
+    found = remedies(node.npus(2))
+    assert found.keys() == {"NPU 0", "link of die 1"} and "cable" in found["link of die 1"]
+
+
+def test_a_driver_that_does_not_answer_is_bad_and_a_link_tool_is_not(machine):
+    machine("npu-smi", "exit 1")
+    assert "install the NPU driver" in remedies(node.npus(2))["NPUs"]
+    machine("npu-smi", f"if [[ $2 == -m ]]; then echo '{MAPPING}'; else echo 'Health : OK'; fi")
+    machine("hccn_tool", "exit 1")
+    assert {finding.state for finding in node.npus(2)} == {"ok", "?"}
+
+
+@pytest.mark.parametrize(("version", "bad"), [("8.2.RC1", False), ("8.1.RC1", True), (None, True)])
+def test_cann_is_held_against_its_pin(tmp_path, monkeypatch, version, bad):
+    monkeypatch.setattr(node, "emulated", lambda: False)
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    if version:
+        (tmp_path / "aarch64-linux").mkdir()
+        (tmp_path / "aarch64-linux" / "ascend_toolkit_install.info").write_text(f"package_name=x\nversion={version}\n")
+    assert bool(node.cann(tmp_path).remedy) is bad
+
+
+def settings(**changes) -> dict[str, str]:
+    return {"SOCKET_IFNAME": "enp0", "RAY_PORT": "1", "MASTER_ADDR": "127.0.0.1"} | changes
+
+
+def test_the_interface_and_the_port(machine):
+    assert not remedies(node.network(settings()))
+    assert remedies(node.network(settings(SOCKET_IFNAME="eth9")))["interface"] == "set SOCKET_IFNAME to one of enp0, lo"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        assert remedies(node.network(settings(RAY_PORT=port))) == {"Ray's port": "choose another RAY_PORT"}
+
+
+def test_limits(monkeypatch):
+    monkeypatch.setattr(node, "emulated", lambda: False)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
+    assert node.limit_of_files().remedy == "ulimit -n 65536"
+    assert node.limit_of_locked_memory().remedy == "ulimit -l unlimited"
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert not node.limit_of_files().remedy and not node.limit_of_locked_memory().remedy
+
+
+def test_a_pin_that_differs_is_named(monkeypatch):
+    assert not remedies(node.python_and_pins())
+    monkeypatch.setattr(node, "versions", lambda: dict.fromkeys(("torch", "torch-npu", "transformers"), "1.0"))
+    found = remedies(node.python_and_pins())
+    assert found["torch"] == "install torch==2.5.1" and found["transformers"] == "install transformers==4.51.1"
+
+
+def test_shared_memory_and_allocator(monkeypatch):
+    usage = type("usage", (), {"free": 1 << 20})
+    monkeypatch.setattr(node.shutil, "disk_usage", lambda path: usage)
+    assert node.shared_memory(Path("/")).remedy.startswith("give the container --shm-size")
+    assert "install jemalloc" in node.jemalloc("/no/such").remedy and not node.jemalloc("none").remedy
+
+
+def test_paths(tmp_path):
+    given = {"MODEL_PATH": str(tmp_path), "TRAIN_FILES": "/no/train", "TEST_FILES": "/no/test", "OUTPUT_DIR": "out"}
+    found = remedies(node.paths(given))
+    assert found.keys() == {"config.json", "tokenizer.json", "TRAIN_FILES", "TEST_FILES"}
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).touch()
+    assert remedies(node.paths(given)).keys() == {"TRAIN_FILES", "TEST_FILES"}
+
+
+def facts(address="10.0.0.1", npus=16, offset=0.0, versions=(("verl", "0.4.0"),), tree="a") -> NodeFacts:
+    return NodeFacts(address, npus, offset, dict(versions), tree)
+
+
+def test_nodes_that_agree_are_well():
+    assert not remedies(compare_nodes([facts(), facts("10.0.0.2", offset=0.5)], 2, 16))
+
+
+@pytest.mark.parametrize(
+    ("other", "what", "remedy"),
+    [
+        (facts("b", npus=8), "b NPUs", "--resources"),
+        (facts("b", offset=-3.0), "b clock", "chrony"),
+        (facts("b", versions=(("verl", "0.3"),)), "b pins", "the same image"),
+        (facts("b", tree="z"), "b overlay", "the same checkout"),
+    ],
+)
+def test_a_node_that_differs_is_named(other, what, remedy):
+    found = remedies(compare_nodes([facts(), other], 2, 16))
+    assert found.keys() == {what} and remedy in found[what]
+
+
+def test_missing_nodes_are_bad():
+    assert remedies(compare_nodes([facts()], 2, 16)) == {"nodes": "start the missing ones"}
+
+
+def test_the_hash_of_the_overlay_follows_its_files(tmp_path):
+    (tmp_path / "overlay").mkdir()
+    before = tree_hash(tmp_path)
+    (tmp_path / "overlay" / "a.py").write_text("1")
+    assert tree_hash(tmp_path) != before == tree_hash(Path("/no/such"))
+
+
+def test_the_command_on_the_emulator(tmp_path, capsys, monkeypatch):
+    main = load_script("scripts/doctor.py").main
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).touch()
+    given = {"MASTER_ADDR": "10.0.0.1", "SOCKET_IFNAME": "auto", "MODEL_PATH": tmp_path, "JEMALLOC": "none"}
+    given |= {"TRAIN_FILES": tmp_path / "config.json", "TEST_FILES": tmp_path / "config.json", "DIES_PER_NODE": 2}
+    cluster = write_cluster_file(tmp_path / "c.env", OUTPUT_DIR=tmp_path / "out", **given)
+    monkeypatch.setattr(node, "OPEN_FILES", 16)
+    monkeypatch.setattr(node, "OBJECT_STORE_SHARE", 0.0)
+    monkeypatch.setenv("NPU_EMULATOR_DEVICES", "2")
+    assert main(["--cluster", str(cluster)]) == 0 and "2 emulated" in capsys.readouterr().out
+    monkeypatch.setenv("NPU_EMULATOR_DEVICES", "1")
+    assert main(["--cluster", str(cluster)]) == 1 and "set NPU_EMULATOR_DEVICES=2" in capsys.readouterr().out
+    assert main([]) == 2 and "MASTER_ADDR" in capsys.readouterr().err
+    assert main(["--cluster", os.devnull]) == 2
