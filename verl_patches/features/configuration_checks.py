@@ -29,6 +29,9 @@ def check_configuration(config: Mapping[str, Any]) -> OverlaySettings:
     check_model_path(config)
     check_parallel_sizes(config)
     check_batch_sizes(config)
+    check_dynamic_batches(config)
+    check_learning_rate(config)
+    check_saving(config)
     for feature in FEATURES:
         feature.check(config, settings)
     check_ray_slots(config)
@@ -101,13 +104,54 @@ def check_batch_sizes(config: Mapping[str, Any]) -> None:
             "replicas; change actor_rollout_ref.actor.ppo_mini_batch_size or actor_rollout_ref.rollout.n"
         )
     per_replica = mini * responses // replicas
-    if actor["use_dynamic_bsz"]:
-        return
     if not micro or micro > per_replica or per_replica % micro:
         raise ConfigurationError(
             f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro} does not divide the {per_replica} sequences "
             "that a replica gets from a mini batch, so no whole number of gradient accumulation steps exists; "
             f"choose a divisor of {per_replica}"
+        )
+
+
+def check_dynamic_batches(config: Mapping[str, Any]) -> None:
+    """Micro batches have a fixed number of sequences.
+
+    At the cluster's commit verl's Megatron actor ignores the keys. In release 0.4.0 every micro batch has the same
+    weight in the loss, whatever it holds.
+    """
+    for section, key in (
+        ("actor", "use_dynamic_bsz"),
+        ("ref", "log_prob_use_dynamic_bsz"),
+        ("rollout", "log_prob_use_dynamic_bsz"),
+    ):
+        if config["actor_rollout_ref"][section].get(key):
+            raise ConfigurationError(
+                f"actor_rollout_ref.{section}.{key}=True is ignored, or weighs tokens unequally, by verl's Megatron "
+                "actor; set it to False and choose *_micro_batch_size_per_gpu"
+            )
+
+
+def check_learning_rate(config: Mapping[str, Any]) -> None:
+    """The learning rate is constant: verl's Megatron worker has no scheduler and ignores what asks for one."""
+    optim = config["actor_rollout_ref"]["actor"]["optim"]
+    asked = [key for key in ("lr_warmup_steps", "lr_warmup_steps_ratio") if (optim.get(key) or 0) > 0]
+    if optim.get("warmup_style", "constant") != "constant":
+        asked.append("warmup_style")
+    if asked:
+        key = f"actor_rollout_ref.actor.optim.{asked[0]}"
+        raise ConfigurationError(
+            f"{key}={optim[asked[0]]} would be ignored: verl's Megatron worker has no learning rate scheduler; remove "
+            "the key and choose a constant actor_rollout_ref.actor.optim.lr"
+        )
+
+
+def check_saving(config: Mapping[str, Any]) -> None:
+    """A checkpoint holds every expert: verl saves the model of the first data-parallel rank alone."""
+    experts = config["actor_rollout_ref"]["actor"]["megatron"]["expert_model_parallel_size"]
+    if config["trainer"]["save_freq"] > 0 and experts > 1:
+        raise ConfigurationError(
+            f"trainer.save_freq={config['trainer']['save_freq']} would save the experts of one rank in {experts} only, "
+            f"because actor_rollout_ref.actor.megatron.expert_model_parallel_size={experts} lies across data-parallel "
+            "ranks and verl saves the first of those; set trainer.save_freq=-1"
         )
 
 

@@ -64,6 +64,21 @@ def test_the_rehearsal_configuration_passes():
         (["actor_rollout_ref.ref.megatron.param_offload=true"], "ref.megatron.param_offload=True and .*would both"),
         (["actor_rollout_ref.rollout.temperature=0"], "temperature=0.0 has no training log-probs"),
         (["ray_init.num_cpus=5"], "ray_init.num_cpus=5 is too few .*use at least 6"),
+        (["actor_rollout_ref.actor.use_dynamic_bsz=true"], "actor.use_dynamic_bsz=True is ignored, or weighs"),
+        (["actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true"], "ref.log_prob_use_dynamic_bsz=True is ignored"),
+        (["actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true"], "rollout.log_prob_use_dynamic_bsz=True"),
+        (["actor_rollout_ref.actor.optim.lr_warmup_steps=5"], "optim.lr_warmup_steps=5 would be ignored"),
+        (["actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1"], "lr_warmup_steps_ratio=0.1 would be ignored"),
+        (["actor_rollout_ref.actor.optim.warmup_style=cosine"], "optim.warmup_style=cosine would be ignored"),
+        (
+            [
+                "trainer.save_freq=5",
+                "trainer.n_gpus_per_node=8",
+                "actor_rollout_ref.overlay.rollout.expert_parallel_size=8",
+                "actor_rollout_ref.actor.megatron.expert_model_parallel_size=2",
+            ],
+            "trainer.save_freq=5 would save the experts of one rank in 2 only",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_sentence(overrides, says):
@@ -79,6 +94,8 @@ def test_what_cannot_run_is_refused_in_one_sentence(overrides, says):
         ["actor_rollout_ref.actor.recompute_old_log_prob=true", "actor_rollout_ref.actor.ppo_mini_batch_size=16"],
         ["actor_rollout_ref.overlay.residency.enabled=false", "actor_rollout_ref.actor.megatron.grad_offload=true"],
         ["ray_init.num_cpus=6"],
+        ["trainer.save_freq=5"],
+        ["actor_rollout_ref.actor.optim.lr_warmup_steps=0"],
         ["trainer.n_gpus_per_node=8", "actor_rollout_ref.overlay.rollout.expert_parallel_size=8"],
         ["trainer.n_gpus_per_node=8", "actor_rollout_ref.overlay.rollout.expert_parallel_size=4"],
     ],
