@@ -4,6 +4,7 @@
 """
 
 import datetime
+import gc
 import json
 import os
 import random
@@ -531,6 +532,7 @@ def running_out_of_memory_in_a_collective_is_an_error_not_a_crash(ranks):
         "reduce_scatter": lambda: dist.reduce_scatter(tensor, parts),
         "all_to_all": lambda: dist.all_to_all(parts, parts),
     }
+    gc.collect()  # the checks before this one left models behind
     allocated = torch.npu.memory_allocated(ranks.rank)
     for name, action in actions.items():
         action()
