@@ -34,7 +34,9 @@ def test_locks_hold_the_pinned_releases():
             assert f"\n{pin['release']['distribution']}=={pin['release']['version']} " in f"\n{locked}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/rehearsal.md", "docs/weights.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/cluster.md", "docs/cluster.zh.md", "docs/rehearsal.md", "docs/weights.md"]
+)
 def test_named_paths_exist(name):
     text = (ROOT / name).read_text()
     linked = re.findall(r"\]\(([^)#:]+)\)", text)
