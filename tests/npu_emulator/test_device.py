@@ -1,5 +1,6 @@
 """Devices, streams, events, generators, pinned memory, autocast and storages behave as on any torch device."""
 
+import copy
 import io
 import pickle
 import subprocess
@@ -252,3 +253,32 @@ def test_acl_copies_bytes_between_host_and_device():
     assert acl.rt.memcpy(tensor.data_ptr(), 24, (host * 2).data_ptr(), 24, 1) == 0
     assert tensor.tolist() == [0, 2, 4, 6, 8, 10]
     assert acl.rt.memcpy(host.data_ptr(), 4, tensor.data_ptr(), 24, 2) != 0 and host.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("scaler_of", [torch.amp.GradScaler, None])
+def test_a_scaler_skips_steps_with_infinite_gradients(scaler_of):
+    scaler = scaler_of("npu", init_scale=8.0) if scaler_of else torch.npu.amp.GradScaler(init_scale=8.0)
+    weight = torch.nn.Parameter(torch.ones(3, device="npu"))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    for factor, expected, scale in ((2.0, 0.0, 8.0), (float("inf"), 0.0, 4.0)):
+        optimizer.zero_grad()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert weight.tolist() == [expected] * 3 and scaler.get_scale() == scale
+
+
+def test_storages_and_copies_keep_their_device():
+    tensor = torch.arange(4.0, device="npu:1")
+    storage = tensor.untyped_storage()
+    assert str(storage.device) == str(storage.clone().device) == "npu:1" and storage.cpu().device.type == "cpu"
+    copied = copy.deepcopy({"tensor": tensor, "view": tensor[1:]})
+    assert copied["tensor"].device.index == 1 and copied["view"].tolist() == [1, 2, 3]
+    copied["tensor"].fill_(5)
+    assert copied["view"].tolist() == [5, 5, 5] and tensor.tolist() == [0, 1, 2, 3]
+    file = io.BytesIO()
+    torch.save({"storage": tensor.clone().untyped_storage(), "parameter": torch.nn.Parameter(tensor)}, file)
+    file.seek(0)
+    loaded = torch.load(file, map_location={"npu:1": "npu:2"}, weights_only=False)
+    assert loaded["storage"].device.index == loaded["parameter"].device.index == 2
+    assert isinstance(loaded["parameter"], torch.nn.Parameter) and loaded["parameter"].tolist() == [0, 1, 2, 3]
