@@ -45,8 +45,8 @@ class Measured:
     written: int
 
 
-def checkpoint(layers: int) -> Synthetic:
-    """DeepSeek-V3 with 128 experts of a size that V2-Lite has; one dense layer."""
+def checkpoint(layers: int, experts: int) -> Synthetic:
+    """DeepSeek-V3 with experts of the size that V2-Lite has; one dense layer."""
     config = small_config(
         vocab_size=32768,
         hidden_size=2048,
@@ -55,7 +55,7 @@ def checkpoint(layers: int) -> Synthetic:
         num_hidden_layers=layers,
         num_attention_heads=16,
         num_key_value_heads=16,
-        n_routed_experts=128,
+        n_routed_experts=experts,
         n_group=8,
         kv_lora_rank=512,
         q_lora_rank=1536,
@@ -123,16 +123,17 @@ def tool(source: Path, output: Path, layers: int, workers: int) -> list[str]:
     return [sys.executable, str(script), *paths, *layout(layers).options()]
 
 
-def compare(work: Path, gigabytes: float, workers: int) -> dict[str, Measured]:
+def compare(work: Path, gigabytes: float, experts: int, workers: int) -> dict[str, Measured]:
     """All measurements by name. Raises RuntimeError if a command fails or the shards are not equal."""
     layers = 2
     while (
-        sum(torch.Size(dims).numel() for dims in canonical_shapes(checkpoint(layers).shape).values()) < gigabytes * 1e9
+        sum(torch.Size(dims).numel() for dims in canonical_shapes(checkpoint(layers, experts).shape).values())
+        < gigabytes * 1e9
     ):
         layers += 1
     smaller = max(layers // 4, 2)
     for name, count in (("small", smaller), ("large", layers)):
-        subprocess.run(this("generate", work / name, count), check=True)
+        subprocess.run(this("generate", work / name, count, experts), check=True)
     results = {}
     results["tools, quarter size"] = measure(
         tool(work / "small", work / "small_shards", smaller, workers), work / "small_shards", work / "small"
@@ -141,7 +142,7 @@ def compare(work: Path, gigabytes: float, workers: int) -> dict[str, Measured]:
     shutil.rmtree(work / "small")
     results["reference, cast"] = measure(this("cast", work / "large", work / "bf16"), work / "bf16", work / "large")
     results["reference, shards"] = measure(
-        this("shards", work / "bf16", work / "reference", layers), work / "reference", work / "bf16"
+        this("shards", work / "bf16", work / "reference", layers, experts), work / "reference", work / "bf16"
     )
     shutil.rmtree(work / "bf16")
     results["tools"] = measure(tool(work / "large", work / "shards", layers, workers), work / "shards", work / "large")
@@ -165,14 +166,16 @@ def report(results: dict[str, Measured], source_bytes: int) -> dict:
 
 
 def run_step(step: str, arguments: list[str]) -> None:
-    """One step in a process of its own: generate FOLDER LAYERS, cast FROM TO, shards FROM TO LAYERS."""
-    paths, layers = [Path(argument) for argument in arguments[:2]], int(arguments[-1]) if step != "cast" else 0
+    """One step in a process of its own: generate FOLDER LAYERS EXPERTS, cast FROM TO, shards FROM TO LAYERS EXPERTS."""
+    if step == "cast":
+        cast_folder(Path(arguments[0]), Path(arguments[1]))
+        return
+    layers, experts = map(int, arguments[-2:])
+    model = checkpoint(layers, experts)
     if step == "generate":
-        checkpoint(layers).write(paths[0])
-    elif step == "cast":
-        cast_folder(*paths)
+        model.write(Path(arguments[0]))
     else:
-        save_shards(*paths, checkpoint(layers).shape, layout(layers))
+        save_shards(Path(arguments[0]), Path(arguments[1]), model.shape, layout(layers))
 
 
 def main() -> int:
@@ -180,7 +183,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, help="folder for the files; must not exist, is removed in the end")
     parser.add_argument("--gigabytes", type=float, default=8.0, help="size of the FP8 checkpoint (default: 8)")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--experts", type=int, default=128, help="experts of a layer (default: 128; 8 for a trial)")
+    parser.add_argument("--workers", type=int, default=2, help="processes of the tools (default: 2)")
     parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
@@ -188,7 +192,7 @@ def main() -> int:
         return 0
     options.work.mkdir(parents=True)
     try:
-        results = compare(options.work, options.gigabytes, options.workers)
+        results = compare(options.work, options.gigabytes, options.experts, options.workers)
         size = sum(file.stat().st_size for file in (options.work / "large").glob("*.safetensors"))
         print(json.dumps(report(results, size), indent=1))
     finally:

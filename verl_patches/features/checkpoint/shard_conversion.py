@@ -61,11 +61,22 @@ def to_shards(folder: HuggingfaceFolder, output: Path, form_of: FormOf, checksum
 def _check_aliases(source: Source, aliases: Mapping[str, str]) -> None:
     """Raise CheckpointError if a tensor that shards do not store is not equal to the one that they store for it."""
     renamed = Source(source.name, [replace(source.tensors[original], name=name) for name, original in aliases.items()])
-    names = list(aliases)
-    with progress_bar(compared_bytes(source, renamed, names), "comparing multi-token prediction's copies") as bar:
-        difference = first_difference(source, renamed, names, 1, bar)
+    difference = _first_difference(source, renamed, list(aliases), "comparing multi-token prediction's copies")
     if difference:
         raise CheckpointError(f"Megatron shards keep one embedding and one head, but here they differ: {difference}")
+
+
+def _check_replicas(source: Source) -> None:
+    """Raise CheckpointError if ranks that hold the same part of a weight hold different values."""
+    names = [name for name, tensor in source.tensors.items() if len(tensor.fragments) > len(tensor.distinct)]
+    difference = _first_difference(source, source, names, "comparing what several ranks hold")
+    if difference:
+        raise CheckpointError(f"ranks disagree: {difference}")
+
+
+def _first_difference(left: Source, right: Source, names: list[str], what: str) -> Difference | None:
+    with progress_bar(compared_bytes(left, right, names), what) as bar:
+        return first_difference(left, right, names, 1, bar)
 
 
 def to_huggingface(
@@ -81,10 +92,11 @@ def to_huggingface(
 
     model: a folder with tokenizer and other files to carry over; its weights are not looked at.
     file_bytes: no safetensors file becomes larger, unless a single tensor is.
-    Raises CheckpointError or ValueError if the shards are not intact or of another form.
+    Raises CheckpointError or ValueError if the shards are not intact, of another form, or disagree with each other.
     """
     shape = DeepseekV3Shape.from_config(config)
     source = open_megatron(shards, shape, form)
+    _check_replicas(source)
     files = _grouped([whole_record(source, name) for name in all_shapes(shape, form.mtp_layers)], file_bytes)
     written = {key: value for key, value in config.items() if key != "quantization_config"}
     dtype = source.dtype("model.embed_tokens.weight")

@@ -53,6 +53,7 @@ def run_tasks(task: Task, arguments: Iterable[Any], workers: int, bar: ProgressB
                 bar.update(already + _count.value - bar.n)
                 for future in done:
                     yield running.pop(future), future.result()
+            bar.update(already + _count.value - bar.n)
         except BrokenProcessPool as error:
             raise CheckpointError(
                 "a worker process was killed, perhaps for lack of memory; run the same command again, with fewer "

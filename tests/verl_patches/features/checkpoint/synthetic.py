@@ -122,8 +122,10 @@ def random_codes(
     dims: tuple[int, ...], generator: torch.Generator, deviation: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Every code but NaN, and scales over several powers of two: fast to draw, useless as a model."""
-    codes = torch.randint(0, 256, dims, generator=generator, dtype=torch.uint8)
-    codes[codes.bitwise_and(0x7F) == 0x7F] = 0x38
+    count = torch.Size(dims).numel()
+    words = torch.empty(-(-count // 8), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    codes = words.view(torch.uint8)[:count].reshape(dims)
+    codes.sub_(codes.bitwise_and(0x7F).eq_(0x7F))
     scales = deviation * 2.0 ** (4 * torch.rand(scale_shape(dims), generator=generator) - 8)
     return codes.view(torch.float8_e4m3fn), scales
 

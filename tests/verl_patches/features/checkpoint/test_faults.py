@@ -343,9 +343,10 @@ def test_a_cast_that_has_not_ended_is_no_source(monkeypatch, source, output, tmp
     with monkeypatch.context() as patch:
         patch.setattr(conversion, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert cast(source, tmp_path / "bf16") == 130
-    assert convert(tmp_path / "bf16", output, *OPTIONS) == 2
-    shutil.copy(source / INDEX, tmp_path / "bf16" / INDEX)
-    assert convert(tmp_path / "bf16", output, *OPTIONS) == 2
+    assert_refused(convert(tmp_path / "bf16", output, *OPTIONS), output, capsys, f"no {INDEX}")
+    assert cast(source, tmp_path / "complete") == 0
+    shutil.copy(tmp_path / "complete" / INDEX, tmp_path / "bf16" / INDEX)
+    assert_refused(convert(tmp_path / "bf16", output, *OPTIONS), output, capsys, "has not ended")
     assert_untouched(output)
 
 
@@ -376,15 +377,20 @@ def test_lost_and_truncated_shards_are_written_again(pristine, output, expected)
     assert_complete(output, expected)
 
 
-def test_shards_whose_replicas_disagree_are_not_exported_as_equal(pristine, output, tmp_path):
-    """A weight that every expert parallel rank holds, changed on the last of them only."""
+@pytest.mark.parametrize("replica", ["mp_rank_00_001_000", "mp_rank_01_001_001"])
+def test_ranks_that_disagree_are_noticed(replica, pristine, output, tmp_path, capsys):
+    """A weight that every rank of the last stage holds, changed on one of them; no manifest tells."""
     assert convert(pristine, output, *OPTIONS) == 0
-    path = output / "iter_0000001/mp_rank_01_001_001/model_optim_rng.pt"
+    path = output / "iter_0000001" / replica / "model_optim_rng.pt"
     content = torch.load(path, weights_only=True)
     content["model"]["decoder.final_layernorm.weight"][5] += 1
     torch.save(content, path)
     assert verify(pristine, output) == 1
-    assert export(output, pristine, tmp_path / "exported") == 2
+    assert verify(output, pristine) == 1
+    (output / "manifest.json").unlink()
+    options = [option.replace("--target-", "--source-") for option in OPTIONS]
+    status = export(output, pristine, tmp_path / "exported", *options)
+    assert_refused(status, tmp_path / "exported", capsys, "ranks disagree: model.norm.weight: [5]")
 
 
 # Full disks, occupied folders, wrong layouts
