@@ -80,7 +80,7 @@ def table(figures: dict[str, PlanFigures | PerTensorFigures]) -> str:
         ["sent, GB", *both("sent"), "-"],
         ["sent, max / avg", *(f"{plan.sent_maximum_over_average:.3f}" for plan in (direct, relayed)), "-"],
         ["into a node, GB", *both("node_ingress"), "-"],
-        ["collectives", str(direct.rounds), str(relayed.rounds), str(other.collectives) if other else "-"],
+        ["collectives", str(direct.collectives), str(relayed.collectives), str(other.collectives) if other else "-"],
         ["object collectives", "0", "0", str(other.object_collectives) if other else "-"],
         ["peak staging, GB", *(f"{plan.staging_peak / 1e9:.2f}" for plan in (direct, relayed)), _staging(other)],
         ["regions received", *(f"{plan.regions.average:.0f}" for plan in (direct, relayed)), "-"],

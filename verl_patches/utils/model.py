@@ -27,10 +27,10 @@ def load_megatron_gptmodel_weights(
     from verl_patches.features.reshard.tables import table_for
     from verl_patches.workers.sharding_manager.placements import train_placement
 
-    # verl at the cluster's pin has no such argument; where it has one, it is off unless asked for.
-    copying = {"use_shm": True} if config.model.get("use_shm") else {}
     table = table_for(model_config)
     placement = train_placement(unwrapped(parallel_model[0]).config)
+    # verl at the cluster's pin has no such argument; where it has one, it is off unless asked for.
+    copying = {"use_shm": True} if config.model.get("use_shm") else {}
     chosen = settings.current().load_from_hf
     load_from_huggingface(
         chosen or copy_to_local(config.model.path, **copying),

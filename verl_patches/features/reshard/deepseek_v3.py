@@ -303,16 +303,21 @@ def _rollout_dense_part(
 
 def _rollout_experts(shape: DeepseekV3Shape, placement: RolloutPlacement, rank: int, layer: int) -> list[Piece]:
     """Routed experts: w13_weight is (expert, gate|up, hidden) and w2_weight is (expert, hidden, width)."""
-    first, last = placement.experts(rank, shape.experts)
-    width, hidden = shape.moe_intermediate, shape.hidden
+    width, interval = shape.moe_intermediate, (0, shape.moe_intermediate)
     if placement.ep == 1:
         parts = placement.tp * placement.dp
         interval = share(width, parts, placement.tp_dp_rank(rank), "expert width over the ranks of one instance")
-    else:
-        interval = (0, width)
+    return _rollout_layer_experts(shape.hidden, layer, placement.experts(rank, shape.experts), interval)
+
+
+@lru_cache(maxsize=1 << 14)
+def _rollout_layer_experts(hidden: int, layer: int, experts: tuple[int, int], interval: tuple[int, int]) -> list[Piece]:
+    """Instances have the same pieces; sharing them spares the planner half of its reading."""
     local = f"model.layers.{layer}.mlp.experts."
-    views = _rollout_expert_views(last - first, interval[1] - interval[0])
-    return _expert_pieces(layer, first, views, (interval, (0, hidden)), (f"{local}w13_weight", f"{local}w2_weight"))
+    views = _rollout_expert_views(experts[1] - experts[0], interval[1] - interval[0])
+    return _expert_pieces(
+        layer, experts[0], views, (interval, (0, hidden)), (f"{local}w13_weight", f"{local}w2_weight")
+    )
 
 
 @lru_cache(maxsize=64)

@@ -40,6 +40,8 @@ class Spread:
 class PlanFigures:
     """Bytes are by rank unless they say node. `bound_*`: needed and not held by the rank itself.
 
+    collectives: of one reshard when the plan is cached: one for each round, and one in which all ranks agree that they
+    succeeded. object_collectives: those that carry Python objects instead of weights.
     node_ingress: bytes that cross into a node. staging_peak: of the rank with most traffic. regions: received ones.
     plan_seconds: CPU seconds of one rank for the layouts of all ranks and the plan.
     """
@@ -52,6 +54,7 @@ class PlanFigures:
     bound_expert_received: Spread
     node_ingress: Spread
     rounds: int
+    collectives: int
     object_collectives: int
     staging_peak: int
     bucket_bytes: int
@@ -69,7 +72,12 @@ class PlanFigures:
 
 @dataclass(frozen=True)
 class PerTensorFigures:
-    """The published algorithm on the same layouts; bytes by rank, collectives that one rank takes part in."""
+    """The published algorithm on the same layouts; bytes by rank, collectives that one rank takes part in.
+
+    collectives: a pipeline broadcast for each training tensor, a gather for each tensor of a stage that is cut over
+    tensor parallel ranks, and an all-to-all for each of the two expert tensors of a layer.
+    object_collectives: calls that announce a tensor (its name; its shape and type), not the messages inside them.
+    """
 
     received: Spread
     expert_received: Spread
@@ -112,6 +120,7 @@ def plan_figures(
         bound_expert_received=Spread.of(bounds[:, 1]),
         node_ingress=Spread.of(_node_ingress(traffic, nodes)),
         rounds=sum(counts),
+        collectives=sum(counts) + 1,
         object_collectives=0,
         staging_peak=_staging_peak(plan, busiest, counts, held[busiest], needed[busiest]),
         bucket_bytes=bucket_bytes,

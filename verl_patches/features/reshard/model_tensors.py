@@ -1,11 +1,14 @@
 """The live tensors of a model by local name, with the wrappers of the training framework taken off."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import prod
 
 import torch
 from torch import nn
 
 from verl_patches.features.reshard.deepseek_v3 import ACTIVE_BUFFERS
+from verl_patches.features.reshard.layout import Piece
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -46,3 +49,11 @@ def train_tensors(actor_module: nn.Module | Iterable[nn.Module]) -> dict[str, to
         for number, chunk in enumerate(chunks)
         for name, tensor in weight_tensors(unwrapped(chunk)).items()
     }
+
+
+def wholly_covered(tensors: Mapping[str, torch.Tensor], pieces: Iterable[Piece]) -> list[torch.Tensor]:
+    """The tensors of which a layout names every element: filling its pieces leaves nothing of them as it was."""
+    named: Counter[str] = Counter()
+    for piece in pieces:
+        named[piece.local] += prod(piece.extents)
+    return [tensor for name, tensor in tensors.items() if named[name] == tensor.numel()]

@@ -7,6 +7,7 @@ is built from numpy arrays because 256 ranks of DeepSeek-V3 hold a third of a mi
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 
 import numpy as np
 
@@ -115,28 +116,33 @@ def make_plan(
 
 def _holders(layouts: Layouts, numbers: dict[str, int]) -> _Holders:
     """Group the pieces of all ranks by region. Layouts share piece objects, so each object is read only once."""
-    rows: dict[int, int] = {}
-    content: list[tuple[int, int, int, int, int]] = []
-    row_of, rank_of, piece_of = [], [], []
-    for rank, pieces in enumerate(layouts):
-        for position, piece in enumerate(pieces):
-            row = rows.get(id(piece))
-            if row is None:
-                row = rows[id(piece)] = len(content)
-                content.append(_region(piece, numbers))
-            row_of.append(row)
-            rank_of.append(rank)
-            piece_of.append(position)
+    flat = list(chain.from_iterable(layouts))
+    counts = np.array([len(pieces) for pieces in layouts], dtype=np.int64)
+    rank, piece = np.repeat(np.arange(len(layouts)), counts), _positions(counts)
+    objects = np.fromiter(map(id, flat), dtype=np.int64, count=len(flat))
+    _, first_seen, number = np.unique(objects, return_index=True, return_inverse=True)
+    # Names are numbered in the order of the layouts, which is the same on every rank, unlike addresses of objects.
+    content = [_region(flat[position], numbers) for position in np.sort(first_seen).tolist()]
     table = np.array(content, dtype=np.int64).reshape(-1, 5)
-    row, rank, piece = (np.array(column, dtype=np.int64) for column in (row_of, rank_of, piece_of))
+    row = np.argsort(np.argsort(first_seen))[number.reshape(-1)]
     kept = np.flatnonzero(table[row, 0] >= 0)
-    distinct, inverse = np.unique(table, axis=0, return_inverse=True)
-    region = inverse.reshape(-1)[row[kept]]
+    distinct, inverse = _distinct_rows(table)
+    region = inverse[row[kept]]
     order = kept[np.argsort(region, kind="stable")]
     padding_rows = int(np.searchsorted(distinct[:, 0], 0))
-    counts = np.bincount(region, minlength=len(distinct))[padding_rows:]
-    first = np.concatenate([[0], np.cumsum(counts)])
+    held = np.bincount(region, minlength=len(distinct))[padding_rows:]
+    first = np.concatenate([[0], np.cumsum(held)])
     return _Holders(distinct[padding_rows:, 0], distinct[padding_rows:, 1:], first, rank[order], piece[order])
+
+
+def _distinct_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct rows in ascending order, and which of them each row is."""
+    order = np.lexsort(table.T[::-1])
+    ascending = table[order]
+    begins = np.r_[True, (ascending[1:] != ascending[:-1]).any(axis=1)][: len(table)]
+    inverse = np.empty(len(table), dtype=np.int64)
+    inverse[order] = np.cumsum(begins) - 1
+    return ascending[begins], inverse
 
 
 def _region(piece: Piece, numbers: dict[str, int]) -> tuple[int, int, int, int, int]:

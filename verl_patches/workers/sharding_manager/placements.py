@@ -10,23 +10,31 @@ class PlacementError(RuntimeError):
 
 
 def train_placement(transformer_config: Any) -> TrainPlacement:
-    """Read Megatron's placement; `transformer_config` is our DeepseekV3TransformerConfig.
+    """Read Megatron's placement; `transformer_config` is the training model's.
 
-    Raises PlacementError when Megatron numbers its ranks in another order than the tables.
+    Raises PlacementError for DeepSeek-V3 with virtual stages, and when Megatron numbers its ranks in another order than
+    the tables.
     """
     import torch.distributed as dist
     from megatron.core import parallel_state
+    from verl.utils.megatron_utils import get_transformer_layer_offset
 
     stages = parallel_state.get_pipeline_model_parallel_world_size()
-    if parallel_state.get_virtual_pipeline_model_parallel_world_size() not in (None, 1):
+    virtual = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
+    if virtual > 1 and hasattr(transformer_config, "first_layer_of_stage"):
         raise PlacementError("DeepSeek-V3 with virtual pipeline stages is not supported on megatron-core 0.8.0")
+    parts = [(stage, chunk) for chunk in range(virtual) for stage in range(stages)]
+    edges = [get_transformer_layer_offset(*part, transformer_config) for part in parts] + [
+        transformer_config.num_layers
+    ]
     placement = TrainPlacement(
         tp=parallel_state.get_tensor_model_parallel_world_size(),
         pp=stages,
         ep=parallel_state.get_expert_model_parallel_world_size(),
         dp=parallel_state.get_data_parallel_world_size(),
-        num_layer_list=tuple(transformer_config.layers_on_stage(stage) for stage in range(stages)),
-        moe_tp_extend_ep=transformer_config.moe_tp_extend_ep,
+        num_layer_list=tuple(stop - start for start, stop in zip(edges, edges[1:], strict=False)),
+        moe_tp_extend_ep=getattr(transformer_config, "moe_tp_extend_ep", False),
+        virtual_stages=virtual,
     )
     rank = dist.get_rank()
     expected = (placement.tp_rank(rank), placement.pp_rank(rank), placement.dp_rank(rank), placement.ep_rank(rank))

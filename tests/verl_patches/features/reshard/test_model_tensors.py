@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from verl_patches.features.reshard.layout import LocalView, Piece
 from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
-from verl_patches.features.reshard.model_tensors import rollout_tensors, train_tensors
+from verl_patches.features.reshard.model_tensors import rollout_tensors, train_tensors, wholly_covered
 
 HEADS, NOPE, VALUE, LATENT = 3, 4, 5, 6
 
@@ -90,3 +91,13 @@ def test_a_quantised_projection_is_refused() -> None:
     weight = torch.zeros(HEADS * (NOPE + VALUE), LATENT, dtype=torch.int8)
     with pytest.raises(TypeError, match="quantised"):
         refresh_absorbed_weights(attention_model(weight, torch.zeros(1), torch.zeros(1)))
+
+
+def test_only_tensors_that_a_layout_names_whole_are_covered() -> None:
+    tensors = {"whole": torch.zeros(4, 2), "part": torch.zeros(4, 2), "unnamed": torch.zeros(3)}
+    pieces = [
+        Piece("a", ((0, 3), (0, 2)), "whole", LocalView(index=((0, 3),))),
+        Piece("", ((0, 1), (0, 2)), "whole", LocalView(index=((3, 4),))),
+        Piece("b", ((0, 3), (0, 2)), "part", LocalView(index=((0, 3),))),
+    ]
+    assert [id(tensor) for tensor in wholly_covered(tensors, pieces)] == [id(tensors["whole"])]

@@ -8,8 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 from tests.ranks import run_ranks
+from tests.verl_patches.features.reshard import qwen2_reference
 from tests.verl_patches.features.reshard.reference import full_weights
+from tests.verl_patches.features.reshard.test_load_weights import write_models
 from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape
+from verl_patches.features.reshard.qwen2 import Qwen2Shape
 from verl_patches.features.tiny_model.architecture import tiny_config
 
 WORLD = 4
@@ -49,3 +52,21 @@ def test_the_exchange_equals_load_weights(results: list[dict]) -> None:
 @pytest.mark.slow
 def test_absorbed_weights_follow(results: list[dict]) -> None:
     assert all(result["absorbed"] == 3 for result in results)
+
+
+@pytest.mark.slow
+def test_qwen2_moves_between_the_real_models(tmp_path: Path) -> None:
+    """Through the table and through verl's own path: bit for bit what upstream's load_weights makes of the files."""
+    write_models(tmp_path)
+    for name in ("qwen untied", "qwen tied"):
+        shape = Qwen2Shape.from_config(json.loads((tmp_path / name / "config.json").read_text()))
+        weights = qwen2_reference.full_weights(shape, torch.bfloat16)
+        save_file(weights, tmp_path / name / "model.safetensors")
+    run_ranks("tests.verl_patches.features.reshard.qwen2_model_program", WORLD, tmp_path, timeout=300)
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD)]
+    # Two of four layers a stage, each 7 weights in training and 7 in the rollout; a tied last stage has a copy.
+    assert [result["qwen untied"]["training"] for result in found] == [15, 15, 16, 16]
+    assert [result["qwen tied"]["training"] for result in found] == [15, 15, 16, 16]
+    assert {result["qwen untied"]["rollout"] for result in found} == {31}
+    assert {result["qwen tied"]["rollout"] for result in found} == {30}
+    assert all(result[name]["rounds"] > 1 for result in found for name in result)
