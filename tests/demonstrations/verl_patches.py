@@ -228,7 +228,8 @@ def training_state_is_away_while_the_engine_starts(body):
     worker = SimpleNamespace(actor_module=[], actor_optimizer=None)
     registration = "verl_patches.features.residency.registration"
     with phases() as entered, mock.patch(f"{registration}.register_actor"):
-        with mock.patch(f"{registration}.register_rollout"):
+        rewritten = "verl_patches.workers.megatron_workers._rewritten_weights"
+        with mock.patch(f"{registration}.register_rollout"), mock.patch(rewritten):
             body(lambda self: (rollout, "manager"), worker)
     return entered
 

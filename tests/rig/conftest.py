@@ -14,13 +14,18 @@ DATA = Path(__file__).parents[2] / "data" / "arithmetic" / "train.jsonl"
 PROMPTS = [[3, 10 + index, 20 + index, 30, 40 + index % 3, 4] for index in range(8)]
 
 
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory) -> Path:
+def random_checkpoint(folder: Path) -> Path:
     """A tiny DeepSeek-V3 with random float32 weights, so that no two tokens are equally likely."""
     from verl_patches.features.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 
-    folder = tmp_path_factory.mktemp("rig") / "checkpoint"
-    return make_checkpoint(CheckpointRequest(DATA, 0, "float32", warm_start=None), folder, lambda step, loss: None).path
+    request = CheckpointRequest(DATA, 0, "float32", warm_start=None)
+    return make_checkpoint(request, folder / "checkpoint", lambda step, loss: None).path
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> Path:
+    """The weights that all tests begin with."""
+    return random_checkpoint(tmp_path_factory.mktemp("rig"))
 
 
 @pytest.fixture(scope="session")
@@ -30,11 +35,13 @@ def description(checkpoint, tmp_path_factory) -> Path:
     return shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
 
 
-@pytest.fixture(scope="session")
-def processes(checkpoint, description) -> Processes:
-    """The processes, with actor, rollout and reference policy built once."""
+def overrides(checkpoint: Path, description: Path) -> list[str]:
+    """The configuration of the processes, where it differs from the rehearsal's.
+
+    checkpoint: the folder with the weights. description: configuration and tokenizer, without any weight.
+    """
     micro = 32
-    overrides = [
+    return [
         f"actor_rollout_ref.model.path={description}",
         f"actor_rollout_ref.actor.megatron.load_from_hf={checkpoint}",
         "data.train_batch_size=8",
@@ -48,8 +55,13 @@ def processes(checkpoint, description) -> Processes:
         "actor_rollout_ref.overlay.precision=float32",
         "actor_rollout_ref.overlay.measure.output_dir=''",
     ]
+
+
+@pytest.fixture(scope="session")
+def processes(checkpoint, description) -> Processes:
+    """The processes, with actor, rollout and reference policy built once."""
     with Processes() as running:
-        running.report = running.run(jobs.build, overrides)[0]
+        running.report = running.run(jobs.build, overrides(checkpoint, description))[0]
         running.run(jobs.remember)
         yield running
 

@@ -263,6 +263,7 @@ def kv_cache_bytes(state: State) -> int:
     """Bytes of the KV cache's storages; enters the rollout phase."""
     from verl_patches.features.residency.storages import device_storages
 
+    phase(state, "reshard")
     phase(state, "rollout")
     caches = [tensor for layer in _model_runner(state).kv_caches for tensor in layer]
     return sum(storage.nbytes() for storage in device_storages(caches).values())
@@ -280,7 +281,7 @@ def training_state_bytes(state: State) -> int:
 
 def served_expert_bytes(state: State) -> int:
     """Bytes of the routed experts that this rank serves."""
-    phase(state, "rollout")
+    phase(state, "reshard")
     named = _rollout_model(state).named_parameters()
     return sum(p.numel() * p.element_size() for name, p in named if name.endswith(("w13_weight", "w2_weight")))
 

@@ -54,11 +54,12 @@ def build_rollout(upstream, self, *args, **kwargs):
 
     residency = process_residency()
     register_actor(residency, self.actor_module, self.actor_optimizer)
-    residency.enter("start")
+    residency.enter("init")
     rollout, manager = upstream(self, *args, **kwargs)
-    worker = rollout.inference_engine.llm_engine.model_executor.driver_worker.worker
-    register_rollout(residency, worker.model_runner)
-    residency.enter("idle")
+    engine = rollout.inference_engine.llm_engine
+    runner = engine.model_executor.driver_worker.worker.model_runner
+    register_rollout(residency, runner, _rewritten_weights(engine, runner))
+    residency.enter("init")
     return rollout, manager
 
 
@@ -79,7 +80,7 @@ def init_model_resident(upstream, self):
 
     residency = process_residency()
     register_reference(residency, self.ref_module)
-    residency.enter("idle")
+    residency.enter("init")
 
 
 @wrap(
@@ -200,3 +201,20 @@ def _enter(phase: str) -> None:
     from verl_patches.features.residency.phases import process_residency
 
     process_residency().enter(phase)
+
+
+def _rewritten_weights(engine, runner):
+    """The rollout weights that every reshard writes; none when verl moves them, which says nothing about it."""
+    from verl_patches.features import settings
+
+    if not settings.current().reshard.enabled:
+        return []
+    import torch.distributed as dist
+
+    from verl_patches.features.reshard.model_tensors import rollout_tensors, wholly_covered
+    from verl_patches.features.reshard.tables import table_for
+    from verl_patches.workers.sharding_manager.placements import rollout_placement
+
+    table = table_for(engine.vllm_config.model_config.hf_config)
+    pieces = table.vllm_ascend(rollout_placement(engine.vllm_config), dist.get_rank())
+    return wholly_covered(rollout_tensors(runner.get_model()), pieces)

@@ -25,6 +25,9 @@ STEP_SECONDS = "timing_s/step"
 LOGPROB_DIFFERENCE = "training/rollout_logprob_diff_max"
 WEIGHTS_EXACT = "reshard/weights_exact"
 PEAK_BYTES_PREFIX = "memory/peak_bytes/"
+ALLOCATED_BYTES_PREFIX = "memory/allocated_bytes/"
+# In the order in which a step goes through them; see features/residency/phases.py.
+PHASES = ("init", "reshard", "rollout", "idle", "old_log_prob", "ref", "update", "checkpoint")
 COLLECTIVES_PREFIX = "collectives/"
 
 

@@ -6,9 +6,11 @@ from statistics import fmean
 from typing import Any
 
 from verl_patches.features.report.metrics import (
+    ALLOCATED_BYTES_PREFIX,
     COLLECTIVES_PREFIX,
     LOGPROB_DIFFERENCE,
     PEAK_BYTES_PREFIX,
+    PHASES,
     REWARD,
     STAGES,
     STEP_SECONDS,
@@ -72,6 +74,7 @@ def summarise(
         "patches_applied": None if overlay is None else len(overlay["applied"]),
         "patches_effective": None if overlay is None else sum(map(bool, overlay["effective"].values())),
         "patches_executed": None if overlay is None else len(overlay.get("executed", ())),
+        "device_memory": _memory_timeline(records) or None,
         "peak_device_bytes": _peaks(records) or (emulator or {}).get("peak_device_bytes"),
         "collectives": (emulator or {}).get("collectives") or counted or None,
         "overlay_collectives": counted or None,
@@ -112,6 +115,17 @@ def _peaks(records: Iterable[StepRecord]) -> dict[str, int]:
                 phase = name.removeprefix(PEAK_BYTES_PREFIX)
                 peaks[phase] = max(peaks.get(phase, 0), int(value))
     return peaks
+
+
+def _memory_timeline(records: Sequence[StepRecord]) -> list[dict[str, str | int]]:
+    """Device bytes of the last step, phase after phase: the most while it lasted, and what was left at its end."""
+    metrics = records[-1].metrics
+    timeline: list[dict[str, str | int]] = []
+    for phase in PHASES:
+        peak, end = metrics.get(PEAK_BYTES_PREFIX + phase), metrics.get(ALLOCATED_BYTES_PREFIX + phase)
+        if peak is not None and end is not None:
+            timeline.append({"phase": phase, "peak_bytes": int(peak), "end_bytes": int(end)})
+    return timeline
 
 
 def _collectives(records: Iterable[StepRecord]) -> dict[str, dict[str, int]]:

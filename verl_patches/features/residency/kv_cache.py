@@ -22,19 +22,21 @@ class KvCache:
         self._runner = runner
         self._present = True
 
-    def offload(self) -> None:
-        """Drop the cache wherever the runner and its attention layers hold it."""
+    def offload(self) -> int:
+        """Drop the cache wherever the runner and its attention layers hold it. Nothing is copied."""
         if not self._present:
-            return
+            return 0
         self._runner.kv_caches.clear()
         for layer in self._runner.vllm_config.compilation_config.static_forward_context.values():
             if hasattr(layer, "kv_cache"):
                 layer.kv_cache = [torch.empty(0)]
         self._present = False
+        return 0
 
-    def onload(self) -> None:
-        """Make the cache with the configuration that vLLM settled on when it started."""
+    def onload(self) -> int:
+        """Make the cache with the configuration that vLLM settled on when it started. Nothing is copied."""
         if self._present:
-            return
+            return 0
         self._runner.initialize_kv_cache(getattr(self._runner, CONFIGURATION))
         self._present = True
+        return 0

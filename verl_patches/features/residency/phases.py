@@ -1,17 +1,22 @@
-"""The phases of a training step and what each of them needs on the device.
+"""The phases of a training step, and which groups of tensors are on the device in each: one declared state machine.
 
+init           models are built one after the other; vLLM sizes its KV cache by what is free
 reshard        the training weights are read, the rollout weights written
 rollout        generation: the KV cache is created now, after the training state has left
+idle           generation is over and nobody knows what comes next
 old_log_prob   the actor's forward
 ref            the reference policy's forward
 update         the actor's forward, backward and optimizer step
 checkpoint     weights and optimizer state are read or written
-idle           nothing is needed
+
+A group leaves only when a phase begins that does not need it, and idle leaves all in place but the KV cache, whose
+contents are worthless by then. So nothing ever leaves that the next phase needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -20,19 +25,34 @@ from verl_patches.features import settings
 from verl_patches.features.measure.step_record import current_record
 from verl_patches.features.residency.storages import Resident
 
-NEEDED: Mapping[str, frozenset[str]] = MappingProxyType(
+GROUPS = ("actor_params", "actor_grads", "optimizer", "ref_params", "rollout_weights", "kv_cache")
+"""In the order in which they come to the device: the KV cache last, when all else that a phase needs is there."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """needs: groups that are on the device. keeps: groups that stay if they are there.
+
+    after: the only phase that it may follow; None means any.
+    """
+
+    needs: frozenset[str] = frozenset()
+    keeps: frozenset[str] = frozenset()
+    after: str | None = None
+
+
+PHASES: Mapping[str, Phase] = MappingProxyType(
     {
-        "reshard": frozenset({"actor_params", "rollout_weights"}),
-        "rollout": frozenset({"rollout_weights", "kv_cache"}),
-        "old_log_prob": frozenset({"actor_params"}),
-        "ref": frozenset({"ref_params"}),
-        "update": frozenset({"actor_params", "actor_grads", "optimizer"}),
-        "checkpoint": frozenset({"actor_params", "optimizer"}),
-        "start": frozenset(),
-        "idle": frozenset(),
+        "init": Phase(),
+        "reshard": Phase(needs=frozenset({"actor_params", "rollout_weights"})),
+        "rollout": Phase(needs=frozenset({"rollout_weights", "kv_cache"}), after="reshard"),
+        "idle": Phase(keeps=frozenset(GROUPS) - {"kv_cache"}),
+        "old_log_prob": Phase(needs=frozenset({"actor_params"})),
+        "ref": Phase(needs=frozenset({"ref_params"})),
+        "update": Phase(needs=frozenset({"actor_params", "actor_grads", "optimizer"})),
+        "checkpoint": Phase(needs=frozenset({"actor_params", "optimizer"})),
     }
 )
-GROUPS = frozenset().union(*NEEDED.values())
 
 
 class Residency:
@@ -45,7 +65,7 @@ class Residency:
     def __init__(self, enabled: Callable[[], bool]):
         self._enabled = enabled
         self._groups: dict[str, list[Resident]] = {}
-        self._phase = "idle"
+        self._phase = "init"
 
     @property
     def phase(self) -> str:
@@ -59,31 +79,44 @@ class Residency:
             ValueError: no phase knows the group.
         """
         if group not in GROUPS:
-            raise ValueError(f"no phase needs a group {group!r}; groups are {', '.join(sorted(GROUPS))}")
+            raise ValueError(f"no phase needs a group {group!r}; groups are {', '.join(GROUPS)}")
         self._groups.setdefault(group, []).append(resident)
 
     def enter(self, phase: str) -> None:
         """End the phase that goes on and begin `phase`: what it does not need leaves first, then what it needs comes.
 
-        The peak of a phase counts from when the unneeded has left. Time spent moving is the stage `offload`.
+        The peak of a phase counts from when the unneeded has left. Time spent moving is the stage `offload`, and bytes
+        copied are the figures `residency/device_to_host_bytes` and `residency/host_to_device_bytes`.
 
         Raises:
-            ValueError: unknown phase.
+            ValueError: unknown phase, or one that may not follow the phase that goes on.
         """
-        if phase not in NEEDED:
-            raise ValueError(f"unknown phase {phase!r}; phases are {', '.join(NEEDED)}")
+        needs, stays = self._residents_of(phase)
         self.close()
-        needed = NEEDED[phase] if self._enabled() else GROUPS
-        with current_record().timed("offload"):
-            for group in self._groups.keys() - needed:
-                for resident in self._groups[group]:
-                    resident.offload()
+        record = current_record()
+        with record.timed("offload"):
+            copied_out = sum(resident.offload() for resident in self._of(g for g in GROUPS if g not in stays))
             torch.npu.empty_cache()
             torch.npu.reset_peak_memory_stats()
-            for group in self._groups.keys() & needed:
-                for resident in self._groups[group]:
-                    resident.onload()
+            copied_in = sum(resident.onload() for resident in self._of(g for g in GROUPS if g in needs))
+        record.count("residency/device_to_host_bytes", copied_out)
+        record.count("residency/host_to_device_bytes", copied_in)
         self._phase = phase
+
+    def _residents_of(self, phase: str) -> tuple[frozenset[str], frozenset[str]]:
+        """The groups that have to be on the device in `phase`, and those that may be."""
+        declared = PHASES.get(phase)
+        if declared is None:
+            raise ValueError(f"unknown phase {phase!r}; phases are {', '.join(PHASES)}")
+        if declared.after not in (None, self._phase):
+            raise ValueError(f"{phase} may only follow {declared.after}, not {self._phase}")
+        if not self._enabled():
+            return frozenset(GROUPS), frozenset(GROUPS)
+        return declared.needs, declared.needs | declared.keeps
+
+    def _of(self, groups: Iterable[str]) -> Iterator[Resident]:
+        for group in groups:
+            yield from self._groups.get(group, [])
 
     def close(self) -> None:
         """Record the memory of the phase that goes on; it may go on afterwards."""

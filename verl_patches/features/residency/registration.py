@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from verl_patches.features.reshard.generation import WeightsGeneration, process_generation
 from verl_patches.features.residency.absorbed import absorbed_tensors
 from verl_patches.features.residency.holdings import gradient_tensors, optimizer_tensors, parameter_tensors
 from verl_patches.features.residency.kv_cache import KvCache
@@ -40,12 +41,32 @@ def register_reference(residency: Residency, chunks: Sequence[torch.nn.Module]) 
     residency.register("ref_params", StorageGroup(lambda: parameter_tensors(chunks)))
 
 
-def register_rollout(residency: Residency, runner: Any) -> None:
+def register_rollout(residency: Residency, runner: Any, rewritten: Sequence[torch.Tensor] = ()) -> None:
     """The weights and the KV cache of a vLLM-Ascend model runner whose cache exists.
 
-    MLA's absorbed weights are derived again after every reshard, so their contents are not copied.
+    rewritten: weights that every reshard writes completely. They leave without a copy, and from then on the rollout has
+    no weights (`process_generation`) until a reshard has succeeded. MLA's absorbed weights are derived again after it.
     """
     model = runner.get_model()
-    residency.register("rollout_weights", StorageGroup(lambda: parameter_tensors([model])))
+
+    def weights() -> Any:
+        return parameter_tensors([model])
+
+    if rewritten:
+        residency.register("rollout_weights", GivenUpWeights(rewritten, process_generation()))
+    residency.register("rollout_weights", StorageGroup(weights, excluding=lambda: rewritten))
     residency.register("rollout_weights", StorageGroup(lambda: absorbed_tensors(model), "rebuilt"))
     residency.register("kv_cache", KvCache(runner))
+
+
+class GivenUpWeights(StorageGroup):
+    """Weights that leave without a copy, because nobody may use them before they have been written again."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], generation: WeightsGeneration):
+        super().__init__(lambda: tensors, "rebuilt")
+        self._generation = generation
+
+    def offload(self) -> int:
+        """Give the memory back, and the weights up. Nothing is copied."""
+        self._generation.discard()
+        return super().offload()

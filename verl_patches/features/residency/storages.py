@@ -19,11 +19,11 @@ Tensors = Callable[[], Iterable[torch.Tensor]]
 class Resident(Protocol):
     """Something that takes device memory and can do without it for a while."""
 
-    def onload(self) -> None:
-        """Take the memory and make the contents right; nothing happens if it is on the device."""
+    def onload(self) -> int:
+        """Take the memory and make the contents right; nothing happens if it is on the device. Returns bytes copied."""
 
-    def offload(self) -> None:
-        """Give the memory back; nothing happens if it is not on the device."""
+    def offload(self) -> int:
+        """Give the memory back; nothing happens if it is not on the device. Returns bytes copied."""
 
 
 class StorageGroup:
@@ -44,10 +44,10 @@ class StorageGroup:
         self._away: dict[int, tuple[torch.UntypedStorage, int]] = {}
         self._host: dict[int, torch.Tensor] = {}
 
-    def offload(self) -> None:
-        """Copy out what is kept, then give every storage back."""
+    def offload(self) -> int:
+        """Copy out what is kept, then give every storage back. Returns the bytes that were copied."""
         if self._away:
-            return
+            return 0
         excluded = device_storages(self._excluding())
         leaving = {key: s for key, s in device_storages(self._tensors()).items() if key not in excluded and s.nbytes()}
         with torch.inference_mode(False), torch.no_grad():
@@ -58,9 +58,10 @@ class StorageGroup:
             for key, storage in leaving.items():
                 self._away[key] = (storage, storage.nbytes())
                 storage.resize_(0)
+        return self._copied()
 
-    def onload(self) -> None:
-        """Take the storages' memory again and restore the contents."""
+    def onload(self) -> int:
+        """Take the storages' memory again and restore the contents. Returns the bytes that were copied."""
         with torch.inference_mode(False), torch.no_grad():
             for key, (storage, size) in self._away.items():
                 storage.resize_(size)
@@ -69,7 +70,12 @@ class StorageGroup:
                 elif self._contents == "zeroed":
                     _bytes(storage).zero_()
             torch.npu.synchronize()
+        copied = self._copied()
         self._away.clear()
+        return copied
+
+    def _copied(self) -> int:
+        return sum(size for _, size in self._away.values()) if self._contents == "kept" else 0
 
     def _host_copy(self, key: int, size: int) -> torch.Tensor:
         """A pinned host buffer of `size` bytes for the storage `key`, kept from step to step."""

@@ -52,7 +52,8 @@ def test_stage_seconds_leave_out_the_first_step_and_count_nothing_twice():
 def test_unmeasured_is_none_and_never_zero():
     summary = summarise([record(1)], FACTS)
     unmeasured = ["reward_first", "reward_last", "rollout_logprob_diff_max", "weights_exact", "patches_applied",
-                  "patches_effective", "peak_device_bytes", "collectives", "emulator", "step_seconds"]  # fmt: skip
+                  "patches_effective", "peak_device_bytes", "device_memory", "collectives", "emulator",
+                  "step_seconds"]  # fmt: skip
     assert {name: summary[name] for name in unmeasured} == dict.fromkeys(unmeasured)
     assert set(summary["stage_seconds"].values()) == {None}
     assert json.loads(json.dumps(summary)) == summary
@@ -63,6 +64,26 @@ def test_one_inexact_step_makes_the_run_inexact():
     assert summarise(exact, FACTS)["weights_exact"] is True
     assert summarise([*exact, record(3, reshard__weights_exact=0.0)], FACTS)["weights_exact"] is False
     assert summarise([*exact, record(3)], FACTS)["weights_exact"] is True
+
+
+def test_device_memory_of_the_last_step_in_the_order_of_its_phases():
+    names = {"update": (30, 20), "rollout": (7, 6), "reshard": (9, 8)}
+    last = {f"memory/peak_bytes/{phase}": peak for phase, (peak, _) in names.items()}
+    last |= {f"memory/allocated_bytes/{phase}": end for phase, (_, end) in names.items()}
+    summary = summarise([record(1, **{"memory/peak_bytes/update": 99.0}), StepRecord(2, 1.0, last)], FACTS)
+    assert summary["device_memory"] == [
+        {"phase": "reshard", "peak_bytes": 9, "end_bytes": 8},
+        {"phase": "rollout", "peak_bytes": 7, "end_bytes": 6},
+        {"phase": "update", "peak_bytes": 30, "end_bytes": 20},
+    ]
+
+
+def test_every_phase_has_its_place_in_the_report():
+    pytest.importorskip("torch_npu")
+    from verl_patches.features.report.metrics import PHASES as reported
+    from verl_patches.features.residency.phases import PHASES as declared
+
+    assert tuple(declared) == reported
 
 
 def test_worst_log_prob_difference_peaks_and_collectives():

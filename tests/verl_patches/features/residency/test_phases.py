@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_patches.features.measure import step_record
-from verl_patches.features.residency.phases import GROUPS, NEEDED, Residency
+from verl_patches.features.residency.phases import GROUPS, PHASES, Residency
 
 
 @pytest.fixture(autouse=True)
@@ -20,41 +20,99 @@ class Recorded:
         self.name, self.log, self.present = name, log, True
 
     def onload(self):
-        if not self.present:
-            self.log.append(f"+{self.name}")
+        if self.present:
+            return 0
+        self.log.append(f"+{self.name}")
         self.present = True
+        return 3
 
     def offload(self):
-        if self.present:
-            self.log.append(f"-{self.name}")
+        if not self.present:
+            return 0
+        self.log.append(f"-{self.name}")
         self.present = False
+        return 5
 
 
 def full(enabled=True):
     log = []
     residency = Residency(lambda: enabled)
-    residents = {name: Recorded(name, log) for name in sorted(GROUPS)}
+    residents = {name: Recorded(name, log) for name in sorted(GROUPS, reverse=True)}
     for name, resident in residents.items():
         residency.register(name, resident)
     return residency, residents, log
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.sampled_from(sorted(NEEDED)), min_size=1, max_size=8))
-def test_after_entering_a_phase_exactly_what_it_needs_is_there(phases):
-    residency, residents, _ = full()
-    for phase in phases:
+# Rollout comes only after reshard, so the two are drawn as one.
+SEQUENCES = st.lists(st.sampled_from([*sorted(set(PHASES) - {"rollout"}), "reshard rollout"]), min_size=1, max_size=8)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SEQUENCES)
+def test_a_phase_has_what_it_needs_and_nothing_leaves_that_it_needs(sequence):
+    residency, residents, log = full()
+    for phase in " ".join(sequence).split():
+        before = {name for name, resident in residents.items() if resident.present}
+        log.clear()
         residency.enter(phase)
-        assert {name for name, resident in residents.items() if resident.present} == NEEDED[phase]
+        present = {name for name, resident in residents.items() if resident.present}
+        needs, keeps = PHASES[phase].needs, PHASES[phase].keeps
+        assert present == needs | (before & keeps)
+        assert log == [f"-{name}" for name in GROUPS if name in before - present] + [
+            f"+{name}" for name in GROUPS if name in present - before
+        ]
 
 
-def test_the_kv_cache_is_created_after_training_state_has_left():
+def test_the_kv_cache_comes_last_after_training_state_has_left():
     residency, _, log = full()
-    for phase in ("idle", "reshard"):
+    for phase in ("init", "reshard"):
         residency.enter(phase)
     log.clear()
     residency.enter("rollout")
-    assert log.index("-actor_params") < log.index("+kv_cache")
+    assert log == ["-actor_params", "+kv_cache"]
+
+
+def test_another_generation_moves_no_weights():
+    residency, _, log = full()
+    for phase in ("reshard", "rollout", "idle"):
+        residency.enter(phase)
+    log.clear()
+    for phase in ("reshard", "rollout"):
+        residency.enter(phase)
+    assert not [move for move in log if "rollout_weights" in move]
+
+
+def test_a_whole_step_moves_every_group_once_each_way_but_the_weights_that_both_ends_need():
+    residency, _, log = full()
+    step = ("reshard", "rollout", "idle", "old_log_prob", "ref", "update")
+    for phase in ("init", *step):
+        residency.enter(phase)
+    log.clear()
+    for phase in step:
+        residency.enter(phase)
+    moves = {name: (log.count(f"+{name}"), log.count(f"-{name}")) for name in GROUPS}
+    # Training weights make room for the generation and for the reference, and come back after both.
+    assert moves == dict.fromkeys(GROUPS, (1, 1)) | {"actor_params": (2, 2)}
+
+
+def test_generation_without_a_reshard_before_it_is_refused():
+    residency, _, _ = full()
+    residency.enter("update")
+    with pytest.raises(ValueError, match="rollout may only follow reshard, not update"):
+        residency.enter("rollout")
+    assert residency.phase == "update"
+
+
+def test_copied_bytes_and_one_emptied_cache_a_phase(monkeypatch):
+    emptied = []
+    monkeypatch.setattr(torch.npu, "empty_cache", lambda: emptied.append(1))
+    residency, _, _ = full()
+    residency.enter("init")
+    residency.enter("update")
+    counts = step_record.current_record().counts
+    assert counts["residency/device_to_host_bytes"] == 5 * len(GROUPS)
+    assert counts["residency/host_to_device_bytes"] == 3 * len(PHASES["update"].needs)
+    assert len(emptied) == 2
 
 
 def test_what_both_phases_need_does_not_move():
@@ -67,7 +125,7 @@ def test_what_both_phases_need_does_not_move():
 
 def test_switched_off_everything_stays():
     residency, residents, log = full(enabled=False)
-    for phase in NEEDED:
+    for phase in PHASES:
         residency.enter(phase)
     assert not log and all(resident.present for resident in residents.values())
 
@@ -86,9 +144,9 @@ def test_switching_off_brings_everything_back():
 
 def test_unknown_names_are_refused():
     residency = Residency(lambda: True)
-    with pytest.raises(ValueError, match="no phase needs a group 'gradients'; groups are actor_grads"):
+    with pytest.raises(ValueError, match="no phase needs a group 'gradients'; groups are actor_params"):
         residency.register("gradients", Recorded("gradients", []))
-    with pytest.raises(ValueError, match="unknown phase 'train'; phases are reshard"):
+    with pytest.raises(ValueError, match="unknown phase 'train'; phases are init"):
         residency.enter("train")
 
 
@@ -98,10 +156,10 @@ def test_memory_is_recorded_under_the_phase_that_used_it():
     used = torch.empty(1 << 20, dtype=torch.uint8, device="npu")
     held = torch.npu.memory_allocated()
     del used
-    residency.enter("idle")
+    residency.enter("init")
     residency.close()
     record = step_record.current_record()
     assert record.peak_bytes["update"] >= held
     assert record.allocated_bytes["update"] <= held - (1 << 20)
-    assert record.peak_bytes["idle"] <= held - (1 << 20)
+    assert record.peak_bytes["init"] <= held - (1 << 20)
     assert record.seconds["offload"] > 0
