@@ -1,0 +1,123 @@
+"""One rank of the reshard benchmark: the same weights by three ways into the same live vLLM-Ascend model.
+
+`main(folder)` reads `request.json` (repeats, bucket_bytes) and `config.json`, and rank 0 writes what all
+measured to `measured.json`.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import verl_patches.prelude_patch  # noqa: F401  (before every upstream package)
+
+# isort: split
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+import verl.workers.megatron_workers  # noqa: F401  (applies the overlay's bridge to megatron-core 0.8.0)
+from megatron.core import parallel_state
+from torch import nn
+from transformers import AutoConfig
+
+from benchmarks.published_path import PublishedPath
+from benchmarks.verl_path import TrainingModule, VerlPath
+from npu_emulator import meters
+from tests.verl_patches.features.reshard.load_weights_program import Model, build_rollout, differing
+from tests.verl_patches.features.reshard.reference import State
+from verl_patches.features.reshard.layout import RolloutPlacement, TrainPlacement
+from verl_patches.features.reshard.model_tensors import rollout_tensors
+from verl_patches.features.reshard.resharder import resharder_for
+
+TP, PP, EP = 2, 2, 2
+
+
+class Way:
+    """One way to move the weights, and what each repeat cost: the slowest or largest rank, or all ranks together."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._run = run
+        self.figures: dict[str, list[float]] = {
+            name: [] for name in ("wall_seconds", "cpu_seconds", "peak_bytes", "collectives", "bytes_handed_over")
+        }
+
+    def measure(self) -> None:
+        """Run once on all ranks together and keep what it cost. Peak memory counts from what is always there."""
+        dist.barrier()
+        meters.reset_phases()
+        resident = torch.npu.memory_allocated()
+        torch.npu.reset_peak_memory_stats()
+        with meters.phase("run"):
+            wall, cpu = time.perf_counter(), time.process_time()
+            self._run()
+            torch.npu.synchronize()
+            spent = time.perf_counter() - wall, time.process_time() - cpu
+        peak = torch.npu.max_memory_allocated() - resident
+        by_kind = meters.snapshot()["phases"]["run"]["collectives"].values()
+        groups = [group for kind in by_kind for group in kind.values()]
+        own = (*spent, peak, sum(group["count"] for group in groups), sum(group["bytes"] for group in groups))
+        gathered: list[tuple[float, ...]] = [()] * dist.get_world_size()
+        dist.all_gather_object(gathered, own)
+        walls, cpus, peaks, counts, sizes = zip(*gathered, strict=True)
+        costs = (max(walls), sum(cpus), max(peaks), max(counts), sum(sizes))
+        for values, cost in zip(self.figures.values(), costs, strict=True):
+            values.append(cost)
+
+
+def placements(world: int, layers: int) -> tuple[TrainPlacement, RolloutPlacement]:
+    """Training in two stages, experts over TP x EP; one rollout instance with its experts over all ranks."""
+    first = -(-layers // PP)
+    train = TrainPlacement(tp=TP, pp=PP, ep=EP, dp=world // TP // PP, num_layer_list=(first, layers - first))
+    return train, RolloutPlacement(tp=TP, dp=world // TP, ep=world)
+
+
+def ways(model: Model, hf_config: object, bucket_bytes: int, rank: int) -> tuple[dict[str, Way], State]:
+    """The three ways by name, and the live rollout weights that they all write."""
+    train, rollout = placements(dist.get_world_size(), model.table.layers)
+    live, _ = build_rollout(model, rollout, rank)
+    parallel_state.initialize_model_parallel(TP, PP, expert_model_parallel_size=EP)
+    source = model.train_state(train, rank)
+    mindspeed = nn.Module()
+    mindspeed.named_parameters = lambda: iter(source.items())
+    planned = resharder_for(hf_config, mindspeed, live, train, rollout, dist.group.WORLD, bucket_bytes)
+    module = TrainingModule(model.weights, model.shape, train, rank)
+    return {
+        "planned": Way(planned.run),
+        "verl": Way(VerlPath(module, hf_config, train, live).run),
+        "published": Way(PublishedPath(source, model.shape, train, rollout, live).run),
+    }, rollout_tensors(live)
+
+
+def check_equal(found: dict[str, Way], target: State) -> None:
+    """Every way gives every weight the same bytes. Raises RuntimeError for the first that does not."""
+    expected = State()
+    for name, way in found.items():
+        for tensor in target.values():
+            tensor.data.fill_(torch.nan)
+        way.measure()
+        if not expected:
+            expected = {name: tensor.data.cpu().clone() for name, tensor in target.items()}
+        if different := differing(target, expected):
+            raise RuntimeError(f"the way {name!r} makes {different[0]} another than the first way does")
+        for values in way.figures.values():
+            values.clear()
+
+
+def main(folder: Path) -> None:
+    rank = int(os.environ["RANK"])
+    torch.npu.set_device(rank)
+    dist.init_process_group("cpu:gloo,npu:hccl")
+    request = json.loads((folder / "request.json").read_text())
+    model, hf_config = Model(folder, 0), AutoConfig.from_pretrained(folder)
+    found, target = ways(model, hf_config, request["bucket_bytes"], rank)
+    weights = sum(tensor.numel() * tensor.itemsize for tensor in model.weights.values())
+    check_equal(found, target)
+    for number in range(request["repeats"]):
+        order = list(found.values())
+        for way in order[number % len(order) :] + order[: number % len(order)]:
+            way.measure()
+    if rank == 0:
+        figures = {name: way.figures for name, way in found.items()}
+        (folder / "measured.json").write_text(json.dumps({"model_bytes": weights, "ways": figures}))
+    dist.barrier()

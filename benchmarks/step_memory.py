@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Device memory of a whole training step on four emulated dies, phase after phase, and what moves to and from the host.
+
+ours      weights by plan, and in each phase only what it needs
+upstream  every tensor gathered whole on every die, and everything on the device all the time
+
+Both run in the same processes with verl's worker on a tiny DeepSeek-V3 (float32), from the same weights. With --cycles,
+only ours runs, so many steps, each with a bit for bit comparison of training and rollout weights.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.rig import jobs  # noqa: E402
+from tests.rig.conftest import PROMPTS, overrides, random_checkpoint  # noqa: E402
+from tests.rig.processes import Processes  # noqa: E402
+from verl_patches.features.report.metrics import ALLOCATED_BYTES_PREFIX, PEAK_BYTES_PREFIX, PHASES  # noqa: E402
+
+WAYS = {"ours": True, "upstream": False}
+COPIES = ("residency/device_to_host_bytes", "residency/host_to_device_bytes")
+
+
+def step(processes: Processes, seed: int) -> dict[str, float]:
+    """One whole step; its metrics are already the largest over dies."""
+    processes.run(jobs.rollout, PROMPTS)
+    processes.run(jobs.old_log_prob)
+    processes.run(jobs.reference_log_prob)
+    return processes.run(jobs.update, seed)[-1]
+
+
+@contextmanager
+def workers() -> Iterator[Processes]:
+    """verl's worker on every die, built and in its first state. What the dies print goes to the standard error."""
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    with tempfile.TemporaryDirectory() as folder, Processes() as processes:
+        checkpoint = random_checkpoint(Path(folder))
+        processes.run(jobs.build, overrides(checkpoint, checkpoint))
+        os.dup2(kept, 1)
+        processes.run(jobs.remember)
+        yield processes
+
+
+def cycle(count: int) -> dict[str, float]:
+    """Bytes that stayed allocated from the second to the last of `count` steps, and weights that ever differed."""
+    with workers() as processes:
+        processes.run(jobs.switch, measure={"verify_weights": True})
+        steps = [step(processes, number) for number in range(count)]
+    name = ALLOCATED_BYTES_PREFIX + "update"
+    return {
+        "steps": count,
+        "bytes_leaked": steps[-1][name] - steps[1][name],
+        "weights_differing": sum(metrics["reshard/weights_differing"] for metrics in steps),
+    }
+
+
+def measure() -> dict[str, dict[str, float]]:
+    """The metrics of the second step of each way; the first one makes plans and optimizer state."""
+    with workers() as processes:
+        found = {}
+        for name, ours in WAYS.items():
+            processes.run(jobs.recall)
+            processes.run(jobs.switch, reshard={"enabled": ours}, residency={"enabled": ours})
+            step(processes, 0)
+            found[name] = step(processes, 1)
+        return found
+
+
+def table(found: dict[str, dict[str, float]]) -> str:
+    """One line a phase: peak and end of each way in MB, and the ratio of the peaks."""
+    rows = [["MB a die", *(f"{name}, {what}" for name in found for what in ("peak", "end")), "peak / upstream"]]
+    ours, upstream = found["ours"], found["upstream"]
+    for phase in PHASES:
+        peak, end = PEAK_BYTES_PREFIX + phase, ALLOCATED_BYTES_PREFIX + phase
+        if peak in ours and peak in upstream:
+            cells = [f"{way[name] / 1e6:.2f}" for way in found.values() for name in (peak, end)]
+            rows.append([phase, *cells, f"{ours[peak] / upstream[peak]:.3f}"])
+    peaks = [max(value for name, value in way.items() if name.startswith(PEAK_BYTES_PREFIX)) for way in found.values()]
+    rows.append(["whole step", f"{peaks[0] / 1e6:.2f}", "", f"{peaks[1] / 1e6:.2f}", "", f"{peaks[0] / peaks[1]:.3f}"])
+    for name in COPIES:
+        copied = [f"{way.get(name, 0) / 1e6:.2f}" for way in found.values()]
+        rows.append([name.removeprefix("residency/").removesuffix("_bytes"), copied[0], "", copied[1], "", ""])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--cycles", type=int, default=0, help="look for leaks and wrong weights over so many steps")
+    options = parser.parse_args(arguments)
+    if options.cycles:
+        print(json.dumps(cycle(options.cycles)))
+        return 0
+    found = measure()
+    print(json.dumps(found, indent=1) if options.json else table(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
