@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -62,13 +63,20 @@ def load(rooms: Iterable[str]) -> list[Patch]:
 def _files(rooms: Iterable[str], wanted: Callable[[str], bool]) -> Iterator[tuple[str, Path]]:
     for room in rooms:
         for folder in room_folders(room):
-            for file in sorted(folder.rglob("*.py")):
-                if wanted(file.read_text(encoding="utf-8")):
-                    yield _module_name(room, folder, file), file
+            for file in sorted(_python_files(str(folder))):
+                with open(file, encoding="utf-8") as opened:
+                    if wanted(opened.read()):
+                        yield _module_name(room, folder, Path(file)), Path(file)
+
+
+def _python_files(folder: str) -> Iterator[str]:
+    """The Python files below a folder; links to folders are not followed. Much faster than pathlib."""
+    for place, _, names in os.walk(folder):
+        yield from (os.path.join(place, name) for name in names if name.endswith(".py"))
 
 
 def _declares(text: str) -> bool:
-    return any(line in "\n" + text for line in _DECLARING_LINES)
+    return "overlay" in text and any(line in "\n" + text for line in _DECLARING_LINES)
 
 
 def _module_name(room: str, folder: Path, file: Path) -> str:

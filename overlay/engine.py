@@ -19,7 +19,7 @@ from overlay.hooks import HookFinder, import_under_way, when_import_ends
 from overlay.install import replaced, wrapped
 from overlay.ordering import Plan
 from overlay.pins import Pins
-from overlay.targets import Place, defined_elsewhere, find, source_file
+from overlay.targets import Place, defined_elsewhere, find, forget_folders, source_file
 
 if TYPE_CHECKING:
     from overlay.drift import RunningSource
@@ -95,6 +95,7 @@ class Engine:
         return {patch.module for patch in self.plan.patches if patch.kind != "provide"}
 
     def _check_modules(self) -> None:
+        forget_folders()
         for index, patch in enumerate(self.plan.patches):
             if patch.kind == "provide" or patch.module in sys.modules:
                 if patch.kind == "before_import":

@@ -84,20 +84,19 @@ def _two_of_one_name(patches: Sequence[Patch]) -> Iterable[str]:
 
 def _edges(patches: Sequence[Patch]) -> list[set[int]]:
     """For each patch the indexes of those that must come before it."""
-    edges: list[set[int]] = [set() for _ in patches]
+    makers = [index for index, patch in enumerate(patches) if patch.kind in ("add", "replace")]
+    edges: list[set[int]] = []
     for later, patch in enumerate(patches):
-        for earlier, other in enumerate(patches):
-            if earlier == later:
-                continue
-            named = other.name in patch.after or other.label in patch.after
-            if named or _comes_first(other, patch):
-                edges[later].add(earlier)
+        after = set(patch.after)
+        named = [index for index, other in enumerate(patches) if after & {other.name, other.label}] if after else []
+        made = [index for index in makers if _comes_first(patches[index], patch)]
+        edges.append({*named, *made} - {later})
     return edges
 
 
 def _comes_first(other: Patch, patch: Patch) -> bool:
-    """What creates a target comes before what changes it, and a class or namespace before its members."""
-    if other.module != patch.module or other.kind not in ("add", "replace"):
+    """What creates a target (`other`) comes before what changes it, and a class or namespace before its members."""
+    if other.module != patch.module:
         return False
     if other.target == patch.target:
         return patch.kind not in ("add", "replace")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.machinery
+import functools
 import importlib.util
+import os
 import sys
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -79,16 +81,42 @@ def source_file(module_name: str) -> Path | None:
     Raises:
         ModuleNotFoundError: the top-level package is not installed at all.
     """
-    top, *rest = module_name.split(".")
-    spec = importlib.util.find_spec(top)
+    parent, _, name = module_name.rpartition(".")
+    if not parent:
+        return _origin(_top_level(name))
+    for folder in _folders(parent):
+        # Nearly always one of these; asking the import system takes many times as long.
+        for file in (os.path.join(folder, f"{name}.py"), os.path.join(folder, name, "__init__.py")):
+            if os.path.isfile(file):
+                return Path(file)
+    return _origin(PathFinder.find_spec(module_name, list(_folders(parent))))
+
+
+@functools.cache
+def _folders(package: str) -> tuple[str, ...]:
+    """Where the modules of a package are looked for; none if there is no such package."""
+    parent, _, name = package.rpartition(".")
+    if not parent:
+        return tuple(_top_level(name).submodule_search_locations or ())
+    usual = [os.path.join(folder, name) for folder in _folders(parent)]
+    found = [folder for folder in usual if os.path.isfile(os.path.join(folder, "__init__.py"))]
+    if found:
+        return tuple(found[:1])
+    spec = PathFinder.find_spec(package, list(_folders(parent)))
+    return tuple(spec.submodule_search_locations or ()) if spec else ()
+
+
+def forget_folders() -> None:
+    """Look for packages anew; to be called where the import path may have changed."""
+    _folders.cache_clear()
+
+
+def _top_level(name: str) -> ModuleSpec:
+    spec = importlib.util.find_spec(name)
     if spec is None:
-        raise ModuleNotFoundError(f"no package named {top}", name=top)
-    name = top
-    for part in rest:
-        name = f"{name}.{part}"
-        if spec.submodule_search_locations is None:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, list(spec.submodule_search_locations))
-        if spec is None:
-            return None
-    return Path(spec.origin) if spec.origin else None
+        raise ModuleNotFoundError(f"no package named {name}", name=name)
+    return spec
+
+
+def _origin(spec: ModuleSpec | None) -> Path | None:
+    return Path(spec.origin) if spec and spec.origin else None

@@ -13,7 +13,7 @@ import torch
 import overlay
 from tests.demonstrations import Upstream, demonstrates
 from verl_patches.features import settings
-from verl_patches.features.compatibility import DEEPSEEK_V3, MEGATRON_ON_NPU, ROLLOUT_SEED
+from verl_patches.features.compatibility import DEEPSEEK_V3, MEGATRON_ON_NPU, ROLLOUT_SEED, SETTINGS
 from verl_patches.features.measure import step_record
 from verl_patches.features.measure.feature import MEASURE, MeasureSettings
 from verl_patches.features.nonfinite.feature import NONFINITE
@@ -21,7 +21,6 @@ from verl_patches.features.onpolicy.feature import ONPOLICY
 from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.reshard.feature import RESHARD
 from verl_patches.features.residency.feature import RESIDENCY
-from verl_patches.features.settings import SETTINGS
 from verl_patches.features.temperature.feature import TEMPERATURE
 
 WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"

@@ -5,6 +5,7 @@ from verl_patches.features.compatibility import (
     KV_CACHE_SIZE,
     MEGATRON_ON_NPU,
     ROLLOUT_SEED,
+    SETTINGS,
     START_UP,
     VERL_ON_MEGATRON_CORE_0_8,
     VERL_ON_VLLM_0_9_1,
@@ -21,7 +22,6 @@ from verl_patches.features.prefork.feature import PREFORK
 from verl_patches.features.reshard.feature import RESHARD
 from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
-from verl_patches.features.settings import SETTINGS
 from verl_patches.features.temperature.feature import TEMPERATURE
 
 FEATURES = (

@@ -1,7 +1,8 @@
-"""Features that let the pinned upstreams run with each other and on an NPU. They have no configuration of their own."""
+"""Features without a configuration of their own: most let the pinned upstreams run with each other and on an NPU."""
 
 from overlay import Feature
 
+SETTINGS = Feature("settings", "Every process of a run knows the overlay's configuration before it builds anything.")
 MEGATRON_ON_NPU = Feature("megatron_on_npu", "Megatron-core, which is written for CUDA, runs on an NPU.")
 VERL_ON_MEGATRON_CORE_0_8 = Feature(
     "verl_on_megatron_core_0_8", "verl 0.4.0, which is written for megatron-core 0.12, runs on 0.8.0."

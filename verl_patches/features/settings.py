@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from overlay import Feature, SettingsError
+from overlay import SettingsError
 from overlay.configuration import checked, read_section
 from verl_patches.features.dp_sync.feature import DpSyncSettings
 from verl_patches.features.measure.feature import MeasureSettings
@@ -23,10 +23,9 @@ from verl_patches.features.residency.feature import ResidencySettings
 from verl_patches.features.rollout_parallel.feature import RolloutSettings
 from verl_patches.features.temperature.feature import TemperatureSettings
 
-__all__ = ["NODE", "SETTINGS", "OverlaySettings", "SettingsError", "activate", "current"]
+__all__ = ["NODE", "OverlaySettings", "SettingsError", "activate", "current"]
 
 NODE = "actor_rollout_ref.overlay"
-SETTINGS = Feature("settings", "Every process of a run knows the overlay's configuration before it builds anything.")
 _ELSEWHERE = ("recompute_old_log_prob", "rollout_temperature", "load_from_hf")
 
 

@@ -1,10 +1,10 @@
 """verl's Megatron worker enters the phases of a step and reports what it measured."""
 
 from overlay import wrap
+from verl_patches.features.compatibility import SETTINGS
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.residency.feature import RESIDENCY
-from verl_patches.features.settings import SETTINGS
 
 _WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
 _OURS = "not forwarded: part of this project's features"

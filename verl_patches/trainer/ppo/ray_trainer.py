@@ -1,9 +1,9 @@
 """verl's driver: no call for an old_log_prob that the update computes anyway, and marks of how far a start is."""
 
 from overlay import wrap
+from verl_patches.features.compatibility import SETTINGS
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.onpolicy.feature import ONPOLICY
-from verl_patches.features.settings import SETTINGS
 
 _TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
 _OWN_RECORD = {

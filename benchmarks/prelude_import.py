@@ -1,0 +1,44 @@
+"""What a cold import of the prelude costs more than a bare interpreter.
+
+    python benchmarks/prelude_import.py [--pairs N]
+
+Processes with and without the import alternate, so that whatever else the machine does meets both alike. Reported are
+the medians over the pairs of the differences in CPU time (user and system) and in wall-clock time, in milliseconds.
+"""
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+BARE, PRELUDE = "pass", "from verl_patches import prelude_patch"
+
+
+def cost(code: str) -> tuple[float, float]:
+    """Milliseconds of CPU and of wall-clock time that an interpreter takes for `code`."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
+    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return 1000 * cpu, 1000 * wall
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=21, help="how often each of the two is run")
+    pairs = parser.parse_args().pairs
+    cost(PRELUDE)
+    measured = [(cost(BARE), cost(PRELUDE)) for _ in range(pairs)]
+    for index, name in enumerate(("CPU", "wall")):
+        differences = sorted(prelude[index] - bare[index] for bare, prelude in measured)
+        median, least, most = statistics.median(differences), differences[0], differences[-1]
+        print(f"{name}: {median:.0f} ms more than a bare interpreter ({least:.0f} to {most:.0f} in {pairs} pairs)")
+
+
+if __name__ == "__main__":
+    main()
