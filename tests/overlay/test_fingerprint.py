@@ -1,15 +1,12 @@
 import ast
-import importlib.util
-import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from overlay.definitions import find_definition
 from overlay.fingerprint import fingerprint
+from tests.overlay import every_python
 from tests.overlay.conftest import REPOSITORY
 
 ORIGINAL = '''
@@ -90,59 +87,22 @@ def test_the_signature_is_readable():
     assert of("def f(a, /, b=None, *, c, d='x'): ...").signature == "(a, /, b=None, *, c, d='x')"
 
 
-SCRIPT = """
-import ast, hashlib, json, sys
-sys.path.insert(0, sys.argv[1])
-from fingerprint import fingerprint
-total, digest, failed = 0, hashlib.sha256(), []
-for path in json.load(sys.stdin):
-    try:
-        tree = ast.parse(open(path, "rb").read())
-    except SyntaxError:
-        failed.append(path)
-        continue
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            total += 1
-            digest.update(repr(fingerprint([node])).encode())
-print(json.dumps([total, digest.hexdigest(), failed]))
-"""
-
-
-def interpreters():
-    """The Python versions 3.9 to 3.13 found on this machine, by version."""
-    found = {}
-    places = [Path(folder) for folder in os.environ.get("PATH", "").split(":")]
-    places += sorted(Path("~/.pyenv/versions").expanduser().glob("3.*/bin"))
-    for place in places:
-        for minor in range(9, 14):
-            file = place / f"python3.{minor}"
-            if f"3.{minor}" not in found and file.exists():
-                if subprocess.run([file, "-c", ""], capture_output=True, check=False).returncode == 0:
-                    found[f"3.{minor}"] = file
-    return found
-
-
-def source_files(*packages):
-    specs = [importlib.util.find_spec(package) for package in packages]
-    folders = [Path(folder) for spec in specs if spec for folder in spec.submodule_search_locations]
-    return sorted(str(file) for folder in folders for file in folder.rglob("*.py"))
-
-
 @pytest.mark.slow
 def test_fingerprints_are_the_same_on_every_python():
-    # Every tenth file, to keep this short.
-    files = source_files("verl", "vllm_ascend", "megatron", "email", "asyncio")[::10]
-    pythons = interpreters()
-    if len(pythons) < 2:
-        pytest.skip("only one Python is installed here")
-    command = ["-c", SCRIPT, str(REPOSITORY / "overlay")]
-    started = [
-        subprocess.Popen([python, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for python in pythons.values()
-    ]
-    answers = [json.loads(process.communicate(json.dumps(files), timeout=300)[0]) for process in started]
+    # Every tenth file, to keep this short; `python -m tests.overlay.every_python` takes them all.
+    pythons, files = every_python.interpreters(), every_python.source_files()[::10]
+    if len(pythons) < 2 or not files:
+        pytest.skip("only one Python, or no upstream, is installed here")
+    answers = list(every_python.fingerprints(pythons, files).values())
     assert answers[0][0] > 100 and all(answer == answers[0] for answer in answers), (list(pythons), answers)
+
+
+def test_another_fingerprint_on_one_python_would_be_noticed(tmp_path):
+    this = {"this": sys.executable}
+    for name, text in {"one.py": "def f(): return 1", "two.py": "def f(): return 2"}.items():
+        (tmp_path / name).write_text(text)
+    one, two = (every_python.fingerprints(this, [str(tmp_path / name)])["this"] for name in ("one.py", "two.py"))
+    assert one[0] == two[0] == 1 and one[1] != two[1]
 
 
 def test_the_fingerprint_module_stands_alone():
