@@ -1,6 +1,5 @@
 """The declared patches against upstream's source as it is installed here. Nothing of upstream is imported."""
 
-import ast
 import importlib.util
 import inspect
 import json
@@ -12,7 +11,7 @@ import pytest
 
 from overlay import check as checking
 from overlay.declaration import MODULE_KINDS
-from overlay.discovery import load, load_features
+from overlay.discovery import load, load_features, room_folders
 from overlay.documentation import DOCUMENT, document
 from overlay.drift import depends_on
 from overlay.lock import Lock
@@ -111,14 +110,32 @@ def test_every_mutation_of_a_target_is_told_apart(patch):
     assert applied >= 2, "reformatting and changing the body apply to everything"
 
 
-@pytest.mark.parametrize("patch", CHANGED)
+@cache
+def shapes_of(module):
+    return restating.shapes(source_of(module).decode())
+
+
+@pytest.mark.parametrize("patch", NAMED)
 def test_no_patch_restates_its_target(patch):
-    tree = ast.parse(source_of(patch.module))
-    nodes = mutations.find_definition(tree, patch.qualified_name).nodes
-    target = [line for node in nodes for line in restating.shapes(ast.unparse(node))]
+    if patch.kind == "provide":
+        pytest.skip("its target does not exist upstream")
     ours = restating.shapes(inspect.getsource(sys.modules[patch.declared_in]))
-    shared = restating.longest_shared_run(ours, target)
+    shared = restating.longest_shared_run(ours, shapes_of(patch.module))
     assert len(shared) < 6, f"{patch.describe()} shares these lines with its target:\n" + "\n".join(shared)
+
+
+def test_no_file_of_a_room_restates_the_module_whose_place_it_mirrors():
+    compared = 0
+    for upstream in (each for each in PINS.upstreams if each.room and sources_of(each.name)):
+        for folder in room_folders(upstream.room):
+            for file in folder.rglob("*.py"):
+                place = ".".join(file.relative_to(folder).with_suffix("").parts)
+                for module in (f"{package}.{place}" for package in upstream.packages):
+                    if sources_of(upstream.name).has(module) and not place.startswith("features."):
+                        shared = restating.longest_shared_run(restating.shapes(file.read_text()), shapes_of(module))
+                        assert len(shared) < 6, f"{file} restates {module}:\n" + "\n".join(shared)
+                        compared += 1
+    assert compared > 20 or any(sources_of(each.name) is None for each in PINS.upstreams if each.release)
 
 
 def test_a_restated_function_is_noticed_whatever_its_names():
