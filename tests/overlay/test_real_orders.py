@@ -17,6 +17,7 @@ from tests.overlay.order_program import ACTIVATE, MODULES, all_pairs, contradict
 EARLY = [name for name in MODULES if name.startswith("vllm.v1.sample")]
 BETWEEN = [EARLY[0], ACTIVATE, *MODULES[::-1]]
 AFTER = ["verl.utils.tracking", *EARLY, ACTIVATE, *MODULES]
+OURS_FIRST = [ACTIVATE, "megatron_patches.core.transformer.deepseek_v3_config", *MODULES]
 TOO_LATE = ["megatron.core", ACTIVATE]
 SPOILED = [ACTIVATE, *MODULES, "spoil verl.models.mcore:hf_to_mcore_config"]
 
@@ -28,7 +29,7 @@ def test_all_orders_end_in_the_same_state():
     same = [[ACTIVATE, *MODULES], [ACTIVATE, *MODULES[::-1]], *random_orders(1), BETWEEN, AFTER]
     result = subprocess.run(
         [sys.executable, "-m", "tests.overlay.order_program"],
-        input=json.dumps([*same, TOO_LATE, SPOILED]),
+        input=json.dumps([*same, OURS_FIRST, TOO_LATE, SPOILED]),
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -36,7 +37,7 @@ def test_all_orders_end_in_the_same_state():
         check=False,
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    *states, too_late, spoiled = json.loads(result.stdout)
+    *states, ours_first, too_late, spoiled = json.loads(result.stdout)
     assert len(states[0]["applied"]) > 30 and not states[0]["problems"], states[0]["problems"]
     assert states[0]["applied"] == states[0]["effective"]
     assert all(nest for name, nest in states[0]["nesting"].items() if name.endswith("generate_sequences"))
@@ -44,7 +45,8 @@ def test_all_orders_end_in_the_same_state():
     assert too_late is None, "a patch that must precede a module was let through after it"
     assert spoiled != states[0] and spoiled["problems"], "a copy of upstream's own must not go unnoticed"
     part = {**states[0], "names": dict(list(states[0]["names"].items())[:5])}
-    assert contradictions({"full": states[0], "part": part, "late": None}, "full") == []
+    assert contradictions({"full": states[0], "ours": ours_first, "part": part, "late": None}, "full") == []
+    assert ours_first["applied"] == states[0]["applied"]
     assert contradictions({"full": states[0], "spoiled": spoiled}, "full")
 
 

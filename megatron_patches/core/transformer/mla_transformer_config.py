@@ -13,6 +13,11 @@ from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
     evidence="executed",
 )
 def mla_transformer_config(module):
-    from megatron_patches.core.transformer.deepseek_v3_config import DeepseekV3TransformerConfig
+    def MLATransformerConfig(**fields):
+        """This project's configuration of DeepSeek-V3."""
+        # Its module needs megatron.core.transformer, whose import is only ending where this is added.
+        from megatron_patches.core.transformer.deepseek_v3_config import DeepseekV3TransformerConfig
 
-    return DeepseekV3TransformerConfig
+        return DeepseekV3TransformerConfig(**fields)
+
+    return MLATransformerConfig
