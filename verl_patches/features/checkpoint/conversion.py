@@ -19,7 +19,7 @@ from verl_patches.features.checkpoint.source import Source
 from verl_patches.features.checkpoint.workers import run_tasks
 from verl_patches.features.reshard.files import CheckpointError
 
-WORKER_BYTES = 512 << 20
+WORKER_BYTES = 768 << 20
 """Memory of a worker besides its largest buffers: the interpreter, torch, the layout."""
 
 _LOCK_WAIT_S = 10
