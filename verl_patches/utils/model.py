@@ -22,7 +22,7 @@ def load_megatron_gptmodel_weights(
     from verl.utils.fs import copy_to_local
 
     from verl_patches.features import settings
-    from verl_patches.features.checkpoint.loading import load_from_huggingface
+    from verl_patches.features.checkpoint.loading import ignored_prefixes, load_from_huggingface
     from verl_patches.features.reshard.model_tensors import train_tensors, unwrapped
     from verl_patches.features.reshard.tables import table_for
     from verl_patches.workers.sharding_manager.placements import train_placement
@@ -31,13 +31,13 @@ def load_megatron_gptmodel_weights(
     placement = train_placement(unwrapped(parallel_model[0]).config)
     # verl at the cluster's pin has no such argument; where it has one, it is off unless asked for.
     copying = {"use_shm": True} if config.model.get("use_shm") else {}
-    chosen = settings.current().load_from_hf
+    folder = settings.current().load_from_hf or copy_to_local(config.model.path, **copying)
     load_from_huggingface(
-        chosen or copy_to_local(config.model.path, **copying),
+        folder,
         train_tensors(parallel_model),
         table.megatron(placement, dist.get_rank()),
         table.shapes,
-        table.ignored_in_files,
+        ignored_prefixes(folder),
     )
 
 

@@ -85,7 +85,7 @@ def init_with_direct_loading(upstream, self, *args, **kwargs):
 
     import torch.distributed as dist
 
-    from verl_patches.features.checkpoint.loading import load_from_huggingface
+    from verl_patches.features.checkpoint.loading import ignored_prefixes, load_from_huggingface
     from verl_patches.features.direct_loading.description import without_quantisation
     from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
     from verl_patches.features.reshard.model_tensors import rollout_tensors
@@ -98,5 +98,5 @@ def init_with_direct_loading(upstream, self, *args, **kwargs):
     model = self.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
     table = table_for(config.model_config.hf_config)
     pieces = table.vllm_ascend(rollout_placement(config), dist.get_rank())
-    load_from_huggingface(folder, rollout_tensors(model), pieces, table.shapes, table.ignored_in_files)
+    load_from_huggingface(folder, rollout_tensors(model), pieces, table.shapes, ignored_prefixes(folder))
     refresh_absorbed_weights(model)

@@ -8,9 +8,16 @@ from pathlib import Path
 
 import torch
 
-from verl_patches.features.checkpoint.huggingface import HuggingfaceFolder, check_tensors, open_huggingface
+from verl_patches.features.checkpoint.huggingface import (
+    CONFIG_NAME,
+    HuggingfaceFolder,
+    check_tensors,
+    open_huggingface,
+    read_json,
+)
 from verl_patches.features.checkpoint.source import Source, volume
 from verl_patches.features.reshard.layout import PADDING, Box, Piece
+from verl_patches.features.reshard.tables import table_for
 
 STAGING_BYTES = 64 << 20
 """Bytes on their way to a device, or to a tensor of another type, at a time."""
@@ -44,6 +51,15 @@ def load_from_huggingface(
         for piece in sorted(stored, key=lambda piece: _position(folder, piece)):
             _fill(source, piece, piece.locate(tensors))
     return sum(volume(piece.box) for piece in stored)
+
+
+def ignored_prefixes(path: str | Path) -> tuple[str, ...]:
+    """Prefixes of tensors that a folder's own config.json speaks of and no layout uses.
+
+    The configuration that a run is given may leave the layers for multi-token prediction out.
+    Raises CheckpointError without config.json, ValueError for a model without a layout table.
+    """
+    return table_for(read_json(Path(path) / CONFIG_NAME)).ignored_in_files
 
 
 def _position(folder: HuggingfaceFolder, piece: Piece) -> tuple[Path, int]:

@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from tests.verl_patches.features.checkpoint.synthetic import Synthetic, small_co
 from tests.verl_patches.features.reshard.placements import layout_pairs
 from tests.verl_patches.features.reshard.reference import SMALL, full_weights, megatron_state, rollout_state, same_bits
 from verl_patches.features.checkpoint import loading
-from verl_patches.features.checkpoint.loading import load_from_huggingface
+from verl_patches.features.checkpoint.loading import ignored_prefixes, load_from_huggingface
 from verl_patches.features.checkpoint.regions import Region
 from verl_patches.features.checkpoint.safetensors_files import read_header
 from verl_patches.features.reshard.deepseek_v3 import (
@@ -148,6 +148,16 @@ def test_fp8_boxes_are_the_formulas(quantised: Quantised, pair: tuple[TrainPlace
         target = emptied(expected)
         load_from_huggingface(quantised.folder, target, pieces, shapes, ignored)
         assert all(same_bits(target[name], value) for name, value in expected.items())
+
+
+def test_the_folder_itself_says_which_layers_no_layout_uses(quantised: Quantised) -> None:
+    """The run's own configuration may describe the model without its layers for multi-token prediction."""
+    shape = replace(QUANTISED.shape, mtp_layers=0)
+    target = emptied(megatron_state(quantised.full, shape, SINGLE, 0))
+    pieces, shapes = megatron(shape, SINGLE, 0), canonical_shapes(shape)
+    with pytest.raises(CheckpointError, match="model.layers.3.* has no place"):
+        load_from_huggingface(quantised.folder, target, pieces, shapes, ignored_in_files(shape))
+    assert load_from_huggingface(quantised.folder, target, pieces, shapes, ignored_prefixes(quantised.folder)) > 0
 
 
 def test_another_scale_would_be_noticed(quantised: Quantised, tmp_path: Path) -> None:
