@@ -1,12 +1,16 @@
 """scripts/assemble_workspace.sh on a throw-away project: the overlay's folders copied beside throw-away upstreams."""
 
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from overlay.pins import Pins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKERS = '"""Workers."""\n\nfrom __future__ import annotations\n\nimport os\n\n\ndef work(x):\n    return x\n'
@@ -182,6 +186,25 @@ def test_it_overwrites_and_removes_only_what_it_put_there_unchanged(project):
     refused(project.assemble("--undo"), "was changed since")
     assert (project.root / "verl/mine.py").exists() and (project.root / "vllm_ascend").exists()
     assert project.assemble("--undo", "--discard").returncode == 0 and not project.present()
+
+
+def test_the_folders_that_the_documentation_names_are_enough_in_a_fork(tmp_path):
+    section = (REPOSITORY / "docs/workspace.md").read_text().partition("## In a fork of your own")[2].partition("##")[0]
+    named = set(re.findall(r"`(\w+)/`", section))
+    assert named >= {"overlay", "scripts", *(room for room in Pins.read().rooms() if (REPOSITORY / room).is_dir())}
+    for folder in filter(lambda name: (REPOSITORY / name).is_dir(), named):
+        shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False}
+    script = "from verl_patches import prelude_patch; import overlay; print(overlay.__file__)"
+    prelude = subprocess.run([sys.executable, "-c", script], **options)
+    assert prelude.stdout.strip() == str(tmp_path / "overlay/__init__.py"), prelude.stderr
+    if importlib.util.find_spec("verl") is not None:
+        checked = subprocess.run([sys.executable, "-m", "overlay", "check"], **options)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+    shutil.rmtree(tmp_path / "vllm_patches")
+    fewer = subprocess.run([sys.executable, "-m", "overlay", "list"], **options)
+    assert "vllm.entrypoints" not in fewer.stdout
 
 
 @pytest.mark.parametrize(
