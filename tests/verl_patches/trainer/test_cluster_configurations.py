@@ -274,7 +274,6 @@ def run_on_8_dies(job: str, inputs: tuple[Path, Path], folder: Path) -> list[dic
         "+scale=emulated_8_dies",
         "+graph=off",
         "ray_init.address=local",
-        "actor_rollout_ref.overlay.prefork.enabled=true",
         "actor_rollout_ref.overlay.measure.verify_weights=true",
         # In bfloat16 the log-probs of a healthy run and of stale weights differ alike.
         "actor_rollout_ref.overlay.precision=float32",
