@@ -1,76 +1,153 @@
-"""Generates with vLLM and unmodified vllm-ascend on one die, and with transformers, and prints how they compare.
+"""Generates with vLLM and unmodified vllm-ascend, and with transformers, in float32, and says how they compare.
 
-``python -m tests.npu_emulator.vllm_ascend_program FOLDER`` makes tiny random checkpoints in FOLDER.
+``python -m tests.npu_emulator.vllm_ascend_program FOLDER [all | NAME ...]`` runs cases one after another: by default
+those of `SELECTED`. It imports everything once and forks the ranks of each case. Checkpoints and ``found.json``, case
+-> figures, are written to FOLDER.
 """
 
-import gc
+import contextlib
+import dataclasses
+import functools
+import importlib
 import json
 import os
 import sys
+import time
+from itertools import product
 from pathlib import Path
+
+from tests.npu_emulator.vllm_ascend_models import write_checkpoint
+from tests.ranks import fork_ranks
 
 PROMPTS = [[1, 3, 10 + number, 40 + 3 * number, 17, *range(4, 4 + 5 * number)] for number in range(8)]
 TOKENS = 32
 SHARED_START = list(range(20, 40))
+CACHED_START = list(range(20, 155))  # more than one block of the cache, which has 128 tokens
+STREAMS = {"enable_multistream_mla": True, "enable_multistream_moe": True}
+IMPORTED_ONCE = (
+    "torch._dynamo", "torch._inductor.config", "vllm.entrypoints.llm", "vllm.v1.engine.core",
+    "vllm_ascend.worker.worker_v1", "vllm_ascend.models.deepseek_v2", "vllm_ascend.models.qwen2",
+    "vllm_ascend.core.scheduler", "vllm_ascend.ops",
+)  # fmt: skip
+RANKS = {"tp1": 1, "tp2ep": 2, "dp2ep": 2, "tp2": 2, "dp2": 2, "tp16ep": 16}
 
 
-def deepseek(groups: int, experts: int):
-    """A DeepSeek-V3 that vllm-ascend routes with npu_moe_gating_top_k (256 experts) or in torch (others)."""
-    from transformers import DeepseekV3Config
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One engine: a model, how it is spread, how prompts are scheduled, and the graph options if it runs in graphs."""
 
-    scaling = {
-        "type": "yarn", "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0,
-        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
-    }  # fmt: skip
-    return DeepseekV3Config(
-        vocab_size=256, hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=4, n_shared_experts=1, n_routed_experts=experts,
-        routed_scaling_factor=2.5, kv_lora_rank=32, q_lora_rank=48, qk_rope_head_dim=16, qk_nope_head_dim=16,
-        v_head_dim=16, n_group=groups, topk_group=max(groups // 2, 1), num_experts_per_tok=4, first_k_dense_replace=1,
-        max_position_embeddings=256, rope_scaling=scaling, eos_token_id=2, bos_token_id=1, initializer_range=0.1,
-        moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc", norm_topk_prob=True, rms_norm_eps=1e-6,
-    )  # fmt: skip
+    model: str
+    layout: str
+    chunks: bool = False
+    prefix_cache: bool = False
+    graph: tuple | None = None
+    fault: str = ""  # see `disturbed`
+    sleeps: bool = False  # between the two times that it generates
 
-
-def qwen2():
-    from transformers import Qwen2Config
-
-    return Qwen2Config(
-        vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False, initializer_range=0.1,
-    )  # fmt: skip
+    @property
+    def name(self) -> str:
+        parts = [
+            self.model,
+            self.layout,
+            *(word for word in ("chunks", "prefix_cache", "sleeps") if getattr(self, word)),
+        ]
+        parts += [] if self.graph is None else ["graph", *(option.split("_")[-1] for option in self.graph)]
+        return " ".join([*parts, *([self.fault] if self.fault else [])])
 
 
-CASES = {
-    "deepseek 256 experts in 8 groups": (lambda: deepseek(8, 256), {}),
-    "deepseek 8 experts in 1 group": (lambda: deepseek(1, 8), {"enable_prefix_caching": True}),
-    "qwen2": (qwen2, {"enable_sleep_mode": True}),
-    "qwen2 in chunks with a prefix cache": (
-        qwen2, {"enable_prefix_caching": True, "enable_chunked_prefill": True, "max_num_batched_tokens": 24},
-    ),
-}  # fmt: skip
+DENSE = ("qwen2", "qwen2.5", "qwen2.5tied")
+MIXTURES = ("deepseek8", "deepseek256")
+SCHEDULES = list(product((False, True), (False, True)))
+EVERYTHING = [
+    *(Case(*case) for case in product(DENSE + MIXTURES, ("tp1", "tp2ep", "dp2ep"), (False, True), (False, True))),
+    *(Case(*case, graph) for case in product(MIXTURES, ("tp1", "tp2", "dp2"), (False, True), (False, True))
+      for graph in ((), tuple(STREAMS))),
+    Case("deepseek16heads", "tp16ep"),
+    Case("deepseek16heads", "tp16ep", graph=tuple(STREAMS)),
+]  # fmt: skip
+SELECTED = [
+    Case("deepseek256", "tp1", chunks=True, prefix_cache=True),
+    Case("deepseek256", "tp1", graph=tuple(STREAMS)),
+    Case("deepseek8", "tp1", prefix_cache=True),
+    Case("qwen2", "tp1", sleeps=True),
+    Case("deepseek256", "tp2ep"),
+    Case("deepseek8", "tp2", graph=()),
+    Case("qwen2.5tied", "tp2ep", chunks=True, prefix_cache=True),
+    Case("deepseek8", "dp2ep", chunks=True),
+    Case("deepseek256", "dp2", graph=()),
+    Case("qwen2.5", "dp2ep"),
+    Case("qwen2.5", "tp2", fault="late results"),
+]
+FAULTY = [
+    Case("deepseek8", "tp1", graph=(), fault="no rotation of queries"),
+    Case("qwen2.5", "tp2", fault="no wait"),
+]
+CASES = {case.name: case for case in [*EVERYTHING, *SELECTED, *FAULTY]}
 
 
-def write_checkpoint(config, folder: Path):
-    """A random model in a folder, with the tokenizer that vLLM wants to see."""
-    import torch
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+def engine_options(case: Case) -> dict:
+    """What the case means as arguments of vllm.LLM.
 
-    words = Tokenizer(WordLevel({str(number): number for number in range(256)}, unk_token="0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="2", bos_token="1").save_pretrained(folder)
+    Prompts are whole when they fit into a step. Dense models always get them whole, unless requests have priorities.
+    """
+    options = {"additional_config": {}}
+    if case.chunks:
+        options |= {"max_num_batched_tokens": 24, "scheduling_policy": "priority"}
+    if case.graph is not None:
+        graph = {"enabled": True} | dict.fromkeys(case.graph, True)
+        options["additional_config"]["torchair_graph_config"] = graph
+    if case.layout.startswith("tp") and RANKS[case.layout] > 1:
+        options |= {"tensor_parallel_size": RANKS[case.layout], "distributed_executor_backend": "external_launcher"}
+    return options | {
+        "enforce_eager": case.graph is None,
+        "enable_prefix_caching": case.prefix_cache,
+        "enable_sleep_mode": case.sleeps,
+        "max_model_len": 256 if case.prefix_cache else 128,
+        "enable_expert_parallel": case.layout.endswith("ep") and case.model not in DENSE,
+    }
 
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32).eval()
-    for name, parameter in model.named_parameters():
-        if "norm" in name:
-            torch.nn.init.normal_(parameter, 1.0, 0.1)
-    for name, buffer in model.named_buffers():
-        if "correction_bias" in name:
-            torch.nn.init.normal_(buffer, 0.0, 0.05)
-    model.save_pretrained(folder)
-    return model
+
+def without_rotation(operator):
+    """An attention that does not look at the rotary part of queries."""
+
+    def corrupt(*args, query_rope, **options):
+        return operator(*args, query_rope=query_rope * 0, **options)
+
+    return corrupt
+
+
+@contextlib.contextmanager
+def disturbed(fault: str):
+    """Results of collectives that come late, as on a real NPU; nobody who waits for them; or a corrupt operator."""
+    import torch.distributed as dist
+
+    from npu_emulator import collectives
+    from npu_emulator.operators import emulated
+
+    if not fault:
+        yield
+    elif fault == "no rotation of queries":
+        operator = emulated()["npu::npu_fused_infer_attention_score"]
+        object.__setattr__(operator, "function", without_rotation(operator.function))
+        yield
+    else:
+        if fault == "no wait":
+            dist.all_reduce = functools.partial(dist.all_reduce, async_op=True)
+        with collectives.deferred():
+            yield
+
+
+def become_data_parallel(rank: int, size: int) -> None:
+    """Say in the environment what vLLM wants to know, and forget what it would mistake for tensor parallelism.
+
+    The ranks are machines of their own: vLLM gives each the first die that it sees.
+    """
+    settings = {"RANK": rank, "RANK_LOCAL": rank, "SIZE": size, "MASTER_IP": "127.0.0.1"}
+    os.environ |= {f"VLLM_DP_{name}": str(value) for name, value in settings.items()}
+    os.environ["VLLM_DP_MASTER_PORT"] = os.environ["MASTER_PORT"]
+    os.environ["NPU_EMULATOR_NODE"] += f".{rank}"
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
 
 
 def compare(model, outputs, prompts) -> dict:
@@ -99,34 +176,86 @@ def sleep_and_wake(llm) -> int:
     return asleep - before
 
 
-def run(folder: Path) -> dict:
+def main(folder: Path) -> None:
+    """One rank of the case that the environment names."""
+    from torch._dynamo.utils import counters
+    from transformers import AutoModelForCausalLM
+    from vllm import LLM, SamplingParams
     from vllm.engine.arg_utils import EngineArgs
 
-    EngineArgs._is_v1_supported_oracle = lambda self, model_config: True  # float32 is for tests, says vLLM
-    from vllm import LLM, SamplingParams
+    from npu_emulator import meters
 
+    EngineArgs._is_v1_supported_oracle = lambda self, model_config: True  # float32 is for tests, says vLLM
+    case, rank, started = CASES[os.environ["VLLM_ASCEND_CASE"]], int(os.environ["RANK"]), time.monotonic()
+    prompts = [(CACHED_START if case.prefix_cache else SHARED_START) + prompt for prompt in PROMPTS]
+    speaks = rank == 0
+    if case.layout.startswith("dp"):
+        become_data_parallel(rank, RANKS[case.layout])
+        prompts, speaks = prompts[rank :: RANKS[case.layout]], True
+    llm = LLM(
+        model=str(folder / case.model), skip_tokenizer_init=True, dtype="float32", max_num_seqs=8, seed=0,
+        num_gpu_blocks_override=64, gpu_memory_utilization=0.4, **engine_options(case),
+    )  # fmt: skip
     greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=1)
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+    with disturbed(case.fault):
+        outputs = llm.generate(requests, greedy, use_tqdm=False)
+        freed = sleep_and_wake(llm) if case.sleeps else 0
+        again = llm.generate(requests, greedy, use_tqdm=False)
+    if speaks:
+        model = AutoModelForCausalLM.from_pretrained(folder / case.model).eval()
+        found = compare(model, outputs, prompts)
+        found["again"] = compare(model, again, prompts)["equal"]
+        found["wrong prompt"] = compare(model, outputs, [prompt[:-1] + [9] for prompt in prompts])["equal"]
+        found["cached"] = sum(output.num_cached_tokens for output in again)
+        found["freed in sleep"] = freed
+        found["graphs"] = counters["stats"]["unique_graphs"]
+        found["operators"] = {name: numbers["calls"] for name, numbers in meters.snapshot()["operators"].items()}
+        found["seconds"] = time.monotonic() - started
+        (folder / f"{case.name}.{rank}.json").write_text(json.dumps(found))
+    os._exit(0)
+
+
+def merged(parts: list[dict]) -> dict:
+    """Figures of all ranks that had prompts of their own."""
+    total = {key: sum(part[key] for part in parts) for key in ("equal", "of", "again", "wrong prompt", "cached")}
+    rest = {key: max(part[key] for part in parts) for key in ("worst", "graphs", "seconds", "freed in sleep")}
+    return total | rest | {"operators": parts[0]["operators"]}
+
+
+def import_once() -> None:
+    """What every engine imports, in the order in which vLLM does it; no device is touched.
+
+    vLLM looks at the class of a model in a process of its own, lest a device be touched; here it may do so in this one.
+    """
+    from vllm.model_executor.models import registry
+    from vllm.platforms import current_platform
+
+    current_platform.pre_register_and_update()
+    for module in IMPORTED_ONCE:
+        importlib.import_module(module)
+    registry._LazyRegisteredModel.inspect_model_cls = lambda lazy: registry._ModelInfo.from_model_cls(
+        lazy.load_model_cls()
+    )
+
+
+def run(folder: Path, cases: list[Case]) -> dict:
+    for model in {case.model for case in cases}:
+        write_checkpoint(model, folder / model)
     found = {}
-    for name, (config, options) in CASES.items():
-        model = write_checkpoint(config(), folder / name.replace(" ", "_"))
-        llm = LLM(
-            model=str(folder / name.replace(" ", "_")), skip_tokenizer_init=True, enforce_eager=True, dtype="float32",
-            max_model_len=128, max_num_seqs=8, num_gpu_blocks_override=64, gpu_memory_utilization=0.5, seed=0,
-            **({"enable_prefix_caching": False} | options),
-        )  # fmt: skip
-        prompts = [SHARED_START + prompt for prompt in PROMPTS]
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], greedy, use_tqdm=False)
-        found[name] = compare(model, outputs, prompts)
-        if options.get("enable_sleep_mode"):
-            found[name]["freed in sleep"] = sleep_and_wake(llm)
-        again = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], greedy, use_tqdm=False)
-        found[name]["again"] = compare(model, again, prompts)["equal"]
-        found[name]["wrong prompt"] = compare(model, outputs, [prompt[:-1] + [9] for prompt in prompts])["equal"]
-        del llm
-        gc.collect()
+    for case in cases:
+        os.environ |= {"VLLM_ASCEND_CASE": case.name, "NPU_EMULATOR_NODE": f"vllm_ascend.{os.getpid()}.{len(found)}"}
+        failed = fork_ranks(__spec__.name, RANKS[case.layout], folder)
+        parts = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{case.name}.*.json"))]
+        found[case.name] = {"failed": failed} if failed or not parts else merged(parts)
+        shown = {key: value for key, value in found[case.name].items() if key != "operators"}
+        print(f"{case.name:55} {shown}", flush=True)
+        (folder / "found.json").write_text(json.dumps(found))
     return found
 
 
 if __name__ == "__main__":
     os.environ |= {"VLLM_USE_V1": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_MLA_PA": "1"}
-    (Path(sys.argv[1]) / "found.json").write_text(json.dumps(run(Path(sys.argv[1]))))
+    import_once()
+    chosen = EVERYTHING if sys.argv[2:] == ["all"] else [CASES[name] for name in sys.argv[2:]] or [*SELECTED, *FAULTY]
+    run(Path(sys.argv[1]), chosen)

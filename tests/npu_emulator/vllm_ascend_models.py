@@ -1,0 +1,62 @@
+"""Tiny random checkpoints of the models that vLLM-Ascend is held to."""
+
+from pathlib import Path
+
+
+def deepseek(groups: int, experts: int, heads: int = 4):
+    """A DeepSeek-V3 that vllm-ascend routes with npu_moe_gating_top_k (256 experts) or in torch (others)."""
+    from transformers import DeepseekV3Config
+
+    scaling = {
+        "type": "yarn", "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    }  # fmt: skip
+    return DeepseekV3Config(
+        vocab_size=256, hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=heads, num_key_value_heads=heads, n_shared_experts=1, n_routed_experts=experts,
+        routed_scaling_factor=2.5, kv_lora_rank=32, q_lora_rank=48, qk_rope_head_dim=16, qk_nope_head_dim=16,
+        v_head_dim=16, n_group=groups, topk_group=max(groups // 2, 1), num_experts_per_tok=4, first_k_dense_replace=1,
+        max_position_embeddings=256, rope_scaling=scaling, eos_token_id=2, bos_token_id=1, initializer_range=0.1,
+        moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc", norm_topk_prob=True, rms_norm_eps=1e-6,
+    )  # fmt: skip
+
+
+def qwen2(key_heads: int, tied: bool):
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=key_heads, max_position_embeddings=256, tie_word_embeddings=tied, initializer_range=0.1,
+    )  # fmt: skip
+
+
+MODELS = {
+    "deepseek256": lambda: deepseek(8, 256),
+    "deepseek8": lambda: deepseek(1, 8),
+    "deepseek16heads": lambda: deepseek(1, 32, heads=16),
+    "qwen2": lambda: qwen2(4, tied=False),
+    "qwen2.5": lambda: qwen2(2, tied=False),
+    "qwen2.5tied": lambda: qwen2(2, tied=True),
+}
+
+
+def write_checkpoint(name: str, folder: Path) -> None:
+    """A random model in a folder, with the tokenizer that vLLM wants to see. Nothing is left zero or one."""
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({str(number): number for number in range(256)}, unk_token="0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="2", bos_token="1").save_pretrained(folder)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(MODELS[name](), torch_dtype=torch.float32).eval()
+    for parameter_name, parameter in model.named_parameters():
+        if "norm" in parameter_name:
+            torch.nn.init.normal_(parameter, 1.0, 0.1)
+        elif parameter_name.endswith("bias"):
+            torch.nn.init.normal_(parameter, 0.0, 0.1)
+    for buffer_name, buffer in model.named_buffers():
+        if "correction_bias" in buffer_name:
+            torch.nn.init.normal_(buffer, 0.0, 0.05)
+    model.save_pretrained(folder)
