@@ -194,7 +194,7 @@ def main(folder: Path) -> None:
         prompts, speaks = prompts[rank :: RANKS[case.layout]], True
     llm = LLM(
         model=str(folder / case.model), skip_tokenizer_init=True, dtype="float32", max_num_seqs=8, seed=0,
-        num_gpu_blocks_override=64, gpu_memory_utilization=0.4, **engine_options(case),
+        num_gpu_blocks_override=64, gpu_memory_utilization=0.4, swap_space=0, **engine_options(case),
     )  # fmt: skip
     greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=1)
     requests = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -255,6 +255,7 @@ def run(folder: Path, cases: list[Case]) -> dict:
 
 
 if __name__ == "__main__":
+    os.environ["NPU_EMULATOR_DEVICES"] = str(max(RANKS.values()))
     os.environ |= {"VLLM_USE_V1": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_MLA_PA": "1"}
     import_once()
     chosen = EVERYTHING if sys.argv[2:] == ["all"] else [CASES[name] for name in sys.argv[2:]] or [*SELECTED, *FAULTY]
