@@ -44,7 +44,7 @@ def cluster_file(folder: Path, checkpoint: Path, data: Path) -> Path:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_nodes_train_through_the_launcher(inputs, tmp_path):
     reason = reason_why_not()
     if reason:
