@@ -51,6 +51,11 @@ def check_folder(config: Mapping[str, Any], settings: Any) -> None:
         described = _described(config["actor_rollout_ref"]["model"]["path"])
         if described is not None:
             _check_architecture(described)
+            if described.get("quantization_config"):
+                raise ValueError(
+                    "config.json of actor_rollout_ref.model.path has quantization_config, and the model is trained and "
+                    "served in bfloat16; give there a folder with the tokenizer and a config.json without that entry"
+                )
             _check_same_sizes(table.shapes, table_for(described).shapes)
     except ValueError as error:  # CheckpointError and a table's own refusals are ValueErrors
         raise ConfigurationError(f"{KEY}={folder} cannot be loaded: {error}") from error

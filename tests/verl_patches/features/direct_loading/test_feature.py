@@ -18,17 +18,23 @@ CONFIG = small_config(num_nextn_predict_layers=1)
 
 @pytest.fixture(scope="module", params=["fp8", "bf16"])
 def folder(request, tmp_path_factory) -> Path:
-    return Synthetic(CONFIG, fp8=request.param == "fp8").write(tmp_path_factory.mktemp(request.param) / "model")
+    """A checkpoint; beside it lies a folder that describes it: config.json without quantisation, and no weights."""
+    beside = tmp_path_factory.mktemp(request.param)
+    (beside / "description").mkdir()
+    (beside / "description" / "config.json").write_text(json.dumps(CONFIG.to_dict()))
+    return Synthetic(CONFIG, fp8=request.param == "fp8").write(beside / "model")
 
 
 @pytest.fixture
 def copied(folder, tmp_path) -> Path:
-    return shutil.copytree(folder, tmp_path / "model")
+    return shutil.copytree(folder.parent, tmp_path / "copy") / "model"
 
 
 def check(folder, *overrides, model_path=None):
-    chosen = [f"{KEY}={folder}", f"actor_rollout_ref.model.path={model_path or folder}", *overrides]
-    return check_configuration(compose("rehearsal", chosen))
+    model_path = model_path or folder.parent / "description"
+    return check_configuration(
+        compose("rehearsal", [f"{KEY}={folder}", f"actor_rollout_ref.model.path={model_path}", *overrides])
+    )
 
 
 def refused(folder, *overrides, model_path=None) -> str:
@@ -106,6 +112,11 @@ def test_a_truncated_file_is_named(copied):
     assert file.name in refused(copied) and "truncated" in refused(copied)
 
 
+def test_a_quantised_description_is_refused(copied, folder):
+    rewrite_config(copied, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    assert "give there a folder with the tokenizer and a config.json without" in refused(folder, model_path=copied)
+
+
 def test_another_architecture_is_refused(copied, folder):
     rewrite_config(copied, architectures=["Qwen2ForCausalLM"])
     assert "only DeepseekV3ForCausalLM can be loaded" in refused(copied)
@@ -113,6 +124,6 @@ def test_another_architecture_is_refused(copied, folder):
 
 
 def test_another_size_at_the_model_path_is_refused(copied, folder):
-    rewrite_config(copied, n_routed_experts=4)
+    rewrite_config(copied, n_routed_experts=4, quantization_config=None)
     sentence = refused(folder, model_path=copied)
     assert "must describe one model" in sentence and "experts" in sentence
