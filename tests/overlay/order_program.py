@@ -82,7 +82,9 @@ def _follow(branches: list[tuple[int, tuple[str, ...]]], jobs: int) -> Answers:
     parts: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
     for index, steps in branches:
         parts.setdefault(steps[0] if steps else "", []).append((index, steps))
-    at_once, inside = (jobs, 1) if len(parts) > jobs else (1, jobs)
+    # In parallel where no part is a large one; a large one is divided further inside.
+    largest = max(map(len, parts.values()))
+    at_once, inside = (jobs, 1) if largest * 2 * jobs <= len(branches) else (1, jobs)
     answers: Answers = {"digests": {}, "states": {}}
     waiting, running = list(parts.values()), []
     while waiting or running:
