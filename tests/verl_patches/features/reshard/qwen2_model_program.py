@@ -22,7 +22,7 @@ from verl.utils.megatron_utils import per_tensor_generator
 
 from tests.verl_patches.features.reshard.load_weights_program import Model, build_rollout, differing, upstream_weights
 from tests.verl_patches.features.reshard.model_program import assert_covered, spoil
-from verl_patches.features.reshard.files import load_from_huggingface
+from verl_patches.features.checkpoint.loading import load_from_huggingface
 from verl_patches.features.reshard.layout import RolloutPlacement
 from verl_patches.features.reshard.model_tensors import rollout_tensors, train_tensors
 from verl_patches.features.reshard.resharder import resharder_for
