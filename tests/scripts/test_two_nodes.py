@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -55,22 +56,24 @@ def test_two_nodes_train_through_the_launcher(inputs, tmp_path):
     # What the user's shell holds must not decide: the file describes the cluster.
     environment = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
     environment["PATH"] = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-    with two_nodes() as (head, worker):
+    with two_nodes() as nodes, ExitStack() as files:
         running = [
             subprocess.Popen(
                 node.command("/tmp/ray-root-6379", *line),
                 # A node's dies are its own.
                 env=environment | {"NPU_EMULATOR_NODE": node.name},
-                stdout=subprocess.PIPE,
+                # Not a pipe: nobody reads one node's while waiting for the other.
+                stdout=files.enter_context((tmp_path / node.address).open("w")),
                 stderr=subprocess.STDOUT,
-                text=True,
             )
-            for node in (worker, head)
+            for node in nodes
         ]
-        said = [process.communicate(timeout=SECONDS_ALLOWED)[0] for process in running]
-    assert [process.returncode for process in running] == [0, 0], said[1][-6000:] + said[0][-3000:]
-    assert "2 of 2 nodes with 4 NPUs each are there: 10.91.7.1, 10.91.7.2" in said[1]
-    assert "joined the head at 10.91.7.1:6379 with 4 dies" in said[0] and "the head has ended the job" in said[0]
+        for process in running:
+            process.wait(SECONDS_ALLOWED)
+        said = [(tmp_path / node.address).read_text() for node in nodes]
+    assert [process.returncode for process in running] == [0, 0], said[0][-6000:] + said[1][-3000:]
+    assert "2 of 2 nodes with 4 NPUs each are there: 10.91.7.1, 10.91.7.2" in said[0]
+    assert "joined the head at 10.91.7.1:6379 with 4 dies" in said[1] and "the head has ended the job" in said[1]
     (metrics,) = (tmp_path / "output with space").glob("*/metrics.jsonl")
     steps = [json.loads(text) for text in metrics.read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3]
