@@ -60,13 +60,19 @@ def register_rollout(residency: Residency, runner: Any, rewritten: Sequence[torc
 
 
 class GivenUpWeights(StorageGroup):
-    """Weights that leave without a copy, because nobody may use them before they have been written again."""
+    """Weights that leave without a copy, because nobody may use them before they have been written again.
+
+    Until the first set is complete they are what the engine has loaded itself, and are kept.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor], generation: WeightsGeneration):
-        super().__init__(lambda: tensors, "rebuilt")
+        super().__init__(lambda: tensors, "kept")
         self._generation = generation
 
     def offload(self) -> int:
-        """Give the memory back, and the weights up. Nothing is copied."""
-        self._generation.discard()
+        """Give the memory back, and the weights up. Nothing is copied after the first complete set."""
+        if self._generation.committed and not self._away:
+            self._contents = "rebuilt"
+            self._host.clear()
+            self._generation.discard()
         return super().offload()

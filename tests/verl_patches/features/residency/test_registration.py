@@ -54,12 +54,22 @@ def test_rewritten_weights_leave_without_a_copy_and_nobody_generates_before_a_re
 
 def test_host_memory_holds_only_what_no_reshard_writes(generation):
     copied = {}
+    with generation.writing():
+        pass
     for rewritten in (True, False):
         residency, _ = registered(rewritten)
         residency.enter("update")
         groups = residency._groups["rollout_weights"]
         copied[rewritten] = sum(host.numel() for group in groups for host in group._host.values())
     assert copied[False] - copied[True] == 64 * 4 and copied[True] > 0
+
+
+def test_weights_that_the_engine_loaded_itself_are_kept_until_the_first_reshard(generation):
+    residency, model = registered(rewritten=True)
+    residency.enter("update")
+    residency.enter("reshard")
+    generation.require_whole()
+    assert model.weight.eq(3.0).all()
 
 
 def test_weights_that_nobody_rewrites_come_back(generation):
