@@ -13,10 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-# A tokenizer is a folder here; no hub is asked for it.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# And no device is used, so torch need not look for one.
-os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+if __name__ == "__main__":
+    # A tokenizer is a folder here; no hub is asked for it.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # And no device is used, so torch need not look for one.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 from verl_patches.features.dataset import DataError  # noqa: E402
 from verl_patches.features.dataset.inspection import Expectations, Inspection, Measure, inspect_file  # noqa: E402

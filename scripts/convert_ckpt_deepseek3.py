@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-# No tensor of these tools touches a device, so torch need not load one.
-os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+if __name__ == "__main__":
+    # No tensor of these tools touches a device, so torch need not load one.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 from verl_patches.features.checkpoint.command_line import add_common_options, known_checksums, run_tool  # noqa: E402
 from verl_patches.features.checkpoint.conversion import Conversion  # noqa: E402
