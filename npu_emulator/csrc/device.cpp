@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <mutex>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@ namespace {
 thread_local c10::DeviceIndex current = 0;
 std::atomic<bool> in_use{false};
 std::atomic<bool> forked_after_use{false};
+std::atomic<bool> dies_are_read{false};
 
 void after_fork_in_child() {
   if (in_use) forked_after_use = true;
@@ -34,15 +36,30 @@ std::vector<int> parse_visible(const std::string& list, int64_t machine_devices)
   return dies;
 }
 
+void forget_dies() { dies_are_read = false; }
+
+std::vector<int> read_visible() {
+  const auto machine_devices = environment_integer("NPU_EMULATOR_DEVICES", 8);
+  TORCH_CHECK(machine_devices <= kMaxDevices, "NPU_EMULATOR_DEVICES must be at most ", kMaxDevices);
+  if (const char* visible = std::getenv("ASCEND_RT_VISIBLE_DEVICES")) return parse_visible(visible, machine_devices);
+  std::vector<int> all(machine_devices);
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+// Read once a process: a process that was forked before it used a die may have been given dies of its own since.
 const std::vector<int>& visible_dies() {
-  static const auto dies = [] {
-    const auto machine_devices = environment_integer("NPU_EMULATOR_DEVICES", 8);
-    TORCH_CHECK(machine_devices <= kMaxDevices, "NPU_EMULATOR_DEVICES must be at most ", kMaxDevices);
-    if (const char* visible = std::getenv("ASCEND_RT_VISIBLE_DEVICES")) return parse_visible(visible, machine_devices);
-    std::vector<int> all(machine_devices);
-    std::iota(all.begin(), all.end(), 0);
-    return all;
-  }();
+  static std::mutex reading;
+  static std::vector<int> dies;
+  if (!dies_are_read.load(std::memory_order_acquire)) {
+    std::lock_guard<std::mutex> guard(reading);
+    if (!dies_are_read) {
+      static const int registered = pthread_atfork(nullptr, nullptr, &forget_dies);
+      TORCH_CHECK(registered == 0, "pthread_atfork failed");
+      dies = read_visible();
+      dies_are_read.store(true, std::memory_order_release);
+    }
+  }
   return dies;
 }
 

@@ -50,6 +50,24 @@ def test_torch_and_acl_count_the_same_in_a_new_process():
     assert printed.stdout.split() == ["2", "2"]
 
 
+def test_a_process_forked_before_use_has_the_dies_that_it_was_given_since():
+    """Ray sets the variable in a worker that a template process forked after it had imported everything."""
+    program = """
+import os, torch
+assert torch.npu.device_count() == 4
+child = os.fork()
+if child == 0:
+    os.environ["ASCEND_RT_VISIBLE_DEVICES"] = "3"
+    os._exit(torch.npu.device_count())
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), torch.npu.device_count())
+"""
+    environment = {"NPU_EMULATOR_DEVICES": "4", "PATH": "/usr/bin"}
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
+    )
+    assert printed.stdout.split() == ["1", "4"]
+
+
 def test_the_current_device_receives_new_tensors():
     with torch.npu.device(1):
         assert torch.npu.current_device() == 1
