@@ -135,6 +135,21 @@ def phase(state: State, name: str) -> None:
     process_residency().enter(name)
 
 
+def bytes_copied_out(state: State, names: list[str]) -> dict[str, int]:
+    """Enter the phases `names` by hand, in turn; the bytes that went to the host as each began."""
+    from verl_patches.features.measure.step_record import current_record
+
+    def total() -> int:
+        return int(current_record().counts.get("residency/device_to_host_bytes", 0))
+
+    copied = {}
+    for name in names:
+        before = total()
+        phase(state, name)
+        copied[name] = total() - before
+    return copied
+
+
 def allocated(state: State) -> int:
     """Device bytes allocated now."""
     return torch.npu.memory_allocated()

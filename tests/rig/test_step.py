@@ -148,6 +148,14 @@ def test_memory_by_phase(rig):
     assert plain["memory/allocated_bytes/rollout"] >= metrics["memory/allocated_bytes/rollout"] + state
 
 
+def test_only_what_a_step_has_written_is_copied_to_the_host(rig):
+    step(rig)
+    phases = ["reshard", "rollout", "idle", "old_log_prob", "ref", "update"]
+    for copied in rig.run(jobs.bytes_copied_out, phases):
+        assert copied["reshard"] > 1 << 20 and copied["rollout"] > 1 << 20, "optimizer, then training weights"
+        assert copied["ref"] == copied["update"] == 0, "training weights again, then the reference policy's"
+
+
 def test_agreements_run_on_the_device_only_when_switched_on(rig):
     on = rig.run(jobs.rollout_collectives, PROMPTS)[0]
     rig.run(jobs.recall)

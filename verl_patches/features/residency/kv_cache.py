@@ -22,7 +22,7 @@ class KvCache:
         self._runner = runner
         self._present = True
 
-    def offload(self) -> int:
+    def offload(self, changed: bool = True) -> int:
         """Drop the cache wherever the runner and its attention layers hold it. Nothing is copied."""
         if not self._present:
             return 0

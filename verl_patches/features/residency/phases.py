@@ -10,7 +10,9 @@ update         the actor's forward, backward and optimizer step
 checkpoint     weights and optimizer state are read or written
 
 A group leaves only when a phase begins that does not need it, and idle leaves all in place but the KV cache, whose
-contents are worthless by then. So nothing ever leaves that the next phase needs.
+contents are worthless by then. So nothing ever leaves that the next phase needs, and nothing is copied out twice:
+a phase declares what it writes, and a group that no phase has written since it came only gives its memory back. The
+reference policy's weights are written by no phase at all.
 """
 
 from __future__ import annotations
@@ -31,26 +33,31 @@ GROUPS = ("actor_params", "actor_grads", "optimizer", "ref_params", "rollout_wei
 
 @dataclass(frozen=True)
 class Phase:
-    """needs: groups that are on the device. keeps: groups that stay if they are there.
+    """needs: groups that are on the device. writes: those of them whose contents change.
 
-    after: the only phase that it may follow; None means any.
+    keeps: groups that stay if they are there. after: the only phase that it may follow; None means any.
     """
 
     needs: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
     keeps: frozenset[str] = frozenset()
     after: str | None = None
 
 
+_TRAINING = frozenset({"actor_params", "actor_grads", "optimizer"})
+
 PHASES: Mapping[str, Phase] = MappingProxyType(
     {
         "init": Phase(),
-        "reshard": Phase(needs=frozenset({"actor_params", "rollout_weights"})),
-        "rollout": Phase(needs=frozenset({"rollout_weights", "kv_cache"}), after="reshard"),
+        "reshard": Phase(needs=frozenset({"actor_params", "rollout_weights"}), writes=frozenset({"rollout_weights"})),
+        "rollout": Phase(
+            needs=frozenset({"rollout_weights", "kv_cache"}), writes=frozenset({"kv_cache"}), after="reshard"
+        ),
         "idle": Phase(keeps=frozenset(GROUPS) - {"kv_cache"}),
         "old_log_prob": Phase(needs=frozenset({"actor_params"})),
         "ref": Phase(needs=frozenset({"ref_params"})),
-        "update": Phase(needs=frozenset({"actor_params", "actor_grads", "optimizer"})),
-        "checkpoint": Phase(needs=frozenset({"actor_params", "optimizer"})),
+        "update": Phase(needs=_TRAINING, writes=_TRAINING),
+        "checkpoint": Phase(needs=_TRAINING - {"actor_grads"}, writes=_TRAINING - {"actor_grads"}),
     }
 )
 
@@ -66,6 +73,7 @@ class Residency:
         self._enabled = enabled
         self._groups: dict[str, list[Resident]] = {}
         self._phase = "init"
+        self._changed: set[str] = set()  # groups that a phase has written since they came
 
     @property
     def phase(self) -> str:
@@ -94,11 +102,13 @@ class Residency:
         needs, stays = self._residents_of(phase)
         self.close()
         record = current_record()
+        leave = [group for group in GROUPS if group not in stays]
         with record.timed("offload"):
-            copied_out = sum(resident.offload() for resident in self._of(g for g in GROUPS if g not in stays))
+            copied_out = sum(resident.offload(group in self._changed) for group, resident in self._of(leave))
             torch.npu.empty_cache()
             torch.npu.reset_peak_memory_stats()
-            copied_in = sum(resident.onload() for resident in self._of(g for g in GROUPS if g in needs))
+            copied_in = sum(resident.onload() for _, resident in self._of(g for g in GROUPS if g in needs))
+        self._changed = (self._changed - set(leave)) | PHASES[phase].writes
         record.count("residency/device_to_host_bytes", copied_out)
         record.count("residency/host_to_device_bytes", copied_in)
         self._phase = phase
@@ -114,9 +124,9 @@ class Residency:
             return frozenset(GROUPS), frozenset(GROUPS)
         return declared.needs, declared.needs | declared.keeps
 
-    def _of(self, groups: Iterable[str]) -> Iterator[Resident]:
+    def _of(self, groups: Iterable[str]) -> Iterator[tuple[str, Resident]]:
         for group in groups:
-            yield from self._groups.get(group, [])
+            yield from ((group, resident) for resident in self._groups.get(group, []))
 
     def close(self) -> None:
         """Record the memory of the phase that goes on; it may go on afterwards."""

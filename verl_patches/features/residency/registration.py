@@ -69,10 +69,10 @@ class GivenUpWeights(StorageGroup):
         super().__init__(lambda: tensors, "kept")
         self._generation = generation
 
-    def offload(self) -> int:
+    def offload(self, changed: bool = True) -> int:
         """Give the memory back, and the weights up. Nothing is copied after the first complete set."""
         if self._generation.committed and not self._away:
             self._contents = "rebuilt"
             self._host.clear()
             self._generation.discard()
-        return super().offload()
+        return super().offload(changed)

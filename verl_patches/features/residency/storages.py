@@ -14,6 +14,7 @@ import torch
 
 Contents = Literal["kept", "zeroed", "rebuilt"]
 Tensors = Callable[[], Iterable[torch.Tensor]]
+Storages = dict[int, torch.UntypedStorage]
 
 
 class Resident(Protocol):
@@ -22,8 +23,11 @@ class Resident(Protocol):
     def onload(self) -> int:
         """Take the memory and make the contents right; nothing happens if it is on the device. Returns bytes copied."""
 
-    def offload(self) -> int:
-        """Give the memory back; nothing happens if it is not on the device. Returns bytes copied."""
+    def offload(self, changed: bool = True) -> int:
+        """Give the memory back; nothing happens if it is not on the device. Returns bytes copied.
+
+        changed: somebody may have written the contents since they came. If not, an earlier copy serves again.
+        """
 
 
 class StorageGroup:
@@ -43,22 +47,25 @@ class StorageGroup:
         self._excluding = excluding
         self._away: dict[int, tuple[torch.UntypedStorage, int]] = {}
         self._host: dict[int, torch.Tensor] = {}
+        self._written: dict[int, int] = {}
 
-    def offload(self) -> int:
-        """Copy out what is kept, then give every storage back. Returns the bytes that were copied."""
+    def offload(self, changed: bool = True) -> int:
+        """Copy out what is kept and has no good copy yet, then give every storage back. Returns the bytes copied."""
         if self._away:
             return 0
+        copied = 0
         excluded = device_storages(self._excluding())
         leaving = {key: s for key, s in device_storages(self._tensors()).items() if key not in excluded and s.nbytes()}
         with torch.inference_mode(False), torch.no_grad():
             if self._contents == "kept":
-                for key, storage in leaving.items():
+                for key, storage in self._without_copy(leaving, changed).items():
                     self._host_copy(key, storage.nbytes()).copy_(_bytes(storage), non_blocking=True)
+                    copied += storage.nbytes()
                 torch.npu.synchronize()
             for key, storage in leaving.items():
                 self._away[key] = (storage, storage.nbytes())
                 storage.resize_(0)
-        return self._copied()
+        return copied
 
     def onload(self) -> int:
         """Take the storages' memory again and restore the contents. Returns the bytes that were copied."""
@@ -70,12 +77,19 @@ class StorageGroup:
                 elif self._contents == "zeroed":
                     _bytes(storage).zero_()
             torch.npu.synchronize()
-        copied = self._copied()
+        copied = sum(size for _, size in self._away.values()) if self._contents == "kept" else 0
         self._away.clear()
         return copied
 
-    def _copied(self) -> int:
-        return sum(size for _, size in self._away.values()) if self._contents == "kept" else 0
+    def _without_copy(self, leaving: Storages, changed: bool) -> Storages:
+        """Those of `leaving` whose bytes the host does not hold. A write that nobody declared shows in torch's version
+        counters, if it went through a tensor of the group."""
+        before, self._written = self._written, _writes(self._tensors())
+        return {
+            key: storage
+            for key, storage in leaving.items()
+            if changed or key not in self._host or self._written[key] != before.get(key)
+        }
 
     def _host_copy(self, key: int, size: int) -> torch.Tensor:
         """A pinned host buffer of `size` bytes for the storage `key`, kept from step to step."""
@@ -85,13 +99,23 @@ class StorageGroup:
         return held
 
 
-def device_storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
+def device_storages(tensors: Iterable[torch.Tensor]) -> Storages:
     """The distinct device storages behind `tensors`, by the address of the storage object (not of its memory)."""
     found = {}
     for tensor in tensors:
         if tensor.device.type == "npu":
             storage = tensor.untyped_storage()
             found.setdefault(storage._cdata, storage)
+    return found
+
+
+def _writes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """How often the device storages behind `tensors` were written; inference tensors do not count their writes."""
+    found: dict[int, int] = {}
+    for tensor in tensors:
+        if tensor.device.type == "npu":
+            key = tensor.untyped_storage()._cdata
+            found[key] = found.get(key, 0) + (0 if tensor.is_inference() else tensor._version)
     return found
 
 

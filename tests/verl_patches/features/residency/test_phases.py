@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_patches.features.measure import step_record
-from verl_patches.features.residency.phases import GROUPS, PHASES, Residency
+from verl_patches.features.residency import phases
+from verl_patches.features.residency.phases import GROUPS, PHASES, Phase, Residency
+from verl_patches.features.residency.storages import StorageGroup
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +28,10 @@ class Recorded:
         self.present = True
         return 3
 
-    def offload(self):
+    def offload(self, changed=True):
         if not self.present:
             return 0
+        self.changed = changed
         self.log.append(f"-{self.name}")
         self.present = False
         return 5
@@ -42,6 +45,8 @@ def full(enabled=True):
         residency.register(name, resident)
     return residency, residents, log
 
+
+STEP = ("reshard", "rollout", "idle", "old_log_prob", "ref", "update")
 
 # Rollout comes only after reshard, so the two are drawn as one.
 SEQUENCES = st.lists(st.sampled_from([*sorted(set(PHASES) - {"rollout"}), "reshard rollout"]), min_size=1, max_size=8)
@@ -84,15 +89,74 @@ def test_another_generation_moves_no_weights():
 
 def test_a_whole_step_moves_every_group_once_each_way_but_the_weights_that_both_ends_need():
     residency, _, log = full()
-    step = ("reshard", "rollout", "idle", "old_log_prob", "ref", "update")
-    for phase in ("init", *step):
+    for phase in ("init", *STEP):
         residency.enter(phase)
     log.clear()
-    for phase in step:
+    for phase in STEP:
         residency.enter(phase)
     moves = {name: (log.count(f"+{name}"), log.count(f"-{name}")) for name in GROUPS}
     # Training weights make room for the generation and for the reference, and come back after both.
     assert moves == dict.fromkeys(GROUPS, (1, 1)) | {"actor_params": (2, 2)}
+
+
+def bytes_copied_out(group, sequence):
+    """Enter `sequence` with a tensor of 1000 bytes as `group`; the bytes that each phase copied to the host, if any."""
+    residency = Residency(lambda: True)
+    tensor = torch.ones(1000, dtype=torch.uint8, device="npu")
+    residency.register(group, StorageGroup(lambda: [tensor]))
+    found = []
+    for phase in sequence:
+        record = step_record._record = step_record.StepRecord()
+        residency.enter(phase)
+        copied = record.counts["residency/device_to_host_bytes"]
+        found += [(phase, copied)] if copied else []
+    return found
+
+
+def test_the_reference_is_copied_to_the_host_once_in_a_run():
+    assert bytes_copied_out("ref_params", ("init", *STEP, *STEP, *STEP)) == [("init", 1000)]
+
+
+def test_training_weights_are_copied_out_only_after_they_were_written():
+    once = bytes_copied_out("actor_params", ("init", *STEP, *STEP, "checkpoint", "init"))
+    # Not a second time for the reference: the old log-probs have only read them.
+    assert once == [("init", 1000), ("rollout", 1000), ("init", 1000)]
+
+
+def test_a_group_that_is_declared_written_is_copied_each_time(monkeypatch):
+    declared = dict(PHASES) | {"ref": Phase(needs=frozenset({"ref_params"}), writes=frozenset({"ref_params"}))}
+    monkeypatch.setattr(phases, "PHASES", declared)
+    copied = bytes_copied_out("ref_params", ("init", *STEP, *STEP))
+    assert copied == [("init", 1000), ("update", 1000), ("update", 1000)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(SEQUENCES)
+def test_what_leaves_is_called_changed_exactly_if_a_phase_wrote_it_since_it_came(sequence):
+    residency, residents, _ = full()
+    written = set()
+    for phase in " ".join(sequence).split():
+        before = {name for name, resident in residents.items() if resident.present}
+        residency.enter(phase)
+        left = {name for name in before if not residents[name].present}
+        assert {name for name in left if residents[name].changed} == left & written
+        written = (written - left) | PHASES[phase].writes
+
+
+def test_a_phase_writes_only_what_it_needs():
+    assert all(phase.writes <= phase.needs for phase in PHASES.values())
+
+
+def test_what_is_written_while_switched_off_is_copied_afterwards():
+    switch = [False]
+    residency = Residency(lambda: switch[0])
+    resident = Recorded("actor_params", [])
+    residency.register("actor_params", resident)
+    for phase in ("update", "ref"):
+        residency.enter(phase)
+    switch[0] = True
+    residency.enter("init")
+    assert resident.changed
 
 
 def test_generation_without_a_reshard_before_it_is_refused():

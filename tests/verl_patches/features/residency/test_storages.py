@@ -49,6 +49,40 @@ def test_values_written_while_on_the_device_are_the_ones_that_return():
         assert tensor.cpu().eq(value).all()
 
 
+def test_unchanged_contents_are_copied_out_once():
+    tensor = on_device(11)
+    expected = tensor.cpu().clone()
+    group = StorageGroup(lambda: [tensor])
+    copied = []
+    for _ in range(3):
+        copied.append(group.offload(changed=False))
+        assert tensor.untyped_storage().nbytes() == 0
+        assert group.onload() == 44
+        assert torch.equal(tensor.cpu(), expected)
+    assert copied == [44, 0, 0]
+
+
+def test_a_write_that_nobody_declared_is_not_lost():
+    tensor, constant = on_device(11), on_device(5)
+    group = StorageGroup(lambda: [tensor[2:], constant])
+    group.offload(changed=False)
+    group.onload()
+    tensor.fill_(3.0)
+    assert group.offload(changed=False) == 44
+    group.onload()
+    assert tensor.cpu().eq(3.0).all()
+
+
+def test_only_what_appeared_later_is_copied_when_the_rest_is_unchanged():
+    tensors = [on_device(3)]
+    group = StorageGroup(lambda: tensors)
+    group.offload(changed=False)
+    group.onload()
+    tensors.append(on_device(4))
+    assert group.offload(changed=False) == 16
+    group.onload()
+
+
 def test_zeroed_contents():
     tensor = on_device(9)
     group = StorageGroup(lambda: [tensor], "zeroed")
