@@ -37,9 +37,12 @@ process_end_session() {
     done
 }
 
-# Notes that process PID is ours, so that a later start can end it if this one is killed.
-process_note() {
-    printf '%s %s\n' "$1" "$(process_birth "$1")" >>"$process_notes"
+# Turns this shell, a background one, into a command in a session of its own. It notes itself first, so that a later start
+# can end it even if this one is killed at once.
+process_become() {
+    local pid=$BASHPID
+    printf '%s %s\n' "$pid" "$(process_birth "$pid")" >>"$process_notes"
+    exec setsid "$@"
 }
 
 # Ends what an earlier start left behind. A process that only has the number of one of ours is left alone.

@@ -39,9 +39,8 @@ ray_node_start() {
     fi
     mkdir -p "$ray_folder"
     chmod 700 "$ray_folder"
-    setsid "${ray_command[@]}" >>"$log" 2>&1 &
+    process_become "${ray_command[@]}" >>"$log" 2>&1 &
     ray_process=$!
-    process_note "$ray_process"
     [[ $network_role == head ]] || return 0
     network_wait "$network_address" "$RAY_PORT" "$HEAD_TIMEOUT_S" "$ray_process" "Ray to start" || status=$?
     ((status == 0)) || quit "$EXIT_RAY" "Ray did not start on this node; the reason is in $log."

@@ -106,9 +106,8 @@ training_follow() {
 training_child_run() {
     local status=0
     # Ctrl-C reaches every process of the terminal; what writes the log has to outlive the training.
-    setsid "$@" > >(trap '' INT; exec tee -a "$training_log") 2>&1 &
+    process_become "$@" > >(trap '' INT; exec tee -a "$training_log") 2>&1 &
     training_child=$!
-    process_note "$training_child"
     wait "$training_child" || status=$?
     training_child=0
     return "$status"
