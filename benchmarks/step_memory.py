@@ -4,8 +4,9 @@
 ours      weights by plan, and in each phase only what it needs
 upstream  every tensor gathered whole on every die, and everything on the device all the time
 
-Both run in the same processes with verl's worker on a tiny DeepSeek-V3 (float32), from the same weights. With --cycles,
-only ours runs, so many steps, each with a bit for bit comparison of training and rollout weights.
+Both run in the same processes with verl's worker on a small DeepSeek-V3 (float32), from the same weights: `tiny` is the
+rehearsal's, `experts` has routed experts so wide that nearly all bytes are theirs. With --cycles, only ours runs, that
+many steps, each with a bit for bit comparison of training and rollout weights, and a look at where the latter lie.
 """
 
 import argparse
@@ -19,12 +20,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import torch  # noqa: E402
+from transformers import AutoConfig, DeepseekV3ForCausalLM  # noqa: E402
+
 from tests.rig import jobs  # noqa: E402
 from tests.rig.conftest import PROMPTS, overrides, random_checkpoint  # noqa: E402
 from tests.rig.processes import Processes  # noqa: E402
 from verl_patches.features.report.metrics import ALLOCATED_BYTES_PREFIX, PEAK_BYTES_PREFIX, PHASES  # noqa: E402
 
 WAYS = {"ours": True, "upstream": False}
+EXPERTS_WIDTH = 512
 COPIES = ("residency/device_to_host_bytes", "residency/host_to_device_bytes")
 
 
@@ -36,35 +41,52 @@ def step(processes: Processes, seed: int) -> dict[str, float]:
     return processes.run(jobs.update, seed)[-1]
 
 
+def make_checkpoint(model: str, folder: Path) -> Path:
+    """Random weights of `model` in float32."""
+    made = random_checkpoint(folder)
+    if model == "experts":
+        config = AutoConfig.from_pretrained(made)
+        config.moe_intermediate_size = EXPERTS_WIDTH
+        torch.manual_seed(0)
+        DeepseekV3ForCausalLM(config).save_pretrained(made)
+    return made
+
+
 @contextmanager
-def workers() -> Iterator[Processes]:
+def workers(model: str) -> Iterator[Processes]:
     """verl's worker on every die, built and in its first state. What the dies print goes to the standard error."""
     kept = os.dup(1)
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory() as folder, Processes() as processes:
-        checkpoint = random_checkpoint(Path(folder))
+        checkpoint = make_checkpoint(model, Path(folder))
         processes.run(jobs.build, overrides(checkpoint, checkpoint))
         os.dup2(kept, 1)
         processes.run(jobs.remember)
         yield processes
 
 
-def cycle(count: int) -> dict[str, float]:
-    """Bytes that stayed allocated from the second to the last of `count` steps, and weights that ever differed."""
-    with workers() as processes:
+def cycle(model: str, count: int) -> dict[str, float]:
+    """Bytes that stayed allocated from the second to the last of `count` steps, weights that ever differed, and rollout
+    weights that a die found elsewhere, while they were served or in the next step."""
+    with workers(model) as processes:
         processes.run(jobs.switch, measure={"verify_weights": True})
+        processes.run(jobs.watch_rollout_addresses)
         steps = [step(processes, number) for number in range(count)]
+        moved = processes.run(jobs.rollout_addresses_moved)
     name = ALLOCATED_BYTES_PREFIX + "update"
     return {
         "steps": count,
         "bytes_leaked": steps[-1][name] - steps[1][name],
         "weights_differing": sum(metrics["reshard/weights_differing"] for metrics in steps),
+        "addresses_watched": sum(die["watched"] for die in moved),
+        "addresses_changed_while_served": sum(die["within"] for die in moved),
+        "addresses_changed_between_steps": sum(die["across"] for die in moved),
     }
 
 
-def measure() -> dict[str, dict[str, float]]:
+def measure(model: str) -> dict[str, dict[str, float]]:
     """The metrics of the second step of each way; the first one makes plans and optimizer state."""
-    with workers() as processes:
+    with workers(model) as processes:
         found = {}
         for name, ours in WAYS.items():
             processes.run(jobs.recall)
@@ -98,11 +120,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--cycles", type=int, default=0, help="look for leaks and wrong weights over so many steps")
+    parser.add_argument("--model", choices=("tiny", "experts"), default="tiny")
     options = parser.parse_args(arguments)
     if options.cycles:
-        print(json.dumps(cycle(options.cycles)))
+        print(json.dumps(cycle(options.model, options.cycles)))
         return 0
-    found = measure()
+    found = measure(options.model)
     print(json.dumps(found, indent=1) if options.json else table(found))
     return 0
 

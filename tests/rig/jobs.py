@@ -268,6 +268,56 @@ def _model_runner(state: State) -> Any:
     return state["actor"].rollout.inference_engine.llm_engine.model_executor.driver_worker.worker.model_runner
 
 
+def watch_rollout_addresses(state: State) -> None:
+    """From now on note where the rollout weights lie: when they have come, before and after a generation."""
+    from verl_patches.features.residency.phases import process_residency
+
+    residency, seen = process_residency(), []
+    enter = type(residency).enter
+
+    def noting(name: str) -> None:
+        enter(residency, name)
+        if name in ("reshard", "rollout", "idle"):
+            seen.append([tensor.data_ptr() for tensor in _served_tensors(state)])
+
+    residency.enter = noting
+    state["addresses"] = seen
+
+
+def rollout_addresses_moved(state: State) -> dict[str, int]:
+    """How many weights were watched, in all cycles together, and how many were found elsewhere: from when they had come
+    to the end of the generation, and from one cycle to the next. The watch ends."""
+    from verl_patches.features.residency.phases import process_residency
+
+    del process_residency().enter
+    seen = state.pop("addresses")
+    cycles = [seen[first : first + 3] for first in range(0, len(seen), 3)]
+    within = sum(len(set(places)) > 1 for cycle in cycles for places in zip(*cycle, strict=True))
+    pairs = zip(cycles, cycles[1:], strict=False)
+    across = sum(a != b for last, first in pairs for a, b in zip(last[-1], first[0], strict=True))
+    return {"watched": sum(len(cycle[0]) for cycle in cycles), "within": within, "across": across}
+
+
+def _served_tensors(state: State) -> list[torch.Tensor]:
+    """The rollout's parameters, and the weights that MLA derives from them."""
+    from verl_patches.features.residency.absorbed import absorbed_tensors
+
+    model = _rollout_model(state)
+    return [*model.parameters(), *absorbed_tensors(model)]
+
+
+def generate_in_phases(state: State, move: bool) -> None:
+    """Go through a generation's phases by hand; with `move` one rollout weight has another address during it."""
+    phase(state, "reshard")
+    weight = next(_rollout_model(state).parameters())
+    here = weight.data
+    if move:
+        weight.data = here.clone()
+    phase(state, "rollout")
+    weight.data = here
+    phase(state, "idle")
+
+
 def weights_hold_nan(state: State) -> bool:
     """Whether any training weight is NaN."""
     phase(state, "checkpoint")

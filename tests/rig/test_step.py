@@ -156,6 +156,16 @@ def test_only_what_a_step_has_written_is_copied_to_the_host(rig):
         assert copied["ref"] == copied["update"] == 0, "training weights again, then the reference policy's"
 
 
+@pytest.mark.parametrize("move", [False, True])
+def test_rollout_weights_keep_their_addresses_while_they_are_served(rig, move):
+    rig.run(jobs.watch_rollout_addresses)
+    for moved in (False, move):
+        rig.run(jobs.phase, "update")
+        rig.run(jobs.generate_in_phases, moved)
+    for found in rig.run(jobs.rollout_addresses_moved):
+        assert found["watched"] > 20 and found["within"] == move
+
+
 def test_agreements_run_on_the_device_only_when_switched_on(rig):
     on = rig.run(jobs.rollout_collectives, PROMPTS)[0]
     rig.run(jobs.recall)
