@@ -31,3 +31,19 @@ def the_caches_configuration_is_kept(body):
     runner = SimpleNamespace()
     body(Upstream(), runner, "configuration")
     return vars(runner)
+
+
+@demonstrates(f"{RUNNER}._get_torchair_lazy_compiled_model", RESIDENCY)
+def a_graph_reads_the_addresses_of_its_weights_at_every_run(body):
+    found = []
+
+    def upstream(runner, batch_size):
+        import torchair
+
+        config = torchair.CompilerConfig()
+        config.experimental_config.frozen_parameter = True
+        torchair.get_npu_backend(compiler_config=config)
+        found.append(config.experimental_config.frozen_parameter)
+
+    body(upstream, SimpleNamespace(), 1)
+    return found

@@ -318,6 +318,26 @@ def generate_in_phases(state: State, move: bool) -> None:
     phase(state, "idle")
 
 
+def graph_freezes_weights(state: State, cached: bool) -> bool:
+    """Whether the runner asks torchair for a graph that keeps the addresses of its weights; nothing is captured."""
+    from unittest import mock
+
+    import torchair
+
+    runner = _model_runner(state)
+    of_runner = {"use_cached_npu_graph": cached, "torchair_graph_batch_sizes": [8], "torchair_compiled_model": None}
+    with (
+        mock.patch.multiple(runner, **of_runner),
+        mock.patch.object(torchair, "get_npu_backend") as backend,
+        mock.patch.object(torchair.inference, "cache_compile") as cache_compile,
+        mock.patch("torch.compile"),
+    ):
+        runner._get_torchair_lazy_compiled_model(8)
+    runner.torchair_compiled_models.clear()
+    options = cache_compile.call_args.kwargs if cached else backend.call_args.kwargs
+    return options["config" if cached else "compiler_config"].experimental_config.frozen_parameter
+
+
 def weights_hold_nan(state: State) -> bool:
     """Whether any training weight is NaN."""
     phase(state, "checkpoint")

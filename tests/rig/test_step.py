@@ -166,6 +166,13 @@ def test_rollout_weights_keep_their_addresses_while_they_are_served(rig, move):
         assert found["watched"] > 20 and found["within"] == move
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_graph_keeps_the_addresses_of_weights_only_if_they_never_leave(rig, cached):
+    assert rig.run(jobs.graph_freezes_weights, cached) == [False] * 4
+    rig.run(jobs.switch, residency={"enabled": False})
+    assert rig.run(jobs.graph_freezes_weights, cached) == [True] * 4
+
+
 def test_agreements_run_on_the_device_only_when_switched_on(rig):
     on = rig.run(jobs.rollout_collectives, PROMPTS)[0]
     rig.run(jobs.recall)

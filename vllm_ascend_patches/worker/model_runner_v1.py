@@ -1,4 +1,5 @@
-"""vLLM-Ascend's model runner: agreement on the next forward over the device, and a KV cache that can be made again."""
+"""vLLM-Ascend's model runner: agreement on the next forward over the device, a KV cache that can be made again, and a
+graph that reads where its weights are."""
 
 from overlay import wrap
 from verl_patches.features.dp_sync.feature import DP_SYNC
@@ -46,3 +47,20 @@ def initialize_kv_cache(upstream, self, kv_cache_config):
 
     setattr(self, CONFIGURATION, kv_cache_config)
     upstream(self, kv_cache_config)
+
+
+@wrap(
+    f"{_RUNNER}._get_torchair_lazy_compiled_model",
+    feature=RESIDENCY,
+    why="it lets a graph keep the addresses of the weights, which change when they leave the device and come back",
+    upstream="not forwarded: vLLM-Ascend's own sleep mode keeps the addresses",
+    remove_when="residency brings weights back to the addresses that they had",
+)
+def get_torchair_lazy_compiled_model(upstream, self, batch_size):
+    from verl_patches.features import settings
+    from verl_patches.features.residency.graph import weights_that_move
+
+    if not settings.current().residency.enabled:
+        return upstream(self, batch_size)
+    with weights_that_move():
+        return upstream(self, batch_size)

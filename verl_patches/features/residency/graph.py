@@ -1,0 +1,32 @@
+"""Compiling a rollout's graph for weights whose memory comes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def weights_that_move() -> Iterator[None]:
+    """What torchair compiles within this context reads the addresses of its weights at every run. vLLM-Ascend asks for
+    `frozen_parameter`, with which a graph goes on reading where they lay when it was made."""
+    import torchair
+
+    backend, cached = torchair.get_npu_backend, torchair.inference.cache_compile
+
+    def moving(config: Any) -> Any:
+        config.experimental_config.frozen_parameter = False
+        return config
+
+    def get_npu_backend(*, compiler_config: Any, **options: Any) -> Callable:
+        return backend(compiler_config=moving(compiler_config), **options)
+
+    def cache_compile(function: Callable, *, config: Any, **options: Any) -> Callable:
+        return cached(function, config=moving(config), **options)
+
+    torchair.get_npu_backend, torchair.inference.cache_compile = get_npu_backend, cache_compile
+    try:
+        yield
+    finally:
+        torchair.get_npu_backend, torchair.inference.cache_compile = backend, cached
