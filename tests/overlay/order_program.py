@@ -30,6 +30,8 @@ from overlay.pins import Pins, within
 
 ACTIVATE = "activate"
 TOO_LATE = "too late"
+NEEDS_PATCHES = "cannot be imported without the patches"
+REFUSED = (TOO_LATE, NEEDS_PATCHES)
 RANDOM_ORDERS = 200
 PINS = Pins.read()
 PATCHES = load(PINS.rooms())
@@ -60,7 +62,8 @@ def run(scenarios: Sequence[Steps], jobs: int = 1) -> tuple[list[str], dict[str,
     """For each scenario the digest of the state it ends in, and the states by digest.
 
     `jobs` parts of them run at the same time. A scenario ends in TOO_LATE where it activates the overlay after the
-    import of a module that a patch must precede.
+    import of a module that a patch must precede, and in NEEDS_PATCHES where upstream itself refuses to be imported
+    before the overlay is active.
     """
     branches = [(index, tuple(steps)) for index, steps in enumerate(scenarios)]
     result = _started(lambda: _follow(branches, jobs))()
@@ -72,8 +75,8 @@ def run(scenarios: Sequence[Steps], jobs: int = 1) -> tuple[list[str], dict[str,
 def _follow(branches: list[tuple[int, tuple[str, ...]]], jobs: int) -> Answers:
     """Take the steps that all branches have in common here, and each different continuation in a child."""
     while all(steps for _, steps in branches) and len({steps[0] for _, steps in branches}) == 1:
-        if not _take(branches[0][1][0]):
-            return {"digests": {str(index): TOO_LATE for index, _ in branches}, "states": {TOO_LATE: None}}
+        if refusal := _take(branches[0][1]):
+            return {"digests": {str(index): refusal for index, _ in branches}, "states": {refusal: None}}
         branches = [(index, steps[1:]) for index, steps in branches]
     if not any(steps for _, steps in branches):
         content = state()
@@ -101,20 +104,26 @@ def _follow(branches: list[tuple[int, tuple[str, ...]]], jobs: int) -> Answers:
     return answers
 
 
-def _take(step: str) -> bool:
-    """One step of a scenario; False if it comes too late."""
+def _take(steps: Steps) -> str:
+    """The first of the steps that are left of a scenario; why it is refused, or nothing."""
     import overlay
 
+    step = steps[0]
     if step == ACTIVATE:
         if any(patch.kind == "before_import" and patch.module in sys.modules for patch in PATCHES):
-            return False
+            return TOO_LATE
         overlay.activate()
     elif step.startswith("spoil "):
         holder, _, name = step.removeprefix("spoil ").partition(":")
         setattr(sys.modules[holder], name, vars(sys.modules[holder])[name].__wrapped__)
     else:
-        importlib.import_module(step)
-    return True
+        try:
+            importlib.import_module(step)
+        except ImportError:
+            if ACTIVATE not in steps:
+                raise
+            return NEEDS_PATCHES
+    return ""
 
 
 def state() -> dict[str, Any]:
@@ -193,7 +202,7 @@ def import_what_upstream_needs() -> None:
 
     def needed() -> tuple[list[str], dict[str, str]]:
         for step in (ACTIVATE, *MODULES):
-            _take(step)
+            _take([step])
         found = [name for name in sys.modules if not any(within(name, package) for package in (*PATCHED, "overlay"))]
         return found, sources
 
@@ -227,15 +236,15 @@ def run_all() -> int:
     faults = [f"full orders end in {dict(Counter(full))}"] * (len(set(full)) > 1) + contradictions(states, full[0])
     ends: dict[frozenset[str], set[str]] = {}
     for steps, digest in zip(pairs, of_pairs, strict=True):
-        if digest != TOO_LATE:
+        if digest not in REFUSED:
             ends.setdefault(frozenset(steps) - {ACTIVATE}, set()).add(digest)
     faults += [f"{sorted(pair)} end in {sorted(found)}" for pair, found in ends.items() if len(found) > 1]
-    late = of_pairs.count(TOO_LATE)
+    late, bare = of_pairs.count(TOO_LATE), of_pairs.count(NEEDS_PATCHES)
     print(f"{len(PATCHES)} patches in {len(MODULES)} modules, {len(pairs) // 3} ordered pairs: {len(pairs)} scenarios")
     print(f"  {late} of them activate after a module that a patch must precede, and are refused")
-    print(
-        f"  {len(pairs) - late} ran; {sum(len(found) == 1 for found in ends.values())} of {len(ends)} pairs end alike"
-    )
+    print(f"  {bare} import a module that upstream cannot import before the overlay is active")
+    alike = sum(len(found) == 1 for found in ends.values())
+    print(f"  {len(pairs) - late - bare} ran; {alike} of {len(ends)} pairs end alike")
     print(f"  {len(orders)} random full orders end in {len(set(full))} state(s)")
     print("\n".join(f"  {fault}" for fault in faults) or "  nothing contradicts the state of the full orders")
     print(f"  {time.monotonic() - began:.0f} s")

@@ -7,6 +7,7 @@ the imports. Nothing here uses Ray or verl's driver.
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import socket
 import time
@@ -44,6 +45,8 @@ class Processes:
     def __enter__(self) -> Processes:
         os.environ.update(VENDOR_ENVIRONMENT)
         context = multiprocessing.get_context("forkserver")
+        # Python has one fork server, and an earlier test's has not imported what ours has; it is asked for again below.
+        multiprocessing.forkserver._forkserver._stop()
         context.set_forkserver_preload(["tests.rig.preloaded"])
         port = _free_port()
         self._connections: list[Connection] = []

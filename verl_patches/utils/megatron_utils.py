@@ -11,6 +11,7 @@ from verl_patches.features.precision.feature import PRECISION
     why="verl knows only stages of equal length with a shorter first or last one; num_layer_list names every stage",
     upstream="not forwarded: num_layer_list is MindSpeed-LLM's option",
     remove_when="verl reads the layer offset from the model itself",
+    evidence="executed",
 )
 def get_transformer_layer_offset(upstream, pipeline_rank, vp_rank, config):
     if hasattr(config, "first_layer_of_stage"):
