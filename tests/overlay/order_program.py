@@ -119,7 +119,8 @@ def _take(steps: Steps) -> str:
     else:
         try:
             importlib.import_module(step)
-        except ImportError:
+        except Exception:
+            # vLLM raises ValueError on torch 2.5, verl ImportError on megatron-core 0.8; none of it is ours yet.
             if ACTIVATE not in steps:
                 raise
             return NEEDS_PATCHES
