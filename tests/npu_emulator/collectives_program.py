@@ -378,8 +378,8 @@ MODULUS = 1009
 CHAIN_STEPS = 40 * ROUNDS // 6
 
 
-def chain_links(ranks) -> dict:
-    """Collectives as (what this rank does to its tensor, what that makes of the tensors of all ranks on the CPU).
+def chain_actions(ranks) -> dict:
+    """By name, what this rank does to its tensor.
 
     The tensors have as many rows as there are ranks, or a multiple of it, and hold whole numbers.
     """
@@ -392,9 +392,6 @@ def chain_links(ranks) -> dict:
             return own
 
         return run
-
-    def every_rank_gets(make):
-        return lambda parts: [make(parts) for _ in parts]
 
     def gather_and_keep(own):
         whole = own.new_empty(size * own.shape[0], own.shape[1])
@@ -430,28 +427,38 @@ def chain_links(ranks) -> dict:
         dist.reduce(own, size - 1)
         return own
 
+    return {
+        "all_reduce": in_place(dist.all_reduce),
+        "maximum": in_place(lambda own: dist.all_reduce(own, dist.ReduceOp.MAX)),
+        "broadcast": in_place(lambda own: dist.broadcast(own, 2)),
+        "reduce": reduce_to_last,
+        "all_gather": gather_and_keep,
+        "reduce_scatter": scatter_and_repeat,
+        "all_to_all": exchange,
+        "send and receive": hand_on,
+        "gather and scatter": gather_and_scatter,
+    }
+
+
+def chain_references(size: int) -> dict:
+    """By name, what the same action makes of the tensors of all ranks on the CPU."""
+
+    def every_rank_gets(make):
+        return lambda parts: [make(parts) for _ in parts]
+
     def total(parts):
         return torch.stack(parts).sum(0)
 
     return {
-        "all_reduce": (in_place(dist.all_reduce), every_rank_gets(total)),
-        "maximum": (
-            in_place(lambda own: dist.all_reduce(own, dist.ReduceOp.MAX)),
-            every_rank_gets(lambda parts: torch.stack(parts).amax(0)),
-        ),
-        "broadcast": (in_place(lambda own: dist.broadcast(own, 2)), every_rank_gets(lambda parts: parts[2])),
-        "reduce": (reduce_to_last, lambda parts: [*parts[:-1], total(parts)]),
-        "all_gather": (gather_and_keep, every_rank_gets(lambda parts: torch.cat(parts)[::size])),
-        "reduce_scatter": (
-            scatter_and_repeat,
-            lambda parts: [part.repeat(size, 1) for part in total(parts).chunk(size)],
-        ),
-        "all_to_all": (
-            exchange,
-            lambda parts: [torch.cat([part.chunk(size)[rank] for part in parts]) for rank in range(size)],
-        ),
-        "send and receive": (hand_on, lambda parts: [parts[rank - 1] for rank in range(size)]),
-        "gather and scatter": (gather_and_scatter, lambda parts: parts[::-1]),
+        "all_reduce": every_rank_gets(total),
+        "maximum": every_rank_gets(lambda parts: torch.stack(parts).amax(0)),
+        "broadcast": every_rank_gets(lambda parts: parts[2]),
+        "reduce": lambda parts: [*parts[:-1], total(parts)],
+        "all_gather": every_rank_gets(lambda parts: torch.cat(parts)[::size]),
+        "reduce_scatter": lambda parts: [part.repeat(size, 1) for part in total(parts).chunk(size)],
+        "all_to_all": lambda parts: [torch.cat([part.chunk(size)[rank] for part in parts]) for rank in range(size)],
+        "send and receive": lambda parts: [parts[rank - 1] for rank in range(size)],
+        "gather and scatter": lambda parts: parts[::-1],
     }
 
 
@@ -459,15 +466,14 @@ def chain_links(ranks) -> dict:
 def a_chain_of_every_collective_equals_the_same_chain_on_the_cpu(ranks):
     """Each takes what the one before has left, so that an error anywhere shows at the end."""
     choice = random.Random(5)
-    links = chain_links(ranks)
+    actions, references = chain_actions(ranks), chain_references(ranks.size)
     for columns in (1, 3, 17):
         parts = ranks.all((2 * ranks.size, columns), torch.int64, columns)
         own = parts[ranks.rank].to(ranks.device)
-        order = [*links, *choice.choices(list(links), k=CHAIN_STEPS)]
+        order = [*actions, *choice.choices(list(actions), k=CHAIN_STEPS)]
         choice.shuffle(order)
         for number, name in enumerate(order):
-            act, reference = links[name]
-            own, parts = act(own), reference(parts)
+            own, parts = actions[name](own), references[name](parts)
             # Keeps numbers small, and ranks different after a collective that makes them equal.
             own = (own * 3 + ranks.rank + torch.arange(columns, device=ranks.device)) % MODULUS
             parts = [(part * 3 + rank + torch.arange(columns)) % MODULUS for rank, part in enumerate(parts)]
