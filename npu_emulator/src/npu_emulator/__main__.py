@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+# It is otherwise registered only where vllm-ascend imports its kernels.
+from . import vllm_ascend_kernels  # noqa: F401
 from .coverage import measure
 
 
