@@ -93,6 +93,11 @@ def no_converter_is_needed(body):
     return body(Upstream(), DEEPSEEK, torch.bfloat16)
 
 
+@demonstrates("verl.models.weight_loader_registry:get_weight_saver", DEEPSEEK_V3)
+def checkpoints_are_not_gathered_as_transformer_engines(body):
+    return body(Upstream(), "DeepseekV3ForCausalLM") == "upstream"
+
+
 @demonstrates("verl.utils.megatron_utils:get_transformer_layer_offset", DEEPSEEK_V3)
 def uneven_stages_have_their_own_offsets(body):
     return body(Upstream(), 1, None, SimpleNamespace(first_layer_of_stage=[0, 2].__getitem__))
@@ -298,6 +303,20 @@ def every_engine_has_a_seed_of_its_own(body):
 def half_new_weights_are_refused(body):
     with instead_of("verl_patches.features.reshard.generation.process_generation"):
         return asks_ours(lambda: body(Upstream(), SimpleNamespace(), None))
+
+
+@demonstrates(f"{ROLLOUT}.generate_sequences", MEASURE)
+def log_probs_of_the_samples_are_kept(body):
+    sample = SimpleNamespace(token_ids=[5], logprobs=[{5: SimpleNamespace(logprob=-0.5)}])
+    engine = SimpleNamespace(generate=lambda: [SimpleNamespace(outputs=[sample])])
+    batch = {"responses": torch.tensor([[5]])}
+
+    def upstream(rollout, prompts):
+        rollout.inference_engine.generate()
+        return SimpleNamespace(batch=batch)
+
+    body(upstream, SimpleNamespace(inference_engine=engine), None)
+    return {name: tensor.tolist() for name, tensor in batch.items()}
 
 
 @demonstrates(f"{MANAGER}.__enter__", RESHARD)

@@ -1,5 +1,7 @@
 """What the patches of vLLM-Ascend change."""
 
+from dataclasses import replace
+from enum import Enum
 from types import SimpleNamespace
 from unittest import mock
 
@@ -7,9 +9,11 @@ import torch
 
 from tests.demonstrations import Upstream, demonstrates
 from tests.demonstrations.vllm_patches import module_with
+from verl_patches.features import settings
 from verl_patches.features.dp_sync.agreement import AgreedForward
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL, RolloutSettings
 
 RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
 
@@ -31,6 +35,22 @@ def the_caches_configuration_is_kept(body):
     runner = SimpleNamespace()
     body(Upstream(), runner, "configuration")
     return vars(runner)
+
+
+class ExpertExchange(Enum):
+    """The two of vLLM-Ascend's ways that matter here."""
+
+    All2All = 1
+    MC2 = 2
+
+
+@demonstrates("vllm_ascend.ascend_forward_context:get_fused_moe_state", ROLLOUT_EXPERT_PARALLEL)
+def a_graph_decodes_through_the_fused_exchange_on_few_dies(body):
+    graph = SimpleNamespace(torchair_graph_config=SimpleNamespace(enabled=True))
+    spread = replace(settings.current(), rollout=RolloutSettings(expert_parallel_size=8))
+    with module_with("vllm_ascend.ascend_config", get_ascend_config=lambda: graph):
+        with mock.patch.object(settings, "current", return_value=spread):
+            return [body(lambda *call: ExpertExchange.All2All, 8, prefill).name for prefill in (False, True)]
 
 
 @demonstrates(f"{RUNNER}._get_torchair_lazy_compiled_model", RESIDENCY)

@@ -4,6 +4,8 @@ import torch
 import torch.distributed as dist
 import torch_npu
 
+from npu_emulator.operators.expert_exchange import find_group
+
 SIZE, CHOICES, EXPERTS_A_RANK = 6, 3, 3
 
 
@@ -121,6 +123,16 @@ def half_precision_sums_in_float32(ranks):
     torch.testing.assert_close(out.cpu(), expected)
 
 
+def a_communicator_is_found_behind_groups_without_one(ranks):
+    """vLLM makes groups of gloo for host tensors; they come before the group that is asked for."""
+    everyone = list(range(ranks.size))
+    host, later = dist.new_group(everyone, backend="gloo"), dist.new_group(everyone)
+    name = later._get_backend(ranks.device).get_hccl_comm_name(ranks.rank)
+    assert find_group(name, ranks.rank) is later
+    for group in (host, later):
+        dist.destroy_process_group(group)
+
+
 def what_mc2_does_not_do_is_said(ranks):
     case = Case(ranks, [4] * ranks.size)
     for name, value in {"quant_mode": 2, "shared_expert_rank_num": 1, "tp_world_size": 2}.items():
@@ -151,5 +163,6 @@ CHECKS = [
     experts_outputs_come_back_weighted,
     what_tells_the_way_back_is_used,
     half_precision_sums_in_float32,
+    a_communicator_is_found_behind_groups_without_one,
     what_mc2_does_not_do_is_said,
 ]

@@ -68,13 +68,15 @@ def rollout_placement(vllm_config: Any) -> RolloutPlacement:
         raise PlacementError("reshard does not support pipeline parallelism in the rollout")
     size = parallel.tensor_parallel_size * parallel.data_parallel_size
     graph = ascend.torchair_graph_config
+    # vLLM-Ascend at the cluster's pin has no parallel size of its own for the output layer.
+    output_layer = max(getattr(parallel, "lmhead_tp_size", 0), 0)
     placement = RolloutPlacement(
         tp=parallel.tensor_parallel_size,
         dp=parallel.data_parallel_size,
         ep=size if parallel.enable_expert_parallel else 1,
         instances=dist.get_world_size() // size,
         shared_expert_replicated=graph.enable_multistream_moe if graph.enabled else ascend.enable_prefill_optimizations,
-        lm_head_tp=parallel.lmhead_tp_size if parallel.lmhead_tp_size > 0 else None,
+        lm_head_tp=output_layer or None,
     )
     rank = dist.get_rank()
     expected = (placement.tp_rank(rank), placement.tp_dp_rank(rank))

@@ -21,7 +21,9 @@ def find_group(name: str, rank: int) -> dist.ProcessGroup:
     """The group of this process whose communicator has this name. RuntimeError if there is none."""
     device = torch.device("npu")
     for group in dist.distributed_c10d._world.pg_map:
-        if device in group._device_types and group._get_backend(device).get_hccl_comm_name(rank) == name:
+        backend = group._get_backend(device) if device in group._device_types else None
+        # A group of gloo alone serves tensors of every device, through the host, and has no communicator.
+        if hasattr(backend, "get_hccl_comm_name") and backend.get_hccl_comm_name(rank) == name:
             return group
     raise RuntimeError(f"there is no communicator {name!r} in this process")
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from verl_patches.models.mcore import registry
+from verl_patches.models.weight_loader_registry import get_weight_saver
 from verl_patches.utils.megatron_utils import get_transformer_layer_offset
 
 DEEPSEEK_V3 = SimpleNamespace(architectures=["DeepseekV3ForCausalLM"])
@@ -38,3 +39,9 @@ def test_layer_offset_comes_from_the_configuration_where_it_knows():
     uneven = SimpleNamespace(first_layer_of_stage=lambda stage: [0, 2][stage])
     assert get_transformer_layer_offset(never, 1, None, uneven) == 2
     assert get_transformer_layer_offset(arguments, 1, None, "even") == ((1, None, "even"), {})
+
+
+def test_checkpoints_of_deepseek_v3_name_the_way_to_huggingface_files():
+    assert get_weight_saver(arguments, "Qwen2ForCausalLM") == (("Qwen2ForCausalLM",), {})
+    with pytest.raises(NotImplementedError, match="scripts/export_hf.py"):
+        get_weight_saver(never, "DeepseekV3ForCausalLM")("model", dtype="bfloat16")

@@ -1,7 +1,8 @@
-"""verl's rollout draws new samples at every step and on every engine, and only with complete weights."""
+"""verl's rollout draws new samples every time, with whole weights only, and returns how likely they were."""
 
 from overlay import wrap
 from verl_patches.features.compatibility import ROLLOUT_SEED
+from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.reshard.feature import RESHARD
 
 
@@ -41,3 +42,23 @@ def generate_sequences(upstream, self, prompts, **options):
 
     process_generation().require_whole()
     return upstream(self, prompts, **options)
+
+
+@wrap(
+    "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout.generate_sequences",
+    feature=MEASURE,
+    evidence="executed",
+    why="verl at the cluster's commit asks vLLM for the log-probs of its samples and drops them; without them nothing "
+    "shows how far rollout and training are apart",
+    upstream="not forwarded: verl returns them since 0.4.0",
+    remove_when="the cluster's verl returns rollout_log_probs",
+)
+def generate_sequences_with_log_probs(upstream, self, prompts, **options):
+    from verl_patches.features.measure.rollout_log_probs import log_probs_of, observed_outputs
+
+    with observed_outputs(self.inference_engine) as outputs:
+        generated = upstream(self, prompts, **options)
+    responses = generated.batch["responses"]
+    if "rollout_log_probs" not in generated.batch.keys():
+        generated.batch["rollout_log_probs"] = log_probs_of(outputs, responses.size(1)).to(responses.device)
+    return generated

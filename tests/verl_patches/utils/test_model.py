@@ -1,0 +1,68 @@
+"""verl's models are filled from the folder that verl's own helper gives, at the cluster's commit and later."""
+
+from contextlib import ExitStack
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+from tests.demonstrations.vllm_patches import module_with
+from verl_patches.utils.model import load_megatron_gptmodel_weights
+
+DEEPSEEK = SimpleNamespace(architectures=["DeepseekV3ForCausalLM"])
+TABLE = SimpleNamespace(megatron=lambda placement, rank: "pieces", shapes={})
+
+
+class Node(dict):
+    """A node of the configuration: its keys are attributes too."""
+
+    __getattr__ = dict.__getitem__
+
+
+def never(*args, **kwargs):
+    raise AssertionError("upstream must not be called")
+
+
+def at_the_pin(path):
+    return f"copy of {path}"
+
+
+def at_the_release(path, use_shm=False):
+    return f"copy of {path}" + " in shared memory" * use_shm
+
+
+def folder_read(copy_to_local, model: dict[str, object], load_from_hf: str | None = None) -> str:
+    """The folder that the weights are read from, with this `copy_to_local` of verl's."""
+    read = mock.Mock()
+    parts = {
+        "verl_patches.features.reshard.tables.table_for": mock.Mock(return_value=TABLE),
+        "verl_patches.workers.sharding_manager.placements.train_placement": mock.Mock(),
+        "verl_patches.features.reshard.model_tensors.train_tensors": mock.Mock(),
+        "verl_patches.features.reshard.model_tensors.unwrapped": mock.Mock(),
+        "verl_patches.features.checkpoint.loading.ignored_prefixes": mock.Mock(),
+        "verl_patches.features.checkpoint.loading.load_from_huggingface": read,
+        "verl_patches.features.settings.current": lambda: SimpleNamespace(load_from_hf=load_from_hf),
+        "torch.distributed.get_rank": lambda: 0,
+    }
+    with module_with("verl.utils.fs", copy_to_local=copy_to_local), ExitStack() as stack:
+        for name, part in parts.items():
+            stack.enter_context(mock.patch(name, part))
+        load_megatron_gptmodel_weights(never, SimpleNamespace(model=Node(model)), DEEPSEEK, ["chunk"], None)
+    return read.call_args.args[0]
+
+
+@pytest.mark.parametrize("model", [{}, {"use_shm": False}])
+@pytest.mark.parametrize("copy_to_local", [at_the_pin, at_the_release])
+def test_the_path_alone_is_handed_over_unless_shared_memory_is_asked_for(copy_to_local, model):
+    assert folder_read(copy_to_local, {"path": "folder"} | model) == "copy of folder"
+
+
+def test_shared_memory_is_asked_for_where_verl_has_it():
+    model = {"path": "folder", "use_shm": True}
+    assert folder_read(at_the_release, model) == "copy of folder in shared memory"
+    with pytest.raises(TypeError, match="use_shm"):
+        folder_read(at_the_pin, model)
+
+
+def test_weights_of_their_own_are_not_copied():
+    assert folder_read(never, {"path": "folder"}, load_from_hf="weights") == "weights"

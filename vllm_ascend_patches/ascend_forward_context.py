@@ -1,0 +1,25 @@
+"""How vLLM-Ascend exchanges tokens between the dies that hold the experts."""
+
+from overlay import wrap
+from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
+
+
+@wrap(
+    "vllm_ascend.ascend_forward_context:get_fused_moe_state",
+    feature=ROLLOUT_EXPERT_PARALLEL,
+    why="below 16 dies it decodes through an all-to-all that reads its sizes on the host, which no graph can hold",
+    upstream="not forwarded: releases after 0.9.1 use the fused exchange on A3 for every number of dies",
+    remove_when="the pinned vLLM-Ascend chooses the fused exchange for graphs on any number of dies",
+    relies_on=["vllm_ascend.ascend_config:get_ascend_config"],
+)
+def get_fused_moe_state(upstream, ep_size, with_prefill):
+    from verl_patches.features import settings
+
+    chosen = upstream(ep_size, with_prefill)
+    if with_prefill or settings.current().rollout.expert_parallel_size == 1:
+        return chosen
+    from vllm_ascend.ascend_config import get_ascend_config
+
+    in_graph = get_ascend_config().torchair_graph_config.enabled
+    states = type(chosen)
+    return states.MC2 if in_graph and chosen is states.All2All else chosen
