@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,36 +15,48 @@ CLOCK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What one node says of itself. clock_offset: seconds ahead of the node that asks. tree: a hash of the overlay."""
+    """What one node says of itself. clock_offset: seconds ahead of the node that asks. tree: a hash of the overlay.
+
+    error: why the node could not say it; empty if it could.
+    """
 
     address: str
     npus: int
     clock_offset: float
     versions: dict[str, str]
     tree: str
+    error: str = ""
 
 
 def compare_nodes(nodes: Sequence[NodeFacts], count: int, dies: int) -> list[Finding]:
-    """Findings about the cluster; the first node is the one that others are held against."""
+    """Findings about the cluster; the first node that answers is the one that others are held against."""
+    first = next((node for node in nodes if not node.error), None)
     there = ", ".join(node.address for node in nodes)
     findings = [
         Finding("nodes", f"{len(nodes)} of {count}: {there}", "" if len(nodes) >= count else "start the missing ones")
     ]
     for node in nodes:
+        if node.error:
+            findings.append(
+                Finding(
+                    f"{node.address} overlay", node.error, "put the same checkout under the same path on every node"
+                )
+            )
+            continue
         short = f"start Ray there with --resources for {dies}" if node.npus < dies else ""
         findings.append(Finding(f"{node.address} NPUs", f"{node.npus} of {dies}", short))
-        apart = abs(node.clock_offset - nodes[0].clock_offset)
+        apart = abs(node.clock_offset - first.clock_offset)
         wrong = "set the clocks with chrony or ntpd" if apart > CLOCK_SECONDS else ""
         findings.append(Finding(f"{node.address} clock", f"{apart:.2f} s apart", wrong))
         other = [
             f"{name} {node.versions.get(name)} instead of {version}"
-            for name, version in nodes[0].versions.items()
+            for name, version in first.versions.items()
             if node.versions.get(name) != version
         ]
         findings.append(
             Finding(f"{node.address} pins", ", ".join(other) or "the same", "install the same image" if other else "")
         )
-        same = node.tree == nodes[0].tree
+        same = node.tree == first.tree
         findings.append(
             Finding(
                 f"{node.address} overlay",
@@ -70,9 +82,11 @@ def ask_nodes(address: str, root: Path) -> list[NodeFacts]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from scripts.examination.node import versions
-
     def report() -> tuple[float, dict[str, str], str]:
+        # Imported there, and not sent with the question: a node without the checkout is to say so.
+        from scripts.examination.cluster import tree_hash
+        from scripts.examination.node import versions
+
         return time.time(), versions(), tree_hash(root)
 
     ray.init(
@@ -84,13 +98,23 @@ def ask_nodes(address: str, root: Path) -> list[NodeFacts]:
             (node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeManagerAddress"]
         ):
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            asking = ray.remote(num_cpus=0)(report).options(scheduling_strategy=there)
-            ray.get(asking.remote())  # starts the process, which takes seconds
-            begun = time.time()
-            clock, installed, tree = ray.get(asking.remote())
-            offset = clock - (begun + time.time()) / 2
+            asking = ray.remote(num_cpus=0, max_retries=0)(report).options(scheduling_strategy=there)
             npus = int(node["Resources"].get("NPU", 0))
-            facts.append(NodeFacts(node["NodeManagerAddress"], npus, offset, installed, tree))
+            facts.append(_ask_node(node["NodeManagerAddress"], npus, lambda asking=asking: ray.get(asking.remote())))
         return facts
     finally:
         ray.shutdown()
+
+
+def _ask_node(address: str, npus: int, answer: Callable[[], tuple[float, dict[str, str], str]]) -> NodeFacts:
+    """Ask one node twice, because the first question starts a process, which takes seconds."""
+    from ray.exceptions import RayError
+
+    try:
+        answer()
+        begun = time.time()
+        clock, installed, tree = answer()
+    except RayError as error:
+        said = str(error).strip().splitlines()[-1]
+        return NodeFacts(address, npus, 0.0, {}, "", error=f"does not answer: {said}")
+    return NodeFacts(address, npus, clock - (begun + time.time()) / 2, installed, tree)

@@ -15,16 +15,17 @@ Usage: bash scripts/train_deepseekv3_256die_{random_init,true_weight}.sh [OPTION
 
 Start it on every node of the cluster, in any order and with the same arguments. The node whose address is MASTER_ADDR
 starts Ray, waits for the others, trains, and stops Ray; the others give it their dies until then. Everything it starts,
-it stops. A second start after a crash stops first what the first one left behind.
+it stops. A start after a crash stops first what the crashed one left behind; a second start beside a job that runs is
+refused.
 
   --cluster FILE    settings of the cluster (default: scripts/env/a3_256_dies.env)
   --dry-run         print the settings and the commands of this node, and start nothing
-  --stop            stop what an earlier start left behind on this node, and nothing else
+  --stop            end the job on this node and what an earlier start left behind, and nothing else
   --help            print this
   -- KEY=VALUE...   Hydra overrides for the training, such as trainer.total_training_steps=2; the head's count
 
-Exit codes: 0 done; 1 the training failed; 2 settings, configuration or arguments refused; 3 Ray could not be started;
-4 the head or other nodes did not come in time; 5 Ray on this node ended early; 130 Ctrl-C; 143 terminated.
+Exit codes: 0 done; 1 the training failed; 2 settings, configuration or arguments refused; 3 Ray could not be started,
+or a job already runs; 4 the head or other nodes did not come in time; 5 Ray on this node ended early; 130 Ctrl-C; 143 terminated.
 USAGE
 }
 
@@ -54,11 +55,12 @@ main() {
     done
     cluster_read "$cluster"
     network_find_node
+    cluster_prepare
     ray_node_prepare
     training_prepare "$project_root" "$configuration"
     case $action in
         show) training_show ;;
-        stop) process_end_noted ;;
+        stop) process_stop_node ;;
         run) training_run ;;
     esac
 }

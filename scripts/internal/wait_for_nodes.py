@@ -1,11 +1,21 @@
 #!/usr/bin/env python3
-"""Waits until enough nodes with enough NPUs have joined a Ray cluster. Exit codes: 0 they have, 1 not in time."""
+"""Waits until enough nodes with enough NPUs have joined a Ray cluster, and holds them against each other.
+
+Exit codes: 0 they are there and agree, 1 not in time, 3 they differ in what they run. Another one: Ray does not answer.
+A clock that is off is told, and ends nothing.
+"""
 
 import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from scripts.examination.cluster import NodeFacts, ask_nodes, compare_nodes  # noqa: E402
 
 _SECONDS_BETWEEN_LINES = 10
 
@@ -42,6 +52,14 @@ def wait_for_nodes(
         sleep(interval)
 
 
+def agree(facts: Sequence[NodeFacts], nodes: int, dies: int) -> bool:
+    """Prints what is bad about the nodes; False if they run different code."""
+    bad = [finding for finding in compare_nodes(facts, nodes, dies) if finding.remedy]
+    for finding in bad:
+        print(finding.line(), flush=True)
+    return all(finding.what.endswith(" clock") for finding in bad)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Joins the cluster as a driver and waits; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -55,9 +73,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     ray.init(address=options.address, log_to_driver=False, logging_level="ERROR")
     try:
-        return 0 if wait_for_nodes(ray.nodes, options.nodes, options.dies, options.timeout, options.interval) else 1
+        if not wait_for_nodes(ray.nodes, options.nodes, options.dies, options.timeout, options.interval):
+            return 1
     finally:
         ray.shutdown()
+    return 0 if agree(ask_nodes(options.address, ROOT), options.nodes, options.dies) else 3
 
 
 if __name__ == "__main__":

@@ -16,10 +16,11 @@ cluster_read() {
     declare -gA cluster_given=()
     declare -ga cluster_names=() cluster_exports=()
     while IFS= read -r line || [[ -n $line ]]; do
-        line=${line%%#*}
+        # A comment begins a line, or follows a space: a path may hold a #.
+        line=${line%%[[:space:]]#*}
         line="${line#"${line%%[![:space:]]*}"}"
         line="${line%"${line##*[![:space:]]}"}"
-        [[ -n $line ]] || continue
+        [[ -n $line && $line != \#* ]] || continue
         [[ $line =~ ^([A-Za-z][A-Za-z0-9_]*)=(.*)$ ]] || fail "$file: \"$line\" is no NAME=value line."
         name=${BASH_REMATCH[1]} value=${BASH_REMATCH[2]}
         [[ -z ${cluster_given[$name]+set} ]] || fail "$file sets $name twice; keep one."
@@ -41,43 +42,56 @@ cluster_check() {
         [[ -n ${cluster_given[$name]:-} ]] || fail "$file does not set $name; scripts/env/a3_256_dies.env says what it is."
     done
     for name in "${cluster_names[@]}"; do
+        [[ ${cluster_given[$name]} != [\"\']* ]] ||
+            fail "$file: $name begins with a quote; values are taken as they stand, so write it without quotes."
         [[ ${cluster_given[$name]} != *[\<\>]* ]] || fail "$file: $name is still the placeholder ${cluster_given[$name]}; fill it in."
     done
     for name in "${CLUSTER_NUMBERS[@]}"; do
         argument_require_number "$name in $file" "${cluster_given[$name]}" 1
     done
+    [[ $MASTER_ADDR =~ ^[0-9]+(\.[0-9]+){3}$ ]] ||
+        fail "$file: MASTER_ADDR is \"$MASTER_ADDR\": give the IPv4 address of the head; nodes compare it with their own."
     [[ $POLL_S =~ ^[0-9]+(\.[0-9]+)?$ ]] || fail "$file: POLL_S is \"$POLL_S\": give seconds, such as 5 or 0.5."
     [[ $ALLOW_PUBLIC_ADDRESS == yes || $ALLOW_PUBLIC_ADDRESS == no ]] || fail "$file: ALLOW_PUBLIC_ADDRESS is yes or no."
     ((RAY_PORT <= 65535)) || fail "$file: RAY_PORT is $RAY_PORT: a port is at most 65535."
 }
 
-# Exports what the software of the job reads, after the vendor's own scripts, so that the file has the last word.
-cluster_export() {
-    local script scripts=() entry
+# Works out cluster_scripts, the vendor's scripts to source, and cluster_environment (NAME=value), which is exported after
+# them, so that the file has the last word.
+cluster_prepare() {
+    local entry
+    declare -ga cluster_scripts=() cluster_environment=("${cluster_exports[@]}")
     if [[ $CANN_ENV != none ]]; then
-        IFS=: read -ra scripts <<<"$CANN_ENV"
+        IFS=: read -ra cluster_scripts <<<"$CANN_ENV"
     fi
-    for script in "${scripts[@]}"; do
-        [[ -r $script ]] || fail "CANN_ENV: $script cannot be read; install CANN there, correct the path, or set none."
-        # The vendor's scripts read variables that need not exist.
-        set +u
-        # shellcheck source=/dev/null
-        source "$script"
-        set -u
-    done
-    for entry in "${cluster_exports[@]}"; do
-        export "${entry?}"
+    for entry in "${cluster_scripts[@]}"; do
+        [[ -r $entry ]] || fail "CANN_ENV: $entry cannot be read; install CANN there, correct the path, or set none."
     done
     if [[ $JEMALLOC != none ]]; then
         [[ -r $JEMALLOC ]] || fail "JEMALLOC: $JEMALLOC cannot be read; install jemalloc, correct the path, or set none."
-        export LD_PRELOAD=$JEMALLOC
+        cluster_environment+=("LD_PRELOAD=$JEMALLOC")
     fi
-    export HCCL_SOCKET_IFNAME=$network_interface GLOO_SOCKET_IFNAME=$network_interface TP_SOCKET_IFNAME=$network_interface
+    cluster_environment+=({HCCL,GLOO,TP}_SOCKET_IFNAME="$network_interface")
     if [[ $RAY_TLS_DIR != none ]]; then
         for entry in ca.crt node.crt node.key; do
             [[ -r $RAY_TLS_DIR/$entry ]] || fail "RAY_TLS_DIR: $RAY_TLS_DIR/$entry cannot be read; see docs/cluster.md."
         done
-        export RAY_USE_TLS=1 RAY_TLS_CA_CERT=$RAY_TLS_DIR/ca.crt
-        export RAY_TLS_SERVER_CERT=$RAY_TLS_DIR/node.crt RAY_TLS_SERVER_KEY=$RAY_TLS_DIR/node.key
+        cluster_environment+=(RAY_USE_TLS=1 "RAY_TLS_CA_CERT=$RAY_TLS_DIR/ca.crt")
+        cluster_environment+=("RAY_TLS_SERVER_CERT=$RAY_TLS_DIR/node.crt" "RAY_TLS_SERVER_KEY=$RAY_TLS_DIR/node.key")
     fi
+}
+
+# Sources and exports what cluster_prepare has worked out.
+cluster_export() {
+    local script entry
+    for script in "${cluster_scripts[@]}"; do
+        # The vendor's scripts read variables that need not exist, and go on after commands that fail.
+        set +u
+        # shellcheck source=/dev/null
+        source "$script" || fail "CANN_ENV: $script ended with code $?; run it by hand to see why."
+        set -u
+    done
+    for entry in "${cluster_environment[@]}"; do
+        export "${entry?}"
+    done
 }

@@ -1,7 +1,9 @@
 # shellcheck shell=bash
-# Processes that this launcher started, by the session that each of them leads. Needs terminal.sh and the settings of
-# cluster.sh, and process_notes, the file in which this node's processes are noted.
-# shellcheck disable=SC2154 # ray_node.sh sets process_notes
+# Processes that this launcher started, by the session that each of them leads. Needs terminal.sh, the settings of
+# cluster.sh, and from ray_node.sh process_notes, the file in which this node's processes are noted.
+# shellcheck disable=SC2154 # ray_node.sh sets process_notes, EXIT_RAY
+
+process_lock="" # file descriptor of the lock that keeps the node for this launcher
 
 # Prints when process PID was born, in clock ticks since boot; nothing if there is none.
 process_birth() {
@@ -37,10 +39,40 @@ process_end_session() {
     done
 }
 
+# Keeps this node for this launcher, so that a second start does not end what the first one runs. The kernel gives the
+# lock back when the launcher ends, however it ends; nothing that it starts inherits it.
+process_keep_node() {
+    exec {process_lock}<>"$process_notes.lock"
+    flock --nonblock "$process_lock" ||
+        quit "$EXIT_RAY" "This node already runs a job (process $(cut -d ' ' -f 1 "$process_notes.lock")) with this MASTER_ADDR and RAY_PORT: wait for its end, or end it with --stop."
+    printf '%s %s\n' "$$" "$(process_birth "$$")" >"$process_notes.lock"
+}
+
+# Ends a launcher that runs on this node, with what it runs, and what an earlier one left behind.
+process_stop_node() {
+    local pid birth
+    if [[ ! -e $process_notes.lock ]]; then
+        say "nothing of this launcher runs on this node"
+        return
+    fi
+    exec {process_lock}<>"$process_notes.lock"
+    if ! flock --nonblock "$process_lock"; then
+        read -r pid birth <"$process_notes.lock"
+        if [[ -n $birth && $(process_birth "$pid") == "$birth" ]]; then
+            say "ending the job of process $pid"
+            kill -TERM "$pid"
+            # It ends the training, then Ray, and each may take its time.
+            flock --wait $((2 * STOP_TIMEOUT_S + 10)) "$process_lock" || kill -KILL "$pid"
+        fi
+    fi
+    process_end_noted
+}
+
 # Turns this shell, a background one, into a command in a session of its own. It notes itself first, so that a later start
 # can end it even if this one is killed at once.
 process_become() {
     local pid=$BASHPID
+    exec {process_lock}>&-
     printf '%s %s\n' "$pid" "$(process_birth "$pid")" >>"$process_notes"
     exec setsid "$@"
 }

@@ -13,15 +13,23 @@ ray_node_prepare() {
     declare -ga ray_command
     ray_folder=/tmp/ray-$(id -un)-$RAY_PORT
     process_notes=$ray_folder/$network_address.processes
-    ray_command=(ray start --block --disable-usage-stats --node-ip-address="$network_address")
+    ray_command=(python3 scripts/internal/start_ray.py start --block --disable-usage-stats)
+    ray_command+=(--node-ip-address="$network_address")
     ray_command+=(--resources="{\"NPU\": $DIES_PER_NODE}" --num-cpus="$(ray_node_slots)")
     if [[ $network_role == head ]]; then
         ray_command+=(--head --port="$RAY_PORT" --temp-dir="$ray_folder")
-        # Ray 2.46 has no password: whoever reaches the dashboard can run commands.
         ray_command+=(--include-dashboard=false)
     else
         ray_command+=(--address="$MASTER_ADDR:$RAY_PORT")
     fi
+}
+
+# Makes Ray's folder. Others may write in /tmp too, so it has to be ours alone.
+ray_node_folder() {
+    mkdir -p "$ray_folder" || fail "$ray_folder cannot be made; Ray needs it for its sockets and logs."
+    [[ -d $ray_folder && ! -L $ray_folder && -O $ray_folder ]] ||
+        fail "$ray_folder belongs to somebody else: remove it, or choose another RAY_PORT on all nodes."
+    chmod 700 "$ray_folder"
 }
 
 # Prints the CPU slots of a node: Ray counts logical ones, and verl places a worker a die and two actors beside them.
@@ -37,8 +45,6 @@ ray_node_start() {
     if [[ $network_role == head ]] && network_answers "$network_address" "$RAY_PORT"; then
         quit "$EXIT_RAY" "$network_address:$RAY_PORT is taken by $(network_listener "$RAY_PORT"), and not by an earlier start of this launcher: stop that Ray, or choose another RAY_PORT on all nodes."
     fi
-    mkdir -p "$ray_folder"
-    chmod 700 "$ray_folder"
     process_become "${ray_command[@]}" >>"$log" 2>&1 &
     ray_process=$!
     [[ $network_role == head ]] || return 0
@@ -46,8 +52,15 @@ ray_node_start() {
     ((status == 0)) || quit "$EXIT_RAY" "Ray did not start on this node; the reason is in $log."
 }
 
+# Whether our own Ray still runs.
+ray_node_runs() {
+    kill -0 "$ray_process" 2>/dev/null
+}
+
 # Ends our own Ray and waits until all of its processes have gone.
 ray_node_stop() {
+    # A second signal must not cut this short.
+    trap '' INT TERM HUP
     ((ray_process)) || return 0
     process_end_session "$ray_process"
     ray_process=0

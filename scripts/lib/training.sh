@@ -7,6 +7,8 @@ training_prepare() {
     local root=$1 configuration=$2 output=$OUTPUT_DIR start
     start=$(date +%Y%m%d-%H%M%S)
     [[ $output == /* ]] || output=$root/$output
+    # A clock that was set back must not mix two runs.
+    [[ ! -e $output/$start ]] || start+=-$$
     declare -g training_root=$root training_child=0 training_folder=$output/$start
     # All nodes may share the output's file system.
     [[ $network_role == head ]] || training_folder=$output/nodes/$network_address/$start
@@ -21,6 +23,7 @@ training_prepare() {
         "trainer.default_local_dir=$(training_quoted "$output/checkpoints")"
         "${overrides[@]}"
     )
+    declare -ga training_check=("${training_command[@]}" --print-config)
     declare -ga training_wait=(
         python3 scripts/internal/wait_for_nodes.py --address "$MASTER_ADDR:$RAY_PORT" --nodes "$NODES"
         --dies "$DIES_PER_NODE" --timeout "$NODES_TIMEOUT_S" --interval "$POLL_S"
@@ -33,33 +36,47 @@ training_quoted() {
     printf "'%s'" "${escaped//\'/\\\'}"
 }
 
-# Prints what this node would do.
+# Prints what this node would do: lines that begin with source, export, cd and run are what it runs, in this order.
 training_show() {
     local name
     say "node $network_address on $network_interface: $network_role of $NODES nodes with $DIES_PER_NODE dies each"
     for name in "${CLUSTER_SETTINGS[@]}"; do
         say "setting $name=${cluster_given[$name]}"
     done
-    for name in "${cluster_exports[@]}" {HCCL,GLOO,TP}_SOCKET_IFNAME="$network_interface"; do
-        say "export $name"
+    for name in "${cluster_scripts[@]}"; do
+        say "source $(printf '%q' "$name")"
     done
-    say "start $(printf '%q ' "${ray_command[@]}")"
-    if [[ $network_role == head ]]; then
-        say "run $(printf '%q ' "${training_wait[@]}")"
-        say "run $(printf '%q ' "${training_command[@]}")"
-    fi
+    for name in "${cluster_environment[@]}"; do
+        say "export ${name%%=*}=$(printf '%q' "${name#*=}")"
+    done
+    # shellcheck disable=SC2016 # to be expanded after the lines above
+    say "export PYTHONPATH=$(printf '%q' "$training_root")"'${PYTHONPATH:+:$PYTHONPATH}'
+    say "cd $(printf '%q' "$training_root")"
+    [[ $network_role == worker ]] || training_show_command "${training_check[@]}"
+    training_show_command "${ray_command[@]}"
+    [[ $network_role == worker ]] || training_show_command "${training_wait[@]}"
+    [[ $network_role == worker ]] || training_show_command "${training_command[@]}"
+}
+
+# Prints a command as a shell would take it.
+training_show_command() {
+    local quoted
+    printf -v quoted '%q ' "$@"
+    say "run ${quoted% }"
 }
 
 # Does this node's part and ends with the exit code that tells how it went.
 training_run() {
+    ray_node_folder
+    process_keep_node
     process_end_noted
     cluster_export
     export PYTHONPATH=$training_root${PYTHONPATH:+:$PYTHONPATH}
     # An address in the user's environment would lead to another Ray.
     unset RAY_ADDRESS
     cd "$training_root" || fail "$training_root cannot be entered."
-    [[ $network_role == worker ]] || training_check
-    mkdir -p "$training_folder"
+    [[ $network_role == worker ]] || training_refuse
+    mkdir -p "$training_folder" || fail "OUTPUT_DIR: $training_folder cannot be made; correct the path, or make room."
     trap 'training_interrupted 130' INT
     trap 'training_interrupted 143' TERM HUP
     trap ray_node_stop EXIT
@@ -72,9 +89,9 @@ training_run() {
 }
 
 # Refuses a configuration that cannot run before anything is started.
-training_check() {
+training_refuse() {
     local said
-    said=$("${training_command[@]}" --print-config 2>&1 >/dev/null) || fail "${said##*error: }"
+    said=$("${training_check[@]}" 2>&1 >/dev/null) || fail "${said##*error: }"
 }
 
 # The head: Ray, the other nodes, the training.
@@ -82,10 +99,30 @@ training_lead() {
     local status=0
     ray_node_start "$ray_log"
     training_child_run "${training_wait[@]}" || status=$?
-    ((status == 0)) || quit "$EXIT_MISSING" "Not all of the $NODES nodes joined within $NODES_TIMEOUT_S s: start this script on the missing ones, and look at their logs."
+    case $status in
+        0) ;;
+        1) quit "$EXIT_MISSING" "Not all of the $NODES nodes joined within $NODES_TIMEOUT_S s: start this script on the missing ones, and look at their logs." ;;
+        3) fail "The nodes differ, as the lines above say: mend that, and start again." ;;
+        *) training_ray_ended "$status" ;;
+    esac
     training_child_run "${training_command[@]}" || status=$?
-    ((status == 0)) || quit "$status" "The training failed with exit code $status; the log is $training_log."
+    ray_node_runs || training_ray_ended "$status"
+    ((status == 0)) || quit 1 "The training failed with $(training_code "$status"); the log is $training_log."
     say "done; results are in $training_folder"
+}
+
+# Ends the head where its own Ray has gone or does not answer.
+training_ray_ended() {
+    quit "$EXIT_RAY_ENDED" "Ray on this node does not answer any more ($(training_code "$1")); the reason is in $ray_log or $training_log."
+}
+
+# Prints an exit code in words.
+training_code() {
+    local words="exit code $1"
+    if (($1 > 128)); then
+        words+=" (signal $(kill -l "$1" 2>/dev/null || printf '%d' $(($1 - 128))))"
+    fi
+    printf '%s' "$words"
 }
 
 # Another node: gives its dies to the head's Ray until the head ends it.
@@ -94,10 +131,10 @@ training_follow() {
     network_wait "$MASTER_ADDR" "$RAY_PORT" "$HEAD_TIMEOUT_S" 0 "the head" ||
         quit "$EXIT_MISSING" "The head did not answer at $MASTER_ADDR:$RAY_PORT within $HEAD_TIMEOUT_S s: is it started, and is that its address?"
     ray_node_start "$ray_log"
-    say "joined the head at $MASTER_ADDR:$RAY_PORT with $DIES_PER_NODE dies"
+    say "giving $DIES_PER_NODE dies to the head at $MASTER_ADDR:$RAY_PORT until it ends the job"
     wait "$ray_process" || status=$?
     if network_answers "$MASTER_ADDR" "$RAY_PORT"; then
-        quit "$EXIT_RAY_ENDED" "Ray on this node ended with code $status although the head is there; the reason is in $ray_log."
+        quit "$EXIT_RAY_ENDED" "Ray on this node ended with $(training_code "$status") although the head is there; the reason is in $ray_log."
     fi
     say "the head has ended the job; how it went is in the head's log"
 }
@@ -106,7 +143,7 @@ training_follow() {
 training_child_run() {
     local status=0
     # Ctrl-C reaches every process of the terminal; what writes the log has to outlive the training.
-    process_become "$@" > >(trap '' INT; exec tee -a "$training_log") 2>&1 &
+    process_become "$@" > >(trap '' INT; exec {process_lock}>&-; exec tee -a "$training_log") 2>&1 &
     training_child=$!
     wait "$training_child" || status=$?
     training_child=0

@@ -157,6 +157,6 @@ def checkpoint_key() -> str:
 
 
 def read_environment(path: Path) -> dict[str, str]:
-    """Reads ``NAME=value`` lines; what follows a ``#`` is a comment."""
-    lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
+    """Reads ``NAME=value`` lines; a ``#`` that begins a line or follows a space begins a comment."""
+    lines = (re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip() for line in path.read_text().splitlines())
     return dict(line.split("=", 1) for line in lines if line)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 INTERFACE = "cable0"
@@ -24,6 +26,16 @@ class Node:
         mount = 'mkdir -p "$0" && mount -t tmpfs tmpfs "$0" && exec "$@"'
         return ["ip", "netns", "exec", self.name, "unshare", "--mount", "bash", "-c", mount, own_folder, *line]
 
+    def processes(self) -> list[int]:
+        """What runs in the namespace."""
+        return [int(number) for number in ip("netns", "pids", self.name).split()]
+
+    def kill(self) -> None:
+        """Kill what runs in the namespace."""
+        for number in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+
 
 def reason_why_not() -> str:
     """Why no namespaces can be made here; empty if they can."""
@@ -33,31 +45,36 @@ def reason_why_not() -> str:
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     if made.returncode:
         return f"network namespaces need privileges that are not here: {made.stderr.strip()}"
-    subprocess.run(["ip", "netns", "delete", name], check=True)
+    ip("netns", "delete", name)
     return ""
+
+
+def ip(*line: str) -> str:
+    """What the command ip prints. Raises RuntimeError with its own words if it fails."""
+    done = subprocess.run(["ip", *line], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ip {' '.join(line)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 @contextmanager
 def two_nodes() -> Iterator[tuple[Node, Node]]:
-    """Two nodes, 10.91.7.1 and 10.91.7.2, that reach each other and nothing else."""
+    """Two nodes, 10.91.7.1 and 10.91.7.2, that reach each other and nothing else.
+
+    At the end what still runs in them is killed, and they are deleted with their cable; nothing else is touched.
+    """
     mark = uuid.uuid4().hex[:6]
     nodes = Node(f"head-{mark}", "10.91.7.1"), Node(f"worker-{mark}", "10.91.7.2")
-
-    def ip(*line: str) -> None:
-        subprocess.run(["ip", *line], check=True, capture_output=True)
-
-    try:
+    with ExitStack() as made:
         for node in nodes:
             ip("netns", "add", node.name)
-        ends = [f"c{mark}{side}" for side in "ab"]
-        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for node, end in zip(nodes, ends, strict=True):
-            ip("link", "set", end, "netns", node.name)
-            ip("-n", node.name, "link", "set", end, "name", INTERFACE)
+            made.callback(ip, "netns", "delete", node.name)
+            made.callback(node.kill)
+        # Made in the namespaces, the cable goes with them.
+        first, second = (node.name for node in nodes)
+        ip("link", "add", INTERFACE, "netns", first, "type", "veth", "peer", "name", INTERFACE, "netns", second)
+        for node in nodes:
             ip("-n", node.name, "address", "add", f"{node.address}/24", "dev", INTERFACE)
             ip("-n", node.name, "link", "set", INTERFACE, "up")
             ip("-n", node.name, "link", "set", "lo", "up")
         yield nodes
-    finally:
-        for node in nodes:
-            subprocess.run(["ip", "netns", "delete", node.name], capture_output=True)

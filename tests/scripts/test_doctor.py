@@ -124,8 +124,8 @@ def test_paths(tmp_path):
     assert remedies(node.paths(given)).keys() == {"TRAIN_FILES", "TEST_FILES"}
 
 
-def facts(address="10.0.0.1", npus=16, offset=0.0, versions=(("verl", "0.4.0"),), tree="a") -> NodeFacts:
-    return NodeFacts(address, npus, offset, dict(versions), tree)
+def facts(address="10.0.0.1", npus=16, offset=0.0, versions=(("verl", "0.4.0"),), tree="a", error="") -> NodeFacts:
+    return NodeFacts(address, npus, offset, dict(versions), tree, error)
 
 
 def test_nodes_that_agree_are_well():
@@ -139,11 +139,17 @@ def test_nodes_that_agree_are_well():
         (facts("b", offset=-3.0), "b clock", "chrony"),
         (facts("b", versions=(("verl", "0.3"),)), "b pins", "the same image"),
         (facts("b", tree="z"), "b overlay", "the same checkout"),
+        (facts("b", versions=(), error="does not answer: no module"), "b overlay", "under the same path"),
     ],
 )
 def test_a_node_that_differs_is_named(other, what, remedy):
     found = remedies(compare_nodes([facts(), other], 2, 16))
     assert found.keys() == {what} and remedy in found[what]
+
+
+def test_nodes_are_held_against_the_first_that_answers():
+    silent, one, two = facts("a", error="does not answer: x"), facts("b", offset=5.0), facts("c", offset=5.2)
+    assert remedies(compare_nodes([silent, one, two], 3, 16)).keys() == {"a overlay"}
 
 
 def test_missing_nodes_are_bad():

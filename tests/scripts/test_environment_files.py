@@ -1,10 +1,13 @@
 """Every variable of scripts/env/ has a reader that its line names, and that reader knows it."""
 
 import re
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from scripts.rehearsal.plan import read_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "scripts" / "env").glob("*.env"))
@@ -60,6 +63,20 @@ def test_every_variable_has_the_reader_that_is_named(file):
     assert [name for name, reader in found if not has_reader(name, reader)] == []
 
 
+def test_the_shell_and_python_read_a_file_alike(tmp_path):
+    file = tmp_path / "some.env"
+    file.write_text("# all\n  A=1   # one\nB=/a#b/c d #e # f\n\n#C=3\nD=x=y\t# tab\nE=#5\n F=6 \n")
+    script = f"""
+        for part in terminal arguments cluster; do source {ROOT}/scripts/lib/$part.sh; done
+        cluster_check() {{ :; }}
+        cluster_read {file}
+        printf '%s\\n' "${{cluster_exports[@]}}"
+    """
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
+    expected = {"A": "1", "B": "/a#b/c d", "D": "x=y", "E": "#5", "F": "6"}
+    assert dict(line.split("=", 1) for line in done.stdout.splitlines()) == read_environment(file) == expected
+
+
 @pytest.mark.parametrize("reader", ["vllm", "ray", "hccl", "launcher", "torch"])
 def test_a_variable_that_nobody_reads_is_found(reader):
     assert not has_reader("ASCEND_NPU_SLEEP_DISABLE", reader)
@@ -67,8 +84,11 @@ def test_a_variable_that_nobody_reads_is_found(reader):
 
 def test_variables_that_the_launcher_sets_itself_have_readers():
     text = (ROOT / "scripts" / "lib" / "cluster.sh").read_text()
-    exported = set(re.findall(r"\b([A-Z][A-Z_]+)=\$", "\n".join(re.findall(r"^ *export (.*)$", text, re.MULTILINE))))
-    exported |= set(re.findall(r"export (RAY_USE_TLS)=", text))
+    parts = re.findall(r"cluster_environment\+=\((.*)\)$", text, re.MULTILINE)
+    words = " ".join(parts).replace(
+        "{HCCL,GLOO,TP}_SOCKET_IFNAME=", "HCCL_SOCKET_IFNAME= GLOO_SOCKET_IFNAME= TP_SOCKET_IFNAME="
+    )
+    exported = set(re.findall(r"\b([A-Z][A-Z_]+)=", words))
     readers = {"GLOO_SOCKET_IFNAME": "torch", "TP_SOCKET_IFNAME": "torch", "RAY_USE_TLS": "ray"}
     readers |= {name: "ray" for name in ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY")}
     # HCCL's documentation, and the dynamic linker's.

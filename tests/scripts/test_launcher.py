@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -26,7 +27,7 @@ case "$*" in
     *route*) echo "$4 dev net0 src $NODE_ADDRESS" ;;
 esac
 """
-# Stands for Ray: a head listens until it is ended; a worker lasts as long as the head answers.
+# Stands for `ray start`: a head listens until it is ended; a worker lasts as long as the head answers.
 RAY = """#!/bin/bash
 echo "ray $*" >>"$CALLS"
 [[ ! -e $TOOLS/ray-fails ]] || { echo "ray broke"; exit 1; }
@@ -35,18 +36,31 @@ exec "$PYTHON_OF_TESTS" "$TOOLS/ray.py" "$NODE_ADDRESS" "$@"
 RAY_PROGRAM = """
 import os, signal, socket, sys, time
 address, arguments = sys.argv[1], sys.argv[2:]
-def end(*_):
+tools = os.environ["TOOLS"]
+def note(what):
     with open(os.environ["CALLS"], "a") as calls:
-        calls.write("ray ended\\n")
+        calls.write(what + "\\n")
+def end(*_):
+    if os.path.exists(tools + "/ray-lingers"):
+        note("lingers")
+        while os.path.exists(tools + "/ray-lingers"):
+            time.sleep(0.02)
+    note("ray ended")
     os._exit(0)
 signal.signal(signal.SIGTERM, end)
 options = dict(argument.lstrip("-").split("=", 1) for argument in arguments if "=" in argument)
 if "--head" in arguments:
     listener = socket.create_server((address, int(options["port"])))
-    while True:
-        listener.accept()[0].close()
+    listener.settimeout(0.05)
+    while not os.path.exists(tools + "/ray-dies"):
+        try:
+            listener.accept()[0].close()
+        except TimeoutError:
+            pass
+    note("ray died")
+    sys.exit(9)
 host, port = options["address"].rsplit(":", 1)
-while not os.path.exists(os.environ["TOOLS"] + "/ray-dies"):
+while not os.path.exists(tools + "/ray-dies"):
     try:
         socket.create_connection((host, int(port)), 1).close()
     except OSError:
@@ -55,7 +69,10 @@ while not os.path.exists(os.environ["TOOLS"] + "/ray-dies"):
 sys.exit(9)
 """
 PYTHON = """#!/bin/bash
+printf '%q ' "$@" >>"$TOOLS/arguments"
+echo >>"$TOOLS/arguments"
 case "$*" in
+    *start_ray.py*) shift; exec "$TOOLS/ray" "$@" ;;
     *--print-config*)
         echo "check" >>"$CALLS"
         [[ ! -e $TOOLS/refuse ]] || { echo "error: 6 dies cannot hold" >&2; exit 2; }
@@ -77,6 +94,11 @@ case "$*" in
             echo "training hangs"
             while :; do sleep 0.05; done
         fi
+        if [[ -e $TOOLS/train-ends-ray ]]; then
+            touch "$TOOLS/ray-dies"
+            until grep -q "ray died" "$CALLS"; do sleep 0.02; done
+        fi
+        [[ ! -e $TOOLS/train-says ]] || cat "$TOOLS/train-says"
         echo "step 1"
         exit "$(cat "$TOOLS/train-code" 2>/dev/null || echo 0)"
         ;;
@@ -112,10 +134,10 @@ class Machine:
             "POLL_S": 0.02,
         }
 
-    def start(self, *arguments: str, **changed: object) -> subprocess.Popen:
-        """Start the launcher with settings `changed`; it leads a process group, as a job of a terminal does."""
-        settings = write_cluster_file(self.folder / "cluster.env", **(self.settings | changed))
-        environment = {
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the launcher finds in its environment."""
+        return {
             "PATH": f"{self.tools}:/usr/bin:/bin",
             "HOME": str(self.folder),
             "CALLS": str(self.calls_file),
@@ -123,9 +145,13 @@ class Machine:
             "NODE_ADDRESS": self.address,
             "PYTHON_OF_TESTS": sys.executable,
         }
+
+    def start(self, *arguments: str, **changed: object) -> subprocess.Popen:
+        """Start the launcher with settings `changed`; it leads a process group, as a job of a terminal does."""
+        settings = write_cluster_file(self.folder / "cluster.env", **(self.settings | changed))
         return subprocess.Popen(
             ["bash", str(LAUNCHER), "--cluster", str(settings), *arguments],
-            env=environment,
+            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -232,7 +258,7 @@ def test_a_worker_joins_and_ends_with_the_head(worker, port):
     _close(listener)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 0, said
-    assert "joined the head" in said and "the head has ended the job" in said
+    assert "giving 4 dies to the head" in said and "the head has ended the job" in said
 
 
 def _accept(listener: socket.socket) -> None:
@@ -281,7 +307,7 @@ def test_a_ray_that_ends_early_on_a_worker_is_five(worker, port):
     worker.set("ray-dies")
     said = process.communicate(timeout=60)[0]
     _close(listener)
-    assert process.returncode == 5 and "ended with code 9 although the head is there" in said
+    assert process.returncode == 5 and "ended with exit code 9 although the head is there" in said
 
 
 def test_a_ray_that_does_not_start_is_three(head):
@@ -363,11 +389,121 @@ def test_a_signal_ends_training_and_ray(head, port, number, code):
     assert head.calls[-3:] == ["train", "training", "ray ended"] and not answers(port)
 
 
-def test_a_failed_training_hands_on_its_code_and_stops_ray(head, port):
+@pytest.mark.parametrize(
+    ("ended", "says"), [(1, "exit code 1"), (4, "exit code 4"), (137, "exit code 137 (signal KILL)")]
+)
+def test_a_failed_training_is_one_whatever_its_own_code_and_stops_ray(head, port, ended, says):
+    head.set("train-code", str(ended))
+    code, said = head.run()
+    assert code == 1 and f"The training failed with {says}; the log is" in said
+    assert head.calls[-1] == "ray ended" and not answers(port)
+
+
+def test_a_ray_of_the_head_that_ends_during_the_training_is_five(head):
+    head.set("train-ends-ray")
     head.set("train-code", "1")
     code, said = head.run()
-    assert code == 1 and "The training failed with exit code 1; the log is" in said
+    assert code == 5 and "Ray on this node does not answer any more (exit code 1)" in said
+
+
+@pytest.mark.parametrize(
+    ("waited", "code", "says"), [("2", 5, "does not answer any more"), ("3", 2, "The nodes differ")]
+)
+def test_a_wait_that_ends_otherwise_than_by_its_bound_is_told_apart(head, waited, code, says):
+    head.set("wait-code", waited)
+    ended, said = head.run()
+    assert ended == code and says in said
+    assert head.calls == ["check", "ray start", "wait", "ray ended"]
+
+
+@pytest.mark.parametrize(("hangs", "code"), [(True, 143), (False, 0)])
+def test_a_signal_does_not_cut_the_stop_short(head, port, hangs, code):
+    """Neither a second one, nor one that comes after the training has ended."""
+    if hangs:
+        head.set("train-hangs")
+    head.set("ray-lingers")
+    process = head.start()
+    head.wait_for("train")
+    if hangs:
+        process.send_signal(signal.SIGTERM)
+    head.wait_for("lingers")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        process.send_signal(number)
+    (head.tools / "ray-lingers").unlink()
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == code, said
     assert head.calls[-1] == "ray ended" and not answers(port)
+
+
+def test_a_second_start_beside_a_job_that_runs_is_refused(head, port):
+    head.set("train-hangs")
+    first = head.start()
+    head.wait_for("train")
+    before = head.calls
+    code, said = head.run()
+    assert code == 3 and f"This node already runs a job (process {first.pid})" in said
+    assert first.poll() is None and answers(port) and head.calls == before
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=60)
+    (head.tools / "train-hangs").unlink()
+    assert head.run()[0] == 0
+
+
+def test_stop_ends_the_job_that_runs(head, port):
+    head.set("train-hangs")
+    first = head.start()
+    head.wait_for("train")
+    code, said = head.run("--stop")
+    assert code == 0 and f"ending the job of process {first.pid}" in said
+    assert first.wait(60) == 143 and head.calls[-2:] == ["training", "ray ended"] and not answers(port)
+    assert head.run("--stop") == (0, "")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="NOT RUN: only root can make a folder of another user")
+def test_a_folder_of_another_user_in_tmp_is_refused(head, port):
+    folder = Path(f"/tmp/ray-{getpass.getuser()}-{port}")
+    folder.mkdir()
+    os.chown(folder, 65534, 65534)
+    code, said = head.run()
+    assert code == 2 and "belongs to somebody else" in said and not head.calls
+
+
+def test_the_scripts_of_the_vendor_may_do_what_an_interactive_shell_allows(head):
+    script = head.folder / "set env.sh"
+    script.write_text('false\nexport FROM_VENDOR="$NOT_SET_ANYWHERE/lib" VLLM_VERSION=other\n')
+    assert head.run(CANN_ENV=script)[0] == 0
+    environment = (head.tools / "environment").read_text().splitlines()
+    # The cluster's file has the last word.
+    assert "FROM_VENDOR=/lib" in environment and "VLLM_VERSION=0.9.1" in environment
+    script.write_text("return 7\n")
+    code, said = head.run(CANN_ENV=script)
+    assert code == 2 and f"{script} ended with code 7" in said
+
+
+def test_two_starts_in_one_second_of_the_clock_have_folders_of_their_own(head):
+    (head.tools / "date").write_text("#!/bin/bash\necho 20250101-000000\n")
+    (head.tools / "date").chmod(0o755)
+    assert [head.run()[0], head.run()[0]] == [0, 0]
+    logs = [log.read_text() for log in (head.folder / "out put").glob("20250101-000000*/train.log")]
+    assert [log.count("step 1") for log in logs] == [1, 1]
+
+
+def test_a_folder_for_results_that_cannot_be_made_is_refused(head):
+    code, said = head.run(OUTPUT_DIR="/dev/null/results")
+    assert code == 2 and "OUTPUT_DIR: /dev/null/results" in said and head.calls == ["check"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="NOT RUN: only root can mount a small file system")
+def test_a_full_disk_loses_the_log_and_not_the_training(head, port):
+    """A file system of 64 KiB; the training prints 200 KB."""
+    head.set("train-says", "a line of the training\n" * 10000)
+    settings = write_cluster_file(head.folder / "cluster.env", **head.settings)
+    mount = 'mkdir "$0" && mount -t tmpfs -o size=64k tmpfs "$0" && exec bash "$@"'
+    line = ["unshare", "--mount", "bash", "-c", mount, head.folder / "out put", LAUNCHER, "--cluster", settings]
+    done = subprocess.run(line, env=head.environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "No space left on device" in done.stdout + done.stderr
+    assert done.stdout.count("a line of the training") == 10000 and not answers(port)
 
 
 def test_a_refused_configuration_starts_nothing(head):
@@ -376,12 +512,28 @@ def test_a_refused_configuration_starts_nothing(head):
     assert (code, said) == (2, "error: 6 dies cannot hold\n") and head.calls == ["check"]
 
 
-def test_a_dry_run_prints_everything_and_starts_nothing(head):
-    code, said = head.run("--dry-run", "--", "a='b c'")
+def test_a_dry_run_starts_nothing_and_prints_what_a_run_then_does(head):
+    script = head.folder / "set env.sh"
+    script.touch()
+    given = {"CANN_ENV": script, "JEMALLOC": "/lib/x86_64-linux-gnu/libc.so.6"}
+    code, said = head.run("--dry-run", "--", "a='b c'", **given)
     assert code == 0 and not head.calls and not (head.folder / "out put").exists()
     assert "node 127.0.0.2 on net0: head of 2 nodes with 4 dies each" in said
-    assert "start ray start --block" in said and "a=\\'b\\ c\\'" in said
-    assert "export HCCL_SOCKET_IFNAME=net0" in said and "setting MODEL_PATH=/weights" in said
+    assert "setting MODEL_PATH=/weights" in said and f"source {shlex.quote(str(script))}".replace(
+        "'", ""
+    ) in said.replace("\\", "")
+    shown = [shlex.split(line[4:]) for line in said.splitlines() if line.startswith("run ")]
+    exports = [shlex.split(line[7:])[0] for line in said.splitlines() if line.startswith("export ")]
+    assert head.run("--", "a='b c'", **given)[0] == 0
+    ran = [["python3", *shlex.split(line)] for line in (head.tools / "arguments").read_text().splitlines()]
+    start = re.compile(r"\d{8}-\d{6}")
+    assert [[start.sub("START", word) for word in line] for line in shown] == [
+        [start.sub("START", word) for word in line] for line in ran
+    ]
+    environment = (head.tools / "environment").read_text().splitlines()
+    exports = [entry.replace("${PYTHONPATH:+:$PYTHONPATH}", "") for entry in exports]
+    assert len(exports) > 20 and not set(exports) - set(environment)
+    assert f"cd {ROOT}" in said.splitlines()
 
 
 def test_the_interface_can_be_found_by_the_way_to_the_head(worker):
@@ -398,6 +550,8 @@ def test_the_interface_can_be_found_by_the_way_to_the_head(worker):
             "MASTER_ADDR 127.0.0.1 is an address of this node, but not of SOCKET_IFNAME net0",
         ),
         ({"MASTER_ADDR": "<address>"}, "MASTER_ADDR is still the placeholder <address>; fill it in"),
+        ({"MASTER_ADDR": "head-node"}, 'MASTER_ADDR is "head-node": give the IPv4 address'),
+        ({"MODEL_PATH": '"/weights"'}, "MODEL_PATH begins with a quote"),
         ({"NODES": "two"}, 'NODES in .*cluster.env is "two": give a whole number'),
         ({"NODES": 0}, 'is "0": give a whole number'),
         ({"POLL_S": "often"}, 'POLL_S is "often": give seconds'),

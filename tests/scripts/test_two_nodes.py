@@ -71,9 +71,11 @@ def test_two_nodes_train_through_the_launcher(inputs, tmp_path):
         for process in running:
             process.wait(SECONDS_ALLOWED)
         said = [(tmp_path / node.address).read_text() for node in nodes]
+        left = [node.processes() for node in nodes]
     assert [process.returncode for process in running] == [0, 0], said[0][-6000:] + said[1][-3000:]
+    assert left == [[], []]
     assert "2 of 2 nodes with 4 NPUs each are there: 10.91.7.1, 10.91.7.2" in said[0]
-    assert "joined the head at 10.91.7.1:6379 with 4 dies" in said[1] and "the head has ended the job" in said[1]
+    assert "giving 4 dies to the head at 10.91.7.1:6379" in said[1] and "the head has ended the job" in said[1]
     (metrics,) = (tmp_path / "output with space").glob("*/metrics.jsonl")
     steps = [json.loads(text) for text in metrics.read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3]

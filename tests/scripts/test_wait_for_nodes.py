@@ -1,8 +1,10 @@
 """Waiting for the nodes of a cluster, with a clock of the test's own."""
 
+from scripts.examination.cluster import NodeFacts
 from tests.scripts.cluster_files import load_script
 
-wait_for_nodes = load_script("scripts/internal/wait_for_nodes.py").wait_for_nodes
+script = load_script("scripts/internal/wait_for_nodes.py")
+wait_for_nodes = script.wait_for_nodes
 
 
 class Cluster:
@@ -52,3 +54,14 @@ def test_a_node_that_has_gone_does_not_count():
     nodes = [{"Alive": False, "NodeManagerAddress": "10.0.0.1", "Resources": {"NPU": 16.0}}]
     times = iter([0.0, 0.0, 9.0])
     assert not wait_for_nodes(lambda: nodes, 1, 16, 5, 1, clock=lambda: next(times), sleep=lambda _: None)
+
+
+def test_nodes_that_run_other_code_do_not_agree_and_a_clock_is_only_told(capsys):
+    def node(address: str, offset: float = 0.0, tree: str = "a") -> NodeFacts:
+        return NodeFacts(address, 16, offset, {"torch": "2.5.1"}, tree)
+
+    assert script.agree([node("10.0.0.1"), node("10.0.0.2")], 2, 16) and capsys.readouterr().out == ""
+    assert script.agree([node("10.0.0.1"), node("10.0.0.2", offset=9.0)], 2, 16)
+    assert "BAD 10.0.0.2 clock      9.00 s apart; set the clocks" in capsys.readouterr().out
+    assert not script.agree([node("10.0.0.1"), node("10.0.0.2", tree="b")], 2, 16)
+    assert "BAD 10.0.0.2 overlay    another; copy the same checkout" in capsys.readouterr().out

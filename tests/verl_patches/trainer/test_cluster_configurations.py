@@ -333,7 +333,7 @@ def test_the_scaled_job_is_exact_and_reads_every_key(scaled_run):
     assert unread(keys | never_read, folder / "reads") == never_read
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_the_plan_predicts_the_memory_of_the_scaled_job(scaled_run, inputs):
     predicted, last = planned_peaks(JOBS[1], inputs[0]), scaled_run[1][-1]["metrics"]
     measured = {phase: last[f"memory/peak_bytes/{phase}"] for phase in predicted}

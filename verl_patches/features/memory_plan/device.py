@@ -13,10 +13,12 @@ from math import prod
 from verl_patches.features.memory_plan.job import Job
 from verl_patches.features.reshard.layout import EXPERT_MARK, Piece
 
-# vLLM-Ascend keeps a causal mask of 2048 x 2048 bytes once a prompt has been cut into chunks.
-CHUNK_MASK = 2048 * 2048
+# vLLM-Ascend's masks: of bytes, kept once a prompt has been cut into chunks, and of the model's type.
+CHUNK_MASK, PREFILL_MASK = 2048 * 2048, 512 * 512
+# Rows of its workspace for the cached context of chunks: eight full sequences or four blocks a sequence, at most these.
+WORKSPACE_ROWS = 128 * 1024
 # Input buffers of the engine, random states, rotary tables of training: measured, and small beside any real model.
-SMALL_BUFFERS = 1_400_000
+SMALL_BUFFERS = 100_000
 # Megatron's gradients, Adam's main parameters and two moments are in float32.
 GRADIENT_BYTES, MAIN_BYTES, MOMENT_BYTES = 4, 4, 8
 # vLLM-Ascend allocates this many elements more for each part of a layer's cache, to align it.
@@ -62,7 +64,7 @@ def device_memory(job: Job, die_bytes: int, staging: int) -> DeviceMemory:
     served = rollout.elements * job.itemsize + _rollout_buffers(job)
     tokens = _kv_tokens(job, die_bytes, served)
     cache = tokens * _kv_bytes_of_token(job) + 2 * job.table.layers * CACHE_ALIGNMENT * job.itemsize
-    fixed = CHUNK_MASK + SMALL_BUFFERS
+    fixed = _engine_buffers(job) + (CHUNK_MASK if job.chunks_prompts else 0)
     weights = [rank.elements * job.itemsize for rank in stages]
     return DeviceMemory(
         weights_training=max(weights),
@@ -73,7 +75,7 @@ def device_memory(job: Job, die_bytes: int, staging: int) -> DeviceMemory:
         kv_tokens=tokens,
         staging=staging,
         phases={
-            "idle": fixed,
+            "idle": fixed + served,
             "reshard": fixed + max(weights) + served + staging,
             "rollout": fixed + served + cache + _forward(job, job.forward_tokens, job.rollout.tp),
             "ref": fixed + max(w + _reference_forward(job, stage) for stage, w in enumerate(weights)),
@@ -142,8 +144,23 @@ def _kv_tokens(job: Job, die_bytes: int, served: int) -> int:
     """Tokens of the KV cache: what the configuration fixes, or what is left of the engine's share of the die."""
     if job.blocks is not None:
         return job.blocks * CACHE_BLOCK
-    left = int(die_bytes * job.utilization) - served - SMALL_BUFFERS - _forward(job, job.forward_tokens, job.rollout.tp)
+    left = (
+        int(die_bytes * job.utilization)
+        - served
+        - _engine_buffers(job)
+        - _forward(job, job.forward_tokens, job.rollout.tp)
+    )
     return max(left, 0) // (_kv_bytes_of_token(job) * CACHE_BLOCK) * CACHE_BLOCK
+
+
+def _engine_buffers(job: Job) -> int:
+    """What the engine holds in every phase from its start on: a mask, and the workspace of chunked prefills."""
+    size = SMALL_BUFFERS + PREFILL_MASK * job.itemsize
+    if job.chunks_prompts:
+        rows = max(8 * job.sequence_tokens, 4 * job.engine_sequences * CACHE_BLOCK)
+        row = (job.model["kv_lora_rank"] + job.model["qk_rope_head_dim"]) * job.itemsize
+        size += min(rows, WORKSPACE_ROWS) * row
+    return size
 
 
 def _rollout_buffers(job: Job) -> int:

@@ -15,6 +15,7 @@ class Job:
     """Sizes are counts of tokens, sequences, prompts or dies; `itemsize` is the bytes of a weight.
 
     micro_update, micro_reference: sequences of one forward. engine_sequences, forward_tokens: limits of an engine.
+    chunks_prompts: whether the engine's scheduler cuts prompts.
     blocks: the KV cache's blocks where the configuration fixes them, else None. utilization: share of a die that an
     engine may fill.
     """
@@ -31,6 +32,7 @@ class Job:
     micro_reference: int
     engine_sequences: int
     forward_tokens: int
+    chunks_prompts: bool
     utilization: float
     blocks: int | None
     bucket_bytes: int
@@ -77,6 +79,7 @@ def read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimize
         micro_reference=node["ref"]["log_prob_micro_batch_size_per_gpu"],
         engine_sequences=engine.get("max_num_seqs") or 256,
         forward_tokens=rollout["max_num_batched_tokens"],
+        chunks_prompts=_chunks_prompts(engine),
         utilization=rollout["gpu_memory_utilization"],
         blocks=engine.get("num_gpu_blocks_override"),
         bucket_bytes=overlay["reshard"]["bucket_bytes"],
@@ -84,6 +87,12 @@ def read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimize
         recomputes=node["model"]["enable_gradient_checkpointing"],
         swaps_optimizer=swaps_optimizer,
     )
+
+
+def _chunks_prompts(engine: Mapping[str, Any]) -> bool:
+    """vLLM's V1 scheduler always cuts prompts; the Ascend scheduler where it is told to."""
+    scheduler = (engine.get("additional_config") or {}).get("ascend_scheduler_config") or {}
+    return bool(not scheduler.get("enabled") or scheduler.get("enable_chunked_prefill"))
 
 
 def _train_placement(megatron: Mapping[str, Any], layers: int, dies: int) -> TrainPlacement:

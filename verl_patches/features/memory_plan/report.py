@@ -59,7 +59,7 @@ class JobPlan:
 
 
 REMEDIES = {
-    "idle": "the dies are too small for this software",
+    "idle": "spread the experts of the rollout over more dies",
     "reshard": "lower actor_rollout_ref.overlay.reshard.bucket_bytes, or spread the experts over more dies",
     "rollout": "lower actor_rollout_ref.rollout.gpu_memory_utilization",
     "ref": "lower actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu, or use more pipeline stages",
