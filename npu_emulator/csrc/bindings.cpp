@@ -25,8 +25,8 @@ namespace {
 py::dict memory_statistics(c10::DeviceIndex device) {
   const auto now = npu::memory_statistics(device);
   using namespace pybind11::literals;
-  return py::dict("capacity"_a = now.capacity, "limit"_a = now.limit, "allocated"_a = now.allocated, "reserved"_a = now.reserved,
-                  "peak_allocated"_a = now.peak_allocated, "peak_reserved"_a = now.peak_reserved,
+  return py::dict("capacity"_a = now.capacity, "limit"_a = now.limit, "allocated"_a = now.allocated,
+                  "reserved"_a = now.reserved, "absent"_a = now.absent, "peak_allocated"_a = now.peak_allocated, "peak_reserved"_a = now.peak_reserved,
                   "watermark"_a = now.watermark, "allocations"_a = now.allocations, "frees"_a = now.frees,
                   "out_of_memory_errors"_a = now.out_of_memory_errors);
 }

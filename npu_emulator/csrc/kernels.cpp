@@ -68,6 +68,13 @@ at::Tensor efficient_zero_tensor(at::IntArrayRef size, std::optional<at::ScalarT
                                               c10::dtype_or_default(dtype), std::nullopt));
 }
 
+// The dimension along which elements are neighbours in memory; -1 if there is none.
+int64_t dimension_of_neighbours(const at::Tensor& tensor) {
+  for (int64_t dimension = 0; dimension < tensor.dim(); ++dimension)
+    if (tensor.size(dimension) > 1 && tensor.stride(dimension) == 1) return dimension;
+  return -1;
+}
+
 void count_copy(const at::Tensor& source, const at::Tensor& destination) {
   const auto bytes = static_cast<int64_t>(destination.nbytes());
   if (source.is_cpu()) {
@@ -76,6 +83,8 @@ void count_copy(const at::Tensor& source, const at::Tensor& destination) {
     meters::count_copy(meters::Copy::kDeviceToHost, bytes);
   } else {
     meters::count_copy(meters::Copy::kDeviceToDevice, bytes);
+    if (source.dim() == destination.dim() && dimension_of_neighbours(source) != dimension_of_neighbours(destination))
+      meters::count_copy(meters::Copy::kTransposing, bytes);
   }
 }
 

@@ -46,6 +46,8 @@ Ledger& ledger(c10::DeviceIndex device) {
 
 int64_t rounded(size_t bytes) { return (static_cast<int64_t>(bytes) + kGranule - 1) / kGranule * kGranule; }
 
+int64_t present(const MemoryStatistics& now) { return now.allocated - now.absent; }
+
 std::string readable(int64_t bytes) {
   char text[32];
   if (bytes > (int64_t{1} << 30)) {
@@ -211,7 +213,7 @@ int64_t exchange_watermark(c10::DeviceIndex device, int64_t bytes) {
   auto& of = ledger(resolve_device(device));
   std::lock_guard<std::mutex> lock(of.mutex);
   const auto before = of.statistics.watermark;
-  of.statistics.watermark = std::max(bytes, of.statistics.allocated);
+  of.statistics.watermark = std::max(bytes, present(of.statistics));
   return before;
 }
 
@@ -233,7 +235,7 @@ void charge(c10::DeviceIndex device, size_t bytes) {
   auto& now = of.statistics;
   // What this process has reserved already is its own; only more than that is asked of the die.
   const auto growth = now.allocated + wanted - now.reserved;
-  if (now.allocated + wanted > std::min(now.limit, now.capacity) ||
+  if (present(now) + wanted > std::min(now.limit, now.capacity) ||
       (growth > 0 && !node::reserve(die_of_machine(device), growth, now.capacity))) {
     ++now.out_of_memory_errors;
     throw_out_of_memory(device, bytes, now);
@@ -243,7 +245,7 @@ void charge(c10::DeviceIndex device, size_t bytes) {
   now.reserved = std::max(now.reserved, now.allocated);
   now.peak_allocated = std::max(now.peak_allocated, now.allocated);
   now.peak_reserved = std::max(now.peak_reserved, now.reserved);
-  now.watermark = std::max(now.watermark, now.allocated);
+  now.watermark = std::max(now.watermark, present(now));
 }
 
 void uncharge(c10::DeviceIndex device, size_t bytes) noexcept {
@@ -259,6 +261,35 @@ void give_back(c10::DeviceIndex device, size_t bytes) noexcept {
   std::lock_guard<std::mutex> lock(of.mutex);
   of.statistics.reserved -= rounded(bytes);
   node::release(die_of_machine(device), rounded(bytes));
+}
+
+void make_absent(c10::DeviceIndex device, size_t bytes) noexcept {
+  auto& of = ledger(device);
+  std::lock_guard<std::mutex> lock(of.mutex);
+  of.statistics.absent += rounded(bytes);
+  node::release(die_of_machine(device), rounded(bytes));
+}
+
+void make_present(c10::DeviceIndex device, size_t bytes) {
+  auto& of = ledger(device);
+  const auto wanted = rounded(bytes);
+  std::lock_guard<std::mutex> lock(of.mutex);
+  auto& now = of.statistics;
+  if (present(now) + wanted > std::min(now.limit, now.capacity) ||
+      !node::reserve(die_of_machine(device), wanted, now.capacity)) {
+    ++now.out_of_memory_errors;
+    throw_out_of_memory(device, bytes, now);
+  }
+  now.absent -= wanted;
+  now.watermark = std::max(now.watermark, present(now));
+}
+
+void give_back_absent(c10::DeviceIndex device, size_t bytes) noexcept {
+  uncharge(device, bytes);
+  auto& of = ledger(device);
+  std::lock_guard<std::mutex> lock(of.mutex);
+  of.statistics.reserved -= rounded(bytes);
+  of.statistics.absent -= rounded(bytes);
 }
 
 c10::Allocator* device_allocator() { return &the_device_allocator; }

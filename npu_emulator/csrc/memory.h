@@ -13,9 +13,10 @@ struct MemoryStatistics {
   int64_t limit = 0;  // what this process may take of the capacity
   int64_t allocated = 0;
   int64_t reserved = 0;
+  int64_t absent = 0;  // of `allocated`: addresses of a pool without memory, which the caching allocator cannot know
   int64_t peak_allocated = 0;
   int64_t peak_reserved = 0;
-  int64_t watermark = 0;  // like peak_allocated, but reset by meters only
+  int64_t watermark = 0;  // peak of what is there, allocated and not absent; reset by meters only
   int64_t allocations = 0;
   int64_t frees = 0;
   int64_t out_of_memory_errors = 0;
@@ -27,7 +28,7 @@ void set_limit(c10::DeviceIndex device, int64_t bytes);
 // What no process of the node has reserved.
 int64_t free_bytes(c10::DeviceIndex device);
 void reset_peak_statistics(c10::DeviceIndex device);
-// Sets the watermark to `bytes`, or to what is allocated now where that is more. Returns what it was.
+// Sets the watermark to `bytes`, or to what is there now where that is more. Returns what it was.
 int64_t exchange_watermark(c10::DeviceIndex device, int64_t bytes);
 // Gives the reserved but unused bytes of every die back.
 void empty_cache();
@@ -37,6 +38,12 @@ void charge(c10::DeviceIndex device, size_t bytes);
 void uncharge(c10::DeviceIndex device, size_t bytes) noexcept;
 // The same, and this process does not keep the bytes reserved.
 void give_back(c10::DeviceIndex device, size_t bytes) noexcept;
+// Gives the memory behind charged bytes back to the die; for this process's caching allocator they stay allocated.
+void make_absent(c10::DeviceIndex device, size_t bytes) noexcept;
+// Takes it again; throws c10::OutOfMemoryError and changes nothing when it is not there.
+void make_present(c10::DeviceIndex device, size_t bytes);
+// `give_back` for bytes that are absent.
+void give_back_absent(c10::DeviceIndex device, size_t bytes) noexcept;
 
 c10::Allocator* device_allocator();
 c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes);

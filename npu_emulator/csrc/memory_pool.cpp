@@ -44,6 +44,7 @@ void release(void* data) {
   if (region.present) {
     give_back(region.device, region.bytes);
   } else {
+    give_back_absent(region.device, region.bytes);
     --absent;
   }
   munmap(data, region.bytes);
@@ -89,14 +90,14 @@ void take_away(uintptr_t address) {
   madvise(reinterpret_cast<void*>(address), region.bytes, MADV_DONTNEED);
   region.present = false;
   ++absent;
-  give_back(region.device, region.bytes);
+  make_absent(region.device, region.bytes);
 }
 
 void put_back(uintptr_t address) {
   std::lock_guard<std::mutex> lock(the_pool().mutex);
   auto& region = region_at(address);
   if (region.present) return;
-  charge(region.device, region.bytes);
+  make_present(region.device, region.bytes);
   region.present = true;
   --absent;
 }

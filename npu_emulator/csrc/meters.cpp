@@ -9,8 +9,8 @@ struct Totals {
   std::mutex mutex;
   std::map<std::string, std::atomic<int64_t>> operators;
   std::map<std::tuple<std::string, int64_t>, CopyTotals> collectives;
-  std::array<std::atomic<int64_t>, 3> copy_counts{};
-  std::array<std::atomic<int64_t>, 3> copy_bytes{};
+  std::array<std::atomic<int64_t>, kCopyKinds> copy_counts{};
+  std::array<std::atomic<int64_t>, kCopyKinds> copy_bytes{};
 };
 
 Totals& totals() {
@@ -39,8 +39,8 @@ void count_copy(Copy direction, int64_t bytes) {
   totals().copy_bytes[index].fetch_add(bytes, std::memory_order_relaxed);
 }
 
-std::array<CopyTotals, 3> all_copies() {
-  std::array<CopyTotals, 3> copies;
+std::array<CopyTotals, kCopyKinds> all_copies() {
+  std::array<CopyTotals, kCopyKinds> copies;
   for (size_t index = 0; index < copies.size(); ++index)
     copies[index] = {totals().copy_counts[index], totals().copy_bytes[index]};
   return copies;

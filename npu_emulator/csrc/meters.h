@@ -9,7 +9,9 @@
 
 namespace npu::meters {
 
-enum class Copy { kHostToDevice, kDeviceToHost, kDeviceToDevice };
+// Transposing copies are some of those on the device: elements that are neighbours on one side are not on the other.
+enum class Copy { kHostToDevice, kDeviceToHost, kDeviceToDevice, kTransposing };
+constexpr size_t kCopyKinds = 4;
 
 struct CopyTotals {
   int64_t count = 0;
@@ -21,7 +23,7 @@ std::atomic<int64_t>& operator_calls(const std::string& name);
 std::map<std::string, int64_t> all_operator_calls();
 
 void count_copy(Copy direction, int64_t bytes);
-std::array<CopyTotals, 3> all_copies();
+std::array<CopyTotals, kCopyKinds> all_copies();
 
 // Bytes: what this rank hands in, or, for a receive, what it gets.
 void count_collective(const char* kind, int64_t group_size, int64_t bytes);

@@ -19,7 +19,7 @@ from pathlib import Path
 from . import _C
 from .process_end import at_process_end
 
-_COPY_DIRECTIONS = ("host_to_device", "device_to_host", "device_to_device")
+_COPY_KINDS = ("host_to_device", "device_to_host", "device_to_device", "transposing_on_device")
 _SECONDS_BETWEEN_WRITES = 5.0
 _FOLDER = os.environ.get("NPU_EMULATOR_METERS")
 
@@ -35,8 +35,8 @@ class _Totals:
     @classmethod
     def now(cls) -> "_Totals":
         copies, collectives = Counter(), Counter()
-        for direction, (count, size) in zip(_COPY_DIRECTIONS, _C.copies(), strict=True):
-            copies[direction, "count"], copies[direction, "bytes"] = count, size
+        for kind, (count, size) in zip(_COPY_KINDS, _C.copies(), strict=True):
+            copies[kind, "count"], copies[kind, "bytes"] = count, size
         for kind, ranks, count, size in _C.collectives():
             collectives[kind, ranks, "count"], collectives[kind, ranks, "bytes"] = count, size
         return cls(Counter(_C.operator_calls()), copies, collectives)
@@ -59,8 +59,7 @@ class _Totals:
         return {
             "operators": {name: {"calls": calls} for name, calls in sorted(self.operators.items())},
             "copies": {
-                direction: {"count": self.copies[direction, "count"], "bytes": self.copies[direction, "bytes"]}
-                for direction in _COPY_DIRECTIONS
+                kind: {"count": self.copies[kind, "count"], "bytes": self.copies[kind, "bytes"]} for kind in _COPY_KINDS
             },
             "collectives": collectives,
         }
@@ -92,7 +91,7 @@ def phase(name: str) -> Iterator[None]:
     """Count what happens inside under `name` too. Phases may be nested and entered again; they belong to the process.
 
     A phase's ``peak_bytes`` are the most that was allocated while it lasted, by device, and ``allocated_bytes`` what
-    was left when it ended the last time.
+    was left when it ended the last time. What a memory pool has unmapped takes no memory and does not count.
     """
     devices = range(_C.device_count())
     before = _Totals.now()
@@ -106,7 +105,8 @@ def phase(name: str) -> Iterator[None]:
         for device in devices:
             peak = _C.exchange_watermark(device, 0)
             _C.exchange_watermark(device, max(outer_watermarks[device], peak))
-            allocated = _C.memory_statistics(device)["allocated"]
+            now = _C.memory_statistics(device)
+            allocated = now["allocated"] - now["absent"]
             if peak or allocated:
                 entered.peak_bytes[device] = max(peak, entered.peak_bytes.get(device, 0))
                 entered.allocated_bytes[device] = allocated
@@ -115,7 +115,8 @@ def phase(name: str) -> Iterator[None]:
 def snapshot() -> dict:
     """Everything counted in this process so far.
 
-    ``operators``: name -> calls. ``copies``: by direction, count and bytes. ``collectives``: kind -> group size ->
+    ``operators``: name -> calls. ``copies``: by direction, count and bytes; those on the device that transpose, so that
+    neighbours in memory do not stay neighbours, once more by themselves. ``collectives``: kind -> group size ->
     count and bytes, where bytes are what this rank handed in (for ``recv``, what it got). ``memory``: by device, bytes.
     ``phases``: the same, by name of the phase.
     """
