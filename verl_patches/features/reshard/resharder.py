@@ -1,7 +1,7 @@
 """Training weights to rollout weights on the ranks that hold both, every step, from one plan that is made once."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from verl_patches.features.reshard.layout import (
     TrainPlacement,
 )
 from verl_patches.features.reshard.model_tensors import rollout_tensors, train_tensors
-from verl_patches.features.reshard.plan import LayoutError, Layouts, Plan, make_plan
+from verl_patches.features.reshard.plan import LayoutError, Layouts, Plan, Transfers, make_plan
 from verl_patches.features.reshard.schedule import round_count, schedule
 from verl_patches.features.reshard.tables import table_for
 from verl_patches.features.reshard.verification import differing_tensors
@@ -39,13 +39,16 @@ class ReshardReport:
 
     collectives: every collective of the run: one for each round, and one in which all agree that they succeeded.
 
-    bytes_copied: moved inside the rank. staging_bytes: largest staging memory. plan_seconds: 0 once the plan is cached.
+    bytes_copied: moved inside the rank. expert_bytes: the part of routed experts, whose memory order changes once:
+    where they are packed or copied. staging_bytes: largest staging memory. plan_seconds: 0 once the plan is cached.
     """
 
     bytes_sent: int
     bytes_received: int
     bytes_copied: int
+    expert_bytes_sent: int
     expert_bytes_received: int
+    expert_bytes_copied: int
     collectives: int
     object_collectives: int
     rounds: int
@@ -78,7 +81,9 @@ class _Prepared:
     sent: int
     received: int
     copied: int
+    expert_sent: int
     expert_received: int
+    expert_copied: int
 
 
 class Resharder:
@@ -140,7 +145,9 @@ class Resharder:
             bytes_sent=prepared.sent,
             bytes_received=prepared.received,
             bytes_copied=prepared.copied,
+            expert_bytes_sent=prepared.expert_sent,
             expert_bytes_received=prepared.expert_received,
+            expert_bytes_copied=prepared.expert_copied,
             collectives=rounds + 1 + objects,
             object_collectives=objects,
             rounds=rounds,
@@ -202,7 +209,9 @@ class Resharder:
             sent=int(traffic[rank].sum()),
             received=int(traffic[:, rank].sum()),
             copied=int(plan.local.bytes[plan.local.target == rank].sum()),
-            expert_received=_expert_bytes(plan, rank),
+            expert_sent=_expert_bytes(plan, (plan.remote, plan.relay), lambda leg: leg.source == rank),
+            expert_received=_expert_bytes(plan, (plan.remote, plan.relay), lambda leg: leg.target == rank),
+            expert_copied=_expert_bytes(plan, (plan.local,), lambda leg: leg.target == rank),
         )
 
     def _agree_on_types(self) -> Types:
@@ -248,9 +257,10 @@ def _inside(region: tuple[tuple[int, int], ...], piece: Piece) -> tuple[slice, .
     return tuple(slice(start - low, stop - low) for (start, stop), (low, _) in zip(region, piece.box, strict=True))
 
 
-def _expert_bytes(plan: Plan, rank: int) -> int:
+def _expert_bytes(plan: Plan, legs: Iterable[Transfers], chosen: Callable[[Transfers], np.ndarray]) -> int:
+    """Bytes of routed experts in those transfers of `legs` that `chosen` marks."""
     expert = np.array([EXPERT_MARK in name for name in plan.names], dtype=bool)
-    return sum(int(leg.bytes[(leg.target == rank) & expert[leg.name]].sum()) for leg in (plan.remote, plan.relay))
+    return sum(int(leg.bytes[chosen(leg) & expert[leg.name]].sum()) for leg in legs)
 
 
 def resharder_for(

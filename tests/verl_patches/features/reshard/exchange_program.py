@@ -4,6 +4,7 @@ import json
 import os
 import random
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -18,10 +19,12 @@ from tests.verl_patches.features.reshard.reference import (
     rollout_state,
     same_bits,
 )
+from verl_patches.features.reshard import exchange
 from verl_patches.features.reshard.deepseek_v3 import CASTABLE, megatron, vllm_ascend
 from verl_patches.features.reshard.layout import EXPERT_MARK, RolloutPlacement, TrainPlacement
 from verl_patches.features.reshard.plan import LayoutError
 from verl_patches.features.reshard.resharder import Resharder
+from verl_patches.features.reshard.schedule import Direction
 
 WORLD = 4
 BIAS = "mlp.gate.e_score_correction_bias"
@@ -191,6 +194,29 @@ def check_steady_state_costs() -> dict[str, int]:
     }
 
 
+def check_experts_are_transposed_once() -> dict[str, int]:
+    """Counted by the device: bytes that change their memory order are those of the experts that are sent, or that stay,
+    and no others. A packing that turns a whole expert for the part of it that is sent is noticed."""
+    case = Case(5, torch.bfloat16, 20_000)
+    case.resharder.run()
+    found = {}
+    for name, packing in (("own", exchange.pack), ("whole experts", pack_from_whole_experts)):
+        with meters.phase(name), mock.patch.object(exchange, "pack", packing):
+            report = case.resharder.run()
+        case.assert_exact()
+        found[name] = meters.snapshot()["phases"][name]["copies"]["transposing_on_device"]["bytes"]
+    assert found["own"] == report.expert_bytes_sent + report.expert_bytes_copied
+    return found | {"sent": report.expert_bytes_sent, "copied": report.expert_bytes_copied}
+
+
+def pack_from_whole_experts(side: exchange.Side, direction: Direction, buffer: torch.Tensor) -> None:
+    """As the per-tensor way does it: bring the tensor into the order of the files, then take out what is sent."""
+    whole = {chunk.piece: side.pieces[chunk.piece].locate(side.tensors).contiguous() for chunk in direction.chunks}
+    for chunk in direction.chunks:
+        source = whole[chunk.piece][tuple(slice(*part) for part in chunk.narrow[: whole[chunk.piece].dim()])]
+        side.staged(buffer, chunk, source.shape).copy_(source)
+
+
 def check_fifty_steps_leak_nothing() -> int:
     """Weights change every step; nothing stays allocated and no rollout weight moves."""
     case = Case(9, torch.bfloat16, 20_000)
@@ -251,6 +277,7 @@ def main(folder: Path) -> None:
         "received": [check_bytes_received(seed) for seed in range(6)],
         "flipped": check_verify_finds_one_flipped_byte(),
         "steady": check_steady_state_costs(),
+        "transposed": check_experts_are_transposed_once(),
         "allocated": check_fifty_steps_leak_nothing(),
         "refused": check_misfits_are_refused_on_every_rank(),
     }

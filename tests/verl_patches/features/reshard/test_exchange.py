@@ -50,5 +50,13 @@ def test_the_device_counts_nothing_superfluous(results: list[dict]) -> None:
 
 
 @pytest.mark.slow
+def test_expert_bytes_transposed_are_those_sent_or_kept(results: list[dict]) -> None:
+    found = [result["transposed"] for result in results]
+    assert sum(rank["sent"] for rank in found) > 0
+    assert all(rank["own"] == rank["sent"] + rank["copied"] for rank in found)
+    assert all(rank["whole experts"] > rank["own"] for rank in found if rank["sent"])
+
+
+@pytest.mark.slow
 def test_fifty_steps_leak_nothing(results: list[dict]) -> None:
     assert all(result["allocated"] > 0 for result in results)
