@@ -12,7 +12,7 @@ from tests.demonstrations.vllm_patches import module_with
 from verl_patches.features import settings
 from verl_patches.features.dp_sync.agreement import AgreedForward
 from verl_patches.features.dp_sync.feature import DP_SYNC
-from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features.residency.feature import RESIDENCY, ResidencySettings
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL, RolloutSettings
 
 RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
@@ -28,6 +28,15 @@ def the_next_forward_is_agreed_on_the_device(body):
     get_group = mock.Mock(return_value=SimpleNamespace(device_group="device"))
     with module_with("vllm.distributed.parallel_state", get_dp_group=get_group), exchange:
         return str(body(Upstream(), runner, 4, 3, False, True))
+
+
+@demonstrates(f"{RUNNER}.load_model", RESIDENCY)
+def loaded_weights_are_moved_to_memory_with_addresses_that_stay(body):
+    chosen = settings.OverlaySettings(residency=ResidencySettings(rollout_addresses="reserved"))
+    moved = "verl_patches.features.residency.reserved.reserve_weights"
+    with mock.patch("verl_patches.features.settings._current", chosen), mock.patch(moved) as reserve:
+        body(Upstream(), SimpleNamespace())
+    return reserve.call_count
 
 
 @demonstrates(f"{RUNNER}.initialize_kv_cache", RESIDENCY)

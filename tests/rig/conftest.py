@@ -53,6 +53,7 @@ def overrides(checkpoint: Path, description: Path) -> list[str]:
         f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={micro}",
         f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu={micro}",
         "actor_rollout_ref.overlay.precision=float32",
+        "actor_rollout_ref.overlay.residency.rollout_addresses=reserved",
         "actor_rollout_ref.overlay.measure.output_dir=''",
     ]
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -25,23 +28,43 @@ def build(state: State, overrides: list[str]) -> dict[str, Any]:
     state["actor"] = ActorRolloutRefWorker(config=copy.deepcopy(node), role="actor_rollout")
     state["reference"] = ActorRolloutRefWorker(config=copy.deepcopy(node), role="ref")
     state["reference"].init_model()
-    state["actor"].init_model()
-    state["differing_at_first"] = _differing_from_training(state)
+    with _engine_weights_noted(state):
+        state["actor"].init_model()
+    state["differing_at_first"] = _resharded_differently(state, state.pop("of_engine"))
     return overlay.report().as_dict()
 
 
-def _differing_from_training(state: State) -> list[str]:
-    """Canonical names of the weights in which rollout and training differ now."""
+@contextmanager
+def _engine_weights_noted(state: State) -> Iterator[None]:
+    """What the engine has loaded itself is kept on the host as `of_engine`, before residency gives it up."""
+    from verl_patches.features.reshard.model_tensors import rollout_tensors
+    from verl_patches.features.residency import registration
+
+    register = registration.register_rollout
+
+    def noting(residency: Any, runner: Any, *rest: Any) -> None:
+        state["of_engine"] = {name: t.data.cpu().clone() for name, t in rollout_tensors(runner.get_model()).items()}
+        register(residency, runner, *rest)
+
+    with mock.patch.object(registration, "register_rollout", noting):
+        yield
+
+
+def _resharded_differently(state: State, loaded: dict[str, torch.Tensor]) -> list[str]:
+    """Names of the rollout weights that a reshard of the present training weights makes others than `loaded`."""
+    from verl_patches.features.reshard.model_tensors import rollout_tensors
     from verl_patches.workers.sharding_manager.megatron_vllm import _resharder
 
     phase(state, "reshard")
-    differing = _resharder(state["actor"].sharding_manager).verify()
+    _resharder(state["actor"].sharding_manager).run()
+    found = rollout_tensors(_rollout_model(state))
+    differing = [name for name, tensor in loaded.items() if not torch.equal(found[name].data.cpu(), tensor)]
     phase(state, "idle")
     return differing
 
 
 def differing_at_first(state: State) -> list[str]:
-    """Canonical names of the weights in which rollout and training differed when both had just been built."""
+    """Names of the weights that engine and training model loaded differently."""
     return state["differing_at_first"]
 
 
@@ -148,6 +171,18 @@ def bytes_copied_out(state: State, names: list[str]) -> dict[str, int]:
         phase(state, name)
         copied[name] = total() - before
     return copied
+
+
+def host_bytes(state: State) -> dict[str, int]:
+    """What residency holds in host memory, by group."""
+    from verl_patches.features.residency.phases import process_residency
+
+    def held(resident: Any) -> int:
+        return sum(map(held, getattr(resident, "_parts", ()))) + sum(
+            kept.numel() for kept in getattr(resident, "_host", {}).values()
+        )
+
+    return {group: sum(map(held, residents)) for group, residents in process_residency()._groups.items()}
 
 
 def allocated(state: State) -> int:
@@ -299,11 +334,55 @@ def rollout_addresses_moved(state: State) -> dict[str, int]:
 
 
 def _served_tensors(state: State) -> list[torch.Tensor]:
-    """The rollout's parameters, and the weights that MLA derives from them."""
+    """The rollout's parameters and buffers, and the weights that MLA derives from them."""
     from verl_patches.features.residency.absorbed import absorbed_tensors
 
     model = _rollout_model(state)
-    return [*model.parameters(), *absorbed_tensors(model)]
+    return [*model.parameters(), *model.buffers(), *absorbed_tensors(model)]
+
+
+def cycle_weights(state: State, count: int) -> dict[str, int]:
+    """`count` times the phase update, in which the training weights change, and a reshard, but no generation.
+
+    Returns how many rollout weights there are and how many ever moved, names that ever differed from training, what is
+    allocated in the last update more than in the second one, and bytes that were allocated and not there: in the update
+    that had least of them, and in the rollout that had most.
+    """
+    from verl_patches.features.measure.step_record import current_record
+
+    places, allocated, unmapped = [], [], {"update": [], "rollout": []}
+    for _ in range(count):
+        phase(state, "update")
+        allocated.append(torch.npu.memory_allocated())
+        unmapped["update"].append(_unmapped_bytes())
+        for chunk in state["actor"].actor_module:
+            for parameter in chunk.parameters():
+                parameter.data.mul_(1 + 2**-10)
+        with state["actor"].sharding_manager:
+            places.append([tensor.data_ptr() for tensor in _served_tensors(state)])
+            unmapped["rollout"].append(_unmapped_bytes())
+    return {
+        "watched": len(places[0]),
+        "moved": sum(len(set(of_one)) > 1 for of_one in zip(*places, strict=True)),
+        "differing": int(current_record().counts["reshard/weights_differing"]),
+        "leaked": allocated[-1] - allocated[1],
+        "unmapped_in_update": min(unmapped["update"]),
+        "unmapped_in_rollout": max(unmapped["rollout"]),
+    }
+
+
+def _unmapped_bytes() -> int:
+    """Device bytes that torch calls its own and that are not taken from the die, which nobody else uses."""
+    torch.npu.empty_cache()
+    free, total = torch.npu.mem_get_info()
+    return torch.npu.memory_reserved() - (total - free)
+
+
+def served_bytes(state: State) -> int:
+    """Bytes of the rollout's weights, buffers and derived weights."""
+    from verl_patches.features.residency.storages import device_storages
+
+    return sum(storage.nbytes() for storage in device_storages(_served_tensors(state)).values())
 
 
 def generate_in_phases(state: State, move: bool) -> None:
@@ -320,8 +399,6 @@ def generate_in_phases(state: State, move: bool) -> None:
 
 def graph_freezes_weights(state: State, cached: bool) -> bool:
     """Whether the runner asks torchair for a graph that keeps the addresses of its weights; nothing is captured."""
-    from unittest import mock
-
     import torchair
 
     runner = _model_runner(state)

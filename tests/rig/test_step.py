@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.rig import jobs
-from tests.rig.conftest import PROMPTS
+from tests.rig.conftest import PROMPTS, overrides
 from tests.rig.processes import ByRank
+from verl_patches.features.memory_plan.device import device_memory
+from verl_patches.features.memory_plan.job import read_job
+from verl_patches.trainer.main_ppo import compose
 
 pytestmark = pytest.mark.slow
 LAST_STAGE = 2
@@ -148,6 +153,18 @@ def test_memory_by_phase(rig):
     assert plain["memory/allocated_bytes/rollout"] >= metrics["memory/allocated_bytes/rollout"] + state
 
 
+def test_host_memory_is_what_the_plan_says(rig, checkpoint, description):
+    step(rig)
+    rig.run(jobs.phase, "reshard")  # now everything has been away once, the optimizer's new state too
+    config = OmegaConf.to_container(compose("rehearsal", overrides(checkpoint, description)), resolve=True)
+    job = read_job(config, json.loads((description / "config.json").read_text()))
+    planned = device_memory(job, die_bytes=1 << 32, staging=0)
+    found = rig.run(jobs.host_bytes)
+    assert {die["rollout_weights"] for die in found} == {planned.rotary_tables}
+    largest = max(sum(die.values()) for die in found)
+    assert largest == pytest.approx(2 * planned.weights_training + planned.optimizer + planned.rotary_tables, rel=0.02)
+
+
 def test_only_what_a_step_has_written_is_copied_to_the_host(rig):
     step(rig)
     phases = ["reshard", "rollout", "idle", "old_log_prob", "ref", "update"]
@@ -166,8 +183,18 @@ def test_rollout_weights_keep_their_addresses_while_they_are_served(rig, move):
         assert found["watched"] > 20 and found["within"] == move
 
 
+def test_fifty_cycles_move_no_rollout_weight_and_leak_nothing(rig):
+    rig.run(jobs.switch, measure={"verify_weights": True})
+    served = rig.run(jobs.served_bytes)
+    for bytes_of_die, found in zip(served, rig.run(jobs.cycle_weights, 50), strict=True):
+        assert found["watched"] > 20 and found["moved"] == found["differing"] == found["leaked"] == 0
+        assert found["unmapped_in_update"] >= bytes_of_die > found["unmapped_in_rollout"] == 0
+
+
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_graph_keeps_the_addresses_of_weights_only_if_they_never_leave(rig, cached):
+def test_a_graph_keeps_the_addresses_of_weights_only_if_they_never_change(rig, cached):
+    assert rig.run(jobs.graph_freezes_weights, cached) == [True] * 4
+    rig.run(jobs.switch, residency={"rollout_addresses": "released"})
     assert rig.run(jobs.graph_freezes_weights, cached) == [False] * 4
     rig.run(jobs.switch, residency={"enabled": False})
     assert rig.run(jobs.graph_freezes_weights, cached) == [True] * 4

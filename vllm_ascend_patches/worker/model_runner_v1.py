@@ -1,5 +1,5 @@
-"""vLLM-Ascend's model runner: agreement on the next forward over the device, a KV cache that can be made again, and a
-graph that reads where its weights are."""
+"""vLLM-Ascend's model runner: agreement on the next forward over the device, a KV cache that can be made again, and
+weights that leave the device, to come back where they were or with a graph that looks where they are."""
 
 from overlay import wrap
 from verl_patches.features.dp_sync.feature import DP_SYNC
@@ -34,6 +34,25 @@ def get_forward_metadata_across_dp(upstream, self, maybe_padded_num_tokens, num_
 
 
 @wrap(
+    f"{_RUNNER}.load_model",
+    feature=RESIDENCY,
+    relies_on=["vllm_ascend.device_allocator.camem:CaMemAllocator"],
+    why="weights that come back to the addresses that they had must lie in memory that can be unmapped, before a graph "
+    "is made of them",
+    upstream="not forwarded: vLLM-Ascend does so in its sleep mode, which takes over what leaves the device and when",
+    remove_when="vLLM-Ascend lets a caller map and unmap weights without its sleep mode",
+)
+def load_model(upstream, self):
+    from verl_patches.features import settings
+
+    upstream(self)
+    if settings.current().residency.reserves_addresses:
+        from verl_patches.features.residency.reserved import reserve_weights
+
+        reserve_weights(self)
+
+
+@wrap(
     f"{_RUNNER}.initialize_kv_cache",
     feature=RESIDENCY,
     evidence="executed",
@@ -54,13 +73,14 @@ def initialize_kv_cache(upstream, self, kv_cache_config):
     feature=RESIDENCY,
     why="it lets a graph keep the addresses of the weights, which change when they leave the device and come back",
     upstream="not forwarded: vLLM-Ascend's own sleep mode keeps the addresses",
-    remove_when="residency brings weights back to the addresses that they had",
+    remove_when="residency.rollout_addresses=reserved is known to work on NPUs, and is the only way left",
 )
 def get_torchair_lazy_compiled_model(upstream, self, batch_size):
     from verl_patches.features import settings
     from verl_patches.features.residency.graph import weights_that_move
 
-    if not settings.current().residency.enabled:
+    residency = settings.current().residency
+    if not residency.enabled or residency.reserves_addresses:
         return upstream(self, batch_size)
     with weights_that_move():
         return upstream(self, batch_size)

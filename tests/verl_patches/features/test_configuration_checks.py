@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -102,6 +104,21 @@ def test_what_cannot_run_is_refused_in_one_sentence(overrides, says):
 )
 def test_the_same_values_run_where_they_are_sound(overrides):
     check_configuration(rehearsal(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("options", "addresses", "refused"),
+    [
+        ("expandable_segments:True", "reserved", True),
+        ("expandable_segments:True", "released", False),
+        ("expandable_segments:False", "reserved", False),
+    ],
+)
+def test_reserved_addresses_do_not_go_with_expandable_segments(options, addresses, refused, monkeypatch):
+    monkeypatch.setenv("PYTORCH_NPU_ALLOC_CONF", options)
+    config = rehearsal(f"actor_rollout_ref.overlay.residency.rollout_addresses={addresses}")
+    with pytest.raises(ConfigurationError, match="=reserved needs a memory pool") if refused else nullcontext():
+        check_configuration(config)
 
 
 def test_a_larger_generation_batch_makes_several_updates():

@@ -49,6 +49,7 @@ class DeviceMemory:
 
     weights_training: int
     weights_rollout: int
+    rotary_tables: int
     gradients: int
     optimizer: int
     kv_cache: int
@@ -69,6 +70,7 @@ def device_memory(job: Job, die_bytes: int, staging: int) -> DeviceMemory:
     return DeviceMemory(
         weights_training=max(weights),
         weights_rollout=rollout.elements * job.itemsize,
+        rotary_tables=_rotary_tables(job),
         gradients=max(rank.elements for rank in stages) * GRADIENT_BYTES,
         optimizer=max(_optimizer(job, rank) for rank in stages),
         kv_cache=cache,
@@ -164,11 +166,15 @@ def _engine_buffers(job: Job) -> int:
 
 
 def _rollout_buffers(job: Job) -> int:
-    """MLA's absorbed copies of kv_b_proj, and three rotary tables of the model's context."""
+    """MLA's absorbed copies of kv_b_proj, and rotary tables."""
     model = job.model
     absorbed = model["num_attention_heads"] // job.rollout.tp * model["kv_lora_rank"]
     absorbed *= model["qk_nope_head_dim"] + model["v_head_dim"]
-    scaling = model.get("rope_scaling") or {}
+    return absorbed * job.table.layers * job.itemsize + _rotary_tables(job)
+
+
+def _rotary_tables(job: Job) -> int:
+    """Three tables of the model's context, which all layers of the rollout share."""
+    scaling = job.model.get("rope_scaling") or {}
     context = scaling.get("original_max_position_embeddings", 0) * scaling.get("factor", 1)
-    tables = 3 * int(context) * model["qk_rope_head_dim"]
-    return (absorbed * job.table.layers + tables) * job.itemsize
+    return 3 * int(context) * job.model["qk_rope_head_dim"] * job.itemsize

@@ -73,8 +73,9 @@ def make_job_plan(job: Job, machine: Machine) -> JobPlan:
         job.table, job.train, job.rollout, job.bucket_bytes, job.itemsize, job.dies_per_node, relay=False
     )
     device = device_memory(job, machine.die, figures.staging_peak)
-    # Away from the device: training weights, those of the reference policy, those served, and the optimizer's state.
-    away = 2 * device.weights_training + device.weights_rollout + device.optimizer
+    # On the host: training weights, those of the reference policy, the optimizer's state, and of the rollout what no
+    # reshard writes. In float32 the optimizer's main parameters are the weights.
+    away = 2 * device.weights_training + device.optimizer + device.rotary_tables
     elements = sum(prod(shape) for shape in job.table.shapes.values())
     return JobPlan(
         job,

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from overlay import ConfigurationError, Feature
+
+Addresses = Literal["released", "reserved"]
 
 
 @dataclass(frozen=True)
 class ResidencySettings:
-    """Keep on the device only what the present phase needs."""
+    """Keep on the device only what the present phase needs.
+
+    rollout_addresses: `released` gives the addresses of rollout weights back with their memory, and they come back to
+    others; with `reserved` the weights keep theirs for the life of the process.
+    """
 
     enabled: bool = True
+    rollout_addresses: Addresses = "released"
+
+    @property
+    def reserves_addresses(self) -> bool:
+        """Whether rollout weights come back to the addresses that they had."""
+        return self.enabled and self.rollout_addresses == "reserved"
 
 
 def check_offload(config: Mapping[str, Any], settings: Any) -> None:
@@ -28,6 +41,23 @@ def check_offload(config: Mapping[str, Any], settings: Any) -> None:
                 )
 
 
+def check_addresses(config: Mapping[str, Any], settings: Any) -> None:
+    """Reserved addresses need an allocator that takes memory from pools. The driver has the environment of the dies."""
+    if settings.residency.reserves_addresses:
+        refuse_expandable_segments()
+
+
+def refuse_expandable_segments() -> None:
+    """Raise ConfigurationError where torch_npu was told to use expandable segments: it then takes no memory from pools,
+    and vLLM-Ascend's allocator, which asks for another vendor's variable, does not notice."""
+    options = os.environ.get("PYTORCH_NPU_ALLOC_CONF", "").replace(" ", "").split(",")
+    if "expandable_segments:True" in options:
+        raise ConfigurationError(
+            "actor_rollout_ref.overlay.residency.rollout_addresses=reserved needs a memory pool, and "
+            "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True allows none; choose released, or take that option away"
+        )
+
+
 RESIDENCY = Feature(
     name="residency",
     purpose="The device holds only what the present phase of a step needs; everything else waits in host memory.",
@@ -35,5 +65,5 @@ RESIDENCY = Feature(
     settings=ResidencySettings,
     switch="actor_rollout_ref.overlay.residency.enabled",
     is_on=lambda settings: settings.residency.enabled,
-    checks=(check_offload,),
+    checks=(check_offload, check_addresses),
 )

@@ -18,6 +18,8 @@ class KvCache:
         runner: vLLM-Ascend's `NPUModelRunner`, whose cache exists; `initialize_kv_cache` makes the same cache again.
     """
 
+    unmapped_bytes = 0
+
     def __init__(self, runner: Any):
         self._runner = runner
         self._present = True

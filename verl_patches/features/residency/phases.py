@@ -129,8 +129,11 @@ class Residency:
             yield from ((group, resident) for resident in self._groups.get(group, []))
 
     def close(self) -> None:
-        """Record the memory of the phase that goes on; it may go on afterwards."""
-        current_record().memory(self._phase, torch.npu.max_memory_allocated(), torch.npu.memory_allocated())
+        """Record the memory of the phase that goes on; it may go on afterwards. What has no memory behind it does not
+        count; it was so from the moment that the peak is reckoned from, or from its last rise on."""
+        unmapped = sum(resident.unmapped_bytes for _, resident in self._of(GROUPS))
+        peak, now = torch.npu.max_memory_allocated(), torch.npu.memory_allocated()
+        current_record().memory(self._phase, peak - unmapped, now - unmapped)
 
 
 _residency = Residency(lambda: settings.current().residency.enabled)

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from verl_patches.features.reshard.generation import WeightsGeneration, process_generation
+from verl_patches.features.reshard.model_tensors import rollout_tensors
 from verl_patches.features.residency.absorbed import absorbed_tensors
 from verl_patches.features.residency.holdings import gradient_tensors, optimizer_tensors, parameter_tensors
 from verl_patches.features.residency.kv_cache import KvCache
 from verl_patches.features.residency.phases import Residency
-from verl_patches.features.residency.storages import StorageGroup
+from verl_patches.features.residency.reserved import RESERVED, ReservedGroup
+from verl_patches.features.residency.storages import Resident, StorageGroup
 
 
 def register_actor(residency: Residency, chunks: Sequence[torch.nn.Module], optimizer: Any) -> None:
@@ -46,33 +48,45 @@ def register_rollout(residency: Residency, runner: Any, rewritten: Sequence[torc
 
     rewritten: weights that every reshard writes completely. They leave without a copy, and from then on the rollout has
     no weights (`process_generation`) until a reshard has succeeded. MLA's absorbed weights are derived again after it.
+    Buffers that are no weights, such as rotary tables, are constants. What the runner's adapter has put into reserved
+    memory keeps its addresses.
     """
+    reserved = vars(runner).get(RESERVED)
     model = runner.get_model()
 
     def weights() -> Any:
-        return parameter_tensors([model])
+        return rollout_tensors(model).values()
 
+    own = reserved is None
+    parts: list[Resident] = [
+        StorageGroup(weights, excluding=lambda: rewritten, gives_back=own),
+        Constants(model.buffers, excluding=weights, gives_back=own),
+        StorageGroup(lambda: absorbed_tensors(model), "rebuilt", gives_back=own),
+    ]
     if rewritten:
-        residency.register("rollout_weights", GivenUpWeights(rewritten, process_generation()))
-    residency.register("rollout_weights", StorageGroup(weights, excluding=lambda: rewritten))
-    residency.register("rollout_weights", StorageGroup(lambda: absorbed_tensors(model), "rebuilt"))
+        parts.append(GivenUpWeights(rewritten, process_generation(), gives_back=own))
+    for resident in parts if own else [ReservedGroup(reserved, parts)]:
+        residency.register("rollout_weights", resident)
     residency.register("kv_cache", KvCache(runner))
 
 
+class Constants(StorageGroup):
+    """Tensors that no phase writes, whatever it does to others of their group."""
+
+    def offload(self, changed: bool = True) -> int:
+        """Give the memory back, after one copy in the life of a process."""
+        return super().offload(changed=False)
+
+
 class GivenUpWeights(StorageGroup):
-    """Weights that leave without a copy, because nobody may use them before they have been written again.
+    """Weights that leave without a copy, because nobody may use them before they have been written again. What an
+    engine has loaded itself is no exception: verl reshards before every generation, also before the first."""
 
-    Until the first set is complete they are what the engine has loaded itself, and are kept.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor], generation: WeightsGeneration):
-        super().__init__(lambda: tensors, "kept")
+    def __init__(self, tensors: Sequence[torch.Tensor], generation: WeightsGeneration, gives_back: bool = True):
+        super().__init__(lambda: tensors, "rebuilt", gives_back=gives_back)
         self._generation = generation
 
     def offload(self, changed: bool = True) -> int:
-        """Give the memory back, and the weights up. Nothing is copied after the first complete set."""
-        if self._generation.committed and not self._away:
-            self._contents = "rebuilt"
-            self._host.clear()
-            self._generation.discard()
+        """Give the memory back, and the weights up. Nothing is copied."""
+        self._generation.discard()
         return super().offload(changed)

@@ -18,7 +18,12 @@ Storages = dict[int, torch.UntypedStorage]
 
 
 class Resident(Protocol):
-    """Something that takes device memory and can do without it for a while."""
+    """Something that takes device memory and can do without it for a while.
+
+    unmapped_bytes: what torch's counters call allocated now although there is no memory behind it.
+    """
+
+    unmapped_bytes: int
 
     def onload(self) -> int:
         """Take the memory and make the contents right; nothing happens if it is on the device. Returns bytes copied."""
@@ -39,12 +44,19 @@ class StorageGroup:
         contents: `kept` copies to pinned host memory and back; `zeroed` comes back as zeros; `rebuilt` comes back
             undefined, for tensors that their owner writes before anybody reads them.
         excluding: tensors whose storages belong to another group.
+        gives_back: whether the group's memory is its own to give back; otherwise somebody takes it away after an
+            offload and puts it back before an onload.
     """
 
-    def __init__(self, tensors: Tensors, contents: Contents = "kept", excluding: Tensors = tuple):
+    unmapped_bytes = 0
+
+    def __init__(
+        self, tensors: Tensors, contents: Contents = "kept", excluding: Tensors = tuple, gives_back: bool = True
+    ):
         self._tensors = tensors
         self._contents = contents
         self._excluding = excluding
+        self._gives_back = gives_back
         self._away: dict[int, tuple[torch.UntypedStorage, int]] = {}
         self._host: dict[int, torch.Tensor] = {}
         self._written: dict[int, int] = {}
@@ -59,23 +71,25 @@ class StorageGroup:
         with torch.inference_mode(False), torch.no_grad():
             if self._contents == "kept":
                 for key, storage in self._without_copy(leaving, changed).items():
-                    self._host_copy(key, storage.nbytes()).copy_(_bytes(storage), non_blocking=True)
+                    self._host_copy(key, storage.nbytes()).copy_(bytes_of(storage), non_blocking=True)
                     copied += storage.nbytes()
                 torch.npu.synchronize()
             for key, storage in leaving.items():
                 self._away[key] = (storage, storage.nbytes())
-                storage.resize_(0)
+                if self._gives_back:
+                    storage.resize_(0)
         return copied
 
     def onload(self) -> int:
         """Take the storages' memory again and restore the contents. Returns the bytes that were copied."""
         with torch.inference_mode(False), torch.no_grad():
             for key, (storage, size) in self._away.items():
-                storage.resize_(size)
+                if self._gives_back:
+                    storage.resize_(size)
                 if self._contents == "kept":
-                    _bytes(storage).copy_(self._host[key], non_blocking=True)
+                    bytes_of(storage).copy_(self._host[key], non_blocking=True)
                 elif self._contents == "zeroed":
-                    _bytes(storage).zero_()
+                    bytes_of(storage).zero_()
             torch.npu.synchronize()
         copied = sum(size for _, size in self._away.values()) if self._contents == "kept" else 0
         self._away.clear()
@@ -119,6 +133,6 @@ def _writes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     return found
 
 
-def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     """The storage as a tensor [bytes], uint8."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -18,6 +18,8 @@ def empty_record(monkeypatch):
 class Recorded:
     """A resident that writes down what it is told."""
 
+    unmapped_bytes = 0
+
     def __init__(self, name, log):
         self.name, self.log, self.present = name, log, True
 

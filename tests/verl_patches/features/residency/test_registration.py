@@ -38,8 +38,6 @@ def registered(rewritten):
 
 def test_rewritten_weights_leave_without_a_copy_and_nobody_generates_before_a_reshard(generation):
     residency, model = registered(rewritten=True)
-    with generation.writing():
-        pass
     residency.enter("update")
     assert model.weight.untyped_storage().nbytes() == 0
     residency.enter("reshard")
@@ -54,8 +52,6 @@ def test_rewritten_weights_leave_without_a_copy_and_nobody_generates_before_a_re
 
 def test_host_memory_holds_only_what_no_reshard_writes(generation):
     copied = {}
-    with generation.writing():
-        pass
     for rewritten in (True, False):
         residency, _ = registered(rewritten)
         residency.enter("update")
@@ -64,12 +60,13 @@ def test_host_memory_holds_only_what_no_reshard_writes(generation):
     assert copied[False] - copied[True] == 64 * 4 and copied[True] > 0
 
 
-def test_weights_that_the_engine_loaded_itself_are_kept_until_the_first_reshard(generation):
-    residency, model = registered(rewritten=True)
+def test_nobody_generates_with_weights_that_the_engine_loaded_and_that_left_since(generation):
+    residency, _ = registered(rewritten=True)
+    generation.require_whole()
     residency.enter("update")
     residency.enter("reshard")
-    generation.require_whole()
-    assert model.weight.eq(3.0).all()
+    with pytest.raises(WeightsNotWholeError):
+        generation.require_whole()
 
 
 def test_weights_that_nobody_rewrites_come_back(generation):

@@ -1,0 +1,119 @@
+"""Device memory that comes and goes behind addresses that stay: an allocation keeps its range of virtual addresses for
+the life of the process, and physical memory is mapped there only while a phase needs it.
+
+Mapping is the work of vLLM-Ascend's own allocator (`CaMemAllocator`, which it has for vLLM's sleep mode). Only its pool
+is used: which phase has the weights, and what is copied to the host, `Residency` decides as for all other memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from verl_patches.features.residency.absorbed import absorbed_tensors
+from verl_patches.features.residency.feature import refuse_expandable_segments
+from verl_patches.features.residency.holdings import parameter_tensors
+from verl_patches.features.residency.storages import Resident, bytes_of, device_storages
+
+# Where the adapter keeps the reserved memory of a runner's weights.
+RESERVED = "overlay_reserved_weights"
+
+
+class ReservedMemory:
+    """The pool of vLLM-Ascend's allocator, whose memory is unmapped and mapped as a whole.
+
+    Nobody else may use that allocator: vLLM's sleep mode has to be off, which residency sees to.
+
+    Args:
+        allocator: vLLM-Ascend's `CaMemAllocator`, with nothing in it.
+
+    Raises:
+        ConfigurationError: torch_npu was told to use expandable segments, with which it takes no memory from pools.
+    """
+
+    def __init__(self, allocator: Any):
+        refuse_expandable_segments()
+        self._allocator = allocator
+        self._mapped = True
+
+    @property
+    def unmapped_bytes(self) -> int:
+        """Bytes without physical memory, which torch's own counters still call allocated."""
+        return 0 if self._mapped else self._allocator.get_current_usage()
+
+    def move(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """Give storages that are on the device memory of the pool, with their contents. Only once, because a pool that
+        was left cannot be entered again.
+
+        All of them wait on the host together, in ordinary memory, so that the device never holds any of them twice.
+
+        Raises:
+            RuntimeError: the pool did not get the memory.
+        """
+        with torch.inference_mode(False), torch.no_grad():
+            waiting = [(storage, bytes_of(storage).cpu()) for storage in storages]
+            for storage, _ in waiting:
+                storage.resize_(0)
+            torch.npu.empty_cache()
+            with self._allocator.use_memory_pool():
+                for storage, contents in waiting:
+                    storage.resize_(contents.numel())
+                    bytes_of(storage).copy_(contents)
+        wanted, got = sum(contents.numel() for _, contents in waiting), self._allocator.get_current_usage()
+        if got < wanted:
+            raise RuntimeError(f"the memory pool holds {got} of {wanted} bytes; torch took the rest from elsewhere")
+
+    def unmap(self) -> None:
+        """Give all physical memory back; nothing happens if that was done. Contents are lost, addresses stay."""
+        if self._mapped:
+            torch.npu.synchronize()
+            self._allocator.sleep(offload_tags=())
+            self._mapped = False
+
+    def map(self) -> None:
+        """Take physical memory for every address; nothing happens if it is there. Its contents are undefined."""
+        if not self._mapped:
+            self._allocator.wake_up()
+            self._mapped = True
+
+
+class ReservedGroup:
+    """Residents in one `ReservedMemory`: they look after contents and leave the memory to it.
+
+    Args:
+        memory: has the memory of all parts.
+        parts: residents that do not give memory back themselves.
+    """
+
+    def __init__(self, memory: ReservedMemory, parts: Sequence[Resident]):
+        self._memory = memory
+        self._parts = parts
+
+    @property
+    def unmapped_bytes(self) -> int:
+        return self._memory.unmapped_bytes
+
+    def offload(self, changed: bool = True) -> int:
+        """Copy out what is kept, then give the memory of all parts back. Returns the bytes copied."""
+        copied = sum(part.offload(changed) for part in self._parts)
+        self._memory.unmap()
+        return copied
+
+    def onload(self) -> int:
+        """Take the memory of all parts and restore what is kept. Returns the bytes copied."""
+        self._memory.map()
+        return sum(part.onload() for part in self._parts)
+
+
+def reserve_weights(runner: Any) -> None:
+    """Move all weights of a vLLM-Ascend model runner, its buffers and derived weights among them, to reserved memory.
+
+    To be called when the model has been loaded, and before a graph is made of it.
+    """
+    from vllm_ascend.device_allocator.camem import CaMemAllocator
+
+    memory, model = ReservedMemory(CaMemAllocator.get_instance()), runner.get_model()
+    memory.move(device_storages([*parameter_tensors([model]), *absorbed_tensors(model)]).values())
+    setattr(runner, RESERVED, memory)
