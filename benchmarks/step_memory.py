@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Device memory of a whole training step on four emulated dies, phase after phase, and what moves to and from the host.
 
-ours      weights by plan, and in each phase only what it needs
-upstream  every tensor gathered whole on every die, and everything on the device all the time
+ours       weights by plan, and in each phase only what it needs
+published  weights by the published per-tensor algorithm, and in each phase only what it needs, as its authors do
+upstream   every tensor gathered whole on every die by verl 0.4.0, and everything on the device all the time
 
-Both run in the same processes with verl's worker on a small DeepSeek-V3 (float32), from the same weights: `tiny` is the
+All run in the same processes with verl's worker on a small DeepSeek-V3 (float32), from the same weights: `tiny` is the
 rehearsal's, `experts` has routed experts so wide that nearly all bytes are theirs. With --cycles, only ours runs, that
 many steps, each with a bit for bit comparison of training and rollout weights, and a look at where the latter lie.
+--addresses is the key actor_rollout_ref.overlay.residency.rollout_addresses.
 """
 
 import argparse
@@ -17,18 +19,21 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
 from transformers import AutoConfig, DeepseekV3ForCausalLM  # noqa: E402
 
+from benchmarks.published_step import move_as_published, move_by_plan  # noqa: E402
 from tests.rig import jobs  # noqa: E402
 from tests.rig.conftest import PROMPTS, overrides, random_checkpoint  # noqa: E402
 from tests.rig.processes import Processes  # noqa: E402
 from verl_patches.features.report.metrics import ALLOCATED_BYTES_PREFIX, PEAK_BYTES_PREFIX, PHASES  # noqa: E402
+from verl_patches.features.residency.feature import Addresses  # noqa: E402
 
-WAYS = {"ours": True, "upstream": False}
+WAYS = ("ours", "published", "upstream")
 EXPERTS_WIDTH = 512
 COPIES = ("residency/device_to_host_bytes", "residency/host_to_device_bytes")
 
@@ -53,22 +58,23 @@ def make_checkpoint(model: str, folder: Path) -> Path:
 
 
 @contextmanager
-def workers(model: str) -> Iterator[Processes]:
+def workers(model: str, addresses: str) -> Iterator[Processes]:
     """verl's worker on every die, built and in its first state. What the dies print goes to the standard error."""
     kept = os.dup(1)
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory() as folder, Processes() as processes:
         checkpoint = make_checkpoint(model, Path(folder))
-        processes.run(jobs.build, overrides(checkpoint, checkpoint))
+        chosen = f"actor_rollout_ref.overlay.residency.rollout_addresses={addresses}"
+        processes.run(jobs.build, [*overrides(checkpoint, checkpoint), chosen])
         os.dup2(kept, 1)
         processes.run(jobs.remember)
         yield processes
 
 
-def cycle(model: str, count: int) -> dict[str, float]:
+def cycle(model: str, addresses: str, count: int) -> dict[str, float]:
     """Bytes that stayed allocated from the second to the last of `count` steps, weights that ever differed, and rollout
     weights that a die found elsewhere, while they were served or in the next step."""
-    with workers(model) as processes:
+    with workers(model, addresses) as processes:
         processes.run(jobs.switch, measure={"verify_weights": True})
         processes.run(jobs.watch_rollout_addresses)
         steps = [step(processes, number) for number in range(count)]
@@ -84,32 +90,40 @@ def cycle(model: str, count: int) -> dict[str, float]:
     }
 
 
-def measure(model: str) -> dict[str, dict[str, float]]:
+def measure(model: str, addresses: str) -> dict[str, dict[str, float]]:
     """The metrics of the second step of each way; the first one makes plans and optimizer state."""
-    with workers(model) as processes:
+    with workers(model, addresses) as processes:
         found = {}
-        for name, ours in WAYS.items():
+        for name in WAYS:
             processes.run(jobs.recall)
+            ours = name != "upstream"
             processes.run(jobs.switch, reshard={"enabled": ours}, residency={"enabled": ours})
+            if name == "published":
+                processes.run(move_as_published)
             step(processes, 0)
             found[name] = step(processes, 1)
+            if name == "published":
+                processes.run(move_by_plan)
         return found
 
 
 def table(found: dict[str, dict[str, float]]) -> str:
-    """One line a phase: peak and end of each way in MB, and the ratio of the peaks."""
-    rows = [["MB a die", *(f"{name}, {what}" for name in found for what in ("peak", "end")), "peak / upstream"]]
-    ours, upstream = found["ours"], found["upstream"]
+    """One line a phase: peak and end of each way in MB, and ours against the peaks of the others."""
+    others = WAYS[1:]
+    rows = [
+        ["MB a die", *(f"{name}, {what}" for name in WAYS for what in ("peak", "end")), *(f"/ {o}" for o in others)]
+    ]
     for phase in PHASES:
         peak, end = PEAK_BYTES_PREFIX + phase, ALLOCATED_BYTES_PREFIX + phase
-        if peak in ours and peak in upstream:
-            cells = [f"{way[name] / 1e6:.2f}" for way in found.values() for name in (peak, end)]
-            rows.append([phase, *cells, f"{ours[peak] / upstream[peak]:.3f}"])
-    peaks = [max(value for name, value in way.items() if name.startswith(PEAK_BYTES_PREFIX)) for way in found.values()]
-    rows.append(["whole step", f"{peaks[0] / 1e6:.2f}", "", f"{peaks[1] / 1e6:.2f}", "", f"{peaks[0] / peaks[1]:.3f}"])
+        if all(peak in way for way in found.values()):
+            cells = [f"{found[way][name] / 1e6:.2f}" for way in WAYS for name in (peak, end)]
+            rows.append([phase, *cells, *(f"{found['ours'][peak] / found[other][peak]:.3f}" for other in others)])
+    peaks = {way: max(v for name, v in found[way].items() if name.startswith(PEAK_BYTES_PREFIX)) for way in WAYS}
+    ratios = [f"{peaks['ours'] / peaks[other]:.3f}" for other in others]
+    rows.append(["whole step", *(cell for way in WAYS for cell in (f"{peaks[way] / 1e6:.2f}", "")), *ratios])
     for name in COPIES:
-        copied = [f"{way.get(name, 0) / 1e6:.2f}" for way in found.values()]
-        rows.append([name.removeprefix("residency/").removesuffix("_bytes"), copied[0], "", copied[1], "", ""])
+        copied = [cell for way in WAYS for cell in (f"{found[way].get(name, 0) / 1e6:.2f}", "")]
+        rows.append([name.removeprefix("residency/").removesuffix("_bytes"), *copied, *[""] * len(others)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
@@ -121,11 +135,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--cycles", type=int, default=0, help="look for leaks and wrong weights over so many steps")
     parser.add_argument("--model", choices=("tiny", "experts"), default="tiny")
+    parser.add_argument("--addresses", choices=get_args(Addresses), default="reserved")
     options = parser.parse_args(arguments)
     if options.cycles:
-        print(json.dumps(cycle(options.model, options.cycles)))
+        print(json.dumps(cycle(options.model, options.addresses, options.cycles)))
         return 0
-    found = measure(options.model)
+    found = measure(options.model, options.addresses)
     print(json.dumps(found, indent=1) if options.json else table(found))
     return 0
 

@@ -1,0 +1,36 @@
+"""The published per-tensor algorithm in the place of this project's plan inside verl's worker; jobs of the rig."""
+
+from typing import Any
+
+from tests.rig.jobs import State
+
+
+def move_as_published(state: State) -> None:
+    """From now on the sharding manager moves weights by the published algorithm. Phases and all else stay."""
+    from verl_patches.workers.sharding_manager import megatron_vllm
+
+    state["plan"] = megatron_vllm._run_plan
+    megatron_vllm._run_plan = _run_published
+
+
+def move_by_plan(state: State) -> None:
+    """Undo `move_as_published`."""
+    from verl_patches.workers.sharding_manager import megatron_vllm
+
+    megatron_vllm._run_plan = state.pop("plan")
+
+
+def _run_published(manager: Any) -> None:
+    from benchmarks.published_path import PublishedPath
+    from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape
+    from verl_patches.features.reshard.model_tensors import train_tensors
+    from verl_patches.workers.sharding_manager.placements import rollout_placement, train_placement
+
+    engine = manager.inference_engine.llm_engine
+    PublishedPath(
+        train_tensors(manager.actor_module),
+        DeepseekV3Shape.from_config(manager.model_config),
+        train_placement(manager.transformer_config),
+        rollout_placement(engine.vllm_config),
+        engine.model_executor.driver_worker.worker.model_runner.get_model(),
+    ).run()
