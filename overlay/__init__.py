@@ -5,7 +5,8 @@ It knows no upstream by name; which there are is said in pins.toml.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ __all__ = [
     "add",
     "assert_effective",
     "before_import",
+    "beneath",
     "executed",
     "provide",
     "register",
@@ -77,6 +79,21 @@ def activate(pins: Pins | None = None, lock_file: Path | None = None) -> None:
     engine = Engine(make_plan(load(pins.rooms())), pins, lock_file or LOCK_FILE)
     _engine = engine
     engine.activate()
+
+
+@contextmanager
+def beneath() -> Iterator[None]:
+    """Changes that others make to upstream in here come beneath the overlay's patches, as if they had been made first.
+
+    For a library that changes upstream at a moment of its own, such as when its settings are known. Upstream's own
+    functions are in place inside, so the library neither wraps ours nor overwrites them. Patches of modules that are
+    imported inside are applied at the end. Not for a process in which other threads call upstream at the same time.
+
+    Raises:
+        TargetError: at the end, if a patch does not fit what has become of its target.
+    """
+    with nullcontext() if _engine is None else _engine.beneath():
+        yield
 
 
 def report() -> OverlayReport:

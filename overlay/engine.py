@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -29,11 +30,12 @@ log = logging.getLogger("overlay")
 
 @dataclass
 class Effect:
-    """What has been done to one target in this process."""
+    """What has been done to one target in this process. `upstream` is the place as it was before the first patch."""
 
     module: str
     qualified_name: str
     current: Any = None
+    upstream: Place | None = None
     entries: dict[Any, Any] = field(default_factory=dict)
     replacements: list[Replacement] = field(default_factory=list)
 
@@ -56,6 +58,7 @@ class Engine:
         self.rebound: list[str] = []
         self.called: set[str] = set()
         self.effects: dict[str, Effect] = {}
+        self._beneath = False
         self._of_module = plan.by_module()
         self._executed: set[str] = set()
         self._finder = HookFinder(self._hooked_modules(), self._before_import, self._after_import)
@@ -77,6 +80,41 @@ class Engine:
     def deactivate(self) -> None:
         """Stop hooking imports; what has been patched stays patched."""
         self._finder.remove()
+
+    @contextmanager
+    def beneath(self) -> Iterator[None]:
+        """Whatever changes upstream in here comes beneath the patches: they are taken out before and put back after.
+
+        Imports in here run without patches of their modules, which are applied at the end too. A target that somebody
+        has overwritten before is left alone, so that it is still reported.
+
+        Raises:
+            TargetError: a patch does not fit what has become of its target.
+        """
+        if self._beneath:
+            raise RuntimeError("the patches are taken out already")
+        taken_out = self._take_out()
+        self._beneath = True
+        try:
+            yield
+        finally:
+            self._beneath = False
+            self._put_back(taken_out)
+
+    def _take_out(self) -> list[int]:
+        """Put upstream's own back into every place that holds something of ours; the patches concerned."""
+        in_place = {name: effect for name, effect in self.effects.items() if _is_in_place(effect)}
+        back = [each for effect in in_place.values() for each in _reversed(effect)]
+        for effect in in_place.values():
+            _restore(effect)
+        for copy in copies(back, modules_of(self.packages), self.packages):
+            copy.rebind()
+        return [index for index in self.applied if self.plan.patches[index].name in in_place]
+
+    def _put_back(self, taken_out: Iterable[int]) -> None:
+        """Apply patches on top of what is in their places now, and those whose modules have been imported meanwhile."""
+        self._forget(taken_out)
+        self._apply_ready(sorted(self.pending), on_top=True)
 
     @functools.cached_property
     def _source(self) -> RunningSource:
@@ -137,6 +175,8 @@ class Engine:
     def _after_import(self, module: ModuleType) -> None:
         name = module.__name__
         self._executed.add(name)
+        if self._beneath:
+            return
         mine = [index for index in self._of_module.get(name, ()) if self.plan.patches[index].kind not in MODULE_KINDS]
         self._forget(index for index in mine if index in self.applied)
         done = self._apply_ready(mine, after=name)
@@ -151,17 +191,18 @@ class Engine:
             self.settled.discard(index)
             self.pending.add(index)
 
-    def _apply_ready(self, indexes: Iterable[int], after: str = "") -> list[int]:
+    def _apply_ready(self, indexes: Iterable[int], after: str = "", on_top: bool = False) -> list[int]:
         """Apply what can be applied now, in order, then rebind the copies taken before.
 
-        With `after`, copies are looked for only in modules whose import began after that one's.
+        With `after`, copies are looked for only in modules whose import began after that one's. With `on_top`, what is
+        in a target's place may be somebody else's by right.
         """
         done = []
         for index in indexes:
             patch = self.plan.patches[index]
             ready = patch.kind not in MODULE_KINDS and self.is_executed(patch.module)
             if index in self.pending and ready and self.plan.predecessors[index] <= self.settled:
-                self._apply(patch, sys.modules[patch.module])
+                self._apply(patch, sys.modules[patch.module], on_top)
                 self._settle(index)
                 done.append(index)
         if done:
@@ -185,13 +226,17 @@ class Engine:
         self.applied.append(index)
         log.debug("applied %s", self.plan.patches[index].label)
 
-    def _apply(self, patch: Patch, module: ModuleType) -> None:
+    def _apply(self, patch: Patch, module: ModuleType, on_top: bool) -> None:
         effect = self.effects.get(patch.name) or Effect(patch.module, patch.qualified_name)
         if self.lock_file is not None:
-            self._guarded(patch, lambda: self.drift.extend(self._source.verify(patch)))
-        act = {"add": self._add, "register": self._register}.get(patch.kind, self._change)
+            self._guarded(patch, lambda: self._note_drift(patch))
+        change = functools.partial(self._change, on_top=on_top)
+        act = {"add": self._add, "register": self._register}.get(patch.kind, change)
         self._guarded(patch, lambda: act(patch, module, find(module, patch.qualified_name), effect))
         self.effects[patch.name] = effect
+
+    def _note_drift(self, patch: Patch) -> None:
+        self.drift += [note for note in self._source.verify(patch) if note not in self.drift]
 
     def _guarded(self, patch: Patch, call: Callable[[], Any]) -> None:
         """Run one patch's part so that whatever goes wrong names the patch and is remembered."""
@@ -223,14 +268,16 @@ class Engine:
             mapping[key] = value
         effect.entries.update(entries)
 
-    def _change(self, patch: Patch, module: ModuleType, place: Place, effect: Effect) -> None:
+    def _change(self, patch: Patch, module: ModuleType, place: Place, effect: Effect, on_top: bool) -> None:
         if not place.exists:
             raise TargetError("upstream has nothing of this name")
         elsewhere = defined_elsewhere(module, patch.qualified_name, place.raw)
-        if elsewhere and not patch.only_here and place.owned:
+        if elsewhere and not patch.only_here and place.owned and not on_top:
             raise TargetError(
                 f"this is a copy of {elsewhere}: patch it there, or say only_here=True to change this name"
             )
+        if place.raw is not effect.current:
+            effect.upstream = place
         if patch.kind == "wrap":
             effect.current = wrapped(place.raw, patch.body, functools.partial(self.called.add, patch.label))
         else:
@@ -246,6 +293,40 @@ class Engine:
         message = f"{patch.describe()}: {reason}.{versions}"
         self.failures.append(message)
         return kind(message)
+
+
+def _is_in_place(effect: Effect) -> bool:
+    """Whether this is a change of upstream's own object, and what was put there is there still."""
+    if effect.upstream is None or effect.module not in sys.modules:
+        return False
+    try:
+        return find(sys.modules[effect.module], effect.qualified_name).raw is effect.current
+    except TargetError:
+        return False
+
+
+def _restore(effect: Effect) -> None:
+    """Put back what was in the place before the first patch; copies are not looked at."""
+    place = effect.upstream
+    assert place is not None
+    if place.owned:
+        setattr(place.holder, place.name, place.raw)
+    else:
+        delattr(place.holder, place.name)
+    if isinstance(place.holder, type):
+        # Another class may come to this name, and the methods of the one that was here are then no copies.
+        effect.replacements = []
+
+
+def _reversed(effect: Effect) -> list[Replacement]:
+    """What to put into copies of the object that is in this place now."""
+    if not effect.replacements or effect.upstream is None:
+        return []
+    raw, last = effect.upstream.raw, effect.replacements[-1]
+    pairs = [(effect.current, raw)]
+    if isinstance(raw, (staticmethod, classmethod)):
+        pairs.append((effect.current.__func__, raw.__func__))
+    return [Replacement(ours, upstream, last.owner, last.constant) for ours, upstream in pairs]
 
 
 def _forwarded(earlier: list[Replacement], place: Place, effect: Effect) -> list[Replacement]:

@@ -16,6 +16,7 @@ from verl_patches.features import settings
 from verl_patches.features.compatibility import DEEPSEEK_V3, MEGATRON_ON_NPU, ROLLOUT_SEED, SETTINGS
 from verl_patches.features.measure import step_record
 from verl_patches.features.measure.feature import MEASURE, MeasureSettings
+from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY
 from verl_patches.features.precision.feature import PRECISION
@@ -86,6 +87,30 @@ def the_configuration_is_ours(body):
 def the_model_is_ours(body):
     with instead_of("megatron_patches.core.models.gpt.deepseek_v3_model.build_deepseek_v3"):
         return asks_ours(lambda: body(Upstream(), None, DEEPSEEK))
+
+
+def engine_with(**parts):
+    """Stand in for the module that needs MindSpeed-LLM, which is not installed here."""
+    module = SimpleNamespace(**parts)
+    return mock.patch.dict("sys.modules", {"mindspeed_patches.core.models.gpt.packed_gpt_model": module})
+
+
+@demonstrates("verl.models.mcore.registry:hf_to_mcore_config", MINDSPEED)
+def the_configuration_has_the_engines_arguments(body):
+    with engine_with(with_arguments=lambda config: f"{config} with arguments"):
+        return body(Upstream(), DEEPSEEK, torch.bfloat16)
+
+
+@demonstrates("verl.models.mcore.registry:init_mcore_model", MINDSPEED)
+def the_model_is_the_engines(body):
+    with engine_with(build_deepseek_v3=lambda *arguments: "MindSpeed-LLM's"):
+        return body(Upstream(), None, DEEPSEEK)
+
+
+@demonstrates(f"{WORKER}.__init__", MINDSPEED)
+def the_engine_starts_before_the_worker(body):
+    with instead_of("mindspeed_patches.megatron_adaptor.start_for"):
+        return asks_ours(lambda: body(Upstream(), SimpleNamespace(), {}, "actor"))
 
 
 @demonstrates("verl.models.mcore.registry:get_mcore_weight_converter", DEEPSEEK_V3)

@@ -11,6 +11,7 @@ from overlay.definitions import find_definition, imported_module
 from tests.demonstrations import INERT, demonstrations, observed
 from tests.overlay.test_real_patches import NAMED, PATCHES, PINS, source_of, sources_of
 from verl_patches.features import settings
+from verl_patches.features.mindspeed.feature import MindspeedSettings
 from verl_patches.features.rollout_parallel.feature import RolloutSettings
 
 SWITCHED = [pytest.param(patch, id=patch.label) for patch in PATCHES if patch.switch and patch.kind == "wrap"]
@@ -28,6 +29,7 @@ def everything_on(monkeypatch):
     """The settings of a process in which every feature is on."""
     on = settings.OverlaySettings(
         rollout=RolloutSettings(expert_parallel_size=4),
+        mindspeed=MindspeedSettings(engine="on"),
         precision="float32",
         recompute_old_log_prob=False,
         rollout_temperature=0.5,

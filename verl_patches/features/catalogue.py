@@ -15,6 +15,7 @@ from verl_patches.features.compatibility import (
 from verl_patches.features.direct_loading.feature import DIRECT_LOADING
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY
 from verl_patches.features.precision.feature import PRECISION
@@ -33,6 +34,7 @@ FEATURES = (
     TEMPERATURE,
     NONFINITE,
     DIRECT_LOADING,
+    MINDSPEED,
     PRECISION,
     MEASURE,
     PREFORK,

@@ -15,6 +15,7 @@ from overlay import SettingsError
 from overlay.configuration import checked, read_section
 from verl_patches.features.dp_sync.feature import DpSyncSettings
 from verl_patches.features.measure.feature import MeasureSettings
+from verl_patches.features.mindspeed.feature import MindspeedSettings
 from verl_patches.features.nonfinite.feature import NonfiniteSettings
 from verl_patches.features.precision.feature import Precision
 from verl_patches.features.prefork.feature import PreforkSettings
@@ -39,6 +40,7 @@ class OverlaySettings:
     temperature: TemperatureSettings = field(default_factory=TemperatureSettings)
     nonfinite: NonfiniteSettings = field(default_factory=NonfiniteSettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    mindspeed: MindspeedSettings = field(default_factory=MindspeedSettings)
     prefork: PreforkSettings = field(default_factory=PreforkSettings)
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     precision: Precision = "bfloat16"
@@ -73,6 +75,7 @@ class OverlaySettings:
             dp_sync=DpSyncSettings(enabled=False),
             temperature=TemperatureSettings(enabled=False),
             nonfinite=NonfiniteSettings(enabled=False),
+            mindspeed=MindspeedSettings(engine="off"),
         )
 
 

@@ -3,6 +3,7 @@
 from overlay import wrap
 from verl_patches.features.compatibility import SETTINGS
 from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.residency.feature import RESIDENCY
 
@@ -12,11 +13,31 @@ _OURS = "not forwarded: part of this project's features"
 
 @wrap(
     f"{_WORKER}.__init__",
+    feature=MINDSPEED,
+    why="MindSpeed-LLM changes Megatron according to its arguments, which verl's configuration decides, and must do so "
+    "before the parallel groups are made",
+    upstream="not forwarded: needs this project's translation of verl's configuration",
+    remove_when="verl starts MindSpeed-LLM with arguments of its own",
+)
+def init_with_engine(upstream, self, config, role):
+    from verl_patches.features import settings
+
+    current = settings.current()
+    if MINDSPEED.is_on(current):
+        from mindspeed_patches.megatron_adaptor import start_for
+
+        start_for(config, current)
+    upstream(self, config, role)
+
+
+@wrap(
+    f"{_WORKER}.__init__",
     feature=SETTINGS,
     evidence="executed",
     why="every process that holds a model needs the overlay's settings before it builds anything",
     upstream=_OURS,
     remove_when="never: it is how this project is configured",
+    after=[f"{_WORKER}.__init__@mindspeed"],
 )
 def init(upstream, self, config, role):
     from verl_patches.features import settings

@@ -23,6 +23,7 @@ VALUES = {
     "precision": ("bfloat16", "float32"),
     "onpolicy": ("true", "false"),
     "direct_loading": ("null", "folder"),
+    "mindspeed": ("off", "on"),
 }
 
 

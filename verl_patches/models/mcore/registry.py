@@ -6,14 +6,23 @@ functions are wrapped: they answer for DeepSeek-V3 and leave every other model t
 
 from overlay import wrap
 from verl_patches.features.compatibility import DEEPSEEK_V3
+from verl_patches.features.mindspeed.feature import MINDSPEED
 
 _DEEPSEEK_V3 = "DeepseekV3ForCausalLM"
 _UPSTREAM = "not forwarded: verl supports megatron-core 0.12 and later"
+_OURS = "not forwarded: part of this project's features"
+_WITH_THE_ENGINE = "verl trains through MindSpeed-LLM by itself"
 _REMOVE_WHEN = "the pinned megatron-core has multi-head latent attention and DeepSeek's router"
 
 
 def _is_deepseek_v3(hf_config) -> bool:
     return list(hf_config.architectures) == [_DEEPSEEK_V3]
+
+
+def _is_trained_by_mindspeed(hf_config) -> bool:
+    from verl_patches.features import settings
+
+    return _is_deepseek_v3(hf_config) and MINDSPEED.is_on(settings.current())
 
 
 @wrap(
@@ -30,6 +39,22 @@ def hf_to_mcore_config(upstream, hf_config, dtype, **override_transformer_config
     from megatron_patches.core.transformer.deepseek_v3_config import deepseek_v3_config_from_huggingface
 
     return deepseek_v3_config_from_huggingface(hf_config, dtype, **override_transformer_config_kwargs)
+
+
+@wrap(
+    "verl.models.mcore.registry:hf_to_mcore_config",
+    feature=MINDSPEED,
+    why="MindSpeed-LLM's code reads its arguments from the configuration of the model",
+    upstream=_OURS,
+    remove_when=_WITH_THE_ENGINE,
+)
+def hf_to_mindspeed_config(upstream, hf_config, dtype, **override_transformer_config_kwargs):
+    config = upstream(hf_config, dtype, **override_transformer_config_kwargs)
+    if not _is_trained_by_mindspeed(hf_config):
+        return config
+    from mindspeed_patches.core.models.gpt.packed_gpt_model import with_arguments
+
+    return with_arguments(config)
 
 
 @wrap(
@@ -50,6 +75,21 @@ def init_mcore_model(upstream, tfconfig, hf_config, pre_process=True, post_proce
     return build_deepseek_v3(
         tfconfig, hf_config, pre_process, post_process, freeze_moe_router=kwargs.get("freeze_moe_router", False)
     )
+
+
+@wrap(
+    "verl.models.mcore.registry:init_mcore_model",
+    feature=MINDSPEED,
+    why="MindSpeed-LLM has a layer spec of its own for DeepSeek-V3, with the kernels of the cluster",
+    upstream=_OURS,
+    remove_when=_WITH_THE_ENGINE,
+)
+def init_mindspeed_model(upstream, tfconfig, hf_config, pre_process=True, post_process=None, **kwargs):
+    if not _is_trained_by_mindspeed(hf_config) or kwargs.get("value"):
+        return upstream(tfconfig, hf_config, pre_process, post_process, **kwargs)
+    from mindspeed_patches.core.models.gpt.packed_gpt_model import build_deepseek_v3
+
+    return build_deepseek_v3(tfconfig, hf_config, pre_process, post_process)
 
 
 @wrap(

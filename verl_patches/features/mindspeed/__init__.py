@@ -1,0 +1,1 @@
+"""Training through MindSpeed and MindSpeed-LLM."""

@@ -1,0 +1,135 @@
+"""The feature mindspeed: its configuration, its switch, and what it cannot run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from overlay import ConfigurationError, Feature
+
+ARCHITECTURE = "DeepseekV3ForCausalLM"
+PACKAGES = ("megatron.training", "mindspeed", "mindspeed_llm")
+MODEL_KEYS = ("num_layer_list", "moe_tp_extend_ep")
+"""What of override_transformer_config is translated."""
+
+
+@dataclass(frozen=True)
+class MindspeedSettings:
+    """`auto` takes MindSpeed and MindSpeed-LLM where both can be imported, `on` demands them, `off` never takes them.
+
+    fused_operators: rotary embedding, SwiGLU, RMSNorm, permutation of tokens and accumulation of weight gradients by
+    MindSpeed's fused kernels. swap_optimizer: the optimizer's state lives on the host and passes through the device in
+    swap_optimizer_times parts. Recomputation is chosen by verl's own keys, model.gradient_checkpointing_kwargs.
+    """
+
+    engine: Literal["auto", "on", "off"] = "auto"
+    fused_operators: bool = True
+    swap_optimizer: bool = False
+    swap_optimizer_times: int = field(default=16, metadata={"at_least": 1})
+
+
+def is_importable() -> bool:
+    """Whether this process could import everything that the engine needs; nothing is imported here but parents."""
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in PACKAGES)
+    except ModuleNotFoundError:  # the parent package is absent
+        return False
+
+
+def check_installed(config: Mapping[str, Any], settings: Any) -> None:
+    """What `on` demands is there."""
+    if not is_importable():
+        raise ConfigurationError(
+            f"{MINDSPEED.switch}=on needs {', '.join(PACKAGES)}, and not all of them can be imported; assemble the "
+            "workspace with scripts/assemble_workspace.sh, or set it to auto"
+        )
+
+
+def check_translation(config: Mapping[str, Any], settings: Any) -> None:
+    """Everything that is asked of a DeepSeek-V3 has an argument; other models are not trained through MindSpeed-LLM."""
+    if _architectures(config) in (None, [ARCHITECTURE]):
+        _check_layout(config)
+        _check_model(config)
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str] | None:
+    """Those of the model's config.json; None where this machine cannot read it."""
+    try:
+        text = (Path(config["actor_rollout_ref"]["model"]["path"]).expanduser() / "config.json").read_text()
+    except OSError:
+        return None
+    return list(json.loads(text).get("architectures") or ())
+
+
+def _check_layout(config: Mapping[str, Any]) -> None:
+    megatron = config["actor_rollout_ref"]["actor"]["megatron"]
+    key = "actor_rollout_ref.actor.megatron"
+    if megatron.get("virtual_pipeline_model_parallel_size"):
+        raise _refused(f"{key}.virtual_pipeline_model_parallel_size", "set it to null")
+    if megatron["context_parallel_size"] > 1:
+        raise _refused(f"{key}.context_parallel_size", "set it to 1")
+    if megatron.get("expert_tensor_parallel_size") not in (None, megatron["tensor_model_parallel_size"]):
+        raise _refused(f"{key}.expert_tensor_parallel_size", "set it to null: experts lie whole over TP x EP")
+    if megatron["tensor_model_parallel_size"] > 1 and not megatron["sequence_parallel"]:
+        raise _refused(f"{key}.sequence_parallel=False", "set it to True: experts with tensor parallelism need it")
+    if not megatron["use_distributed_optimizer"]:
+        raise _refused(f"{key}.use_distributed_optimizer=False", "set it to True")
+    overrides = megatron.get("override_transformer_config") or {}
+    for name in overrides:
+        if name not in MODEL_KEYS:
+            raise _refused(f"{key}.override_transformer_config.{name}", f"only {' and '.join(MODEL_KEYS)} are")
+    if overrides.get("moe_tp_extend_ep") is False:
+        raise _refused(f"{key}.override_transformer_config.moe_tp_extend_ep=False", "set it to true")
+
+
+def _check_model(config: Mapping[str, Any]) -> None:
+    model = config["actor_rollout_ref"]["model"]
+    key = "actor_rollout_ref.model"
+    experts = (model.get("override_config") or {}).get("moe_config") or {}
+    for name in ("freeze_moe_router", "fix_moe_router"):
+        if experts.get(name):
+            raise _refused(f"{key}.override_config.moe_config.{name}", "set it to False")
+    if not model.get("enable_gradient_checkpointing"):
+        return
+    asked = model["gradient_checkpointing_kwargs"]
+    for name, allowed in (("granularity", ("full",)), ("method", ("block", "uniform"))):
+        value = asked.get(f"activations_checkpoint_{name}")
+        if value not in allowed:
+            raise _refused(
+                f"{key}.gradient_checkpointing_kwargs.activations_checkpoint_{name}={value}",
+                f"choose {' or '.join(allowed)}",
+            )
+    if (asked.get("activations_checkpoint_num_layers") or 0) < 1:
+        raise _refused(f"{key}.gradient_checkpointing_kwargs.activations_checkpoint_num_layers", "set it to 1 or more")
+
+
+def check_precision(config: Mapping[str, Any], settings: Any) -> None:
+    """MindSpeed swaps the float32 copies of bfloat16 parameters, and there are none without them."""
+    if settings.mindspeed.swap_optimizer and settings.precision != "bfloat16":
+        raise ConfigurationError(
+            f"{MINDSPEED.section}.swap_optimizer moves the float32 copies of bfloat16 parameters, and there are none "
+            f"with actor_rollout_ref.overlay.precision={settings.precision}; set it to false"
+        )
+
+
+def _refused(key: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"{key} is not translated for MindSpeed-LLM; {remedy}, or set {MINDSPEED.switch}=off")
+
+
+def _is_on(settings: Any) -> bool:
+    return settings.mindspeed.engine == "on" or (settings.mindspeed.engine == "auto" and is_importable())
+
+
+MINDSPEED = Feature(
+    name="mindspeed",
+    purpose="DeepSeek-V3 is trained through MindSpeed and MindSpeed-LLM where they are installed.",
+    section="actor_rollout_ref.overlay.mindspeed",
+    settings=MindspeedSettings,
+    switch="actor_rollout_ref.overlay.mindspeed.engine",
+    is_on=_is_on,
+    checks=(check_installed, check_translation, check_precision),
+)
