@@ -21,7 +21,7 @@ Usage: bash scripts/assemble_workspace.sh [--from FOLDER] [NAME=FOLDER ...] [--c
        bash scripts/assemble_workspace.sh --undo
 
 Copies the packages verl, vllm, vllm_ascend, megatron, mindspeed and mindspeed_llm beside the patch folders, from
-git checkouts at the commits of overlay/pins.toml.
+git checkouts at the commits of overlay/pins.toml, with the metadata by which vLLM finds its plugin for the NPU.
 
   --from FOLDER   where the checkouts are, under the names of their repositories (default: /workspace)
   NAME=FOLDER     the checkout that holds package NAME
@@ -72,6 +72,19 @@ stage() {
     say "$package from $folder"
     cp -a "$folder/$package" "$STAGING/$package"
     find "$STAGING/$package" -name __pycache__ -type d -prune -exec rm -rf {} +
+}
+
+# Writes beside a staged package what its installation would have told importlib.metadata.
+stage_metadata() {
+    local package=$1 repository=$2 reference=$3 folder name needs=()
+    folder=$(source_folder "$package" "$repository")
+    [[ -d $folder/$package ]] || folder=$STAGING/clones/$package
+    # vLLM finds no NPU without it.
+    [[ $package != vllm_ascend ]] || needs=(--needs vllm.platform_plugins)
+    name=$("$python" "$project_root/scripts/internal/write_metadata.py" "${needs[@]}" "$package" "${reference#v}" "$folder" "$STAGING") ||
+        fail "$package: its metadata cannot be written, see above; give the whole checkout."
+    require_ours "$name"
+    packages+=("$name")
 }
 
 # Applies vllm_ascend_patches/series to the staged packages, after a check of the whole series.
@@ -130,6 +143,10 @@ install_staged() {
     for package in "${packages[@]}"; do
         printf '%s %s\n' "$package" "$(checksum "$STAGING/$package")" >>"$STAGING/manifest"
     done
+    # Metadata of another version would stay beside the new ones.
+    while read -r package _; do
+        [[ " ${packages[*]} " == *" $package "* ]] || rm -rf "${project_root:?}/$package"
+    done < <(cat "$MANIFEST" 2>/dev/null)
     # The manifest comes first: whatever is cut short after it can still be undone.
     cp "$STAGING/manifest" "$MANIFEST"
     for package in "${packages[@]}"; do
@@ -167,6 +184,7 @@ assemble() {
         stage "$package" "$repository" "$wanted"
         packages+=("$package")
         checked+=(--upstream "$package=$STAGING")
+        [[ $package != vllm* ]] || stage_metadata "$package" "$repository" "$reference"
     done <<<"$rows"
     for row in "${!given[@]}"; do
         [[ " ${packages[*]} " == *" $row "* ]] || fail "$row is no package of overlay/pins.toml: it has ${packages[*]}."

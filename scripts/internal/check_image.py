@@ -24,6 +24,8 @@ def main() -> int:
     for name in MODULES:
         importlib.import_module(name)
         print(f"imported {name}")
+    from vllm.platforms import current_platform
+
     import overlay
 
     report = overlay.report()
@@ -33,7 +35,10 @@ def main() -> int:
         print(f"error: the patch {name} has no effect", file=sys.stderr)
     if not report.applied:
         print("error: no patch was applied", file=sys.stderr)
-    return 1 if ineffective or not report.applied else 0
+    # Without vLLM-Ascend's metadata vLLM starts all the same, and fails when it needs a device.
+    if current_platform.device_type != "npu":
+        print(f"error: vLLM takes this machine for {type(current_platform).__name__}", file=sys.stderr)
+    return 1 if ineffective or not report.applied or current_platform.device_type != "npu" else 0
 
 
 if __name__ == "__main__":

@@ -42,6 +42,13 @@ cluster = {{ repository = "{folder}/vllm-ascend", reference = "v1" }}
 """
 
 
+SETUP = """
+from setuptools import setup
+
+setup(name="vllm-ascend", entry_points={"vllm.platform_plugins": ["ascend = vllm_ascend:register"]})
+"""
+
+
 class Project:
     """A fork of one's own with the overlay's folders in it, and checkouts of two upstreams next to it."""
 
@@ -50,13 +57,15 @@ class Project:
         self.root = folder / "fork"
         self.write(self.checkouts / "verl", {"verl/__init__.py": "", "verl/workers/megatron_workers.py": WORKERS})
         self.write(
-            self.checkouts / "vllm-ascend", {"vllm_ascend/__init__.py": "", "vllm_ascend/core.py": "VALUE = 1\n"}
+            self.checkouts / "vllm-ascend",
+            {"vllm_ascend/__init__.py": "", "vllm_ascend/core.py": "VALUE = 1\n", "setup.py": SETUP},
         )
         commit = self.commit("verl")
         self.commit("vllm-ascend")
         self.git("vllm-ascend", "tag", "v1")
         shutil.copytree(REPOSITORY / "overlay", self.root / "overlay", ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("scripts/assemble_workspace.sh", "scripts/lib/terminal.sh", "verl_patches/prelude_patch.py"):
+        scripts = ("assemble_workspace.sh", "lib/terminal.sh", "internal/write_metadata.py")
+        for name in (*(f"scripts/{script}" for script in scripts), "verl_patches/prelude_patch.py"):
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(REPOSITORY / name, self.root / name)
         self.write(
@@ -105,8 +114,17 @@ class Project:
 
     def present(self) -> bool:
         """Whether anything of upstream, of the manifest or of the staging folder is in the fork."""
-        names = ("verl", "vllm_ascend", ".workspace", ".workspace.new")
-        return any((self.root / name).exists() for name in names)
+        names = ("verl", "vllm_ascend", ".workspace", ".workspace.new", "vllm_ascend-*.dist-info")
+        return any(found for name in names for found in self.root.glob(name))
+
+    def plugins(self) -> str:
+        """Version and platform plugin of vLLM-Ascend as a process in the fork finds them."""
+        script = (
+            "import importlib.metadata as m; (plugin,) = m.entry_points(group='vllm.platform_plugins'); "
+            "print(m.version('vllm-ascend'), plugin.name, plugin.value)"
+        )
+        # -S: without the site packages, in which vLLM-Ascend is installed here.
+        return self.python("-S", "-c", script)
 
     def use(self) -> str:
         """What the patched function returns in a process that knows the fork only."""
@@ -135,6 +153,25 @@ def test_it_assembles_a_working_workspace_again_and_undoes_it(project):
     assert (project.checkouts / "verl/verl/workers/megatron_workers.py").read_text() == WORKERS
     assert project.assemble("--undo").returncode == 0 and not project.present()
     assert "nothing to undo" in project.assemble("--undo").stdout
+
+
+def test_the_workspace_holds_the_metadata_by_which_vllm_finds_its_platform(project):
+    with pytest.raises(subprocess.CalledProcessError):
+        project.plugins()
+    for version in ("1", "2"):
+        pins = project.root / "overlay/pins.toml"
+        pins.write_text(pins.read_text().replace('"v1"', f'"v{version}"'))
+        result = project.assemble("--from", str(project.checkouts), "--any-commit")
+        assert result.returncode == 0, result.stderr
+        assert project.plugins() == f"{version} ascend vllm_ascend:register"
+    assert [path.name for path in project.root.glob("*.dist-info")] == ["vllm_ascend-2.dist-info"]
+
+
+def test_a_checkout_without_the_platform_plugin_is_refused(project):
+    (project.checkouts / "vllm-ascend" / "setup.py").write_text(SETUP.replace("platform_plugins", "others"))
+    result = project.assemble("--from", str(project.checkouts), "--any-commit")
+    refused(result, "vllm_ascend: its metadata cannot be written")
+    assert "declares no entry point vllm.platform_plugins" in result.stderr and not project.present()
 
 
 def test_it_clones_at_the_pins_what_is_not_there(project, tmp_path):
