@@ -60,6 +60,12 @@ def _mask_where_needed(given: dict) -> bool:
     return given["sparse_mode"] not in (1, 2, 3, 4) or given["atten_mask"] is not None
 
 
+def _half_of_x(given: dict) -> bool:
+    half = list(given["x"].shape)
+    half[given["dim"]] //= 2
+    return list(given["gradient"].shape) == half
+
+
 def _blocks_begin(given: dict) -> bool:
     return "_BLK_" not in given["cache_mode"] or not bool((given["index"] % given["k_cache"].shape[1]).any())
 
@@ -68,6 +74,74 @@ def _both(argument: str, other: str) -> Rule:
     return Rule(argument, f"needs {other}", lambda given: given[other] is not None)
 
 
+_MASKED = [
+    _dtype("atten_mask", torch.bool, torch.uint8),
+    Rule("atten_mask", "must be [2048, 2048] with sparse_mode 2, 3 and 4", _compressed_mask),
+    Rule("sparse_mode", "1 to 4 needs atten_mask", _mask_where_needed),
+]
+_ATTENTION_GRADIENT = [
+    *(_dtype(name, *FLOATS) for name in ("query", "key", "value")),
+    *(_same_dtype(name, "query") for name in ("key", "value", "dy", "attention_in")),
+    *(_dtype(name, torch.float32) for name in ("softmax_max", "softmax_sum")),
+]
+_INFERENCE_ATTENTION = [
+    *(_dtype(name, *HALVES) for name in ("query", "key", "value")),
+    *(_same_dtype(name, "query") for name in ("key", "value")),
+    *(
+        Rule(name, "must be contiguous", lambda given, name=name: given[name].is_contiguous())
+        for name in ("query", "key", "value")
+    ),
+    _one_of("input_layout", "BSH", "BSND", "BNSD"),
+]
+_BLOCKS_OF_16 = Rule(
+    "block_size",
+    "must be a multiple of 16 up to 512",
+    lambda given: given["block_size"] % 16 == 0 and given["block_size"] <= 512,
+)
+
+
+def _joined(left: str, leasts: tuple[int, int] = (2, 2)) -> list[Rule]:
+    """Rules of the pages of products with a collective inside, for inputs without quantisation."""
+    return [
+        _dtype(left, *HALVES),
+        _dims(left, *leasts),
+        _dims("x2", 2, 2),
+        _same_dtype("x2", left),
+        Rule(left, "must not be transposed", lambda given: given[left].is_contiguous()),
+        Rule(left, "must have 256 to 65534 columns", lambda given: 256 <= given[left].shape[-1] < 65535),
+        Rule(
+            "x2", "must have as many rows as the left matrix has columns", lambda given: _fits(given[left], given["x2"])
+        ),
+        _one_of("comm_turn", 0),
+    ]
+
+
+def _fits(left: Tensor, right: Tensor) -> bool:
+    return left.shape[-1] == right.shape[0]
+
+
+_RANKS = _one_of("world_size", 2, 4, 8, 16, 32)
+_NO_BIAS = Rule("bias", "must be zero, if there is one", lambda given: not bool(given["bias"].any()))
+
+_LCOC = [
+    *(_dtype(name, *HALVES) for name in ("left", "right", "output")),
+    *(_dims(name, 2, 2) for name in ("left", "right", "output", "bias")),
+    Rule("left", "must not be transposed", lambda given: given["left"].is_contiguous()),
+]
+_BATCHED = [
+    _dtype("x", *HALVES),
+    _same_dtype("weight", "x"),
+    *(_dims(name, 3, 3) for name in ("x", "weight")),
+    Rule(
+        "bias",
+        "must be float16 for float16 and float32 for bfloat16",
+        lambda given: given["bias"].dtype == (torch.float16 if given["x"].dtype == torch.float16 else torch.float32),
+    ),
+    *(_one_of(name, 2, 4, 8, 16, 32) for name in ("group_ep_worldsize", "group_tp_worldsize")),
+    Rule("group_tp", "must not be group_ep", lambda given: given["group_tp"] != given["group_ep"]),
+    _one_of("shard_type", 0, 1),
+    Rule("weight", "must have at most 32 experts", lambda given: given["weight"].shape[0] <= 32),
+]
 _EXCHANGED = [
     _dims("expert_ids", 2, 2),
     _dtype("expert_ids", torch.int32),
@@ -117,6 +191,11 @@ RULES: dict[str, list[Rule]] = {
         _dims("x", 1, 8),
         Rule("x", "must have an even size in dim", lambda given: given["x"].shape[given["dim"]] % 2 == 0),
     ],
+    "npu::npu_swiglu_backward": [
+        _dtype("x", *FLOATS),
+        _same_dtype("gradient", "x"),
+        Rule("gradient", "must be half of x in dim", _half_of_x),
+    ],
     "npu::npu_rotary_mul": [
         *(_dtype(name, *FLOATS) for name in ("x", "cos", "sin")),
         *(_dims(name, 4, 4) for name in ("x", "cos", "sin")),
@@ -158,9 +237,22 @@ RULES: dict[str, list[Rule]] = {
     "npu::npu_fusion_attention": [
         *(_dtype(name, *FLOATS) for name in ("query", "key", "value")),
         _same_dtype("key", "query"),
-        _dtype("atten_mask", torch.bool, torch.uint8),
-        Rule("atten_mask", "must be [2048, 2048] with sparse_mode 2, 3 and 4", _compressed_mask),
-        Rule("sparse_mode", "1 to 4 needs atten_mask", _mask_where_needed),
+        *_MASKED,
+    ],
+    "npu::npu_fusion_attention_grad": [*_ATTENTION_GRADIENT, *_MASKED],
+    "npu_extension::npu_fusion_attention_v2": [
+        *(_dtype(name, *HALVES) for name in ("query", "key", "value")),
+        *(_same_dtype(name, "query") for name in ("key", "value")),
+        *_MASKED,
+        _one_of("pse_type", 0, 1, 2, 3),
+    ],
+    "npu_extension::npu_fusion_attention_grad_v2": [*_ATTENTION_GRADIENT, *_MASKED, _one_of("pse_type", 0, 1, 2, 3)],
+    "npu::npu_prompt_flash_attention": [*_INFERENCE_ATTENTION, *_MASKED],
+    "npu::npu_incre_flash_attention": [
+        *_INFERENCE_ATTENTION,
+        _dtype("block_table", torch.int32),
+        _both("block_table", "actual_seq_lengths"),
+        _BLOCKS_OF_16,
     ],
     "npu::npu_interleave_rope": [
         *(_dtype(name, *HALVES) for name in ("x", "cos", "sin")),
@@ -186,11 +278,7 @@ RULES: dict[str, list[Rule]] = {
         _dtype("atten_mask", torch.bool, torch.int8, torch.uint8),
         Rule("atten_mask", "must be [2048, 2048] with sparse_mode 2, 3 and 4", _compressed_mask),
         Rule("sparse_mode", "1 to 4 needs atten_mask", _mask_where_needed),
-        Rule(
-            "block_size",
-            "must be a multiple of 16 up to 512",
-            lambda given: given["block_size"] % 16 == 0 and given["block_size"] <= 512,
-        ),
+        _BLOCKS_OF_16,
     ],
     "npu::npu_moe_gating_top_k": [
         _dims("x", 2, 2),
@@ -203,6 +291,20 @@ RULES: dict[str, list[Rule]] = {
     "npu::npu_moe_distribute_dispatch_v2": _DISPATCHED,
     "npu::npu_moe_distribute_combine": _COMBINED,
     "npu::npu_moe_distribute_combine_v2": _COMBINED,
+    "npu::npu_all_gather_base_mm": [*_joined("x"), _RANKS, _NO_BIAS, _one_of("gather_index", 0)],
+    "npu::npu_mm_reduce_scatter_base": [
+        *_joined("x"),
+        _RANKS,
+        _NO_BIAS,
+        Rule("x", "must have rows for every rank", lambda given: given["x"].shape[0] % given["world_size"] == 0),
+    ],
+    "npu::npu_mm_all_reduce_base": [*_joined("x", (2, 3)), _dims("bias", 1, 1)],
+    "npu_extension::matmul_all_reduce": _LCOC,
+    "npu_extension::all_gather_matmul": _LCOC,
+    "npu_extension::all_gather_matmul_v2": _LCOC,
+    "npu_extension::matmul_reduce_scatter": _LCOC,
+    "npu_extension::npu_alltoall_allgather_bmm": _BATCHED,
+    "npu_extension::npu_bmm_reducescatter_alltoall": _BATCHED,
     "npu_extension::npu_gmm": [
         _of_lists("x", "must hold float16 or bfloat16 matrices", lambda x: x.dtype in HALVES and x.dim() == 2),
         _of_lists("weight", "must have the dtype of x", lambda weight: weight.dtype in HALVES),
@@ -226,6 +328,15 @@ RULES: dict[str, list[Rule]] = {
         *(_dtype(name, *FLOATS) for name in ("param", "grad", "exp_avg", "exp_avg_sq")),
         *(_same_dtype(name, "param") for name in ("exp_avg", "exp_avg_sq")),
         Rule("state_step", "must hold one number", lambda given: given["state_step"].numel() == 1),
+    ],
+    "npu_extension::npu_apply_fused_ema_adamw": [
+        *(_dtype(name, torch.float32) for name in ("grad", "var", "m", "v", "s")),
+        _dtype("step", torch.int64),
+        *(
+            Rule(name, "must have the shape of var", lambda given, name=name: given[name].shape == given["var"].shape)
+            for name in ("grad", "m", "v", "s")
+        ),
+        _one_of("mode", 0, 1),
     ],
     "npu_extension::npu_moe_token_permute": [
         _dtype("tokens", torch.bfloat16),

@@ -10,6 +10,7 @@ import torch
 from npu_emulator import aten, coverage, extensions, import_hooks, meters, operators, toolkit  # noqa: F401
 
 __version__ = "2.5.1.post1"
+Format = operators.formats.Format
 
 torch.utils.rename_privateuse1_backend("npu")
 

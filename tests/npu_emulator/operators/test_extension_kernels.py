@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from npu_emulator import strict
 from npu_emulator.operators import exposed
 from tests.npu_emulator.operators.compare import assert_like_reference
 
@@ -85,6 +86,46 @@ def test_three_steps_of_the_fused_optimizer_are_those_of_torch(maximize, amsgrad
             torch.tensor([step]).to("npu"), 0.1, 0.8, 0.9, 0.3, 1e-6, amsgrad, maximize,
         )  # fmt: skip
         assert_near(parameter, expected.detach())
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_the_averaging_optimizer_is_that_of_torch_and_a_moving_average(mode):
+    torch.manual_seed(0)
+    expected = torch.nn.Parameter(torch.randn(7, dtype=torch.float64))
+    kind = torch.optim.AdamW if mode else torch.optim.Adam
+    optimizer = kind([expected], lr=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.3)
+    average = torch.randn(7, dtype=torch.float64)
+    held = [expected.detach().float().to("npu"), *(torch.zeros(7, device="npu") for _ in range(2))]
+    held.append(average.float().to("npu"))
+    for step in range(1, 4):
+        expected.grad = torch.randn(7, dtype=torch.float64)
+        optimizer.step()
+        average = 0.7 * average + 0.3 * expected.detach()
+        results = kernels["npu_apply_fused_ema_adamw"](
+            expected.grad.float().to("npu"), *held, torch.tensor([step]).to("npu"), 0.1, 0.7, 0.8, 0.9, 1e-6, mode,
+            True, 0.3,
+        )  # fmt: skip
+        assert all(torch.equal(result, own) for result, own in zip(results, held, strict=True))
+        assert_near(held[0], expected.detach())
+        assert_near(held[3], average)
+    with pytest.raises(AssertionError):
+        assert_near(held[3], expected.detach())
+
+
+def test_the_averaging_optimizer_without_correction_takes_moments_as_they_are():
+    gradient, parameter = torch.tensor([2.0]).to("npu"), torch.tensor([1.0]).to("npu")
+    rest = [torch.zeros(1, device="npu") for _ in range(3)]
+    kernels["npu_apply_fused_ema_adamw"](
+        gradient, parameter, *rest, torch.tensor([1]).to("npu"), 0.5, 0.9, 0.75, 0.75, 0.0, 1, False, 0.0
+    )
+    assert_near(parameter, torch.tensor([1 - 0.5 * (0.25 * 2) / (0.25 * 4) ** 0.5]))
+    with (
+        strict.enabled(),
+        pytest.raises(strict.ForbiddenInput, match="fused_ema_adamw: grad must be float32"),
+    ):
+        kernels["npu_apply_fused_ema_adamw"](
+            gradient.half(), parameter, *rest, torch.tensor([1]).to("npu"), 0.5, 0.9, 0.75, 0.75, 0.0, 1, False, 0.0
+        )
 
 
 @pytest.mark.parametrize("with_probabilities", [False, True])

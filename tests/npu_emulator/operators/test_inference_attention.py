@@ -1,4 +1,4 @@
-"""npu_fused_infer_attention_score against a loop over queries and keys in float64."""
+"""Attention for inference against a loop over queries and keys in float64."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch_npu
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from npu_emulator import strict
 from tests.npu_emulator.operators.test_attention import SCALE, close, naive, paged, sequences
 
 LENGTHS = some.lists(some.tuples(some.integers(1, 5), some.integers(0, 9)), min_size=1, max_size=4)
@@ -142,3 +143,89 @@ def test_what_it_does_not_do_is_said():
             x, x, x, input_layout="BNSD", block_table=torch.zeros(1, 1, dtype=torch.int32, device="npu"),
             block_size=8, actual_seq_lengths_kv=[1],
         )  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None)
+@given(LENGTHS, HEADS, some.sampled_from(["BSH", "BSND", "BNSD"]), some.sampled_from([0, 2, 3]), some.integers(0, 99))
+def test_attention_of_whole_prompts(lengths, heads, layout, sparse_mode, seed):
+    new, contexts = (list(column) for column in zip(*lengths, strict=True))
+    query, key = sequences(new, heads[0], 6, seed), sequences(contexts, heads[1], 6, seed + 1)
+    value = sequences(contexts, heads[1], 6, seed + 2)
+    output = torch_npu.npu_prompt_flash_attention(
+        *(padded(states, layout) for states in (query, key, value)), num_heads=heads[0], input_layout=layout,
+        num_key_value_heads=heads[1], scale_value=SCALE, sparse_mode=sparse_mode, actual_seq_lengths=new,
+        actual_seq_lengths_kv=contexts, pre_tokens=65536, next_tokens=0,
+    )  # fmt: skip
+    for got, q, k, v in zip(sequences_of(output, layout, new, heads[0]), query, key, value, strict=True):
+        close(got, naive(q, k, v, CAUSAL[sparse_mode](q.shape[0], k.shape[0]))[0])
+
+
+def test_prompts_without_lengths_see_all_but_what_the_mask_hides():
+    q, k, v = (torch.randn(2, 5, 2, 8) for _ in range(3))
+    mask = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    for given_mask, visible in ((mask.to("npu"), lambda i, j: j <= i), (None, lambda i, j: True)):
+        output = torch_npu.npu_prompt_flash_attention(
+            *(part.flatten(2).to("npu") for part in (q, k, v)), num_heads=2, scale_value=SCALE, atten_mask=given_mask
+        )
+        for row in range(2):
+            close(output[row].unflatten(-1, (2, 8)), naive(q[row], k[row], v[row], visible)[0])
+
+
+@settings(max_examples=25, deadline=None)
+@given(some.lists(some.integers(1, 9), min_size=1, max_size=4), HEADS, some.sampled_from(["BSH", "BSND", "BNSD"]),
+       some.booleans(), some.integers(0, 99))  # fmt: skip
+def test_attention_of_one_token_a_sequence(contexts, heads, layout, in_pages, seed):
+    query = sequences([1] * len(contexts), heads[0], 6, seed)
+    key, value = sequences(contexts, heads[1], 6, seed + 1), sequences(contexts, heads[1], 6, seed + 2)
+    if in_pages:
+        (keys, table), (values, _) = paged(key, 4, seed), paged(value, 4, seed)
+        held = dict(key=keys.flatten(2), value=values.flatten(2), block_table=table, block_size=4)
+    else:
+        held = dict(key=padded(key, layout), value=padded(value, layout))
+    output = torch_npu.npu_incre_flash_attention(
+        padded(query, layout), num_heads=heads[0], num_key_value_heads=heads[1], input_layout=layout,
+        scale_value=SCALE, actual_seq_lengths=contexts, **held,
+    )  # fmt: skip
+    for got, q, k, v in zip(
+        sequences_of(output, layout, [1] * len(contexts), heads[0]), query, key, value, strict=True
+    ):
+        close(got, naive(q, k, v, lambda i, j: True)[0])
+        if k.shape[0] > 1:
+            with pytest.raises(AssertionError):
+                close(got, naive(q, k[:-1], v[:-1], lambda i, j: True)[0])
+
+
+def test_what_prompts_and_single_tokens_do_not_do_is_said():
+    x = torch.randn(1, 2, 8, device="npu", dtype=torch.bfloat16)
+    with pytest.raises(NotImplementedError, match="npu_prompt_flash_attention: pse_shift is not emulated"):
+        torch_npu.npu_prompt_flash_attention(x, x, x, pse_shift=x)
+    with pytest.raises(NotImplementedError, match="npu_prompt_flash_attention: sparse_mode 4 is not emulated"):
+        torch_npu.npu_prompt_flash_attention(x, x, x, sparse_mode=4)
+    with pytest.raises(NotImplementedError, match="npu_incre_flash_attention: antiquant_scale is not emulated"):
+        torch_npu.npu_incre_flash_attention(x[:, :1], x, x, antiquant_scale=x)
+    with pytest.raises(NotImplementedError, match="npu_incre_flash_attention: atten_mask is not emulated"):
+        torch_npu.npu_incre_flash_attention(x[:, :1], x, x, atten_mask=x)
+    with pytest.raises(RuntimeError, match="npu_incre_flash_attention: a sequence must have one query"):
+        torch_npu.npu_incre_flash_attention(x, x, x)
+
+
+def test_what_strict_mode_forbids_for_prompts_and_single_tokens():
+    x = torch.randn(1, 2, 8, device="npu", dtype=torch.bfloat16)
+    prompt, token = torch_npu.npu_prompt_flash_attention, torch_npu.npu_incre_flash_attention
+    table = torch.zeros(1, 1, dtype=torch.int32, device="npu")
+    forbidden = {
+        "npu_prompt_flash_attention: query must be float16 or bfloat16": lambda: prompt(x.float(), x, x),
+        "key must have the dtype of query": lambda: prompt(x, x.half(), x),
+        "query must be contiguous": lambda: prompt(x.transpose(1, 2).contiguous().transpose(1, 2), x, x),
+        "sparse_mode 1 to 4 needs atten_mask": lambda: prompt(x, x, x, sparse_mode=2),
+        "npu_incre_flash_attention: value must be": lambda: token(x[:, :1], x, x.float()),
+        "input_layout must be one of BSH, BSND, BNSD": lambda: token(x[:, :1], x, x, input_layout="SBH"),
+        "block_table needs actual_seq_lengths": lambda: token(x[:, :1], x, x, block_table=table, block_size=16),
+        "block_size must be a multiple of 16": lambda: token(x[:, :1], x, x, block_size=8),
+    }
+    with strict.enabled():
+        for text, call in forbidden.items():
+            with pytest.raises(strict.ForbiddenInput, match=text):
+                call()
+        prompt(x, x, x)
+        token(x[:, :1], x, x)

@@ -3,6 +3,7 @@ import torch
 import torch_npu
 from torch.nn import functional
 
+from npu_emulator import strict
 from tests.npu_emulator.operators.compare import assert_like_reference
 
 
@@ -53,6 +54,20 @@ def test_swiglu_and_its_gradient(dim):
         return gate * torch.sigmoid(gate) * up
 
     assert_like_reference(lambda x: torch_npu.npu_swiglu(x, dim), reference, [torch.randn(4, 6)])
+
+
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_the_gradient_of_swiglu_as_an_operator(dim):
+    x, gradient = torch.randn(4, 6), torch.randn(2, 6) if dim == 0 else torch.randn(4, 3)
+    leaf = x.double().requires_grad_()
+    gate, up = leaf.chunk(2, dim)
+    (functional.silu(gate) * up * gradient.double()).sum().backward()
+    got = torch_npu.npu_swiglu_backward(gradient.to("npu"), x.to("npu"), dim)
+    torch.testing.assert_close(got.cpu().double(), leaf.grad, rtol=1e-5, atol=1e-5)
+    wide = torch_npu.npu_swiglu_backward(gradient.bfloat16().to("npu"), x.bfloat16().to("npu"), dim)
+    assert wide.dtype == torch.bfloat16
+    with strict.enabled(), pytest.raises(strict.ForbiddenInput, match="gradient must be half of x in dim"):
+        torch_npu.npu_swiglu_backward(x.to("npu"), x.to("npu"), dim)
 
 
 def test_gelu_kinds():
@@ -121,14 +136,6 @@ def test_interleave_rope_is_rotation_of_pairs_moved_apart():
     turned = rotated_pairwise(x.double(), angles, [(2 * i, 2 * i + 1) for i in range(4)])
     expected = torch.cat([turned[..., ::2], turned[..., 1::2]], -1)
     torch.testing.assert_close(got.cpu().double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_formats_do_not_change_numbers():
-    x = torch.randn(3, 4, device="npu")
-    cast = torch_npu.npu_format_cast(x, 29)
-    assert torch.equal(cast, x) and cast.data_ptr() != x.data_ptr()
-    assert torch_npu.npu_format_cast_(x, 29) is x and torch_npu.get_npu_format(x) == 2
-    torch_npu.npu_prefetch(x, None, 1024)
 
 
 def test_adam_step_equals_torch():

@@ -3,9 +3,11 @@
 from . import (  # noqa: F401
     activation,
     attention,
+    collective_matmul,
     expert_exchange,
     extension_kernels,
     formats,
+    fusion_attention_gradient,
     inference_attention,
     key_value_cache,
     matmul,

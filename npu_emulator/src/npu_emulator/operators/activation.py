@@ -13,6 +13,18 @@ def npu_swiglu(x: Tensor, dim: int = -1):
     return functional.silu(gate) * up
 
 
+@operator("npu_swiglu_backward(Tensor grad, Tensor self, int dim=-1) -> Tensor")
+def npu_swiglu_backward(gradient: Tensor, x: Tensor, dim: int = -1):
+    """The gradient of npu_swiglu: ``gradient * up * silu'(gate)`` and ``gradient * silu(gate)``, in float32.
+
+    What the operator does is on the page of aclnnSwiGluGrad; torch_npu has none for it.
+    """
+    gate, up = x.float().chunk(2, dim)
+    open_part = gate.sigmoid()
+    of_gate = gradient.float() * up * open_part * (1 + gate * (1 - open_part))
+    return torch.cat((of_gate, gradient.float() * gate * open_part), dim).to(x.dtype)
+
+
 @operator("npu_silu(Tensor self) -> Tensor", differentiable=True)
 def npu_silu(x: Tensor):
     return functional.silu(x)

@@ -310,7 +310,7 @@ def npu_ring_mla(
     softmax_lse[:, : lse.shape[1]].copy_(lse)
 
 
-def _to_heads_first(states: Tensor, layout: str, heads: int) -> Tensor:
+def to_heads_first(states: Tensor, layout: str, heads: int) -> Tensor:
     """Any batched layout as [batch, heads, sequence, size]."""
     if layout == "BNSD":
         return states
@@ -323,7 +323,7 @@ def _to_heads_first(states: Tensor, layout: str, heads: int) -> Tensor:
     raise RuntimeError(f"npu_fusion_attention: input_layout must be BSH, SBH, BSND, BNSD or TND, not {layout!r}")
 
 
-def _from_heads_first(states: Tensor, layout: str) -> Tensor:
+def from_heads_first(states: Tensor, layout: str) -> Tensor:
     if layout == "BNSD":
         return states
     if layout == "BSND":
@@ -333,7 +333,7 @@ def _from_heads_first(states: Tensor, layout: str) -> Tensor:
     return states.permute(2, 0, 1, 3).flatten(2)
 
 
-def _hidden_by_sparse_mode(
+def hidden_by_sparse_mode(
     sparse_mode: int, mask: Tensor | None, queries: int, keys: int, before: int, after: int
 ) -> Tensor | None:
     """True where a key is hidden, for the sparse modes of npu_fusion_attention on batched layouts."""
@@ -411,11 +411,11 @@ def npu_fusion_attention(
             (pre_tockens, next_tockens),
         )
     else:
-        q = _to_heads_first(query, input_layout, head_num)
+        q = to_heads_first(query, input_layout, head_num)
         key_heads = head_num if input_layout in ("BNSD", "BSND") else key.shape[-1] // q.shape[-1]
-        k, v = (_to_heads_first(states, input_layout, key_heads) for states in (key, value))
-        hidden = _hidden_by_sparse_mode(sparse_mode, atten_mask, q.shape[2], k.shape[2], pre_tockens, next_tockens)
+        k, v = (to_heads_first(states, input_layout, key_heads) for states in (key, value))
+        hidden = hidden_by_sparse_mode(sparse_mode, atten_mask, q.shape[2], k.shape[2], pre_tockens, next_tockens)
         output, largest, total = attend(q, k, v, scale, hidden)
-        output = _from_heads_first(output.to(query.dtype), input_layout).contiguous()
+        output = from_heads_first(output.to(query.dtype), input_layout).contiguous()
     statistics = [item.detach().unsqueeze(-1).expand(*item.shape, 8).contiguous() for item in (largest, total)]
     return output, *statistics, query.new_empty(0), 0, 0, 0

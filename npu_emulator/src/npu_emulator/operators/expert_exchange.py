@@ -10,22 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .communicators import find_group
 from .registry import operator
 
 _INFO = 3  # rank, token and choice of a row, as in the kernel of Atlas A3
 _INFO_ROOM = 128  # numbers of assist_info_for_combine for each row of expand_x
 _NOT_A_NUMBER = float("nan")
-
-
-def find_group(name: str, rank: int) -> dist.ProcessGroup:
-    """The group of this process whose communicator has this name. RuntimeError if there is none."""
-    device = torch.device("npu")
-    for group in dist.distributed_c10d._world.pg_map:
-        backend = group._get_backend(device) if device in group._device_types else None
-        # A group of gloo alone serves tensors of every device, through the host, and has no communicator.
-        if hasattr(backend, "get_hccl_comm_name") and backend.get_hccl_comm_name(rank) == name:
-            return group
-    raise RuntimeError(f"there is no communicator {name!r} in this process")
 
 
 def _refuse(name: str, others: dict) -> None:
@@ -164,7 +154,7 @@ _SEVEN = "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 @operator(
     f"npu_moe_distribute_dispatch({_DISPATCH_OPTIONS}) -> {_SEVEN}",
     shapes=functools.partial(_dispatch_shapes, 1),
-    communicates=True,
+    on_device=True,
 )
 def npu_moe_distribute_dispatch(
     x: Tensor, expert_ids: Tensor, group_ep: str, ep_world_size: int, ep_rank_id: int, moe_expert_num: int, **options
@@ -175,7 +165,7 @@ def npu_moe_distribute_dispatch(
 @operator(
     f"npu_moe_distribute_dispatch_v2({_DISPATCH_OPTIONS}, str comm_alg='') -> {_SEVEN}",
     shapes=functools.partial(_dispatch_shapes, 2),
-    communicates=True,
+    on_device=True,
 )
 def npu_moe_distribute_dispatch_v2(
     x: Tensor, expert_ids: Tensor, group_ep: str, ep_world_size: int, ep_rank_id: int, moe_expert_num: int, **options
@@ -190,7 +180,7 @@ def npu_moe_distribute_dispatch_v2(
     f"Tensor? group_list=None, Tensor? expand_scales=None, {_COMBINE_OPTIONS}, int out_dtype=0, int "
     "comm_quant_mode=0, int group_list_type=0) -> Tensor",
     shapes=_combine_shapes,
-    communicates=True,
+    on_device=True,
 )
 def npu_moe_distribute_combine(
     expand_x: Tensor,
@@ -231,7 +221,7 @@ def npu_moe_distribute_combine(
     "Tensor? tp_send_counts=None, Tensor? x_active_mask=None, Tensor? expand_scales=None, Tensor? "
     f"shared_expert_x=None, {_COMBINE_OPTIONS}, int comm_quant_mode=0, str comm_alg='') -> Tensor",
     shapes=_combine_shapes,
-    communicates=True,
+    on_device=True,
 )
 def npu_moe_distribute_combine_v2(
     expand_x: Tensor,

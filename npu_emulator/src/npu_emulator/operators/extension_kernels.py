@@ -137,6 +137,44 @@ def npu_apply_fused_adamw_v2(
 
 
 @operator(
+    "npu_apply_fused_ema_adamw(Tensor grad, Tensor(a!) var, Tensor(b!) m, Tensor(c!) v, Tensor(d!) s, Tensor step, "
+    "float? lr, float? ema_decay, float? beta1, float? beta2, float? eps, int? mode, bool? bias_correction, float? "
+    "weight_decay) -> (Tensor, Tensor, Tensor, Tensor)",
+    namespace=_NAMESPACE,
+)
+def npu_apply_fused_ema_adamw(
+    grad: Tensor,
+    var: Tensor,
+    m: Tensor,
+    v: Tensor,
+    s: Tensor,
+    step: Tensor,
+    lr: float,
+    ema_decay: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    mode: int,
+    bias_correction: bool,
+    weight_decay: float,
+):
+    """aclnnApplyFusedEmaAdam: one step in place of the parameter, both moments, and a moving average of the parameter.
+
+    `mode` 1 decays the parameter (AdamW), 0 adds the decay to the gradient (Adam); `step` counts from 1 and holds one
+    number. Returns the four that it wrote. Page: MindSpeed docs/ops/npu_apply_fused_ema_adamw.md.
+    """
+    count = float(step) if bias_correction else float("inf")
+    gradient = grad if mode else grad.add(var, alpha=weight_decay)
+    m.lerp_(gradient, 1 - beta1)
+    v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    update = var * (weight_decay if mode else 0.0)
+    update.addcdiv_(m / (1 - beta1**count), (v / (1 - beta2**count)).sqrt_().add_(eps))
+    var.sub_(update, alpha=lr)
+    s.lerp_(var, 1 - ema_decay)
+    return var, m, v, s
+
+
+@operator(
     "npu_moe_token_permute(Tensor tokens, Tensor indices, int? num_out_tokens=0, bool? padded_mode=False) "
     "-> (Tensor, Tensor)",
     namespace=_NAMESPACE,

@@ -1,4 +1,4 @@
-"""npu_fused_infer_attention_score: attention for inference, from plain tensors and from paged caches."""
+"""Attention for inference, from plain tensors and from paged caches: whole prompts, single tokens, and both in one."""
 
 from itertools import pairwise
 
@@ -188,3 +188,108 @@ def npu_fused_infer_attention_score(
         attended = _in_layout(_unpack(attended, query_lengths, longest), input_layout)
         lse = _unpack(lse, query_lengths, longest).transpose(1, 2).contiguous()
     return attended, lse if softmax_lse_flag else lse.new_zeros(1)
+
+
+def _refuse_others(name: str, sparse_mode: int, others: dict) -> None:
+    """Raise NotImplementedError for position encodings, quantisation, padding and bands."""
+    given = [argument for argument, value in others.items() if value is not None]
+    if given:
+        raise NotImplementedError(f"{name}: {', '.join(given)} is not emulated")
+    if sparse_mode not in (0, 1, 2, 3):
+        raise NotImplementedError(f"{name}: sparse_mode {sparse_mode} is not emulated")
+
+
+@operator(
+    "npu_prompt_flash_attention(Tensor query, Tensor key, Tensor value, *, Tensor? padding_mask=None, Tensor? "
+    "atten_mask=None, Tensor? pse_shift=None, int[]? actual_seq_lengths=None, Tensor? deq_scale1=None, Tensor? "
+    "quant_scale1=None, Tensor? deq_scale2=None, Tensor? quant_scale2=None, Tensor? quant_offset2=None, int "
+    "num_heads=1, float scale_value=1.0, int pre_tokens=2147473647, int next_tokens=0, str input_layout='BSH', int "
+    "num_key_value_heads=0, int[]? actual_seq_lengths_kv=None, int sparse_mode=0) -> Tensor",
+    shapes=lambda query, key, value, **_: torch.empty_like(query),
+)
+def npu_prompt_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    atten_mask: Tensor | None = None,
+    actual_seq_lengths: list[int] | None = None,
+    num_heads: int = 1,
+    scale_value: float = 1.0,
+    pre_tokens: int = 2147473647,
+    next_tokens: int = 0,
+    input_layout: str = "BSH",
+    num_key_value_heads: int = 0,
+    actual_seq_lengths_kv: list[int] | None = None,
+    sparse_mode: int = 0,
+    **others,
+):
+    """Attention of whole prompts, in the layout of the query; rows past the end of a sequence give zeros.
+
+    Modes 0 and 1 hide what `atten_mask` says, and nothing without one; 2 and 3 hide what comes after, counted from the
+    first or the last key. In none of them do `pre_tokens` and `next_tokens` change that: with a mask they have to agree
+    with it. Page: torch_npu.npu_prompt_flash_attention.
+    """
+    _refuse_others("npu_prompt_flash_attention", sparse_mode, others)
+    return npu_fused_infer_attention_score(
+        query,
+        key,
+        value,
+        atten_mask=atten_mask,
+        actual_seq_lengths=actual_seq_lengths,
+        actual_seq_lengths_kv=actual_seq_lengths_kv,
+        num_heads=num_heads,
+        scale=scale_value,
+        input_layout=input_layout,
+        num_key_value_heads=num_key_value_heads,
+        sparse_mode=sparse_mode,
+    )[0]
+
+
+@operator(
+    "npu_incre_flash_attention(Tensor query, Tensor key, Tensor value, *, Tensor? padding_mask=None, Tensor? "
+    "atten_mask=None, Tensor? pse_shift=None, SymInt[]? actual_seq_lengths=None, Tensor? antiquant_scale=None, Tensor? "
+    "antiquant_offset=None, Tensor? block_table=None, Tensor? dequant_scale1=None, Tensor? quant_scale1=None, Tensor? "
+    "dequant_scale2=None, Tensor? quant_scale2=None, Tensor? quant_offset2=None, Tensor? kv_padding_size=None, int "
+    "num_heads=1, float scale_value=1.0, str input_layout='BSH', int num_key_value_heads=0, int block_size=0, int "
+    "inner_precise=1) -> Tensor",
+    shapes=lambda query, key, value, **_: torch.empty_like(query),
+)
+def npu_incre_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    atten_mask: Tensor | None = None,
+    actual_seq_lengths: list[int] | None = None,
+    block_table: Tensor | None = None,
+    num_heads: int = 1,
+    scale_value: float = 1.0,
+    input_layout: str = "BSH",
+    num_key_value_heads: int = 0,
+    block_size: int = 0,
+    inner_precise: int = 1,
+    **others,
+):
+    """Attention of one new token a sequence to all that came before, in the layout of the query.
+
+    `actual_seq_lengths` are those of keys and values, which may lie in a paged cache.
+    Page: torch_npu.npu_incre_flash_attention.
+    """
+    _refuse_others("npu_incre_flash_attention", 0, others)
+    if atten_mask is not None:
+        raise NotImplementedError("npu_incre_flash_attention: atten_mask is not emulated")
+    if _rows(query, input_layout, num_heads).shape[1] != 1:
+        raise RuntimeError("npu_incre_flash_attention: a sequence must have one query")
+    return npu_fused_infer_attention_score(
+        query,
+        key,
+        value,
+        actual_seq_lengths_kv=actual_seq_lengths,
+        block_table=block_table,
+        num_heads=num_heads,
+        scale=scale_value,
+        input_layout=input_layout,
+        num_key_value_heads=num_key_value_heads,
+        block_size=block_size,
+    )[0]

@@ -21,7 +21,7 @@ class Operator:
     schema: str
     function: Callable
     differentiable: bool
-    communicates: bool = False
+    on_device: bool = False
 
     @functools.cached_property
     def parameters(self) -> dict[str, str]:
@@ -37,14 +37,15 @@ def operator(
     namespace: str = "npu",
     differentiable: bool = False,
     shapes: Callable | None = None,
-    communicates: bool = False,
+    on_device: bool = False,
 ) -> Callable[[Callable], Callable]:
     """Register the decorated function, which takes and returns host tensors, as an operator of the NPU.
 
     What it allocates is charged to the device. It may write to arguments that the schema marks as written. If
     `differentiable`, its gradient is that of the torch operators it is made of. `shapes` takes the same arguments
     and returns empty results of the right shapes, for graphs; by default that is the function itself, which will do
-    unless it looks at values. One that `communicates` gets the tensors of the NPU, to hand to torch.distributed.
+    unless it looks at values. One that works `on_device` gets the tensors of the NPU themselves, to hand them to
+    torch.distributed or to mark their memory.
     """
 
     def register(function: Callable) -> Callable:
@@ -53,7 +54,7 @@ def operator(
         library = _libraries[namespace]
         library.define(schema)
         base = schema.split("(")[0].strip()
-        described = Operator(f"{namespace}::{base}", schema, function, differentiable, communicates)
+        described = Operator(f"{namespace}::{base}", schema, function, differentiable, on_device)
         _emulated[described.name] = described
         library.impl(base, functools.partial(run_on_host, described), "PrivateUse1")
         torch.library.register_fake(described.name, shapes or function, lib=library)
@@ -97,10 +98,11 @@ def _callable(operator: Operator) -> Callable:
 
 
 def run_on_host(operator: Operator, *args, **kwargs):
-    """Run an operator on NPU tensors."""
+    """Run an operator on NPU tensors; one that works on the device takes them as they are."""
     _begin(operator, args, kwargs)
-    if operator.communicates:
-        return operator.function(*args, **kwargs)
+    if operator.on_device:
+        with torch.set_grad_enabled(operator.differentiable and torch.is_grad_enabled()):
+            return operator.function(*args, **kwargs)
     return _C.call_on_host(operator.name, operator.function, args, kwargs)
 
 
@@ -112,6 +114,8 @@ def _begin(operator: Operator, args: tuple, kwargs: dict) -> None:
 
 def _run_with_gradient(operator: Operator, *args, **kwargs):
     if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in args):
+        if operator.on_device:
+            return run_on_host(operator, *args, **kwargs)
         return _HostGraph.apply(operator, kwargs, *args)
     with torch._C._AutoDispatchBelowAutograd():
         return run_on_host(operator, *args, **kwargs)

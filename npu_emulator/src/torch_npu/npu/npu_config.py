@@ -1,4 +1,6 @@
-"""Options of the compiler and of matrix units. They are kept and given back, and change nothing."""
+"""Options of the compiler and of matrix units, which are kept and given back and change nothing; and of formats."""
+
+from npu_emulator.operators.formats import Permission
 
 _options = {"jit_compile": False, "mm_bmm_format_nd": True}
 
@@ -9,7 +11,14 @@ class _Switch:
 
 
 class _NpuConfig:
-    allow_internal_format = False
+    @property
+    def allow_internal_format(self) -> bool:
+        """Whether npu_format_cast gives private formats."""
+        return Permission.private_formats
+
+    @allow_internal_format.setter
+    def allow_internal_format(self, allowed: bool) -> None:
+        Permission.private_formats = bool(allowed)
 
 
 config = _NpuConfig()
