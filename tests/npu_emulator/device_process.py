@@ -40,6 +40,10 @@ class DeviceProcess:
         """Begin the call; `receive` gives its result."""
         self._connection.send((function, arguments))
 
+    def has_answered(self, within: float) -> bool:
+        """Whether the result of a call is there after at most so many seconds."""
+        return self._connection.poll(within)
+
     def receive(self) -> Any:
         if not self._connection.poll(ANSWER_WITHIN_SECONDS):
             raise RuntimeError("no answer")

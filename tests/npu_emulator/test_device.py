@@ -275,10 +275,13 @@ def test_acl_copies_bytes_between_host_and_device():
 
 @pytest.mark.parametrize("scaler_of", [torch.amp.GradScaler, None])
 def test_a_scaler_skips_steps_with_infinite_gradients(scaler_of):
-    scaler = scaler_of("npu", init_scale=8.0) if scaler_of else torch.npu.amp.GradScaler(init_scale=8.0)
+    options = dict(init_scale=8.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=2)
+    scaler = scaler_of("npu", **options) if scaler_of else torch.npu.amp.GradScaler(**options)
     weight = torch.nn.Parameter(torch.ones(3, device="npu"))
     optimizer = torch.optim.SGD([weight], lr=0.5)
-    for factor, expected, scale in ((2.0, 0.0, 8.0), (float("inf"), 0.0, 4.0)):
+    infinite = float("inf")
+    steps = ((2.0, 0.0, 8.0), (infinite, 0.0, 2.0), (2.0, -1.0, 2.0), (2.0, -2.0, 6.0), (infinite, -2.0, 1.5))
+    for factor, expected, scale in steps:
         optimizer.zero_grad()
         scaler.scale((weight * factor).sum()).backward()
         scaler.step(optimizer)

@@ -5,12 +5,14 @@ import json
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch_npu
 from torch_npu import profiler
-from torch_npu.profiler import ProfilerAction
+from torch_npu.profiler import ProfilerAction, trace
+from torch_npu.profiler.trace import Kind, Recording
 
 
 def work() -> None:
@@ -194,3 +196,59 @@ def test_the_way_vllm_ascend_asks_for_a_profile(tmp_path):
     recorded.stop()
     (trace,) = tmp_path.glob("*_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json")
     assert names(json.loads(trace.read_text()), "kernel")["aten::mm"] == 1
+
+
+def known_recording() -> Recording:
+    """Times in microseconds: two steps, a call within a call, kernels of both on two dies, and a collective."""
+
+    def event(kind, name, start, duration, device=-1, shapes=()):
+        return SimpleNamespace(kind=kind, name=name, start=1000 * start, duration=1000 * duration, thread=1,
+                               device=device, shapes=[list(shape) for shape in shapes])  # fmt: skip
+
+    events = [
+        event(Kind.ANNOTATION, "ProfilerStep#4", 100, 100),
+        event(Kind.OPERATOR, "aten::linear", 110, 50, shapes=[(4, 6), (6,)]),
+        event(Kind.KERNEL, "aten::t", 112, 2, device=0),
+        event(Kind.OPERATOR, "aten::mm", 120, 30, shapes=[(4, 6)]),
+        event(Kind.KERNEL, "aten::mm", 130, 10, device=0),
+        event(Kind.ANNOTATION, "ProfilerStep#5", 200, 100),
+        event(Kind.KERNEL, "aten::mm", 210, 20, device=0),
+        event(Kind.KERNEL, "aten::mm", 220, 4, device=1),
+        event(Kind.COLLECTIVE, "hccl::all_reduce", 240, 28, device=0),
+    ]
+    return Recording(events, profiler.supported_activities(), {})
+
+
+def test_every_number_of_the_tables_of_a_known_recording():
+    recording = known_recording()
+
+    def columns(table, *names):
+        return [tuple(row[name] for name in names) for row in table(recording)]
+
+    assert columns(trace.kernel_details, "Step Id", "Device_id", "Name", "Type", "Accelerator Core", "Start Time(us)",
+                   "Duration(us)") == [
+        (4, 0, "aten::t", "t", "HOST_CPU", "112.000", "2.000"),
+        (4, 0, "aten::mm", "mm", "HOST_CPU", "130.000", "10.000"),
+        (5, 0, "aten::mm", "mm", "HOST_CPU", "210.000", "20.000"),
+        (5, 1, "aten::mm", "mm", "HOST_CPU", "220.000", "4.000"),
+        (5, 0, "hccl::all_reduce", "all_reduce", "HCCL", "240.000", "28.000"),
+    ]  # fmt: skip
+    assert columns(trace.op_statistic, "Device_id", "OP Type", "Count", "Total Time(us)", "Min Time(us)",
+                   "Avg Time(us)", "Max Time(us)", "Ratio(%)") == [
+        (0, "mm", 2, "30.000", "10.000", "15.000", "20.000", "46.875"),
+        (0, "all_reduce", 1, "28.000", "28.000", "28.000", "28.000", "43.750"),
+        (1, "mm", 1, "4.000", "4.000", "4.000", "4.000", "6.250"),
+        (0, "t", 1, "2.000", "2.000", "2.000", "2.000", "3.125"),
+    ]  # fmt: skip
+    durations = (f"{kind} Duration(us)" for kind in ("Host Self", "Host Total", "Device Self", "Device Total"))
+    assert columns(trace.operator_details, "Name", "Input Shapes", *durations) == [
+        ("aten::linear", "4,6;6", "20.000", "50.000", "2.000", "12.000"),
+        ("aten::mm", "4,6", "30.000", "30.000", "10.000", "10.000"),
+    ]
+    assert columns(trace.step_trace_time, "Device_id", "Step", "Computing", "Communication(Not Overlapped)",
+                   "Overlapped", "Communication", "Free") == [
+        (0, 4, "12.000", "0.000", "0.000", "0.000", "88.000"),
+        (0, 5, "20.000", "28.000", "0.000", "28.000", "52.000"),
+        (1, 4, "0.000", "0.000", "0.000", "0.000", "100.000"),
+        (1, 5, "4.000", "0.000", "0.000", "0.000", "96.000"),
+    ]  # fmt: skip

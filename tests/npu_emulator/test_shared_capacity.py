@@ -1,6 +1,8 @@
 """Processes that see the same die share its memory, and a process that is gone holds none of it."""
 
+import fcntl
 import os
+import random
 import uuid
 from pathlib import Path
 
@@ -156,24 +158,87 @@ def test_a_name_that_is_no_file_name_is_refused(start):
 
 
 def test_many_processes_never_hold_more_than_there_is(start):
-    """All take and return memory at the same time; together they end with what they hold."""
+    """All take and return memory in pieces at the same time; each account is what its process holds, to the byte."""
+    processes = [start() for _ in range(4)]
+    for process in processes:
+        process(free)
+    for seed, process in enumerate(processes):
+        process.send(take_and_return, seed, 800)
+    refusals = [process.receive() for process in processes]
+    assert all(refusals), "the die was never full for one of them, so nothing was tested"
+    reserved = [process(torch_reserved) for process in processes]
+    assert sum(reserved) > 0 and processes[0](free) == CAPACITY - sum(reserved)
+    for process in processes:
+        process(let_go)
+    assert processes[0](free) == CAPACITY and processes[0](hold, CAPACITY // MEBIBYTE) == ""
+
+
+def waits_for_a_lock(process: int) -> bool:
+    """Whether /proc/locks lists a process as blocked: ``1: -> FLOCK ADVISORY WRITE <process> ...``."""
+    blocked = (line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line)
+    return any(fields[5] == str(process) for fields in blocked)
+
+
+@pytest.mark.parametrize("change", [hold, free])
+def test_accounts_are_looked_at_and_changed_under_the_lock_of_the_node(start, node, change):
+    """While somebody else has the lock, nothing is taken; a process that does not ask for it answers at once."""
+    process = start()
+    process(free)
+    (file,) = files_of(node)
+    with file.open("rb") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        process.send(change, *([3] if change is hold else []))
+        while not (answered := process.has_answered(within=0.01)) and not waits_for_a_lock(process.pid):
+            continue
+        assert not answered
+    assert process.receive() == ("" if change is hold else CAPACITY)
+
+
+def test_what_fits_once_is_given_to_one_process_at_a_time(start):
+    """Each tries for more than half of the die without a pause; whoever gets it must be the only one."""
     processes = [start() for _ in range(4)]
     for process in processes:
         process(free)
     for process in processes:
-        process.send(take_and_return, 5000)
-    refusals = [process.receive() for process in processes]
-    assert processes[0](free) == CAPACITY
-    assert any(refusals), "the die was never full, so nothing was tested"
+        process.send(have_the_die_alone, 1000)
+    turns = [process.receive() for process in processes]
+    assert all(turns) and processes[0](free) == CAPACITY
 
 
-def take_and_return(state: dict, rounds: int) -> int:
-    """The number of refusals."""
-    refused = 0
-    for number in range(rounds):
-        refused += bool(hold(state, 1 + number % 4))
-        held = dict(_C.holders(0))
-        assert held.get(os.getpid(), 0) == sum(tensor.nbytes for tensor in state.get("held", ()))
-        assert sum(held.values()) <= CAPACITY
-        let_go(state)
+def torch_reserved(state: dict) -> int:
+    return torch.npu.memory_reserved(0)
+
+
+def check_accounts() -> None:
+    """Nobody changes this process's account but itself, and all together fit the die."""
+    held = dict(_C.holders(0))
+    assert held.get(os.getpid(), 0) == torch.npu.memory_reserved(0)
+    assert sum(held.values()) <= CAPACITY, held
+
+
+def take_and_return(state: dict, seed: int, rounds: int) -> int:
+    """The number of refusals. Tensors that are left at the end stay."""
+    drawn, refused, held = random.Random(seed), 0, state.setdefault("held", [])
+    for _ in range(rounds):
+        if drawn.random() < 0.6:
+            try:
+                held.append(torch.empty(drawn.randint(1, 2 * MEBIBYTE), dtype=torch.uint8, device="npu:0"))
+            except torch.OutOfMemoryError:
+                refused += 1
+        elif held:
+            del held[drawn.randrange(len(held))]
+        if drawn.random() < 0.4:
+            torch.npu.empty_cache()
+        check_accounts()
     return refused
+
+
+def have_the_die_alone(state: dict, rounds: int) -> int:
+    """The number of times that this process got it."""
+    turns = 0
+    for _ in range(rounds):
+        if not hold(state, 5):
+            turns += 1
+            assert list(_C.holders(0)) == [(os.getpid(), 5 * MEBIBYTE)]
+        let_go(state)
+    return turns
