@@ -7,6 +7,7 @@
 #include "device.h"
 #include "fallback.h"
 #include "generator.h"
+#include "graph.h"
 #include "hccl.h"
 #include "hooks.h"
 #include "host_alias.h"
@@ -26,7 +27,8 @@ py::dict memory_statistics(c10::DeviceIndex device) {
   const auto now = npu::memory_statistics(device);
   using namespace pybind11::literals;
   return py::dict("capacity"_a = now.capacity, "limit"_a = now.limit, "allocated"_a = now.allocated,
-                  "reserved"_a = now.reserved, "absent"_a = now.absent, "peak_allocated"_a = now.peak_allocated, "peak_reserved"_a = now.peak_reserved,
+                  "reserved"_a = now.reserved, "kept"_a = now.kept, "absent"_a = now.absent,
+                  "peak_allocated"_a = now.peak_allocated, "peak_reserved"_a = now.peak_reserved,
                   "watermark"_a = now.watermark, "allocations"_a = now.allocations, "frees"_a = now.frees,
                   "out_of_memory_errors"_a = now.out_of_memory_errors);
 }
@@ -116,12 +118,43 @@ void bind_memory_pool(py::module& module) {
 
 void bind_operators(py::module& module) {
   module.def("call_on_host", &npu::call_on_host, py::arg("name"), py::arg("function"), py::arg("args") = py::tuple(),
-             py::arg("kwargs") = py::dict());
+             py::arg("kwargs") = py::dict(), py::arg("writes") = false);
+  module.def("will_write", &npu::will_write);
   module.def("host_alias", &npu::host_alias);
   module.def("count_operator", [](const std::string& name) { ++npu::meters::operator_calls(name); });
   module.def("operator_calls", &npu::meters::all_operator_calls);
   module.def("copies", &copies);
   module.def("collectives", &collectives);
+}
+
+// A tensor over the memory of another that does not keep it alive, where a private pool does; else one that does.
+at::Tensor weak_alias(const at::Tensor& tensor) {
+  const auto& storage = tensor.storage();
+  if (!npu::private_pool_of(storage.data_ptr())) return tensor.view_as(tensor);
+  c10::Storage weak(c10::Storage::use_byte_size_t(), storage.nbytes(), npu::without_owner(storage.data_ptr()),
+                    npu::device_allocator(), /*resizable=*/true);
+  auto alias = at::empty({0}, tensor.options());
+  return alias.set_(weak, tensor.storage_offset(), tensor.sizes(), tensor.strides());
+}
+
+void bind_graphs(py::module& module) {
+  py::class_<npu::Graph>(module, "Graph")
+      .def(py::init<>())
+      .def("begin_capture", &npu::Graph::begin_capture)
+      .def("end_capture", &npu::Graph::end_capture)
+      .def("replay", &npu::Graph::replay, py::call_guard<py::gil_scoped_release>())
+      .def("reset", &npu::Graph::reset)
+      .def("pool", &npu::Graph::pool)
+      .def_property_readonly("size", &npu::Graph::size);
+  module.def("new_graph_pool", [] { return npu::PrivatePool::new_name(true); });
+  module.def("is_recording", &npu::graph::recording);
+  module.def("refuse_in_graph", &npu::graph::refuse);
+  module.def("set_bystander", &npu::graph::set_bystander);
+  module.def("weak_alias", &weak_alias);
+  module.def("graphs", [] {
+    const auto now = npu::meters::all_graphs();
+    return std::make_tuple(now.captured, now.replayed, now.tasks);
+  });
 }
 
 void bind_recorder(py::module& module) {
@@ -166,6 +199,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_memory(module);
   bind_memory_pool(module);
   bind_operators(module);
+  bind_graphs(module);
   bind_recorder(module);
   bind_hccl(module);
 }

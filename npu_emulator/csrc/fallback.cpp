@@ -9,6 +9,7 @@
 
 #include "device.h"
 #include "generator.h"
+#include "graph.h"
 #include "host_alias.h"
 #include "memory.h"
 #include "meters.h"
@@ -85,6 +86,7 @@ class HostArguments {
 
   c10::DeviceIndex device() const { return device_ < 0 ? current_device() : device_; }
   bool result_stays_on_host() const { return result_stays_on_host_; }
+  bool has_host_tensor() const { return has_host_tensor_; }  // other than a single number
   HostAliases& aliases() { return aliases_; }
 
   void check_same_device() const {
@@ -155,6 +157,92 @@ void results_to_device(torch::jit::Stack& stack, size_t count, HostArguments& ar
   }
 }
 
+void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack, HostArguments& arguments, bool writes) {
+  {
+    const ChargeScope scope(arguments.result_stays_on_host() ? -1 : arguments.device());
+    const recorder::Computing computing(op.schema().name(), arguments.device());
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
+  if (writes) arguments.aliases().write_back();
+  if (!arguments.result_stays_on_host()) results_to_device(*stack, op.schema().returns().size(), arguments);
+}
+
+bool is_mask(const c10::IValue& value) {
+  if (!value.isOptionalTensorList()) return false;
+  for (const std::optional<at::Tensor> each : value.toOptionalTensorList())
+    if (each && each->defined() && (each->scalar_type() == at::kBool || each->scalar_type() == at::kByte)) return true;
+  return false;
+}
+
+// Whether the host has to see values to know what the operator gives: such a call cannot be part of a graph.
+bool waits_for_values(const c10::OperatorHandle& op, const std::vector<c10::IValue>& inputs) {
+  const auto& name = op.schema().name();
+  if (name.find("aten::index") == 0 || name.find("aten::_index_put") == 0 || name == "aten::_unsafe_index")
+    return inputs.size() > 1 && is_mask(inputs[1]);
+  return op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output);
+}
+
+void refuse_in_graph(const c10::OperatorHandle& op, const std::vector<c10::IValue>& inputs, HostArguments& arguments) {
+  const auto& name = op.schema().name();
+  if (waits_for_values(op, inputs)) graph::refuse(name + ", whose result the host has to wait for");
+  if (arguments.has_host_tensor()) graph::refuse(name + " with a tensor of the host, which is copied to the die");
+  if (arguments.result_stays_on_host() && !arguments.aliases().empty())
+    graph::refuse(name + ", which gives its result to the host");
+}
+
+// The tensors of values, those of lists too.
+std::vector<at::Tensor> tensors_of(const c10::IValue* values, size_t count) {
+  std::vector<at::Tensor> tensors;
+  for (auto value = values; value != values + count; ++value) {
+    if (value->isTensor()) {
+      tensors.push_back(value->toTensor());
+    } else if (value->isTensorList()) {
+      for (const at::Tensor& each : value->toTensorList()) tensors.push_back(each);
+    }
+  }
+  return tensors;
+}
+
+// Computes and records: a replay calls the CPU kernel again, over the same memory.
+void record_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack, HostArguments& arguments,
+                    const OperatorTraits& traits) {
+  const auto& schema = op.schema();
+  std::vector<c10::IValue> inputs(stack->end() - schema.arguments().size(), stack->end());
+  refuse_in_graph(op, inputs, arguments);
+  auto& aliases = arguments.aliases();
+  GraphCall call(schema.name());
+  for (size_t position = 0; position < inputs.size(); ++position) {
+    const auto* alias = schema.arguments()[position].alias_info();
+    if (inputs[position].isGenerator()) graph::use_generator(inputs[position].toGenerator(), arguments.device());
+    if (!alias || !alias->isWrite()) continue;
+    for (const auto& each : tensors_of(&inputs[position], 1)) call.writes(aliases.device_of(each));
+  }
+  const auto older = aliases.storages();
+  compute(op, stack, arguments, traits.writes);
+  if (op.hasTag(at::Tag::inplace_view)) return;
+  const auto count = schema.returns().size();
+  std::vector<at::Tensor> results;
+  bool makes = traits.writes;
+  for (const auto& made : tensors_of(stack->data() + stack->size() - count, count)) {
+    const bool is_view = !made.defined() || !made.is_privateuseone() || aliases.among_first(older, made);
+    results.push_back(is_view ? at::Tensor() : call.result(made));
+    makes = makes || !is_view;
+  }
+  if (!makes) return;
+  for (auto& each : inputs) each = call.operand(aliases.device_of(each));
+  call.done([op, inputs = std::move(inputs), results = std::move(results), calls = traits.calls, count,
+             device = arguments.device()] {
+    calls->fetch_add(1, std::memory_order_relaxed);
+    torch::jit::Stack again(inputs);
+    {
+      const recorder::Computing computing(op.schema().name(), device);
+      const graph::KernelScope scope;
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &again);
+    }
+    graph::write_results(results, tensors_of(again.data() + again.size() - count, count), op.schema().name());
+  });
+}
+
 void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto& traits = traits_of(schema);
@@ -167,13 +255,8 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     auto& generator = (*stack)[first + position];
     if (generator.isNone()) generator = host_generator(default_generator(arguments.device()));
   }
-  {
-    const ChargeScope scope(arguments.result_stays_on_host() ? -1 : arguments.device());
-    const recorder::Computing computing(schema.name(), arguments.device());
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-  }
-  if (traits.writes) arguments.aliases().write_back();
-  if (!arguments.result_stays_on_host()) results_to_device(*stack, schema.returns().size(), arguments);
+  if (graph::recording()) return record_on_host(op, stack, arguments, traits);
+  compute(op, stack, arguments, traits.writes);
 }
 
 }  // namespace

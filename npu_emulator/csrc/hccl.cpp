@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "device.h"
+#include "graph.h"
 #include "host_alias.h"
 #include "memory.h"
 #include "meters.h"
@@ -204,7 +205,19 @@ HcclBackend::HcclBackend(c10::intrusive_ptr<c10d::Backend> carrier, c10::intrusi
   init();
 }
 
+HcclBackend::WorkPointer HcclBackend::record(const char* kind, const Tensors& outputs, const Tensors& inputs,
+                                            std::function<WorkPointer(Tensors&, Tensors&)> launch) {
+  GraphCall call(c10::str("hccl::", kind));
+  Tensors recorded_outputs, recorded_inputs;
+  for (const auto& each : outputs) recorded_outputs.push_back(call.result(each));
+  for (const auto& each : inputs) recorded_inputs.push_back(call.operand(each));
+  call.done([backend = c10::intrusive_ptr<HcclBackend>::reclaim_copy(this), launch = std::move(launch),
+             recorded_outputs, recorded_inputs]() mutable { launch(recorded_outputs, recorded_inputs)->wait(); });
+  return c10::make_intrusive<HcclWork>(std::vector<WorkPointer>{}, nullptr, outputs, nullptr);
+}
+
 HcclBackend::Launched HcclBackend::begin(const char* kind, int64_t bytes, bool collective) {
+  graph::refuse(c10::str("hccl ", kind, ", which is not emulated in a graph"));
   meters::count_collective(kind, size_, bytes);
   Launched launched;
   launched.computing = std::make_unique<recorder::Computing>(std::string("hccl::") + kind, current_device(),
@@ -262,6 +275,9 @@ HcclBackend::WorkPointer HcclBackend::endCoalescing() {
 }
 
 HcclBackend::WorkPointer HcclBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  if (graph::recording())
+    return record("broadcast", tensors, {},
+                  [=](Tensors& outputs, Tensors&) { return broadcast(outputs, options); });
   const CollectiveScope scope;
   auto launched = begin("broadcast", bytes_of(tensors));
   for (const auto& tensor : tensors) {
@@ -295,6 +311,9 @@ void HcclBackend::launch_all_reduce(Launched& launched, const Tensor& tensor, co
 }
 
 HcclBackend::WorkPointer HcclBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (graph::recording())
+    return record("all_reduce", tensors, {},
+                  [=](Tensors& outputs, Tensors&) { return allreduce(outputs, options); });
   const CollectiveScope scope;
   auto launched = begin("all_reduce", bytes_of(tensors));
   for (const auto& tensor : tensors) launch_all_reduce(launched, tensor, options.reduceOp);
@@ -307,6 +326,8 @@ HcclBackend::WorkPointer HcclBackend::allreduce_coalesced(Tensors& tensors,
 }
 
 HcclBackend::WorkPointer HcclBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  if (graph::recording())
+    return record("reduce", tensors, {}, [=](Tensors& outputs, Tensors&) { return reduce(outputs, options); });
   const CollectiveScope scope;
   auto launched = begin("reduce", bytes_of(tensors));
   for (const auto& tensor : tensors) {
@@ -350,6 +371,13 @@ void HcclBackend::launch_all_gather(Launched& launched, const Tensors& outputs, 
 
 HcclBackend::WorkPointer HcclBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                 const c10d::AllgatherOptions&) {
+  if (graph::recording()) {
+    TORCH_CHECK_NOT_IMPLEMENTED(inputs.size() == 1, "all_gather of several tensors is not emulated in a graph");
+    return record("all_gather", outputs[0], inputs, [=](Tensors& gathered, Tensors& own) {
+      std::vector<Tensors> lists{gathered};
+      return allgather(lists, own, {});
+    });
+  }
   const CollectiveScope scope;
   const auto flat = flat_buffer(outputs[0]);
   auto launched = begin("all_gather", bytes_of(inputs));
@@ -358,6 +386,9 @@ HcclBackend::WorkPointer HcclBackend::allgather(std::vector<Tensors>& outputs, T
 }
 
 HcclBackend::WorkPointer HcclBackend::_allgather_base(Tensor& output, Tensor& input, const c10d::AllgatherOptions&) {
+  if (graph::recording())
+    return record("all_gather", {output}, {input},
+                  [=](Tensors& outputs, Tensors& inputs) { return _allgather_base(outputs[0], inputs[0], {}); });
   const CollectiveScope scope;
   TORCH_CHECK(output.numel() == input.numel() * size_, "all_gather_into_tensor: the output needs ", size_,
               " times the elements of the input, has ", output.numel(), " for ", input.numel());
@@ -453,6 +484,13 @@ void HcclBackend::launch_reduce_scatter(Launched& launched, const Tensor& output
 
 HcclBackend::WorkPointer HcclBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                      const c10d::ReduceScatterOptions& options) {
+  if (graph::recording()) {
+    TORCH_CHECK_NOT_IMPLEMENTED(inputs.size() == 1, "reduce_scatter of several tensors is not emulated in a graph");
+    return record("reduce_scatter", outputs, inputs[0], [=](Tensors& own, Tensors& parts) {
+      std::vector<Tensors> lists{parts};
+      return reduce_scatter(own, lists, options);
+    });
+  }
   const CollectiveScope scope;
   const auto flat = flat_buffer(inputs[0]);
   int64_t bytes = 0;
@@ -465,6 +503,10 @@ HcclBackend::WorkPointer HcclBackend::reduce_scatter(Tensors& outputs, std::vect
 
 HcclBackend::WorkPointer HcclBackend::_reduce_scatter_base(Tensor& output, Tensor& input,
                                                            const c10d::ReduceScatterOptions& options) {
+  if (graph::recording())
+    return record("reduce_scatter", {output}, {input}, [=](Tensors& outputs, Tensors& inputs) {
+      return _reduce_scatter_base(outputs[0], inputs[0], options);
+    });
   const CollectiveScope scope;
   TORCH_CHECK(input.numel() == output.numel() * size_, "reduce_scatter_tensor: the input needs ", size_,
               " times the elements of the output, has ", input.numel(), " for ", output.numel());
@@ -515,6 +557,10 @@ std::vector<int64_t> split_bytes(const Tensor& tensor, const std::vector<int64_t
 
 HcclBackend::WorkPointer HcclBackend::alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_splits,
                                                     std::vector<int64_t>& input_splits, const c10d::AllToAllOptions&) {
+  if (graph::recording())
+    return record("all_to_all", {output}, {input}, [=](Tensors& outputs, Tensors& inputs) mutable {
+      return alltoall_base(outputs[0], inputs[0], output_splits, input_splits, {});
+    });
   const CollectiveScope scope;
   auto launched = begin("all_to_all", bytes_of(input));
   const ResultBuffer received(output);
@@ -525,6 +571,9 @@ HcclBackend::WorkPointer HcclBackend::alltoall_base(Tensor& output, Tensor& inpu
 }
 
 HcclBackend::WorkPointer HcclBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions&) {
+  if (graph::recording())
+    return record("all_to_all", outputs, inputs,
+                  [=](Tensors& received, Tensors& sent) { return alltoall(received, sent, {}); });
   const CollectiveScope scope;
   const auto flat_inputs = flat_buffer(inputs), flat_outputs = flat_buffer(outputs);
   auto launched = begin("all_to_all", bytes_of(inputs));

@@ -102,6 +102,10 @@ class HcclBackend final : public c10d::Backend {
   // Waits for the results, unless they are deferred until somebody waits for them.
   WorkPointer complete(Launched launched, Tensors outputs);
   WorkPointer point_to_point(Launched launched, Tensors outputs);
+  // While a graph is captured nothing is exchanged: each replay takes part in the collective that `launch` begins, on
+  // host tensors over `outputs` and `inputs`.
+  WorkPointer record(const char* kind, const Tensors& outputs, const Tensors& inputs,
+                     std::function<WorkPointer(Tensors&, Tensors&)> launch);
 
   c10::intrusive_ptr<c10d::Backend> carrier_;
   c10::intrusive_ptr<c10d::Store> store_;

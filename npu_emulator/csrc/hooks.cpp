@@ -7,6 +7,7 @@
 
 #include "device.h"
 #include "generator.h"
+#include "graph.h"
 #include "memory.h"
 #include "pinned_memory.h"
 
@@ -35,6 +36,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     auto* resized = storage.unsafeGetStorageImpl();
+    if (resized->nbytes()) graph::refuse("resize_ of a tensor that has content, which moves it");
     auto memory = allocate_on(resized->device().index(), bytes);
     const auto kept = std::min(bytes, resized->nbytes());
     if (kept) std::memcpy(memory.get(), resized->data(), kept);

@@ -96,6 +96,33 @@ void HostAliases::write_back() {
   }
 }
 
+at::Tensor HostAliases::device_of(const at::Tensor& host_tensor) const {
+  for (const auto& pair : tensors_)
+    if (pair.host.is_same(host_tensor)) return pair.device;
+  return host_tensor;
+}
+
+c10::IValue HostAliases::device_of(const c10::IValue& value) const {
+  if (value.isTensor()) return device_of(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& each : value.toTensorList()) list.push_back(device_of(each));
+    return list;
+  }
+  if (!value.isOptionalTensorList()) return value;
+  c10::List<std::optional<at::Tensor>> list;
+  for (const std::optional<at::Tensor> each : value.toOptionalTensorList())
+    list.push_back(each ? std::optional<at::Tensor>(device_of(*each)) : std::nullopt);
+  return list;
+}
+
+bool HostAliases::among_first(size_t count, const at::Tensor& device_tensor) const {
+  const auto* storage = device_tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  for (size_t index = 0; index < count; ++index)
+    if (storages_[index].device.get() == storage) return true;
+  return false;
+}
+
 at::Tensor host_alias(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_privateuseone()) return tensor;
   HostAliases aliases;

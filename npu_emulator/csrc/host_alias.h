@@ -1,6 +1,7 @@
 // CPU tensors over the memory of NPU tensors, and the way back. This is how CPU kernels compute on device memory.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
 
@@ -17,6 +18,12 @@ class HostAliases {
   // Carries new sizes and new memory, where a kernel gave an alias such, over to the NPU tensors.
   void write_back();
   bool empty() const { return tensors_.empty(); }
+  // The NPU tensor, or a list of them, that an alias stands for; anything else comes back as it is.
+  at::Tensor device_of(const at::Tensor& host_tensor) const;
+  c10::IValue device_of(const c10::IValue& value) const;
+  // Storages that have been seen so far, and whether an NPU tensor is over one of the first `count`.
+  size_t storages() const { return storages_.size(); }
+  bool among_first(size_t count, const at::Tensor& device_tensor) const;
 
  private:
   using StoragePointer = c10::intrusive_ptr<c10::StorageImpl>;

@@ -1,11 +1,14 @@
 #include "host_call.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "device.h"
+#include "graph.h"
 #include "host_alias.h"
 #include "memory.h"
+#include "meters.h"
 #include "recorder.h"
 
 namespace npu {
@@ -58,10 +61,88 @@ class HostCall {
   c10::DeviceIndex device_ = -1;
 };
 
+// The tensors of a Python value, also in lists and tuples, in order.
+void collect(py::handle value, std::vector<at::Tensor>& tensors) {
+  if (THPVariable_Check(value.ptr())) {
+    tensors.push_back(THPVariable_Unpack(value.ptr()));
+  } else if (PyList_Check(value.ptr()) || PyTuple_Check(value.ptr())) {
+    for (const auto item : py::reinterpret_borrow<py::sequence>(value)) collect(item, tensors);
+  }
+}
+
+py::object operand(GraphCall& call, py::handle value) {
+  if (THPVariable_Check(value.ptr()))
+    return py::reinterpret_steal<py::object>(THPVariable_Wrap(call.operand(THPVariable_Unpack(value.ptr()))));
+  if (!is_sequence_of_tensors(value)) return py::reinterpret_borrow<py::object>(value);
+  py::list list;
+  for (const auto item : py::reinterpret_borrow<py::sequence>(value)) list.append(operand(call, item));
+  return list;
+}
+
+// A Python function and its arguments, which a graph calls again. They are released with the interpreter's lock.
+struct PythonCall {
+  py::function function;
+  py::tuple args;
+  py::dict kwargs;
+
+  static std::shared_ptr<PythonCall> make(const py::function& function, py::tuple args, py::dict kwargs) {
+    return {new PythonCall{function, std::move(args), std::move(kwargs)}, [](PythonCall* call) {
+              if (!Py_IsInitialized()) return;
+              const py::gil_scoped_acquire interpreter;
+              delete call;
+            }};
+  }
+
+  std::vector<at::Tensor> operator()() const {
+    const py::gil_scoped_acquire interpreter;
+    const at::NoGradGuard no_gradients;
+    std::vector<at::Tensor> results;
+    collect(function(*args, **kwargs), results);
+    return results;
+  }
+};
+
+// Records what has just been computed. `results` are on the die.
+void record(const std::string& name, const py::function& function, const py::tuple& args, const py::dict& kwargs,
+            const py::object& results, c10::DeviceIndex device, bool writes) {
+  GraphCall call(name);
+  std::vector<at::Tensor> taken, made;
+  collect(args, taken);
+  for (const auto& [key, value] : kwargs) collect(value, taken);
+  collect(results, made);
+  bool makes = writes;
+  for (auto& each : made) {
+    bool is_view = !each.defined() || !each.is_privateuseone();
+    for (const auto& input : taken)
+      is_view = is_view || (input.defined() && input.has_storage() && input.is_alias_of(each));
+    makes = makes || !is_view;
+    each = is_view ? at::Tensor() : call.result(each);
+  }
+  if (!makes) return;
+  py::tuple operands(args.size());
+  for (size_t index = 0; index < args.size(); ++index) operands[index] = operand(call, args[index]);
+  py::dict named;
+  for (const auto& [key, value] : kwargs) named[key] = operand(call, value);
+  call.done([name, device, made, python = PythonCall::make(function, operands, named)] {
+    ++meters::operator_calls(name);
+    std::vector<at::Tensor> again;
+    {
+      const recorder::Computing computing(name, device);
+      again = (*python)();
+    }
+    graph::write_results(made, again, name);
+  });
+}
+
 }  // namespace
 
+void will_write(const py::sequence& tensors) {
+  GraphCall call("");
+  for (const auto tensor : tensors) call.writes(THPVariable_Unpack(tensor.ptr()));
+}
+
 py::object call_on_host(const py::str& name, const py::function& function, const py::tuple& args,
-                        const py::dict& kwargs) {
+                        const py::dict& kwargs, bool writes) {
   at::RecordFunction call_of_operator(at::RecordScope::FUNCTION);
   if (call_of_operator.isActive()) call_of_operator.before(static_cast<std::string>(name));
   HostCall call;
@@ -76,7 +157,9 @@ py::object call_on_host(const py::str& name, const py::function& function, const
     const recorder::Computing computing(name, call.device());
     results = function(*host_args, **host_kwargs);
   }
-  return call.to_device(results);
+  auto on_device = call.to_device(results);
+  if (graph::recording()) record(name, function, args, kwargs, on_device, call.device(), writes);
+  return on_device;
 }
 
 }  // namespace npu

@@ -21,6 +21,7 @@
 #include <cstring>
 
 #include "device.h"
+#include "graph.h"
 #include "host_alias.h"
 #include "memory.h"
 #include "memory_pool.h"
@@ -75,17 +76,17 @@ int64_t dimension_of_neighbours(const at::Tensor& tensor) {
   return -1;
 }
 
-void count_copy(const at::Tensor& source, const at::Tensor& destination) {
+meters::Copy direction_of(const at::Tensor& source, const at::Tensor& destination) {
+  if (source.is_cpu()) return meters::Copy::kHostToDevice;
+  return destination.is_cpu() ? meters::Copy::kDeviceToHost : meters::Copy::kDeviceToDevice;
+}
+
+void count_copy(meters::Copy direction, const at::Tensor& source, const at::Tensor& destination) {
   const auto bytes = static_cast<int64_t>(destination.nbytes());
-  if (source.is_cpu()) {
-    meters::count_copy(meters::Copy::kHostToDevice, bytes);
-  } else if (destination.is_cpu()) {
-    meters::count_copy(meters::Copy::kDeviceToHost, bytes);
-  } else {
-    meters::count_copy(meters::Copy::kDeviceToDevice, bytes);
-    if (source.dim() == destination.dim() && dimension_of_neighbours(source) != dimension_of_neighbours(destination))
-      meters::count_copy(meters::Copy::kTransposing, bytes);
-  }
+  meters::count_copy(direction, bytes);
+  if (direction == meters::Copy::kDeviceToDevice && source.dim() == destination.dim() &&
+      dimension_of_neighbours(source) != dimension_of_neighbours(destination))
+    meters::count_copy(meters::Copy::kTransposing, bytes);
 }
 
 bool same_layout(const at::Tensor& source, const at::Tensor& destination) {
@@ -94,9 +95,30 @@ bool same_layout(const at::Tensor& source, const at::Tensor& destination) {
          source.is_conj() == destination.is_conj();
 }
 
-at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bool) {
+// Records a copy. One that is not in the order of the stream, or waits for it, cannot be part of a graph.
+void record_copy(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
+  const auto direction = direction_of(source, destination);
+  const bool to_die = direction == meters::Copy::kHostToDevice, to_host = direction == meters::Copy::kDeviceToHost;
+  const std::string name = to_die ? "a copy to the die" : to_host ? "a copy to the host" : "aten::copy_";
+  if ((to_die || to_host) && !non_blocking) graph::refuse(name + " that the host waits for");
+  GraphCall call(name);
+  const auto from = to_die ? call.pinned(source) : call.operand(source);
+  const auto to = to_host ? call.pinned(destination) : call.result(destination);
+  call.writes(destination);
+  call.done([=] {
+    count_copy(direction, from, to);
+    const graph::KernelScope scope;
+    to.copy_(from);
+  });
+}
+
+at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bool non_blocking) {
   refuse_after_fork();
-  count_copy(source, destination);
+  if (graph::recording()) {
+    record_copy(source, destination, non_blocking);
+    if (destination.is_cpu()) return destination;  // what the host sees is left alone until a replay
+  }
+  count_copy(direction_of(source, destination), source, destination);
   const recorder::Computing computing("aten::_copy_from",
                                       (source.is_cpu() ? destination : source).device().index());
   if (same_layout(source, destination)) {
@@ -115,6 +137,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& destination, bo
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   static auto& calls = meters::operator_calls("aten::_local_scalar_dense");
   calls.fetch_add(1, std::memory_order_relaxed);
+  graph::refuse("Tensor.item()");
   meters::count_copy(meters::Copy::kDeviceToHost, self.element_size());
   return at::native::_local_scalar_dense_cpu(host_alias(self));
 }
@@ -126,6 +149,9 @@ at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& dest
 
 const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> memory_format) {
   const c10::DeviceGuard guard(self.device());
+  const auto bytes = at::detail::computeStorageNbytesContiguous(size, self.dtype().itemsize(), self.storage_offset());
+  if (self.storage().nbytes() && bytes > self.storage().nbytes())
+    graph::refuse("resize_ of a tensor that has content, which moves it");
   return at::native::resize_(self, size, memory_format);
 }
 
@@ -182,11 +208,23 @@ at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const 
   const ChargeScope scope(input.device().index());
   const recorder::Computing computing("aten::convolution_overrideable", input.device().index());
   const bool has_bias = bias && bias->defined();
-  return aliases.to_device(
+  const auto made = aliases.to_device(
       at::convolution(aliases.alias(input), aliases.alias(weight),
                       has_bias ? std::optional<at::Tensor>(aliases.alias(*bias)) : std::nullopt, stride, padding,
                       dilation, transposed, output_padding, groups),
       input.device().index());
+  if (!graph::recording()) return made;
+  GraphCall call("aten::convolution_overrideable");
+  call.done([result = call.result(made), input = call.operand(input), weight = call.operand(weight),
+             bias = has_bias ? std::optional<at::Tensor>(call.operand(*bias)) : std::nullopt, stride = stride.vec(),
+             padding = padding.vec(), dilation = dilation.vec(), transposed, output_padding = output_padding.vec(),
+             groups] {
+    const graph::KernelScope scope;
+    graph::write_results({result}, {at::convolution(input, weight, bias, stride, padding, dilation, transposed,
+                                                    output_padding, groups)},
+                         "aten::convolution_overrideable");
+  });
+  return made;
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
@@ -196,6 +234,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   HostAliases aliases;
   const at::AutoDispatchBelowAutograd below_autograd;
   const auto device = input.device().index();
+  graph::refuse("aten::convolution_backward_overrideable, which is not emulated in a graph");
   const ChargeScope scope(device);
   const recorder::Computing computing("aten::convolution_backward_overrideable", device);
   const auto channels = grad_output.size(1);

@@ -17,8 +17,10 @@
 
 #include "allocator_options.h"
 #include "device.h"
+#include "graph.h"
 #include "memory_pool.h"
 #include "node.h"
+#include "private_pool.h"
 
 namespace npu {
 namespace {
@@ -97,6 +99,7 @@ int64_t sum(const std::vector<node::Holder>& holders) {
 
 struct BlockHeader {
   int64_t bytes;
+  PrivatePool* pool;
   c10::DeviceIndex device;
 };
 static_assert(sizeof(BlockHeader) <= kHeader);
@@ -107,27 +110,27 @@ c10::Allocator& host_memory() {
   return *allocator;
 }
 
-BlockHeader& header_of(void* data) { return *reinterpret_cast<BlockHeader*>(static_cast<char*>(data) - kHeader); }
+char* base_of(const void* data) { return static_cast<char*>(const_cast<void*>(data)) - kHeader; }
+BlockHeader& header_of(const void* data) { return *reinterpret_cast<BlockHeader*>(base_of(data)); }
 
 void release_block(void* data) {
   if (!data) return;
-  uncharge(header_of(data).device, header_of(data).bytes);
-  host_memory().raw_deallocate(static_cast<char*>(data) - kHeader);
+  if (auto* pool = header_of(data).pool) {
+    pool->release(data);
+  } else {
+    delete_block(data);
+  }
 }
 
 c10::DataPtr charged_block(c10::DeviceIndex owner, size_t bytes, c10::Device device) {
   if (bytes == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, device};
-  if (pool::is_active()) return pool::allocate(owner, bytes, device);
-  charge(owner, bytes);
-  void* base = nullptr;
-  try {
-    base = host_memory().raw_allocate(bytes + kHeader);
-  } catch (...) {
-    uncharge(owner, bytes);
-    throw;
+  if (auto* captured = graph::pool()) {
+    auto* data = captured->allocate(owner, bytes);
+    graph::note_allocation(data);
+    return {data, data, &release_block, device};
   }
-  auto* data = static_cast<char*>(base) + kHeader;
-  header_of(data) = {static_cast<int64_t>(bytes), owner};
+  if (pool::is_active()) return pool::allocate(owner, bytes, device);
+  auto* data = new_block(owner, bytes, nullptr);
   return {data, data, &release_block, device};
 }
 
@@ -177,6 +180,8 @@ void release_adopted(void* context) {
   delete adopted;
 }
 
+void release_pool_use(void* context) { delete static_cast<PoolUse*>(context); }
+
 }  // namespace
 
 MemoryStatistics memory_statistics(c10::DeviceIndex device) {
@@ -222,8 +227,9 @@ void empty_cache() {
     auto& of = ledger(device);
     std::lock_guard<std::mutex> lock(of.mutex);
     auto& now = of.statistics;
-    if (now.reserved > now.allocated) node::release(die_of_machine(device), now.reserved - now.allocated);
-    now.reserved = now.allocated;
+    const auto used = now.allocated + now.kept;
+    if (now.reserved > used) node::release(die_of_machine(device), now.reserved - used);
+    now.reserved = used;
   }
 }
 
@@ -234,15 +240,16 @@ void charge(c10::DeviceIndex device, size_t bytes) {
   std::lock_guard<std::mutex> lock(of.mutex);
   auto& now = of.statistics;
   // What this process has reserved already is its own; only more than that is asked of the die.
-  const auto growth = now.allocated + wanted - now.reserved;
-  if (present(now) + wanted > std::min(now.limit, now.capacity) ||
+  const auto used = now.allocated + now.kept + wanted;
+  const auto growth = used - now.reserved;
+  if (present(now) + now.kept + wanted > std::min(now.limit, now.capacity) ||
       (growth > 0 && !node::reserve(die_of_machine(device), growth, now.capacity))) {
     ++now.out_of_memory_errors;
     throw_out_of_memory(device, bytes, now);
   }
   now.allocated += wanted;
   ++now.allocations;
-  now.reserved = std::max(now.reserved, now.allocated);
+  now.reserved = std::max(now.reserved, used);
   now.peak_allocated = std::max(now.peak_allocated, now.allocated);
   now.peak_reserved = std::max(now.peak_reserved, now.reserved);
   now.watermark = std::max(now.watermark, present(now));
@@ -275,7 +282,7 @@ void make_present(c10::DeviceIndex device, size_t bytes) {
   const auto wanted = rounded(bytes);
   std::lock_guard<std::mutex> lock(of.mutex);
   auto& now = of.statistics;
-  if (present(now) + wanted > std::min(now.limit, now.capacity) ||
+  if (present(now) + now.kept + wanted > std::min(now.limit, now.capacity) ||
       !node::reserve(die_of_machine(device), wanted, now.capacity)) {
     ++now.out_of_memory_errors;
     throw_out_of_memory(device, bytes, now);
@@ -290,6 +297,62 @@ void give_back_absent(c10::DeviceIndex device, size_t bytes) noexcept {
   std::lock_guard<std::mutex> lock(of.mutex);
   of.statistics.reserved -= rounded(bytes);
   of.statistics.absent -= rounded(bytes);
+}
+
+void put_into_reserve(c10::DeviceIndex device, int64_t bytes) noexcept {
+  auto& of = ledger(device);
+  std::lock_guard<std::mutex> lock(of.mutex);
+  of.statistics.allocated -= rounded(bytes);
+  of.statistics.kept += rounded(bytes);
+  ++of.statistics.frees;
+}
+
+void take_from_reserve(c10::DeviceIndex device, int64_t bytes) noexcept {
+  auto& of = ledger(device);
+  std::lock_guard<std::mutex> lock(of.mutex);
+  auto& now = of.statistics;
+  now.kept -= rounded(bytes);
+  now.allocated += rounded(bytes);
+  ++now.allocations;
+  now.peak_allocated = std::max(now.peak_allocated, now.allocated);
+  now.watermark = std::max(now.watermark, present(now));
+}
+
+void* new_block(c10::DeviceIndex device, size_t bytes, PrivatePool* pool) {
+  charge(device, bytes);
+  void* base = nullptr;
+  try {
+    base = host_memory().raw_allocate(bytes + kHeader);
+  } catch (...) {
+    uncharge(device, bytes);
+    throw;
+  }
+  auto* data = static_cast<char*>(base) + kHeader;
+  header_of(data) = {static_cast<int64_t>(bytes), pool, device};
+  return data;
+}
+
+void delete_block(void* data) noexcept {
+  uncharge(header_of(data).device, header_of(data).bytes);
+  host_memory().raw_deallocate(base_of(data));
+}
+
+std::pair<c10::DeviceIndex, int64_t> block_size(const void* data) {
+  return {header_of(data).device, header_of(data).bytes};
+}
+
+PrivatePool* private_pool_of(const c10::DataPtr& memory) {
+  if (memory.get_deleter() == &release_block && memory.get()) return header_of(memory.get()).pool;
+  if (memory.get_deleter() == &release_adopted)
+    return private_pool_of(static_cast<Adopted*>(memory.get_context())->host->data_ptr());
+  if (memory.get_deleter() == &release_pool_use) return static_cast<PoolUse*>(memory.get_context())->get();
+  return nullptr;
+}
+
+c10::DataPtr without_owner(const c10::DataPtr& memory) {
+  auto* pool = private_pool_of(memory);
+  TORCH_INTERNAL_ASSERT(pool, "only memory of a private pool outlives its owner");
+  return {memory.get(), new PoolUse(pool->shared_from_this()), &release_pool_use, memory.device()};
 }
 
 c10::Allocator* device_allocator() { return &the_device_allocator; }

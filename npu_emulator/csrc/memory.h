@@ -4,8 +4,11 @@
 #include <c10/core/StorageImpl.h>
 
 #include <cstdint>
+#include <utility>
 
 namespace npu {
+
+class PrivatePool;
 
 // Bytes of one die as the caching allocator of this process reports them. Sizes are rounded up to 512 bytes, as on the device.
 struct MemoryStatistics {
@@ -14,6 +17,7 @@ struct MemoryStatistics {
   int64_t allocated = 0;
   int64_t reserved = 0;
   int64_t absent = 0;  // of `allocated`: addresses of a pool without memory, which the caching allocator cannot know
+  int64_t kept = 0;  // of what is reserved, by private pools: only they may use it
   int64_t peak_allocated = 0;
   int64_t peak_reserved = 0;
   int64_t watermark = 0;  // peak of what is there, allocated and not absent; reset by meters only
@@ -44,6 +48,19 @@ void make_absent(c10::DeviceIndex device, size_t bytes) noexcept;
 void make_present(c10::DeviceIndex device, size_t bytes);
 // `give_back` for bytes that are absent.
 void give_back_absent(c10::DeviceIndex device, size_t bytes) noexcept;
+
+// Bytes that stay reserved by a private pool when their tensor is gone, and that a tensor of the pool uses again.
+void put_into_reserve(c10::DeviceIndex device, int64_t bytes) noexcept;
+void take_from_reserve(c10::DeviceIndex device, int64_t bytes) noexcept;
+
+// Memory charged to a die. When its tensor is gone it goes back to `pool`, which may be null: then it is free.
+void* new_block(c10::DeviceIndex device, size_t bytes, PrivatePool* pool);
+void delete_block(void* data) noexcept;
+std::pair<c10::DeviceIndex, int64_t> block_size(const void* data);
+// The private pool that memory comes from, or null.
+PrivatePool* private_pool_of(const c10::DataPtr& memory);
+// The same memory without its owner; where it comes from a private pool, the pool stays.
+c10::DataPtr without_owner(const c10::DataPtr& memory);
 
 c10::Allocator* device_allocator();
 c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes);

@@ -11,6 +11,7 @@ struct Totals {
   std::map<std::tuple<std::string, int64_t>, CopyTotals> collectives;
   std::array<std::atomic<int64_t>, kCopyKinds> copy_counts{};
   std::array<std::atomic<int64_t>, kCopyKinds> copy_bytes{};
+  std::atomic<int64_t> graphs_captured{0}, graphs_replayed{0}, graph_tasks{0};
 };
 
 Totals& totals() {
@@ -57,5 +58,14 @@ std::map<std::tuple<std::string, int64_t>, CopyTotals> all_collectives() {
   std::lock_guard<std::mutex> lock(totals().mutex);
   return totals().collectives;
 }
+
+void count_graph_capture() { ++totals().graphs_captured; }
+
+void count_graph_replay(int64_t tasks) {
+  ++totals().graphs_replayed;
+  totals().graph_tasks += tasks;
+}
+
+GraphTotals all_graphs() { return {totals().graphs_captured, totals().graphs_replayed, totals().graph_tasks}; }
 
 }  // namespace npu::meters

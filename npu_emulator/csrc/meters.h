@@ -30,4 +30,14 @@ void count_collective(const char* kind, int64_t group_size, int64_t bytes);
 // (kind, group size) -> totals
 std::map<std::tuple<std::string, int64_t>, CopyTotals> all_collectives();
 
+struct GraphTotals {
+  int64_t captured = 0;
+  int64_t replayed = 0;
+  int64_t tasks = 0;  // operators, copies and collectives that replays have done
+};
+
+void count_graph_capture();
+void count_graph_replay(int64_t tasks);
+GraphTotals all_graphs();
+
 }  // namespace npu::meters

@@ -8,7 +8,17 @@ import sys
 
 import pytest
 
-from tests.npu_emulator.vllm_ascend_program import FAULTY, SELECTED
+from tests.npu_emulator.vllm_ascend_program import (
+    CAPTURED_SIZES,
+    DENSE,
+    EVERYTHING,
+    FAULTY,
+    MIXTURES,
+    SELECTED,
+    TOKENS,
+    chosen_cases,
+    pairs_of,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -16,7 +26,9 @@ pytestmark = [
 ]
 SMALL = 1e-4
 NAMES = [case.name for case in SELECTED]
-IN_GRAPHS = [case.name for case in SELECTED if case.graph is not None]
+IN_TORCHAIR_GRAPHS = [case.name for case in SELECTED if case.graph is not None and case.model in MIXTURES]
+IN_ACL_GRAPHS = [case.name for case in SELECTED if case.graph is not None and case.model in DENSE]
+PIECES = 3  # of a model with two layers: what is before, between and after their attention
 IN_CHUNKS = [case for case in SELECTED if case.chunks]
 
 
@@ -48,12 +60,33 @@ def test_faults_show_in_the_tokens(found, name):
     assert found[name]["equal"] < found[name]["of"] == 256
 
 
-@pytest.mark.parametrize("name", IN_GRAPHS)
-def test_graphs_were_captured_and_ran(found, name):
+@pytest.mark.parametrize("name", IN_TORCHAIR_GRAPHS)
+def test_torchair_graphs_were_captured_and_ran(found, name):
     operators = found[name]["operators"]
     assert found[name]["graphs"] > 0
     assert operators["npu::npu_fused_infer_attention_score"] > 0
     assert "atb::npu_multi_head_latent_attention" not in operators
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_acl_graphs_were_captured_and_replayed_at_every_step(found, name):
+    """All pieces of the model, for each token but the first, both times that it generates."""
+    captured, replayed = found[name]["captured"], found[name]["replayed"]
+    if name in IN_ACL_GRAPHS:
+        assert captured == PIECES * len(CAPTURED_SIZES)
+        assert replayed >= PIECES * 2 * (TOKENS - 1) and replayed % PIECES == 0
+    else:
+        assert captured == replayed == 0
+
+
+def test_the_covering_selection_has_every_pair_of_settings():
+    chosen = chosen_cases(["pairs"])
+    everything = [case for case in EVERYTHING if case.layout != "tp16ep"]
+    assert set().union(*map(pairs_of, chosen)) == set().union(*map(pairs_of, everything))
+    assert {(case.model, case.layout[:3]) for case in chosen} >= {
+        (model, layout) for model in (*DENSE, *MIXTURES) for layout in ("tp1", "tp2", "dp2")
+    }
+    assert len(chosen) < len(everything) / 4
 
 
 @pytest.mark.parametrize("case", IN_CHUNKS, ids=lambda case: case.name)

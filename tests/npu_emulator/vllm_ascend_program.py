@@ -1,8 +1,8 @@
 """Generates with vLLM and unmodified vllm-ascend, and with transformers, in float32, and says how they compare.
 
-``python -m tests.npu_emulator.vllm_ascend_program FOLDER [all | NAME ...]`` runs cases one after another: by default
-those of `SELECTED`. It imports everything once and forks the ranks of each case. Checkpoints and ``found.json``, case
--> figures, are written to FOLDER.
+``python -m tests.npu_emulator.vllm_ascend_program FOLDER [all | pairs | NAME ...]`` runs cases one after another: by
+default those of `SELECTED`, with `pairs` those of `covering`. It imports everything once and forks the ranks of each
+case. Checkpoints and ``found.json``, case -> figures, are written to FOLDER.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 
 from tests.npu_emulator.vllm_ascend_models import write_checkpoint
@@ -23,6 +23,7 @@ PROMPTS = [[1, 3, 10 + number, 40 + 3 * number, 17, *range(4, 4 + 5 * number)] f
 TOKENS = 32
 SHARED_START = list(range(20, 40))
 CACHED_START = list(range(20, 155))  # more than one block of the cache, which has 128 tokens
+CAPTURED_SIZES = (1, 2, 4, 8)  # tokens of a step that runs in ACL graphs
 STREAMS = {"enable_multistream_mla": True, "enable_multistream_moe": True}
 IMPORTED_ONCE = (
     "torch._dynamo", "torch._inductor.config", "vllm.entrypoints.llm", "vllm.v1.engine.core",
@@ -34,7 +35,10 @@ RANKS = {"tp1": 1, "tp2ep": 2, "dp2ep": 2, "tp2": 2, "dp2": 2, "tp16ep": 16}
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One engine: a model, how it is spread, how prompts are scheduled, and the graph options if it runs in graphs."""
+    """One engine: a model, how it is spread, how prompts are scheduled, and the graph options if it runs in graphs.
+
+    Mixtures run in torchair graphs, dense models in ACL graphs, which have no options here.
+    """
 
     model: str
     layout: str
@@ -62,6 +66,7 @@ EVERYTHING = [
     *(Case(*case) for case in product(DENSE + MIXTURES, ("tp1", "tp2ep", "dp2ep"), (False, True), (False, True))),
     *(Case(*case, graph) for case in product(MIXTURES, ("tp1", "tp2", "dp2"), (False, True), (False, True))
       for graph in ((), tuple(STREAMS))),
+    *(Case(*case, ()) for case in product(DENSE, ("tp1", "tp2", "dp2"), (False, True), (False, True))),
     Case("deepseek16heads", "tp16ep"),
     Case("deepseek16heads", "tp16ep", graph=tuple(STREAMS)),
 ]  # fmt: skip
@@ -77,12 +82,43 @@ SELECTED = [
     Case("deepseek256", "dp2", graph=()),
     Case("qwen2.5", "dp2ep"),
     Case("qwen2.5", "tp2", fault="late results"),
+    Case("qwen2.5tied", "tp1", prefix_cache=True, graph=()),
+    Case("qwen2", "tp2", chunks=True, graph=()),
 ]
 FAULTY = [
+    Case("qwen2.5", "tp1", graph=(), fault="no replay"),
     Case("deepseek8", "tp1", graph=(), fault="no rotation of queries"),
     Case("qwen2.5", "tp2", fault="no wait"),
 ]
 CASES = {case.name: case for case in [*EVERYTHING, *SELECTED, *FAULTY]}
+
+
+def settings_of(case: Case) -> frozenset:
+    """What the case says about each thing that cases differ in."""
+    layout = case.layout.removesuffix("ep")
+    return frozenset(enumerate((case.model, layout, case.chunks, case.prefix_cache, case.graph is not None)))
+
+
+def pairs_of(case: Case) -> set[frozenset]:
+    return {frozenset(pair) for pair in combinations(settings_of(case), 2)}
+
+
+def covering(cases: list[Case]) -> list[Case]:
+    """Few of the cases, in which any two settings that meet in a case meet in one of these. Always takes the case that
+    brings most pairs that have not met."""
+    missing, chosen = set().union(*map(pairs_of, cases)), []
+    while missing:
+        chosen.append(max(cases, key=lambda case: len(pairs_of(case) & missing)))
+        missing -= pairs_of(chosen[-1])
+    return chosen
+
+
+def chosen_cases(words: list[str]) -> list[Case]:
+    if words == ["all"]:
+        return EVERYTHING
+    if words == ["pairs"]:
+        return covering([case for case in EVERYTHING if case.layout != "tp16ep"])
+    return [CASES[name] for name in words] or [*SELECTED, *FAULTY]
 
 
 def engine_options(case: Case) -> dict:
@@ -93,7 +129,9 @@ def engine_options(case: Case) -> dict:
     options = {"additional_config": {}}
     if case.chunks:
         options |= {"max_num_batched_tokens": 24, "scheduling_policy": "priority"}
-    if case.graph is not None:
+    if case.graph is not None and case.model in DENSE:
+        options["compilation_config"] = {"cudagraph_capture_sizes": list(CAPTURED_SIZES)}
+    elif case.graph is not None:
         graph = {"enabled": True} | dict.fromkeys(case.graph, True)
         options["additional_config"]["torchair_graph_config"] = graph
     if case.layout.startswith("tp") and RANKS[case.layout] > 1:
@@ -119,12 +157,16 @@ def without_rotation(operator):
 @contextlib.contextmanager
 def disturbed(fault: str):
     """Results of collectives that come late, as on a real NPU; nobody who waits for them; or a corrupt operator."""
+    import torch
     import torch.distributed as dist
 
     from npu_emulator import collectives
     from npu_emulator.operators import emulated
 
     if not fault:
+        yield
+    elif fault == "no replay":
+        torch.npu.NPUGraph.replay = lambda graph: None
         yield
     elif fault == "no rotation of queries":
         operator = emulated()["npu::npu_fused_infer_attention_score"]
@@ -210,6 +252,7 @@ def main(folder: Path) -> None:
         found["cached"] = sum(output.num_cached_tokens for output in again)
         found["freed in sleep"] = freed
         found["graphs"] = counters["stats"]["unique_graphs"]
+        found["captured"], found["replayed"] = (meters.snapshot()["graphs"][what] for what in ("captured", "replayed"))
         found["operators"] = {name: numbers["calls"] for name, numbers in meters.snapshot()["operators"].items()}
         found["seconds"] = time.monotonic() - started
         (folder / f"{case.name}.{rank}.json").write_text(json.dumps(found))
@@ -220,6 +263,7 @@ def merged(parts: list[dict]) -> dict:
     """Figures of all ranks that had prompts of their own."""
     total = {key: sum(part[key] for part in parts) for key in ("equal", "of", "again", "wrong prompt", "cached")}
     rest = {key: max(part[key] for part in parts) for key in ("worst", "graphs", "seconds", "freed in sleep")}
+    rest |= {key: min(part[key] for part in parts) for key in ("captured", "replayed")}
     return total | rest | {"operators": parts[0]["operators"]}
 
 
@@ -257,6 +301,6 @@ def run(folder: Path, cases: list[Case]) -> dict:
 if __name__ == "__main__":
     os.environ["NPU_EMULATOR_DEVICES"] = str(max(RANKS.values()))
     os.environ |= {"VLLM_USE_V1": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_MLA_PA": "1"}
+    os.environ |= {"VLLM_CACHE_ROOT": sys.argv[1] + "/compiled", "VLLM_DISABLE_COMPILE_CACHE": "1"}
     import_once()
-    chosen = EVERYTHING if sys.argv[2:] == ["all"] else [CASES[name] for name in sys.argv[2:]] or [*SELECTED, *FAULTY]
-    run(Path(sys.argv[1]), chosen)
+    run(Path(sys.argv[1]), chosen_cases(sys.argv[2:]))

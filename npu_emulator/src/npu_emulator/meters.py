@@ -20,6 +20,7 @@ from . import _C
 from .process_end import at_process_end
 
 _COPY_KINDS = ("host_to_device", "device_to_host", "device_to_device", "transposing_on_device")
+_GRAPHS = ("captured", "replayed", "tasks")  # tasks: operators, copies and collectives that replays have done
 _SECONDS_BETWEEN_WRITES = 5.0
 _FOLDER = os.environ.get("NPU_EMULATOR_METERS")
 
@@ -27,10 +28,11 @@ _FOLDER = os.environ.get("NPU_EMULATOR_METERS")
 class _Totals:
     """Counters at one moment, or their growth between two."""
 
-    def __init__(self, operators: Counter, copies: Counter, collectives: Counter):
+    def __init__(self, operators: Counter, copies: Counter, collectives: Counter, graphs: Counter):
         self.operators = operators
         self.copies = copies
         self.collectives = collectives
+        self.graphs = graphs
 
     @classmethod
     def now(cls) -> "_Totals":
@@ -39,17 +41,22 @@ class _Totals:
             copies[kind, "count"], copies[kind, "bytes"] = count, size
         for kind, ranks, count, size in _C.collectives():
             collectives[kind, ranks, "count"], collectives[kind, ranks, "bytes"] = count, size
-        return cls(Counter(_C.operator_calls()), copies, collectives)
+        graphs = Counter(dict(zip(_GRAPHS, _C.graphs(), strict=True)))
+        return cls(Counter(_C.operator_calls()), copies, collectives, graphs)
 
     def since(self, earlier: "_Totals") -> "_Totals":
         return _Totals(
-            self.operators - earlier.operators, self.copies - earlier.copies, self.collectives - earlier.collectives
+            self.operators - earlier.operators,
+            self.copies - earlier.copies,
+            self.collectives - earlier.collectives,
+            self.graphs - earlier.graphs,
         )
 
     def add(self, growth: "_Totals") -> None:
         self.operators.update(growth.operators)
         self.copies.update(growth.copies)
         self.collectives.update(growth.collectives)
+        self.graphs.update(growth.graphs)
 
     def as_dict(self) -> dict:
         collectives: dict = {}
@@ -62,6 +69,7 @@ class _Totals:
                 kind: {"count": self.copies[kind, "count"], "bytes": self.copies[kind, "bytes"]} for kind in _COPY_KINDS
             },
             "collectives": collectives,
+            "graphs": {what: self.graphs[what] for what in _GRAPHS},
         }
 
 
@@ -70,7 +78,7 @@ class _Phase:
 
     def __init__(self):
         self.entered = 0
-        self.totals = _Totals(Counter(), Counter(), Counter())
+        self.totals = _Totals(Counter(), Counter(), Counter(), Counter())
         self.peak_bytes: dict[int, int] = {}
         self.allocated_bytes: dict[int, int] = {}
 
@@ -117,8 +125,9 @@ def snapshot() -> dict:
 
     ``operators``: name -> calls. ``copies``: by direction, count and bytes; those on the device that transpose, so that
     neighbours in memory do not stay neighbours, once more by themselves. ``collectives``: kind -> group size ->
-    count and bytes, where bytes are what this rank handed in (for ``recv``, what it got). ``memory``: by device, bytes.
-    ``phases``: the same, by name of the phase.
+    count and bytes, where bytes are what this rank handed in (for ``recv``, what it got). ``graphs``: how many were
+    captured and replayed, and how much their replays did; what a replay does is counted by its kind too. ``memory``: by
+    device, bytes. ``phases``: the same, by name of the phase.
     """
     memory = {str(device): _C.memory_statistics(device) for device in range(_C.device_count())}
     return {

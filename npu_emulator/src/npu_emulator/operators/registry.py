@@ -31,6 +31,16 @@ class Operator:
         positional = (argument.name for argument in arguments if not argument.kwarg_only)
         return dict(zip(positional, own, strict=True))
 
+    @functools.cached_property
+    def written(self) -> dict[int | str, bool]:
+        """Which arguments it writes to, by position and by either name."""
+        arguments = torch._C.parse_schema(self.schema).arguments
+        marked = {}
+        for position, argument in enumerate(arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                marked |= dict.fromkeys((position, argument.name, self.parameters.get(argument.name)), True)
+        return marked
+
 
 def operator(
     schema: str,
@@ -103,7 +113,10 @@ def run_on_host(operator: Operator, *args, **kwargs):
     if operator.on_device:
         with torch.set_grad_enabled(operator.differentiable and torch.is_grad_enabled()):
             return operator.function(*args, **kwargs)
-    return _C.call_on_host(operator.name, operator.function, args, kwargs)
+    if _C.is_recording() and operator.written:
+        named = [*enumerate(args), *kwargs.items()]
+        _C.will_write([value for name, value in named if name in operator.written and value is not None])
+    return _C.call_on_host(operator.name, operator.function, args, kwargs, bool(operator.written))
 
 
 def _begin(operator: Operator, args: tuple, kwargs: dict) -> None:

@@ -12,9 +12,49 @@ from npu_emulator import _C
 _next_stream = itertools.count(1)
 
 
+class CapturedStreams:
+    """The streams whose work goes into the graph that is being captured: the first, and those that wait for one."""
+
+    def __init__(self, origin: "Stream"):
+        self.origin = origin
+        self.streams = {origin}
+        self.ahead: set[Stream] = set()  # have work that no other stream waits for
+
+    def enter(self, stream: "Stream") -> None:
+        """Note that the thread works on a stream from now on."""
+        _C.set_bystander(stream not in self.streams)
+        if stream in self.streams - {self.origin}:
+            self.ahead.add(stream)
+
+    def wait(self, waiting: "Stream", other: Optional["Stream"]) -> None:
+        """Note that a stream waits for what another has been given so far."""
+        if other in self.streams:
+            self.ahead.discard(other)
+            self.streams.add(waiting)
+            if waiting != self.origin:
+                self.ahead.add(waiting)
+
+    def fault_at_end(self, stream: "Stream") -> str:
+        """Why the capture may not end on this stream, or nothing."""
+        if stream != self.origin:
+            return "Capture must end on the same stream it began on."
+        if self.ahead:
+            return "the capture of this NPU graph is invalid: its first stream has not waited for all streams in it"
+        return ""
+
+
+capture: CapturedStreams | None = None
+
+
 def _wait_for_device() -> None:
     if _C.deferred_collectives():
         _C.complete_deferred_collectives()
+
+
+def wait_on_host(what: str) -> None:
+    """Make the host wait for the device, which it may not do while a graph is captured."""
+    _C.refuse_in_graph(f"{what}, for which the host waits")
+    _wait_for_device()
 
 
 class Stream(_StreamBase):
@@ -32,9 +72,13 @@ class Stream(_StreamBase):
         self.priority = priority
 
     def wait_event(self, event: "Event") -> None:
+        if capture is not None:
+            capture.wait(self, event._recorded_on)
         _wait_for_device()
 
     def wait_stream(self, stream: "Stream") -> None:
+        if capture is not None:
+            capture.wait(self, stream)
         _wait_for_device()
 
     def record_event(self, event: Optional["Event"] = None) -> "Event":
@@ -46,7 +90,7 @@ class Stream(_StreamBase):
         return not _C.deferred_collectives()
 
     def synchronize(self) -> None:
-        _wait_for_device()
+        wait_on_host("Stream.synchronize")
 
     def __eq__(self, other) -> bool:
         return isinstance(other, Stream) and (self.stream_id, self.device) == (other.stream_id, other.device)
@@ -68,18 +112,20 @@ class Event(_EventBase):
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
         self._timed = enable_timing
         self._reached: float | None = None
+        self._recorded_on: Stream | None = None
 
     def record(self, stream: Stream | None = None) -> None:
         self._reached = time.perf_counter()
+        self._recorded_on = stream or torch.npu.current_stream()
 
     def wait(self, stream: Stream | None = None) -> None:
-        _wait_for_device()
+        (stream or torch.npu.current_stream()).wait_event(self)
 
     def query(self) -> bool:
         return not _C.deferred_collectives()
 
     def synchronize(self) -> None:
-        _wait_for_device()
+        wait_on_host("Event.synchronize")
 
     def elapsed_time(self, end_event: "Event") -> float:
         """Milliseconds from this event to another."""

@@ -7,6 +7,7 @@ import torch
 
 from npu_emulator import _C
 
+from . import streams
 from .streams import Stream
 
 DEVICE_NAME = "Ascend910B3"
@@ -42,8 +43,7 @@ def set_device(device: DeviceLike) -> None:
 
 def synchronize(device: DeviceLike = None) -> None:
     """Wait for the device: all it does is done, except collectives that are deferred on purpose."""
-    if _C.deferred_collectives():
-        _C.complete_deferred_collectives()
+    streams.wait_on_host("torch.npu.synchronize")
 
 
 def get_device_name(device: DeviceLike = None) -> str:
@@ -123,6 +123,8 @@ def current_stream(device: DeviceLike = None) -> Stream:
 def set_stream(stream: Stream | None) -> None:
     if stream is not None:
         _current.__dict__[stream.device_index] = stream
+        if streams.capture is not None:
+            streams.capture.enter(stream)
 
 
 class StreamContext:
