@@ -16,9 +16,9 @@ import torch.distributed as dist
 import torch_npu  # noqa: F401
 
 from npu_emulator import _C, collectives, meters
-from tests.npu_emulator import collective_matmul_checks, expert_exchange_checks
+from tests.npu_emulator import collective_matmul_checks, expert_exchange_checks, graph_checks
 
-CHECKS = [*expert_exchange_checks.CHECKS, *collective_matmul_checks.CHECKS]
+CHECKS = [*expert_exchange_checks.CHECKS, *collective_matmul_checks.CHECKS, *graph_checks.CHECKS]
 DTYPES = [
     torch.float32,
     torch.float64,

@@ -8,6 +8,7 @@ from npu_emulator import _C
 from npu_emulator.operators.registry import operator
 from npu_emulator.operators.rotary import rotate_by_table
 
+
 @operator("weak_ref_tensor(Tensor input) -> Tensor", namespace="_C", on_device=True)
 def weak_ref_tensor(x: Tensor):
     return _C.weak_alias(x)
