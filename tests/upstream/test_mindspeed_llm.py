@@ -5,8 +5,12 @@ layout come from one HuggingFace folder through MindSpeed-LLM's own converter.
 """
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,7 @@ from tests.upstream.mindspeed_llm import Layout, Workplace, convert
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = Layout()
 CLUSTER_ARGUMENTS = (
     "--gemm-gradient-accumulation-fusion", "--mla-fa-without-pad",
@@ -160,6 +165,57 @@ def test_the_optimizer_that_lives_on_the_host_makes_the_same_steps(workplace, we
     swapped = Layout(tensor=2, expert=2, experts_over_tensor_ranks=True, extra=("--swap-optimizer",))
     losses = workplace.train(runs / "swapped", swapped, weights(layout), "bfloat16")
     assert largest_difference(losses, train(layout, "bfloat16")) < SMALL
+
+
+def converted_here(workplace: Workplace, target: Path, layout: Layout, *options: str) -> Path:
+    """The weights for a layout as scripts/convert_ckpt_deepseek3.py writes them."""
+    sizes = {"tensor": layout.tensor, "pipeline": layout.pipeline, "expert": layout.expert}
+    given = [part for name, size in sizes.items() for part in (f"--target-{name}-parallel-size", str(size))]
+    given += ["--moe-tp-extend-ep"] if layout.experts_over_tensor_ranks else []
+    command = [sys.executable, "scripts/convert_ckpt_deepseek3.py", "--moe-grouped-gemm", *given, *options]
+    command += ["--load-dir", str(workplace.model), "--save-dir", str(target)]
+    subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
+    return target
+
+
+def shards(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors of every shard by the shard's name and their own."""
+    files = folder.glob("iter_0000001/*/model_optim_rng.pt")
+    saved = {file.parent.name: torch.load(file, weights_only=False)["model"] for file in files}
+    return {
+        shard: {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
+        for shard, model in saved.items()
+    }
+
+
+def differing(found: dict[str, dict[str, torch.Tensor]], expected: dict[str, dict[str, torch.Tensor]]) -> list[str]:
+    """Shards and tensors that only one has, or whose shapes, types or bits differ."""
+    names = {(shard, name) for each in (found, expected) for shard, model in each.items() for name in model}
+    pairs = {(at, name): (found.get(at, {}).get(name), expected.get(at, {}).get(name)) for at, name in names}
+    return [
+        f"{shard} {name}"
+        for (shard, name), (one, other) in sorted(pairs.items())
+        if one is None or other is None or one.dtype != other.dtype or not torch.equal(one, other)
+    ]
+
+
+def test_our_converter_writes_the_bits_of_theirs(workplace, weights, tmp_path):
+    layout = LAYOUTS["TP2 x PP2 x EP2 as on the cluster"]
+    expected = shards(weights(layout))
+    assert len(expected) == 8 and not differing(shards(converted_here(workplace, tmp_path / "ours", layout)), expected)
+    unextended = converted_here(workplace, tmp_path / "other", replace(layout, experts_over_tensor_ranks=False))
+    assert differing(shards(unextended), expected)
+
+
+def test_mindspeed_llm_loads_our_shards_for_uneven_stages(workplace, train, runs, tmp_path):
+    """Its own loader is strict: a name or a shape that differs ends the run, a wrong bit changes the loss."""
+    layout = LAYOUTS["TP2 x PP2 x EP2 as on the cluster"]
+    uneven = ("--num-layer-list", "3,1")
+    ours = converted_here(workplace, tmp_path / "uneven", layout, *uneven)
+    run = runs / "our shards"
+    losses = workplace.train(run, replace(layout, extra=(*layout.extra, *uneven)), ours, "float32")
+    print(f"losses from our shards for stages of 3 and 1 layers: {losses}")
+    assert largest_difference(losses, train(REFERENCE, "float32")) < SMALL
 
 
 def test_experts_on_the_wrong_ranks_show(workplace, weights, train, noise, runs, tmp_path):

@@ -1,10 +1,11 @@
-"""The workspace that scripts/assemble_workspace.sh makes from checkouts at the cluster's pins.
+"""The workspace that scripts/assemble_workspace.sh makes from checkouts at the cluster's pins, and the job in it.
 
 Needs checkouts: ``bash scripts/test.sh tests/upstream --upstream FOLDER`` (see README.md here). A checkout without git
 cannot show its commit, so `overlay check`, which the script runs, decides whether its sources are those of the pins.
 """
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -13,15 +14,36 @@ from pathlib import Path
 
 import pytest
 
+from tests.verl_patches.trainer.scaled_job import TRUE, TWO_DIES, assert_exact, ran_graphs, run_scaled_job
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("verl", "vllm", "vllm_ascend", "megatron", "mindspeed", "mindspeed_llm")
 PRELUDE = "from verl_patches import prelude_patch"
+LAYOUTS = {
+    "2 dies": (2, 2, TWO_DIES),
+    # TP2 PP2 EP2 DP2, experts over TP x EP, stages of 2 and 1 layers; two rollout instances of 4 dies.
+    "8 dies": (8, 3, ()),
+}
+ADDITIONAL = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config"
+MODES = {
+    "graph": (),
+    "eager": ("+graph=off",),
+    # The patch series makes it work where no prompt is cut.
+    "graph with the private cache format": (
+        f"{ADDITIONAL}.torchair_graph_config.enable_kv_nz=true",
+        f"{ADDITIONAL}.ascend_scheduler_config.enable_chunked_prefill=false",
+        "actor_rollout_ref.rollout.max_num_batched_tokens=64",
+    ),
+}
 
 
-def vllm_sources(folder: Path) -> Path:
-    """vLLM as its source distribution has it, without compiled libraries: the release here is that of the pin."""
+def vllm_sources(upstream: Path, folder: Path) -> Path:
+    """A checkout of vLLM or its source distribution; without either what is installed, less the compiled libraries."""
+    for name in ("vllm", "vllm-0.9.1"):
+        if (upstream / name / "vllm").is_dir():
+            return upstream / name
     installed = Path(importlib.util.find_spec("vllm").origin).parent
     shutil.copytree(installed, folder / "vllm", ignore=shutil.ignore_patterns("*.so*", "__pycache__"))
     return folder
@@ -40,8 +62,7 @@ def workspace(upstream, tmp_path_factory) -> Path:
     for name in filter(None, tracked.split("\0")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
-    sources = upstream if (upstream / "vllm").is_dir() else vllm_sources(tmp_path_factory.mktemp("vllm"))
-    given = [f"vllm={sources / 'vllm' if sources == upstream else sources}"]
+    given = [f"vllm={vllm_sources(upstream, tmp_path_factory.mktemp('vllm'))}"]
     assembled = subprocess.run(
         ["bash", "scripts/assemble_workspace.sh", "--from", str(upstream), *given, "--any-commit"],
         cwd=folder, env=environment(folder), capture_output=True, text=True,
@@ -89,3 +110,17 @@ def test_a_checkout_that_does_not_fit_changes_nothing(upstream, workspace, tmp_p
     )  # fmt: skip
     assert refused.returncode != 0 and "do not fit the patches" in refused.stdout + refused.stderr
     assert (workspace / "verl" / "models" / "mcore" / "registry.py").read_bytes() == before
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("layout", ["2 dies", pytest.param("8 dies", marks=pytest.mark.exhaustive)])
+def test_the_job_trains_with_exact_weights(workspace, inputs, tmp_path, layout, mode):
+    dies, steps, sizes = LAYOUTS[layout]
+    overrides = (*sizes, *MODES[mode])
+    metrics = run_scaled_job(TRUE, tmp_path, *inputs, *overrides, dies=dies, root=workspace)
+    shown = ("reshard/weights_exact", "training/rollout_logprob_diff_max", "actor/grad_norm", "response_length/mean")
+    print(*({name: step[name] for name in shown} for step in metrics), sep="\n")
+    assert_exact(metrics, steps)
+    report = json.loads((tmp_path / "overlay.json").read_text())
+    assert all(report["effective"].values()) and not report["drift"] and not report["problems"]
+    assert ran_graphs(tmp_path) == (mode != "eager")

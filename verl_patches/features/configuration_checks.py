@@ -32,6 +32,7 @@ def check_configuration(config: Mapping[str, Any]) -> OverlaySettings:
     check_dynamic_batches(config)
     check_learning_rate(config)
     check_saving(config)
+    check_cache_format(config)
     for feature in FEATURES:
         feature.check(config, settings)
     check_ray_slots(config)
@@ -152,6 +153,21 @@ def check_saving(config: Mapping[str, Any]) -> None:
             f"trainer.save_freq={config['trainer']['save_freq']} would save the experts of one rank in {experts} only, "
             f"because actor_rollout_ref.actor.megatron.expert_model_parallel_size={experts} lies across data-parallel "
             "ranks and verl saves the first of those; set trainer.save_freq=-1"
+        )
+
+
+def check_cache_format(config: Mapping[str, Any]) -> None:
+    """A KV cache in the NPU's private format serves steps that are all prefill or all decode."""
+    engine = (config["actor_rollout_ref"]["rollout"].get("engine_kwargs") or {}).get("vllm") or {}
+    additional = engine.get("additional_config") or {}
+    graph, scheduler = (additional.get(name) or {} for name in ("torchair_graph_config", "ascend_scheduler_config"))
+    separate = scheduler.get("enabled") and not scheduler.get("enable_chunked_prefill")
+    if graph.get("enable_kv_nz") and not separate:
+        raise ConfigurationError(
+            "torchair_graph_config.enable_kv_nz=True gives wrong tokens with chunked prefill: vLLM-Ascend reads and "
+            "writes the ordinary format in steps that mix prefills with decodes; set it to False, or set "
+            "ascend_scheduler_config.enabled=True and enable_chunked_prefill=False "
+            "(all in actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config)"
         )
 
 

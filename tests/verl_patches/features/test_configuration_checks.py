@@ -15,6 +15,10 @@ from verl_patches.features.configuration_checks import (
 from verl_patches.trainer import main_ppo
 from verl_patches.trainer.main_ppo import compose, main
 
+ADDITIONAL = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config"
+PRIVATE_FORMAT = f"{ADDITIONAL}.torchair_graph_config.enable_kv_nz=true"
+SCHEDULER = f"{ADDITIONAL}.ascend_scheduler_config"
+
 
 def rehearsal(*overrides):
     return compose("rehearsal", overrides)
@@ -81,6 +85,11 @@ def test_the_rehearsal_configuration_passes():
             ],
             "trainer.save_freq=5 would save the experts of one rank in 2 only",
         ),
+        ([PRIVATE_FORMAT], "enable_kv_nz=True gives wrong tokens with chunked prefill"),
+        (
+            [PRIVATE_FORMAT, f"{SCHEDULER}.enabled=true", f"{SCHEDULER}.enable_chunked_prefill=true"],
+            "enable_kv_nz=True",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_sentence(overrides, says):
@@ -97,6 +106,8 @@ def test_what_cannot_run_is_refused_in_one_sentence(overrides, says):
         ["actor_rollout_ref.overlay.residency.enabled=false", "actor_rollout_ref.actor.megatron.grad_offload=true"],
         ["ray_init.num_cpus=6"],
         ["trainer.save_freq=5"],
+        [PRIVATE_FORMAT, f"{SCHEDULER}.enabled=true"],
+        [f"{SCHEDULER}.enabled=true", f"{SCHEDULER}.enable_chunked_prefill=true"],
         ["actor_rollout_ref.actor.optim.lr_warmup_steps=0"],
         ["trainer.n_gpus_per_node=8", "actor_rollout_ref.overlay.rollout.expert_parallel_size=8"],
         ["trainer.n_gpus_per_node=8", "actor_rollout_ref.overlay.rollout.expert_parallel_size=4"],

@@ -72,9 +72,9 @@ def init_mcore_model(upstream, tfconfig, hf_config, pre_process=True, post_proce
 
     if kwargs.get("value"):
         raise ValueError("DeepSeek-V3 as a value model is not supported: GRPO needs no critic")
-    return build_deepseek_v3(
-        tfconfig, hf_config, pre_process, post_process, freeze_moe_router=kwargs.get("freeze_moe_router", False)
-    )
+    # verl at the cluster's commit calls it fix_moe_router here.
+    frozen = kwargs.get("freeze_moe_router") or kwargs.get("fix_moe_router") or False
+    return build_deepseek_v3(tfconfig, hf_config, pre_process, post_process, freeze_moe_router=frozen)
 
 
 @wrap(

@@ -1,6 +1,8 @@
 """verl's registry answers for DeepSeek-V3 with this project's model and leaves the others to upstream."""
 
+import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -33,6 +35,15 @@ def test_deepseek_v3_never_reaches_upstream():
     assert registry.get_mcore_weight_converter(never, DEEPSEEK_V3, "dtype") is None
     with pytest.raises(ValueError, match="value model"):
         registry.init_mcore_model(never, "config", DEEPSEEK_V3, True, True, value=True)
+
+
+@pytest.mark.parametrize("name", ["freeze_moe_router", "fix_moe_router"])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_router_is_frozen_by_the_name_of_either_verl(name, frozen):
+    model = SimpleNamespace(build_deepseek_v3=lambda *args, **options: options)
+    with mock.patch.dict(sys.modules, {"megatron_patches.core.models.gpt.deepseek_v3_model": model}):
+        options = registry.init_mcore_model(never, "config", DEEPSEEK_V3, True, True, **{name: frozen})
+    assert options == {"freeze_moe_router": frozen}
 
 
 def test_layer_offset_comes_from_the_configuration_where_it_knows():

@@ -1,0 +1,49 @@
+"""A tiny checkpoint as DeepSeek-V3 is published, and what a user of docs/cluster.md makes of it before training."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from transformers import DeepseekV3Config
+
+from tests.verl_patches.features.checkpoint.synthetic import Synthetic
+
+ROOT = Path(__file__).parents[3]
+NOT_WEIGHTS = shutil.ignore_patterns("*.safetensors", "model.safetensors.index.json")
+
+
+def write_published(checkpoint: Path, folder: Path, seed: int = 0) -> Path:
+    """FP8 with scales in several files, a layer for multi-token prediction, and the tokenizer of `checkpoint`, whose
+    sizes the model has."""
+    config = DeepseekV3Config.from_pretrained(checkpoint, num_nextn_predict_layers=1)
+    Synthetic(config, seed=seed).write(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+        shutil.copy(checkpoint / file, folder)
+    return folder
+
+
+def cast(published: Path, folder: Path) -> Path:
+    """The checkpoint in bfloat16, by the command of the guide."""
+    command = [sys.executable, "scripts/fp8_cast_bf16.py", "--input-fp8-hf-path", str(published)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([*command, "--output-bf16-hf-path", str(folder)], cwd=ROOT, env=environment, check=True)
+    edit_description(folder)
+    return folder
+
+
+def describe(published: Path, folder: Path) -> Path:
+    """The folder that describes the model to train: configuration and tokenizer, no weights."""
+    shutil.copytree(published, folder, ignore=NOT_WEIGHTS)
+    edit_description(folder)
+    return folder
+
+
+def edit_description(folder: Path) -> None:
+    """What the guide asks of config.json: no quantization_config, and no layer for multi-token prediction."""
+    file = folder / "config.json"
+    values = json.loads(file.read_text())
+    values.pop("quantization_config", None)
+    file.write_text(json.dumps(values | {"num_nextn_predict_layers": 0}))

@@ -1,0 +1,79 @@
+"""The 256-die jobs, scaled down as docs/cluster.md says, as a run of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from scripts.rehearsal.plan import ENVIRONMENT_FILE, read_environment
+
+ROOT = Path(__file__).parents[3]
+RANDOM, TRUE = "deepseek_v3_256die_random_init", "deepseek_v3_256die_true_weight"
+# Sizes again, for two dies: TP2, one stage, experts over the two; one rollout instance.
+TWO_DIES = (
+    "trainer.n_gpus_per_node=2", "rollout_instance.half_of_the_dies=2", "trainer.total_training_steps=2",
+    "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=1",
+    "actor_rollout_ref.actor.megatron.expert_model_parallel_size=1",
+    "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list=[3]",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.max_num_seqs=32",
+)  # fmt: skip
+SECONDS_ALLOWED = 900
+
+
+def run_scaled_job(
+    job: str, folder: Path, model: Path, data: Path, *overrides: str, dies: int = 8, root: Path = ROOT, **variables: str
+) -> list[dict]:
+    """Run a job from the sources in `root`; `folder` gets what it writes. Returns the metrics of its steps.
+
+    `variables` are added to the environment; PYTHONPATH goes behind `root`. AssertionError with the end of the log
+    where the run fails.
+    """
+    given = [
+        "+scale=emulated_8_dies", "ray_init.address=local",
+        # One machine: its workers are forked from one process that has imported everything.
+        "actor_rollout_ref.overlay.prefork.enabled=true",
+        "actor_rollout_ref.overlay.measure.verify_weights=true",
+        # In bfloat16 the log-probs of a healthy run and of stale weights differ alike.
+        "actor_rollout_ref.overlay.precision=float32",
+        f"actor_rollout_ref.overlay.measure.output_dir={folder}", f"actor_rollout_ref.model.path={model}",
+        f"data.train_files={data}", f"data.val_files={data}",
+    ]  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment |= read_environment(ENVIRONMENT_FILE) | variables
+    environment |= {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(root), variables.get("PYTHONPATH")])),
+        "NPU_EMULATOR_DEVICES": str(dies),
+        "NPU_EMULATOR_CAPACITY_MB": "512",
+    }
+    line = [sys.executable, "-m", "verl_patches.trainer.main_ppo", "--config-name", job, *given, *overrides]
+    ended = subprocess.run(
+        line, env=environment, cwd=folder, text=True, timeout=SECONDS_ALLOWED,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout[-6000:]
+    steps = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
+    return [step["metrics"] for step in steps]
+
+
+def executed(folder: Path) -> set[str]:
+    """The patches that some process of the run called."""
+    lines = (folder / "patches.jsonl").read_text().splitlines()
+    return {name for line in lines for name in json.loads(line)["executed"]}
+
+
+def ran_graphs(folder: Path) -> bool:
+    """Whether the rollout asked torchair for a graph."""
+    return any("._get_torchair_lazy_compiled_model@" in name for name in executed(folder))
+
+
+def assert_exact(metrics: list[dict], steps: int) -> None:
+    """`steps` steps whose rollout had the weights of training, bit for bit, and its probabilities."""
+    assert len(metrics) == steps
+    for step in metrics:
+        assert step["reshard/weights_exact"] == 1 and step["overlay/patches_ineffective"] == 0
+        # Other weights, or a cache that is read wrongly, give the tokens other probabilities than training does.
+        assert 0 < step["training/rollout_logprob_diff_max"] < 1e-5
