@@ -18,7 +18,7 @@ TWO_DIES = (
     "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=1",
     "actor_rollout_ref.actor.megatron.expert_model_parallel_size=1",
     "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list=[3]",
-    "actor_rollout_ref.rollout.engine_kwargs.vllm.max_num_seqs=32",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.max_num_seqs=16",
 )  # fmt: skip
 SECONDS_ALLOWED = 900
 

@@ -1,7 +1,7 @@
 """A HuggingFace folder, BF16 or FP8, as a source; what is wrong with it is said before anything is read."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from verl_patches.features.reshard.layout import whole_box
 
 CONFIG_NAME = "config.json"
 SCALE_SUFFIX = "_scale_inv"
+JOIN_SUFFIX = "eh_proj.weight"
 DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 """Tensors that some files hold and no model needs: they follow from the configuration."""
 
@@ -112,7 +113,8 @@ def check_tensors(
 ) -> None:
     """Raise CheckpointError for the first tensor that is missing, unexpected or of a shape that the model has not.
 
-    shapes: what the model needs; `ignored`: prefixes of what it may have besides.
+    shapes: what the model needs; `ignored`: prefixes of what it may have besides. Layers for multi-token prediction may
+    be there whatever config.json says: whoever trains without them sets num_nextn_predict_layers to 0 there.
     """
     for name, shape in shapes.items():
         if name not in folder.tensors:
@@ -126,13 +128,25 @@ def check_tensors(
                 f"{folder.tensors[name].file}: tensor {name} has shape {folder.tensors[name].shape}, "
                 f"config.json means {tuple(shape)}"
             )
+    ignored = (*ignored, *_prediction_layers(folder, shapes))
     for name, tensor in folder.tensors.items():
         weight = name.removesuffix(SCALE_SUFFIX)
-        if weight not in shapes and not weight.startswith(tuple(ignored)) and not weight.endswith(DERIVED_SUFFIX):
+        if weight not in shapes and not weight.startswith(ignored) and not weight.endswith(DERIVED_SUFFIX):
             raise CheckpointError(
                 f"{tensor.file}: tensor {name} has no place in the model that config.json describes "
                 "(num_nextn_predict_layers counts layers for multi-token prediction)"
             )
+
+
+def _prediction_layers(folder: HuggingfaceFolder, shapes: Collection[str]) -> Iterator[str]:
+    """Prefixes of the layers for multi-token prediction: what joins a hidden state with an embedding is theirs alone.
+
+    A layer that the model needs is none, whatever else it holds.
+    """
+    for name in folder.tensors:
+        prefix = name.removesuffix(JOIN_SUFFIX)
+        if prefix != name and not any(needed.startswith(prefix) for needed in shapes):
+            yield prefix
 
 
 def _weight_map(folder: Path) -> dict[str, str]:

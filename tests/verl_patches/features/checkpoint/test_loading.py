@@ -150,14 +150,13 @@ def test_fp8_boxes_are_the_formulas(quantised: Quantised, pair: tuple[TrainPlace
         assert all(same_bits(target[name], value) for name, value in expected.items())
 
 
-def test_the_folder_itself_says_which_layers_no_layout_uses(quantised: Quantised) -> None:
+def test_a_folder_may_hold_layers_that_no_layout_uses(quantised: Quantised) -> None:
     """The run's own configuration may describe the model without its layers for multi-token prediction."""
     shape = replace(QUANTISED.shape, mtp_layers=0)
     target = emptied(megatron_state(quantised.full, shape, SINGLE, 0))
     pieces, shapes = megatron(shape, SINGLE, 0), canonical_shapes(shape)
-    with pytest.raises(CheckpointError, match="model.layers.3.* has no place"):
-        load_from_huggingface(quantised.folder, target, pieces, shapes, ignored_in_files(shape))
-    assert load_from_huggingface(quantised.folder, target, pieces, shapes, ignored_prefixes(quantised.folder)) > 0
+    for ignored in (ignored_in_files(shape), ignored_prefixes(quantised.folder)):
+        assert load_from_huggingface(quantised.folder, target, pieces, shapes, ignored) > 0
 
 
 def test_another_scale_would_be_noticed(quantised: Quantised, tmp_path: Path) -> None:
@@ -301,8 +300,19 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_prediction_layers_of_the_real_checkpoint_are_ignored(tmp_path: Path) -> None:
-    write_shards(tmp_path, FULL | {"model.layers.3.eh_proj.weight": torch.zeros(2)})
-    with pytest.raises(CheckpointError, match="eh_proj"):
-        load(tmp_path)
+PREDICTION_LAYER = ("enorm", "hnorm", "eh_proj", "mlp.gate")
+
+
+def test_prediction_layers_of_the_real_checkpoint_are_ignored_also_where_config_json_says_that_there_are_none(tmp_path):
+    layer = {f"model.layers.3.{name}.weight": torch.zeros(2) for name in PREDICTION_LAYER}
+    write_shards(tmp_path, FULL | layer)
+    assert load(tmp_path) > 0
     assert load(tmp_path, DeepseekV3Shape(**{**SMALL.__dict__, "mtp_layers": 1})) > 0
+
+
+@pytest.mark.parametrize(("layer", "names"), [(3, ("mlp.gate",)), (1, ("eh_proj",)), (1, ("eh_proj", "enorm"))])
+def test_a_layer_is_not_taken_for_one_of_prediction(tmp_path, layer, names):
+    """One more than config.json says, or one of the model with a tensor too many."""
+    write_shards(tmp_path, FULL | {f"model.layers.{layer}.{name}.weight": torch.zeros(2) for name in names})
+    with pytest.raises(CheckpointError, match=f"model.layers.{layer}.*has no place in the model"):
+        load(tmp_path)
