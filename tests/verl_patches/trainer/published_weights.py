@@ -12,15 +12,22 @@ from transformers import DeepseekV3Config
 from tests.verl_patches.features.checkpoint.synthetic import Synthetic
 
 ROOT = Path(__file__).parents[3]
+NOT_SYNTHETIC = (
+    "chat_template.jinja",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 NOT_WEIGHTS = shutil.ignore_patterns("*.safetensors", "model.safetensors.index.json")
 
 
 def write_published(checkpoint: Path, folder: Path, seed: int = 0) -> Path:
-    """FP8 with scales in several files, a layer for multi-token prediction, and the tokenizer of `checkpoint`, whose
+    """FP8 with scales in several files, a layer for multi-token prediction, and the other files of `checkpoint`, whose
     sizes the model has."""
     config = DeepseekV3Config.from_pretrained(checkpoint, num_nextn_predict_layers=1)
     Synthetic(config, seed=seed).write(folder)
-    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+    for file in NOT_SYNTHETIC:
         shutil.copy(checkpoint / file, folder)
     return folder
 
