@@ -7,6 +7,7 @@ from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALL
 @wrap(
     "vllm_ascend.ascend_forward_context:get_fused_moe_state",
     feature=ROLLOUT_EXPERT_PARALLEL,
+    evidence="executed",
     why="below 16 dies it decodes through an all-to-all that reads its sizes on the host, which no graph can hold",
     upstream="not forwarded: releases after 0.9.1 use the fused exchange on A3 for every number of dies",
     remove_when="the pinned vLLM-Ascend chooses the fused exchange for graphs on any number of dies",
