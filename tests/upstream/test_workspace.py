@@ -120,7 +120,7 @@ def test_the_job_trains_with_exact_weights(workspace, inputs, tmp_path, layout, 
     dies, steps, sizes = LAYOUTS[layout]
     overrides = (OWN_MODEL, *sizes, *MODES[mode])
     metrics = run_scaled_job(TRUE, tmp_path, *inputs, *overrides, dies=dies, root=workspace)
-    shown = ("reshard/weights_exact", "training/rollout_logprob_diff_max", "actor/grad_norm", "response_length/mean")
+    shown = ("reshard/weights_exact", "training/rollout_logprob_diff_max", "actor/kl_loss", "actor/grad_norm")
     print(*({name: step[name] for name in shown} for step in metrics), sep="\n")
     assert_exact(metrics, steps)
     report = json.loads((tmp_path / "overlay.json").read_text())

@@ -1,0 +1,6 @@
+"""A reward that a model with random weights also gets, and not for every answer."""
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None) -> float:
+    """How much of the alphabet's first half the answer consists of, from 0 to 1."""
+    return sum(character < "n" for character in solution_str) / max(len(solution_str), 1)
