@@ -34,6 +34,7 @@ COLUMNS = {
     "peak_bytes": ("peak above the weights, MB", MEGABYTE, ".1f"),
     "collectives": ("collectives a die", 1.0, ".0f"),
     "bytes_handed_over": ("handed to collectives, MB", MEGABYTE, ".1f"),
+    "bytes_transposed": ("transposed by copies, MB", MEGABYTE, ".1f"),
 }
 
 
@@ -71,10 +72,10 @@ def measure(model: str, repeats: int, bucket_bytes: int) -> dict:
     return found
 
 
-def ratio(ways: dict, figure: str, other: str) -> float:
-    """The planned way against another one, repeat by repeat."""
+def ratio(ways: dict, figure: str, other: str) -> float | None:
+    """The planned way against another one, repeat by repeat; None where the other needs nothing."""
     pairs = zip(ways["planned"][figure], ways[other][figure], strict=True)
-    return median(ours / theirs for ours, theirs in pairs)
+    return median(ours / theirs for ours, theirs in pairs) if all(ways[other][figure]) else None
 
 
 def table(model: str, found: dict) -> str:
@@ -82,7 +83,8 @@ def table(model: str, found: dict) -> str:
     rows = [[f"{model}, {found['model_bytes'] / MEGABYTE:.1f} MB", *found["ways"], "/ verl", "/ published"]]
     for name, (title, unit, form) in COLUMNS.items():
         cells = [format(median(way[name]) / unit, form) for way in found["ways"].values()]
-        rows.append([title, *cells, *(f"{value:.3f}" for value in found["ratios"][name].values())])
+        ratios = ("-" if value is None else f"{value:.3f}" for value in found["ratios"][name].values())
+        rows.append([title, *cells, *ratios])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)

@@ -39,7 +39,12 @@ class Way:
     def __init__(self, run: Callable[[], object]) -> None:
         self._run = run
         self.figures: dict[str, list[float]] = {
-            name: [] for name in ("wall_seconds", "cpu_seconds", "peak_bytes", "collectives", "bytes_handed_over")
+            "wall_seconds": [],
+            "cpu_seconds": [],
+            "peak_bytes": [],
+            "collectives": [],
+            "bytes_handed_over": [],
+            "bytes_transposed": [],
         }
 
     def measure(self) -> None:
@@ -54,13 +59,14 @@ class Way:
             torch.npu.synchronize()
             spent = time.perf_counter() - wall, time.process_time() - cpu
         peak = torch.npu.max_memory_allocated() - resident
-        by_kind = meters.snapshot()["phases"]["run"]["collectives"].values()
-        groups = [group for kind in by_kind for group in kind.values()]
-        own = (*spent, peak, sum(group["count"] for group in groups), sum(group["bytes"] for group in groups))
+        counted = meters.snapshot()["phases"]["run"]
+        groups = [group for kind in counted["collectives"].values() for group in kind.values()]
+        collectives = sum(group["count"] for group in groups), sum(group["bytes"] for group in groups)
+        own = (*spent, peak, *collectives, counted["copies"]["transposing_on_device"]["bytes"])
         gathered: list[tuple[float, ...]] = [()] * dist.get_world_size()
         dist.all_gather_object(gathered, own)
-        walls, cpus, peaks, counts, sizes = zip(*gathered, strict=True)
-        costs = (max(walls), sum(cpus), max(peaks), max(counts), sum(sizes))
+        walls, cpus, peaks, counts, sizes, transposed = zip(*gathered, strict=True)
+        costs = (max(walls), sum(cpus), max(peaks), max(counts), sum(sizes), sum(transposed))
         for values, cost in zip(self.figures.values(), costs, strict=True):
             values.append(cost)
 

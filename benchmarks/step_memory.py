@@ -91,7 +91,10 @@ def cycle(model: str, addresses: str, count: int) -> dict[str, float]:
 
 
 def measure(model: str, addresses: str) -> dict[str, dict[str, float]]:
-    """The metrics of the second step of each way; the first one makes plans and optimizer state."""
+    """The metrics of the second step of each way; the first one makes plans and optimizer state.
+
+    Raises RuntimeError when a way gives the rollout other weights than those of training.
+    """
     with workers(model, addresses) as processes:
         found = {}
         for name in WAYS:
@@ -100,7 +103,10 @@ def measure(model: str, addresses: str) -> dict[str, dict[str, float]]:
             processes.run(jobs.switch, reshard={"enabled": ours}, residency={"enabled": ours})
             if name == "published":
                 processes.run(move_as_published)
-            step(processes, 0)
+            processes.run(jobs.switch, measure={"verify_weights": True})
+            if step(processes, 0)["reshard/weights_differing"]:
+                raise RuntimeError(f"the way {name!r} gives the rollout other weights than those of training")
+            processes.run(jobs.switch, measure={"verify_weights": False})
             found[name] = step(processes, 1)
             if name == "published":
                 processes.run(move_by_plan)

@@ -44,8 +44,8 @@ class ReservedMemory:
         return 0 if self._mapped else self._allocator.get_current_usage()
 
     def move(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """Give storages that are on the device memory of the pool, with their contents. Only once, because a pool that
-        was left cannot be entered again.
+        """Give storages that are on the device memory of the pool, with their contents. Only once: the allocator holds
+        one pool, and entering it again would make another and let the first one go.
 
         All of them wait on the host together, in ordinary memory, so that the device never holds any of them twice.
 
