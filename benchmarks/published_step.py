@@ -21,16 +21,20 @@ def move_by_plan(state: State) -> None:
 
 
 def _run_published(manager: Any) -> None:
+    from verl.utils.vllm_utils import patch_vllm_moe_model_weight_loader
+
     from benchmarks.published_path import PublishedPath
     from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape
     from verl_patches.features.reshard.model_tensors import train_tensors
     from verl_patches.workers.sharding_manager.placements import rollout_placement, train_placement
 
     engine = manager.inference_engine.llm_engine
+    model = engine.model_executor.driver_worker.worker.model_runner.get_model()
+    patch_vllm_moe_model_weight_loader(model)  # loading has taken the experts' loaders away
     PublishedPath(
         train_tensors(manager.actor_module),
         DeepseekV3Shape.from_config(manager.model_config),
         train_placement(manager.transformer_config),
         rollout_placement(engine.vllm_config),
-        engine.model_executor.driver_worker.worker.model_runner.get_model(),
+        model,
     ).run()
