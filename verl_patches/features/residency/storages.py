@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 Contents = Literal["kept", "zeroed", "rebuilt"]
 Tensors = Callable[[], Iterable[torch.Tensor]]
@@ -60,6 +61,8 @@ class StorageGroup:
         self._away: dict[int, tuple[torch.UntypedStorage, int]] = {}
         self._host: dict[int, torch.Tensor] = {}
         self._written: dict[int, int] = {}
+        # While one lives, no other storage gets the address of the one that it is of.
+        self._known: dict[int, StorageWeakRef] = {}
 
     def offload(self, changed: bool = True) -> int:
         """Copy out what is kept and has no good copy yet, then give every storage back. Returns the bytes copied."""
@@ -68,6 +71,7 @@ class StorageGroup:
         copied = 0
         excluded = device_storages(self._excluding())
         leaving = {key: s for key, s in device_storages(self._tensors()).items() if key not in excluded and s.nbytes()}
+        self._forget_others(leaving)
         with torch.inference_mode(False), torch.no_grad():
             if self._contents == "kept":
                 for key, storage in self._without_copy(leaving, changed).items():
@@ -94,6 +98,11 @@ class StorageGroup:
         copied = sum(size for _, size in self._away.values()) if self._contents == "kept" else 0
         self._away.clear()
         return copied
+
+    def _forget_others(self, leaving: Storages) -> None:
+        """Drop the host copies of storages that are gone, or that the group no longer has."""
+        self._host = {key: kept for key, kept in self._host.items() if key in leaving}
+        self._known = {key: self._known.get(key) or StorageWeakRef(storage) for key, storage in leaving.items()}
 
     def _without_copy(self, leaving: Storages, changed: bool) -> Storages:
         """Those of `leaving` whose bytes the host does not hold. A write that nobody declared shows in torch's version

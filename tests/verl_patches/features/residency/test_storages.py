@@ -83,6 +83,18 @@ def test_only_what_appeared_later_is_copied_when_the_rest_is_unchanged():
     group.onload()
 
 
+def test_a_new_tensor_in_the_place_of_one_that_is_gone_has_its_own_contents():
+    tensors = [on_device(11)]
+    group = StorageGroup(lambda: tensors)
+    for value in range(20):
+        tensors[:] = []
+        tensors.append(torch.full((11,), float(value), device="npu"))
+        group.offload(changed=False)
+        group.onload()
+        assert tensors[0].cpu().eq(value).all()
+    assert len(group._host) == 1
+
+
 def test_zeroed_contents():
     tensor = on_device(9)
     group = StorageGroup(lambda: [tensor], "zeroed")
