@@ -8,6 +8,7 @@ import torch
 import torch_npu
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch_npu import profiler
 
 from npu_emulator import _C, meters
 
@@ -118,6 +119,37 @@ def test_gradients_are_captured_with_their_forward():
     step()
     for gradient, of in zip(found, (weight, gain), strict=True):
         torch.testing.assert_close(gradient, of.grad)
+
+
+def test_a_training_step_with_dropout_and_optimizer_is_the_eager_one():
+    layers = torch.nn.Linear(8, 16), torch.nn.Dropout(0.3), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3)
+    net, given, labels = torch.nn.Sequential(*layers).npu(), on_die(5, 8), torch.tensor([0, 1, 2, 1, 0]).npu()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss = torch.nn.functional.cross_entropy(net(given), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step()
+    kept = [*net.parameters(), *(state["momentum_buffer"] for state in optimizer.state.values())]
+    before = [tensor.detach().clone() for tensor in kept]
+    torch.npu.manual_seed(7)
+    graph, loss = captured(step)
+    losses, expected = [], []
+    for _ in range(4):
+        graph.replay()
+        losses.append(loss.item())
+    replayed = [tensor.detach().clone() for tensor in kept]
+    with torch.no_grad():
+        for tensor, value in zip(kept, before, strict=True):
+            tensor.copy_(value)
+    torch.npu.manual_seed(7)
+    expected = [step().item() for _ in range(4)]
+    assert losses == expected and len(set(losses)) == 4
+    assert all(torch.equal(*pair) for pair in zip(replayed, kept, strict=True))
 
 
 def test_convolutions_are_recorded():
@@ -373,6 +405,14 @@ def test_meters_count_captures_and_replays():
     found = meters.snapshot()["phases"]["graphs"]
     assert found["graphs"] == {"captured": 1, "replayed": 5, "tasks": 10}
     assert found["operators"]["aten::dot"]["calls"] == 6
+
+
+def test_a_profile_shows_what_replays_compute():
+    given = on_die(3)
+    graph, _ = captured(lambda: (given @ given).exp_())
+    with profiler.profile() as recorded:
+        graph.replay()
+    assert [event.name for event in recorded.recording.on_device()] == ["aten::dot", "aten::exp_"]
 
 
 UNARY = (torch.exp, torch.tanh, torch.neg, torch.square, lambda x: x.softmax(-1), lambda x: x.t(), lambda x: x.flip(0))
