@@ -363,6 +363,24 @@ def test_graphs_of_one_pool_use_each_others_memory():
     assert torch.equal(shared, given + 4)
 
 
+def test_weak_references_leave_memory_to_the_pool():
+    """As vllm-ascend holds what its graphs make: the next graph may use the memory, which stays readable."""
+    pool, given = torch.npu.graph_pool_handle(), on_die(1000)
+    first, made = captured(lambda: given + 1, pool=pool)
+    weak = _C.weak_alias(made)
+    assert weak.data_ptr() == made.data_ptr() and weak.shape == made.shape
+    del made
+    second, again = captured(lambda: given + 2, pool=pool)
+    assert again.data_ptr() == weak.data_ptr()
+    first.replay()
+    assert torch.equal(weak, given + 1)
+    del first, second, again
+    gc.collect()
+    assert torch.equal(weak, given + 1)
+    ordinary = _C.weak_alias(given + 3)
+    assert torch.equal(ordinary, given + 3), "nothing else keeps memory outside graphs"
+
+
 @pytest.mark.filterwarnings("ignore:The NPU graph is empty")
 def test_a_capture_runs_out_of_memory_like_anything_else():
     torch.npu.empty_cache()
