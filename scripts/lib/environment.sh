@@ -27,9 +27,12 @@ environment_find_python() {
     fail "Python $ENVIRONMENT_PYTHON_VERSION is needed ($found): install python$ENVIRONMENT_PYTHON_VERSION with its venv module and headers and put it on PATH."
 }
 
-# Fails with one sentence unless PYTHON can make environments and its headers compile with a C++17 compiler.
+# Fails with one sentence unless the locks are for this machine, PYTHON can make environments, and its headers compile
+# with a C++17 compiler.
 environment_check_toolchain() {
     local python=$1 compiler=${CXX:-c++} include
+    [[ $(uname -m) == x86_64 ]] ||
+        fail "This machine is $(uname -m), and the locks in requirements/ name packages for Linux on x86_64: use such a machine."
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
         fail "$python has no venv module: install it (Debian: apt-get install python$ENVIRONMENT_PYTHON_VERSION-venv)."
     command -v "${compiler%% *}" >/dev/null 2>&1 ||

@@ -23,6 +23,13 @@ def write_cluster_file(path: Path, **values: object) -> Path:
     return path
 
 
+def lines_of_a_first_step() -> list[re.Pattern]:
+    """The lines of a first step in docs/cluster.md, each as a pattern: its words, in their order, in one line."""
+    section = (ROOT / "docs" / "cluster.md").read_text().partition("## 6.")[2].partition("## ")[0]
+    lines = re.findall(r"^    (.+)$", section, re.MULTILINE)
+    return [re.compile(".*".join(map(re.escape, re.findall(r"[A-Za-z_/]{3,}", line)))) for line in lines]
+
+
 def load_script(path: str) -> ModuleType:
     """The module of a script, which lies in no package."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)

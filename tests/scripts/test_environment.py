@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM_COMMANDS = (
-    "bash cat chmod cp cut date dirname env find flock mkdir printf rm setsid sha256sum sleep sort tail xargs".split()
-)
+    "bash cat chmod cp cut date dirname env find flock mkdir printf rm setsid sha256sum sleep sort tail uname xargs"
+).split()
 ENSURE = """
 set -euo pipefail
 source scripts/lib/terminal.sh
@@ -200,6 +200,13 @@ def test_wrong_python(machine):
 def test_python_3_11_under_another_name_is_found(machine):
     (machine.tools / "python3.11").rename(machine.tools / "python3")
     assert machine.run().returncode == 0
+
+
+def test_another_kind_of_machine(machine):
+    (machine.tools / "uname").unlink()
+    machine.stub("uname", "#!/bin/bash\necho aarch64\n")
+    assert refused(machine.run(), "This machine is aarch64", "for Linux on x86_64")
+    assert machine.take_calls() == []
 
 
 def test_no_compiler(machine):

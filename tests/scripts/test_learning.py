@@ -13,6 +13,8 @@ from omegaconf import OmegaConf
 from overlay.discovery import load
 from overlay.pins import Pins
 from verl_patches.features.measure.run_files import read_executed
+from verl_patches.features.memory_plan.job import read_job
+from verl_patches.features.memory_plan.report import Machine, make_job_plan
 from verl_patches.features.settings import OverlaySettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,11 +54,29 @@ def executed_with_their_feature_on(output: Path) -> set[str]:
     return on & set(read_executed(output))
 
 
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory) -> tuple[Path, list[dict[str, float]]]:
+    """The folder and the metrics of a rehearsal as the user starts it."""
+    output = tmp_path_factory.mktemp("rehearsed") / "run"
+    return output, rehearse(output)
+
+
 @pytest.mark.slow
-def test_the_reward_rises_with_the_patches_that_say_that_a_rehearsal_executes_them(tmp_path):
-    assert rise(rehearse(tmp_path / "run")) > NOISE
+def test_the_reward_rises_with_the_patches_that_say_that_a_rehearsal_executes_them(rehearsed):
+    output, steps = rehearsed
+    assert rise(steps) > NOISE
     declared = {patch.label for patch in load(Pins.read().rooms()) if patch.evidence == "executed"}
-    assert executed_with_their_feature_on(tmp_path / "run") == declared
+    assert executed_with_their_feature_on(output) == declared
+
+
+@pytest.mark.slow
+def test_the_plan_predicts_the_memory_of_a_rehearsal(rehearsed):
+    output, steps = rehearsed
+    config = OmegaConf.to_container(OmegaConf.load(output / "config.yaml"), resolve=True)
+    model = Path(config["actor_rollout_ref"]["model"]["path"]) / "config.json"
+    predicted = make_job_plan(read_job(config, json.loads(model.read_text())), Machine(1 << 30)).device.phases
+    measured = {phase: steps[-1][f"memory/peak_bytes/{phase}"] for phase in predicted}
+    assert predicted == {phase: pytest.approx(peak, rel=0.1) for phase, peak in measured.items()}
 
 
 @pytest.mark.slow

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts.cluster_files import load_script
+
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 
@@ -46,6 +48,22 @@ def test_named_paths_exist(name):
         assert (ROOT / name).parent.joinpath(path).exists(), path
     for path in named:
         assert (ROOT / path).exists(), path
+
+
+def test_the_sample_run_is_replaced_by_a_command():
+    script = load_script("scripts/internal/update_readme_sample.py")
+    begin, _, rest = README.partition("    Making the parquet files")
+    shown = "\n".join(
+        line[4:] for line in ("    Making the parquet files" + rest).partition(script.END)[0].splitlines()
+    )
+    text, patches = script.sample(f"Environment is ready\n{shown}\n", ROOT)
+    # The sample that is there comes back as it is, up to how the sentence before it is broken into lines.
+    assert re.sub(r"\s+", " ", script.with_sample(README, text, patches)) == re.sub(r"\s+", " ", README)
+    newer = shown.replace(f"{patches} applied, {patches} effective", "7 applied, 7 effective")
+    assert "when the overlay had 7 patches" in script.with_sample(README, *script.sample(newer, ROOT))
+    for broken in (shown.replace("  files ", "  nothing "), newer.replace("7 effective", "6 effective"), ""):
+        with pytest.raises(script.SampleError):
+            script.sample(broken, ROOT)
 
 
 def test_requirements_name_no_host():

@@ -58,6 +58,7 @@ def run_scaled_job(
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout[-6000:]
+    (folder / "output").write_text(ended.stdout)
     steps = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
     return [step["metrics"] for step in steps]

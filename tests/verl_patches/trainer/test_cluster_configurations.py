@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from tests.scripts.cluster_files import lines_of_a_first_step
 from tests.verl_patches.trainer.published_weights import cast, describe, write_published
 from tests.verl_patches.trainer.scaled_job import RANDOM, TRUE, assert_exact, ran_graphs, run_scaled_job
 from verl_patches.features.configuration_checks import ConfigurationError, check_configuration
@@ -309,6 +310,14 @@ def test_the_scaled_job_is_exact_and_reads_every_key(scaled_run):
         "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
     }
     assert unread(keys | never_read, folder / "reads") == never_read
+
+
+@pytest.mark.slow
+def test_the_workers_print_the_first_step_that_the_guide_shows(scaled_run):
+    said = (scaled_run[0] / "output").read_text()
+    of_workers = lines_of_a_first_step()[3:]  # the first three are the launcher's
+    assert len(of_workers) == 6 and [pattern.pattern for pattern in of_workers if not pattern.search(said)] == []
+    assert not of_workers[-1].search(said.replace("patches_ineffective", "patches"))
 
 
 @pytest.mark.slow

@@ -111,25 +111,59 @@ def _update(job: Job, rank: Rank, stage: int) -> int:
 
 
 def _training_activations(job: Job, stage: int) -> int:
-    """Kept inputs of the layers for every micro batch in flight, one layer at work, the logits of the last stage."""
+    """What layers keep for the backward of every micro batch in flight, one layer at work, logits of the last stage.
+
+    With recomputation a layer keeps its input, and one layer at a time all of its own.
+    """
     tokens = job.micro_update * job.sequence_tokens
-    in_flight = job.train.pp - stage
-    layers = job.train.num_layer_list[stage]
-    kept = tokens // job.train.tp * job.model["hidden_size"] * job.itemsize
-    of_layer = 1 if job.recomputes else 12
-    return in_flight * layers * of_layer * kept + _reference_forward(job, stage, tokens)
+    first = sum(job.train.num_layer_list[:stage])
+    layers = range(first, first + job.train.num_layer_list[stage])
+    kept = [_kept_by_layer(job, layer, tokens) for layer in layers]
+    # The gradients of an MoE layer's rows: returned, arrived, of both matrices, and of the activation between them.
+    rows = tokens * job.model["num_experts_per_tok"] // job.train.tp
+    gradients = rows * job.itemsize * (4 * job.model["hidden_size"] + 3 * job.model["moe_intermediate_size"])
+    at_work = _logits(job, stage, tokens) + gradients
+    if job.recomputes:
+        inputs = tokens // job.train.tp * job.model["hidden_size"] * job.itemsize
+        return (job.train.pp - stage) * len(kept) * inputs + max(kept) + at_work
+    return (job.train.pp - stage) * sum(kept) + at_work
 
 
-def _reference_forward(job: Job, stage: int, tokens: int | None = None) -> int:
-    """One layer at work, and on the last stage the logits: as computed, in float32, and their exponentials.
+def _kept_by_layer(job: Job, layer: int, tokens: int) -> int:
+    """What one layer keeps for its backward: inputs of norms and matrices, attention, and the feed-forward's middle."""
+    model, tp = job.model, job.train.tp
+    hidden, per_head = model["hidden_size"], model["qk_nope_head_dim"] + model["qk_rope_head_dim"]
+    heads = model["num_attention_heads"] // tp * (3 * per_head + 3 * model["v_head_dim"] + model["qk_nope_head_dim"])
+    latents = (model.get("q_lora_rank") or 0) + model["kv_lora_rank"] + model["qk_rope_head_dim"]
+    attention = 4 * hidden // tp + latents + heads
+    if layer < model.get("first_k_dense_replace", 0):
+        return tokens * job.itemsize * (attention + (hidden + 3 * model["intermediate_size"]) // tp)
+    width = model["moe_intermediate_size"]
+    shared = (hidden + 3 * width * (model.get("n_shared_experts") or 0)) // tp
+    # The scores of all experts in float32; for every copy of a token four indices of eight bytes.
+    router = tokens // tp * model["n_routed_experts"] * 2 * 4
+    copies = tokens * model["num_experts_per_tok"] // tp
+    return (
+        tokens * job.itemsize * (attention + shared)
+        + router
+        + copies * (job.itemsize * (2 * hidden + 3 * width) + 4 * 8)
+    )
+
+
+def _reference_forward(job: Job, stage: int) -> int:
+    """One layer at work, and on the last stage the logits.
 
     What the layer leaves in the allocator's cache counts, because the logits come right after it.
     """
-    tokens = job.micro_reference * job.sequence_tokens if tokens is None else tokens
-    logits = 0
-    if stage == job.train.pp - 1:
-        logits = tokens * job.model["vocab_size"] // job.train.tp * (job.itemsize + 4 + 4)
-    return logits + _forward(job, tokens, job.train.tp)
+    tokens = job.micro_reference * job.sequence_tokens
+    return _logits(job, stage, tokens) + _forward(job, tokens, job.train.tp)
+
+
+def _logits(job: Job, stage: int, tokens: int) -> int:
+    """The logits of the last stage: as computed, in float32, and their exponentials."""
+    if stage < job.train.pp - 1:
+        return 0
+    return tokens * job.model["vocab_size"] // job.train.tp * (job.itemsize + 4 + 4)
 
 
 def _forward(job: Job, tokens: int, tp: int) -> int:
