@@ -72,7 +72,7 @@ def init_with_expert_parallel(upstream, self, *args, **kwargs):
     "vllm.entrypoints.llm:LLM.__init__",
     feature=DIRECT_LOADING,
     why="verl starts engines with random weights, which stay until the first reshard, and vLLM's own loaders read "
-    "whole tensors; the engine serves bfloat16 also where config.json describes an FP8 checkpoint",
+    "whole tensors",
     upstream="not forwarded: needs this project's layout tables",
     remove_when="vLLM loads DeepSeek-V3 from FP8 files into bfloat16, each rank reading its own part",
 )
@@ -86,13 +86,11 @@ def init_with_direct_loading(upstream, self, *args, **kwargs):
     import torch.distributed as dist
 
     from verl_patches.features.checkpoint.loading import ignored_prefixes, load_from_huggingface
-    from verl_patches.features.direct_loading.description import without_quantisation
     from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
     from verl_patches.features.reshard.model_tensors import rollout_tensors
     from verl_patches.features.reshard.tables import table_for
     from verl_patches.workers.sharding_manager.placements import rollout_placement
 
-    kwargs.setdefault("hf_overrides", without_quantisation)
     upstream(self, *args, **kwargs)
     config = self.llm_engine.vllm_config
     model = self.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()

@@ -3,10 +3,8 @@
 import dataclasses
 
 import pytest
-from transformers import PretrainedConfig
 
 from verl_patches.features import settings
-from verl_patches.features.direct_loading.description import without_quantisation
 from vllm_patches.entrypoints import llm
 
 FROM_VERL = {
@@ -52,13 +50,6 @@ def test_sleep_mode_is_off_where_residency_manages_memory(active):
     upstream = Recorder()
     llm.init_without_sleep_mode(upstream, object(), **FROM_VERL)
     assert upstream.kwargs["enable_sleep_mode"] is False
-
-
-def test_an_engine_that_loads_directly_serves_bfloat16(active):
-    """Vendors describe FP8 in config.json, and vLLM would build quantised layers for it."""
-    config = PretrainedConfig(quantization_config={"quant_method": "fp8"}, hidden_size=8)
-    assert without_quantisation(config).to_dict()["hidden_size"] == 8
-    assert not hasattr(config, "quantization_config") and without_quantisation(config) is config
 
 
 def test_direct_loading_off_changes_nothing(active):
