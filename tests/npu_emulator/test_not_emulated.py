@@ -1,7 +1,10 @@
 """What is not emulated says so; it never passes for done."""
 
+from multiprocessing.reduction import ForkingPickler
+
 import pytest
 import torch
+import torch.multiprocessing  # noqa: F401
 import torch_npu
 
 from npu_emulator import coverage
@@ -33,6 +36,12 @@ def test_every_operator_of_the_catalogue_is_emulated_or_refused():
         namespace, name = full.split("::")
         assert callable(getattr(torch_npu.atb if namespace == "atb" else torch_npu, name))
         assert callable(getattr(getattr(torch.ops, namespace), name))
+
+
+def test_memory_is_not_shared_with_other_processes():
+    """The page of memory sharing (IPC) is of a later version; until then torch's own answer is that of torch_npu."""
+    with pytest.raises(RuntimeError, match="only available on CPU"):
+        ForkingPickler.dumps(torch.ones(2, device="npu"))
 
 
 def test_names_that_no_torch_npu_has_stay_unknown():

@@ -72,9 +72,11 @@ def test_the_wheel_works_where_it_is_unpacked(wheel, tmp_path):
 def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    tops = {name.split("/")[0] for name in names}
-    assert tops == {"npu_emulator", "torch_npu", "acl", "torchair", "npu_emulator-0.1.0.dist-info"}
-    assert "npu_emulator/torch_npu_operators.txt" in names
+    sources = (path for path in (PACKAGE / "src").rglob("*") if path.suffix in (".py", ".txt", ".json"))
+    wanted = {str(path.relative_to(PACKAGE / "src")) for path in sources}
+    assert {"torch_npu/__init__.py", "acl/rt.py", "npu_emulator/reached_operators.json"} < wanted
+    wanted.add(f"npu_emulator/{Path(npu_emulator._C.__file__).name}")
+    assert {name for name in names if not name.startswith("npu_emulator-0.1.0.dist-info/")} == wanted
     with zipfile.ZipFile(wheel) as archive:
         assert "torch_npu:_autoload" in archive.read("npu_emulator-0.1.0.dist-info/entry_points.txt").decode()
 
