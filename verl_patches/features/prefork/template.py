@@ -30,14 +30,18 @@ class _Worker:
     connection: socket.socket
 
 
-def _become_worker(request: dict, streams: list[int]) -> None:
-    """In the forked child: take over the client's streams, directory, environment and command line, then run it."""
+def _become_worker(request: dict, streams: list[int], set_by_imports: dict[str, str]) -> None:
+    """In the forked child: take over the client's streams, directory, environment and command line, then run it.
+
+    What the imports have put into the environment stays, where the client says nothing else: it would be there if the
+    worker had imported for itself.
+    """
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(request["directory"])
     os.environ.clear()
-    os.environ.update(request["environment"])
+    os.environ.update(set_by_imports | request["environment"])
     sys.argv = list(request["argv"])
     script = sys.argv[0]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
@@ -56,6 +60,7 @@ class TemplateServer:
     def __init__(self, listener: socket.socket, control: int, modules: Sequence[str]):
         self._modules = tuple(modules)
         self._imported = False
+        self._set_by_imports: dict[str, str] = {}
         self._listener = listener
         self._control = control
         self._selector = selectors.DefaultSelector()
@@ -93,8 +98,10 @@ class TemplateServer:
         if self._imported:
             return
         os.environ.update({name: value for name, value in environment.items() if name.startswith("RAY_")})
+        before = set(os.environ)
         for module in self._modules:
             importlib.import_module(module)
+        self._set_by_imports = {name: value for name, value in os.environ.items() if name not in before}
         gc.freeze()  # keeps the collector from writing to, and so copying, the pages that all workers share
         self._imported = True
 
@@ -108,7 +115,7 @@ class TemplateServer:
             os.close(worker.process_descriptor)
             worker.connection.close()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        raise _BecomeWorker(request, streams)
+        raise _BecomeWorker(request, streams, self._set_by_imports)
 
     def _reap(self, key: selectors.SelectorKey) -> None:
         worker = self._workers.pop(key.fd)
@@ -132,10 +139,11 @@ class TemplateServer:
 class _BecomeWorker(BaseException):
     """Unwinds a forked child out of the server before it runs the worker's script at the bottom of the stack."""
 
-    def __init__(self, request: dict, streams: list[int]):
+    def __init__(self, request: dict, streams: list[int], set_by_imports: dict[str, str]):
         super().__init__()
         self.request = request
         self.streams = streams
+        self.set_by_imports = set_by_imports
 
 
 def main(arguments: list[str]) -> int:
@@ -145,11 +153,11 @@ def main(arguments: list[str]) -> int:
     try:
         TemplateServer(socket.socket(fileno=int(listening)), int(control), modules).serve()
     except _BecomeWorker as fork:
-        request, streams = fork.request, fork.streams
+        worker = fork.request, fork.streams, fork.set_by_imports
     else:
         return 0
     try:
-        _become_worker(request, streams)
+        _become_worker(*worker)
     except SystemExit as end:
         return _exit_code(end)
     return 0

@@ -74,6 +74,16 @@ def test_modules_are_imported_once_for_all_workers(tmp_path, monkeypatch):
     assert (tmp_path / "imports").read_text() == "x"
 
 
+def test_what_imports_put_into_the_environment_stays_unless_the_client_says_otherwise(tmp_path, monkeypatch):
+    (tmp_path / "announces.py").write_text("import os; os.environ |= {'HOME_OF_A_TOOLKIT': 'found', 'MARKER': 'x'}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    running = start_template(["announces"])
+    script = write(tmp_path, "import os; print([os.environ.get(name) for name in ('HOME_OF_A_TOOLKIT', 'MARKER')])")
+    worker = start_worker(running, script, env={"MARKER": "mine", "PATH": os.environ["PATH"]})
+    assert worker.communicate(timeout=60)[0] == "['found', 'mine']\n"
+    running.close()
+
+
 def test_ray_variables_of_the_first_request_are_seen_by_imports(tmp_path, monkeypatch):
     (tmp_path / "reads_job.py").write_text("import os; JOB = os.environ.get('RAY_JOB_ID')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
