@@ -28,7 +28,7 @@ def start_for(config: Mapping[str, Any], settings: Any) -> None:
 
     hf_config = AutoConfig.from_pretrained(copy_to_local(config["model"]["path"]))
     if list(hf_config.architectures) == [ARCHITECTURE]:
-        words = command_line(translate(config, hf_config, settings.mindspeed))
+        words = command_line(translate(config, hf_config, settings))
         start(words, run_dtype(settings.precision))
 
 
@@ -57,7 +57,7 @@ def rebind_copies() -> list[str]:
     replaced = [
         Replacement(patch.orig_func, getattr(patch.orig_module, patch.orig_func_name))
         for patch in patches
-        if callable(patch.orig_func) and not isinstance(patch.orig_module, type)
+        if callable(patch.orig_func) and not isinstance(patch.orig_module, type) and patch.orig_module is not torch
     ]
     found = copies((each for each in replaced if each.old is not each.new), modules_of(_CHANGED), _CHANGED)
     for copy in found:

@@ -27,7 +27,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--die-memory", default="61GiB", help="usable memory of a die (default: %(default)s)")
     parser.add_argument("--host-memory", default="", help="memory of a node's host")
     parser.add_argument("--disk", default="", help="free space for checkpoints")
-    parser.add_argument("--swap-optimizer", action="store_true", help="MindSpeed keeps the optimizer on the host")
+    parser.add_argument(
+        "--swap-optimizer",
+        action="store_true",
+        help="the job runs where MindSpeed is installed, which keeps the optimizer on the host; needless where it is "
+        "installed here too",
+    )
     parser.add_argument("--json", action="store_true", help="print the device memory as JSON")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
@@ -52,6 +57,7 @@ def _job(options: argparse.Namespace):
     from omegaconf.errors import OmegaConfBaseException
 
     from verl_patches.features.configuration_checks import check_configuration
+    from verl_patches.features.mindspeed.feature import MINDSPEED
     from verl_patches.trainer.main_ppo import compose
 
     model = json.loads(options.model.read_text())
@@ -59,10 +65,11 @@ def _job(options: argparse.Namespace):
         config = compose(
             options.config_name, [f"actor_rollout_ref.model.path={options.model.parent}", *options.overrides]
         )
-        check_configuration(config)
+        settings = check_configuration(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(str(error).strip().splitlines()[0]) from error
-    return read_job(OmegaConf.to_container(config, resolve=True), model, options.swap_optimizer)
+    swaps = options.swap_optimizer or (MINDSPEED.is_on(settings) and settings.mindspeed.swap_optimizer)
+    return read_job(OmegaConf.to_container(config, resolve=True), model, swaps)
 
 
 if __name__ == "__main__":

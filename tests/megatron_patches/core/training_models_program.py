@@ -88,14 +88,19 @@ class Trial:
         source = OmegaConf.create({"model": {"path": str(checkpoint)}})
         load_megatron_gptmodel_weights(source, self.hf_config, [self.model], torch.float32)
 
-    def run(self, batch: dict[str, torch.Tensor], backward: bool) -> torch.Tensor | None:
-        """Whole logits [sequences of this rank, length, vocabulary] on the last stage; gradients stay in main_grad."""
+    def run(self, batch: dict[str, torch.Tensor], backward: bool, together: bool = False) -> torch.Tensor | None:
+        """Whole logits [sequences of this rank, length, vocabulary] on the last stage; gradients stay in main_grad.
+
+        Every sequence is a micro batch of its own, or all are one with ``together``.
+        """
         data_parallel = parallel_state.get_data_parallel_world_size()
         mine = {
             name: value.chunk(data_parallel)[parallel_state.get_data_parallel_rank()] for name, value in batch.items()
         }
+        sequences = len(mine["input_ids"])
+        rows = sequences if together else 1
         micro_batches = [
-            {name: value[row : row + 1] for name, value in mine.items()} for row in range(len(mine["input_ids"]))
+            {name: value[row : row + rows] for name, value in mine.items()} for row in range(0, sequences, rows)
         ]
         logits: list[torch.Tensor] = []
         # Megatron averages over micro batches and data-parallel ranks; the reference is a sum.

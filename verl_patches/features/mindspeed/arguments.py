@@ -27,13 +27,13 @@ def command_line(arguments: Arguments) -> list[str]:
     return words
 
 
-def translate(config: Mapping[str, Any], hf_config: Any, settings: MindspeedSettings) -> Arguments:
+def translate(config: Mapping[str, Any], hf_config: Any, settings: Any) -> Arguments:
     """What MindSpeed-LLM needs to train a DeepSeek-V3.
 
     Args:
         config: verl's `actor_rollout_ref` node, which has passed the checks of the feature.
         hf_config: the model's HuggingFace configuration.
-        settings: the section `overlay.mindspeed`.
+        settings: the overlay's.
 
     Raises:
         ValueError: the model is one that MindSpeed-LLM cannot represent.
@@ -44,10 +44,12 @@ def translate(config: Mapping[str, Any], hf_config: Any, settings: MindspeedSett
         **_model(hf_config),
         **_rotary(hf_config),
         **_experts(hf_config),
+        # In float32 MindSpeed-LLM would free the router's input itself, of which it believes to have made a copy.
+        "router_gating_in_fp32": settings.precision == "bfloat16",
         **_parallelism(config["actor"]["megatron"]),
         **_recomputation(config["model"]),
-        **_optimizer(settings),
-        **_operators(settings),
+        **_optimizer(settings.mindspeed),
+        **_operators(settings.mindspeed),
         **_required(config["rollout"]),
     }
 
@@ -118,7 +120,6 @@ def _experts(hf_config: Any) -> Arguments:
         "topk_group": hf_config.topk_group,
         "routed_scaling_factor": hf_config.routed_scaling_factor,
         "norm_topk_prob": hf_config.norm_topk_prob,
-        "router_gating_in_fp32": True,
         "moe_router_score_function": "sigmoid",
         "moe_router_load_balancing_type": "noaux_tc",
         "moe_router_enable_expert_bias": True,

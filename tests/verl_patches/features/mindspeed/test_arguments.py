@@ -30,7 +30,7 @@ def node(*overrides):
 def arguments(*overrides, model=None):
     """Of the job with true weights."""
     settings = OverlaySettings.from_config(node(*overrides))
-    return translate(node(*overrides), model or published(), settings.mindspeed)
+    return translate(node(*overrides), model or published(), settings)
 
 
 def test_the_cluster_job():
@@ -57,6 +57,7 @@ def test_the_cluster_job():
         "seq_length": 4096,
         "num_layers": 61,
         "num_experts": 256,
+        "router_gating_in_fp32": True,
         "rope_scaling_factor": 40,
     }
     found = arguments()
@@ -93,6 +94,7 @@ def test_the_cluster_job():
                 "no_gradient_accumulation_fusion": True,
             },
         ),
+        (["actor_rollout_ref.overlay.precision=float32"], {"router_gating_in_fp32": False}),
         (["actor_rollout_ref.rollout.response_length=9"], {"seq_length": 1033}),
     ],
 )

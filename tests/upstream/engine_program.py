@@ -1,0 +1,134 @@
+"""Ranks of the comparison of MindSpeed-LLM, started as a worker of verl starts it, with transformers: one layout.
+
+FOLDER holds request.json, and checkpoint/ with reference.pt as tests/megatron_patches writes them. Each rank writes
+what it measured to ``rank<n>.json``. MindSpeed changes Megatron once in a process, so a layout has its own processes.
+"""
+
+import verl_patches.prelude_patch  # noqa: F401
+
+# isort: split
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from megatron.core import optimizer as megatron_optimizer
+
+import overlay
+from mindspeed_patches import megatron_adaptor
+from tests.megatron_patches.core.training_models_program import (
+    Layout,
+    Trial,
+    compare_layout,
+    compare_optimizer_step,
+    logits_error,
+    start_layout,
+    stepped_weights,
+)
+from verl_patches.features import settings
+from verl_patches.trainer.main_ppo import compose
+
+CHECKPOINTING = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint"
+RECOMPUTE = (
+    "actor_rollout_ref.model.enable_gradient_checkpointing=true",
+    f"{CHECKPOINTING}_granularity=full",
+    f"{CHECKPOINTING}_method=block",
+    f"{CHECKPOINTING}_num_layers=1",
+)
+
+
+def start_engine(checkpoint: Path, layout: Layout, fused: bool) -> list[str]:
+    """As the worker does; the places where MindSpeed itself would have left Megatron's own functions."""
+    megatron = "actor_rollout_ref.actor.megatron"
+    config = compose(
+        "rehearsal",
+        [
+            f"actor_rollout_ref.model.path={checkpoint}",
+            "actor_rollout_ref.overlay.precision=float32",
+            "actor_rollout_ref.overlay.mindspeed.engine=on",
+            f"actor_rollout_ref.overlay.mindspeed.fused_operators={fused}",
+            f"{megatron}.tensor_model_parallel_size={layout.tensor}",
+            f"{megatron}.pipeline_model_parallel_size={layout.pipeline}",
+            f"{megatron}.expert_model_parallel_size={layout.expert}",
+            f"{megatron}.override_transformer_config.num_layer_list={layout.stages or 'null'}",
+            *(RECOMPUTE if layout.recompute else ()),
+        ],
+    )
+    settings.activate(settings.OverlaySettings.from_config(config.actor_rollout_ref))
+    rebound: list[str] = []
+
+    def remembered() -> list[str]:
+        rebound.extend(rebind_copies())
+        return rebound
+
+    rebind_copies = megatron_adaptor.rebind_copies
+    with mock.patch.object(megatron_adaptor, "rebind_copies", remembered):
+        megatron_adaptor.start_for(config.actor_rollout_ref, settings.current())
+    return rebound
+
+
+@contextmanager
+def sequences_run_into_each_other() -> Iterator[None]:
+    """A fault: attention is told of one long sequence."""
+    from mindspeed_patches.core.models.gpt import packed_gpt_model
+
+    upstream = packed_gpt_model.set_actual_seq_len
+    with mock.patch.object(packed_gpt_model, "set_actual_seq_len", lambda ends: upstream(ends[-1:])):
+        yield
+
+
+@contextmanager
+def recomputation_takes_the_latest_ends() -> Iterator[None]:
+    """A fault: what backward computes again uses the ends of the micro batch that came last."""
+    with mock.patch("mindspeed_llm.core.tensor_parallel.layers.set_actual_seq_len"):
+        yield
+
+
+def with_faults(folder: Path, layout: Layout, reference: dict[str, Any]) -> dict[str, float]:
+    """Errors that the comparison has to notice. A whole batch is one micro batch where sequences may run together."""
+    if layout.recompute:
+        with recomputation_takes_the_latest_ends():
+            return {"ends of another micro batch": attempt(lambda: compare_layout(folder, layout, reference))}
+    trial, found = Trial(folder / "checkpoint", layout), {}
+    for fault, broken in (("nothing", nullcontext), ("sequences run into each other", sequences_run_into_each_other)):
+        with broken():
+            logits = trial.run(reference["batch"], backward=False, together=True)
+        found[fault] = logits_error(logits, reference) or 0.0
+    return found
+
+
+def attempt(compare: Callable[[], dict[str, Any]]) -> float:
+    """The largest error of the gradients; infinite where the fault stops the computation."""
+    try:
+        return max(compare()["gradients"].values())
+    except RuntimeError:
+        return float("inf")
+
+
+def main(folder: Path) -> None:
+    torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
+    request = json.loads((folder / "request.json").read_text())
+    layout = Layout(**request["layout"])
+    own = torch.compile
+    rebound = start_engine(folder / "checkpoint", layout, request["fused"])
+    dist.init_process_group("hccl")
+    reference = torch.load(folder / "reference.pt", weights_only=True)
+    norm, reference["stepped"] = stepped_weights(folder, reference["gradients"])
+    start_layout(layout)
+    results: dict[str, Any] = {
+        "rebound": rebound,
+        "left": megatron_adaptor.rebind_copies(),
+        "adam": megatron_optimizer.Adam.__module__,
+        "compiler is torch's": torch.compile is own,
+        "layout": compare_layout(folder, layout, reference),
+        "step": compare_optimizer_step(folder, layout, reference) | {"expected norm": norm},
+        "faults": with_faults(folder, layout, reference),
+        "report": overlay.assert_effective().as_dict(),
+    }
+    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(results))
+    dist.barrier()
