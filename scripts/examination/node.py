@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import ipaddress
 import os
 import re
 import resource
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from overlay.pins import Pins
@@ -115,7 +116,8 @@ def network(settings: Mapping[str, str]) -> Iterator[Finding]:
     """The interface, and Ray's port on the head."""
     name, port = settings["SOCKET_IFNAME"], int(settings["RAY_PORT"])
     said = ask("ip", "-o", "-4", "addr", "show") or ""
-    held = dict(re.findall(r"^\d+:\s+(\S+)\s+inet (\S+?)/", said, re.MULTILINE))
+    addresses = re.findall(r"^\d+:\s+(\S+)\s+inet (\S+?)/", said, re.MULTILINE)
+    held = dict(addresses)
     if name == "auto":
         yield Finding("interface", "auto: the one that reaches MASTER_ADDR")
     elif name in held:
@@ -123,12 +125,24 @@ def network(settings: Mapping[str, str]) -> Iterator[Finding]:
     else:
         there = ", ".join(sorted(held)) or "none"
         yield Finding("interface", f"there is no {name} with an address", f"set SOCKET_IFNAME to one of {there}")
-    if settings["MASTER_ADDR"] in held.values():
+    yield public_addresses(addresses, settings)
+    if settings["MASTER_ADDR"] in [address for _, address in addresses]:
         with socket.socket() as probe:
             taken = probe.connect_ex((settings["MASTER_ADDR"], port)) == 0
         yield Finding(
             "Ray's port", f"{port} is {'taken' if taken else 'free'}", "choose another RAY_PORT" if taken else ""
         )
+
+
+def public_addresses(held: Sequence[tuple[str, str]], settings: Mapping[str, str]) -> Finding:
+    """Interfaces with an address that is not of a private network: Ray listens on all of them, whatever it is told."""
+    public = [f"{name} {text}" for name, text in held if ipaddress.ip_address(text).is_global]
+    if not public:
+        return Finding("public addresses", "none")
+    closed = settings["ALLOW_PUBLIC_ADDRESS"] == "yes" or settings["RAY_TLS_DIR"] != "none"
+    detail = ", ".join(public)
+    remedy = "keep others from Ray's ports there, and set RAY_TLS_DIR or ALLOW_PUBLIC_ADDRESS=yes"
+    return Finding("public addresses", detail, "" if closed else remedy)
 
 
 def limit_of_files() -> Finding:

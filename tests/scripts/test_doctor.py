@@ -81,7 +81,8 @@ def test_cann_is_held_against_its_pin(tmp_path, monkeypatch, version, bad):
 
 
 def settings(**changes) -> dict[str, str]:
-    return {"SOCKET_IFNAME": "enp0", "RAY_PORT": "1", "MASTER_ADDR": "127.0.0.1"} | changes
+    given = {"SOCKET_IFNAME": "enp0", "RAY_PORT": "1", "MASTER_ADDR": "127.0.0.1"}
+    return given | {"ALLOW_PUBLIC_ADDRESS": "no", "RAY_TLS_DIR": "none"} | changes
 
 
 def test_the_interface_and_the_port(machine):
@@ -90,6 +91,22 @@ def test_the_interface_and_the_port(machine):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         assert remedies(node.network(settings(RAY_PORT=port))) == {"Ray's port": "choose another RAY_PORT"}
+
+
+def test_a_public_address_on_any_interface_is_bad_unless_it_is_allowed_or_tls_is_on(machine):
+    machine(
+        "ip",
+        r"printf '1: eth0    inet 8.8.8.8/24 s\n1: eth0    inet 10.9.9.9/24 s\n2: enp0    inet 100.64.0.1/24 s\n'",
+    )
+    found = remedies(node.network(settings()))
+    assert found.keys() == {"public addresses"} and "RAY_TLS_DIR" in found["public addresses"]
+    assert not remedies(node.network(settings(ALLOW_PUBLIC_ADDRESS="yes")))
+    assert not remedies(node.network(settings(RAY_TLS_DIR="/certificates")))
+
+
+def test_another_python_is_bad(monkeypatch):
+    monkeypatch.setattr(node.sys, "version_info", (3, 12, 1))
+    assert remedies(node.python_and_pins())["python"].startswith("use Python 3.11")
 
 
 def test_limits(monkeypatch):
@@ -122,6 +139,14 @@ def test_paths(tmp_path):
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).touch()
     assert remedies(node.paths(given)).keys() == {"TRAIN_FILES", "TEST_FILES"}
+
+
+def test_a_folder_for_results_that_cannot_be_written_is_bad(tmp_path, monkeypatch):
+    given = {"MODEL_PATH": "/m", "TRAIN_FILES": "/m", "TEST_FILES": "/m", "OUTPUT_DIR": str(tmp_path / "a" / "b")}
+    assert "OUTPUT_DIR" not in remedies(node.paths(given))
+    # root may write everywhere
+    monkeypatch.setattr(node.os, "access", lambda path, mode: mode != os.W_OK)
+    assert remedies(node.paths(given))["OUTPUT_DIR"] == f"make {tmp_path} writable, or correct OUTPUT_DIR"
 
 
 def facts(address="10.0.0.1", npus=16, offset=0.0, versions=(("verl", "0.4.0"),), tree="a", error="") -> NodeFacts:

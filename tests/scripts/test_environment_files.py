@@ -63,6 +63,41 @@ def test_every_variable_has_the_reader_that_is_named(file):
     assert [name for name, reader in found if not has_reader(name, reader)] == []
 
 
+# The published recipe's variables; None where it gives no value.
+RECIPE = {
+    "HCCL_CONNECT_TIMEOUT": None,
+    "HCCL_EXEC_TIMEOUT": None,
+    "HCCL_IF_BASE_PORT": None,
+    "HCCL_HOST_SOCKET_PORT_RANGE": "auto",
+    "HCCL_BUFFSIZE": "300",
+    "HCCL_OP_EXPANSION_MODE": "AIV",
+    "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+    "TASK_QUEUE_ENABLE": "2",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "VLLM_USE_V1": "1",
+    "VLLM_VERSION": "0.9.1",
+    "VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE": "1",
+    "ASCEND_GLOBAL_LOG_LEVEL": None,
+    "RAY_DEDUP_LOGS": "0",
+}
+
+
+def test_the_cluster_has_the_variables_of_the_recipe():
+    given = read_environment(ROOT / "scripts" / "env" / "a3_256_dies.env")
+    assert {name: given.get(name, "missing") for name in RECIPE} == {
+        name: given.get(name) if value is None else value for name, value in RECIPE.items()
+    }
+    # The overlay sets VLLM_DP_SIZE, by the place of each engine.
+    assert "VLLM_DP_SIZE" not in given
+
+
+def test_the_one_variable_of_the_recipe_that_is_left_out_would_have_no_reader():
+    """Hydra reads HYDRA_FULL_ERROR where hydra.main runs a program; this entry point composes and runs by itself."""
+    assert "HYDRA_FULL_ERROR" not in read_environment(ROOT / "scripts" / "env" / "a3_256_dies.env")
+    entry = (ROOT / "verl_patches" / "trainer" / "main_ppo.py").read_text()
+    assert "hydra.main" not in entry and "initialize_config_dir" in entry
+
+
 def test_the_shell_and_python_read_a_file_alike(tmp_path):
     file = tmp_path / "some.env"
     file.write_text("# all\n  A=1   # one\nB=/a#b/c d #e # f\n\n#C=3\nD=x=y\t# tab\nE=#5\n F=6 \n")
