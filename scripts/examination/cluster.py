@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlay.pins import Pins
 from scripts.examination.finding import Finding
 
 CLOCK_SECONDS = 1.0
@@ -70,7 +71,7 @@ def compare_nodes(nodes: Sequence[NodeFacts], count: int, dies: int) -> list[Fin
 def tree_hash(root: Path) -> str:
     """A hash over every Python and YAML file of the overlay."""
     total = hashlib.sha256()
-    for room in ("overlay", "verl_patches", "megatron_patches", "vllm_patches", "vllm_ascend_patches"):
+    for room in ("overlay", *sorted(Pins.read().rooms())):
         for path in sorted((root / room).rglob("*")):
             if path.suffix in (".py", ".yaml", ".patch", ".toml"):
                 total.update(str(path.relative_to(root)).encode() + path.read_bytes())

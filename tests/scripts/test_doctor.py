@@ -11,7 +11,7 @@ import pytest
 
 from scripts.examination import node
 from scripts.examination.cluster import NodeFacts, compare_nodes, tree_hash
-from tests.scripts.cluster_files import load_script, write_cluster_file
+from tests.scripts.cluster_files import ROOT, load_script, write_cluster_file
 
 MAPPING = """
         NPU ID                         Chip ID                        Chip Logic ID                  Chip Name
@@ -186,6 +186,11 @@ def test_the_hash_of_the_overlay_follows_its_files(tmp_path):
     before = tree_hash(tmp_path)
     (tmp_path / "overlay" / "a.py").write_text("1")
     assert tree_hash(tmp_path) != before == tree_hash(Path("/no/such"))
+    for room in ROOT.glob("*_patches"):
+        (tmp_path / room.name).mkdir()
+        before = tree_hash(tmp_path)
+        (tmp_path / room.name / "a.py").touch()
+        assert tree_hash(tmp_path) != before, room
 
 
 def test_the_command_on_the_emulator(tmp_path, capsys, monkeypatch):
