@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.rig import jobs
-from tests.rig.conftest import PROMPTS
+from tests.rig.conftest import PROMPTS, overrides
 from tests.rig.processes import ByRank
+from verl_patches.features.memory_plan.device import device_memory
+from verl_patches.features.memory_plan.job import read_job
+from verl_patches.trainer.main_ppo import compose
 
 pytestmark = pytest.mark.slow
 LAST_STAGE = 2
@@ -146,6 +151,18 @@ def test_memory_by_phase(rig):
     _, plain = step(rig)
     assert plain["memory/peak_bytes/update"] >= metrics["memory/allocated_bytes/update"] + kv_cache
     assert plain["memory/allocated_bytes/rollout"] >= metrics["memory/allocated_bytes/rollout"] + state
+
+
+def test_host_memory_is_what_the_plan_says(rig, checkpoint, description):
+    step(rig)
+    rig.run(jobs.phase, "reshard")  # now everything has been away once, the optimizer's new state too
+    config = OmegaConf.to_container(compose("rehearsal", overrides(checkpoint, description)), resolve=True)
+    job = read_job(config, json.loads((description / "config.json").read_text()))
+    planned = device_memory(job, die_bytes=1 << 32, staging=0)
+    found = rig.run(jobs.host_bytes)
+    assert [die["rollout_weights"] for die in found] == pytest.approx([planned.rotary_tables] * 4, rel=1e-3)
+    largest = max(sum(die.values()) for die in found)
+    assert largest == pytest.approx(planned.host, rel=1e-3)
 
 
 def test_only_what_a_step_has_written_is_copied_to_the_host(rig):

@@ -57,6 +57,12 @@ class DeviceMemory:
     staging: int
     phases: dict[str, int]
 
+    @property
+    def host(self) -> int:
+        """Bytes of host memory that residency needs for a die: training weights, those of the reference policy, the
+        optimizer's state, and of the rollout what no reshard writes."""
+        return 2 * self.weights_training + self.optimizer + self.rotary_tables
+
 
 def device_memory(job: Job, die_bytes: int, staging: int) -> DeviceMemory:
     """Work out every phase for dies of `die_bytes`; `staging` is the reshard's peak beside the weights."""

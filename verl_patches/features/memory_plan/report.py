@@ -73,16 +73,13 @@ def make_job_plan(job: Job, machine: Machine) -> JobPlan:
         job.table, job.train, job.rollout, job.bucket_bytes, job.itemsize, job.dies_per_node, relay=False
     )
     device = device_memory(job, machine.die, figures.staging_peak)
-    # On the host: training weights, those of the reference policy, the optimizer's state, and of the rollout what no
-    # reshard writes. In float32 the optimizer's main parameters are the weights.
-    away = 2 * device.weights_training + device.optimizer + device.rotary_tables
     elements = sum(prod(shape) for shape in job.table.shapes.values())
     return JobPlan(
         job,
         machine,
         device,
         figures,
-        host=away * job.dies_per_node,
+        host=device.host * job.dies_per_node,
         weights_on_disk=elements * job.itemsize,
         checkpoint=elements * (job.itemsize + 12),
     )
