@@ -38,15 +38,20 @@ def get_forward_metadata_across_dp(upstream, self, maybe_padded_num_tokens, num_
     feature=RESIDENCY,
     relies_on=["vllm_ascend.device_allocator.camem:CaMemAllocator"],
     why="weights that come back to the addresses that they had must lie in memory that can be unmapped, before a graph "
-    "is made of them",
+    "is made of them; an ACL graph cannot be made of others",
     upstream="not forwarded: vLLM-Ascend does so in its sleep mode, which takes over what leaves the device and when",
     remove_when="vLLM-Ascend lets a caller map and unmap weights without its sleep mode",
 )
 def load_model(upstream, self):
     from verl_patches.features import settings
 
+    residency = settings.current().residency
+    if residency.enabled and not residency.reserves_addresses:
+        from verl_patches.features.residency.graph import refuse_captured_graphs
+
+        refuse_captured_graphs(self)
     upstream(self)
-    if settings.current().residency.reserves_addresses:
+    if residency.reserves_addresses:
         from verl_patches.features.residency.reserved import reserve_weights
 
         reserve_weights(self)

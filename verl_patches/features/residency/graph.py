@@ -6,6 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from overlay import ConfigurationError
+
+
+def refuse_captured_graphs(runner: Any) -> None:
+    """Raise ConfigurationError for a vLLM-Ascend model runner that captures ACL graphs: unlike torchair's they cannot
+    read the addresses of their weights at every run."""
+    if runner.use_aclgraph:
+        raise ConfigurationError(
+            "ACL graphs keep the addresses of weights, which actor_rollout_ref.overlay.residency.rollout_addresses="
+            "released gives back; choose reserved, actor_rollout_ref.rollout.enforce_eager=true or torchair graphs"
+        )
+
 
 @contextmanager
 def weights_that_move() -> Iterator[None]:
