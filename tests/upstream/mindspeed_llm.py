@@ -59,17 +59,23 @@ class Layout:
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
+    context: int = 1
     experts_over_tensor_ranks: bool = False
     extra: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
         """Without more data parallelism than the experts need."""
-        return self.tensor * self.pipeline * self.expert
+        return self.tensor * self.pipeline * self.expert * self.context
 
     @property
     def arguments(self) -> list[str]:
-        sizes = {"tensor-model": self.tensor, "pipeline-model": self.pipeline, "expert-model": self.expert}
+        sizes = {
+            "tensor-model": self.tensor,
+            "pipeline-model": self.pipeline,
+            "expert-model": self.expert,
+            "context": self.context,
+        }
         given = [part for name, size in sizes.items() for part in (f"--{name}-parallel-size", str(size))]
         given += ["--sequence-parallel"] if self.tensor > 1 else []
         given += ["--moe-tp-extend-ep"] if self.experts_over_tensor_ranks else []

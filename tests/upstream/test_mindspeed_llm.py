@@ -47,6 +47,17 @@ REACHED = {
     "npu_extension::npu_moe_token_unpermute", "npu_extension::npu_rotary_position_embedding",
 }  # fmt: skip
 
+# Kernels that a run takes only when it is told to, where they do not change what it computes.
+SWITCHED_ON = {
+    "ring attention": (
+        Layout(context=2, extra=("--context-parallel-algo", "megatron_cp_algo")),
+        {"npu::npu_fusion_attention", "npu::npu_fusion_attention_grad"},
+    ),
+    "attention with heads exchanged for positions": (
+        Layout(context=2, extra=("--context-parallel-algo", "ulysses_cp_algo")), {"npu::npu_fusion_attention"},
+    ),
+}  # fmt: skip
+
 Train = Callable[..., list[float]]
 
 
@@ -158,6 +169,17 @@ def test_every_layout_has_the_losses_of_the_reference(train, name):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_in_bfloat16_every_layout_is_as_near_to_float32_as_the_reference(train, noise, name):
     assert largest_difference(train(LAYOUTS[name], "bfloat16"), train(REFERENCE, "float32")) < 2 * noise
+
+
+@pytest.mark.parametrize("name", SWITCHED_ON)
+def test_kernels_that_are_switched_on_have_the_losses_of_the_reference(workplace, weights, train, runs, name):
+    layout, kernels = SWITCHED_ON[name]
+    run = runs / name
+    losses = workplace.train(run, layout, weights(Layout(tensor=layout.tensor)), "float32")
+    assert largest_difference(losses, train(REFERENCE, "float32")) < SMALL
+    found = [json.loads(file.read_text())["operators"] for file in (run / "meters").glob("*.json")]
+    called = {operator for operators in found for operator, numbers in operators.items() if numbers["calls"]}
+    assert kernels <= called
 
 
 def test_the_optimizer_that_lives_on_the_host_makes_the_same_steps(workplace, weights, train, runs):

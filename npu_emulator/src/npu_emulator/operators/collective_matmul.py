@@ -142,7 +142,7 @@ def npu_mm_all_reduce_base(
 
 
 def _right(left: Tensor, right: Tensor) -> Tensor:
-    """LCOC takes the right matrix as [k, n] or, where that does not fit, as [n, k]."""
+    """The right matrix as MindSpeed binds LCOC: [k, n], or [n, k] where that does not fit. A square one is [k, n]."""
     return right if left.shape[1] == right.shape[0] else right.t()
 
 
