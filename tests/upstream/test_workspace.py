@@ -28,6 +28,14 @@ LAYOUTS = {
 }
 # The workspace has MindSpeed-LLM, which would train otherwise.
 OWN_MODEL = "actor_rollout_ref.overlay.mindspeed.engine=off"
+# The optimizer on the host needs bfloat16.
+MINDSPEED = (
+    "actor_rollout_ref.overlay.mindspeed.engine=on",
+    "actor_rollout_ref.overlay.mindspeed.swap_optimizer=false",
+)
+SWAPPED = ("actor_rollout_ref.overlay.mindspeed.engine=on", "actor_rollout_ref.overlay.precision=bfloat16")
+# Operators that only MindSpeed's kernels call.
+OF_MINDSPEED = {"npu_extension::npu_rotary_position_embedding", "npu_extension::npu_moe_token_permute"}
 ADDITIONAL = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config"
 MODES = {
     "graph": (),
@@ -119,10 +127,50 @@ def test_a_checkout_that_does_not_fit_changes_nothing(upstream, workspace, tmp_p
 def test_the_job_trains_with_exact_weights(workspace, inputs, tmp_path, layout, mode):
     dies, steps, sizes = LAYOUTS[layout]
     overrides = (OWN_MODEL, *sizes, *MODES[mode])
-    metrics = run_scaled_job(TRUE, tmp_path, *inputs, *overrides, dies=dies, root=workspace)
+    metrics = run_scaled_job(
+        TRUE, tmp_path, *inputs, *overrides, dies=dies, root=workspace, NPU_EMULATOR_METERS=str(tmp_path / "meters")
+    )
     shown = ("reshard/weights_exact", "training/rollout_logprob_diff_max", "actor/kl_loss", "actor/grad_norm")
     print(*({name: step[name] for name in shown} for step in metrics), sep="\n")
     assert_exact(metrics, steps)
     report = json.loads((tmp_path / "overlay.json").read_text())
     assert all(report["effective"].values()) and not report["drift"] and not report["problems"]
     assert ran_graphs(tmp_path) == (mode != "eager")
+    assert not operators_called(tmp_path / "meters") & OF_MINDSPEED
+
+
+def operators_called(folder: Path) -> set[str]:
+    """By any process of a run whose meters are in `folder`."""
+    counted = [json.loads(file.read_text())["operators"] for file in folder.glob("*.json")]
+    assert counted, f"no process has left meters in {folder}"
+    return {name for operators in counted for name, numbers in operators.items() if numbers["calls"]}
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("layout", ["2 dies", pytest.param("8 dies", marks=pytest.mark.exhaustive)])
+def test_the_job_trains_through_mindspeed_with_exact_weights(workspace, inputs, tmp_path, layout, mode):
+    dies, steps, sizes = LAYOUTS[layout]
+    metrics = run_scaled_job(
+        TRUE, tmp_path, *inputs, *MINDSPEED, *sizes, *MODES[mode], dies=dies, root=workspace,
+        NPU_EMULATOR_METERS=str(tmp_path / "meters"),
+    )  # fmt: skip
+    print(*metrics, sep="\n")
+    assert_exact(metrics, steps)
+    report = json.loads((tmp_path / "overlay.json").read_text())
+    assert all(report["effective"].values()) and not report["drift"] and not report["problems"]
+    assert ran_graphs(tmp_path) == (mode != "eager")
+    assert operators_called(tmp_path / "meters") >= OF_MINDSPEED
+
+
+@pytest.mark.parametrize("layout", ["2 dies", pytest.param("8 dies", marks=pytest.mark.exhaustive)])
+def test_the_optimizer_that_lives_on_the_host_keeps_weights_exact(workspace, inputs, tmp_path, layout):
+    dies, steps, sizes = LAYOUTS[layout]
+    metrics = run_scaled_job(
+        TRUE, tmp_path, *inputs, *SWAPPED, *sizes, *MODES["eager"], dies=dies, root=workspace,
+        NPU_EMULATOR_METERS=str(tmp_path / "meters"),
+    )  # fmt: skip
+    print(*metrics, sep="\n")
+    assert [step["reshard/weights_exact"] for step in metrics] == [1] * steps
+    assert all(step["overlay/patches_ineffective"] == 0 for step in metrics)
+    assert all(step["actor/kl_loss"] > 1e-4 for step in metrics[1:])
+    assert "npu_extension::npu_apply_fused_adamw_v2" in operators_called(tmp_path / "meters")
