@@ -163,3 +163,45 @@ def test_rules_speak_of_arguments_that_exist(name):
     parameters = inspect.signature(emulated()[name].function).parameters
     for rule in strict.RULES[name]:
         assert rule.argument in parameters
+
+
+def matrix(*shape, dtype=torch.bfloat16):
+    return torch.ones(shape, dtype=dtype, device="npu")
+
+
+def experts(x=None, weight=None, bias=None, groups=("a", 2, "b", 2), shard=0, name="npu_bmm_reducescatter_alltoall"):
+    given = matrix(2, 4, 6) if x is None else x, matrix(2, 6, 8) if weight is None else weight
+    rest = (0, False, False) if name == "npu_alltoall_allgather_bmm" else ()
+    return training[name](*given, bias, *groups, shard, *rest)
+
+
+KERNELS_WITH_A_COLLECTIVE = {
+    "all_gather_matmul: left must be float16 or bfloat16": lambda: training["all_gather_matmul"](
+        matrix(2, 3, dtype=torch.float32), matrix(3, 4), None, matrix(4, 4), 0, 2, "0"
+    ),
+    "matmul_reduce_scatter: left must not be transposed": lambda: training["matmul_reduce_scatter"](
+        matrix(3, 2).t(), matrix(3, 4), None, matrix(1, 4), 0, 2, "0"
+    ),
+    "matmul_all_reduce: bias must have 2 dimensions": lambda: training["matmul_all_reduce"](
+        matrix(2, 3), matrix(3, 4), matrix(4), matrix(2, 4), 0, 2, "0"
+    ),
+    "npu_bmm_reducescatter_alltoall: weight must have the dtype of x": lambda: experts(
+        weight=matrix(2, 6, 8, dtype=torch.float16)
+    ),
+    "bias must be float16 for float16 and float32 for bfloat16": lambda: experts(bias=matrix(2, 1, 8)),
+    "group_tp must not be group_ep": lambda: experts(groups=("a", 2, "a", 2)),
+    "npu_alltoall_allgather_bmm: group_tp_worldsize must be one of 2": lambda: experts(
+        groups=("a", 2, "b", 3), name="npu_alltoall_allgather_bmm"
+    ),
+    "shard_type must be one of 0, 1": lambda: experts(shard=2),
+    "x must have 3 dimensions": lambda: experts(x=matrix(4, 6)),
+}
+
+
+@pytest.mark.parametrize("rule", KERNELS_WITH_A_COLLECTIVE)
+def test_kernels_with_a_collective_are_checked_before_they_look_for_their_group(rule):
+    call = KERNELS_WITH_A_COLLECTIVE[rule]
+    with strict.enabled(), pytest.raises(strict.ForbiddenInput, match=rule):
+        call()
+    with pytest.raises((RuntimeError, ValueError), match="group|communicator"):
+        call()
