@@ -36,6 +36,7 @@ def get_forward_metadata_across_dp(upstream, self, maybe_padded_num_tokens, num_
 @wrap(
     f"{_RUNNER}.load_model",
     feature=RESIDENCY,
+    evidence="executed",
     relies_on=["vllm_ascend.device_allocator.camem:CaMemAllocator"],
     why="weights that come back to the addresses that they had must lie in memory that can be unmapped, before a graph "
     "is made of them; an ACL graph cannot be made of others",
