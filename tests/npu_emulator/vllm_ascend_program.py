@@ -5,13 +5,13 @@ default those of `SELECTED`, with `pairs` those of `covering`. It imports everyt
 case. Checkpoints and ``found.json``, case -> figures, are written to FOLDER.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import functools
 import importlib
 import json
 import os
-import sys
 import time
 from itertools import combinations, product
 from pathlib import Path
@@ -299,8 +299,16 @@ def run(folder: Path, cases: list[Case]) -> dict:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("cases", nargs="*", metavar="all | pairs | NAME")
+    options = parser.parse_args()
+    try:
+        chosen = chosen_cases(options.cases)
+    except KeyError as error:
+        parser.error(f"there is no case {error}; known are {', '.join(CASES)}")
     os.environ["NPU_EMULATOR_DEVICES"] = str(max(RANKS.values()))
     os.environ |= {"VLLM_USE_V1": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_MLA_PA": "1"}
-    os.environ |= {"VLLM_CACHE_ROOT": sys.argv[1] + "/compiled", "VLLM_DISABLE_COMPILE_CACHE": "1"}
+    os.environ |= {"VLLM_CACHE_ROOT": str(options.folder / "compiled"), "VLLM_DISABLE_COMPILE_CACHE": "1"}
     import_once()
-    run(Path(sys.argv[1]), chosen_cases(sys.argv[2:]))
+    run(options.folder, chosen)
