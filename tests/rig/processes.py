@@ -154,4 +154,5 @@ def _distributed_environment(rank: int, port: int) -> Mapping[str, str]:
         "LOCAL_WORLD_SIZE": str(RANKS),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "NPU_EMULATOR_NODE": f"rig-{port}",  # dies that nothing else in this run of the tests has memory on
     }
