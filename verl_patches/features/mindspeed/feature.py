@@ -82,6 +82,11 @@ def _check_layout(config: Mapping[str, Any]) -> None:
     for name in overrides:
         if name not in MODEL_KEYS:
             raise _refused(f"{key}.override_transformer_config.{name}", f"only {' and '.join(MODEL_KEYS)} are")
+    stages, count = overrides.get("num_layer_list"), megatron["pipeline_model_parallel_size"]
+    if stages and len(stages) != count:
+        raise _refused(
+            f"{key}.override_transformer_config.num_layer_list={list(stages)}", f"give {count} numbers, one a stage"
+        )
     if overrides.get("moe_tp_extend_ep") is False:
         raise _refused(f"{key}.override_transformer_config.moe_tp_extend_ep=False", "set it to true")
 

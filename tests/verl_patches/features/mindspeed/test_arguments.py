@@ -74,6 +74,7 @@ def test_the_cluster_job():
         ([f"{MEGATRON}.pipeline_model_parallel_size=1"], {"pipeline_model_parallel_size": 1}),
         ([f"{MEGATRON}.expert_model_parallel_size=2"], {"expert_model_parallel_size": 2}),
         ([f"{MEGATRON}.override_transformer_config.num_layer_list=[30,31]"], {"num_layer_list": "30,31"}),
+        ([f"{MEGATRON}.override_transformer_config.num_layer_list=[61]"], {"num_layer_list": None}),
         ([f"{MEGATRON}.override_transformer_config.num_layer_list=null"], {"num_layer_list": None}),
         ([f"{CHECKPOINTING}.activations_checkpoint_num_layers=3"], {"recompute_num_layers": 3}),
         ([f"{CHECKPOINTING}.activations_checkpoint_method=uniform"], {"recompute_method": "uniform"}),

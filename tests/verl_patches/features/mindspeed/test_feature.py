@@ -76,6 +76,7 @@ def test_the_rehearsal_and_the_recomputing_configuration_pass(installed):
             [f"+{MEGATRON}.override_transformer_config.moe_aux_loss_coeff=0.1"],
             "moe_aux_loss_coeff.*only num_layer_list",
         ),
+        ([f"{MEGATRON}.override_transformer_config.num_layer_list=[1,1,1]"], r"list=\[1, 1, 1\].*give 2 numbers"),
         ([f"{MEGATRON}.override_transformer_config.moe_tp_extend_ep=false"], "moe_tp_extend_ep=False.*set it to true"),
         ([f"{MODEL}.override_config.moe_config.freeze_moe_router=true"], "freeze_moe_router.*set it to False"),
         ([*RECOMPUTED, f"{RECOMPUTED[1][:-4]}selective"], "activations_checkpoint_granularity=selective.*choose full"),
