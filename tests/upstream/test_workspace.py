@@ -14,7 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.verl_patches.trainer.scaled_job import TRUE, TWO_DIES, assert_exact, ran_graphs, run_scaled_job
+from tests.verl_patches.trainer.scaled_job import (
+    TRUE,
+    TWO_DIES,
+    assert_exact,
+    assert_left_the_reference,
+    ran_graphs,
+    run_scaled_job,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -133,6 +140,7 @@ def test_the_job_trains_with_exact_weights(workspace, inputs, tmp_path, layout, 
     shown = ("reshard/weights_exact", "training/rollout_logprob_diff_max", "actor/kl_loss", "actor/grad_norm")
     print(*({name: step[name] for name in shown} for step in metrics), sep="\n")
     assert_exact(metrics, steps)
+    assert_left_the_reference(metrics)
     report = json.loads((tmp_path / "overlay.json").read_text())
     assert all(report["effective"].values()) and not report["drift"] and not report["problems"]
     assert ran_graphs(tmp_path) == (mode != "eager")
@@ -156,6 +164,7 @@ def test_the_job_trains_through_mindspeed_with_exact_weights(workspace, inputs, 
     )  # fmt: skip
     print(*metrics, sep="\n")
     assert_exact(metrics, steps)
+    assert_left_the_reference(metrics)
     report = json.loads((tmp_path / "overlay.json").read_text())
     assert all(report["effective"].values()) and not report["drift"] and not report["problems"]
     assert ran_graphs(tmp_path) == (mode != "eager")

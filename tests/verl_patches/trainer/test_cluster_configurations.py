@@ -15,7 +15,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.scripts.cluster_files import lines_of_a_first_step
 from tests.verl_patches.trainer.published_weights import cast, describe, write_published
-from tests.verl_patches.trainer.scaled_job import RANDOM, TRUE, assert_exact, ran_graphs, run_scaled_job
+from tests.verl_patches.trainer.scaled_job import (
+    RANDOM,
+    TRUE,
+    assert_exact,
+    assert_left_the_reference,
+    ran_graphs,
+    run_scaled_job,
+)
 from verl_patches.features.configuration_checks import ConfigurationError, check_configuration
 from verl_patches.trainer.main_ppo import CONFIG_FOLDER, compose
 
@@ -301,6 +308,7 @@ def scaled_run(weights, inputs, tmp_path_factory) -> tuple[Path, list[dict]]:
 def test_the_scaled_job_is_exact_and_reads_every_key(scaled_run):
     folder, steps = scaled_run
     assert_exact(steps, 3)
+    assert_left_the_reference(steps)
     assert ran_graphs(folder)
     keys = {key for file in FILES for key in keys_of(file)}
     assert not unread(keys, folder / "reads")
@@ -335,4 +343,9 @@ def test_the_other_scaled_jobs_are_exact(job, graph, inputs, tmp_path):
     (run := tmp_path / "run").mkdir()
     metrics = run_scaled_job(job, run, model, inputs[1], *(() if graph else ("+graph=off",)))
     assert_exact(metrics, 3)
+    if job == TRUE:
+        assert_left_the_reference(metrics)
+    else:  # the reference has random weights of its own
+        assert len({step["actor/kl_loss"] for step in metrics}) == 3
+        assert all(step["actor/grad_norm"] > 1e-3 for step in metrics)
     assert ran_graphs(run) == graph

@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from tests.verl_patches.trainer.published_weights import cast, describe, write_published
-from tests.verl_patches.trainer.scaled_job import TRUE, TWO_DIES, assert_exact, run_scaled_job
+from tests.verl_patches.trainer.scaled_job import (
+    TRUE,
+    TWO_DIES,
+    assert_exact,
+    assert_left_the_reference,
+    run_scaled_job,
+)
 
 WEIGHTS = "actor_rollout_ref.actor.megatron.load_from_hf"
 # What the two ways must have in common: tokens, their probabilities, gradients.
@@ -25,6 +31,7 @@ def test_both_ways_from_fp8_train_the_same_model(inputs, tmp_path):
         (tmp_path / name).mkdir()
         steps = run_scaled_job(TRUE, tmp_path / name, model, inputs[1], *TWO_DIES, *overrides, dies=2)
         assert_exact(steps, 2)
+        assert_left_the_reference(steps)
         return computed(steps)
 
     from_copy = train("from the copy", cast(published, tmp_path / "bf16"))

@@ -38,13 +38,14 @@ class PackedGPTModel(GPTModel):
 def with_arguments(config: DeepseekV3TransformerConfig) -> DeepseekV3TransformerConfig:
     """The same object with everything on it that MindSpeed-LLM's code reads.
 
-    What Megatron's own configuration has comes from MindSpeed-LLM's arguments; the fields of this project stay.
+    What Megatron's own configuration has comes from MindSpeed-LLM's arguments; the fields of this project stay, but for
+    `num_layer_list`: where it is set, MindSpeed-LLM looks for offsets that only its own argument brings along.
     """
     own = {each.name for each in fields(DeepseekV3TransformerConfig)} - {
         each.name for each in fields(TransformerConfig)
     }
     theirs = vars(core_transformer_config_from_args(get_args()))
-    vars(config).update({name: value for name, value in theirs.items() if name not in own})
+    vars(config).update({name: value for name, value in theirs.items() if name not in own - {"num_layer_list"}})
     return config
 
 
