@@ -10,6 +10,7 @@
 
 #include "device.h"
 #include "generator.h"
+#include "host_alias.h"
 #include "memory.h"
 #include "memory_pool.h"
 #include "meters.h"
@@ -57,15 +58,8 @@ std::unique_ptr<Capture>& current() {
 // Tensors that live longer than the mode in which they are made.
 at::Tensor host_tensor_over(c10::Storage storage, const at::Tensor& like) {
   const c10::InferenceMode ordinary_tensors(false);
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                         like.dtype());
-  auto* made = tensor.unsafeGetTensorImpl();
-  const auto* model = like.unsafeGetTensorImpl();
-  made->set_storage_offset(model->storage_offset());
-  made->set_sizes_and_strides(model->sizes(), model->strides());
-  if (like.is_conj()) made->_set_conj(true);
-  if (like.is_neg()) made->_set_neg(true);
-  if (model->is_wrapped_number()) made->set_wrapped_number(true);
+  auto tensor = tensor_over(std::move(storage), c10::DispatchKey::CPU, like);
+  if (like.unsafeGetTensorImpl()->is_wrapped_number()) tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
   return tensor;
 }
 

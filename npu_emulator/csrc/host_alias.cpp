@@ -13,8 +13,10 @@ void release_storage(void* device_storage) {
   c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(device_storage));
 }
 
-at::Tensor tensor_over(c10::intrusive_ptr<c10::StorageImpl> storage, c10::DispatchKey key, const at::Tensor& like) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), c10::DispatchKeySet(key),
+}  // namespace
+
+at::Tensor tensor_over(c10::Storage storage, c10::DispatchKey key, const at::Tensor& like) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key),
                                                          like.dtype());
   auto* made = tensor.unsafeGetTensorImpl();
   const auto* model = like.unsafeGetTensorImpl();
@@ -24,8 +26,6 @@ at::Tensor tensor_over(c10::intrusive_ptr<c10::StorageImpl> storage, c10::Dispat
   if (like.is_neg()) made->_set_neg(true);
   return tensor;
 }
-
-}  // namespace
 
 HostAliases::StoragePointer HostAliases::alias_storage(c10::StorageImpl* device_storage) {
   for (const auto& pair : storages_)

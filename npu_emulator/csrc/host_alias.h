@@ -2,10 +2,14 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/Storage.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
 
 namespace npu {
+
+// A tensor over this memory with the type, sizes, strides, offset and lazy bits of `like`.
+at::Tensor tensor_over(c10::Storage storage, c10::DispatchKey key, const at::Tensor& like);
 
 // The aliases of one operator call. Tensors that share storage on the device share it on the host.
 class HostAliases {
