@@ -22,7 +22,7 @@ class Finding:
 
     def line(self) -> str:
         """The finding as one line of a report."""
-        return f"{self.state:<4}{self.what:<20}{self.detail}" + (f"; {self.remedy}" if self.remedy else "")
+        return f"{self.state:<4}{self.what:<22}{self.detail}" + (f"; {self.remedy}" if self.remedy else "")
 
 
 def ask(*command: str) -> str | None:

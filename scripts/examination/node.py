@@ -15,6 +15,7 @@ from pathlib import Path
 
 from overlay.pins import Pins
 from scripts.examination.finding import Finding, ask
+from scripts.examination.npus import examine_npus
 
 OPEN_FILES = 65536
 # Ray keeps objects in shared memory: by default three tenths of the memory, and no more than this.
@@ -24,7 +25,7 @@ OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9
 def examine_node(settings: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
     """Look at this machine; `settings` are those of the cluster's file, `root` the top of the file system."""
     findings = [*python_and_pins(), cann(root)]
-    findings += npus(int(settings["DIES_PER_NODE"]))
+    findings += npus(int(settings["DIES_PER_NODE"]), root)
     findings += network(settings)
     findings += [limit_of_files(), limit_of_locked_memory(), jemalloc(settings["JEMALLOC"]), shared_memory(root)]
     findings += paths(settings)
@@ -81,35 +82,12 @@ def cann(root: Path, pin: str = "8.2.RC1") -> Finding:
     return Finding("CANN", f"{match[1]} (pin: {pin})", "" if right else f"install CANN {pin}")
 
 
-def npus(dies: int) -> list[Finding]:
+def npus(dies: int, root: Path = Path("/")) -> list[Finding]:
     """Number and health of the NPUs, and the state of their links."""
     if emulated():
         count = int(os.environ.get("NPU_EMULATOR_DEVICES", "8"))
         return [Finding("NPUs", f"{count} emulated", "" if count >= dies else f"set NPU_EMULATOR_DEVICES={dies}")]
-    listed = ask("npu-smi", "info", "-m")
-    if listed is None:
-        return [
-            Finding("NPUs", "npu-smi does not answer", "install the NPU driver, or pass npu-smi into the container")
-        ]
-    rows = re.findall(r"^\s*(\d+)\s+\d+\s+(\d+)\s+\S*[Aa]scend", listed, re.MULTILINE)
-    remedy = "" if len(rows) >= dies else f"{dies} are wanted: look at dmesg and the driver's log, reseat or reset"
-    findings = [Finding("NPUs", f"{len(rows)} of {dies}", remedy)]
-    for card in sorted({int(card) for card, _ in rows}):
-        health = ask("npu-smi", "info", "-t", "health", "-i", str(card)) or ""
-        states = re.findall(r"Health[ \w]*:\s*(\w+)", health)
-        well = bool(states) and set(states) == {"OK"}
-        detail = ", ".join(states) or "no answer"
-        findings.append(Finding(f"NPU {card}", detail, "" if well else "drain the node and replace or reset the card"))
-    return [*findings, *(link(int(die)) for _, die in rows)]
-
-
-def link(die: int) -> Finding:
-    """The network link of one die, over which HCCL reaches other nodes."""
-    said = ask("hccn_tool", "-i", str(die), "-link", "-g")
-    if said is None:
-        return Finding(f"link of die {die}", "hccn_tool does not answer", known=False)
-    up = re.search(r"link status:\s*UP", said) is not None
-    return Finding(f"link of die {die}", "up" if up else "down", "" if up else "check cable and switch port")
+    return examine_npus(dies, root)
 
 
 def network(settings: Mapping[str, str]) -> Iterator[Finding]:

@@ -13,12 +13,6 @@ from scripts.examination import node
 from scripts.examination.cluster import NodeFacts, compare_nodes, tree_hash
 from tests.scripts.cluster_files import ROOT, load_script, write_cluster_file
 
-MAPPING = """
-        NPU ID                         Chip ID                        Chip Logic ID                  Chip Name
-        0                              0                              0                              Ascend 910
-        0                              1                              1                              Ascend 910
-        0                              2                              -                              Mcu
-"""
 ADDRESSES = r"1: lo    inet 127.0.0.1/8 scope host lo\n2: enp0    inet 10.0.0.1/24 scope global enp0\n"
 
 
@@ -33,8 +27,6 @@ def machine(tmp_path, monkeypatch):
         (tools / name).write_text(f"#!/bin/bash\n{text}\n")
         (tools / name).chmod(0o755)
 
-    says("npu-smi", f"if [[ $2 == -m ]]; then echo '{MAPPING}'; else echo 'Health Status : OK'; fi")
-    says("hccn_tool", "echo 'link status: UP'")
     says("ip", f"printf '{ADDRESSES}'")
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     return says
@@ -43,31 +35,6 @@ def machine(tmp_path, monkeypatch):
 def remedies(findings) -> dict[str, str]:
     """The remedy of everything that is bad."""
     return {finding.what: finding.remedy for finding in findings if finding.state == "BAD"}
-
-
-def test_npus_and_links_that_are_well(machine):
-    findings = node.npus(2)
-    assert [finding.what for finding in findings] == ["NPUs", "NPU 0", "link of die 0", "link of die 1"]
-    assert not remedies(findings)
-
-
-def test_missing_npus_are_counted(machine):
-    assert node.npus(16)[0].detail == "2 of 16" and "dmesg" in remedies(node.npus(16))["NPUs"]
-
-
-def test_an_unhealthy_npu_and_a_link_that_is_down_are_named(machine):
-    machine("npu-smi", f"if [[ $2 == -m ]]; then echo '{MAPPING}'; else echo 'Health Status : Alarm'; fi")
-    machine("hccn_tool", "[[ $2 == 1 ]] && echo 'link status: DOWN' || echo 'link status: UP'")
-    found = remedies(node.npus(2))
-    assert found.keys() == {"NPU 0", "link of die 1"} and "cable" in found["link of die 1"]
-
-
-def test_a_driver_that_does_not_answer_is_bad_and_a_link_tool_is_not(machine):
-    machine("npu-smi", "exit 1")
-    assert "install the NPU driver" in remedies(node.npus(2))["NPUs"]
-    machine("npu-smi", f"if [[ $2 == -m ]]; then echo '{MAPPING}'; else echo 'Health : OK'; fi")
-    machine("hccn_tool", "exit 1")
-    assert {finding.state for finding in node.npus(2)} == {"ok", "?"}
 
 
 @pytest.mark.parametrize(("version", "bad"), [("8.2.RC1", False), ("8.1.RC1", True), (None, True)])

@@ -1,0 +1,148 @@
+"""The NPUs of a node, by what the driver's tools print: chips, their health, and their links.
+
+Columns are found by their headings, because releases of npu-smi differ in them: a 910B has `Chip Logic ID`, an A3 has
+`Chip Phy-ID` beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.examination.finding import Finding, ask
+
+# Where the driver puts its tools; not all of these folders are on every PATH.
+TOOL_FOLDERS = ("usr/local/bin", "usr/local/sbin", "usr/bin", "usr/sbin", "usr/local/Ascend/driver/tools")
+# States of `hccn_tool -net_health` that say nothing of the link: no address to look for has been set, or not for long.
+NOT_LOOKED_AT = ("Init", "Detect ip set")
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One die: the numbers of its card and of itself on the card, the logical one, and the physical one."""
+
+    npu: int
+    chip: int
+    logic: int
+    physical: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"die {self.logic} (NPU {self.npu} chip {self.chip})"
+
+
+def find_tool(name: str, root: Path = Path("/")) -> str:
+    """The path of one of the driver's tools: on PATH, or where the driver puts it; its name if it is nowhere."""
+    places = [root / folder / name for folder in TOOL_FOLDERS]
+    found = shutil.which(name) or next((str(path) for path in places if os.access(path, os.X_OK)), None)
+    return found or name
+
+
+def read_mapping(said: str) -> list[Chip]:
+    """The chips in the output of `npu-smi info -m`. Rows without a logical number are no NPUs, such as the Mcu.
+
+    The last column, `Chip Name`, may hold spaces. Of `Chip Logic ID` and `Chip Phy-ID`, one stands for the other where
+    it is missing.
+    """
+    chips, columns = [], []
+    for line in said.splitlines():
+        if "NPU ID" in line and "Chip ID" in line:
+            columns = _headings(line)
+            continue
+        words = line.split(None, len(columns) - 1) if columns else []
+        row = dict(zip(columns, words, strict=False))
+        logic = row.get("Chip Logic ID", row.get("Chip Phy-ID", "-"))
+        numbers = [row.get("NPU ID", ""), row.get("Chip ID", ""), logic, row.get("Chip Phy-ID", logic)]
+        if all(number.isdigit() for number in numbers):
+            chips.append(Chip(*map(int, numbers), name=row.get("Chip Name", "").strip()))
+    return chips
+
+
+def _headings(line: str) -> list[str]:
+    """The headings of the mapping's first line, which may be one space apart: each ends with ID or Name."""
+    found, words = [], []
+    for word in line.split():
+        words.append(word)
+        if word.endswith("ID") or word == "Name":
+            found.append(" ".join(words))
+            words = []
+    return found
+
+
+def read_health(said: str) -> dict[tuple[int, int], str]:
+    """Health by numbers of card and chip, from the table of `npu-smi info`.
+
+    A chip has two lines there. In the first are its card and its health, in the second its own number:
+
+        | NPU   Name                | Health        | Power(W) ...
+        | Chip  Phy-ID              | Bus-Id        | AICore(%) ...
+        | 7     Ascend910           | OK            | -
+        | 1     15                  | 0000:83:00.0  | 0
+    """
+    states: dict[tuple[int, int], str] = {}
+    column, first = None, None
+    for line in said.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if not line.lstrip().startswith("|") or not cells[0]:
+            continue
+        if cells[0].startswith("NPU"):
+            # The table of processes begins with NPU, too, and has no health.
+            column, first = (cells.index("Health") if "Health" in cells else None), None
+        elif column is not None and column < len(cells) and cells[0].split()[0].isdigit():
+            number = int(cells[0].split()[0])
+            if first is None:
+                first = number, cells[column]
+            else:
+                states[first[0], number] = first[1]
+                first = None
+    return states
+
+
+def examine_npus(dies: int, root: Path = Path("/")) -> list[Finding]:
+    """Number and health of the NPUs, and the state of their links; `root` is the top of the file system."""
+    smi = find_tool("npu-smi", root)
+    listed = ask(smi, "info", "-m")
+    if listed is None:
+        return [
+            Finding("NPUs", "npu-smi does not answer", "install the NPU driver, or pass npu-smi into the container")
+        ]
+    chips = read_mapping(listed)
+    remedy = "" if len(chips) >= dies else f"{dies} are wanted: look at dmesg and the driver's log, reseat or reset"
+    states = read_health(ask(smi, "info") or "")
+    findings = [Finding("NPUs", f"{len(chips)} of {dies}", remedy)]
+    findings += [_health(chip, states, smi) for chip in chips]
+    tool = find_tool("hccn_tool", root)
+    return findings + [link(chip, tool) for chip in chips]
+
+
+def _health(chip: Chip, states: Mapping[tuple[int, int], str], smi: str) -> Finding:
+    state = states.get((chip.npu, chip.chip))
+    if state is None:
+        said = ask(smi, "info", "-t", "health", "-i", str(chip.npu), "-c", str(chip.chip)) or ""
+        match = re.search(r"^\s*Health(?: Status)?\s*:\s*(\S+)", said, re.MULTILINE)
+        state = match[1] if match else "no answer"
+    remedy = f"npu-smi info -t health -i {chip.npu} -c {chip.chip} says why; drain the node, reset or replace the card"
+    return Finding(str(chip), f"{chip.name}, {state}", "" if state == "OK" else remedy)
+
+
+def link(chip: Chip, tool: str) -> Finding:
+    """The network link of one die, over which HCCL reaches other nodes. hccn_tool takes physical numbers."""
+    what = f"link of die {chip.logic}"
+    said = ask(tool, "-i", str(chip.physical), "-link", "-g")
+    state = re.search(r"link status:\s*(\S+)", said or "")
+    if not state:
+        return Finding(what, "hccn_tool does not answer", known=False)
+    if state[1].upper() != "UP":
+        return Finding(what, state[1].lower(), "check cable and switch port")
+    health = re.search(
+        r"net health status:\s*(\S.*?)\s*$", ask(tool, "-i", str(chip.physical), "-net_health", "-g") or "", re.M
+    )
+    if not health or health[1] in NOT_LOOKED_AT:
+        return Finding(what, "up")
+    well = health[1] == "Success"
+    remedy = "" if well else "check addresses, gateway and switch: the address that it is to detect does not answer"
+    return Finding(what, f"up, {health[1]}", remedy)
