@@ -30,10 +30,10 @@ training_prepare() {
     )
 }
 
-# Prints a path in Hydra's quotes, because Hydra gives meaning to =, {, comma and space.
+# Prints a path in Hydra's quotes, because Hydra gives meaning to =, {, comma and space. In them only the backslashes
+# before a quote are escapes.
 training_quoted() {
-    local escaped=${1//\\/\\\\}
-    printf "'%s'" "${escaped//\'/\\\'}"
+    printf "'%s'" "$(printf '%s' "$1" | sed -E "s/(\\\\*)'/\\1\\1\\\\'/g; s/(\\\\+)\$/\\1\\1/")"
 }
 
 # Prints what this node would do: lines that begin with source, export, cd and run are what it runs, in this order.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from scripts.rehearsal.plan import setting
+from verl_patches.features.overrides import setting
 
 # The tiny model learns nothing from text; the point of such a run is that real data pass through every stage.
 _LONGEST_PROMPT = 256

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from verl_patches.features.overrides import setting
+
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "outputs" / "rehearsal"
 DEFAULT_TRAIN_DATA = ROOT / "data" / "arithmetic" / "train.jsonl"
@@ -17,7 +19,6 @@ REWARD = ROOT / "verl_patches" / "utils" / "reward" / "rule_reward.py"
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal.env"
 # The warm start does not depend on the run's seed: all seeds start from one cached checkpoint.
 CHECKPOINT_SEED = 0
-_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./-]+")
 
 
 @dataclass(frozen=True)
@@ -125,20 +126,6 @@ def make_plan(options: Options, time_name: str) -> Plan:
     if options.steps is not None:
         own.append(setting("trainer.total_training_steps", options.steps))
     return replace(plan, overrides=(*own, *options.overrides))
-
-
-def setting(key: str, value: str | int | Path | list[Path]) -> str:
-    """Returns Hydra's ``key=value``; paths are quoted, because Hydra gives meaning to ``=``, ``{`` and ``,``."""
-    if isinstance(value, list):
-        return f"{key}=[{','.join(_quoted(entry) for entry in value)}]"
-    return f"{key}={_quoted(value) if isinstance(value, Path) else value}"
-
-
-def _quoted(path: Path) -> str:
-    if _PLAIN_PATH.fullmatch(str(path)):
-        return str(path)
-    escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 def _search_path() -> str:

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from safetensors.numpy import save_file
 
 from scripts.rehearsal.display import format_duration, format_row
 from scripts.rehearsal.lengths import measured_settings
-from scripts.rehearsal.plan import Options, make_plan, read_environment, setting
+from scripts.rehearsal.plan import Options, make_plan, read_environment
 from scripts.rehearsal.preflight import (
     PreflightError,
     check_device_memory,
@@ -213,14 +212,6 @@ def test_user_overrides_win_over_every_other():
     widened = plan.with_overrides(["data.max_prompt_length=64"])
     assert widened.overrides[-2:] == ("data.max_prompt_length=64", "trainer.total_training_steps=9")
     assert "trainer.total_training_steps=5" in widened.overrides[:-2]
-
-
-def test_paths_survive_hydras_grammar(tmp_path):
-    for path in (Path("/plain/path-1.0"), Path("/with space/a=b,{c}/it's")):
-        override = OverridesParser.create().parse_override(setting("key", path))
-        assert override.value() == str(path)
-    listed = OverridesParser.create().parse_override(setting("key", [Path("/a b"), Path("/c")]))
-    assert [getattr(entry, "text", entry) for entry in listed._value] == ["/a b", "/c"]
 
 
 def test_every_variable_of_the_environment_file_is_read_by_the_software_it_names():

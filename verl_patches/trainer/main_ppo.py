@@ -37,8 +37,11 @@ def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
+    from verl_patches.features.overrides import quoted
+
+    folder = quoted(f"file://{_verl_config_folder()}")
     with initialize_config_dir(config_dir=str(CONFIG_FOLDER), version_base=None):
-        return hydra_compose(config_name, [f"hydra.searchpath=[file://{_verl_config_folder()}]", *overrides])
+        return hydra_compose(config_name, [f"hydra.searchpath=[{folder}]", *overrides])
 
 
 def _verl_config_folder() -> Path:
