@@ -64,6 +64,55 @@ def test_the_cluster_job():
     assert {name: found[name] for name in expected} == expected
 
 
+# What no key of verl's and no field of the model decides, as in MindSpeed-LLM v2.0.0's own script for the A3,
+# examples/mcore/deepseek3/pretrain_deepseek3_671b_4k_A3_ptd.sh.
+OF_THE_VENDORS_SCRIPT = {
+    "spec": ["mindspeed_llm.tasks.models.spec.deepseek_spec", "layer_spec"],
+    "use_mcore_models": True,
+    "make_vocab_size_divisible_by": 1,
+    "untie_embeddings_and_output_weights": True,
+    "disable_bias_linear": True,
+    "swiglu": True,
+    "normalization": "RMSNorm",
+    "attention_dropout": 0,
+    "hidden_dropout": 0,
+    "attention_softmax_in_fp32": True,
+    "no_masked_softmax_fusion": True,
+    "multi_head_latent_attention": True,
+    "qk_layernorm": True,
+    "position_embedding_type": "rope",
+    "use_rotary_position_embeddings": True,
+    "rope_scaling_type": "yarn",
+    "moe_layer_freq": 1,
+    "moe_router_score_function": "sigmoid",
+    "moe_router_load_balancing_type": "noaux_tc",
+    "moe_router_enable_expert_bias": True,
+    "moe_grouped_gemm": True,
+    "moe_token_dispatcher_type": "alltoall",
+    "moe_permutation_async_comm": True,
+    "distributed_backend": "nccl",
+    "use_distributed_optimizer": True,
+    "use_flash_attn": True,
+    "mla_fa_without_pad": True,
+    "reset_position_ids": True,
+    "bf16": True,
+    "micro_batch_size": 1,
+}
+# Where this job differs from pre-training: nothing balances the experts, lengths vary, and verl has steps and rates.
+OF_POST_TRAINING = {
+    "moe_router_bias_update_rate": 0.0,
+    "moe_aux_loss_coeff": 0.0,
+    "variable_seq_lengths": True,
+    "train_iters": 1,
+    "lr": 0.0,
+}
+
+
+def test_what_is_fixed():
+    fixed, found = OF_THE_VENDORS_SCRIPT | OF_POST_TRAINING, arguments()
+    assert {name: found[name] for name in fixed} == fixed
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -135,6 +184,25 @@ def test_a_field_of_the_model_is_one_argument(field, argument):
     value = False if field == "norm_topk_prob" else 12345
     before, after = arguments(), arguments(model=published(**{field: value}))
     assert {name: after[name] for name in after if after[name] != before[name]} == {argument: value}
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"],
+)
+def test_a_field_of_yarn_is_one_argument(field):
+    scaling = published().rope_scaling
+    before, after = arguments(), arguments(model=published(rope_scaling=scaling | {field: 7}))
+    assert before[f"rope_scaling_{field}"] == scaling[field]
+    assert {name: after[name] for name in after if after[name] != before[name]} == {f"rope_scaling_{field}": 7}
+
+
+def test_yarn_as_megatron_has_it_where_the_model_says_less():
+    found = arguments(
+        model=published(rope_scaling={"type": "yarn", "factor": 2, "original_max_position_embeddings": 9})
+    )
+    yarn = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    assert [found[f"rope_scaling_{field}"] for field in yarn] == [32, 1, 1.0, 0.0]
 
 
 def test_the_vocabulary_is_never_padded():
