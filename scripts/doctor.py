@@ -6,6 +6,9 @@ cannot be read.
 """
 
 import argparse
+import re
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,12 +27,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ray", metavar="ADDRESS", help="HOST:PORT of a Ray that runs")
     options = parser.parse_args(arguments)
     try:
-        settings = read_environment(options.cluster)
-        open_values = [name for name, value in settings.items() if "<" in value]
-        if open_values:
-            raise ValueError(f"{', '.join(open_values)} in {options.cluster} are placeholders; fill them in")
+        settings = read_settings(options.cluster)
+        if options.ray:
+            check_address(options.ray)
         findings = examine_node(settings)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.ray:
@@ -39,6 +41,30 @@ def main(arguments: list[str] | None = None) -> int:
     bad = sum(bool(finding.remedy) for finding in findings)
     print(f"{bad} of {len(findings)} are bad" if bad else f"all {len(findings)} are well, or could not be looked at")
     return 1 if bad else 0
+
+
+def read_settings(path: Path) -> dict[str, str]:
+    """The settings of a cluster's file that the launcher would take. Raises ValueError with its sentence otherwise."""
+    check = 'cd "$1"; for part in terminal arguments cluster; do source scripts/lib/$part.sh; done; cluster_read "$2"'
+    done = subprocess.run(
+        ["bash", "-euc", check, "bash", ROOT, path.absolute()], capture_output=True, text=True, errors="replace"
+    )
+    if done.returncode:
+        raise ValueError(done.stderr.strip().removeprefix("error: "))
+    return read_environment(path)
+
+
+def check_address(address: str) -> None:
+    """Raises ValueError unless something answers at HOST:PORT; Ray itself would try for minutes."""
+    match = re.fullmatch(r"([^:\s]+):([1-9]\d{0,4})", address)
+    if not match or int(match[2]) > 65535:
+        raise ValueError(f"--ray is {address!r}: give HOST:PORT of a Ray that runs, such as 10.0.0.1:6379")
+    try:
+        socket.create_connection((match[1], int(match[2])), timeout=10).close()
+    except OSError as error:
+        raise ValueError(
+            f"--ray: nothing answers at {address} ({error}); start the job or a Ray there first"
+        ) from error
 
 
 if __name__ == "__main__":

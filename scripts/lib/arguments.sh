@@ -16,9 +16,18 @@ argument_require_number() {
     fi
 }
 
-# Fails unless VALUE is a file that can be read.
+# Fails unless VALUE is a file that can be read. FORM says which file the option takes.
 argument_require_file() {
-    local option=$1 value=$2
+    local option=$1 value=$2 form=${3:-a .json or .jsonl file}
     [[ -e $value ]] || fail "$option: the file $value does not exist; check the path."
-    [[ -f $value && -r $value ]] || fail "$option: $value is not a readable file; give a .json or .jsonl file."
+    [[ -f $value && -r $value ]] || fail "$option: $value is not a readable file; give $form."
+}
+
+# Fails unless VALUE is a whole number from LOWEST to HIGHEST as people write it: a leading zero means octal to some
+# programs that read the number, and nothing to others.
+argument_require_decimal() {
+    local option=$1 value=$2 lowest=$3 highest=$4
+    if [[ ! $value =~ ^(0|[1-9][0-9]{0,8})$ ]] || ((value < lowest || value > highest)); then
+        fail "$option is \"$value\": give a whole number from $lowest to $highest, without leading zeros."
+    fi
 }

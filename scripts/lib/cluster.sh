@@ -7,12 +7,16 @@ readonly CLUSTER_SETTINGS=(
     MASTER_ADDR SOCKET_IFNAME NODES DIES_PER_NODE MODEL_PATH TRAIN_FILES TEST_FILES OUTPUT_DIR CANN_ENV JEMALLOC
     RAY_PORT RAY_TLS_DIR ALLOW_PUBLIC_ADDRESS HEAD_TIMEOUT_S NODES_TIMEOUT_S STOP_TIMEOUT_S POLL_S
 )
-readonly CLUSTER_NUMBERS=(NODES DIES_PER_NODE RAY_PORT HEAD_TIMEOUT_S NODES_TIMEOUT_S STOP_TIMEOUT_S)
+readonly CLUSTER_NUMBERS=(NODES DIES_PER_NODE HEAD_TIMEOUT_S NODES_TIMEOUT_S STOP_TIMEOUT_S)
+readonly CLUSTER_FORM='a file of NAME=value lines, such as scripts/env/a3_256_dies.env'
+# torch_npu ends a process whose collective has waited this many seconds, unless the process group names another limit,
+# and verl's and Megatron's name none (DEFAULT_TIMEOUT of torch_npu's ProcessGroupHCCL.hpp).
+readonly CLUSTER_WATCHDOG_S=1800
 
 # Sets the launcher's settings as variables of this shell and keeps the exports in cluster_exports (NAME=value).
 cluster_read() {
     local file=$1 line name value
-    argument_require_file --cluster "$file"
+    argument_require_file --cluster "$file" "$CLUSTER_FORM"
     declare -gA cluster_given=()
     declare -ga cluster_names=() cluster_exports=()
     while IFS= read -r line || [[ -n $line ]]; do
@@ -21,7 +25,7 @@ cluster_read() {
         line="${line#"${line%%[![:space:]]*}"}"
         line="${line%"${line##*[![:space:]]}"}"
         [[ -n $line && $line != \#* ]] || continue
-        [[ $line =~ ^([A-Za-z][A-Za-z0-9_]*)=(.*)$ ]] || fail "$file: \"$line\" is no NAME=value line."
+        [[ $line =~ ^([A-Za-z][A-Za-z0-9_]*)=(.*)$ ]] || fail "$file: \"${line:0:60}\" is no NAME=value line."
         name=${BASH_REMATCH[1]} value=${BASH_REMATCH[2]}
         [[ -z ${cluster_given[$name]+set} ]] || fail "$file sets $name twice; keep one."
         cluster_given[$name]=$value
@@ -47,13 +51,35 @@ cluster_check() {
         [[ ${cluster_given[$name]} != *[\<\>]* ]] || fail "$file: $name is still the placeholder ${cluster_given[$name]}; fill it in."
     done
     for name in "${CLUSTER_NUMBERS[@]}"; do
-        argument_require_number "$name in $file" "${cluster_given[$name]}" 1
+        argument_require_decimal "$name in $file" "${cluster_given[$name]}" 1 999999999
     done
-    [[ $MASTER_ADDR =~ ^[0-9]+(\.[0-9]+){3}$ ]] ||
-        fail "$file: MASTER_ADDR is \"$MASTER_ADDR\": give the IPv4 address of the head; nodes compare it with their own."
-    [[ $POLL_S =~ ^[0-9]+(\.[0-9]+)?$ ]] || fail "$file: POLL_S is \"$POLL_S\": give seconds, such as 5 or 0.5."
+    argument_require_decimal "RAY_PORT in $file" "$RAY_PORT" 1 65535
+    cluster_check_address "$file"
+    cluster_check_timeouts "$file"
+    [[ $POLL_S =~ ^(0|[1-9][0-9]{0,5})(\.[0-9]{1,6})?$ && $POLL_S =~ [1-9] ]] ||
+        fail "$file: POLL_S is \"$POLL_S\": give seconds, such as 5 or 0.5."
     [[ $ALLOW_PUBLIC_ADDRESS == yes || $ALLOW_PUBLIC_ADDRESS == no ]] || fail "$file: ALLOW_PUBLIC_ADDRESS is yes or no."
-    ((RAY_PORT <= 65535)) || fail "$file: RAY_PORT is $RAY_PORT: a port is at most 65535."
+}
+
+# Fails unless MASTER_ADDR is an IPv4 address.
+cluster_check_address() {
+    local file=$1 part parts
+    IFS=. read -ra parts <<<"$MASTER_ADDR"
+    [[ ${#parts[@]} == 4 && $MASTER_ADDR != *. ]] || parts=(none)
+    for part in "${parts[@]}"; do
+        [[ $part =~ ^(0|[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5])$ ]] ||
+            fail "$file: MASTER_ADDR is \"$MASTER_ADDR\": give the IPv4 address of the head; nodes compare it with their own."
+    done
+}
+
+# Fails unless HCCL gives a collective up before torch_npu's watchdog ends the process: what HCCL then writes into the
+# plog, which die it waited for, is lost otherwise. Without the variable HCCL waits 1836 s, and with 0 for ever.
+cluster_check_timeouts() {
+    local file=$1 name=HCCL_EXEC_TIMEOUT
+    [[ -n ${cluster_given[$name]:-} ]] ||
+        fail "$file does not set $name, and HCCL's own 1836 s lie above the $CLUSTER_WATCHDOG_S s of torch_npu's watchdog; set it to less."
+    argument_require_decimal "$name in $file (torch_npu's watchdog ends a process after $CLUSTER_WATCHDOG_S s)" \
+        "${cluster_given[$name]}" 1 $((CLUSTER_WATCHDOG_S - 1))
 }
 
 # Works out cluster_scripts, the vendor's scripts to source, and cluster_environment (NAME=value), which is exported after

@@ -555,7 +555,20 @@ def test_the_interface_can_be_found_by_the_way_to_the_head(worker):
         ({"NODES": "two"}, 'NODES in .*cluster.env is "two": give a whole number'),
         ({"NODES": 0}, 'is "0": give a whole number'),
         ({"POLL_S": "often"}, 'POLL_S is "often": give seconds'),
-        ({"RAY_PORT": 70000}, "RAY_PORT is 70000: a port is at most 65535"),
+        ({"RAY_PORT": 70000}, 'RAY_PORT in .* is "70000": give a whole number from 1 to 65535'),
+        ({"RAY_PORT": "08080"}, 'RAY_PORT in .* is "08080": give a whole number .*, without leading zeros'),
+        ({"RAY_PORT": "0100000"}, 'RAY_PORT in .* is "0100000": .* without leading zeros'),
+        ({"RAY_PORT": "99999999999999999999"}, "RAY_PORT in .*: give a whole number"),
+        ({"DIES_PER_NODE": "016"}, "DIES_PER_NODE in .* without leading zeros"),
+        ({"MASTER_ADDR": "10.0.0.999"}, 'MASTER_ADDR is "10.0.0.999": give the IPv4 address'),
+        ({"MASTER_ADDR": "010.0.0.1"}, 'MASTER_ADDR is "010.0.0.1": give the IPv4 address'),
+        ({"POLL_S": "0.0"}, 'POLL_S is "0.0": give seconds'),
+        (
+            {"HCCL_EXEC_TIMEOUT": 7200},
+            "watchdog ends a process after 1800 s. is .7200.: give a whole number from 1 to 1799",
+        ),
+        ({"HCCL_EXEC_TIMEOUT": 0}, "HCCL_EXEC_TIMEOUT in .* from 1 to 1799"),
+        ({"HCCL_EXEC_TIMEOUT": ""}, "does not set HCCL_EXEC_TIMEOUT, and HCCL's own 1836 s lie above"),
         ({"ALLOW_PUBLIC_ADDRESS": "maybe"}, "ALLOW_PUBLIC_ADDRESS is yes or no"),
         ({"MODEL_PATH": ""}, "does not set MODEL_PATH"),
         ({"CANN_ENV": "/no/such/set_env.sh"}, "CANN_ENV: /no/such/set_env.sh cannot be read; install CANN"),
@@ -577,7 +590,13 @@ def test_a_setting_that_is_given_twice_is_refused(head):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"), [(["--fast"], 'Unknown argument "--fast"'), (["--cluster"], "needs a value")]
+    ("arguments", "says"),
+    [
+        (["--fast"], 'Unknown argument "--fast"'),
+        (["--cluster"], "needs a value"),
+        (["--cluster", "/tmp"], "--cluster: /tmp is not a readable file; give a file of NAME=value lines, such as"),
+        (["--cluster", "/no/such"], "--cluster: the file /no/such does not exist"),
+    ],
 )
 def test_arguments_that_are_not_understood_are_refused(head, arguments, says):
     code, said = head.run(*arguments)
