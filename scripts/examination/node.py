@@ -15,6 +15,7 @@ from pathlib import Path
 
 from overlay.pins import Pins
 from scripts.examination.finding import Finding, ask
+from scripts.examination.installed_files import examine_files
 from scripts.examination.npus import examine_npus
 
 OPEN_FILES = 65536
@@ -24,7 +25,7 @@ OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9
 
 def examine_node(settings: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
     """Look at this machine; `settings` are those of the cluster's file, `root` the top of the file system."""
-    findings = [*python_and_pins(), cann(root)]
+    findings = [*python_and_pins(), *installed_files(), cann(root)]
     findings += npus(int(settings["DIES_PER_NODE"]), root)
     findings += network(settings)
     findings += [limit_of_files(), limit_of_locked_memory(), jemalloc(settings["JEMALLOC"]), shared_memory(root)]
@@ -67,6 +68,30 @@ def python_and_pins() -> Iterator[Finding]:
         else:
             remedy = "" if version.split("+")[0] in wanted else f"install {upstream.name}=={upstream.version}"
             yield Finding(upstream.name, f"{version} (pin: {upstream.version})", remedy)
+
+
+def installed_files() -> Iterator[Finding]:
+    """Whether the files of the pinned upstreams are those that their packages brought.
+
+    Upstreams that a workspace holds as source have no list of files; the workspace checks their commits.
+    """
+    by_site: dict[Path, list[str]] = {}
+    for upstream in Pins.read().upstreams:
+        name = upstream.distribution or upstream.name
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if distribution.read_text("RECORD"):
+            by_site.setdefault(Path(distribution.locate_file("")), []).append(name)
+    stamps = Path(sys.prefix) / "stamps"
+    for site, names in by_site.items():
+        examined = examine_files(site, names, stamps / "files.json" if stamps.is_dir() else None)
+        detail = f"{examined.files} of {', '.join(names)} are as their packages brought them"
+        for damage in examined.damages[:5]:
+            yield Finding("installed files", str(damage), f"install {damage.package.partition(' ')[0]} again")
+        if not examined.damages:
+            yield Finding("installed files", detail)
 
 
 def cann(root: Path, pin: str = "8.2.RC1") -> Finding:

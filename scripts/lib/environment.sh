@@ -99,7 +99,8 @@ environment_install_packages() {
     local root=$1 python=$2 log=$3 environment=$1/.venv
     local install=("$environment/bin/uv" pip install --python "$environment/bin/python" --require-hashes --no-build-isolation)
     # Bytecode is compiled now: four workers that import the stack at once must not all do it.
-    install+=(--compile-bytecode --no-deps)
+    # Copies: a file that is a link into the installer's cache changes in every environment when it is edited in one.
+    install+=(--compile-bytecode --no-deps --link-mode copy)
     rm -rf "$environment"
     environment_step "$log" "creating .venv" "$python" -m venv "$environment"
     environment_step "$log" "installing the installer" "$environment/bin/python" -m pip install --quiet \
@@ -112,7 +113,15 @@ environment_install_packages() {
 environment_install_emulator() {
     local root=$1 log=$2 environment=$1/.venv
     environment_step "$log" "building the emulated NPU" "$environment/bin/uv" pip install \
-        --python "$environment/bin/python" --no-build-isolation --no-deps --reinstall --compile-bytecode "$root/npu_emulator"
+        --python "$environment/bin/python" --no-build-isolation --no-deps --reinstall --compile-bytecode \
+        --link-mode copy "$root/npu_emulator"
+}
+
+# Fails unless every installed file is the one that its package brought. Isolated and without site-packages: nothing of
+# what is to be checked runs, and it takes a second where nothing has changed.
+environment_check_files() {
+    local root=$1
+    "$root/.venv/bin/python" -I -S "$root/scripts/examination/installed_files.py" "$root/.venv" || exit 2
 }
 
 # Makes sure that ROOT/.venv is what the sources of this checkout ask for.
@@ -143,4 +152,5 @@ environment_ensure() {
         printf '%s\n' "$emulator" >"$stamps/emulator"
     fi
     exec {lock}>&-
+    environment_check_files "$root"
 }

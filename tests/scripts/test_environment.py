@@ -41,8 +41,9 @@ CALLED_STUB = """#!/bin/bash
 name=${0##*/}
 case "$name $*" in
     "python -m pip"*) echo "pip" >>"$CALLS" ;;
-    "uv pip install"*npu_emulator*) echo "emulator" >>"$CALLS" ;;
-    "uv pip install"*--require-hashes*) echo "packages" >>"$CALLS" ;;
+    "python -I -S "*installed_files.py*) echo "check" >>"$CALLS"; [[ ! -e "$TOOLS/damaged" ]] || exit 2 ;;
+    "uv pip install"*"--link-mode copy"*npu_emulator*) echo "emulator" >>"$CALLS" ;;
+    "uv pip install"*--require-hashes*"--link-mode copy"*) echo "packages" >>"$CALLS" ;;
     *) echo "unexpected: $name $*" >&2; exit 9 ;;
 esac
 if [[ -e "$TOOLS/break-$name" ]]; then echo "stub broke" >&2; exit 1; fi
@@ -58,6 +59,10 @@ class Machine:
         self.calls = folder / "calls"
         shutil.copytree(ROOT / "scripts", self.root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(ROOT / "requirements", self.root / "requirements")
+        # A dry run composes the command's settings with what the overlay has for that.
+        overrides = Path("verl_patches", "features", "overrides.py")
+        (self.root / overrides).parent.mkdir(parents=True)
+        shutil.copy(ROOT / overrides, self.root / overrides)
         (self.root / "npu_emulator").mkdir()
         (self.root / "npu_emulator" / "device.cpp").write_text("int main() {}\n")
         self.tools.mkdir()
@@ -99,9 +104,17 @@ def refused(done, *parts):
 def test_first_run_installs_in_order_and_the_second_does_nothing(machine):
     first = machine.run()
     assert first.returncode == 0, first.stderr
-    assert machine.take_calls() == ["venv", "pip", "packages", "emulator"]
+    assert machine.take_calls() == ["venv", "pip", "packages", "emulator", "check"]
     second = machine.run()
-    assert second.returncode == 0 and second.stdout == "" and machine.take_calls() == []
+    assert second.returncode == 0 and second.stdout == "" and machine.take_calls() == ["check"]
+
+
+def test_damaged_files_stop_a_run_whose_environment_is_ready(machine):
+    machine.run()
+    (machine.tools / "damaged").touch()
+    assert machine.run().returncode == 2
+    (machine.tools / "damaged").unlink()
+    assert machine.run().returncode == 0
 
 
 def test_changed_emulator_alone_is_rebuilt_alone(machine):
@@ -109,7 +122,7 @@ def test_changed_emulator_alone_is_rebuilt_alone(machine):
     machine.take_calls()
     (machine.root / "npu_emulator" / "device.cpp").write_text("int main() { return 1; }\n")
     assert machine.run().returncode == 0
-    assert machine.take_calls() == ["emulator"]
+    assert machine.take_calls() == ["emulator", "check"]
 
 
 def test_changed_lock_starts_from_nothing(machine):
@@ -118,7 +131,7 @@ def test_changed_lock_starts_from_nothing(machine):
     (machine.root / ".venv" / "leftover").touch()
     (machine.root / "requirements" / "runtime.lock").write_text("other\n")
     assert machine.run().returncode == 0
-    assert machine.take_calls() == ["venv", "pip", "packages", "emulator"]
+    assert machine.take_calls() == ["venv", "pip", "packages", "emulator", "check"]
     assert not (machine.root / ".venv" / "leftover").exists()
 
 
@@ -132,7 +145,7 @@ def test_failed_setup_says_where_and_is_never_taken_as_complete(machine, broken,
         assert machine.take_calls() == repeated
     (machine.tools / f"break-{broken}").unlink()
     assert machine.run().returncode == 0
-    assert machine.take_calls() == ["venv", "pip", "packages", "emulator"]
+    assert machine.take_calls() == ["venv", "pip", "packages", "emulator", "check"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -158,7 +171,7 @@ def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number):
     (machine.tools / "hang-uv").unlink()
     machine.take_calls()
     assert machine.run().returncode == 0
-    assert machine.take_calls() == ["venv", "pip", "packages", "emulator"]
+    assert machine.take_calls() == ["venv", "pip", "packages", "emulator", "check"]
 
 
 def wait_until_gone(process):
@@ -180,7 +193,7 @@ def test_setup_that_runs_elsewhere_is_waited_for(machine):
         assert machine.take_calls() == []
         holder.communicate()
         waiting.communicate(timeout=60)
-        assert waiting.returncode == 0 and machine.take_calls()[-1] == "emulator"
+        assert waiting.returncode == 0 and machine.take_calls()[-2:] == ["emulator", "check"]
     finally:
         holder.kill()
 

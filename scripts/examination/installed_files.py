@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Holds installed files against the hashes that their packages brought (RECORD of each .dist-info).
+
+A file whose size, time of change and inode are those of the last time is not hashed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import csv
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+# A hint is printed before this many bytes are hashed.
+WORTH_A_WORD = 200 * 10**6
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file that is not what its package brought. `what` is `is missing` or `has been changed`."""
+
+    package: str
+    file: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file} of {self.package} {self.what}"
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What was looked at: packages, files, and how many bytes had to be hashed; and what is damaged."""
+
+    packages: int
+    files: int
+    hashed: int
+    damages: tuple[Damage, ...]
+
+
+def examine_files(site: Path, packages: Iterable[str] = (), cache: Path | None = None) -> Examined:
+    """Check the installed packages of the folder `site` (site-packages), or those named.
+
+    Files outside `site` are left out: commands in bin/ hold the path of their environment. So are files without a hash
+    in RECORD, which are made after the installation. `cache` remembers what was found right.
+
+    Raises:
+        ValueError: a package of `packages` is not installed there.
+    """
+    known = _read(cache)
+    found = sorted(entry.name for entry in os.scandir(site) if entry.name.endswith(".dist-info"))
+    wanted = {name.lower().replace("-", "_") for name in packages}
+    chosen = [name for name in found if not wanted or name.partition("-")[0].lower() in wanted]
+    absent = wanted - {name.partition("-")[0].lower() for name in chosen}
+    if absent:
+        raise ValueError(f"{', '.join(sorted(absent))} is not installed in {site}")
+    # By package: the identity of its RECORD, and of each file its hash and the identity that had that hash.
+    entries = {name: _entry(site, name, known.get(name)) for name in chosen}
+    damages, stale = [], []
+    for name, (_, files) in entries.items():
+        for file, (digest, seen) in files.items():
+            identity = _identity(site / file)
+            if identity is None:
+                damages.append(Damage(_label(name), file, "is missing"))
+            elif identity != seen:
+                stale.append((name, file, digest, identity))
+    size = sum(identity[0] for *_, identity in stale)
+    if size > WORTH_A_WORD:
+        print(f"Checking {len(stale)} installed files ({size / 1e9:.1f} GB) by hash", file=sys.stderr)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        digests = pool.map(lambda row: _digest(site / row[1], row[2].partition("=")[0]), stale)
+        for (name, file, digest, identity), now in zip(stale, digests, strict=True):
+            if now == digest:
+                entries[name][1][file] = (digest, identity)
+            else:
+                damages.append(Damage(_label(name), file, "has been changed"))
+    if cache is not None and (stale or entries.keys() - known.keys()):
+        _write(cache, known | entries if wanted else entries)
+    return Examined(len(chosen), sum(len(files) for _, files in entries.values()), size, tuple(damages))
+
+
+def _label(folder: str) -> str:
+    """`verl 0.4.0` of `verl-0.4.0.dist-info`."""
+    return folder.removesuffix(".dist-info").replace("-", " ", 1)
+
+
+def _identity(path: Path) -> list[int] | None:
+    """Size, time of change and inode; None where there is no file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def _entry(site: Path, name: str, known: list | None) -> list:
+    """Identity of the RECORD, and the files that it gives a hash: as `known` has them where RECORD is unchanged."""
+    identity = _identity(site / name / "RECORD")
+    if identity is None:
+        return [None, {f"{name}/RECORD": ("", [])}]
+    if known is not None and known[0] == identity:
+        return known
+    return [identity, {file: (digest, None) for file, digest in _records(site / name / "RECORD")}]
+
+
+def _records(path: Path) -> Iterator[tuple[str, str]]:
+    """Files inside site-packages and their hashes, as `sha256=...` in URL-safe base 64 without padding."""
+    with path.open(newline="", encoding="utf-8") as lines:
+        for file, digest, *_ in csv.reader(lines):
+            # Python compiles a .pyc again where its source is newer, whoever brought it.
+            if digest and not file.startswith(("..", "/")) and not file.endswith(".pyc"):
+                yield file, digest
+
+
+def _digest(path: Path, method: str) -> str:
+    try:
+        with path.open("rb") as file:
+            done = hashlib.file_digest(file, method).digest()
+    except OSError:
+        return ""
+    return f"{method}={base64.urlsafe_b64encode(done).decode().rstrip('=')}"
+
+
+def _read(cache: Path | None) -> dict[str, list]:
+    """What an earlier examination found right; nothing where the file is absent or cut off."""
+    try:
+        known = json.loads(cache.read_bytes()) if cache else {}
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _write(cache: Path, entries: dict[str, list]) -> None:
+    cache.parent.mkdir(exist_ok=True)
+    new = cache.with_name(f"{cache.name}.{os.getpid()}")
+    new.write_text(json.dumps(entries))
+    os.replace(new, cache)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Checks an environment; returns 0 if it is well, else 2 after a sentence."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("environment", type=Path, help="the folder of a virtual environment")
+    root = parser.parse_args(arguments).environment
+    site = root / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    examined = examine_files(site, cache=root / "stamps" / "files.json")
+    if not examined.damages:
+        return 0
+    more = f" and {len(examined.damages) - 1} more" if examined.damages[1:] else ""
+    print(
+        f"error: {examined.damages[0]}{more} ({site}): installed packages are never edited, the overlay patches them "
+        f"at run time; remove {root} and start again, and if this comes back, empty the installer's cache (uv cache "
+        "clean).",
+        file=sys.stderr,
+    )
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
