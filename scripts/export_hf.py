@@ -6,6 +6,7 @@ it goes on where it stopped when the same command is given again. docs/weights.m
 """
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
@@ -39,6 +40,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def plan(options: argparse.Namespace) -> Conversion:
     """What the options ask for."""
+    if not math.isfinite(options.max_file_gb) or options.max_file_gb * _GB < 1:
+        raise ValueError(f"--max-file-gb is {options.max_file_gb:g}: it must be a size above 0")
     form, config = shards_form(options.load_dir, lambda shape: layout_form(options, "source", shape), options.hf_dir)
     size = int(options.max_file_gb * _GB)
     return to_huggingface(

@@ -20,6 +20,6 @@ def get_weight_saver(upstream, arch):
 def _refuse(*args, **kwargs):
     """Stand where verl would gather a HuggingFace checkpoint."""
     raise NotImplementedError(
-        "DeepSeek-V3 is not saved as a HuggingFace checkpoint from here: take hf_model out of "
-        "actor_rollout_ref.actor.checkpoint.contents, and use scripts/export_hf.py on what verl saves"
+        "DeepSeek-V3 cannot be saved as a HuggingFace checkpoint by a run: take hf_model out of "
+        "actor_rollout_ref.actor.checkpoint.contents (docs/weights.md says what can be saved)"
     )

@@ -4,7 +4,12 @@ import json
 from pathlib import Path
 
 from verl_patches.features.checkpoint.conversion import Conversion
-from verl_patches.features.checkpoint.huggingface import CONFIG_NAME, check_tensors, open_huggingface
+from verl_patches.features.checkpoint.huggingface import (
+    CONFIG_NAME,
+    check_prediction_layers,
+    check_tensors,
+    open_huggingface,
+)
 from verl_patches.features.checkpoint.manifest import MANIFEST_NAME
 from verl_patches.features.checkpoint.outputs import CopiedFile, OutputFile, SafetensorsFile, TextFile
 from verl_patches.features.checkpoint.records import Record
@@ -23,6 +28,7 @@ def cast_conversion(source: Path, output: Path, checksums: dict[str, str]) -> Co
         raise CheckpointError(f"{source}: no tensor is FP8; there is nothing to cast")
     shape = DeepseekV3Shape.from_config(folder.config)
     check_tensors(folder, canonical_shapes(shape), ignored_in_files(shape))
+    check_prediction_layers(folder, shape)
     tensors = folder.source()
     files: list[OutputFile] = [
         SafetensorsFile(file.name, [whole_record(tensors, name) for name in names])

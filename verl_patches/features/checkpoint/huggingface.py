@@ -1,6 +1,7 @@
 """A HuggingFace folder, BF16 or FP8, as a source; what is wrong with it is said before anything is read."""
 
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,15 +11,18 @@ from typing import Any
 import torch
 
 from verl_patches.features.checkpoint.fp8 import BLOCK, scale_shape
+from verl_patches.features.checkpoint.megatron_form import mtp_shapes
 from verl_patches.features.checkpoint.regions import Region, StoredTensor
 from verl_patches.features.checkpoint.safetensors_files import read_header
 from verl_patches.features.checkpoint.source import CanonicalTensor, Fragment, Source
+from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape
 from verl_patches.features.reshard.files import INDEX_NAME, CheckpointError
 from verl_patches.features.reshard.layout import whole_box
 
 CONFIG_NAME = "config.json"
 SCALE_SUFFIX = "_scale_inv"
 JOIN_SUFFIX = "eh_proj.weight"
+_LAYER = re.compile(r"model\.layers\.([0-9]{1,6})\.")
 DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 """Tensors that some files hold and no model needs: they follow from the configuration."""
 
@@ -59,7 +63,7 @@ class HuggingfaceFolder:
 
     def _canonical(self, name: str) -> CanonicalTensor:
         tensor = self.tensors[name]
-        region = Region.of(tensor, scales=self._scales(name, tensor))
+        region = Region.of(tensor, scales=self._scales(name, tensor), name=name)
         return CanonicalTensor(name, tensor.shape, [Fragment(whole_box(tensor.shape), region, str(tensor.file))])
 
     def _scales(self, name: str, tensor: StoredTensor) -> StoredTensor | None:
@@ -116,6 +120,19 @@ def check_tensors(
     shapes: what the model needs; `ignored`: prefixes of what it may have besides. Layers for multi-token prediction may
     be there whatever config.json says: whoever trains without them sets num_nextn_predict_layers to 0 there.
     """
+    _check_present(folder, shapes)
+    ignored = (*ignored, *_prediction_layers(folder, shapes))
+    for name, tensor in folder.tensors.items():
+        weight = name.removesuffix(SCALE_SUFFIX)
+        if weight not in shapes and not weight.startswith(ignored) and not weight.endswith(DERIVED_SUFFIX):
+            raise CheckpointError(
+                f"{tensor.file}: tensor {name} has no place in the model that config.json describes "
+                "(num_nextn_predict_layers counts layers for multi-token prediction)"
+            )
+
+
+def _check_present(folder: HuggingfaceFolder, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError for the first of these tensors that is missing or has another shape."""
     for name, shape in shapes.items():
         if name not in folder.tensors:
             missing = sum(name not in folder.tensors for name in shapes)
@@ -128,14 +145,16 @@ def check_tensors(
                 f"{folder.tensors[name].file}: tensor {name} has shape {folder.tensors[name].shape}, "
                 f"config.json means {tuple(shape)}"
             )
-    ignored = (*ignored, *_prediction_layers(folder, shapes))
-    for name, tensor in folder.tensors.items():
-        weight = name.removesuffix(SCALE_SUFFIX)
-        if weight not in shapes and not weight.startswith(ignored) and not weight.endswith(DERIVED_SUFFIX):
-            raise CheckpointError(
-                f"{tensor.file}: tensor {name} has no place in the model that config.json describes "
-                "(num_nextn_predict_layers counts layers for multi-token prediction)"
-            )
+
+
+def check_prediction_layers(folder: HuggingfaceFolder, shape: DeepseekV3Shape) -> None:
+    """Raise CheckpointError if a layer for multi-token prediction is there in part, or has another shape.
+
+    Whole layers may be missing: training and rollout have no use for them.
+    """
+    numbers = {int(match[1]) for name in folder.tensors if (match := _LAYER.match(name))}
+    for layer in sorted(number for number in numbers if number >= shape.layers):
+        _check_present(folder, mtp_shapes(shape, layer))
 
 
 def _prediction_layers(folder: HuggingfaceFolder, shapes: Collection[str]) -> Iterator[str]:

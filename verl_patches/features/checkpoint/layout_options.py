@@ -47,6 +47,7 @@ def layout_form(options: argparse.Namespace, side: str, shape: DeepseekV3Shape) 
         raise ValueError(
             f"--num-nextn-predict-layers {options.num_nextn_predict_layers}: config.json says {shape.mtp_layers}"
         )
+    _check_counts(options, side)
     sizes = {name: getattr(options, f"{side}_{name}_parallel_size") for name in ("tensor", "pipeline", "expert")}
     layers, chunks = _layer_list(options, sizes["pipeline"], shape.layers)
     placement = TrainPlacement(
@@ -61,6 +62,16 @@ def layout_form(options: argparse.Namespace, side: str, shape: DeepseekV3Shape) 
     return MegatronForm(
         placement, options.mla_mm_split, options.moe_grouped_gemm, mtp_layers=options.num_nextn_predict_layers
     )
+
+
+def _check_counts(options: argparse.Namespace, side: str) -> None:
+    """Raise ValueError for a size below 1, or a negative number of layers."""
+    sizes = [f"{side}_{name}_parallel_size" for name in ("tensor", "pipeline", "expert")]
+    lowest = dict.fromkeys([*sizes, "num_layers_per_virtual_pipeline_stage"], 1) | {"num_nextn_predict_layers": 0}
+    for option, least in lowest.items():
+        given = getattr(options, option)
+        if given is not None and given < least:
+            raise ValueError(f"--{option.replace('_', '-')} is {given}: it must be at least {least}")
 
 
 def _layer_list(options: argparse.Namespace, stages: int, layers: int) -> tuple[tuple[int, ...], int]:

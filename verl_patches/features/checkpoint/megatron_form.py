@@ -35,7 +35,10 @@ class MegatronForm:
         if self.placement.dp != self.placement.ep:
             raise ValueError("the placement of files has dp equal to ep")
         if self.placement.moe_tp_extend_ep and not self.moe_grouped_gemm:
-            raise ValueError("moe-tp-extend-ep needs moe-grouped-gemm")
+            raise ValueError(
+                "moe-tp-extend-ep needs moe-grouped-gemm: without it MindSpeed-LLM's converter cuts the joined gate "
+                "and up projection of an expert in the middle, and no model can train from such shards"
+            )
         if self.mtp_layers > 1:
             raise ValueError(f"at most one layer for multi-token prediction can be kept, not {self.mtp_layers}")
 
@@ -54,20 +57,24 @@ class MegatronForm:
 
 def all_shapes(shape: DeepseekV3Shape, mtp_layers: int) -> dict[str, tuple[int, ...]]:
     """Name and shape of every HuggingFace tensor that has a place in the form."""
-    shapes = canonical_shapes(shape)
-    if mtp_layers:
-        prefix = mtp_prefix(shape)
-        deeper = canonical_shapes(replace(shape, layers=shape.layers + 1))
-        shapes |= {name: dims for name, dims in deeper.items() if name.startswith(prefix)}
-        shapes |= {
-            f"{prefix}enorm.weight": (shape.hidden,),
-            f"{prefix}hnorm.weight": (shape.hidden,),
-            f"{prefix}eh_proj.weight": (shape.hidden, 2 * shape.hidden),
-            f"{prefix}shared_head.norm.weight": (shape.hidden,),
-            f"{prefix}embed_tokens.weight": (shape.vocab, shape.hidden),
-            f"{prefix}shared_head.head.weight": (shape.vocab, shape.hidden),
-        }
-    return shapes
+    return canonical_shapes(shape) | (mtp_shapes(shape, shape.layers) if mtp_layers else {})
+
+
+def mtp_shapes(shape: DeepseekV3Shape, layer: int) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every HuggingFace tensor of one layer for multi-token prediction.
+
+    layer: its number in the names; the first one follows the last layer of the model.
+    """
+    prefix, sparse = f"model.layers.{layer}.", f"model.layers.{shape.dense_layers}."
+    shallow = canonical_shapes(replace(shape, layers=shape.dense_layers + 1))
+    return {prefix + name.removeprefix(sparse): dims for name, dims in shallow.items() if name.startswith(sparse)} | {
+        f"{prefix}enorm.weight": (shape.hidden,),
+        f"{prefix}hnorm.weight": (shape.hidden,),
+        f"{prefix}eh_proj.weight": (shape.hidden, 2 * shape.hidden),
+        f"{prefix}shared_head.norm.weight": (shape.hidden,),
+        f"{prefix}embed_tokens.weight": (shape.vocab, shape.hidden),
+        f"{prefix}shared_head.head.weight": (shape.vocab, shape.hidden),
+    }
 
 
 def mtp_prefix(shape: DeepseekV3Shape) -> str:

@@ -142,13 +142,17 @@ def read_models(file: Path, chunks: int) -> list[dict[str, Any]]:
     if isinstance(content, list):
         models = content
     elif isinstance(content, dict) and chunks == 1:
-        models = [content.get("model")]
+        # MindSpeed-LLM's converter writes model0 for a virtual pipeline of one chunk a stage.
+        models = [content.get("model", content.get("model0"))]
     elif isinstance(content, dict):
         models = [content.get(f"model{chunk}") for chunk in range(chunks)]
     else:
         models = []
     if len(models) != chunks or not all(isinstance(model, dict) for model in models):
-        raise CheckpointError(f"{file}: does not hold {chunks} state dict(s) of a model")
+        raise CheckpointError(
+            f"{file}: does not hold {chunks} state dict(s) of a model; is it a shard, and has the pipeline as many "
+            "model chunks (--num-layers-per-virtual-pipeline-stage)?"
+        )
     return models
 
 

@@ -93,16 +93,20 @@ class Region:
     """An area of a stored tensor; with `scales` it is FP8 and reads as bfloat16.
 
     origin: where the region lies in the whole FP8 weight, which decides the block of every element.
+    name: of an FP8 weight, for messages.
     """
 
     tensor: StoredTensor
     area: Area
     scales: StoredTensor | None = None
     origin: tuple[int, int] = (0, 0)
+    name: str = ""
 
     @classmethod
-    def of(cls, tensor: StoredTensor, view: LocalView = WHOLE, scales: StoredTensor | None = None) -> "Region":
-        return cls(tensor, Area.of(tensor.shape, view), scales)
+    def of(
+        cls, tensor: StoredTensor, view: LocalView = WHOLE, scales: StoredTensor | None = None, name: str = ""
+    ) -> "Region":
+        return cls(tensor, Area.of(tensor.shape, view), scales, name=name)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -157,7 +161,10 @@ class Region:
         try:
             dequantise(self._stored_slab(descriptor, top, bottom), scales[first:last, left:right], box, values)
         except ValueError as error:
-            raise CheckpointError(f"{self.tensor.file}: rows {box[0]} of a quantised weight: {error}") from error
+            rows = f"rows {box[0][0]} to {box[0][1] - 1}"
+            raise CheckpointError(
+                f"{self.tensor.file}: tensor {self.name}, {rows}: {error}; download it again"
+            ) from error
         if not direct:
             place(values, target)
 

@@ -12,6 +12,7 @@ from verl_patches.features.checkpoint.conversion import Conversion, progress_bar
 from verl_patches.features.checkpoint.huggingface import (
     CONFIG_NAME,
     HuggingfaceFolder,
+    check_prediction_layers,
     check_tensors,
     open_huggingface,
     read_json,
@@ -175,6 +176,7 @@ def _open_checkpoint(path: Path, form_of: FormOf, config_folder: Path | None) ->
         folder = open_huggingface(path)
         shape = DeepseekV3Shape.from_config(folder.config)
         check_tensors(folder, all_shapes(shape, 0), ignored_in_files(shape))
+        check_prediction_layers(folder, shape)
         return folder.source(), shape
     form, config = shards_form(path, form_of, config_folder)
     shape = DeepseekV3Shape.from_config(config)

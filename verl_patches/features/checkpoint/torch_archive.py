@@ -93,6 +93,8 @@ class _LocatingUnpickler(pickle.Unpickler):
             return _DTYPES[name]
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
+        if (module, name) == ("collections", "defaultdict"):
+            return _plain_dictionary
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return self._locate
         if (module, name) in (("torch._utils", "_rebuild_parameter"), ("torch._tensor", "_rebuild_from_type_v2")):
@@ -123,6 +125,11 @@ class _LocatingUnpickler(pickle.Unpickler):
         if count and (tuple(stride) != contiguous or start + count > storage.shape[0]):
             raise CheckpointError(f"{self.path}: a tensor of shape {tuple(shape)} is not contiguous in its storage")
         return StoredTensor(storage.file, storage.offset + start * storage.dtype.itemsize, storage.dtype, tuple(shape))
+
+
+def _plain_dictionary(*_: Any) -> dict[Any, Any]:
+    """In place of a defaultdict, which MindSpeed-LLM's converter saves: its factory would be called by a lookup."""
+    return {}
 
 
 def _unwrapped(*arguments: Any) -> Any:

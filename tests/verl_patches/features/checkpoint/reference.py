@@ -4,6 +4,7 @@ Tests hold the tools against it, and the benchmark times them against it.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +129,21 @@ class ReferenceShards:
                     path = output / self.path(tp, pp, ep)
                     path.parent.mkdir(parents=True)
                     torch.save(self.content(tp, pp, ep), path)
+        (output / "latest_checkpointed_iteration.txt").write_text("1")
+
+    def save_as_published(self, output: Path) -> None:
+        """As MindSpeed-LLM's convert_ckpt_deepseek3.py calls torch.save: each state dict is a defaultdict(dict)."""
+        for pp in range(self.layout.pp):
+            for ep in range(self.layout.ep):
+                for tp in range(self.layout.tp):
+                    content = self.content(tp, pp, ep)
+                    states = {
+                        key: defaultdict(dict, state) for key, state in content.items() if key.startswith("model")
+                    }
+                    path = output / self.path(tp, pp, ep)
+                    path.parent.mkdir(parents=True)
+                    numbers = {"checkpoint_version": 3.0, "iteration": 1}
+                    torch.save(states | numbers, path, pickle_protocol=4, _use_new_zipfile_serialization=True)
         (output / "latest_checkpointed_iteration.txt").write_text("1")
 
     def _model(self, tp: int, pp: int, ep: int, chunk: int) -> State:

@@ -56,7 +56,8 @@ def main(folder: Path) -> None:
     start_layout(LAYOUTS[0])
     for name in ("damaged", "expert4", "unfinished"):
         results["refused"][name] = refusal(folder, LAYOUTS[0], folder / name)
-    trial = ShardTrial(folder, LAYOUTS[0], folder / "other_weights")
-    results["other_weights"] = logits_error(trial.run(reference["batch"], backward=False), reference)
+    for name in ("other_weights", "published"):
+        trial = ShardTrial(folder, LAYOUTS[0], folder / name)
+        results[name] = logits_error(trial.run(reference["batch"], backward=False), reference)
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.barrier()

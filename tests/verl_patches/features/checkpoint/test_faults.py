@@ -282,7 +282,43 @@ def test_not_a_number_in_fp8(source, output, capsys):
         tensors[name].view(torch.uint8)[0, 0] = 0x7F
 
     edit(source, damage)
-    assert_refused(convert(source, output, *OPTIONS), output, capsys, "NaN")
+    damaged = next(name for name in load_file(a_file(source, 1)) if f"{name}_scale_inv" in load_file(a_file(source, 1)))
+    for tool, options in ((convert, OPTIONS), (cast, [])):
+        folder = output / tool.__name__
+        assert_refused(tool(source, folder, *options), folder, capsys, f"tensor {damaged}, rows 0 to", "NaN")
+
+
+@pytest.fixture(scope="module")
+def predicting(tmp_path_factory):
+    """With a whole layer for multi-token prediction."""
+    config = small_config(num_hidden_layers=2, num_nextn_predict_layers=1)
+    return Synthetic(config).write(tmp_path_factory.mktemp("predicting") / "fp8")
+
+
+@pytest.mark.parametrize("part", ["eh_proj.weight", "mlp.experts.3.up_proj.weight", "embed_tokens.weight"])
+def test_missing_tensor_of_multi_token_prediction(part, predicting, tmp_path, output, capsys):
+    """Whoever casts or compares a whole layer is told that a tensor of it is missing."""
+    source, name = shutil.copytree(predicting, tmp_path / "source"), f"model.layers.2.{part}"
+    for number, file in enumerate(sorted(source.glob("*.safetensors"))):
+        if name in load_file(file):
+            edit(source, lambda tensors: [tensors.pop(name), tensors.pop(f"{name}_scale_inv", None)], number)
+    assert_refused(cast(source, output), output, capsys, f"tensor {name} is missing")
+    assert_untouched(output)
+    for pair in ((source, predicting), (predicting, source), (source, source)):
+        assert verify(*pair) == 2
+        assert f"tensor {name} is missing" in capsys.readouterr().err
+
+
+def test_checkpoint_without_the_layer_of_multi_token_prediction(predicting, tmp_path, capsys):
+    """None of its tensors is there: not compared, and said."""
+    without = shutil.copytree(predicting, tmp_path / "without")
+    for number in range(len(list(without.glob("*.safetensors")))):
+        edit(
+            without, lambda tensors: [tensors.pop(n) for n in list(tensors) if n.startswith("model.layers.2.")], number
+        )
+    assert cast(without, tmp_path / "cast") == 0
+    assert verify(predicting, without) == 0
+    assert "not compared" in capsys.readouterr().out
 
 
 def a_scale(tensors: dict[str, torch.Tensor]) -> str:
@@ -348,6 +384,14 @@ def test_a_cast_that_has_not_ended_is_no_source(monkeypatch, source, output, tmp
     shutil.copy(tmp_path / "complete" / INDEX, tmp_path / "bf16" / INDEX)
     assert_refused(convert(tmp_path / "bf16", output, *OPTIONS), output, capsys, "has not ended")
     assert_untouched(output)
+
+
+@pytest.mark.parametrize("size", ["-1", "0", "nan", "inf", "1e-10"])
+def test_size_of_files_that_is_none(size, pristine, output, tmp_path, capsys):
+    assert convert(pristine, output, *OPTIONS) == 0
+    status = export(output, pristine, tmp_path / "exported", f"--max-file-gb={size}")
+    assert_refused(status, tmp_path / "exported", capsys, f"--max-file-gb is {size}: it must be a size above 0")
+    assert_untouched(tmp_path / "exported")
 
 
 # Damaged outputs
@@ -484,6 +528,10 @@ def test_two_conversions_into_one_folder(monkeypatch, pristine, output, capsys):
         (["--num-nextn-predict-layers", "1"], "config.json says 0"),
         (["--num-layers-per-virtual-pipeline-stage", "2"], "in chunks of 2"),
         (["--moe-tp-extend-ep"], "needs moe-grouped-gemm"),
+        (["--target-tensor-parallel-size", "0"], "--target-tensor-parallel-size is 0: it must be at least 1"),
+        (["--target-expert-parallel-size", "-2"], "it must be at least 1"),
+        (["--num-layers-per-virtual-pipeline-stage", "0"], "it must be at least 1"),
+        (["--num-nextn-predict-layers", "-1"], "it must be at least 0"),
     ],
 )
 def test_layout_that_does_not_divide(options, words, pristine, output, capsys):

@@ -1,6 +1,7 @@
 """FP8 -> BF16 -> shards -> HuggingFace is the identity, and shards equal those of the straightforward way."""
 
 import json
+from collections import defaultdict
 
 import pytest
 import torch
@@ -136,6 +137,49 @@ def test_shards_of_others_are_read_with_the_layout_given(quantised, weights, tmp
     assert verify(quantised, tmp_path / "exported") == 0
     wrong = [option.replace("3,1", "2,2") for option in options]
     assert verify(quantised, tmp_path / "saved", "--hf-dir", str(quantised), *wrong) == 2
+
+
+PUBLISHED = [
+    ShardLayout(tp=2, pp=2, ep=2, stages=(3, 1), tp_extend_ep=True),
+    ShardLayout(tp=2, ep=2, stages=ONE, grouped=False, mm_split=True, mtp=True),
+    ShardLayout(pp=2, stages=FOUR, chunks=2, mtp=True),
+]
+
+
+@pytest.mark.parametrize("layout", PUBLISHED, ids=layout_name)
+def test_shards_of_the_published_converter_verify_and_export(layout, quantised, weights, tmp_path):
+    shape = Synthetic(small_config(num_nextn_predict_layers=1)).shape
+    ReferenceShards(weights, shape, layout).save_as_published(tmp_path / "saved")
+    options = [option.replace("--target-", "--source-") for option in layout.options()]
+    assert verify(quantised, tmp_path / "saved", "--hf-dir", str(quantised), *options) == 0
+    assert export(tmp_path / "saved", quantised, tmp_path / "exported", *options) == 0
+    assert verify(quantised, tmp_path / "exported") == 0
+
+
+def test_a_virtual_pipeline_of_one_chunk_a_stage_is_called_model0_by_the_published_converter(
+    quantised, weights, tmp_path, capsys
+):
+    layout = ShardLayout(pp=2, stages=TWO)
+    saved = tmp_path / "saved"
+    ReferenceShards(weights, Synthetic(small_config()).shape, layout).save(saved)
+    for path in saved.rglob("*.pt"):
+        content = torch.load(path, weights_only=True)
+        torch.save({"model0": content.pop("model")} | content, path)
+    options = ["--hf-dir", str(quantised), "--moe-grouped-gemm", "--source-pipeline-parallel-size", "2"]
+    assert verify(quantised, saved, *options, "--num-layers-per-virtual-pipeline-stage", "2") == 0
+    assert verify(quantised, saved, *options, "--num-layers-per-virtual-pipeline-stage", "1") == 2
+    assert "does not hold 2 state dict(s)" in capsys.readouterr().err
+
+
+def test_the_factory_of_a_published_state_dict_is_not_called(quantised, weights, tmp_path):
+    ReferenceShards(weights, Synthetic(small_config()).shape, ShardLayout(stages=ONE)).save(tmp_path / "saved")
+    (path,) = (tmp_path / "saved").rglob("*.pt")
+    state = torch.load(path, weights_only=True)["model"]
+    state.pop("output_layer.weight")  # looked up, and made by the factory if there were one
+    torch.save({"model": defaultdict((tmp_path / "ran").touch, state)}, path)
+    options = ["--hf-dir", str(quantised), "--moe-grouped-gemm"]
+    assert verify(quantised, tmp_path / "saved", *options) == 2
+    assert not (tmp_path / "ran").exists()
 
 
 def test_checkpoints_that_verl_saves_are_read(quantised, weights, tmp_path):

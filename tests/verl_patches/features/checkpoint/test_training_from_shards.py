@@ -9,7 +9,7 @@ from transformers import DeepseekV3ForCausalLM
 
 from tests.megatron_patches.core.deepseek_v3_checkpoint import configuration, make_batch
 from tests.ranks import run_ranks
-from tests.verl_patches.features.checkpoint.reference import ShardLayout, dequantised, load_folder
+from tests.verl_patches.features.checkpoint.reference import ReferenceShards, ShardLayout, dequantised, load_folder
 from tests.verl_patches.features.checkpoint.synthetic import Synthetic
 from tests.verl_patches.features.checkpoint.tools import cast, convert
 
@@ -38,6 +38,8 @@ def results(tmp_path_factory):
         convert(Synthetic(configuration(), seed=1).write(folder / "other"), folder / "other_weights", *first.options())
         == 0
     )
+    weights = dequantised(load_folder(source))
+    ReferenceShards(weights, Synthetic(configuration()).shape, first).save_as_published(folder / "published")
     for name in ("damaged", "unfinished"):
         shutil.copytree(folder / "tensor2_expert2", folder / name)
     for shard in (folder / "damaged").rglob("*.pt"):
@@ -47,7 +49,7 @@ def results(tmp_path_factory):
     manifest = folder / "unfinished" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"complete": False}))
     model = DeepseekV3ForCausalLM._from_config(configuration(), attn_implementation="eager").float().eval()
-    model.load_state_dict({name: weight.float() for name, weight in dequantised(load_folder(source)).items()})
+    model.load_state_dict({name: weight.float() for name, weight in weights.items()})
     batch = make_batch()
     inputs = {name: batch[name] for name in ("input_ids", "position_ids")}
     with torch.no_grad():
@@ -61,6 +63,10 @@ def results(tmp_path_factory):
 def test_logits_equal_transformers_on_the_source(results, layout):
     errors = [error for rank in results if (error := rank["logits"][layout]) is not None]
     assert errors and max(errors) < TOLERANCE
+
+
+def test_shards_of_the_published_converter_give_the_same_logits(results):
+    assert max(rank["published"] for rank in results) < TOLERANCE
 
 
 def test_weights_of_another_model_are_noticed(results):

@@ -73,6 +73,7 @@ class Case:
         overlap: bool = False,
         fp32_bias: bool = False,
         ranks_per_node: int | None = None,
+        castable: tuple[str, ...] = CASTABLE,
     ) -> None:
         self.rank = dist.get_rank()
         self.train, self.rollout = placements(seed)
@@ -90,7 +91,7 @@ class Case:
             [vllm_ascend(SMALL, self.rollout, rank) for rank in range(WORLD)],
             dist.group.WORLD,
             bucket_bytes,
-            CASTABLE,
+            castable,
             overlap,
             ranks_per_node,
         )
@@ -256,6 +257,9 @@ def check_misfits_are_refused_on_every_rank() -> list[str]:
     mixed.target["model.norm.weight"] = mixed.target["model.norm.weight"].bfloat16()
     cast = refused(mixed)
     assert "model.norm.weight" in cast and "no cast is declared" in cast
+    strict = Case(3, torch.bfloat16, 1 << 20, fp32_bias=True, castable=())
+    undeclared = refused(strict)
+    assert BIAS in undeclared and "no cast is declared" in undeclared
     odd = Case(3, torch.float32, 1 << 20)
     if odd.rank == 3:
         odd.target["model.norm.weight"] = odd.target["model.norm.weight"].bfloat16()
@@ -264,7 +268,7 @@ def check_misfits_are_refused_on_every_rank() -> list[str]:
     other = Case(3, torch.float32, (1 << 20) if odd.rank else 2000)
     disagreed = refused(other)
     assert "another reshard plan" in disagreed
-    return [absent, cast, different, disagreed]
+    return [absent, cast, undeclared, different, disagreed]
 
 
 def main(folder: Path) -> None:
