@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Regenerates requirements/*.lock from requirements/*.in, holding every version that is already locked.
+# Regenerates requirements/*.lock and requirements.txt from requirements/*.in, holding every version that is already locked.
 # Usage: bash scripts/update_locks.sh [--upgrade]
 set -euo pipefail
 
@@ -20,3 +20,5 @@ fi
 "$project_root/.venv/bin/uv" "${options[@]}" -c runtime.lock bootstrap.in -o bootstrap.lock
 "$project_root/.venv/bin/uv" "${options[@]}" -c runtime.lock dev.in -o dev.lock
 "$project_root/.venv/bin/uv" "${options[@]}" --no-deps upstream.in -o upstream.lock
+# The image's: for machines of every kind, with the hashes of all of them.
+"$project_root/.venv/bin/uv" "${options[@]}" --universal --no-deps image.in -o ../requirements.txt

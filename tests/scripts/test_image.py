@@ -26,8 +26,8 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def arguments() -> dict[str, str]:
-    """The build arguments and their defaults."""
-    return dict(text.split("=", 1) for name, text in instructions() if name == "ARG")
+    """The build arguments that have a default, and it."""
+    return dict(text.split("=", 1) for name, text in instructions() if name == "ARG" and "=" in text)
 
 
 def test_the_commits_are_those_of_the_pins():
@@ -72,10 +72,15 @@ def test_the_last_stage_checks_what_was_built():
     assert "overlay check" in (ROOT / "scripts" / "assemble_workspace.sh").read_text()
 
 
-def test_only_pinned_packages_are_installed():
+def test_only_packages_with_hashes_are_installed():
     installs = [text for name, text in instructions() if name == "RUN" and "pip install" in text]
-    assert installs == ["python3 -m pip install --no-cache-dir --no-deps -r /tmp/requirements.txt"]
-    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
+    common = "python3 -m pip install --no-cache-dir --require-hashes --no-deps"
+    assert installs == [f"{common} -r /tmp/bootstrap.lock && {common} --no-build-isolation -r /tmp/requirements.txt"]
+
+
+def test_the_image_has_the_versions_of_the_lock():
+    text = (ROOT / "requirements" / "image.in").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
     locked = re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements" / "runtime.lock").read_text(), re.MULTILINE)
     wanted = {name.lower(): version for name, version in locked}
     wanted |= {name: PINS[name]["cluster"]["version"] for name in ("transformers", "torch-npu")}
@@ -87,6 +92,23 @@ def test_only_pinned_packages_are_installed():
         for name, version in wanted.items()
     ]
     assert sorted(lines) == sorted([*expected, 'tensordict==0.8.3 ; platform_machine == "aarch64"'])
+    # What is installed is this list, each line with hashes.
+    made = (ROOT / "requirements.txt").read_text()
+    entries = re.findall(r"^(\S.*?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", made, re.MULTILINE)
+    assert sorted(entry.replace("'", '"') for entry, _ in entries) == sorted(lines)
+    assert "".join(f"{entry} \\\n{hashes}" for entry, hashes in entries) == made
+
+
+def test_a_package_that_is_not_the_one_of_the_hash_is_refused(tmp_path):
+    """pip itself: the same command with one hash changed installs nothing."""
+    package = tmp_path / "other-1.0.tar.gz"
+    package.write_bytes(b"not it")
+    (tmp_path / "r.txt").write_text(f"other==1.0 --hash=sha256:{'0' * 64}\n")
+    line = [sys.executable, "-m", "pip", "download", "--no-index", "--find-links", tmp_path, "--require-hashes"]
+    done = subprocess.run(
+        [*line, "--no-deps", "-d", tmp_path / "out", "-r", tmp_path / "r.txt"], capture_output=True, text=True
+    )
+    assert done.returncode != 0 and "DO NOT MATCH THE HASHES" in done.stderr
 
 
 def resolve(requirements: Path, machine: str) -> subprocess.CompletedProcess:
@@ -111,6 +133,29 @@ def test_every_package_of_the_image_can_be_had_for_the_machine(machine, tmp_path
     if machine == "aarch64":
         probe.write_text("tensordict==0.6.2\n")
         assert "tensordict==0.6.2" in resolve(probe, machine).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["aarch64", "x86_64"])
+def test_the_hashes_are_those_of_the_packages_for_the_machine(machine, tmp_path):
+    made = (ROOT / "requirements.txt").read_text()
+    (small,) = re.findall(r"^xxhash==.*(?:\n    --hash.*)+\n", made, re.MULTILINE)
+    (tmp_path / "r.txt").write_text(small)
+    line = [sys.executable, "-m", "pip", "download", "--require-hashes", "--no-deps", "--only-binary", ":all:"]
+    line += [
+        "--platform",
+        f"manylinux_2_17_{machine}",
+        "--platform",
+        f"manylinux2014_{machine}",
+        "--python-version",
+        "3.11",
+    ]
+    line += ["-d", tmp_path / "out", "-r", tmp_path / "r.txt"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    if "Could not find a version" in done.stderr or "onnection" in done.stderr:
+        pytest.skip("NOT RUN: no package registry can be reached")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "out").glob(f"*{machine}.whl")]
 
 
 def test_hadolint_finds_nothing():
