@@ -22,6 +22,7 @@ from verl_patches.features.onpolicy.feature import ONPOLICY
 from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.reshard.feature import RESHARD
 from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 from verl_patches.features.temperature.feature import TEMPERATURE
 
 WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
@@ -99,6 +100,13 @@ def engine_with(**parts):
 def the_configuration_has_the_engines_arguments(body):
     with engine_with(with_arguments=lambda config: f"{config} with arguments"):
         return body(Upstream(), DEEPSEEK, torch.bfloat16)
+
+
+@demonstrates("verl.models.mcore.registry:hf_to_mcore_config", ROUTER_BALANCE)
+def the_router_deals_experts_out(body):
+    upstream = Upstream()
+    body(upstream, DEEPSEEK, torch.bfloat16)
+    return upstream.options
 
 
 @demonstrates("verl.models.mcore.registry:init_mcore_model", MINDSPEED)

@@ -14,6 +14,7 @@ from verl_patches.features.dp_sync.agreement import AgreedForward
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.residency.feature import RESIDENCY, ResidencySettings
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL, RolloutSettings
+from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 
 RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
 
@@ -76,3 +77,10 @@ def a_graph_reads_the_addresses_of_its_weights_at_every_run(body):
 
     body(upstream, SimpleNamespace(), 1)
     return found
+
+
+@demonstrates("vllm_ascend.ops.fused_moe:AscendUnquantizedFusedMoEMethod.__init__", ROUTER_BALANCE)
+def the_router_has_no_say(body):
+    method = SimpleNamespace(apply=lambda router_logits, **options: router_logits.topk(2).indices.tolist())
+    body(lambda self, moe: None, method, moe=None)
+    return method.apply(router_logits=torch.tensor([[0.0, 0.0, 1.0, 1.0]] * 2), top_k=2)

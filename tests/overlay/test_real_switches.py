@@ -13,6 +13,7 @@ from tests.overlay.test_real_patches import NAMED, PATCHES, PINS, source_of, sou
 from verl_patches.features import settings
 from verl_patches.features.mindspeed.feature import MindspeedSettings
 from verl_patches.features.rollout_parallel.feature import RolloutSettings
+from verl_patches.features.router_balance.feature import RouterBalanceSettings
 
 SWITCHED = [pytest.param(patch, id=patch.label) for patch in PATCHES if patch.switch and patch.kind == "wrap"]
 
@@ -30,6 +31,7 @@ def everything_on(monkeypatch):
     on = settings.OverlaySettings(
         rollout=RolloutSettings(expert_parallel_size=4),
         mindspeed=MindspeedSettings(engine="on"),
+        router_balance=RouterBalanceSettings(forced=True),
         precision="float32",
         recompute_old_log_prob=False,
         rollout_temperature=0.5,

@@ -23,6 +23,7 @@ from verl_patches.features.prefork.feature import PREFORK
 from verl_patches.features.reshard.feature import RESHARD
 from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
+from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 from verl_patches.features.temperature.feature import TEMPERATURE
 
 FEATURES = (
@@ -35,6 +36,7 @@ FEATURES = (
     NONFINITE,
     DIRECT_LOADING,
     MINDSPEED,
+    ROUTER_BALANCE,
     PRECISION,
     MEASURE,
     PREFORK,

@@ -22,6 +22,7 @@ from verl_patches.features.prefork.feature import PreforkSettings
 from verl_patches.features.reshard.feature import ReshardSettings
 from verl_patches.features.residency.feature import ResidencySettings
 from verl_patches.features.rollout_parallel.feature import RolloutSettings
+from verl_patches.features.router_balance.feature import RouterBalanceSettings
 from verl_patches.features.temperature.feature import TemperatureSettings
 
 __all__ = ["NODE", "OverlaySettings", "SettingsError", "activate", "current"]
@@ -40,6 +41,7 @@ class OverlaySettings:
     temperature: TemperatureSettings = field(default_factory=TemperatureSettings)
     nonfinite: NonfiniteSettings = field(default_factory=NonfiniteSettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    router_balance: RouterBalanceSettings = field(default_factory=RouterBalanceSettings)
     mindspeed: MindspeedSettings = field(default_factory=MindspeedSettings)
     prefork: PreforkSettings = field(default_factory=PreforkSettings)
     measure: MeasureSettings = field(default_factory=MeasureSettings)

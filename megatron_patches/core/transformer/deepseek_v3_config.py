@@ -79,6 +79,9 @@ class DeepseekV3TransformerConfig(TransformerConfig):
     moe_router_norm_topk_prob: bool = True
     """Whether the routing weights of a token are normalised to sum 1 before scaling."""
 
+    moe_router_force_load_balancing: bool = False
+    """Deal tokens out to experts in turn instead of by their scores, for benchmarks."""
+
     moe_tp_extend_ep: bool = True
     """Shard whole experts over tensor x expert parallel ranks instead of cutting each expert over tensor parallel
     ranks. The only arrangement that this model implements."""

@@ -18,8 +18,10 @@ from tests.verl_patches.trainer.published_weights import cast, describe, write_p
 from tests.verl_patches.trainer.scaled_job import (
     RANDOM,
     TRUE,
+    TWO_DIES,
     assert_exact,
     assert_left_the_reference,
+    executed,
     ran_graphs,
     run_scaled_job,
 )
@@ -55,10 +57,6 @@ RECIPE = {
     "actor_rollout_ref.actor.megatron.sequence_parallel": True,
     f"{TRANSFORMER}.num_layer_list": [7, 7, 8, 8, 8, 8, 8, 7],
     f"{TRANSFORMER}.moe_tp_extend_ep": True,
-    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
-    "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_granularity": "full",
-    "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_method": "block",
-    "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_num_layers": 8,
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 8,
     "actor_rollout_ref.rollout.n": 16,
     "actor_rollout_ref.rollout.temperature": 0.9,
@@ -80,6 +78,28 @@ RECIPE = {
     f"{GRAPH}.enable_view_optimize": False,
     # Not the published value, which is wrong with chunked prefill (docs/cluster.md).
     f"{GRAPH}.enable_kv_nz": False,
+}
+
+
+# What the published job with random weights sets for its benchmark, and the other leaves: ignore_eos, fix_router and
+# VLLM_ENABLE_FIX_ROUTE, and a recomputation that is on without saying of what.
+CHECKPOINTING = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_"
+OF_A_JOB = {
+    RANDOM: {
+        "actor_rollout_ref.actor.load_weight": False,
+        "actor_rollout_ref.overlay.router_balance.forced": True,
+        "actor_rollout_ref.rollout.ignore_eos": True,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+    },
+    TRUE: {
+        "actor_rollout_ref.actor.load_weight": True,
+        "actor_rollout_ref.overlay.router_balance.forced": False,
+        "actor_rollout_ref.rollout.ignore_eos": False,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+        f"{CHECKPOINTING}granularity": "full",
+        f"{CHECKPOINTING}method": "block",
+        f"{CHECKPOINTING}num_layers": 8,
+    },
 }
 
 
@@ -114,8 +134,8 @@ def changed(first: dict[str, object], second: dict[str, object]) -> set[str]:
 
 @pytest.mark.parametrize("job", JOBS)
 def test_values_are_those_of_the_recipe(job):
-    config = flat(job)
-    assert {key: config[key] for key in RECIPE} == RECIPE
+    config, expected = flat(job), RECIPE | OF_A_JOB[job]
+    assert {key: config[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -130,13 +150,13 @@ def test_a_job_without_a_model_is_refused():
         check_configuration(compose(JOBS[0], []))
 
 
-def test_the_jobs_differ_in_weights_instances_and_length():
+def test_the_jobs_differ_in_weights_instances_length_and_what_makes_a_benchmark():
     random, true = (flat(job) for job in JOBS)
     expert_parallel = "actor_rollout_ref.overlay.rollout.expert_parallel_size"
     assert (random[expert_parallel], true[expert_parallel]) == (256, 128)
     assert changed(random, true) == {
         expert_parallel,
-        "actor_rollout_ref.actor.load_weight",
+        *OF_A_JOB[RANDOM],
         "actor_rollout_ref.ref.load_weight",
         "trainer.total_epochs",
         "trainer.total_training_steps",
@@ -341,7 +361,9 @@ def test_the_other_scaled_jobs_are_exact(job, graph, inputs, tmp_path):
     """Random weights come from verl's own initialisation: the folder of the model holds none."""
     model = describe(inputs[0], tmp_path / "model") if job == RANDOM else inputs[0]
     (run := tmp_path / "run").mkdir()
-    metrics = run_scaled_job(job, run, model, inputs[1], *(() if graph else ("+graph=off",)))
+    # Dealt out in batches of their own, the experts of rollout and training differ, and with them the log-probs.
+    routed = ("actor_rollout_ref.overlay.router_balance.forced=false",)
+    metrics = run_scaled_job(job, run, model, inputs[1], *routed, *(() if graph else ("+graph=off",)))
     assert_exact(metrics, 3)
     if job == TRUE:
         assert_left_the_reference(metrics)
@@ -349,3 +371,21 @@ def test_the_other_scaled_jobs_are_exact(job, graph, inputs, tmp_path):
         assert len({step["actor/kl_loss"] for step in metrics}) == 3
         assert all(step["actor/grad_norm"] > 1e-3 for step in metrics)
     assert ran_graphs(run) == graph
+
+
+@pytest.mark.slow
+def test_the_benchmark_job_balances_experts_and_ends_no_response_early(inputs, tmp_path):
+    """On two dies: a graph of the balanced router, the balanced router in training, and every response to its end."""
+    model = describe(inputs[0], tmp_path / "model")
+    (run := tmp_path / "run").mkdir()
+    metrics = run_scaled_job(RANDOM, run, model, inputs[1], *TWO_DIES, "rollout_instance.all_dies=2", dies=2)
+    assert ran_graphs(run) and len(metrics) == 2
+    assert {each for each in executed(run) if each.endswith("@router_balance")} == {
+        "verl.models.mcore.registry:hf_to_mcore_config@router_balance",
+        "vllm_ascend.ops.fused_moe:AscendUnquantizedFusedMoEMethod.__init__@router_balance",
+    }
+    for step in metrics:
+        assert step["reshard/weights_exact"] == 1 and step["overlay/patches_ineffective"] == 0
+        assert step["training/rollout_logprob_diff_max"] > 1e-3
+        # A response that has the end among its tokens goes on in the engine, and verl masks what follows.
+        assert step["response_length/clip_ratio"] > 0.9 and step["response_length/max"] == 10

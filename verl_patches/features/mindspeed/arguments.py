@@ -44,6 +44,7 @@ def translate(config: Mapping[str, Any], hf_config: Any, settings: Any) -> Argum
         **_model(hf_config),
         **_rotary(hf_config),
         **_experts(hf_config),
+        "fix_router": settings.router_balance.forced,
         # In float32 MindSpeed-LLM would free the router's input itself, of which it believes to have made a copy.
         "router_gating_in_fp32": settings.precision == "bfloat16",
         **_parallelism(config["actor"]["megatron"]),

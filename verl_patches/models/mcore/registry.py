@@ -7,6 +7,7 @@ functions are wrapped: they answer for DeepSeek-V3 and leave every other model t
 from overlay import wrap
 from verl_patches.features.compatibility import DEEPSEEK_V3
 from verl_patches.features.mindspeed.feature import MINDSPEED
+from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 
 _DEEPSEEK_V3 = "DeepseekV3ForCausalLM"
 _UPSTREAM = "not forwarded: verl supports megatron-core 0.12 and later"
@@ -55,6 +56,22 @@ def hf_to_mindspeed_config(upstream, hf_config, dtype, **override_transformer_co
     from mindspeed_patches.core.models.gpt.packed_gpt_model import with_arguments
 
     return with_arguments(config)
+
+
+@wrap(
+    "verl.models.mcore.registry:hf_to_mcore_config",
+    feature=ROUTER_BALANCE,
+    why="this project's router reads from the configuration of the model whether experts are dealt out in turn",
+    upstream=_OURS,
+    remove_when="the pinned megatron-core has moe_router_force_load_balancing for DeepSeek-V3's router",
+    evidence="executed",
+)
+def hf_to_balanced_config(upstream, hf_config, dtype, **override_transformer_config_kwargs):
+    from verl_patches.features import settings
+
+    if not (settings.current().router_balance.forced and _is_deepseek_v3(hf_config)):
+        return upstream(hf_config, dtype, **override_transformer_config_kwargs)
+    return upstream(hf_config, dtype, **override_transformer_config_kwargs, moe_router_force_load_balancing=True)
 
 
 @wrap(

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from megatron_patches.core.transformer.deepseek_v3_config import DeepseekV3TransformerConfig
+from verl_patches.features.router_balance.balance import dealt_experts
 
 
 def choose_experts(
@@ -58,14 +59,21 @@ class GroupLimitedRouter(torch.nn.Module):
         """Weights fp32 and expert indices int64, both [tokens, top_k], for ``tokens`` [tokens, hidden]."""
         config = self._config
         scores = F.linear(tokens.float(), self.weight.float()).sigmoid()
-        with torch.no_grad():
-            experts = choose_experts(
-                scores + self.expert_bias,
-                config.moe_router_num_groups,
-                config.moe_router_group_topk,
-                config.moe_router_topk,
-            )
+        experts = self._choose(scores)
         weights = scores.gather(1, experts)
         if config.moe_router_norm_topk_prob:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
         return weights * config.moe_router_topk_scaling_factor, experts
+
+    @torch.no_grad()
+    def _choose(self, scores: torch.Tensor) -> torch.Tensor:
+        """Expert indices int64 [tokens, top_k] for ``scores`` [tokens, experts]."""
+        config = self._config
+        if config.moe_router_force_load_balancing:
+            return dealt_experts(scores.shape[0], config.moe_router_topk, config.num_moe_experts, scores.device)
+        return choose_experts(
+            scores + self.expert_bias,
+            config.moe_router_num_groups,
+            config.moe_router_group_topk,
+            config.moe_router_topk,
+        )

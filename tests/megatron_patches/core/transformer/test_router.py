@@ -1,5 +1,6 @@
 """Choice of experts against a direct reading of the paper, one token and one group at a time."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,3 +40,31 @@ def test_negative_scores_never_open_a_closed_group():
 
     scores = torch.tensor([[-0.1, -0.2, -0.3, -0.4, -0.5, -0.6]])
     assert choose_experts(scores, 3, 1, 2).tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_a_balanced_router_deals_experts_out_and_weighs_them_by_their_own_scores(forced):
+    from megatron_patches.core.transformer.deepseek_v3_config import DeepseekV3TransformerConfig
+    from megatron_patches.core.transformer.moe.group_limited_router import GroupLimitedRouter
+
+    config = DeepseekV3TransformerConfig(
+        num_layers=1,
+        hidden_size=8,
+        num_attention_heads=4,
+        add_bias_linear=False,
+        num_moe_experts=16,
+        moe_router_num_groups=4,
+        moe_router_group_topk=2,
+        moe_router_topk=4,
+        moe_router_force_load_balancing=forced,
+    )
+    torch.manual_seed(0)
+    router = GroupLimitedRouter(config)
+    tokens = torch.randn(8, 8).npu()
+    weights, experts = router(tokens)
+    shares = experts.flatten().bincount(minlength=16).tolist()
+    assert (shares == [2] * 16) is forced
+    scores = (tokens @ router.weight.t()).sigmoid().gather(1, experts)
+    torch.testing.assert_close(weights, scores / scores.sum(1, keepdim=True))
+    weights.sum().backward()
+    assert router.weight.grad is not None

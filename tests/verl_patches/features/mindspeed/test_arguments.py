@@ -58,6 +58,7 @@ def test_the_cluster_job():
         "num_layers": 61,
         "num_experts": 256,
         "router_gating_in_fp32": True,
+        "fix_router": False,
         "rope_scaling_factor": 40,
     }
     found = arguments()
@@ -145,6 +146,7 @@ def test_what_is_fixed():
             },
         ),
         (["actor_rollout_ref.overlay.precision=float32"], {"router_gating_in_fp32": False}),
+        (["actor_rollout_ref.overlay.router_balance.forced=true"], {"fix_router": True}),
         (["actor_rollout_ref.rollout.response_length=9"], {"seq_length": 1033}),
     ],
 )

@@ -1,0 +1,45 @@
+"""The key of overlay.router_balance: what it reaches, and the runs that it would spoil."""
+
+import json
+
+import pytest
+
+from overlay import ConfigurationError, SettingsError
+from verl_patches.features.configuration_checks import check_configuration
+from verl_patches.features.router_balance.feature import ROUTER_BALANCE
+from verl_patches.features.settings import OverlaySettings
+from verl_patches.trainer.main_ppo import compose
+
+RANDOM_WEIGHTS = "actor_rollout_ref.actor.load_weight=false"
+FORCED = f"{ROUTER_BALANCE.switch}=true"
+
+
+def check(*overrides):
+    return check_configuration(compose("rehearsal", list(overrides)))
+
+
+def test_it_is_off_unless_asked_for():
+    assert not OverlaySettings().router_balance.forced and not ROUTER_BALANCE.is_on(check())
+    assert ROUTER_BALANCE.is_on(check(FORCED, RANDOM_WEIGHTS))
+
+
+def test_weights_that_are_read_are_not_trained_with_it():
+    with pytest.raises(
+        ConfigurationError, match="router_balance.forced=True sends .*load_weight=True reads weights; set"
+    ):
+        check(FORCED)
+
+
+def test_a_model_without_such_a_router_is_refused(tmp_path):
+    def with_architecture(name):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+        return check(FORCED, RANDOM_WEIGHTS, f"actor_rollout_ref.model.path={tmp_path}")
+
+    assert with_architecture("DeepseekV3ForCausalLM").router_balance.forced
+    with pytest.raises(ConfigurationError, match=r"balances the routers of DeepseekV3.*\['Qwen2ForCausalLM'\]; set it"):
+        with_architecture("Qwen2ForCausalLM")
+
+
+def test_another_value_is_an_error():
+    with pytest.raises(SettingsError, match="router_balance.forced must be of type bool, not 1"):
+        check(f"{ROUTER_BALANCE.switch}=1")

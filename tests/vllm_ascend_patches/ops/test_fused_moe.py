@@ -1,0 +1,34 @@
+"""vLLM-Ascend's experts choose by the overlay's deal where the feature is on, and by the router where it is off."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+
+import verl_patches.prelude_patch  # noqa: F401
+from verl_patches.features import settings
+from verl_patches.features.router_balance.balance import logits_for_dealt_experts
+from verl_patches.features.router_balance.feature import RouterBalanceSettings
+from vllm_ascend_patches.ops import fused_moe
+
+
+class Method(SimpleNamespace):
+    """Stands for vLLM-Ascend's: remembers the logits that it is to choose by."""
+
+    def apply(self, router_logits, **options):
+        self.seen = router_logits
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_the_choice_of_every_layer_is_dealt_out_where_it_is_on(forced):
+    ours = replace(settings.current(), router_balance=RouterBalanceSettings(forced=forced))
+    method, made = Method(), []
+    with mock.patch.object(settings, "current", return_value=ours):
+        fused_moe.__init__(lambda self, moe: made.append((self, moe)), method, moe="configuration")
+    assert made == [(method, "configuration")]
+    logits = torch.randn(4, 16)
+    method.apply(router_logits=logits, top_k=2)
+    expected = logits_for_dealt_experts(logits, 2) if forced else logits
+    assert torch.equal(method.seen, expected) and ("apply" in vars(method)) == forced

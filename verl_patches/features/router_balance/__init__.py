@@ -1,0 +1,1 @@
+"""Every expert gets the same number of tokens, whatever the router says: what a benchmark with random weights needs."""

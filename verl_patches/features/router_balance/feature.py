@@ -1,0 +1,59 @@
+"""The feature router_balance: its configuration, its switch, and the runs that it would spoil."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overlay import ConfigurationError, Feature
+
+ARCHITECTURE = "DeepseekV3ForCausalLM"
+
+
+@dataclass(frozen=True)
+class RouterBalanceSettings:
+    """`forced` deals tokens out to experts in turn, in training, reference and rollout: for benchmarks only.
+
+    It is the published job's `fix_router` (MindSpeed-LLM's `--fix-router`) and `VLLM_ENABLE_FIX_ROUTE`. The expert of a
+    token then depends on its place in the batch, which is another one in rollout and training, so that log-probs of
+    the two cannot be compared.
+    """
+
+    forced: bool = False
+
+
+def check_random_weights(config: Mapping[str, Any], settings: Any) -> None:
+    """Weights that were read would be trained with experts that they do not choose."""
+    if config["actor_rollout_ref"]["actor"].get("load_weight", True):
+        raise ConfigurationError(
+            f"{ROUTER_BALANCE.switch}=True sends tokens to experts that the weights do not choose, and "
+            "actor_rollout_ref.actor.load_weight=True reads weights; set one of the two to False"
+        )
+
+
+def check_model(config: Mapping[str, Any], settings: Any) -> None:
+    """The model is one whose router the overlay knows, where this machine can read its config.json."""
+    folder = config["actor_rollout_ref"]["model"]["path"]
+    try:
+        architectures = json.loads((Path(folder).expanduser() / "config.json").read_text()).get("architectures")
+    except (OSError, ValueError):
+        return
+    if list(architectures or ()) != [ARCHITECTURE]:
+        raise ConfigurationError(
+            f"{ROUTER_BALANCE.switch}=True balances the routers of {ARCHITECTURE}, and the model in {folder} is "
+            f"{architectures}; set it to False"
+        )
+
+
+ROUTER_BALANCE = Feature(
+    name="router_balance",
+    purpose="For benchmarks with random weights every expert gets the same number of tokens, in training and rollout.",
+    section="actor_rollout_ref.overlay.router_balance",
+    settings=RouterBalanceSettings,
+    switch="actor_rollout_ref.overlay.router_balance.forced",
+    is_on=lambda settings: settings.router_balance.forced,
+    checks=(check_random_weights, check_model),
+)

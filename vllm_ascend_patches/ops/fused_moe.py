@@ -1,0 +1,24 @@
+"""How vLLM-Ascend chooses the experts of a token."""
+
+from overlay import wrap
+from verl_patches.features.router_balance.feature import ROUTER_BALANCE
+
+
+@wrap(
+    "vllm_ascend.ops.fused_moe:AscendUnquantizedFusedMoEMethod.__init__",
+    feature=ROUTER_BALANCE,
+    evidence="executed",
+    why="it balances experts by force in its profile run alone, and a benchmark with random weights needs it always",
+    upstream="not forwarded: the pinned release does not read the published job's VLLM_ENABLE_FIX_ROUTE",
+    remove_when="the pinned vLLM-Ascend has an option that balances experts by force outside its profile run",
+    relies_on=["vllm_ascend.ops.fused_moe:AscendUnquantizedFusedMoEMethod.apply"],
+)
+def __init__(upstream, self, moe=None):
+    from verl_patches.features import settings
+
+    upstream(self, moe=moe)
+    if settings.current().router_balance.forced:
+        from verl_patches.features.router_balance.balance import balanced
+
+        # On the object, so that the graph that is captured of its call meets no code of the overlay's engine.
+        self.apply = balanced(self.apply)
