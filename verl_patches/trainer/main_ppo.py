@@ -135,13 +135,16 @@ def run(config: DictConfig) -> int:
 
 
 def _write_resolved(config: DictConfig) -> None:
-    """`config.yaml` in the output folder, every reference resolved."""
+    """`config.yaml` in the output folder, every reference resolved, and the model's config.json as `model.json`."""
     from omegaconf import OmegaConf
 
     folder = config.actor_rollout_ref.overlay.measure.output_dir
     if folder:
         os.makedirs(folder, exist_ok=True)
         OmegaConf.save(config, os.path.join(folder, "config.yaml"), resolve=True)
+        model = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json"
+        if model.is_file():
+            shutil.copyfile(model, os.path.join(folder, "model.json"))
 
 
 @contextmanager

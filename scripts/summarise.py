@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Prints the recipe's own table for runs, on any machine, beside the published rows and their conditions.
+
+Seconds by stage with the reshard apart from the rollout, tokens a second of a card and of a die, MFU, lengths. Figures
+are means of all steps but the first, which also compiles. verl's own perf/throughput is of a die, and its
+perf/mfu/actor is 0 on an A3. Exit codes: 0 done, 2 a folder that is no run, or has no step that ended.
+"""
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from verl_patches.features.report import ReportError  # noqa: E402
+from verl_patches.features.report.flops import A3_PEAKS, PEAK  # noqa: E402
+from verl_patches.features.report.published import ROWS  # noqa: E402
+from verl_patches.features.report.recipe_table import column_of_published, column_of_run, render  # noqa: E402
+from verl_patches.features.report.run_folder import read_run  # noqa: E402
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the table; returns the exit code."""
+    known = "; ".join(f"{peak.teraflops:g}: {peak.source}" for peak in A3_PEAKS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="output folder of a run")
+    parser.add_argument("--step", type=int, help="this step alone, as the published rows are of one step")
+    parser.add_argument("--model", type=Path, help="the model's config.json, for runs that kept none")
+    parser.add_argument(
+        "--peak", type=_positive, help=f"TFLOPS of a die for dense BF16 (default: {PEAK.teraflops:g}); of an A3 {known}"
+    )
+    parser.add_argument("--json", action="store_true", help="print the columns as JSON")
+    options = parser.parse_args(arguments)
+    peak = options.peak or PEAK.teraflops
+    source = next((each.source for each in A3_PEAKS if each.teraflops == peak), "as given")
+    try:
+        runs = [read_run(folder, options.step, options.model) for folder in options.runs]
+    except ReportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    columns = [*(column_of_run(run, peak) for run in runs), *(column_of_published(row, peak) for row in ROWS)]
+    print(
+        json.dumps([column.as_dict() for column in columns], indent=1)
+        if options.json
+        else render(columns, peak, source)
+    )
+    return 0
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(text)
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
