@@ -7,21 +7,26 @@ this program lets Ray miss them.
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from verl_patches.features.own_ray import without_job_servers  # noqa: E402  (found from where this file lies)
 
 
 def main() -> None:
     """Runs `ray` with this program's arguments; ends with its exit code."""
-    # Ray tries this import to find out whether its agents may have an HTTP server.
-    sys.modules["ray.dashboard.optional_deps"] = None
-    from ray.scripts import scripts
+    with without_job_servers():
+        from ray.scripts import scripts
 
-    # The name under which `ray start` asks the same about Ray Client. Without it, the assignment would do nothing.
-    if not callable(getattr(scripts, "check_ray_client_dependencies_installed", None)):
-        sys.exit(
-            "error: this Ray asks otherwise whether to start Ray Client; bring scripts/internal/start_ray.py up to it"
-        )
-    scripts.check_ray_client_dependencies_installed = lambda: False
-    scripts.main()
+        # The name under which `ray start` asks whether there is Ray Client; without it, this would do nothing.
+        if not callable(getattr(scripts, "check_ray_client_dependencies_installed", None)):
+            sys.exit(
+                "error: this Ray asks otherwise whether to start Ray Client; bring scripts/internal/start_ray.py up to "
+                "it"
+            )
+        scripts.check_ray_client_dependencies_installed = lambda: False
+        scripts.main()
 
 
 if __name__ == "__main__":

@@ -72,7 +72,9 @@ environment_step() {
     printf '  %-46s' "$title"
     printf '\n== %s: %s\n' "$title" "$*" >>"$log"
     # Set before the command starts: a signal in between must not leave it behind.
-    trap 'environment_abandon "$earlier" "${!:-}"' INT TERM HUP
+    trap 'environment_abandon 130 "$earlier" "${!:-}"' INT
+    trap 'environment_abandon 143 "$earlier" "${!:-}"' TERM
+    trap 'environment_abandon 129 "$earlier" "${!:-}"' HUP
     setsid "$@" >>"$log" 2>&1 &
     wait "$!" || status=$?
     trap - INT TERM HUP
@@ -84,14 +86,14 @@ environment_step() {
     printf '%4d s\n' $((SECONDS - started))
 }
 
-# Ends the command of a step at a signal, and this script with it. EARLIER is the process before the step's own.
+# Ends the command of a step at a signal, and this script with CODE. EARLIER is the process before the step's own.
 environment_abandon() {
-    local earlier=$1 child=$2
+    local code=$1 earlier=$2 child=$3
     if [[ $child != "$earlier" ]]; then
         kill -TERM -- "-$child" "$child" 2>/dev/null || true
     fi
     printf 'interrupted\n'
-    fail "Setting up the environment was interrupted; the next run starts it again."
+    quit "$code" "Setting up the environment was interrupted; the next run starts it again."
 }
 
 # Installs every locked package into a new .venv.

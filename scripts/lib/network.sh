@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# This node on the network: its interface, its address, its role. Needs terminal.sh and the settings of cluster.sh.
+# This node on the network: its interface, its address, its role. Needs terminal.sh, processes.sh
+# and the settings of cluster.sh.
 # shellcheck disable=SC2034 # what it sets is for the scripts that source it
 
 # Sets network_interface, network_address and network_role (head or worker).
@@ -67,7 +68,7 @@ network_listener() {
 network_wait() {
     local address=$1 port=$2 seconds_allowed=$3 pid=$4 what=$5 begun=$SECONDS shown=$SECONDS
     until network_answers "$address" "$port"; do
-        ((pid == 0)) || kill -0 "$pid" 2>/dev/null || return 2
+        ((pid == 0)) || process_runs "$pid" || return 2
         ((SECONDS - begun < seconds_allowed)) || return 1
         if ((SECONDS - shown >= 10)); then
             shown=$SECONDS

@@ -1,8 +1,9 @@
 # shellcheck shell=bash
 # Processes that this launcher started, by the session that each of them leads. Needs terminal.sh, the settings of
-# cluster.sh, and from ray_node.sh process_notes, the file in which this node's processes are noted.
+# cluster.sh, and from ray_node.sh ray_node_sweep and process_notes, the file in which this node's processes are noted.
 # shellcheck disable=SC2154 # ray_node.sh sets process_notes, EXIT_RAY
 
+readonly PROCESS_VANISH_S=10 # how long killed processes are waited for
 process_lock="" # file descriptor of the lock that keeps the node for this launcher
 
 # Prints when process PID was born, in clock ticks since boot; nothing if there is none.
@@ -11,6 +12,14 @@ process_birth() {
     stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 0
     read -ra fields <<<"${stat##*) }"
     printf '%s\n' "${fields[19]}"
+}
+
+# Whether process PID runs. kill -0 reaches one that has ended too, until its parent has asked how.
+process_runs() {
+    local stat
+    stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
+    stat=${stat##*) }
+    [[ $stat != [ZX]* ]]
 }
 
 # Prints the living processes of the session that process PID leads or led.
@@ -24,7 +33,7 @@ process_session() {
     done
 }
 
-# Ends the session that process PID leads: asks the leader, waits, then kills what is left.
+# Ends the session that process PID leads: asks the leader, waits, then kills what is left and sees it go.
 process_end_session() {
     local pid=$1 begun=$SECONDS member members
     kill -TERM "$pid" 2>/dev/null || true
@@ -33,7 +42,7 @@ process_end_session() {
             for member in $members; do
                 kill -KILL "$member" 2>/dev/null || true
             done
-            return 0
+            ((SECONDS - begun < STOP_TIMEOUT_S + PROCESS_VANISH_S)) || return 0
         fi
         sleep "$POLL_S"
     done
@@ -87,5 +96,6 @@ process_end_noted() {
             process_end_session "$pid"
         fi
     done < <(tac "$process_notes")
+    ray_node_sweep
     rm -f "$process_notes"
 }

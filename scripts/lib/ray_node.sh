@@ -5,28 +5,34 @@
 # shellcheck disable=SC2034,SC2154 # variables of the other files of the launcher
 
 readonly EXIT_RAY=3 EXIT_MISSING=4 EXIT_RAY_ENDED=5
+# `ray start --block` looks after its processes once a second.
+readonly RAY_NOTICES_S=3
 
 # Works out this node's folder and command of Ray.
 ray_node_prepare() {
+    local user
+    user=$(id -un)
     # One folder a user and port: Ray's sockets lie in it, and their paths may have no more than 107 bytes.
-    declare -g ray_folder process_notes ray_process=0
+    ((${#user} <= 20)) || user=$(id -u)
+    declare -g ray_folder=/tmp/ray-$user-$RAY_PORT process_notes ray_process=0
     declare -ga ray_command
-    ray_folder=/tmp/ray-$(id -un)-$RAY_PORT
+    # What the job's processes put into the folder for temporary files goes with them.
+    [[ -n ${cluster_given[TMPDIR]:-} ]] || cluster_environment+=("TMPDIR=$ray_folder/t")
     process_notes=$ray_folder/$network_address.processes
     ray_command=(python3 scripts/internal/start_ray.py start --block --disable-usage-stats)
     ray_command+=(--node-ip-address="$network_address")
     ray_command+=(--resources="{\"NPU\": $DIES_PER_NODE}" --num-cpus="$(ray_node_slots)")
     if [[ $network_role == head ]]; then
-        ray_command+=(--head --port="$RAY_PORT" --temp-dir="$ray_folder")
+        ray_command+=(--head --port="$RAY_PORT" --temp-dir="$ray_folder/r")
         ray_command+=(--include-dashboard=false)
     else
         ray_command+=(--address="$MASTER_ADDR:$RAY_PORT")
     fi
 }
 
-# Makes Ray's folder. Others may write in /tmp too, so it has to be ours alone.
+# Makes Ray's folder. Others may write in /tmp too, so it has to be ours alone: Ray opens its own, inside, to everybody.
 ray_node_folder() {
-    mkdir -p "$ray_folder" || fail "$ray_folder cannot be made; Ray needs it for its sockets and logs."
+    (umask 077 && mkdir -p "$ray_folder") || fail "$ray_folder cannot be made; Ray needs it for its sockets and logs."
     [[ -d $ray_folder && ! -L $ray_folder && -O $ray_folder ]] ||
         fail "$ray_folder belongs to somebody else: remove it, or choose another RAY_PORT on all nodes."
     chmod 700 "$ray_folder"
@@ -37,6 +43,13 @@ ray_node_slots() {
     local cores least=$((DIES_PER_NODE + 2))
     cores=$(nproc)
     printf '%d\n' $((cores > least ? cores : least))
+}
+
+# Removes what ended processes of this node's job have left: their temporary files and, named after the folder of those,
+# their shared memory.
+ray_node_sweep() {
+    local name=${ray_folder#/}/t
+    rm -rf "$ray_folder/t" "/dev/shm/psm_${name//\//-}_"*
 }
 
 # Starts Ray; ray_process is its process, the leader of a session of its own. LOG gets what it prints.
@@ -52,9 +65,14 @@ ray_node_start() {
     ((status == 0)) || quit "$EXIT_RAY" "Ray did not start on this node; the reason is in $log."
 }
 
-# Whether our own Ray still runs.
-ray_node_runs() {
-    kill -0 "$ray_process" 2>/dev/null
+# Whether our own Ray has ended. A training that failed with STATUS because one of Ray's processes is gone may tell so
+# before Ray does.
+ray_node_ended() {
+    local status=$1 begun=$SECONDS
+    while process_runs "$ray_process"; do
+        ((status != 0 && SECONDS - begun < RAY_NOTICES_S)) || return 1
+        sleep "$POLL_S"
+    done
 }
 
 # Ends our own Ray and waits until all of its processes have gone.
@@ -64,5 +82,6 @@ ray_node_stop() {
     ((ray_process)) || return 0
     process_end_session "$ray_process"
     ray_process=0
+    ray_node_sweep
     rm -f "$process_notes"
 }

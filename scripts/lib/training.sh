@@ -47,7 +47,7 @@ training_show() {
         say "source $(printf '%q' "$name")"
     done
     for name in "${cluster_environment[@]}"; do
-        say "export ${name%%=*}=$(printf '%q' "${name#*=}")"
+        say "export ${name%%=*}=$(printf '%q' "$(cluster_shown "$name")")"
     done
     # shellcheck disable=SC2016 # to be expanded after the lines above
     say "export PYTHONPATH=$(printf '%q' "$training_root")"'${PYTHONPATH:+:$PYTHONPATH}'
@@ -58,10 +58,14 @@ training_show() {
     [[ $network_role == worker ]] || training_show_command "${training_command[@]}"
 }
 
-# Prints a command as a shell would take it.
+# Prints a command as a shell would take it, without the values of secrets.
 training_show_command() {
-    local quoted
-    printf -v quoted '%q ' "$@"
+    local quoted shown=() word
+    for word in "$@"; do
+        [[ ! ${word,,} =~ ^[^=]*(api_?key|password|passwd|secret|(access|auth)_token)= ]] || word=${word%%=*}=$CLUSTER_HIDDEN
+        shown+=("$word")
+    done
+    printf -v quoted '%q ' "${shown[@]}"
     say "run ${quoted% }"
 }
 
@@ -70,6 +74,7 @@ training_run() {
     ray_node_folder
     process_keep_node
     process_end_noted
+    mkdir -p "$ray_folder/t"
     cluster_export
     export PYTHONPATH=$training_root${PYTHONPATH:+:$PYTHONPATH}
     # An address in the user's environment would lead to another Ray.
@@ -106,7 +111,7 @@ training_lead() {
         *) training_ray_ended "$status" ;;
     esac
     training_child_run "${training_command[@]}" || status=$?
-    ray_node_runs || training_ray_ended "$status"
+    ! ray_node_ended "$status" || training_ray_ended "$status"
     ((status == 0)) || quit 1 "The training failed with $(training_code "$status"); the log is $training_log."
     say "done; results are in $training_folder"
 }

@@ -2,8 +2,10 @@
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,6 +79,8 @@ def rehearse(plan: Plan, dry_run: bool) -> int:
     from scripts.rehearsal.processes import Interrupted, SignalFlag
     from scripts.rehearsal.stages import Rehearsal, RunFailed, check_before_anything
     from verl_patches.features.dataset import DataError
+    from verl_patches.features.disks import FULL, describe_full_disk
+    from verl_patches.features.own_ray import FolderError, private_folder
     from verl_patches.features.report import ReportError
 
     console = make_console()
@@ -87,11 +91,16 @@ def rehearse(plan: Plan, dry_run: bool) -> int:
         with SignalFlag() as signals:
             # rehearse.sh is this same process, so its start is the start of the user's command.
             launched = psutil.Process().create_time()
-            summary = Rehearsal(console, signals, launched).carry_out(plan)
-    except (PreflightError, DataError) as error:
+            with private_folder("rehearsal", on_removal=remove_emulated_dies) as folder:
+                summary = Rehearsal(console, signals, launched).carry_out(replace(plan, folder=folder))
+    except (PreflightError, DataError, FolderError) as error:
         return _fail(str(error), REFUSED)
     except ReportError as error:
         return _fail(str(error), FAILED)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return _fail(describe_full_disk([error.filename or plan.output, plan.output]) or str(error), FAILED)
     except RunFailed as error:
         return _fail(f"{error}\nThe whole log: {error.log}", FAILED)
     except Interrupted as interrupted:
@@ -102,6 +111,12 @@ def rehearse(plan: Plan, dry_run: bool) -> int:
     return DONE
 
 
+def remove_emulated_dies(name: str) -> None:
+    """Removes what processes that were killed have left of the emulated node `name`."""
+    for account in Path("/dev/shm").glob(f"npu_emulator-*-{name}"):
+        account.unlink(missing_ok=True)
+
+
 def _fail(sentence: str, status: int) -> int:
     print(f"error: {sentence}", file=sys.stderr)
     return status
@@ -110,6 +125,7 @@ def _fail(sentence: str, status: int) -> int:
 def main() -> int:
     """The command line; returns the exit status."""
     options, dry_run = parse_arguments()
+    signal.signal(signal.SIGINT, lambda number, _: sys.exit(SIGNALLED + number))
     plan = make_plan(options, datetime.now().strftime("%Y%m%d-%H%M%S"))
     if dry_run and find_spec("hydra") is None:
         # Without the environment there is nothing to compose the configuration with.

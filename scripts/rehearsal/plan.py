@@ -36,13 +36,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every path and command of one run. ``overrides`` are Hydra's, in the order in which they win."""
+    """Every path and command of one run. ``overrides`` are Hydra's, in the order in which they win.
+
+    ``folder`` is the run's private one for temporary files; None before the run begins.
+    """
 
     options: Options
     output: Path
     checkpoint: Path
-    ray_folder: Path
     overrides: tuple[str, ...]
+    folder: Path | None = None
 
     @property
     def train_data(self) -> Path:
@@ -89,15 +92,17 @@ class Plan:
 
     def environment(self) -> dict[str, str]:
         """The variables that the run's commands get on top of the user's environment."""
-        return {
+        own = {
             **read_environment(ENVIRONMENT_FILE),
             "PYTHONPATH": _search_path(),
             "NPU_EMULATOR_DEVICES": str(self.options.dies),
             "NPU_EMULATOR_CAPACITY_MB": str(self.options.device_memory_mb),
             "NPU_EMULATOR_METERS": str(self.output / "meters"),
-            # Dies of its own: other runs on this machine take none of their memory.
-            "NPU_EMULATOR_NODE": self.ray_folder.name,
         }
+        if self.folder is not None:
+            # Dies of its own: other runs on this machine take none of their memory.
+            own |= {"TMPDIR": str(self.folder), "NPU_EMULATOR_NODE": self.folder.name}
+        return own
 
     def with_overrides(self, more: Iterable[str]) -> "Plan":
         """The plan with further overrides, which lose against the user's own."""
@@ -109,9 +114,7 @@ def make_plan(options: Options, time_name: str) -> Plan:
     """Works out a run; ``time_name`` names its folder unless the options say where to write."""
     output = (options.output or RUNS / time_name).resolve()
     checkpoint = ROOT / ".cache" / "checkpoints" / checkpoint_key()
-    # Ray puts sockets into its folder, and their paths may have no more than 107 bytes.
-    ray_folder = Path("/tmp") / f"rehearsal-{os.getpid()}"
-    plan = Plan(options, output, checkpoint, ray_folder, ())
+    plan = Plan(options, output, checkpoint, ())
     own = [
         setting("data.train_files", [plan.train_data]),
         setting("data.val_files", [plan.test_data]),
@@ -121,7 +124,6 @@ def make_plan(options: Options, time_name: str) -> Plan:
         setting("actor_rollout_ref.overlay.rollout.expert_parallel_size", options.dies),
         setting("custom_reward_function.path", REWARD),
         setting("trainer.n_gpus_per_node", options.dies),
-        setting("ray_init.temp_dir", ray_folder),
     ]
     if options.steps is not None:
         own.append(setting("trainer.total_training_steps", options.steps))

@@ -3,6 +3,7 @@
 import json
 import socket
 import struct
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -122,13 +123,28 @@ def count_parameters(checkpoint: Path) -> int:
 
 
 def check_output(output: Path) -> None:
-    """Checks that a run's folder holds no other run.
+    """Checks that a run's folder holds no other run, and that it can be made and written. Leaves nothing behind.
 
     Raises:
-        PreflightError: there is something in it.
+        PreflightError: there is something in it, or it cannot be written.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise PreflightError(f"{output} exists and is not an empty folder: choose another --output.")
+    made: list[Path] = []
+    try:
+        if output.exists() and (not output.is_dir() or any(output.iterdir())):
+            raise PreflightError(f"{output} exists and is not an empty folder: choose another --output.")
+        for folder in reversed([output, *output.parents]):
+            if not folder.exists():
+                folder.mkdir()
+                made.append(folder)
+        with tempfile.TemporaryFile(dir=output) as probe:
+            probe.write(bytes(4096))
+    except OSError as error:
+        raise PreflightError(
+            f"--output {output} cannot be written ({error.strerror}): choose a folder that takes files."
+        ) from error
+    finally:
+        for folder in reversed(made):
+            folder.rmdir()
 
 
 def check_rows(plan: Plan, config: Mapping[str, Any]) -> None:

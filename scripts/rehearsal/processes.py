@@ -8,8 +8,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from verl_patches.features.own_ray.processes import (
+    adopt_orphans,
+    descendants,
+    end_descendants,
+    reap_adopted,
+    send,
+    wait_until,
+)
+
 _PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.2
 # How long a stopped command may take to end by itself, and its remaining processes after it.
 _GRACE_S = 20.0
@@ -41,32 +49,6 @@ class SignalFlag:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-
-
-def adopt_orphans() -> None:
-    """Makes this process the parent of every descendant that loses its own, so that all of them can be found."""
-    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def descendants(process: int) -> list[int]:
-    """Returns the running (not zombie) processes below ``process``, parents first."""
-    children: dict[int, list[int]] = {}
-    zombies = set()
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            children.setdefault(int(parent), []).append(int(entry))
-            if state == "Z":
-                zombies.add(int(entry))
-    found, pending = [], [process]
-    while pending:
-        below = children.get(pending.pop(0), [])
-        pending += below
-        found += [child for child in below if child not in zombies]
-    return found
 
 
 def run_to_the_end(
@@ -113,39 +95,18 @@ def _end(leader: subprocess.Popen[bytes], signals: SignalFlag) -> None:
     asked = len(signals.received)
     if leader.poll() is None:
         leader.terminate()
-        _wait_until(lambda: leader.poll() is not None or len(signals.received) > asked, _GRACE_S)
-    for number, limit in ((signal.SIGTERM, _REMAINING_GRACE_S), (signal.SIGKILL, _GRACE_S)):
-        for process in descendants(os.getpid()):
-            _signal(process, number)
-        _wait_until(lambda: not _remaining(leader), limit)
-    _reap_adopted(leader.pid)
+        wait_until(lambda: leader.poll() is not None or len(signals.received) > asked, _GRACE_S)
+    for process in descendants(os.getpid()):
+        send(process, signal.SIGTERM)
+    wait_until(lambda: not _remaining(leader), _REMAINING_GRACE_S)
+    if leader.poll() is None:
+        leader.kill()
+        leader.wait(_GRACE_S)
+    end_descendants([], 0, _GRACE_S)
 
 
 def _remaining(leader: subprocess.Popen[bytes]) -> list[int]:
     """Returns the processes that still run, after collecting the exit status of those that ended."""
     leader.poll()
-    _reap_adopted(leader.pid)
+    reap_adopted([leader.pid])
     return descendants(os.getpid())
-
-
-def _reap_adopted(leader: int) -> None:
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    for child in map(int, children):
-        if child != leader:
-            try:
-                os.waitpid(child, os.WNOHANG)
-            except ChildProcessError:
-                continue
-
-
-def _wait_until(reached: Callable[[], bool], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while not reached() and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
-def _signal(process: int, number: int) -> None:
-    try:
-        os.kill(process, number)
-    except ProcessLookupError:
-        return

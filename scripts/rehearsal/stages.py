@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from scripts.rehearsal.preflight import (
 )
 from scripts.rehearsal.processes import SignalFlag, run_to_the_end
 from verl_patches.features.dataset import read_problems
+from verl_patches.features.disks import describe_full_disk
 from verl_patches.features.measure.run_files import read_executed
 from verl_patches.features.report import RunFacts, read_records, summarise
 from verl_patches.features.report.meters import read_meters
@@ -100,15 +100,12 @@ class Rehearsal:
     def _train(self, plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
         steps = config["trainer"]["total_training_steps"]
         self.console.print(f"Training for {steps} steps on {plan.options.dies} emulated dies; log: {plan.log}")
-        plan.ray_folder.mkdir(mode=0o700)
         command, environment = plan.run_command(), plan.environment()
-        try:
-            with Progress(self.console, plan.output, steps, self.launched) as progress:
-                status = run_to_the_end(command, environment, ROOT, plan.log, self.signals, progress.update)
-        finally:
-            shutil.rmtree(plan.ray_folder, ignore_errors=True)
+        with Progress(self.console, plan.output, steps, self.launched) as progress:
+            status = run_to_the_end(command, environment, ROOT, plan.log, self.signals, progress.update)
         if status != 0:
-            raise RunFailed(last_error(plan.log), plan.log)
+            # The log may lie on the disk that is full.
+            raise RunFailed(describe_full_disk([plan.output]) or last_error(plan.log), plan.log)
         if len(progress.records) < steps:
             raise RunFailed(f"The run ended after {len(progress.records)} of {steps} steps", plan.log)
         facts = RunFacts(

@@ -113,6 +113,7 @@ class Machine:
     def __init__(self, folder: Path, port: int, address: str) -> None:
         self.folder, self.address, self.port = folder, address, port
         self.tools, self.calls_file = folder / "tools", folder / "calls"
+        self.extra: dict[str, str] = {}
         self.tools.mkdir()
         for name, text in {"ip": IP, "ray": RAY, "python3": PYTHON}.items():
             (self.tools / name).write_text(text)
@@ -144,6 +145,7 @@ class Machine:
             "TOOLS": str(self.tools),
             "NODE_ADDRESS": self.address,
             "PYTHON_OF_TESTS": sys.executable,
+            **self.extra,
         }
 
     def start(self, *arguments: str, **changed: object) -> subprocess.Popen:
@@ -504,6 +506,104 @@ def test_a_full_disk_loses_the_log_and_not_the_training(head, port):
     assert done.returncode == 0, done.stderr
     assert "No space left on device" in done.stdout + done.stderr
     assert done.stdout.count("a line of the training") == 10000 and not answers(port)
+
+
+def test_the_address_of_another_ray_in_the_users_environment_reaches_nothing(head):
+    head.extra = {"RAY_ADDRESS": "127.0.0.9:1"}
+    assert head.run()[0] == 0
+    names = [line.partition("=")[0] for line in (head.tools / "environment").read_text().splitlines()]
+    assert "RAY_PORT" not in names and "RAY_ADDRESS" not in names and "HCCL_BUFFSIZE" in names
+
+
+@pytest.mark.parametrize(("cores", "slots"), [(2, 6), (6, 6), (320, 320)])
+def test_ray_gets_a_slot_for_every_core_and_at_least_those_that_verl_places(head, cores, slots):
+    """A worker for each of 4 dies, the task runner, and the register center."""
+    (head.tools / "nproc").write_text(f"#!/bin/bash\necho {cores}\n")
+    (head.tools / "nproc").chmod(0o755)
+    assert f"--num-cpus={slots}" in shlex.split(command_of_ray(head))
+
+
+def command_of_ray(machine: Machine) -> str:
+    code, said = machine.run("--dry-run")
+    assert code == 0, said
+    (line,) = (line for line in said.splitlines() if line.startswith("run ") and "start_ray.py" in line)
+    return line
+
+
+def test_jemalloc_is_preloaded_into_everything_where_it_is_named(head):
+    library = "/lib/x86_64-linux-gnu/libc.so.6"
+    assert head.run(JEMALLOC=library)[0] == 0
+    assert f"LD_PRELOAD={library}" in (head.tools / "environment").read_text().splitlines()
+    assert head.run()[0] == 0
+    assert "LD_PRELOAD" not in (head.tools / "environment").read_text()
+
+
+SECRETS = {
+    "WANDB_API_KEY": "s3cret-one",
+    "HF_TOKEN": "s3cret-two",
+    "MY_SECRET": "s3cret-three",
+    "DB_PASSWORD": "s3cret-four",
+    "swanlab_api_key": "s3cret-five",
+    "HTTPS_PROXY": "http://me:s3cret-six@proxy:3128",
+}
+
+
+def test_secrets_reach_the_training_and_are_not_shown(head):
+    overrides = ("+trainer.swanlab.api_key=s3cret-seven", "data.prompt_key=question")
+    code, said = head.run("--dry-run", "--", *overrides, **SECRETS)
+    assert code == 0 and "s3cret" not in said, said
+    for line in ("export WANDB_API_KEY=HIDDEN", "export HTTPS_PROXY=http://me:HIDDEN@proxy:3128"):
+        assert line in said.splitlines()
+    # Names of columns are no secrets.
+    assert "data.prompt_key=question" in said and "api_key=HIDDEN" in said
+    code, said = head.run("--", *overrides, **SECRETS)
+    assert code == 0 and "s3cret" not in said
+    environment = (head.tools / "environment").read_text().splitlines()
+    assert not {f"{name}={value}" for name, value in SECRETS.items()} - set(environment)
+    assert "api_key=s3cret-seven" in next(line for line in head.lines if line.startswith("train"))
+    for log in (head.folder / "out put").rglob("*.log"):
+        assert "s3cret" not in log.read_text()
+
+
+def test_nobody_else_can_enter_the_folder_of_ray_and_temporary_files_go_with_the_job(head, port):
+    folder = Path(f"/tmp/ray-{getpass.getuser()}-{port}")
+    head.set("train-hangs")
+    process = head.start()
+    head.wait_for("train")
+    # Ray opens its own folder to everybody, so that one lies inside.
+    assert folder.stat().st_mode & 0o777 == 0o700 and f"--temp-dir={folder}/r" in head.lines[1]
+    left = [folder / "t" / "socket", Path(f"/dev/shm/psm_tmp-{folder.name}-t_1234")]
+    other = Path(f"/dev/shm/psm_tmp-{folder.name}-other")
+    for path in (*left, other):
+        path.touch()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert [path.exists() for path in (*left, other)] == [False, False, True]
+    assert f"TMPDIR={folder}/t" in (head.tools / "environment").read_text().splitlines()
+    other.unlink()
+
+
+def test_what_a_killed_job_left_in_memory_is_removed_by_the_next_start(head, port):
+    head.set("train-hangs")
+    first = head.start()
+    head.wait_for("train")
+    left = Path(f"/dev/shm/psm_tmp-ray-{getpass.getuser()}-{port}-t_1234")
+    left.touch()
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    (head.tools / "train-hangs").unlink()
+    assert head.run()[0] == 0 and not left.exists()
+
+
+def test_a_process_that_has_ended_does_not_run_before_it_is_reaped_either():
+    script = f"source {ROOT}/scripts/lib/processes.sh; "
+    # The parent is a sleep by then, which never asks how its child ended.
+    script += 'exec 3< <(exec 3>&-; bash -c "exit 3" & echo $!; exec sleep 60); read -r child <&3; '
+    script += 'until [[ $(cat "/proc/$child/stat") == *") Z "* ]]; do :; done; '
+    script += 'kill -0 "$child" && echo "a signal reaches it"; process_runs "$child" || echo "it has ended"; '
+    script += 'process_runs $$ && echo "this one runs"; kill "$(ps -o ppid= -p "$child")"'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["a signal reaches it", "it has ended", "this one runs"], done.stderr
 
 
 def test_a_refused_configuration_starts_nothing(head):

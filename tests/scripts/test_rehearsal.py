@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from scripts.rehearsal.plan import Options, make_plan, read_environment
 from scripts.rehearsal.preflight import (
     PreflightError,
     check_device_memory,
+    check_output,
     check_rows,
     compose_checked,
     count_parameters,
@@ -52,12 +54,12 @@ sys.exit(rehearsal.main())
 """
 
 
-def start(folder, mode, *arguments):
+def start(folder, mode, *arguments, **variables):
     (folder / "problems.jsonl").write_text(PROBLEMS)
     return subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, mode, "--steps", "3", "--output", folder / "run", *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "60"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "60", **variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -110,18 +112,52 @@ def is_running(process):
         return False
 
 
-def test_interrupt_leaves_nothing_running(tmp_path):
-    running = start(tmp_path, "endless")
+@pytest.fixture
+def short_folder():
+    """A place for temporary files that nobody else uses; sockets in it have short paths."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def shared_memory_of(folder):
+    """What carries the names of runs with temporary files in `folder`, and the emulated dies of the fake training."""
+    names = [path.name for path in Path("/dev/shm").iterdir()]
+    return [name for name in names if f"tmp-{folder.name}" in name or name.endswith("-of-the-fake-training")]
+
+
+def test_a_killed_rehearsal_leaves_a_folder_that_the_next_one_removes(tmp_path, short_folder):
+    running = start(tmp_path, "endless", TMPDIR=str(short_folder))
+    wait_for_worker(tmp_path, running)
+    (left,) = short_folder.glob("rehearsal-*")
+    assert left.stat().st_mode & 0o777 == 0o700
+    account = Path(f"/dev/shm/npu_emulator-0-{left.name}")
+    account.touch()
+    running.kill()
+    running.communicate()
+    worker = int((tmp_path / "run" / "worker").read_text())
+    os.kill(worker, signal.SIGKILL)
+    (tmp_path / "next").mkdir()
+    following = start(tmp_path / "next", "good", TMPDIR=str(short_folder))
+    assert following.communicate(timeout=120) and following.returncode == 0
+    assert not list(short_folder.iterdir()) and not account.exists()
+
+
+def wait_for_worker(tmp_path, running):
     worker_file = tmp_path / "run" / "worker"
     deadline = time.monotonic() + 60
     while not worker_file.exists() or not worker_file.read_text():
         assert time.monotonic() < deadline and running.poll() is None, running.communicate()
-    worker = int(worker_file.read_text())
+    return int(worker_file.read_text())
+
+
+def test_interrupt_leaves_nothing_running(tmp_path, short_folder):
+    running = start(tmp_path, "endless", TMPDIR=str(short_folder))
+    worker = wait_for_worker(tmp_path, running)
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 130 and "has been stopped" in errors
     assert not is_running(worker)
-    assert not list(Path("/tmp").glob(f"rehearsal-{running.pid}"))
+    assert not list(short_folder.iterdir()) and not shared_memory_of(short_folder)
 
 
 def refusal(*overrides, **options):
@@ -192,6 +228,38 @@ def test_folder_of_another_run_is_refused(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("kept\n")
     with pytest.raises(PreflightError, match="is not an empty folder: choose another --output"):
         check_before_anything(make_plan(Options(output=tmp_path), "time"))
+
+
+@pytest.fixture
+def read_only():
+    """A file system that nobody can write, which only root can make."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder], capture_output=True, text=True)
+        if made.returncode:
+            pytest.skip(f"NOT RUN: mounting needs privileges that are not here: {made.stderr.strip()}")
+        yield Path(folder)
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("folder", ["/proc/foo", "/dev/null/x", "/dev/null", f"/tmp/{'n' * 300}", "/proc/1/a/b"])
+def test_an_output_that_cannot_be_written_is_one_sentence_before_anything(tmp_path, folder):
+    running = start(tmp_path, "good", "--output", folder)
+    output, errors = running.communicate(timeout=120)
+    assert (running.returncode, output, errors.count("\n")) == (2, "", 1)
+    assert errors.startswith("error: ") and folder in errors and "choose" in errors
+
+
+def test_an_output_on_a_file_system_that_is_read_only_is_refused(read_only):
+    with pytest.raises(PreflightError, match="run cannot be written .Read-only file system.: choose a folder"):
+        check_output(read_only / "run")
+
+
+def test_the_check_of_the_output_leaves_nothing_and_accepts_what_can_be_made(tmp_path):
+    check_output(tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "empty").mkdir()
+    check_output(tmp_path / "empty")
+    assert list((tmp_path / "empty").iterdir()) == []
 
 
 def test_device_memory_must_hold_the_training_state():

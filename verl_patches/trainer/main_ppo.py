@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from verl_patches.features.own_ray import OwnRay
 
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -55,6 +56,17 @@ def _verl_config_folder() -> Path:
 def prepare_worker() -> None:
     """Ray calls this in every worker process before anything else, so that the overlay is there first."""
     import verl_patches.prelude_patch  # noqa: F401
+    from verl_patches.features.own_ray import name_shared_memory
+
+    name_shared_memory()
+
+
+def prepare_worker_of_own_ray() -> None:
+    """The same for a Ray of our own, whose workers listen on loopback alone."""
+    prepare_worker()
+    from verl_patches.features.own_ray import confine_worker
+
+    confine_worker()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,18 +124,17 @@ def _make_paths_absolute(config: DictConfig) -> None:
 def run(config: DictConfig) -> int:
     """Run verl with `config`; everything that this started has ended when it returns."""
     from verl_patches.features.configuration_checks import ConfigurationError, describe_failure
+    from verl_patches.features.own_ray import FolderError
 
     _write_resolved(config)
     terminated: list[int] = []
     try:
-        with _ray(config), _termination_as_interrupt(terminated):
-            from verl.trainer.main_ppo import run_ppo
-
-            run_ppo(config)
+        with _termination_as_interrupt(terminated), _ray(config) as own, _termination_as_interrupt(terminated):
+            _train(config, own)
     except KeyboardInterrupt:
         print("interrupted; everything that this run started has been stopped", file=sys.stderr)
         return TERMINATED if terminated else INTERRUPTED
-    except ConfigurationError as error:
+    except (ConfigurationError, FolderError) as error:
         return _refuse(str(error))
     except Exception as error:  # verl and Ray raise anything; the user gets one sentence and the trace above it
         import traceback
@@ -132,6 +143,34 @@ def run(config: DictConfig) -> int:
         print(f"error: {describe_failure(error)}", file=sys.stderr)
         return 1
     return 0
+
+
+class SurroundingsFailed(RuntimeError):
+    """The run ended because of what is around it; the message is one sentence."""
+
+
+def _train(config: DictConfig, own: OwnRay | None) -> None:
+    """verl's loop.
+
+    Raises:
+        SurroundingsFailed: it failed, and a disk is full or our own Ray has ended.
+    """
+    from verl.trainer.main_ppo import run_ppo
+
+    from verl_patches.features.disks import describe_full_disk
+
+    try:
+        run_ppo(config)
+    except Exception as error:
+        sentence = describe_full_disk(_written_folders(config)) or (own and own.describe_end())
+        if sentence:
+            raise SurroundingsFailed(sentence) from error
+        raise
+
+
+def _written_folders(config: DictConfig) -> list[str]:
+    folders = [config.actor_rollout_ref.overlay.measure.output_dir, config.trainer.default_local_dir]
+    return [*filter(None, folders), tempfile.gettempdir()]
 
 
 def _write_resolved(config: DictConfig) -> None:
@@ -166,28 +205,33 @@ def _termination_as_interrupt(received: list[int]) -> Iterator[None]:
 
 
 @contextmanager
-def _ray(config: DictConfig) -> Iterator[None]:
-    """A Ray with the overlay in every worker: one of our own that is stopped at the end, or the one that runs."""
+def _ray(config: DictConfig) -> Iterator[OwnRay | None]:
+    """A Ray with the overlay in every worker: one of our own that is gone at the end, or the one that runs (None)."""
+    from verl_patches.features.own_ray import own_ray
+
+    if config.ray_init.address != "local":
+        with _connection(config, None):
+            yield None
+    else:
+        with own_ray(config.ray_init.get("temp_dir")) as own, _connection(config, own):
+            yield own
+
+
+@contextmanager
+def _connection(config: DictConfig, own: OwnRay | None) -> Iterator[None]:
+    """This process connected to its Ray, whose workers are forked from one process where that is switched on."""
     import ray
 
     from verl_patches.features.configuration_checks import check_cluster_resources
 
     template = _start_template(config)
-    own_folder = None
     try:
-        arguments: dict[str, Any] = {
-            "address": config.ray_init.address,
-            "runtime_env": _runtime_environment(config, template),
-        }
-        if config.ray_init.address == "local":
-            own_folder = tempfile.mkdtemp(prefix="ray-")
-            arguments |= {
-                "num_cpus": _slots(config),
-                "include_dashboard": False,
-                "object_store_memory": config.ray_init.get("object_store_memory"),
-                "_temp_dir": config.ray_init.get("temp_dir") or own_folder,
-            }
-        ray.init(**arguments)
+        environment = _runtime_environment(config, template, own)
+        if own is None:
+            ray.init(address=config.ray_init.address, runtime_env=environment)
+        else:
+            memory = config.ray_init.get("object_store_memory")
+            own.start(num_cpus=_slots(config), object_store_memory=memory, runtime_env=environment)
         check_cluster_resources(config, ray.cluster_resources())
         _note(config, "ray_ready")
         warm_up = ray.remote(num_cpus=0)(lambda: None).remote()
@@ -197,8 +241,6 @@ def _ray(config: DictConfig) -> Iterator[None]:
         ray.shutdown()
         if template is not None:
             template.close()
-        if own_folder is not None:
-            shutil.rmtree(own_folder, ignore_errors=True)
 
 
 def _start_template(config: DictConfig) -> Any:
@@ -210,8 +252,9 @@ def _start_template(config: DictConfig) -> Any:
     return start_template(PREFORK_MODULES)
 
 
-def _runtime_environment(config: DictConfig, template: Any) -> dict[str, Any]:
+def _runtime_environment(config: DictConfig, template: Any, own: OwnRay | None) -> dict[str, Any]:
     """Ray's runtime environment for every worker of the run."""
+    hook = prepare_worker if own is None else prepare_worker_of_own_ray
     folder = config.actor_rollout_ref.overlay.measure.output_dir
     python_path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {"PYTHONPATH": python_path, "TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARN"}
@@ -219,7 +262,7 @@ def _runtime_environment(config: DictConfig, template: Any) -> dict[str, Any]:
         variables["TENSORBOARD_DIR"] = os.path.join(folder, "tensorboard")
     environment: dict[str, Any] = {
         "env_vars": variables,
-        "worker_process_setup_hook": "verl_patches.trainer.main_ppo.prepare_worker",
+        "worker_process_setup_hook": f"verl_patches.trainer.main_ppo.{hook.__name__}",
     }
     if template is not None:
         environment["py_executable"] = template.py_executable

@@ -1,0 +1,40 @@
+"""Which disk is full, in words: where a write fails, the user learns which disk it was."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+# Less than this, and nothing of use can be written.
+_LEAST_BYTES = 1 << 16
+
+
+def describe_full_disk(paths: Iterable[str | os.PathLike[str]]) -> str | None:
+    """One sentence about the first full disk among those that hold `paths`; None if there is none."""
+    for path in paths:
+        folder = Path(os.path.abspath(path))
+        while not folder.exists():
+            folder = folder.parent
+        status = os.statvfs(folder)
+        lacks = []
+        if status.f_blocks and status.f_bavail * status.f_frsize < _LEAST_BYTES:
+            lacks.append("space")
+        if status.f_files and status.f_favail == 0:
+            lacks.append("inodes")
+        if lacks:
+            return (
+                f"the disk that holds {path}, mounted at {mount_point(folder)}, is full (no {' and no '.join(lacks)} "
+                "left): make room there, or write elsewhere"
+            )
+    return None
+
+
+def mount_point(folder: Path) -> Path:
+    """Where the file system of `folder` is mounted."""
+    folder = folder.resolve()
+    while not os.path.ismount(folder):
+        folder = folder.parent
+    return folder

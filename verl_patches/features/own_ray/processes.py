@@ -1,0 +1,97 @@
+"""The processes below this one: finding them by descent, and ending them within a bounded time. Linux only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_POLL_S = 0.05
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of every descendant that loses its own, so that all of them can be found."""
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants(process: int) -> list[int]:
+    """Returns the running (not zombie) processes below ``process``, parents first."""
+    children: dict[int, list[int]] = {}
+    zombies = set()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            children.setdefault(int(parent), []).append(int(entry))
+            if state == "Z":
+                zombies.add(int(entry))
+    found, pending = [], [process]
+    while pending:
+        below = children.get(pending.pop(0), [])
+        pending += below
+        found += [child for child in below if child not in zombies]
+    return found
+
+
+def runs(process: int) -> bool:
+    """Whether a process of that number runs; one that has ended and was not yet reaped does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def reap_adopted(kept: Collection[int] = ()) -> None:
+    """Collects the exit status of ended children, except of those in ``kept``."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    for child in map(int, children):
+        if child not in kept:
+            try:
+                os.waitpid(child, os.WNOHANG)
+            except ChildProcessError:
+                continue
+
+
+def end_descendants(kept: Collection[int], grace_s: float, kill_s: float) -> list[int]:
+    """Waits until nothing runs below this process but ``kept``; kills what is left after ``grace_s``.
+
+    Returns the processes that still run ``kill_s`` after they were killed; empty unless the kernel holds them.
+    """
+
+    def left() -> list[int]:
+        reap_adopted(kept)
+        return [process for process in descendants(os.getpid()) if process not in kept]
+
+    wait_until(lambda: not left(), grace_s)
+    deadline = time.monotonic() + kill_s
+    # What is being killed may start another process meanwhile.
+    while (remaining := left()) and time.monotonic() < deadline:
+        for process in remaining:
+            send(process, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    return remaining
+
+
+def wait_until(reached: Callable[[], bool], limit_s: float) -> bool:
+    """Waits until ``reached`` returns true, at most ``limit_s`` seconds; returns whether it did."""
+    deadline = time.monotonic() + limit_s
+    while not reached():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def send(process: int, number: int) -> None:
+    """Sends a signal, unless the process has gone."""
+    try:
+        os.kill(process, number)
+    except ProcessLookupError:
+        return
