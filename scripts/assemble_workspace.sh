@@ -18,6 +18,7 @@ readonly SERIES=$project_root/vllm_ascend_patches/series
 usage() {
     cat <<'TEXT'
 Usage: bash scripts/assemble_workspace.sh [--from FOLDER] [NAME=FOLDER ...] [--clone] [--any-commit]
+       bash scripts/assemble_workspace.sh --in-place [NAME=FOLDER ...]
        bash scripts/assemble_workspace.sh --undo
 
 Copies the packages verl, vllm, vllm_ascend, megatron, mindspeed and mindspeed_llm beside the patch folders, from
@@ -28,6 +29,8 @@ git checkouts at the commits of overlay/pins.toml, with the metadata by which vL
   --clone         clone what is not there, at its pin
   --any-commit    also take checkouts at other commits, with changes or without git; overlay check still decides
   --discard       replace or remove packages although they were changed since they were put here
+  --in-place      in a fork of your own: prepare the packages that lie here already, at whatever commit; FOLDER is a
+                  checkout whose setup.py names the plugins. Run again, it changes nothing more
   --undo          remove what this script put here
 TEXT
 }
@@ -90,12 +93,17 @@ stage_metadata() {
 # Applies vllm_ascend_patches/series to the staged packages, after a check of the whole series.
 apply_series() {
     [[ -f $SERIES ]] || return 0
-    local names=() files=() name
+    local names=() files=() backwards=() name
     mapfile -t names < <(grep -Ev '^[[:space:]]*(#|$)' "$SERIES")
     for name in "${names[@]}"; do
         files+=("$project_root/vllm_ascend_patches/$name")
+        backwards=("$project_root/vllm_ascend_patches/$name" "${backwards[@]}")
     done
     ((${#files[@]})) || return 0
+    if (cd "$STAGING" && GIT_CEILING_DIRECTORIES=$project_root git apply --reverse --check "${backwards[@]}" 2>/dev/null); then
+        say "vllm_ascend has the patches of vllm_ascend_patches/series already"
+        return 0
+    fi
     # The staging folder may lie in a repository; its paths must not be taken for that repository's.
     (
         cd "$STAGING"
@@ -155,6 +163,49 @@ install_staged() {
     done
 }
 
+# Brings the staged files that series and prelude line changed to their places, each at once.
+replace_changed() {
+    local file
+    while IFS= read -r -d '' file; do
+        cmp --silent "$STAGING/$file" "$project_root/$file" && continue
+        cp -p "$STAGING/$file" "$project_root/$file.new"
+        mv "$project_root/$file.new" "$project_root/$file"
+        say "changed $file"
+    done < <(cd "$STAGING" && find "$@" -type f ! -path '*/__pycache__/*' -print0)
+}
+
+# Prepares the packages of a fork where they lie, after everything has succeeded on copies of them.
+in_place() {
+    local rows package repository commit reference checked=() changed=() metadata
+    rows=$(cd "$project_root" && "$python" -m overlay pins) || fail "the pins cannot be read: see above."
+    rm -rf "$STAGING"
+    mkdir -p "$STAGING"
+    trap 'rm -rf "$STAGING"' EXIT
+    while IFS=$'\t' read -r package repository commit reference; do
+        if [[ ! -d $project_root/$package ]]; then
+            say "there is no $package here"
+            continue
+        fi
+        cp -a "$project_root/$package" "$STAGING/$package"
+        checked+=(--upstream "$package=$STAGING")
+        changed+=("$package")
+        if [[ $package == vllm* ]] && ! compgen -G "$project_root/$package-*.dist-info" >/dev/null; then
+            stage_metadata "$package" "$repository" "$reference"
+        fi
+    done <<<"$rows"
+    [[ " ${changed[*]} " == *" verl "* ]] || fail "$project_root has no verl, where the prelude line belongs; copy it there first."
+    [[ " ${changed[*]} " != *" vllm_ascend "* ]] || apply_series
+    insert_prelude
+    (cd "$project_root" && "$python" -m overlay check "${checked[@]}") ||
+        fail "these sources do not fit the patches; nothing was changed in $project_root."
+    replace_changed "${changed[@]}"
+    for metadata in "${packages[@]}"; do
+        mv "$STAGING/$metadata" "$project_root/$metadata"
+        say "wrote $metadata"
+    done
+    say "the fork $project_root is ready"
+}
+
 undo() {
     [[ -f $MANIFEST ]] || {
         say "nothing to undo"
@@ -212,6 +263,7 @@ main() {
             --clone) clone=yes ;;
             --any-commit) any_commit=yes ;;
             --discard) discard=yes ;;
+            --in-place) action=in_place ;;
             --undo) action=undo ;;
             -h | --help)
                 usage

@@ -225,12 +225,59 @@ def test_it_overwrites_and_removes_only_what_it_put_there_unchanged(project):
     assert project.assemble("--undo", "--discard").returncode == 0 and not project.present()
 
 
+def forked(project: Project) -> Project:
+    """The packages lie in the fork itself, as in a repository of one's own."""
+    for checkout, package in (("verl", "verl"), ("vllm-ascend", "vllm_ascend")):
+        shutil.copytree(project.checkouts / checkout / package, project.root / package)
+    return project
+
+
+def in_place(project: Project) -> subprocess.CompletedProcess:
+    return project.assemble("--in-place", f"vllm_ascend={project.checkouts / 'vllm-ascend'}")
+
+
+def test_a_fork_is_prepared_where_it_lies_and_a_second_time_nothing_changes(project):
+    forked(project)
+    result = in_place(project)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (project.root / "vllm_ascend/core.py").read_text() == "VALUE = 2\n"
+    assert project.use() == "('ours', 1)" and project.plugins() == "1 ascend vllm_ascend:register"
+    assert not (project.root / ".workspace").exists() and not (project.root / ".workspace.new").exists()
+    stamps = {path: path.stat().st_mtime_ns for path in project.root.rglob("*.py")}
+    again = project.assemble("--in-place")
+    assert again.returncode == 0 and "has the patches of vllm_ascend_patches/series already" in again.stdout
+    assert stamps == {path: path.stat().st_mtime_ns for path in project.root.rglob("*.py")}
+    # Nothing of it is this script's to remove.
+    assert "nothing to undo" in project.assemble("--undo").stdout and (project.root / "verl").is_dir()
+
+
+def test_a_fork_that_cannot_be_prepared_stays_as_it_is(project):
+    refused(project.assemble("--in-place"), "has no verl, where the prelude line belongs")
+    forked(project)
+    # The package alone does not say which plugins it has.
+    refused(project.assemble("--in-place", "--from", "/nowhere"), "vllm_ascend: its metadata cannot be written")
+    (project.root / "vllm_ascend/core.py").write_text("VALUE = 7\n")
+    refused(in_place(project), "series does not apply")
+    (project.root / "vllm_ascend/core.py").write_text("VALUE = 1\n")
+    (project.root / "verl/workers/megatron_workers.py").write_text(WORKERS.replace("(x)", "(x, y)"))
+    refused(in_place(project), "these sources do not fit the patches")
+    assert "prelude" not in (project.root / "verl/workers/megatron_workers.py").read_text()
+    assert (project.root / "vllm_ascend/core.py").read_text() == "VALUE = 1\n"
+    assert not list(project.root.glob("*.dist-info")) and not (project.root / ".workspace.new").exists()
+
+
 def test_the_folders_that_the_documentation_names_are_enough_in_a_fork(tmp_path):
     section = (REPOSITORY / "docs/workspace.md").read_text().partition("## In a fork of your own")[2].partition("##")[0]
     named = set(re.findall(r"`(\w+)/`", section))
     assert named >= {"overlay", "scripts", *(room for room in Pins.read().rooms() if (REPOSITORY / room).is_dir())}
-    for folder in filter(lambda name: (REPOSITORY / name).is_dir(), named):
-        shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    # The commands as they stand there, up to the one that needs upstream's packages.
+    copies = [line.strip() for line in section.splitlines() if line.startswith("    cp -a ")]
+    for line in copies:
+        words = line.removesuffix(" FORK").split()
+        subprocess.run([*words, str(tmp_path)], cwd=REPOSITORY, check=True)
+    assert all((tmp_path / name).is_dir() for name in named)
+    assert (tmp_path / "verl_patches/scripts/plan.py").is_file(), "the recipe's folder of scripts is a link"
+    assert "bash scripts/assemble_workspace.sh --in-place vllm_ascend=VLLM_ASCEND" in section
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False}
     script = "from verl_patches import prelude_patch; import overlay; print(overlay.__file__)"
