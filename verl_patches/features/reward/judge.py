@@ -5,6 +5,8 @@ the same process is no limit.
 """
 
 import logging
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from verl_patches.features.reward.process import (
@@ -34,7 +36,7 @@ class Judge:
     """Compares answers with math-verify in another process; safe to share between threads.
 
     A pair of answers is compared once: responses with the same answer to the same prompt get the same verdict, and an
-    endless comparison costs its limit once.
+    endless comparison costs its limit once, also where several threads ask at the same time.
 
     Args:
         time_limit_s: seconds that one comparison may take.
@@ -47,18 +49,32 @@ class Judge:
         self.time_limit_s = time_limit_s
         self.timeouts = 0
         self._process = process or shared_process()
-        self._verdicts: dict[tuple[str, str], Verdict] = {}
+        self._verdicts: dict[tuple[str, str], Future[Verdict]] = {}
+        self._guard = threading.Lock()
 
     def equal(self, truth: str, answer: str) -> Verdict:
         r"""Says whether ``answer`` equals ``truth`` (LaTeX or plain text, without ``\boxed``)."""
         if max(len(truth), len(answer)) > LONGEST_ANSWER:
             return Verdict(equal=False)
         pair = (truth, answer)
-        if pair not in self._verdicts:
-            while len(self._verdicts) >= _REMEMBERED:
-                self._verdicts.pop(next(iter(self._verdicts)), None)
-            self._verdicts[pair] = self._compare(truth, answer)
-        return self._verdicts[pair]
+        with self._guard:
+            verdict = self._verdicts.get(pair)
+            if first := verdict is None:
+                while len(self._verdicts) >= _REMEMBERED:
+                    self._verdicts.pop(next(iter(self._verdicts)))
+                verdict = self._verdicts[pair] = Future()
+        if first:
+            self._decide(pair, verdict)
+        return verdict.result()
+
+    def _decide(self, pair: tuple[str, str], verdict: Future[Verdict]) -> None:
+        """Compares for everyone who waits for this pair; an error is everyone's too, and is not remembered."""
+        try:
+            verdict.set_result(self._compare(*pair))
+        except BaseException as error:
+            with self._guard:
+                self._verdicts.pop(pair, None)
+            verdict.set_exception(error)
 
     def _compare(self, truth: str, answer: str) -> Verdict:
         try:

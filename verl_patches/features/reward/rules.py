@@ -1,7 +1,7 @@
 r"""The rules that score a response: 1.0 for a right answer and 0.0 for a wrong one.
 
 ``boxed`` (the default) compares the last ``\boxed{...}`` of the response with the truth: as text, as numbers, and,
-where neither decides, by algebra with a time limit a sample.
+where neither decides, by algebra with a time limit a comparison. A truth that is empty or NaN is met by no response.
 
 ``substring`` is the published recipe's rule, kept for comparison: right when the truth occurs anywhere in the response.
 It is weak in both directions: "I count 12 of them: \boxed{7}" is right against the truth "2", and ``\boxed{0.5}`` is
@@ -10,20 +10,20 @@ wrong against ``\frac{1}{2}``.
 
 from collections.abc import Callable
 
-from verl_patches.features.reward.answers import compare_plainly, last_boxed, plain
+from verl_patches.features.reward.answers import is_answer, last_boxed, plain
+from verl_patches.features.reward.comparison import equal_answers
 from verl_patches.features.reward.judge import Judge
 
-_END_OF_THOUGHT = "</think>"
+_THOUGHT, _END_OF_THOUGHT = "<think>", "</think>"
 
 
 def score_boxed(response: str, truth: str, judge: Judge) -> float:
-    r"""Returns 1.0 when the last ``\boxed{...}`` after the thinking part equals ``truth``, otherwise 0.0."""
-    answer = last_boxed(response.rpartition(_END_OF_THOUGHT)[2])
-    if answer is None:
-        return 0.0
-    expected, found = plain(truth), plain(answer)
-    decided = compare_plainly(expected, found)
-    return float(judge.equal(expected, found).equal if decided is None else decided)
+    r"""Returns 1.0 when the last ``\boxed{...}`` after the thinking part equals ``truth``, otherwise 0.0.
+
+    Thoughts that begin and do not end hold no answer either.
+    """
+    answer = last_boxed(response.rpartition(_END_OF_THOUGHT)[2].partition(_THOUGHT)[0])
+    return float(answer is not None and equal_answers(plain(truth), plain(answer), judge))
 
 
 def score_substring(response: str, truth: str, judge: Judge) -> float:
@@ -42,4 +42,4 @@ def score(response: str, truth: str, judge: Judge, rule: str = "boxed") -> float
     """
     if rule not in RULES:
         raise ValueError(f"The reward rule {rule!r} does not exist; choose one of: {', '.join(RULES)}.")
-    return RULES[rule](response, truth, judge)
+    return RULES[rule](response, truth, judge) if is_answer(truth) else 0.0

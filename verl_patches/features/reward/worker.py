@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NoReturn
 
 _MEMORY_LIMIT_BYTES = 4 * 1024**3
@@ -30,12 +31,16 @@ Comparison = Callable[[str, str], bool]
 def _load_comparison() -> Comparison:
     """Imports math-verify; its own time limits are off, because an evaluator is killed instead."""
     logging.disable(logging.WARNING)
-    from math_verify import parse, verify
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    # Its list of units has single letters, which it takes off: 16t would be 16. Units are compared in units.py.
+    latex = LatexExtractionConfig()
+    without_units = replace(latex, normalization_config=replace(latex.normalization_config, units=False))
+    configuration = (without_units, ExprExtractionConfig())
 
     def equal(truth: str, answer: str) -> bool:
-        parsed_truth = parse(f"\\boxed{{{truth}}}", parsing_timeout=None)
-        parsed_answer = parse(f"\\boxed{{{answer}}}", parsing_timeout=None)
-        return bool(verify(parsed_truth, parsed_answer, timeout_seconds=None))
+        parsed = [parse(f"\\boxed{{{side}}}", configuration, parsing_timeout=None) for side in (truth, answer)]
+        return bool(verify(*parsed, timeout_seconds=None, allow_set_relation_comp=True))
 
     # The parser builds its tables at first use.
     equal(r"\frac{1}{2}", r"\{0.5\}")

@@ -13,9 +13,11 @@ import pytest
 from tests.verl_patches.features.reward.cases import CASES, ENDLESS, RESPONSES
 from verl_patches.features.reward import RULES, score
 from verl_patches.features.reward.answers import compare_plainly, last_boxed, plain
+from verl_patches.features.reward.comparison import equal_answers
 from verl_patches.features.reward.judge import LONGEST_ANSWER, Judge, Verdict
 from verl_patches.features.reward.process import AlgebraProcess, ComparisonLost, ComparisonTimeout
 
+JUDGED_ROWS = Path(__file__).with_name("judged_rows.tsv")
 HANGING_WORKER = "import time; print('{\"ready\": true}', flush=True); time.sleep(600)"
 DYING_WORKER = "import sys; print('{\"ready\": true}', flush=True); sys.stdin.readline()"
 
@@ -76,6 +78,9 @@ def test_last_box_is_found(text, expected):
         ("1", "9" * 5000, None),
         ("x+1", "1+x", None),
         ("55", "5-", None),
+        (r"0.\overline{3}", "1/3", True),
+        ("2 1/3", r"\frac{7}{3}", True),
+        ("101_2", "101_3", False),
         ("1", "9" * 400, False),
     ],
 )
@@ -108,6 +113,30 @@ def test_boxed_rule_on_the_table(judge, kind):
     found = [(truth, answer, score(rf"so \boxed{{{answer}}}", truth, judge) == 1.0) for truth, answer, _ in CASES[kind]]
     assert found == CASES[kind]
     assert judge.timeouts == 0
+
+
+def judged_rows(kind):
+    """(truth, response, score) of one kind; a row without a box in it stands for what is in the box."""
+    for line in JUDGED_ROWS.read_text().splitlines()[1:]:
+        name, right, truth, answer = line.split("\t")
+        response = answer.replace("\u23ce", "\n")
+        if name == kind:
+            yield truth, response if r"\boxed" in response else rf"so \boxed{{{response}}}", float(right)
+
+
+KINDS = sorted({line.partition("\t")[0] for line in JUDGED_ROWS.read_text().splitlines()[1:]})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_boxed_rule_on_judged_rows(judge, kind):
+    rows = list(judged_rows(kind))
+    assert [(truth, response, score(response, truth, judge)) for truth, response, _ in rows] == rows
+    assert judge.timeouts == 0
+
+
+def test_there_are_many_judged_rows_of_both_verdicts():
+    scores = [score for kind in KINDS for *_, score in judged_rows(kind)]
+    assert len(scores) >= 250 and 100 < sum(scores) < len(scores) - 100
 
 
 def test_the_table_is_large_and_has_both_verdicts():
@@ -286,6 +315,79 @@ def test_a_pair_is_compared_once():
         True, True, True, False, False,
     ]  # fmt: skip
     assert process.asked == [("1", "x"), ("1", "y"), ("1", "endless")] and judge.timeouts == 1
+
+
+def test_threads_that_ask_for_one_pair_wait_for_one_comparison():
+    """Otherwise an endless comparison would cost its limit once a thread."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class SlowProcess(CountingProcess):
+        def equal(self, truth, answer, limit_s):
+            begun.set()
+            assert go_on.wait(60)
+            return super().equal(truth, answer, limit_s)
+
+    process, verdicts = SlowProcess(), []
+    judge = Judge(1.0, process)
+    threads = [threading.Thread(target=lambda: verdicts.append(judge.equal("1", "endless"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(60)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert process.asked == [("1", "endless")] and judge.timeouts == 1
+    assert verdicts == [Verdict(equal=False, timed_out=True)] * 8
+
+
+def test_an_error_is_not_remembered():
+    class BrokenOnce(CountingProcess):
+        def equal(self, truth, answer, limit_s):
+            if super().equal(truth, answer, limit_s) and len(self.asked) == 1:
+                raise RuntimeError("no process")
+            return True
+
+    judge = Judge(1.0, BrokenOnce())
+    with pytest.raises(RuntimeError, match="no process"):
+        judge.equal("1", "x")
+    assert judge.equal("1", "x").equal
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        " ",
+        "{",
+        r"\text{",
+        r"\text{a}",
+        r"\mathrm{cm}",
+        r"\ ",
+        "cm ",
+        "abcd ",
+        "/",
+        "^",
+        r"\circ",
+        "[1,",
+        "]",
+        "=",
+        r"\cup",
+        "(A)",
+        "%",
+    ],
+)
+def test_long_answers_are_taken_apart_in_linear_time(part):
+    """No limit holds outside the worker; a pattern that tries every way to divide these would not come back."""
+    process = CountingProcess()
+    for answer in (part * LONGEST_ANSWER, "5" + part * LONGEST_ANSWER, "5" + part * LONGEST_ANSWER + "!"):
+        for cut in (answer[:LONGEST_ANSWER], answer[: LONGEST_ANSWER - 1] + "!"):
+            assert equal_answers("7", cut, Judge(1.0, process)) in (True, False)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("truth", ["", " ", "nan", "NaN", r"\boxed{}", "$$"])
+def test_a_truth_that_is_none_is_met_by_no_response(forbidden_judge, rule, truth):
+    for response in (r"\boxed{}", r"\boxed{nan}", r"nan \boxed{NaN}", "", truth):
+        assert score(response, truth, forbidden_judge, rule) == 0.0
 
 
 def test_answers_longer_than_any_answer_are_wrong_without_algebra():

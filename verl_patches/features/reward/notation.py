@@ -1,0 +1,127 @@
+r"""What an answer is besides mathematics: a choice, words, a value with a unit, an equation.
+
+math-verify reads every letter as a variable: ``Listen`` and ``Silent`` are equal products there, ``12 cm`` and ``12 m``
+lose their units, and ``8=7`` is 7. What is not mathematics is therefore taken apart here, and math-verify sees values.
+"""
+
+import re
+from dataclasses import dataclass
+
+_WRAPPED = re.compile(
+    r"\\(?:text|textbf|textrm|textit|textsf|mathrm|mathbf|mathit|mbox|hbox|operatorname)\s*\{([^{}]*)\}"
+)
+_SPACING = re.compile(r"\\[,;:! ]|~|\\q?quad(?![a-zA-Z])")
+_LETTERS = re.compile(r"[^\W\d_]+")
+
+# One notation for what is written in several ways.
+_SAME = {
+    "\u2212": "-", "\u00b0": r"^\circ", "\u2205": r"\emptyset", r"\varnothing": r"\emptyset", "\u221e": r"\infty",
+    "\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne ", "\u00d7": r"\times ", "\u00b7": r"\cdot ",
+    "\u03c0": r"\pi ", "\u00bd": r"\frac{1}{2}", "\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}",
+}  # fmt: skip
+_SAME_PATTERN = re.compile("|".join(map(re.escape, _SAME)) + r"(?![a-zA-Z])")
+_SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*")
+_PERCENT_WORD = re.compile(r"(?:\\text\s?\{\s?percent\s?\}|percent)$")
+_ORDINAL = re.compile(r"(?<=[0-9])(?:\^?\{?\\(?:text|mathrm)\s?\{\s?(?:st|nd|rd|th)\s?\}\}?|st|nd|rd|th)$")
+_OUTWARD = re.compile(r"\s*([\[\](])([^\[\]()]*,[^\[\]()]*)([\[\])])\s*")
+
+
+def uniform(answer: str) -> str:
+    r"""One notation for what is written in several ways: ``\varnothing``, ``25 percent``, ``10th``, ``]1,2[``."""
+    text = _SIZES.sub("", _SAME_PATTERN.sub(lambda match: _SAME[match.group()], answer))
+    text = _ORDINAL.sub("", text.strip())
+    if (percent := _PERCENT_WORD.search(text)) is not None:
+        text = text[: percent.start()].rstrip(" \t\n~\\") + r"\%"
+    return r"\cup".join(_inward(part) for part in text.split(r"\cup")).strip()
+
+
+def _inward(interval: str) -> str:
+    """``]1,2[`` is ``(1,2)``: an outward bracket leaves its end out."""
+    match = _OUTWARD.fullmatch(interval)
+    if match is None or not (match[1] == "]" or match[3] == "["):
+        return interval
+    return f"{'(' if match[1] == ']' else match[1]}{match[2]}{')' if match[3] == '[' else match[3]}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An answer to a multiple choice question: its letter, its value, or both."""
+
+    letter: str | None
+    value: str | None
+
+
+_CHOICE = re.compile(
+    r"(?:\\(?:text|textbf|textrm|mathrm|mathbf|bf)\s*\{\s*\(?(?P<wrapped>[A-J])(?P<end>[).:])?\s*\}"
+    r"|\((?P<plain>[A-J])\)|(?P<marked>[A-J])[.)](?=\s|\\|$))"
+    r"(?:\\[,;:! ]|~|\s|\\quad)*(?P<value>.*)",
+    re.DOTALL,
+)
+
+
+def choice(answer: str) -> Choice:
+    r"""Takes ``\textbf{(C)}\ 5``, ``(C) 5``, ``C) 5``, ``\text{C}`` or ``C`` apart; another answer is all value."""
+    match = _CHOICE.fullmatch(answer)
+    if match is None or (match["wrapped"] and not match["end"] and match["value"]):
+        return Choice(answer if re.fullmatch("[A-J]", answer) else None, answer)
+    return Choice(match["wrapped"] or match["plain"] or match["marked"], match["value"] or None)
+
+
+# Names that are written without a backslash and are no words.
+_MATHEMATICAL = frozenset(
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp lim max min gcd lcm mod det dim ker deg "
+    "arg pi inf infty infinity sqrt frac or and".split()
+)
+# Letters that stand beside each other in products.
+_VARIABLES = [frozenset("abcduvwxyz"), frozenset("klmn"), frozenset("pqrst")]
+
+
+def _is_product(run: str) -> bool:
+    """Whether letters in a row are variables (``xy``, ``mn``, ``AB``) and no word (``no``, ``cat``)."""
+    if len(run) == 1 or (run.isupper() and len(run) <= 3):
+        return True
+    return len(set(run)) == len(run) and any(letters.issuperset(run) for letters in _VARIABLES)
+
+
+def words(answer: str) -> str | None:
+    r"""The text of an answer that consists of words, without its markup, in lower case; None for any other answer."""
+    bare = _SPACING.sub(" ", _WRAPPED.sub(r" \1 ", answer))
+    if re.search(r"[0-9=<>^_{}\\+*/|$%]", bare):
+        return None
+    runs = _LETTERS.findall(bare)
+    named = [run for run in runs if run.lower() in _MATHEMATICAL]
+    wrapped = {run for match in _WRAPPED.finditer(answer) for run in _LETTERS.findall(match[1]) if len(run) > 1}
+    if not any(run in wrapped or not _is_product(run) for run in runs if run not in named):
+        return None
+    if any(run.lower() not in ("or", "and") for run in named) and not wrapped:
+        return None
+    return " ".join(bare.replace("'", "").split()).rstrip(".!").casefold()
+
+
+_EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")
+_MOST_SIDES = 8
+
+
+def sides(answer: str) -> list[str]:
+    """The sides of ``x = 2+3 = 5``; one for anything that is no equation, or several."""
+    if re.search(r"[,;<>]|\\(?:le|ge|ne|lt|gt|leq|geq|neq|approx|in|text|begin)(?![a-zA-Z])|\\(?:equiv|pmod)", answer):
+        return [answer]
+    parts = [part.strip() for part in _EQUALS.split(answer)]
+    return parts if all(parts) and len(parts) <= _MOST_SIDES else [answer]
+
+
+def is_number(expression: str) -> bool:
+    r"""Whether an expression has no variable, so that it is one number: ``8``, ``2+3``, ``\sqrt{49}``."""
+    return re.search(r"[^\W\d_]", re.sub(r"\\[a-zA-Z]+", " ", expression)) is None and any(map(str.isdigit, expression))
+
+
+def is_set_beside_tuple(truth: str, answer: str) -> bool:
+    r"""Whether one is ``\{1,2\}`` and the other ``(1,2)``, which math-verify takes for equal."""
+    kinds = {_brackets(truth), _brackets(answer)}
+    return len(kinds) == 2 and "set" in kinds and None not in kinds
+
+
+def _brackets(answer: str) -> str | None:
+    if answer.startswith(r"\{") and answer.endswith(r"\}"):
+        return "set"
+    return "tuple" if re.fullmatch(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]", answer) else None
