@@ -90,6 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
         options.prompt_key, options.reward_fn_key, options.max_prompt_length, options.filter_overlong_prompts
     )
     try:
+        if options.max_prompt_length < 1:
+            raise DataError(f"--max_prompt_length is {options.max_prompt_length}: it must be at least 1.")
         measure = token_counter(options.tokenizer) if options.tokenizer else None
         inspection = inspect_file(options.file, expected, measure)
     except (DataError, OSError) as error:

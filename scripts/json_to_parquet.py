@@ -63,6 +63,9 @@ def read_reported(path: Path) -> list[Problem]:
 
 def load(options: argparse.Namespace) -> tuple[list[Problem], list[Problem]]:
     """Returns the training and the test problems that the options ask for; no question is in both."""
+    for option, text in (("--data_source", options.data_source), ("--instruction", options.instruction)):
+        if not _is_text(text or ""):
+            raise DataError(f"{option} is not UTF-8 text: give it in UTF-8.")
     problems = read_reported(options.json_path)
     if options.test_json_path is None:
         if not 0 < options.test_size < 1:
@@ -76,6 +79,15 @@ def load(options: argparse.Namespace) -> tuple[list[Problem], list[Problem]]:
     if not train:
         raise DataError(f"{options.json_path} holds only test problems: give training problems of their own.")
     return train, test
+
+
+def _is_text(argument: str) -> bool:
+    """Whether an argument of the command line was UTF-8; Python keeps other bytes as surrogates."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -48,6 +48,13 @@ def test_statuses_and_lines(sound, tmp_path):
     assert done.returncode == 2 and done.stderr.startswith("error: The data file") and done.stdout == ""
 
 
+@pytest.mark.parametrize("limit", ["-5", "0"])
+def test_limit_that_is_none_is_refused(sound, limit):
+    done = check(sound, f"--max_prompt_length={limit}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: --max_prompt_length is {limit}: it must be at least 1.\n"
+
+
 @pytest.mark.slow
 def test_lengths_are_those_that_verl_counts(sound, tokenizer):
     from transformers import AutoTokenizer

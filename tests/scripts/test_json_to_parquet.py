@@ -83,7 +83,15 @@ def test_options(problems, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "does not exist"), ("[]", "holds no problem"), ('[{"x": 1}]', "has the columns x"), ("{", "line 1 is not")],
+    [
+        (None, "does not exist"),
+        ("[]", "holds no problem"),
+        ('[{"x": 1}]', "has the columns x"),
+        ("{", "line 1 is not"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"problem": "1", "answer": ' + "9" * 5000 + "}", "too long"),
+        (r'{"problem": "\ud800", "answer": "1"}', "lone surrogate"),
+    ],
 )
 def test_bad_input_is_one_sentence_and_status_2(tmp_path, content, message):
     path = tmp_path / "bad.json"
@@ -93,6 +101,12 @@ def test_bad_input_is_one_sentence_and_status_2(tmp_path, content, message):
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: The data file {path}" if content is None else f"error: {path}")
     assert message in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_that_are_no_text_are_refused(problems, tmp_path):
+    done = convert("--output_dir", tmp_path / "out", "--json_path", problems, "--instruction", "\udcff")
+    assert done.returncode == 2 and done.stderr == "error: --instruction is not UTF-8 text: give it in UTF-8.\n"
     assert not (tmp_path / "out").exists()
 
 

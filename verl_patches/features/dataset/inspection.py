@@ -4,6 +4,7 @@ verl's data set reads the prompt and ``extra_info``, its reward manager ``reward
 source; of all other columns it only carries the values along.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from verl_patches.features.dataset.records import DataError
+from verl_patches.features.dataset.records import DataError, refuse_repeated_columns, rows_of
+from verl_patches.features.reward.answers import is_answer
 
 _BATCH_ROWS = 1024
 _SHOWN_CHARACTERS = 60
@@ -128,18 +130,19 @@ def inspect_file(path: Path, expected: Expectations = Expectations(), measure: M
     """Looks at every row of a parquet file.
 
     Raises:
-        DataError: the file is missing or cannot be read as parquet.
+        DataError: the file is missing, cannot be read as parquet, names a column twice or holds text that is not UTF-8.
     """
     if not path.is_file():
         raise DataError(f"The data file {path} does not exist: check the path.")
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            refuse_repeated_columns(path, file.schema_arrow.names)
             findings = list(_column_findings(file.schema_arrow.names, expected))
             if file.metadata.num_rows == 0:
                 findings.append(Finding("*", "the file holds no rows", "give a file with at least one row"))
             if findings:
                 return Inspection(file.metadata.num_rows, findings)
-            return _inspect_rows(file, expected, measure)
+            return _inspect_rows(path, file, expected, measure)
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise DataError(f"{path} is not a parquet file that can be read ({reason}): {_CONVERT}.") from error
@@ -154,12 +157,14 @@ def _column_findings(names: list[str], expected: Expectations) -> Iterator[Findi
             yield Finding(column, "verl would make a multi-modal prompt of the row", "leave the column out")
 
 
-def _inspect_rows(file: pyarrow.parquet.ParquetFile, expected: Expectations, measure: Measure | None) -> Inspection:
+def _inspect_rows(
+    path: Path, file: pyarrow.parquet.ParquetFile, expected: Expectations, measure: Measure | None
+) -> Inspection:
     read = [expected.prompt_key, expected.reward_fn_key, "reward_model", "extra_info"]
     columns = [column for column in dict.fromkeys(read) if column in file.schema_arrow.names]
     survey = _Survey(expected, measure)
     for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
-        survey.add(batch.to_pylist())
+        survey.add(rows_of(path, batch, survey.rows))
     return survey.result()
 
 
@@ -172,12 +177,12 @@ class _Survey:
         self._findings: dict[tuple[str, str], Finding] = {}
         self._first_rows: dict[str, int] = {}
         self._lengths: list[tuple[int, int]] = []
-        self._rows = 0
+        self.rows = 0
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         """Checks the next rows of the file."""
         sound_chats: list[tuple[int, list[dict[str, str]]]] = []
-        for number, row in enumerate(rows, start=self._rows):
+        for number, row in enumerate(rows, start=self.rows):
             chat = row[self._expected.prompt_key]
             defects = list(_prompt_defects(self._expected.prompt_key, chat))
             if not defects:
@@ -189,7 +194,7 @@ class _Survey:
                 defects += _extra_info_defects(row["extra_info"])
             for defect in defects:
                 self._findings.setdefault((defect.column, defect.problem), defect).add_row(number)
-        self._rows += len(rows)
+        self.rows += len(rows)
         if self._measure is not None and sound_chats:
             lengths = self._measure([chat for _, chat in sound_chats])
             self._lengths += zip((number for number, _ in sound_chats), lengths, strict=True)
@@ -205,14 +210,14 @@ class _Survey:
         """Everything that was found."""
         findings = list(self._findings.values())
         if not self._lengths:
-            return Inspection(self._rows, findings)
+            return Inspection(self.rows, findings)
         limit = self._expected.max_prompt_length
         overlong = [(number, length) for number, length in self._lengths if length > limit]
         if overlong:
             findings.append(self._overlong_finding(overlong))
         lengths = [length for _, length in self._lengths]
         tokens = TokenLengths(min(lengths), sum(lengths) / len(lengths), max(lengths), len(overlong))
-        return Inspection(self._rows, findings, tokens)
+        return Inspection(self.rows, findings, tokens)
 
     def _overlong_finding(self, overlong: list[tuple[int, int]]) -> Finding:
         limit, left = self._expected.max_prompt_length, len(self._lengths) - len(overlong)
@@ -266,8 +271,11 @@ def _answer_defects(reward_model: Any) -> Iterator[Finding]:
     truth = reward_model["ground_truth"]
     if isinstance(truth, bool) or not isinstance(truth, str | int | float):
         yield Finding(column, "it is not text or a number", "give the answer as text", _shown(truth))
-    elif not str(truth).strip():
-        yield Finding(column, "it is empty", "fill it in or leave the row out", _shown(truth))
+    elif isinstance(truth, float) and not math.isfinite(truth):
+        yield Finding(column, "it is no number", "fill in the answer or leave the row out", _shown(truth))
+    elif not is_answer(str(truth)):
+        remedy = "no response can be right; fill in the answer or leave the row out"
+        yield Finding(column, "it is empty or NaN", remedy, _shown(truth))
     elif "####" in str(truth):
         remedy = f"only the answer itself can be compared; {_CONVERT}"
         yield Finding(column, "it is a worked solution of GSM8K and no answer", remedy, _shown(truth))

@@ -13,9 +13,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from verl_patches.features.reward.answers import last_boxed
+from verl_patches.features.reward.answers import is_answer, last_boxed
+
+if TYPE_CHECKING:
+    import pyarrow
 
 INSTRUCTION = r"Put the answer in \boxed{}."
 DEEPSCALER = "deepscaler"
@@ -85,6 +88,8 @@ def read_problems(path: Path) -> Reading:
     for place, record in _records(path):
         try:
             problem = _to_problem(record, f"{path}, {place}")
+            if not is_answer(problem.answer):
+                raise _NoAnswer(f"the answer is {problem.answer!r}, which nothing can be compared with")
         except _NoAnswer as reason:
             without_answer.append(f"{place}: {reason}")
             continue
@@ -117,11 +122,7 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _list_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    try:
-        records = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}, line {error.lineno} is not valid JSON ({error.msg}): correct that line.") from error
-    for index, record in enumerate(records):
+    for index, record in enumerate(_loaded(path, text)):
         yield f"record {index + 1}", record
 
 
@@ -130,11 +131,22 @@ def _line_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number} is not valid JSON ({error.msg}): correct that line.") from error
-        yield f"line {number}", record
+        yield f"line {number}", _loaded(path, line, number)
+
+
+def _loaded(path: Path, text: str, line: int | None = None) -> Any:
+    """``text`` as JSON; ``line`` is its number in the file, None for the whole file."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = line or error.lineno
+        raise DataError(f"{path}, line {place} is not valid JSON ({error.msg}): correct that line.") from error
+    except RecursionError as error:
+        problem = "is nested too deeply: a record holds text and numbers only."
+        raise DataError(f"{path}, line {line} {problem}" if line else f"{path} {problem}") from error
+    except ValueError as error:  # Python converts no integer of more than sys.get_int_max_str_digits() digits
+        problem = f"holds a number that is too long ({str(error).partition(';')[0]}): write it as text."
+        raise DataError(f"{path}, line {line} {problem}" if line else f"{path} {problem}") from error
 
 
 def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
@@ -142,12 +154,43 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow
     import pyarrow.parquet
 
+    first = 0
     try:
-        table = pyarrow.parquet.read_table(path)
+        with pyarrow.parquet.ParquetFile(path) as file:
+            refuse_repeated_columns(path, file.schema_arrow.names)
+            table = file.read()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is a broken parquet file ({_first_line(error)}): download it again.") from error
-    for index, record in enumerate(table.to_pylist()):
-        yield f"record {index + 1}", record
+    for batch in table.to_batches():
+        for index, record in enumerate(rows_of(path, batch, first)):
+            yield f"record {first + index + 1}", record
+        first += batch.num_rows
+
+
+def refuse_repeated_columns(path: Path, names: list[str]) -> None:
+    """Raises DataError when two columns of a parquet file have one name: which of them is read is not defined."""
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise DataError(f"{path} has {names.count(repeated[0])} columns named {repeated[0]}: keep one of them.")
+
+
+def rows_of(path: Path, batch: "pyarrow.RecordBatch", first: int) -> list[dict[str, Any]]:
+    """The rows of a batch whose first one is row ``first`` of the file.
+
+    Raises:
+        DataError: text in it is not UTF-8.
+    """
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            for number in range(len(column)):
+                try:
+                    column[number].as_py()
+                except UnicodeDecodeError as error:
+                    place = f"{path}, row {first + number}, column {name}"
+                    raise DataError(f"{place} is not UTF-8 text (byte {error.start}): write it as UTF-8.") from error
+        raise
 
 
 def _first_line(error: Exception) -> str:
@@ -159,7 +202,7 @@ def _to_problem(record: Any, place: str) -> Problem:
         raise DataError(f"{place} is not a JSON object but {type(record).__name__}: every record must be an object.")
     if "problem" in record and "answer" in record:
         question, answer = _text(record, "problem", place), _answer(record, "answer", place)
-        return Problem(question, answer, str(record.get("solution") or "").strip())
+        return Problem(question, answer, _encodable(str(record.get("solution") or "").strip(), "solution", place))
     if "question" in record and "answer" in record:
         solution, mark, answer = _answer(record, "answer", place).rpartition(_GSM8K_MARK)
         if not mark or not answer.strip():
@@ -195,7 +238,20 @@ def _text(record: dict[str, Any], column: str, place: str) -> str:
         raise DataError(f'{place}: the column "{column}" holds {type(value).__name__} and not text or a number.')
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f'{place}: the column "{column}" holds {value}, which is no answer: correct it.')
-    text = str(value).strip()
+    try:
+        text = str(value).strip()
+    except ValueError as error:
+        raise DataError(f'{place}: the column "{column}" holds a number that is too long: write it as text.') from error
     if not text:
         raise DataError(f'{place}: the column "{column}" is empty: fill it in or leave the record out.')
+    return _encodable(text, column, place)
+
+
+def _encodable(text: str, column: str, place: str) -> str:
+    """``text`` itself. Raises DataError for half of a surrogate pair, which JSON can write and no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise DataError(f'{place}: the column "{column}" holds the lone surrogate {half}: correct it.') from error
     return text

@@ -1,6 +1,7 @@
 """The check of parquet files: every defect on which verl fails, or trains wrongly, is named with row and remedy."""
 
 import copy
+import math
 
 import pyarrow
 import pyarrow.parquet
@@ -64,6 +65,19 @@ DEFECTS = {
     "no truth": (everywhere("reward_model", {"style": "rule"}), 0, "reward_model.ground_truth", "no field", "convert"),
     "truth is null": (changed(3, "reward_model.ground_truth", None), 3, "reward_model.ground_truth", "None", "as text"),
     "truth is empty": (changed(1, "reward_model.ground_truth", " "), 1, "reward_model.ground_truth", "empty", "leave"),
+    "truth is nan": (changed(2, "reward_model.ground_truth", "nan"), 2, "reward_model.ground_truth", "NaN", "leave"),
+    "truth is NaN in text": (
+        changed(1, "reward_model.ground_truth", r"\text{NaN}"), 1, "reward_model.ground_truth", "NaN", "fill in",
+    ),
+    "truth is an empty box": (
+        changed(1, "reward_model.ground_truth", r"\boxed{}"), 1, "reward_model.ground_truth", "is empty", "fill in",
+    ),
+    "truth is no number": (
+        everywhere("reward_model", {"ground_truth": math.nan}), 0, "reward_model.ground_truth", "nan", "leave the row",
+    ),
+    "truth is infinite": (
+        everywhere("reward_model", {"ground_truth": math.inf}), 0, "reward_model.ground_truth", "inf", "leave the row",
+    ),
     "truth is a list": (everywhere("reward_model", {"ground_truth": [2]}), 0, "reward_model.ground_truth", "[2]", ""),
     "truth is a solution": (
         changed(2, "reward_model.ground_truth", "1 + 1\n#### 2"), 2, "reward_model.ground_truth", "GSM8K", "convert",
@@ -132,6 +146,25 @@ def test_unreadable_files_are_refused(tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(SOUND).slice(0, 0), tmp_path / "empty.parquet")
     with pytest.raises(DataError, match="holds no rows"):
         check_file(tmp_path / "empty.parquet")
+
+
+def test_columns_of_one_name_are_refused(tmp_path):
+    table = pyarrow.Table.from_pylist(SOUND)
+    twice = pyarrow.Table.from_arrays([*table.columns, table["prompt"]], [*table.column_names, "prompt"])
+    pyarrow.parquet.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(DataError, match="has 2 columns named prompt: keep one of them"):
+        check_file(tmp_path / "twice.parquet")
+
+
+def test_bytes_that_are_no_text_are_refused_with_their_row(tmp_path):
+    rows = pyarrow.Table.from_pylist([SOUND[n % 4] for n in range(3000)])
+    sources = [b"own"] * 3000
+    sources[2500] = b"ab\xff"
+    broken = pyarrow.array(sources).view(pyarrow.string())
+    table = rows.set_column(rows.column_names.index("data_source"), "data_source", broken)
+    pyarrow.parquet.write_table(table, tmp_path / "broken.parquet")
+    with pytest.raises(DataError, match=r"row 2500, column data_source is not UTF-8 text .byte 2."):
+        check_file(tmp_path / "broken.parquet")
 
 
 def characters(chats):

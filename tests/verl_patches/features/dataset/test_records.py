@@ -70,10 +70,13 @@ def test_records_without_answer_are_left_out_and_reported(tmp_path):
         {"question": "x", "answer": "no mark"},
         {"question": "x", "answer": "mark\n#### "},
         {"problem": "x", "solution": "no box"},
+        {"problem": "x", "answer": "NaN"},
+        {"question": "x", "answer": "#### nan"},
+        {"problem": "x", "solution": r"\boxed{\boxed{}}"},
     ]
     reading = read_problems(write(tmp_path, "\n".join(map(json.dumps, [*without, DEEPSCALER]))))
     assert reading.problems == [Problem("1+1", "2", "easy")] and reading.repeated == []
-    assert [reason.partition(":")[0] for reason in reading.without_answer] == [f"line {n}" for n in range(1, 6)]
+    assert [reason.partition(":")[0] for reason in reading.without_answer] == [f"line {n}" for n in range(1, 9)]
     assert 'the column "answer" is empty' in reading.without_answer[0]
     with pytest.raises(DataError, match="no record has an answer .line 1: the column"):
         read_problems(write(tmp_path, "\n".join(map(json.dumps, without))))
@@ -85,6 +88,32 @@ def test_repeated_questions_are_left_out_and_reported(tmp_path):
     reading = read_problems(write(tmp_path, json.dumps(records)))
     assert [problem.answer for problem in reading.problems] == ["2", "9"]
     assert reading.repeated == [Repetition("record 3", "record 1", True), Repetition("record 4", "record 2", False)]
+
+
+def test_a_record_that_occurs_twice_as_it_is_is_reported(tmp_path):
+    reading = read_problems(write(tmp_path, json.dumps([DEEPSCALER, DEEPSCALER, {**DEEPSCALER, "solution": "other"}])))
+    assert reading.problems == [Problem("1+1", "2", "easy")]
+    assert reading.repeated == [Repetition("record 2", "record 1", True), Repetition("record 3", "record 1", True)]
+
+
+def test_only_white_space_makes_no_other_question(tmp_path):
+    """A variable in another case is another question, and so is the same text from another kind of data with it."""
+    records = [{"problem": problem, "answer": "2"} for problem in ("Find x", "Find X", "find x", "Find  x")]
+    reading = read_problems(write(tmp_path, json.dumps(records)))
+    assert [problem.question for problem in reading.problems] == ["Find x", "Find X", "find x"]
+    assert reading.repeated == [Repetition("record 4", "record 1", True)]
+
+
+def test_columns_of_one_name_and_bytes_that_are_no_text_are_refused(tmp_path):
+    path = tmp_path / "twice.parquet"
+    columns = [pyarrow.array(["1+1"]), pyarrow.array(["2+2"]), pyarrow.array(["2"])]
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, ["problem", "problem", "answer"]), path)
+    with pytest.raises(DataError, match="has 2 columns named problem: keep one"):
+        read_problems(path)
+    broken = pyarrow.array([b"2", b"\xff"]).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"problem": ["1+1", "0+1"], "answer": broken}), path)
+    with pytest.raises(DataError, match="row 1, column answer is not UTF-8"):
+        read_problems(path)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +130,14 @@ def test_repeated_questions_are_left_out_and_reported(tmp_path):
         ('{"problem": "1+1", "answer": true}', "holds bool"),
         ('{"problem": "1+1", "answer": NaN}', "holds nan"),
         ('{"problem": ["x"], "answer": "1"}', '"problem" holds list'),
+        ("[" * 100_000, "is nested too deeply"),
+        (json.dumps(DEEPSCALER) + "\n" + '{"problem": ' + "[" * 100_000, "line 2 is nested too deeply"),
+        ('{"problem": "1+1", "answer": ' + "9" * 5000 + "}", "line 1 holds a number that is too long"),
+        ('[{"problem": "1+1", "answer": ' + "9" * 5000 + "}]", "holds a number that is too long"),
+        (r'{"problem": "\ud800", "answer": "1"}', r'"problem" holds the lone surrogate .ud800'),
+        (r'{"problem": "1", "answer": "x\udfff"}', r'"answer" holds the lone surrogate .udfff'),
+        (r'{"problem": "1", "answer": "1", "solution": "\ud800"}', '"solution" holds the lone surrogate'),
+        ('{"problem": "1+1", "answer": Infinity}', "holds inf"),
     ],
 )
 def test_bad_content_is_one_sentence_that_names_the_place(tmp_path, text, message):
