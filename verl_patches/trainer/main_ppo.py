@@ -141,7 +141,8 @@ def run(config: DictConfig) -> int:
         import traceback
 
         traceback.print_exc()
-        print(f"error: {describe_failure(error)}", file=sys.stderr)
+        sentence = str(error) if isinstance(error, SurroundingsFailed) else describe_failure(error)
+        print(f"error: {sentence}", file=sys.stderr)
         return 1
     return 0
 

@@ -7,12 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from scripts.rehearsal.plan import ENVIRONMENT_FILE, read_environment
+from tests.verl_patches.trainer.surroundings import surroundings
+from verl_patches.features.own_ray.processes import descendants
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
@@ -55,16 +59,157 @@ def records(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_float32_run_is_exact_at_every_step_and_leaves_nothing_running(inputs, tmp_path):
-    line, environment, mark = command(
-        inputs,
-        tmp_path,
-        "actor_rollout_ref.overlay.precision=float32",
-        "actor_rollout_ref.overlay.measure.verify_weights=true",
-    )
-    done = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+@pytest.fixture(scope="module")
+def float32_run(inputs, tmp_path_factory):
+    """A whole run in float32: its folder, what was seen around it, and what a stranger could do in its midst."""
+    folder = tmp_path_factory.mktemp("float32")
+    with surroundings() as place:
+        line, environment, mark = command(
+            inputs,
+            folder,
+            "actor_rollout_ref.overlay.precision=float32",
+            "actor_rollout_ref.overlay.measure.verify_weights=true",
+        )
+        environment |= place.variables
+        with place.watched(), (folder / "said").open("w") as said:
+            streams = {"stdout": said, "stderr": subprocess.STDOUT, "text": True}
+            with subprocess.Popen(place.command(line), env=environment, cwd=folder, **streams) as process:
+                wait_for_event(process, folder, "training_begins", folder / "said")
+                place.look()
+                attack = place.stranger(folder / "mark") if place.node else None
+                process.wait(500)
+            left = processes_with(mark) + place.left()
+        assert process.returncode == 0, (folder / "said").read_text()[-4000:]
+        yield folder, place, attack, left
+
+
+def wait_for_event(process, folder, event, said):
+    """Wait until the run in `folder`, which writes into `said`, has noted `event`."""
+    deadline, events = time.monotonic() + 300, folder / "events.jsonl"
+    while not events.exists() or f'"{event}"' not in events.read_text():
+        assert time.monotonic() < deadline and process.poll() is None, said.read_text()[-4000:]
+        time.sleep(0.1)
+
+
+def test_a_run_leaves_no_process_no_temporary_file_and_no_shared_memory(float32_run):
+    _, place, _, left = float32_run
+    assert left == []
+    # There was something to leave: vLLM's ring buffer by its name, the accounts of the emulated dies, Ray's folder.
+    assert any(name.startswith(f"psm_tmp-{place.temporary.name}-run-") for name in place.shared_memory)
+    assert any(name.endswith(place.emulated_node) for name in place.shared_memory) and place.ray_folders
+
+
+def test_a_run_listens_on_loopback_alone_and_takes_no_jobs_of_strangers(float32_run):
+    folder, place, attack, _ = float32_run
+    if place.reason:
+        pytest.skip(f"NOT RUN, sockets of a run: {place.reason}")
+    # Ray's own, torch's stores, gloo's.
+    assert len(place.listened) > 20 and place.beyond_loopback() == []
+    assert attack == {"took": [], "entered": []} and not (folder / "mark").exists()
+
+
+# Ray 2.46 as it comes, on any free port for its agent; says where its folder is and waits.
+PLAIN_RAY = """
+import ray, sys, tempfile
+ray.init(num_cpus=1, include_dashboard=False, _temp_dir=tempfile.mkdtemp(prefix="ray-"))
+sys.stdout.write("ready\\n"), sys.stdout.flush()
+sys.stdin.read()
+"""
+
+
+def test_ray_as_it_comes_listens_everywhere_and_runs_the_job_of_a_stranger(tmp_path):
+    """The control of the test above."""
+    with surroundings() as place:
+        if place.reason:
+            pytest.skip(f"NOT RUN, sockets of a run: {place.reason}")
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        line = place.command([sys.executable, "-c", PLAIN_RAY])
+        tmp_path.chmod(0o777)
+        with subprocess.Popen(line, env=os.environ | place.variables, cwd=tmp_path, **streams) as process:
+            while "ready" not in process.stdout.readline():
+                assert process.poll() is None
+            deadline = time.monotonic() + 60
+            attack = {"took": []}
+            # The agent starts after Ray says that it is there.
+            while not attack["took"] and time.monotonic() < deadline:
+                place.look()
+                attack = place.stranger(place.temporary / "mark")
+            while not (place.temporary / "mark").exists() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            ran = (place.temporary / "mark").exists()
+            process.communicate()
+        assert len(attack["took"]) == 1 and ran and attack["entered"] and place.beyond_loopback()
+
+
+def test_fewer_dies_than_the_run_needs_are_told_before_verl_waits_for_them(inputs, tmp_path):
+    line, environment, mark = command(inputs, tmp_path)
+    environment["NPU_EMULATOR_DEVICES"] = "2"
+    done = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr[-3000:]
+    assert "error: Ray has 2 of the 4 NPU slots that this run needs" in done.stderr
     assert not processes_with(mark)
+
+
+SMALL_DISK = 'mount -t tmpfs -o size=2m tmpfs "$0" && exec "$@"'
+
+
+@pytest.mark.parametrize(
+    ("lost", "says"),
+    [
+        ("raylet", "error: Ray ended during the run: its process raylet has gone"),
+        ("worker", "error: "),
+        ("disk", "mounted at {output}, is full (no space left): make room there"),
+    ],
+)
+def test_a_run_that_loses_something_says_so_and_leaves_nothing(inputs, tmp_path, lost, says):
+    output = tmp_path / "output"
+    output.mkdir()
+    with surroundings() as place:
+        line, environment, mark = command(inputs, output, "trainer.total_training_steps=1000")
+        if lost == "disk" and not place.node:
+            pytest.skip(f"NOT RUN, a full disk: {place.reason}")
+        if lost == "disk":
+            line = ["unshare", "--mount", "bash", "-c", SMALL_DISK, output, *line]
+        with (tmp_path / "said").open("w") as said:
+            streams = {"stdout": said, "stderr": subprocess.STDOUT, "text": True}
+            with subprocess.Popen(
+                place.command(line), env=environment | place.variables, cwd=tmp_path, **streams
+            ) as process:
+                seen = Path(f"/proc/{process.pid}/root/{output}")
+                wait_for_event(process, seen, "training_begins", tmp_path / "said")
+                if lost == "disk":
+                    fill(seen / "filler")
+                else:
+                    os.kill(victim(lost, process.pid, place), signal.SIGKILL)
+                process.wait(300)
+        left = processes_with(mark) + place.left()
+    said = (tmp_path / "said").read_text()
+    assert process.returncode == 1, said[-4000:]
+    sentence = [text for text in said.splitlines() if text.startswith("error: ")][-1]
+    assert says.format(output=output) in sentence, said[-4000:]
+    assert left == []
+
+
+def fill(path):
+    """Write until the disk is full."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def victim(name, run, place):
+    """The raylet of a run, or a worker that holds vLLM's shared memory."""
+    while True:
+        for process in descendants(run):
+            with suppress(OSError):
+                words = Path(f"/proc/{process}/cmdline").read_text().split("\0")
+                maps = Path(f"/proc/{process}/maps").read_text() if name == "worker" else ""
+                if words[0].endswith("/raylet/raylet") if name == "raylet" else place.temporary.name + "-run-" in maps:
+                    return process
+
+
+def test_float32_run_is_exact_at_every_step(float32_run):
+    tmp_path, *_ = float32_run
     steps = records(tmp_path / "metrics.jsonl")
     assert [record["step"] for record in steps] == [1, 2, 3]
     for metrics in (record["metrics"] for record in steps):
