@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from verl_patches.features.measure.run_files import read_faults
 from verl_patches.features.report import StepRecord, read_records
 from verl_patches.features.report.metrics import REWARD, STEP_SECONDS
 
@@ -55,6 +56,8 @@ class Progress:
         self._metrics = output / "metrics.jsonl"
         self._events_file = output / "events.jsonl"
         self._events_shown = 0
+        self._output = output
+        self._faults_shown = 0
         self._started = launched
         self._status = console.status("starting") if console.is_terminal else None
 
@@ -68,7 +71,7 @@ class Progress:
             self._status.stop()
 
     def update(self) -> None:
-        """Prints the events and steps that are new since the last call."""
+        """Prints the events, steps and faults that are new since the last call."""
         events = read_events(self._events_file)
         for event in events[self._events_shown :]:
             title = _EVENTS.get(event["event"], event["event"])
@@ -80,6 +83,10 @@ class Progress:
                 self.console.print(Text(f"\n{_HEADER}", style="bold"))
             self.records.append(record)
             self.console.print(format_row(record, self.steps, self.console.encoding))
+        faults = read_faults(self._output)
+        for fault in faults[self._faults_shown :]:
+            self.console.print(Text(f"  warning: {fault['message']}", style="yellow"))
+        self._faults_shown = len(faults)
         if self._status is not None:
             self._status.update(self._status_text())
 

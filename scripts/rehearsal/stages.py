@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from scripts.rehearsal.preflight import (
 from scripts.rehearsal.processes import SignalFlag, run_to_the_end
 from verl_patches.features.dataset import read_problems
 from verl_patches.features.disks import describe_full_disk
-from verl_patches.features.measure.run_files import read_executed
-from verl_patches.features.report import RunFacts, read_records, summarise
+from verl_patches.features.measure.run_files import read_executed, read_faults
+from verl_patches.features.report import RunFacts, StepRecord, read_records, summarise
+from verl_patches.features.report.faults import RunFaults
 from verl_patches.features.report.meters import read_meters
 
 
@@ -103,20 +104,38 @@ class Rehearsal:
         command, environment = plan.run_command(), plan.environment()
         with Progress(self.console, plan.output, steps, self.launched) as progress:
             status = run_to_the_end(command, environment, ROOT, plan.log, self.signals, progress.update)
-        if status != 0:
-            # The log may lie on the disk that is full.
-            raise RunFailed(describe_full_disk([plan.output]) or last_error(plan.log), plan.log)
-        if len(progress.records) < steps:
-            raise RunFailed(f"The run ended after {len(progress.records)} of {steps} steps", plan.log)
+        full_disk = describe_full_disk([plan.output]) if status != 0 else None
+        if full_disk:  # which the log and a report may lie on
+            raise RunFailed(full_disk, plan.log)
+        precision = config["actor_rollout_ref"]["overlay"]["precision"]
+        failure = failure_of(status, progress.records, steps, precision, plan.log)
         facts = RunFacts(
             plan.options.seed,
             plan.options.dies,
             wall_s=time.time() - self.launched,
-            precision=config["actor_rollout_ref"]["overlay"]["precision"],
+            precision=precision,
             startup_s=progress.startup_seconds(),
             startup_events=progress.event_seconds(),
         )
-        return write_report(plan.output, facts)
+        summary = write_report(plan.output, facts, failure)
+        if failure is not None:
+            raise RunFailed(failure, plan.log)
+        return summary
+
+
+def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str, log: Path) -> str | None:
+    """Returns the sentence with which a run failed, or None.
+
+    A run whose own driver called it good is held against its metrics once more.
+    """
+    if status != 0:
+        return last_error(log)
+    if len(records) < steps:
+        return f"The run ended after {len(records)} of {steps} steps"
+    faults = RunFaults(precision)
+    for record in records:
+        faults.add(record.step, record.metrics)
+    return faults.sentence()
 
 
 def last_error(log: Path) -> str:
@@ -131,8 +150,8 @@ def last_line(log: Path) -> str:
     return lines[-1] if lines else ""
 
 
-def write_report(output: Path, facts: RunFacts) -> dict[str, Any]:
-    """Writes summary.json and report.png beside the run's metrics; returns the summary."""
+def write_report(output: Path, facts: RunFacts, failure: str | None = None) -> dict[str, Any]:
+    """Writes summary.json beside the run's metrics and, if there is a step to draw, report.png; returns the summary."""
     # Imported here: the figure library takes a second, in which the run is already under way.
     from verl_patches.features.report.figure import draw
 
@@ -141,10 +160,11 @@ def write_report(output: Path, facts: RunFacts) -> dict[str, Any]:
     overlay = json.loads(overlay_file.read_text()) if overlay_file.exists() else None
     if overlay is not None:
         overlay["executed"] = read_executed(output)
-    summary = summarise(records, facts, overlay, read_meters(output / "meters"))
+    summary = summarise(records, facts, overlay, read_meters(output / "meters"), read_faults(output), failure)
     (output / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     title = f"GRPO rehearsal: {len(records)} steps, seed {facts.seed}, {facts.dies} emulated dies"
-    draw(records, title, output / "report.png")
+    if records:
+        draw(records, title, output / "report.png")
     return summary
 
 

@@ -211,6 +211,44 @@ def the_model_is_in_float32(body):
     return str(worker.dtype)
 
 
+@demonstrates(f"{WORKER}._build_model_optimizer", NONFINITE)
+def weights_are_looked_at(body):
+    worker = SimpleNamespace(_is_actor=True, config=SimpleNamespace(model=SimpleNamespace(path="folder")))
+    with instead_of("verl_patches.features.nonfinite.weights.check_weights"):
+        return asks_ours(lambda: body(lambda self: ([], None), worker))
+
+
+@demonstrates("verl.trainer.ppo.reward:compute_reward", MEASURE)
+def a_failure_that_verl_passes_over_is_noted(body):
+    from verl_patches.features.reward import failures
+
+    def upstream(data, reward_fn):
+        with contextlib.suppress(ValueError):
+            reward_fn(data)
+        return "scores"
+
+    def failing(data):
+        raise ValueError
+
+    with failures.counted():
+        body(upstream, None, failing)
+        return failures.take()
+
+
+@demonstrates("verl.workers.reward_manager.prime:single_compute_score", MEASURE)
+def an_answer_without_a_score_is_noted(body):
+    import asyncio
+
+    from verl_patches.features.reward import failures
+
+    async def upstream(*arguments):
+        return None
+
+    with failures.counted():
+        asyncio.run(body(upstream, None, "completion", "reference", "task"))
+        return failures.take()
+
+
 @demonstrates(f"{ACTOR}.make_minibatch_iterator", MEASURE)
 def the_rollouts_log_probs_are_kept(body):
     data = SimpleNamespace(batch={"rollout_log_probs": 1, "responses": 2}, select=lambda batch_keys: batch_keys)

@@ -78,12 +78,32 @@ def experts_are_spread(body):
 
 @demonstrates(LLM, DIRECT_LOADING)
 def the_engine_is_filled(body):
-    """The engine that upstream would make has no model, so filling it ends in an error."""
-    try:
-        body(Upstream(), SimpleNamespace())
-    except AttributeError:
-        return True
-    return False
+    """With the placement of its own model, from the folder of the settings; the derived weights follow."""
+    model = SimpleNamespace()
+    runner = SimpleNamespace(get_model=lambda: model)
+    config = SimpleNamespace(model_config=SimpleNamespace(hf_config=None))
+    worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
+    executor = SimpleNamespace(driver_worker=worker)
+    engine = SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=config, model_executor=executor))
+    table = SimpleNamespace(vllm_ascend=lambda placement, rank: [placement, rank], shapes="shapes")
+    filled = []
+    with (
+        mock.patch("torch.distributed.get_rank", return_value=3),
+        mock.patch("verl_patches.features.reshard.tables.table_for", return_value=table),
+        mock.patch("verl_patches.features.reshard.model_tensors.rollout_tensors", return_value="tensors"),
+        mock.patch("verl_patches.workers.sharding_manager.placements.rollout_placement", return_value="placement"),
+        mock.patch("verl_patches.features.checkpoint.loading.ignored_prefixes", return_value="ignored"),
+        mock.patch(
+            "verl_patches.features.checkpoint.loading.load_from_huggingface",
+            side_effect=lambda *arguments: filled.append(arguments),
+        ),
+        mock.patch(
+            "verl_patches.features.reshard.mla_refresh.refresh_absorbed_weights",
+            side_effect=lambda of: filled.append(of is model),
+        ),
+    ):
+        body(Upstream(), engine)
+    return filled
 
 
 @demonstrates("vllm.model_executor.models.registry:_LazyRegisteredModel.inspect_model_cls", START_UP)

@@ -415,6 +415,14 @@ def graph_freezes_weights(state: State, cached: bool) -> bool:
     return options["config" if cached else "compiler_config"].experimental_config.frozen_parameter
 
 
+def spoil_weight(state: State, rank: int) -> None:
+    """Put NaN into one value of a training weight of one rank."""
+    phase(state, "checkpoint")
+    if state["rank"] == rank:
+        _, weight = max(state["actor"].actor_module[0].module.named_parameters(), key=lambda each: each[1].numel())
+        weight.data.view(-1)[0] = torch.nan
+
+
 def weights_hold_nan(state: State) -> bool:
     """Whether any training weight is NaN."""
     phase(state, "checkpoint")

@@ -24,8 +24,17 @@ def append(path, entry):
         file.write(json.dumps(entry) + "\n")
 
 
+# What is wrong with the second step's metrics in some modes; ... leaves one out.
+WRONG = {
+    "skipping": {"actor/nonfinite_steps": 1},
+    "nan": {"training/rollout_logprob_diff_max": None},
+    "uncompared": {"training/rollout_logprob_diff_max": ...},
+    "inexact": {"reshard/weights_exact": 0},
+}
+
+
 def main(mode, folder, steps):
-    """Modes: good, failing (an error after the first step), short (ends early), endless (until a signal)."""
+    """Modes: good, failing (an error after the first step), short (ends early), endless (until a signal), and WRONG."""
     overlay = {"applied": ["a:b", "c:d"], "pending": [], "effective": {"a:b": True, "c:d": True}}
     (folder / "overlay.json").write_text(json.dumps(overlay))
     for event in ("ray_ready", "models_ready", "training_begins"):
@@ -34,6 +43,8 @@ def main(mode, folder, steps):
         metrics = {f"timing_s/{stage}": seconds for stage, seconds in STAGES.items()}
         metrics |= {"critic/score/mean": step / steps, "training/rollout_logprob_diff_max": 1e-4 * step}
         metrics |= {"memory/peak_bytes/update": 1 << 20, "reshard/weights_exact": 1}
+        metrics |= {"actor/nonfinite_steps": 0, **(WRONG.get(mode, {}) if step == 2 else {})}
+        metrics = {name: value for name, value in metrics.items() if value is not ...}
         append(folder / "metrics.jsonl", {"step": step, "time": time.time(), "metrics": metrics})
         if mode == "failing":
             print("Traceback (most recent call last):\nerror: a die ran out of device memory; use more dies")

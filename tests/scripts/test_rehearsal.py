@@ -102,7 +102,25 @@ def test_failed_run_is_one_sentence_and_the_log(tmp_path, mode, message):
     first, second = errors.splitlines()
     assert first.startswith("error: ") and message in first
     assert second == f"The whole log: {tmp_path}/run/logs/run.log"
-    assert not (tmp_path / "run" / "summary.json").exists()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert message in summary["failure"] and summary["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("skipping", "1 update was skipped at step 2"),
+        ("nan", "metrics were not finite: training/rollout_logprob_diff_max at step 2"),
+        ("uncompared", "no log-prob of rollout and training was compared at step 2"),
+        ("inexact", "rollout weights differed from training weights at step 2"),
+    ],
+)
+def test_metrics_that_no_good_run_has_make_it_fail(tmp_path, mode, message):
+    """Although its own driver ended well: a second look at what it wrote."""
+    running = start(tmp_path, mode)
+    output, errors = running.communicate(timeout=120)
+    assert running.returncode == 1 and f"error: the run is not valid: {message}" in errors
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 3
 
 
 def is_running(process):

@@ -125,6 +125,7 @@ def _make_paths_absolute(config: DictConfig) -> None:
 def run(config: DictConfig) -> int:
     """Run verl with `config`; everything that this started has ended when it returns."""
     from verl_patches.features.configuration_checks import ConfigurationError, describe_failure
+    from verl_patches.features.measure.run_error import RunError, original
     from verl_patches.features.own_ray import FolderError
 
     _write_resolved(config)
@@ -137,6 +138,9 @@ def run(config: DictConfig) -> int:
         return TERMINATED if terminated else INTERRUPTED
     except (ConfigurationError, FolderError) as error:
         return _refuse(str(error))
+    except RunError as error:
+        print(f"error: {original(error)}", file=sys.stderr)
+        return 1
     except Exception as error:  # verl and Ray raise anything; the user gets one sentence and the trace above it
         import traceback
 

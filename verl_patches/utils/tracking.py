@@ -16,6 +16,7 @@ def log(upstream, self, data, step, backend=None):
     import overlay
     from verl_patches.features import settings
     from verl_patches.features.measure.reported_names import true_metrics
+    from verl_patches.features.measure.run_end import process_faults
     from verl_patches.features.measure.run_files import RunFiles
 
     current = settings.current()
@@ -23,4 +24,5 @@ def log(upstream, self, data, step, backend=None):
     files = RunFiles(current.measure.output_dir)
     files.step(step, metrics)
     files.executed(overlay.executed())
+    process_faults().logged(step, metrics, files)
     return upstream(self, data=metrics, step=step, backend=backend)

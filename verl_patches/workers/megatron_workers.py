@@ -4,6 +4,7 @@ from overlay import wrap
 from verl_patches.features.compatibility import SETTINGS
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.mindspeed.feature import MINDSPEED
+from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.residency.feature import RESIDENCY
 
@@ -59,6 +60,32 @@ def build_model_optimizer(upstream, self, *args, **kwargs):
 
     self.param_dtype = self.dtype = run_dtype(settings.current().precision)
     return upstream(self, *args, **kwargs)
+
+
+@wrap(
+    f"{_WORKER}._build_model_optimizer",
+    feature=NONFINITE,
+    evidence="executed",
+    why="from weights that hold inf or nan no update is ever finite, and the run would go on to its end with all of "
+    "them skipped",
+    upstream=_OURS,
+    remove_when="verl looks at the weights that it has loaded",
+    after=[f"{_WORKER}._build_model_optimizer@precision"],
+)
+def build_model_of_finite_weights(upstream, self, *args, **kwargs):
+    built = upstream(self, *args, **kwargs)
+    from verl_patches.features import settings
+
+    if settings.current().nonfinite.enabled:
+        from verl_patches.features.nonfinite.weights import check_weights
+
+        model = "actor's" if self._is_actor else "reference policy's"
+        check_weights(
+            built[0],
+            f"before training, the {model} weights",
+            f"verify what they were loaded from (actor_rollout_ref.model.path={self.config.model.path})",
+        )
+    return built
 
 
 @wrap(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from scripts.rehearsal.plan import ENVIRONMENT_FILE, read_environment
 from tests.verl_patches.trainer.surroundings import surroundings
+from verl_patches.features.measure.run_files import read_faults
 from verl_patches.features.own_ray.processes import descendants
+from verl_patches.features.report import RunFacts, read_records, summarise
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
@@ -231,6 +235,49 @@ def test_float32_run_is_exact_at_every_step(float32_run):
         "training_begins",
     ]
     assert (tmp_path / "config.yaml").exists() and list((tmp_path / "tensorboard").iterdir())
+
+
+def failed_run(inputs, output, *overrides):
+    """Run with a fault in it, which must fail; returns the last error and everything that was printed."""
+    line, environment, mark = command(inputs, output, "actor_rollout_ref.overlay.precision=float32", *overrides)
+    done = subprocess.run(line, env=environment, cwd=output, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 1, done.stdout[-4000:] + done.stderr[-4000:]
+    assert not processes_with(mark)
+    (error,) = [said for said in done.stderr.splitlines() if said.startswith("error: ")]
+    return error, done.stdout + done.stderr
+
+
+def test_what_verl_passes_over_fails_the_run_at_its_end(inputs, tmp_path):
+    """A reward function that raises once is called again by verl; one that gives NaN makes every later update skip."""
+    reward = Path(__file__).with_name("faulty_reward.py")
+    steps = "trainer.total_training_steps=2"
+    error, printed = failed_run(inputs, tmp_path, f"custom_reward_function.path={reward}", steps)
+    assert error.startswith(
+        "error: the run is not valid: the reward function failed once at step 1 (ValueError: the sandbox did not "
+        "answer); 1 update was skipped at step 2, because gradients held inf or nan; metrics were not finite: "
+    )
+    assert "warning: the reward function failed once at step 1" in printed and "Traceback" not in printed
+    metrics = read_records(tmp_path / "metrics.jsonl")
+    assert [record.metrics["reshard/weights_exact"] for record in metrics] == [1, 1]
+    facts = RunFacts(seed=1, dies=4, wall_s=1.0, precision="float32")
+    summary = summarise(metrics, facts, faults=read_faults(tmp_path))
+    assert (summary["updates_skipped"], summary["reward_errors"]) == (1, 1)
+    assert summary["nonfinite_metrics"]["actor/grad_norm"] == [2]
+
+
+def test_one_value_of_the_weights_that_is_not_a_number_ends_it_before_training(inputs, tmp_path):
+    model = shutil.copytree(inputs[0], tmp_path / "model")
+    (file,) = model.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors["model.layers.1.self_attn.o_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+    error, _ = failed_run((model, inputs[1]), tmp_path)
+    assert error == (
+        "error: before training, the reference policy's weights hold inf or nan in "
+        "module.decoder.layers.1.self_attention.linear_proj.weight (rank 0); verify what they were loaded from "
+        f"(actor_rollout_ref.model.path={model})"
+    )
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -18,6 +18,7 @@ class RunFiles:
 
     metrics.jsonl   one object a step: {"step": int, "time": unix seconds, "metrics": {name: number or null}}
     events.jsonl    one object an event: {"time": unix seconds, "event": name}
+    faults.jsonl    one object a fault: {"time": unix seconds, "kind": name, "step": int, "message": clause, ...}
     overlay.json    the patches of a worker process
     patches.jsonl   one object whenever patches ran for the first time in a process: {"process": id, "executed": labels}
     """
@@ -33,6 +34,10 @@ class RunFiles:
     def note(self, event: str) -> None:
         """Append one event with the present time."""
         self._append("events.jsonl", {"time": time.time(), "event": event})
+
+    def fault(self, kind: str, message: str, step: int, **facts: Any) -> None:
+        """Append something that makes the run untrue or ends it; `facts` are further keys."""
+        self._append("faults.jsonl", {"time": time.time(), "kind": kind, "step": step, "message": message, **facts})
 
     def overlay(self, report: Mapping[str, Any]) -> None:
         """Write the report on patches, replacing an earlier one at once."""
@@ -68,6 +73,13 @@ def read_executed(folder: Path) -> list[str]:
     file = folder / "patches.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return sorted({label for line in lines for label in json.loads(line)["executed"]})
+
+
+def read_faults(folder: Path) -> list[dict[str, Any]]:
+    """The faults that a run in `folder` has written so far, in order."""
+    file = folder / "faults.jsonl"
+    complete, _, _ = (file.read_text() if file.exists() else "").rpartition("\n")
+    return [json.loads(line) for line in complete.splitlines()]
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ collective, so that whichever rank verl reads its metrics from reports the slowe
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -107,6 +108,8 @@ def largest_over_ranks(figures: Mapping[str, float], group: dist.ProcessGroup | 
     values = torch.tensor([float(figures[name]) for name in names], dtype=torch.float64)
     if (values < 0).any():
         raise ValueError(f"negative figure among {dict(figures)}")
+    # 0 * inf and inf - inf are NaN with the sign bit set on x86, which would be the smallest integer of all.
+    values[values.isnan()] = math.nan
     bits = values.view(torch.int64).npu()
     dist.all_reduce(bits, op=dist.ReduceOp.MAX, group=group)
     return dict(zip(names, bits.cpu().view(torch.float64).tolist(), strict=True))

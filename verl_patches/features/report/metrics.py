@@ -24,6 +24,8 @@ REWARD = "critic/score/mean"
 STEP_SECONDS = "timing_s/step"
 LOGPROB_DIFFERENCE = "training/rollout_logprob_diff_max"
 WEIGHTS_EXACT = "reshard/weights_exact"
+SKIPPED_UPDATES = "actor/nonfinite_steps"
+UPDATE_SECONDS = STAGES["update"]
 PEAK_BYTES_PREFIX = "memory/peak_bytes/"
 ALLOCATED_BYTES_PREFIX = "memory/allocated_bytes/"
 # In the order in which a step goes through them; see features/residency/phases.py.

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
+from verl_patches.features.report.faults import REWARD_ERROR, RunFaults
 from verl_patches.features.report.metrics import (
     ALLOCATED_BYTES_PREFIX,
     COLLECTIVES_PREFIX,
@@ -12,10 +13,10 @@ from verl_patches.features.report.metrics import (
     PEAK_BYTES_PREFIX,
     PHASES,
     REWARD,
+    SKIPPED_UPDATES,
     STAGES,
     STEP_SECONDS,
     WEIGHTS_EXACT,
-    ReportError,
     StepRecord,
 )
 
@@ -45,26 +46,30 @@ def summarise(
     facts: RunFacts,
     overlay: Mapping[str, Any] | None = None,
     emulator: Mapping[str, Any] | None = None,
+    faults: Sequence[Mapping[str, Any]] = (),
+    failure: str | None = None,
 ) -> dict[str, Any]:
     """Returns the summary of a run as JSON-ready values; what was not measured is None, never 0.
+
+    A run that failed has one too, of the steps that it finished, if any. ``failure`` is the sentence with which it
+    ended and ``faults`` are the entries of its faults.jsonl.
 
     ``stage_seconds`` are means a step over all steps but the first, which also compiles and fills caches (over the
     first where it is the only one). ``overlay`` is the overlay's own report (applied, pending, effective) with
     the patches that ran (executed);
     ``emulator`` are the meters of the emulated NPU (see meters.py), which count every collective; the overlay counts
     only its own.
-
-    Raises:
-        ReportError: there is no step to summarise.
     """
-    if not records:
-        raise ReportError("The run has not finished a single step: there is nothing to summarise.")
     rewards = _values(records, REWARD)
     steady = records[1:] or records
     counted = _collectives(records)
     return {
         **asdict(facts),
+        "failure": failure,
         "steps": len(records),
+        "updates_skipped": _total(_values(records, SKIPPED_UPDATES)),
+        "nonfinite_metrics": _nonfinite(records),
+        "reward_errors": sum(len(fault["errors"]) for fault in faults if fault["kind"] == REWARD_ERROR),
         "reward_first": _mean(rewards[:REWARD_WINDOW]),
         "reward_last": _mean(rewards[-REWARD_WINDOW:]),
         "step_seconds": _mean(_values(steady, STEP_SECONDS)),
@@ -85,6 +90,18 @@ def summarise(
 def _values(records: Iterable[StepRecord], name: str) -> list[float]:
     """The finite values of a metric; a step whose value was not finite holds None."""
     return [record.metrics[name] for record in records if record.metrics.get(name) is not None]
+
+
+def _total(values: Sequence[float]) -> int | None:
+    return int(sum(values)) if values else None
+
+
+def _nonfinite(records: Iterable[StepRecord]) -> dict[str, list[int]]:
+    """The steps at which a metric was not finite, by its name."""
+    found = RunFaults("")
+    for record in records:
+        found.add(record.step, record.metrics)
+    return found.nonfinite
 
 
 def _highest(records: Iterable[StepRecord], name: str) -> float | None:
@@ -119,7 +136,7 @@ def _peaks(records: Iterable[StepRecord]) -> dict[str, int]:
 
 def _memory_timeline(records: Sequence[StepRecord]) -> list[dict[str, str | int]]:
     """Device bytes of the last step, phase after phase: the most while it lasted, and what was left at its end."""
-    metrics = records[-1].metrics
+    metrics = records[-1].metrics if records else {}
     timeline: list[dict[str, str | int]] = []
     for phase in PHASES:
         peak, end = metrics.get(PEAK_BYTES_PREFIX + phase), metrics.get(ALLOCATED_BYTES_PREFIX + phase)

@@ -26,6 +26,7 @@ def differing_tensors(
 ) -> list[str]:
     """The canonical names of which any rank's rollout bytes differ from the training bytes, sorted; same on every rank.
 
+    NaN is equal to nothing: a tensor that holds one differs even where both sides have the same bits.
     batch_bytes: how much is broadcast at once (at least one piece). Padding that is not zero is reported by local name.
     """
     rank = dist.get_rank(group)
@@ -95,6 +96,8 @@ def _equal_where_both(box: Box, values: torch.Tensor, target_box: Box, target: t
     def cut(tensor: torch.Tensor, origin: Box) -> torch.Tensor:
         edges = zip(starts, stops, origin, strict=True)
         inner = tensor[tuple(slice(start - low, stop - low) for start, stop, (low, _) in edges)]
-        return inner.contiguous().flatten().view(torch.uint8)
+        return inner.contiguous().flatten()
 
-    return torch.equal(cut(values, box), cut(target, target_box))
+    mine, theirs = cut(values, box), cut(target, target_box)
+    same_bits = torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
+    return same_bits and not bool(mine.isnan().any())

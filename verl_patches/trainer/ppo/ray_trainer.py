@@ -52,12 +52,17 @@ def init_workers(upstream, self):
     f"{_TRAINER}.fit",
     feature=MEASURE,
     evidence="executed",
-    why="the time from the start to here is the start-up time that a run reports",
+    why="the time from the start to here is the start-up time that a run reports; what verl lets pass makes it fail at "
+    "its end: skipped updates, metrics that are not finite, a reward function that failed",
     **_OWN_RECORD,
 )
 def fit(upstream, self):
+    from verl_patches.features import settings
+    from verl_patches.features.measure.run_end import faults_of_run
+
     _note("training_begins")
-    return upstream(self)
+    with faults_of_run(settings.current(), lambda: getattr(self, "global_steps", 0)):
+        return upstream(self)
 
 
 def _absent_log_prob(batch):

@@ -74,12 +74,18 @@ def update_policy(upstream, self, dataloader):
         return upstream(self, dataloader)
     from verl_patches.features.measure.step_record import current_record
     from verl_patches.features.nonfinite.guard import NonfiniteGuard
+    from verl_patches.features.nonfinite.weights import check_weights
     from verl_patches.features.residency.holdings import gradient_tensors
 
     optimizer = self.actor_optimizer
     self.actor_optimizer = guard = NonfiniteGuard(optimizer, lambda: gradient_tensors(self.actor_module))
     try:
-        return upstream(self, dataloader)
+        metrics = upstream(self, dataloader)
     finally:
         self.actor_optimizer = optimizer
         current_record().count("actor/nonfinite_steps", guard.skipped)
+    if guard.skipped:  # on all ranks or on none; bad weights make every later update one to skip
+        check_weights(
+            self.actor_module, "after an update that was skipped, the actor's weights", "begin from weights before that"
+        )
+    return metrics

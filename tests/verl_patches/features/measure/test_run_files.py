@@ -5,7 +5,7 @@ import torch
 
 from verl_patches.features.measure import run_files
 from verl_patches.features.measure.reported_names import true_metrics
-from verl_patches.features.measure.run_files import RunFiles, read_executed
+from verl_patches.features.measure.run_files import RunFiles, read_executed, read_faults
 
 
 def lines(path):
@@ -44,6 +44,17 @@ def test_events_and_overlay(tmp_path):
     files.overlay({"applied": ["y"]})
     assert json.loads((tmp_path / "overlay.json").read_text()) == {"applied": ["y"]}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["events.jsonl", "overlay.json"]
+
+
+def test_faults_are_read_back_without_a_line_in_writing(tmp_path):
+    assert read_faults(tmp_path) == []
+    files = RunFiles(str(tmp_path))
+    files.fault("reward_error", "the reward function failed once at step 3", 3, errors=["ValueError: no"])
+    (first,) = read_faults(tmp_path)
+    assert (first["kind"], first["step"], first["errors"]) == ("reward_error", 3, ["ValueError: no"])
+    with (tmp_path / "faults.jsonl").open("a") as file:
+        file.write('{"kind": "half')
+    assert read_faults(tmp_path) == [first]
 
 
 def test_an_empty_folder_name_writes_nothing(tmp_path, monkeypatch):

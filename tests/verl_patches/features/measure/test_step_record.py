@@ -21,7 +21,11 @@ def test_agreement_keeps_every_digit(lone_rank, figures):
 
 
 def test_nan_is_kept_and_negative_figures_are_refused(lone_rank):
-    assert math.isnan(step_record.largest_over_ranks({"a": float("nan")})["a"])
+    for sign in (1, -1):  # what the processor makes of inf - inf has the sign bit set
+        nan = math.copysign(float("nan"), sign)
+        assert math.isnan(step_record.largest_over_ranks({"a": nan})["a"])
+        bits = torch.tensor([nan], dtype=torch.float64).view(torch.int64)
+        assert (bits < 0).item() == (sign < 0)
     with pytest.raises(ValueError, match="negative figure"):
         step_record.largest_over_ranks({"a": -1.0})
 

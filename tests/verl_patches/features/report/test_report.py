@@ -101,6 +101,25 @@ def test_worst_log_prob_difference_peaks_and_collectives():
     assert counted_by_both["overlay_collectives"] == {"all_to_all": {"count": 3, "bytes": 100}}
 
 
+def test_what_makes_a_run_untrue_is_in_its_summary():
+    records = [
+        record(1, actor__nonfinite_steps=0.0, actor__grad_norm=1.0),
+        record(2, actor__nonfinite_steps=2.0, actor__grad_norm=None, actor__pg_loss=None),
+        record(3, actor__nonfinite_steps=1.0, actor__grad_norm=None),
+    ]
+    faults = [
+        {"kind": "update_skipped", "message": "1 update was skipped"},
+        {"kind": "reward_error", "message": "the reward function failed", "errors": ["ValueError", "ValueError"]},
+        {"kind": "reward_error", "message": "the reward function failed", "errors": ["KeyError"]},
+    ]
+    summary = summarise(records, FACTS, faults=faults)
+    assert summary["updates_skipped"] == 3 and summary["reward_errors"] == 3
+    assert summary["nonfinite_metrics"] == {"actor/grad_norm": [2, 3], "actor/pg_loss": [2]}
+    clean = summarise(records[:1], FACTS)
+    assert (clean["updates_skipped"], clean["nonfinite_metrics"], clean["reward_errors"]) == (0, {}, 0)
+    assert clean["failure"] is None
+
+
 def test_patches_and_emulator_meters():
     overlay = {"applied": ["a", "b", "c"], "pending": [], "effective": {"a": True, "b": False, "c": True}}
     emulator = {"peak_device_bytes": {"update": 5}, "collectives": {"all_reduce": {"count": 1, "bytes": 8}}}
@@ -110,9 +129,10 @@ def test_patches_and_emulator_meters():
     assert summary["collectives"] == emulator["collectives"] and summary["overlay_collectives"] is None
 
 
-def test_no_step_is_an_error(tmp_path):
-    with pytest.raises(ReportError, match="not finished a single step"):
-        summarise([], FACTS)
+def test_a_run_without_a_step_has_a_summary_and_no_figure(tmp_path):
+    summary = summarise([], FACTS, failure="a die ran out of device memory")
+    assert (summary["steps"], summary["failure"]) == (0, "a die ran out of device memory")
+    assert (summary["updates_skipped"], summary["reward_last"], summary["device_memory"]) == (None, None, None)
     with pytest.raises(ReportError, match="nothing to draw"):
         draw([], "title", tmp_path / "report.png")
     assert list(tmp_path.iterdir()) == []

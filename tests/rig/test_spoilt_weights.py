@@ -1,0 +1,22 @@
+"""Training weights that hold NaN on one rank alone end the run on all of them, before another step is wasted."""
+
+import re
+
+import pytest
+
+from tests.rig import jobs
+from tests.rig.conftest import PROMPTS
+from tests.rig.processes import RANKS, RemoteError
+
+
+@pytest.mark.parametrize("rank", [0, RANKS - 1])
+def test_weights_that_no_update_can_mend_are_named_on_every_rank(rig, rank):
+    rig.run(jobs.rollout, PROMPTS)
+    rig.run(jobs.old_log_prob)
+    rig.run(jobs.reference_log_prob)
+    rig.run(jobs.spoil_weight, rank)
+    with pytest.raises(RemoteError) as caught:
+        rig.run(jobs.update)
+    said = r"after an update that was skipped, the actor's weights hold inf or nan in \S+ \(rank (\d)\); begin from"
+    assert set(re.findall(said, str(caught.value))) == {str(rank)}
+    assert str(list(range(RANKS))) in str(caught.value), "every rank raises the same sentence"

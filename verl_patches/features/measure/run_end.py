@@ -1,0 +1,72 @@
+"""How a run ends on the driver: well, or with an exception whose message is one sentence about what happened when.
+
+verl passes over skipped updates, metrics that are not finite and rewards that raised. Here every step is held against
+that when it is logged, which says so at once, and the run fails at its end. What no later step can mend ends it at once
+instead: the exception out of the worker is only given its step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from verl_patches.features.measure.run_error import RunError, original
+from verl_patches.features.measure.run_files import RunFiles
+from verl_patches.features.report.faults import REWARD_ERROR, RunFaults
+from verl_patches.features.reward import failures
+from verl_patches.features.settings import OverlaySettings
+
+
+class FaultsOnDriver:
+    """The faults of the run that this process drives."""
+
+    def __init__(self, precision: str):
+        self.found = RunFaults(precision)
+
+    def logged(self, step: int, metrics: Mapping[str, Any], files: RunFiles) -> None:
+        """Take in a step as it is logged; each of its faults is printed and written at once."""
+        self._say(step, metrics, files)
+
+    def broken_off(self, step: int, files: RunFiles) -> None:
+        """Take in the failures of rewards in a step that will not be logged."""
+        self._say(step, {}, files)
+
+    def _say(self, step: int, metrics: Mapping[str, Any], files: RunFiles) -> None:
+        rewards = failures.take()
+        for kind, clause in self.found.add(step, metrics, rewards).items():
+            print(f"warning: {clause}", file=sys.stderr, flush=True)
+            files.fault(kind, clause, step, **({"errors": rewards} if kind == REWARD_ERROR else {}))
+
+
+_faults = FaultsOnDriver("bfloat16")
+
+
+def process_faults() -> FaultsOnDriver:
+    """Those of the run that goes on in this process."""
+    return _faults
+
+
+@contextmanager
+def faults_of_run(settings: OverlaySettings, step: Callable[[], int]) -> Iterator[None]:
+    """Watch over the training loop in the block; `step` is asked for its number.
+
+    Raises:
+        RunError: the loop came to its end, but the run is not what it looks like; or the loop raised one, which gets
+            its step.
+    """
+    global _faults
+    _faults = FaultsOnDriver(settings.precision)
+    files = RunFiles(settings.measure.output_dir)
+    with failures.counted():
+        try:
+            yield
+        except Exception as error:
+            _faults.broken_off(step(), files)
+            if isinstance(original(error), RunError):
+                raise RunError(f"step {step()}: {original(error)}") from error
+            raise
+    sentence = _faults.found.sentence()
+    if sentence:
+        raise RunError(sentence)

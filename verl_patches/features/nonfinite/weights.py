@@ -1,0 +1,65 @@
+"""Refusing to train from weights that are not finite: no update of them ever is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+
+from verl_patches.features.measure.run_error import RunError
+
+_SHOWN = 3
+
+
+class NonfiniteWeightsError(RunError):
+    """Weights hold inf or nan; the message is one sentence that names tensors and ranks."""
+
+
+def check_weights(
+    chunks: Iterable[torch.nn.Module], when: str, remedy: str, group: dist.ProcessGroup | None = None
+) -> None:
+    """Raise on every rank of `group` when the weights of any of them hold inf or nan. Collective: one all-gather.
+
+    Args:
+        chunks: the model chunks of this rank; parameters and the buffers of a checkpoint are looked at.
+        when: how the sentence begins, such as "the actor's weights as loaded from FOLDER".
+        remedy: what to do about it.
+
+    Raises:
+        NonfiniteWeightsError: with the first tensors and their ranks.
+    """
+    mine = nonfinite_weights(chunks)
+    found: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(found, mine, group=group)
+    named = [f"{name} (rank {rank})" for rank, names in enumerate(found) for name in names]
+    if named:
+        more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+        raise NonfiniteWeightsError(f"{when} hold inf or nan in {', '.join(named[:_SHOWN])}{more}; {remedy}")
+
+
+def nonfinite_weights(chunks: Iterable[torch.nn.Module]) -> list[str]:
+    """The names of tensors that hold inf or nan.
+
+    The largest and the smallest element say it (both become NaN if one element is), so no mask as large as a weight is
+    made; the host waits for the device once.
+    """
+    names, extremes = [], []
+    for name, tensor in _weights(chunks):
+        if tensor.is_floating_point() and tensor.numel():
+            names.append(name)
+            extremes.append(torch.stack([tensor.detach().max(), tensor.detach().min()]).float())
+    if not names:
+        return []
+    finite = torch.isfinite(torch.stack(extremes)).all(dim=1).tolist()
+    return [name for name, good in zip(names, finite, strict=True) if not good]
+
+
+def _weights(chunks: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    for chunk in chunks:
+        yield from chunk.named_parameters()
+        for prefix, module in chunk.named_modules():
+            for name, buffer in module.named_buffers(prefix, recurse=False):
+                # What is not saved with the weights is not loaded with them, and may not be filled yet.
+                if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                    yield name, buffer

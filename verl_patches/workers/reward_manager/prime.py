@@ -1,0 +1,20 @@
+"""verl's `prime` reward manager: an answer whose function failed or ran out of time scores 0, and is counted."""
+
+from overlay import wrap
+from verl_patches.features.measure.feature import MEASURE
+
+
+@wrap(
+    "verl.workers.reward_manager.prime:single_compute_score",
+    feature=MEASURE,
+    why="verl prints what a reward function raises and scores the answer 0, as if it were wrong",
+    upstream="not forwarded: part of this project's features",
+    remove_when="verl says at the end of a run how often the reward function failed",
+)
+async def single_compute_score(upstream, evaluation_func, completion, reference, task, *args, **kwargs):
+    score = await upstream(evaluation_func, completion, reference, task, *args, **kwargs)
+    if score is None:
+        from verl_patches.features.reward import failures
+
+        failures.note("no score within its time, or an exception, which verl has printed")
+    return score
