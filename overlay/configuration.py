@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from overlay.errors import SettingsError
@@ -56,7 +56,7 @@ def checked(value: Any, kind: Any, key: str) -> Any:
 def defaults(cls: type) -> dict[str, Any]:
     """The keys of a section with their default values, as a configuration file would write them."""
     found = {each.name: each.default if each.default is not MISSING else each.default_factory() for each in fields(cls)}
-    return {name: json.dumps(value) for name, value in found.items()}
+    return {name: json.dumps(asdict(value) if is_dataclass(value) else value) for name, value in found.items()}
 
 
 def _value(spec: Field, kind: Any, node: Mapping[str, Any], key: str) -> Any:

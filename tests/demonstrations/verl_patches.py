@@ -24,6 +24,8 @@ from verl_patches.features.reshard.feature import RESHARD
 from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 from verl_patches.features.temperature.feature import TEMPERATURE
+from verl_patches.features.watch.feature import WATCH
+from verl_patches.features.watch.signs import PHASE_OF_METHOD, process_signs
 
 WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
 TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
@@ -396,3 +398,36 @@ def the_plan_runs_instead_of_the_gather(body):
 
     with phases(), mock.patch.object(megatron_vllm, "_run_plan", side_effect=OursIsAsked):
         return asks_ours(lambda: body(Upstream(), SimpleNamespace()))
+
+
+def phase_seen_within(*arguments):
+    """A demonstration that upstream's function is called in a phase."""
+
+    def demonstration(body):
+        seen = []
+        body(lambda *given: seen.append(process_signs().now("0", 0, "").phase), *arguments)
+        return seen
+
+    return demonstration
+
+
+for method in PHASE_OF_METHOD:
+    demonstrates(f"{WORKER}.{method}", WATCH)(phase_seen_within(SimpleNamespace()))
+demonstrates(f"{TRAINER}.fit", WATCH)(phase_seen_within(SimpleNamespace()))
+demonstrates(f"{MANAGER}.__enter__", WATCH)(phase_seen_within(SimpleNamespace()))
+demonstrates("verl.trainer.ppo.reward:compute_reward", WATCH)(phase_seen_within(None, None))
+
+
+@demonstrates(f"{WORKER}.__init__", WATCH)
+def a_worker_gives_signs_of_life(body):
+    rank, begun = mock.patch.dict("os.environ", RANK="3"), mock.Mock()
+    with rank, mock.patch("verl_patches.features.watch.signs.start_in_ray", begun):
+        body(Upstream(), SimpleNamespace(), {}, "actor")
+    return [call.args[0] for call in begun.call_args_list]
+
+
+@demonstrates(f"{TRAINER}.init_workers", WATCH)
+def the_training_loop_gives_signs_of_life(body):
+    with mock.patch("verl_patches.features.watch.signs.start_in_ray") as begun:
+        body(Upstream(), SimpleNamespace())
+    return [call.args[0] for call in begun.call_args_list]

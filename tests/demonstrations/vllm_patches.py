@@ -22,6 +22,8 @@ from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
 from verl_patches.features.temperature.feature import TEMPERATURE
+from verl_patches.features.watch.feature import WATCH
+from verl_patches.features.watch.signs import process_signs
 
 LLM = "vllm.entrypoints.llm:LLM.__init__"
 
@@ -161,3 +163,10 @@ def log_probs_are_of_what_is_sampled(body):
 
     with reporting(torch.tensor([0.5])):
         return body(lambda self, logits: logits.tolist(), None, torch.ones(1, 2))
+
+
+@demonstrates("vllm.v1.engine.llm_engine:LLMEngine.step", WATCH)
+def a_step_is_progress(body):
+    before = process_signs().now("0", 0, "").moves
+    body(Upstream(), SimpleNamespace())
+    return process_signs().now("0", 0, "").moves - before

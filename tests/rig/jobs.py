@@ -419,8 +419,8 @@ def spoil_weight(state: State, rank: int) -> None:
     """Put NaN into one value of a training weight of one rank."""
     phase(state, "checkpoint")
     if state["rank"] == rank:
-        _, weight = max(state["actor"].actor_module[0].module.named_parameters(), key=lambda each: each[1].numel())
-        weight.data.view(-1)[0] = torch.nan
+        named = state["actor"].actor_module[0].module.named_parameters()
+        next(weight for name, weight in named if "linear_proj" in name).data.view(-1)[0] = torch.nan
 
 
 def weights_hold_nan(state: State) -> bool:

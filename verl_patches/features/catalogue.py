@@ -25,6 +25,7 @@ from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 from verl_patches.features.temperature.feature import TEMPERATURE
+from verl_patches.features.watch.feature import WATCH
 
 FEATURES = (
     RESHARD,
@@ -39,6 +40,7 @@ FEATURES = (
     ROUTER_BALANCE,
     PRECISION,
     MEASURE,
+    WATCH,
     PREFORK,
     ROLLOUT_SEED,
     KV_CACHE_SIZE,

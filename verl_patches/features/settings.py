@@ -24,6 +24,7 @@ from verl_patches.features.residency.feature import ResidencySettings
 from verl_patches.features.rollout_parallel.feature import RolloutSettings
 from verl_patches.features.router_balance.feature import RouterBalanceSettings
 from verl_patches.features.temperature.feature import TemperatureSettings
+from verl_patches.features.watch.feature import WatchSettings
 
 __all__ = ["NODE", "OverlaySettings", "SettingsError", "activate", "current"]
 
@@ -45,6 +46,7 @@ class OverlaySettings:
     mindspeed: MindspeedSettings = field(default_factory=MindspeedSettings)
     prefork: PreforkSettings = field(default_factory=PreforkSettings)
     measure: MeasureSettings = field(default_factory=MeasureSettings)
+    watch: WatchSettings = field(default_factory=WatchSettings)
     precision: Precision = "bfloat16"
     recompute_old_log_prob: bool = True
     rollout_temperature: float = 1.0
@@ -78,6 +80,7 @@ class OverlaySettings:
             temperature=TemperatureSettings(enabled=False),
             nonfinite=NonfiniteSettings(enabled=False),
             mindspeed=MindspeedSettings(engine="off"),
+            watch=WatchSettings(enabled=False),
         )
 
 

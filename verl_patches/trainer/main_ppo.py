@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from verl_patches.features.own_ray import OwnRay
+    from verl_patches.features.watch.driver import Watcher
 
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -130,10 +131,19 @@ def run(config: DictConfig) -> int:
 
     _write_resolved(config)
     terminated: list[int] = []
+    watcher = None
     try:
-        with _termination_as_interrupt(terminated), _ray(config) as own, _termination_as_interrupt(terminated):
+        with (
+            _termination_as_interrupt(terminated),
+            _ray(config) as own,
+            _termination_as_interrupt(terminated),
+            _watching(config) as watcher,
+        ):
             _train(config, own)
     except KeyboardInterrupt:
+        if watcher is not None and watcher.sentence:
+            print(f"error: {watcher.sentence}", file=sys.stderr)
+            return 1
         print("interrupted; everything that this run started has been stopped", file=sys.stderr)
         return TERMINATED if terminated else INTERRUPTED
     except (ConfigurationError, FolderError) as error:
@@ -177,6 +187,18 @@ def _train(config: DictConfig, own: OwnRay | None) -> None:
 def _written_folders(config: DictConfig) -> list[str]:
     folders = [config.actor_rollout_ref.overlay.measure.output_dir, config.trainer.default_local_dir]
     return [*filter(None, folders), tempfile.gettempdir()]
+
+
+def _watching(config: DictConfig) -> AbstractContextManager[Watcher]:
+    """Names workers that stop answering, and interrupts the run for it, while the block lasts."""
+    from verl_patches.features.configuration_checks import number_of_dies
+    from verl_patches.features.measure.run_files import RunFiles
+    from verl_patches.features.settings import OverlaySettings
+    from verl_patches.features.watch.driver import watching
+
+    chosen = OverlaySettings.from_config(config.actor_rollout_ref)
+    files, own_ray = RunFiles(chosen.measure.output_dir), config.ray_init.address == "local"
+    return watching(chosen.watch, number_of_dies(config), files, own_ray)
 
 
 def _write_resolved(config: DictConfig) -> None:

@@ -1,5 +1,7 @@
 """verl's Megatron worker enters the phases of a step and reports what it measured."""
 
+import os
+
 from overlay import wrap
 from verl_patches.features.compatibility import SETTINGS
 from verl_patches.features.measure.feature import MEASURE
@@ -7,9 +9,19 @@ from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features.watch.feature import WATCH
+from verl_patches.features.watch.signs import PHASE_OF_METHOD
 
 _WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
 _OURS = "not forwarded: part of this project's features"
+_AROUND = {
+    "init_model": [f"{_WORKER}.init_model@residency", f"{_WORKER}.init_model@measure"],
+    "update_actor": [f"{_WORKER}.update_actor@residency", f"{_WORKER}.update_actor@measure"],
+    **{
+        method: [f"{_WORKER}.{method}@residency"]
+        for method in ("compute_log_prob", "compute_ref_log_prob", "save_checkpoint", "load_checkpoint")
+    },
+}
 
 
 @wrap(
@@ -33,12 +45,32 @@ def init_with_engine(upstream, self, config, role):
 
 @wrap(
     f"{_WORKER}.__init__",
+    feature=WATCH,
+    evidence="executed",
+    why="a worker that stops answering is noticed by the signs of life that it no longer gives; from its groups on",
+    upstream=_OURS,
+    remove_when="never: it is this project's own watch",
+)
+def init_with_signs_of_life(upstream, self, config, role):
+    from verl_patches.features import settings
+    from verl_patches.features.watch.signs import process_signs, start_in_ray
+
+    watch = settings.current().watch
+    if not watch.enabled:
+        return upstream(self, config, role)
+    start_in_ray(os.environ["RANK"], watch.interval_s)
+    with process_signs().phase("init"):
+        return upstream(self, config, role)
+
+
+@wrap(
+    f"{_WORKER}.__init__",
     feature=SETTINGS,
     evidence="executed",
     why="every process that holds a model needs the overlay's settings before it builds anything",
     upstream=_OURS,
     remove_when="never: it is how this project is configured",
-    after=[f"{_WORKER}.__init__@mindspeed"],
+    after=[f"{_WORKER}.__init__@mindspeed", f"{_WORKER}.__init__@watch"],
 )
 def init(upstream, self, config, role):
     from verl_patches.features import settings
@@ -243,6 +275,34 @@ def save_checkpoint(upstream, self, *args, **kwargs):
 def load_checkpoint(upstream, self, *args, **kwargs):
     _enter("checkpoint")
     return upstream(self, *args, **kwargs)
+
+
+def _in_phase(phase):
+    """The body of a patch of a worker's method that is this phase."""
+
+    def method(upstream, self, *args, **kwargs):
+        from verl_patches.features import settings
+        from verl_patches.features.watch.signs import process_signs
+
+        if not settings.current().watch.enabled:
+            return upstream(self, *args, **kwargs)
+        with process_signs().phase(phase):
+            return upstream(self, *args, **kwargs)
+
+    return method
+
+
+# Where one method has a patch of ours already, the phase is around that too.
+for _method, _phase in PHASE_OF_METHOD.items():
+    wrap(
+        f"{_WORKER}.{_method}",
+        feature=WATCH,
+        evidence="executed" if _phase in ("init", "rollout", "ref", "update") else "checked",
+        why="what a worker does when it stops answering, and how long it may take",
+        upstream=_OURS,
+        remove_when="never: it is this project's own watch",
+        after=_AROUND.get(_method, ()),
+    )(_in_phase(_phase))
 
 
 def _enter(phase: str) -> None:

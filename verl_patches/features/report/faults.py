@@ -14,6 +14,7 @@ from verl_patches.features.report.metrics import LOGPROB_DIFFERENCE, SKIPPED_UPD
 # In float32 rollout and training compute the same function; what is left of a difference is summation order.
 FLOAT32_GATE = 1e-3
 REWARD_ERROR = "reward_error"
+NOT_ANSWERING = "not_answering"
 _SHOWN_STEPS = 4
 _SHOWN_METRICS = 3
 

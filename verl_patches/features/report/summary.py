@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from verl_patches.features.report.faults import REWARD_ERROR, RunFaults
+from verl_patches.features.report.faults import NOT_ANSWERING, REWARD_ERROR, RunFaults
 from verl_patches.features.report.metrics import (
     ALLOCATED_BYTES_PREFIX,
     COLLECTIVES_PREFIX,
@@ -69,6 +69,7 @@ def summarise(
         "steps": len(records),
         "updates_skipped": _total(_values(records, SKIPPED_UPDATES)),
         "nonfinite_metrics": _nonfinite(records),
+        "not_answering": _stops(faults),
         "reward_errors": sum(len(fault["errors"]) for fault in faults if fault["kind"] == REWARD_ERROR),
         "reward_first": _mean(rewards[:REWARD_WINDOW]),
         "reward_last": _mean(rewards[-REWARD_WINDOW:]),
@@ -102,6 +103,18 @@ def _nonfinite(records: Iterable[StepRecord]) -> dict[str, list[int]]:
     for record in records:
         found.add(record.step, record.metrics)
     return found.nonfinite
+
+
+def _stops(faults: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every process that stopped answering, once: it is written when it is named, and again if the run ends for it."""
+    stops: list[dict[str, Any]] = []
+    for fault in faults:
+        if fault["kind"] == NOT_ANSWERING:
+            stop = {key: fault[key] for key in ("rank", "phase", "step", "seconds", "waiting", "ended")}
+            if stops and stop["ended"] and stops[-1]["rank"] == stop["rank"]:
+                stops.pop()
+            stops.append(stop)
+    return stops
 
 
 def _highest(records: Iterable[StepRecord], name: str) -> float | None:

@@ -4,6 +4,7 @@ from overlay import wrap
 from verl_patches.features.compatibility import SETTINGS
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.onpolicy.feature import ONPOLICY
+from verl_patches.features.watch.feature import WATCH
 
 _TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
 _OWN_RECORD = {
@@ -62,6 +63,44 @@ def fit(upstream, self):
 
     _note("training_begins")
     with faults_of_run(settings.current(), lambda: getattr(self, "global_steps", 0)):
+        return upstream(self)
+
+
+@wrap(
+    f"{_TRAINER}.init_workers",
+    feature=WATCH,
+    evidence="executed",
+    why="the training loop can stop as its workers can, and until it asks for them none is missing",
+    upstream="not forwarded: part of this project's features",
+    remove_when="never: it is this project's own watch",
+    after=[f"{_TRAINER}.init_workers@onpolicy"],
+)
+def init_workers_with_signs_of_life(upstream, self):
+    from verl_patches.features import settings
+    from verl_patches.features.watch.signs import TRAINER, start_in_ray
+
+    if settings.current().watch.enabled:
+        start_in_ray(TRAINER, settings.current().watch.interval_s)
+    return upstream(self)
+
+
+@wrap(
+    f"{_TRAINER}.fit",
+    feature=WATCH,
+    evidence="executed",
+    why="what the loop does itself between its calls of the workers has a limit too, and its step belongs to any stop",
+    upstream="not forwarded: part of this project's features",
+    remove_when="never: it is this project's own watch",
+    after=[f"{_TRAINER}.fit@measure"],
+)
+def fit_in_phase(upstream, self):
+    from verl_patches.features import settings
+    from verl_patches.features.watch.signs import process_signs
+
+    if not settings.current().watch.enabled:
+        return upstream(self)
+    process_signs().step = lambda: getattr(self, "global_steps", None)
+    with process_signs().phase("driver"):
         return upstream(self)
 
 

@@ -2,6 +2,7 @@
 
 from overlay import wrap
 from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.watch.feature import WATCH
 
 _METADATA = {
     "feature": MEASURE,
@@ -25,3 +26,22 @@ def compute_reward(upstream, data, reward_fn):
         raise failures.RewardError(f"the reward function failed twice ({failures.in_words(error)})") from error
     failures.require_nobody_missed()
     return result
+
+
+@wrap(
+    "verl.trainer.ppo.reward:compute_reward",
+    feature=WATCH,
+    evidence="executed",
+    why="a reward function that never returns stops the run, and all workers are idle then",
+    upstream="not forwarded: part of this project's features",
+    remove_when="never: it is this project's own watch",
+    after=["verl.trainer.ppo.reward:compute_reward@measure"],
+)
+def compute_reward_in_phase(upstream, data, reward_fn):
+    from verl_patches.features import settings
+    from verl_patches.features.watch.signs import process_signs
+
+    if not settings.current().watch.enabled:
+        return upstream(data, reward_fn)
+    with process_signs().phase("reward"):
+        return upstream(data, reward_fn)

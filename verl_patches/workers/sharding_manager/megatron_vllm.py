@@ -3,6 +3,7 @@
 from overlay import wrap
 from verl_patches.features.reshard.feature import RESHARD
 from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features.watch.feature import WATCH
 
 _MANAGER = "verl.workers.sharding_manager.megatron_vllm:MegatronVLLMShardingManager"
 
@@ -50,6 +51,25 @@ def leave(upstream, self, exc_type, exc_value, traceback):
     # Upstream resets the prefix cache here, through vLLM's sleep, whether or not that sleeps.
     upstream(self, exc_type, exc_value, traceback)
     process_residency().enter("idle")
+
+
+@wrap(
+    f"{_MANAGER}.__enter__",
+    feature=WATCH,
+    evidence="executed",
+    why="resharding lies inside verl's call for a generation, and has a limit of its own",
+    upstream="not forwarded: part of this project's features",
+    remove_when="never: it is this project's own watch",
+    after=[f"{_MANAGER}.__enter__@reshard"],
+)
+def enter_in_phase(upstream, self):
+    from verl_patches.features import settings
+    from verl_patches.features.watch.signs import process_signs
+
+    if not settings.current().watch.enabled:
+        return upstream(self)
+    with process_signs().phase("reshard"):
+        return upstream(self)
 
 
 def _run_plan(manager) -> None:

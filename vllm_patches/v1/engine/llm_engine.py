@@ -1,7 +1,8 @@
-"""vLLM's engine goes along when verl asks it to sleep although sleep mode is off."""
+"""vLLM's engine goes along when verl asks it to sleep although sleep mode is off, and says that it makes progress."""
 
 from overlay import wrap
 from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features.watch.feature import WATCH
 
 _WHY = "verl 0.4.0 calls it around every rollout; with sleep mode off there is no memory pool to put to sleep, and"
 
@@ -30,3 +31,21 @@ def sleep(upstream, self, level=1):
 def wake_up(upstream, self, tags=None):
     if self.vllm_config.model_config.enable_sleep_mode:
         upstream(self, tags)
+
+
+@wrap(
+    "vllm.v1.engine.llm_engine:LLMEngine.step",
+    feature=WATCH,
+    evidence="executed",
+    why="a generation lasts as long as its longest answer; what shows that it hangs is that no step of it ends",
+    upstream="not forwarded: part of this project's features",
+    remove_when="never: it is this project's own watch",
+)
+def step(upstream, self):
+    outputs = upstream(self)
+    from verl_patches.features import settings
+    from verl_patches.features.watch.signs import process_signs
+
+    if settings.current().watch.enabled:
+        process_signs().progress()
+    return outputs

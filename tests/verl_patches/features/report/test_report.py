@@ -117,7 +117,21 @@ def test_what_makes_a_run_untrue_is_in_its_summary():
     assert summary["nonfinite_metrics"] == {"actor/grad_norm": [2, 3], "actor/pg_loss": [2]}
     clean = summarise(records[:1], FACTS)
     assert (clean["updates_skipped"], clean["nonfinite_metrics"], clean["reward_errors"]) == (0, {}, 0)
-    assert clean["failure"] is None
+    assert clean["failure"] is None and clean["not_answering"] == []
+
+
+def test_a_process_that_stopped_is_in_the_summary_once():
+    def stop(rank, seconds, ended):
+        facts = {"rank": rank, "phase": "update", "step": 3, "seconds": seconds, "waiting": [1], "ended": ended}
+        return {"kind": "not_answering", "message": "", "time": 0.0, **facts}
+
+    faults = [stop(2, 61.0, False), stop(0, 62.0, False), stop(0, 900.0, True), stop("trainer", 70.0, False)]
+    found = summarise([record(1)], FACTS, faults=faults)["not_answering"]
+    assert [(each["rank"], each["seconds"], each["ended"]) for each in found] == [
+        (2, 61.0, False),
+        (0, 900.0, True),
+        ("trainer", 70.0, False),
+    ]
 
 
 def test_patches_and_emulator_meters():

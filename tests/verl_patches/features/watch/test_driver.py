@@ -1,0 +1,125 @@
+"""What the driver says and does about processes that stop, and the limits that it refuses."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from overlay import ConfigurationError
+from verl_patches.features.measure.run_files import RunFiles, read_faults
+from verl_patches.features.report import RunFacts, summarise
+from verl_patches.features.settings import OverlaySettings, SettingsError
+from verl_patches.features.watch.driver import Watcher
+from verl_patches.features.watch.feature import EndSeconds, WarnSeconds, WatchSettings, check_limits
+from verl_patches.features.watch.limits import Watch
+from verl_patches.features.watch.signs import TRAINER, Sign, process_start
+from verl_patches.trainer.main_ppo import compose
+
+SETTINGS = WatchSettings(interval_s=1.0, warn_s=WarnSeconds(silent=10), end_s=EndSeconds(silent=20))
+
+
+@pytest.fixture
+def victim():
+    """A process that does not react."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"], stdout=-1
+    ) as run:
+        run.stdout.readline()
+        os.kill(run.pid, signal.SIGSTOP)
+        yield run
+        run.kill()
+
+
+def sign_of(name, pid, serial=0, started=None):
+    start = process_start(pid) if started is None else started
+    return Sign(name, serial, 0, "update", "at mlp.py:7 in forward", 3, os.uname().nodename, pid, start)
+
+
+class Driven:
+    """A watcher under a clock, with a trainer that goes on and rank 0."""
+
+    def __init__(self, folder, pid, started=None):
+        self.now, self.ended, self.serial = 0.0, 0, 0
+        self.rank = sign_of("0", pid, started=started)
+        watch = Watch(SETTINGS, 1, lambda: self.now)
+        self.watcher = Watcher(watch, self.received, RunFiles(str(folder)), self.end)
+
+    def received(self):
+        self.serial += 1
+        trainer = Sign(TRAINER, self.serial, 0, None, "waits in ray.get", 3, "node", 1, 1.0)
+        return [trainer.packed(), self.rank.packed()]
+
+    def end(self):
+        self.ended += 1
+
+    def look_at(self, *times):
+        for self.now in times:
+            self.watcher.look()
+
+
+def test_a_stop_is_said_once_and_then_ends_the_run(tmp_path, capsys, victim):
+    driven = Driven(tmp_path, victim.pid)
+    driven.look_at(0, 5, 10)
+    assert capsys.readouterr().err == "" and read_faults(tmp_path) == []
+    driven.look_at(11, 12, 13)
+    said = f"rank 0 (process {victim.pid} on {os.uname().nodename}) has not answered for 11 s in update of step 3"
+    assert capsys.readouterr().err == f"warning: {said}, last at mlp.py:7 in forward\n"
+    assert victim.poll() is None and not driven.ended
+    driven.look_at(21, 22)
+    assert driven.ended == 1 and driven.watcher.sentence.endswith("; the run was ended")
+    assert "has not answered for 21 s in update of step 3" in driven.watcher.sentence
+    assert victim.wait(30) == -signal.SIGKILL
+    facts = [(fault["rank"], fault["phase"], fault["seconds"], fault["ended"]) for fault in read_faults(tmp_path)]
+    summary = summarise([], RunFacts(1, 1, 1.0, "bfloat16"), faults=read_faults(tmp_path))
+    stop = {"rank": 0, "phase": "update", "step": 3, "seconds": 21.0, "waiting": [], "ended": True}
+    assert summary["not_answering"] == [stop] and summary["reward_errors"] == 0
+    assert facts == [(0, "update", 11.0, False), (0, "update", 21.0, True)]
+
+
+def test_one_that_answers_again_is_said_and_can_be_named_again(tmp_path, capsys, victim):
+    driven = Driven(tmp_path, victim.pid)
+    driven.look_at(0, 11)
+    driven.rank = replace(driven.rank, serial=1)
+    driven.look_at(12)
+    assert "warning: rank 0 goes on after 11 s" in capsys.readouterr().err
+    driven.look_at(23)
+    assert "has not answered for 11 s" in capsys.readouterr().err and not driven.ended
+
+
+def test_a_process_that_only_has_its_number_is_left_alone(tmp_path, victim):
+    driven = Driven(tmp_path, victim.pid, started=1.0)
+    driven.look_at(0, 21)
+    assert driven.ended == 1 and victim.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"warn_s": WarnSeconds(update=2000)}, "warn_s.update=2000 is above .*end_s.update=1500"),
+        ({"interval_s": 30.0}, "warn_s.silent=60 is less than 3 signs of life, which come every .*interval_s=30"),
+    ],
+)
+def test_limits_that_contradict_each_other_are_refused(changes, says):
+    with pytest.raises(ConfigurationError, match=says):
+        check_limits({}, SimpleNamespace(watch=WatchSettings(**changes)))
+
+
+@pytest.mark.parametrize("name", ["rehearsal", "deepseek_v3_256die_random_init", "deepseek_v3_256die_true_weight"])
+def test_the_configurations_end_where_dies_wait_before_the_device_does(name):
+    from verl_patches.features.watch.feature import DEVICE_WATCHDOG_S
+
+    chosen = OverlaySettings.from_config(compose(name, []).actor_rollout_ref).watch
+    check_limits({}, SimpleNamespace(watch=chosen))
+    for phase in ("silent", "reshard", "rollout", "old_log_prob", "ref", "update"):
+        assert getattr(chosen.end_s, phase) < DEVICE_WATCHDOG_S
+    if name != "rehearsal":
+        assert chosen == WatchSettings(), "the configuration shows the defaults"
+
+
+def test_a_limit_of_an_unknown_phase_is_refused():
+    with pytest.raises(SettingsError, match="unknown key actor_rollout_ref.overlay.watch.warn_s.updaet"):
+        OverlaySettings.from_config({"overlay": {"watch": {"warn_s": {"updaet": 1}}}})

@@ -1,0 +1,111 @@
+"""The driver's side: a thread that follows the signs of life, names who has stopped, and ends the run in the end."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+from verl_patches.features.measure.run_files import RunFiles
+from verl_patches.features.report.faults import NOT_ANSWERING
+from verl_patches.features.watch.feature import WatchSettings
+from verl_patches.features.watch.limits import Stop, Watch
+from verl_patches.features.watch.signs import Sign, process_start
+
+_JOIN_S = 10.0
+
+
+class Watcher:
+    """What the thread does at every turn.
+
+    Args:
+        watch: the processes and their limits.
+        received: the newest sign of every process.
+        files: where stops are written.
+        end: called once, when the second limit is passed.
+    """
+
+    def __init__(self, watch: Watch, received: Callable[[], Iterable[bytes]], files: RunFiles, end: Callable[[], None]):
+        self._watch, self._received, self._files, self._end = watch, received, files, end
+        self._named: dict[str, Stop] = {}
+        self.sentence = ""
+
+    def look(self) -> None:
+        """Take in all signs; name those that have stopped since the last look, and those that go on again."""
+        for content in self._received():
+            self._watch.hear(Sign.unpacked(content))
+        stops = {stop.name: stop for stop in self._watch.stopped()}
+        for name in [name for name in self._named if name not in stops]:
+            stop = self._named.pop(name)
+            print(f"warning: {stop.who} goes on after {stop.seconds:.0f} s", file=sys.stderr, flush=True)
+        for name, stop in stops.items():
+            if name not in self._named:
+                self._say(stop)
+            self._named[name] = stop
+        ending = [stop for stop in stops.values() if stop.beyond_end]
+        if ending and not self.sentence:
+            self.sentence = f"{'; '.join(stop.sentence() for stop in ending)}; the run was ended"
+            for stop in ending:
+                self._write(stop)
+                _kill_if_here(stop)
+            self._end()
+
+    def _say(self, stop: Stop) -> None:
+        print(f"warning: {stop.sentence()}", file=sys.stderr, flush=True)
+        self._write(stop)
+
+    def _write(self, stop: Stop) -> None:
+        rank = int(stop.name) if stop.name.isdigit() else stop.name
+        facts = {"rank": rank, "phase": stop.phase, "seconds": round(stop.seconds, 1), "ended": stop.beyond_end}
+        self._files.fault(NOT_ANSWERING, stop.sentence(), stop.step, **facts, waiting=list(stop.waiting))
+
+
+@contextmanager
+def watching(settings: WatchSettings, ranks: int, files: RunFiles, own_ray: bool) -> Iterator[Watcher]:
+    """Watch over the Ray job of this process in the block.
+
+    When the second limit is passed the main thread is interrupted as by SIGTERM, for which it must have a handler;
+    `Watcher.sentence` then says why. The store of a Ray that goes on afterwards is cleared; `own_ray` goes itself.
+    """
+    from verl_patches.features.watch.ray_store import RayStore
+
+    store, over = RayStore(), threading.Event()
+    watch = Watch(settings, ranks, time.monotonic)
+    watcher = Watcher(watch, store.received, files, end=lambda: _thread.interrupt_main(signal.SIGTERM))
+
+    def follow() -> None:
+        while not over.wait(settings.interval_s):
+            try:
+                watcher.look()
+            except Exception as error:  # the store is away for a moment, or for good: then the run ends by itself
+                print(f"warning: signs of life cannot be read ({error})", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=follow, name="watch", daemon=True)
+    if settings.enabled:
+        thread.start()
+    try:
+        yield watcher
+    finally:
+        over.set()
+        if settings.enabled:
+            thread.join(_JOIN_S)
+        if settings.enabled and not own_ray:
+            with suppress(Exception):  # the Ray may be what failed, and that has its own sentence
+                store.clear()
+
+
+def _kill_if_here(stop: Stop) -> None:
+    """End a process of this machine that does not answer: it cannot be asked to, and Ray's own way is to ask."""
+    sign = stop.sign
+    if sign is None or not stop.silent or sign.host != os.uname().nodename:
+        return
+    try:
+        if process_start(sign.pid) == sign.started:
+            os.kill(sign.pid, signal.SIGKILL)
+    except OSError:  # it has ended
+        return

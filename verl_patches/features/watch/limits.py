@@ -1,0 +1,147 @@
+"""Who has stopped: the signs of life of all processes against the limits, without a clock and a network of its own.
+
+Where one rank stops, all others soon wait for it in a collective, and none of them makes progress. So a process that
+sends nothing is named before one that says that it waits; if all send, one that computes is named before those that
+wait; and only if all wait, each for another, all are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from verl_patches.features.watch.feature import MISSED_SIGNS, EndSeconds, WarnSeconds, WatchSettings
+from verl_patches.features.watch.signs import TRAINER, WAITS, Sign
+
+START = "start"
+
+
+@dataclass
+class Seen:
+    """What is known of a process: its last sign, and when (by the watcher's clock) it came and last moved."""
+
+    heard_at: float
+    moved_at: float
+    sign: Sign | None = None
+
+    @property
+    def phase(self) -> str | None:
+        """The phase it was last heard of in."""
+        return START if self.sign is None else self.sign.phase
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A process that has stopped. `silent`: it sends nothing; otherwise it sends and makes no progress.
+
+    seconds: since it was last heard, or since its last progress. beyond_end: the second limit is passed too.
+    step: of the training loop. waiting: the ranks that wait for it. sign: its last one.
+    """
+
+    name: str
+    phase: str | None
+    seconds: float
+    silent: bool
+    beyond_end: bool
+    step: int | None
+    waiting: tuple[str, ...]
+    sign: Sign | None
+
+    @property
+    def who(self) -> str:
+        """`rank 3`, or the trainer."""
+        return "the trainer" if self.name == TRAINER else f"rank {self.name}"
+
+    def sentence(self) -> str:
+        """What a person has to know, as a clause."""
+        if self.sign is None:
+            return f"{self.who} has not started for {self.seconds:.0f} s"
+        what = "has not answered" if self.silent else "has made no progress"
+        phase = f"in {self.phase}" if self.phase else "between two phases"
+        step = f" of step {self.step}" if self.step else ""
+        waiting = f"; {in_words(self.waiting)} for it" if self.waiting else ""
+        return (
+            f"{self.who} (process {self.sign.pid} on {self.sign.host}) {what} for {self.seconds:.0f} s {phase}{step}, "
+            f"last {self.sign.where}{waiting}"
+        )
+
+
+class Watch:
+    """The processes of a run. Hand it every sign with `hear`, and ask `stopped` now and then.
+
+    Args:
+        settings: the limits.
+        ranks: how many workers there will be.
+        clock: seconds, from any beginning.
+    """
+
+    def __init__(self, settings: WatchSettings, ranks: int, clock: Callable[[], float]):
+        self._settings, self._ranks, self._clock = settings, ranks, clock
+        self._seen = {TRAINER: Seen(clock(), clock())}
+
+    def hear(self, sign: Sign) -> None:
+        """Take in the newest sign of a process; one that was taken in before says nothing."""
+        now = self._clock()
+        if sign.name not in self._seen:
+            self._seen[sign.name] = Seen(now, now)
+        seen, last = self._seen[sign.name], self._seen[sign.name].sign
+        if last is not None and (sign.pid, sign.serial) == (last.pid, last.serial):
+            return
+        if last is None or (sign.pid, sign.moves, sign.phase) != (last.pid, last.moves, last.phase):
+            seen.moved_at = now
+        seen.heard_at, seen.sign = now, sign
+        if sign.name == TRAINER:  # which asks for its workers next
+            for rank in range(self._ranks):
+                self._seen.setdefault(str(rank), Seen(now, now))
+
+    def stopped(self) -> list[Stop]:
+        """Those that are to blame for what is beyond its first limit, by rank; empty if nothing is."""
+        over = {name for name, seen in self._seen.items() if self._is_beyond(seen, self._settings.warn_s)}
+        if not over:
+            return []
+        # One that was between two phases when it stopped is beyond no limit of its own yet.
+        silent = {name for name, seen in self._seen.items() if self._is_silent(seen) and (seen.sign or name in over)}
+        computing = {name for name in over if not _waits(self._seen[name])}
+        blamed = silent or computing or over
+        waiting = tuple(
+            sorted((name for name, seen in self._seen.items() if name not in blamed and _waits(seen)), key=_order)
+        )
+        beyond_end = any(self._is_beyond(seen, self._settings.end_s) for seen in self._seen.values())
+        return [self._stop(name, waiting, beyond_end) for name in sorted(blamed, key=_order)]
+
+    def _stop(self, name: str, waiting: tuple[str, ...], beyond_end: bool) -> Stop:
+        seen = self._seen[name]
+        silent, trainer = self._is_silent(seen), self._seen[TRAINER].sign
+        seconds = self._clock() - (seen.heard_at if silent else seen.moved_at)
+        return Stop(
+            name, seen.phase, seconds, silent, beyond_end, trainer.step if trainer else None, waiting, seen.sign
+        )
+
+    def _is_silent(self, seen: Seen) -> bool:
+        return seen.sign is None or self._clock() - seen.heard_at > MISSED_SIGNS * self._settings.interval_s
+
+    def _is_beyond(self, seen: Seen, limits: WarnSeconds | EndSeconds) -> bool:
+        now = self._clock()
+        if seen.sign is None:
+            return now - seen.heard_at > limits.start
+        if now - seen.heard_at > limits.silent:
+            return True
+        limit = getattr(limits, seen.phase, None) if seen.phase else None
+        return limit is not None and now - seen.moved_at > limit
+
+
+def _waits(seen: Seen) -> bool:
+    return seen.phase is not None and seen.sign is not None and seen.sign.where.startswith(WAITS)
+
+
+def _order(name: str) -> tuple[bool, int]:
+    return (name == TRAINER, int(name) if name != TRAINER else 0)
+
+
+def in_words(names: Sequence[str]) -> str:
+    """`rank 1 waits`, `ranks 0, 1 and 3 wait`."""
+    ranks = list(names)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} waits"
+    shown = ranks if len(ranks) <= 8 else [*ranks[:6], f"{len(ranks) - 6} more"]
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]} wait"
