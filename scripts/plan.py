@@ -57,17 +57,20 @@ def _job(options: argparse.Namespace):
     from omegaconf.errors import OmegaConfBaseException
 
     from verl_patches.features.configuration_checks import check_configuration
+    from verl_patches.features.configuration_checks.composition import sentence_of
     from verl_patches.features.mindspeed.feature import MINDSPEED
     from verl_patches.trainer.main_ppo import compose
 
     model = json.loads(options.model.read_text())
+    if not isinstance(model, dict):
+        raise ValueError(f"{options.model} describes no model: give the config.json of a HuggingFace folder")
     try:
         config = compose(
             options.config_name, [f"actor_rollout_ref.model.path={options.model.parent}", *options.overrides]
         )
-        settings = check_configuration(config)
+        settings = check_configuration(config, model)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(str(error).strip().splitlines()[0]) from error
+        raise ValueError(sentence_of(error)) from error
     swaps = options.swap_optimizer or (MINDSPEED.is_on(settings) and settings.mindspeed.swap_optimizer)
     return read_job(OmegaConf.to_container(config, resolve=True), model, swaps)
 

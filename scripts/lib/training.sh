@@ -23,7 +23,7 @@ training_prepare() {
         "trainer.default_local_dir=$(training_quoted "$output/checkpoints")"
         "${overrides[@]}"
     )
-    declare -ga training_check=("${training_command[@]}" --print-config)
+    declare -ga training_check=("${training_command[@]}" --check)
     declare -ga training_wait=(
         python3 scripts/internal/wait_for_nodes.py --address "$MASTER_ADDR:$RAY_PORT" --nodes "$NODES"
         --dies "$DIES_PER_NODE" --timeout "$NODES_TIMEOUT_S" --interval "$POLL_S"

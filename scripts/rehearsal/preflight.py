@@ -1,11 +1,10 @@
 """The checks that a rehearsal makes before it starts anything: one sentence for whatever cannot work."""
 
 import json
-import socket
+import math
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,13 @@ from verl_patches.features.dataset.inspection import check_file
 
 # Bytes a parameter of training in mixed precision with Adam: bf16 weight, fp32 gradient, fp32 weight, two fp32 moments.
 _TRAINING_BYTES = 2 + 4 + 4 + 4 + 4
+# What the checks of the configuration ask of the tiny model's config.json, for runs that still have to make it.
+TINY_SIZES = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "n_routed_experts": 256,
+}
 # Bytes a parameter of the colocated rollout's copy in bf16.
 _ROLLOUT_BYTES = 2
 
@@ -23,7 +29,9 @@ class PreflightError(ValueError):
 
 
 def compose_checked(plan: Plan) -> Mapping[str, Any]:
-    """Composes the run's configuration and checks it; returns it.
+    """Composes the run's configuration and checks it and what it needs of this machine; returns it.
+
+    The tiny model may still have to be made: its sizes are known.
 
     Raises:
         PreflightError: an override is unknown or malformed, or the configuration cannot run.
@@ -31,64 +39,39 @@ def compose_checked(plan: Plan) -> Mapping[str, Any]:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from verl_patches.features.configuration_checks import ConfigurationError, check_configuration
+    from verl_patches.features.configuration_checks import ConfigurationError, check_configuration, check_machine
+    from verl_patches.features.configuration_checks.composition import sentence_of
     from verl_patches.features.settings import SettingsError
     from verl_patches.trainer.main_ppo import compose
 
     try:
         config = compose("rehearsal", plan.overrides)
-        check_configuration(config)
-    except (ConfigurationError, SettingsError, HydraException, OmegaConfBaseException) as error:
-        raise PreflightError(" ".join(str(error).split())) from error
+        to_make = not is_whole(plan.checkpoint) and _model_path(config) == str(plan.checkpoint)
+        check_configuration(config, TINY_SIZES if to_make else None)
+        check_machine(config, model_is_there=not to_make)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise PreflightError(sentence_of(error)) from error
+    except (ConfigurationError, SettingsError) as error:
+        raise PreflightError(str(error)) from error
     check_steps(config)
-    check_ports(config)
     return config
 
 
+def _model_path(config: Mapping[str, Any]) -> str | None:
+    """The model's path, whatever else is wrong with the configuration."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.select(config, "actor_rollout_ref.model.path", throw_on_resolution_failure=False)
+
+
 def check_steps(config: Mapping[str, Any]) -> None:
-    """Checks that the number of steps is one.
+    """Checks that the number of steps is given: the display counts them.
 
     Raises:
-        PreflightError: it is no whole number, or below 1.
+        PreflightError: it is not.
     """
-    steps = config["trainer"]["total_training_steps"]
-    if not isinstance(steps, int) or steps < 1:
-        raise PreflightError(
-            f"trainer.total_training_steps={steps} is no number of steps: give a whole number from 1 on."
-        )
-
-
-def check_ports(config: Mapping[str, Any]) -> None:
-    """Checks that every port which the configuration names is free on this machine.
-
-    Raises:
-        PreflightError: a port is out of range or in use.
-    """
-    for key, value in _leaves(config):
-        if key.rpartition(".")[2].endswith("port") and isinstance(value, int) and value != 0:
-            _check_port(key, value)
-
-
-def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key in node:
-        value = node[key]
-        if isinstance(value, Mapping) or hasattr(value, "items"):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _check_port(key: str, port: int) -> None:
-    if not 1 <= port <= 65535:
-        raise PreflightError(f"{key}={port} is no port: choose one from 1024 to 65535, or 0 for any free one.")
-    with closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise PreflightError(
-                f"{key}={port} cannot be used ({error.strerror}): stop what uses the port, or choose another one."
-            ) from error
+    if config["trainer"]["total_training_steps"] is None:
+        raise PreflightError("trainer.total_training_steps=null: give the number of steps, or --steps.")
 
 
 def check_device_memory(parameters: int, dies: int, capacity_mb: int) -> None:
@@ -107,19 +90,46 @@ def check_device_memory(parameters: int, dies: int, capacity_mb: int) -> None:
 
 
 def count_parameters(checkpoint: Path) -> int:
-    """Counts the parameters in a folder's safetensors files from their headers alone."""
-    total = 0
-    for path in sorted(checkpoint.glob("*.safetensors")):
-        with path.open("rb") as file:
+    """Counts the parameters in a folder's safetensors files from their headers alone.
+
+    Raises:
+        PreflightError: a file is cut, or no safetensors file.
+    """
+    return sum(
+        math.prod(entry["shape"])
+        for path in sorted(checkpoint.glob("*.safetensors"))
+        for entry in _tensors(path).values()
+    )
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Says whether a folder holds a model's files in full: lengths and JSON, not the values of the weights."""
+    weights = sorted(checkpoint.glob("*.safetensors"))
+    described = sorted(checkpoint.glob("*.json"))
+    try:
+        for path in weights:
+            _tensors(path)
+        for path in described:
+            json.loads(path.read_bytes())
+    except (PreflightError, ValueError, OSError):
+        return False
+    return bool(weights) and checkpoint / "config.json" in described
+
+
+def _tensors(path: Path) -> dict[str, Any]:
+    """The tensors that a safetensors file names, if the file has all their bytes: 8 of length, the header, the data."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        try:
             (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                size = 1
-                for extent in entry["shape"]:
-                    size *= extent
-                total += size
-    return total
+            header = json.loads(file.read(length)) if length <= size else {}
+            header.pop("__metadata__", None)
+            ends = [entry["data_offsets"][1] for entry in header.values()]
+        except (struct.error, ValueError, AttributeError, KeyError, TypeError) as error:
+            raise PreflightError(f"{path} is no safetensors file ({error}): copy or make the model again.") from error
+    if size != 8 + length + max(ends, default=0):
+        raise PreflightError(f"{path} is {size} bytes long and not what its header says: copy or make the model again.")
+    return header
 
 
 def check_output(output: Path) -> None:

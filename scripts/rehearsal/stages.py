@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from scripts.rehearsal.preflight import (
     check_rows,
     compose_checked,
     count_parameters,
+    is_whole,
 )
 from scripts.rehearsal.processes import SignalFlag, run_to_the_end
 from verl_patches.features.dataset import read_problems
@@ -79,6 +81,9 @@ class Rehearsal:
     def _prepare(self, plan: Plan) -> Plan:
         """Makes checkpoint and parquet files; returns the plan with the settings that follow from the data."""
         plan.output.mkdir(parents=True, exist_ok=True)
+        if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
+            self.console.print(f"{plan.checkpoint} is damaged; it is made again")
+            shutil.rmtree(plan.checkpoint)
         if not plan.checkpoint.exists():
             self._prepare_step("Making the tiny DeepSeek-V3 checkpoint", plan.checkpoint_command(), plan)
         self._prepare_step("Making the parquet files", plan.data_command(), plan)

@@ -73,7 +73,7 @@ printf '%q ' "$@" >>"$TOOLS/arguments"
 echo >>"$TOOLS/arguments"
 case "$*" in
     *start_ray.py*) shift; exec "$TOOLS/ray" "$@" ;;
-    *--print-config*)
+    *--check*)
         echo "check" >>"$CALLS"
         [[ ! -e $TOOLS/refuse ]] || { echo "error: 6 dies cannot hold" >&2; exit 2; }
         ;;

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,12 +18,14 @@ from scripts.rehearsal.display import format_duration, format_row
 from scripts.rehearsal.lengths import measured_settings
 from scripts.rehearsal.plan import Options, make_plan, read_environment
 from scripts.rehearsal.preflight import (
+    TINY_SIZES,
     PreflightError,
     check_device_memory,
     check_output,
     check_rows,
     compose_checked,
     count_parameters,
+    is_whole,
 )
 from scripts.rehearsal.stages import check_before_anything, last_error
 from verl_patches.features.dataset import DataError, Problem, to_row
@@ -193,22 +194,17 @@ def refusal(*overrides, **options):
         ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=512", "choose a divisor of 256"),
         ("actor_rollout_ref.actor.ppo_epochs=2", "recompute_old_log_prob=False is exact only with one update"),
         ("+actor_rollout_ref.overlay.reshrad.enabled=true", "unknown key actor_rollout_ref.overlay.reshrad"),
-        ("data.sede=1", "Could not override 'data.sede'"),
+        ("data.sede=1", "unknown key data.sede, which nothing reads; did you mean data.seed?"),
         ("fast", "fast"),
-        ("trainer.total_training_steps=many", "total_training_steps=many is no number of steps"),
-        ("+ray_init.port=99999", "ray_init.port=99999 is no port"),
+        ("trainer.total_training_steps=many", "total_training_steps=many is refused: it should be a valid integer"),
+        ("trainer.total_training_steps=null", "trainer.total_training_steps=null: give the number of steps"),
+        ("trainer.logger=[console,swanlab]", "its package swanlab is not installed"),
+        ("actor_rollout_ref.model.path=/nosuch", "model.path=/nosuch is no folder with a config.json"),
+        ("custom_reward_function.path=/nosuch.py", "custom_reward_function.path=/nosuch.py is no file"),
     ],
 )
 def test_configuration_that_cannot_run_is_refused(override, message):
     assert message in refusal(override)
-
-
-def test_port_in_use_is_refused_and_a_free_one_is_not():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert f"ray_init.port={port} cannot be used" in refusal(f"+ray_init.port={port}")
-    config = compose_checked(make_plan(Options(overrides=(f"+ray_init.port={port}",)), "time"))
-    assert config["ray_init"]["port"] == port
 
 
 def test_refused_dies_end_the_launcher_before_anything_is_made(tmp_path):
@@ -347,3 +343,30 @@ def test_lengths_follow_the_data(tmp_path):
         rollout = compose_checked(plan)["actor_rollout_ref"]["rollout"]
         assert rollout["max_model_len"] == lengths[name] + int(chosen["data.max_response_length"])
     assert 3 <= lengths["short"] < 16 and lengths["long"] == 256
+
+
+def test_the_sizes_that_are_checked_before_the_model_is_made_are_the_models():
+    from verl_patches.features.tiny_model.architecture import tiny_config
+
+    made = tiny_config(0, 1, 2).to_dict()
+    assert {name: made[name] for name in TINY_SIZES} == TINY_SIZES
+    assert "adds up to 10 layers" in refusal(
+        "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list=[5,5]"
+    )
+
+
+def test_a_checkpoint_that_is_cut_is_noticed(tmp_path):
+    assert not is_whole(tmp_path) and not is_whole(tmp_path / "absent")
+    save_file({"a": numpy.zeros((3, 5), numpy.float32)}, tmp_path / "model.safetensors")
+    assert not is_whole(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert is_whole(tmp_path)
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    for content in (whole[:3], b"", whole[:-1], whole + b"x", b"\xff" * 64, whole[:40]):
+        (tmp_path / "model.safetensors").write_bytes(content)
+        assert not is_whole(tmp_path)
+        with pytest.raises(PreflightError, match="model.safetensors is .*make the model again"):
+            count_parameters(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(whole)
+    (tmp_path / "config.json").write_text('{"a"')
+    assert not is_whole(tmp_path)

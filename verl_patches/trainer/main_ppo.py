@@ -74,9 +74,11 @@ def prepare_worker_of_own_ray() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compose, check, run. Returns the exit code."""
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from verl_patches.features.configuration_checks import ConfigurationError, check_configuration
+    from verl_patches.features.configuration_checks import ConfigurationError, check_configuration, check_machine
+    from verl_patches.features.configuration_checks.composition import sentence_of
     from verl_patches.features.dataset import DataError
     from verl_patches.features.dataset.inspection import check_configured_files
     from verl_patches.features.settings import SettingsError
@@ -84,23 +86,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m verl_patches.trainer.main_ppo")
     parser.add_argument("--config-name", default="rehearsal", help="a file of verl_patches/trainer/config")
     parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and exit")
+    parser.add_argument("--check", action="store_true", help="check everything that a run would check, and exit")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, key=value")
     options = parser.parse_intermixed_args(arguments)
     try:
         config = compose(options.config_name, options.overrides)
-        _make_paths_absolute(config)
         check_configuration(config)
-    except (ConfigurationError, SettingsError, HydraException, OmegaConfBaseException) as error:
-        return _refuse(str(error).strip().splitlines()[0])
-    if options.print_config:
-        from omegaconf import OmegaConf
-
-        print(OmegaConf.to_yaml(config, resolve=True))
-        return 0
-    try:
+        _make_paths_absolute(config)
+        if options.print_config:
+            print(OmegaConf.to_yaml(config, resolve=True))
+            return 0
+        check_machine(config)
         check_configured_files(config.data)
-    except DataError as error:
+    except (HydraException, OmegaConfBaseException) as error:
+        return _refuse(sentence_of(error))
+    except (ConfigurationError, SettingsError, DataError) as error:
         return _refuse(str(error))
+    if options.check:
+        return 0
     return run(config)
 
 

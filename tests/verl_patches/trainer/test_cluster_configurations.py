@@ -287,9 +287,9 @@ def referenced() -> set[str]:
 
 def unread(keys: set[str], records: Path) -> set[str]:
     """Keys outside `READERS` that no process of a run read, checks of ours not counted."""
-    checks = ("configuration_checks.py", "onpolicy/conditions.py")
+    checks = ("configuration_checks/", "onpolicy/conditions.py")
     lines = [line.split("\t") for path in records.glob("*.tsv") for line in path.read_text().splitlines()]
-    read = {key for key, reader in lines if not reader.endswith(checks)}
+    read = {key for key, reader in lines if not any(check in reader for check in checks)}
     handed_over = {key for key in keys if key.startswith(tuple(f"{node}." for node in READERS))}
     return keys - read - handed_over - referenced()
 

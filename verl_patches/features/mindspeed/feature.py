@@ -72,8 +72,6 @@ def _check_layout(config: Mapping[str, Any]) -> None:
         raise _refused(f"{key}.virtual_pipeline_model_parallel_size", "set it to null")
     if megatron["context_parallel_size"] > 1:
         raise _refused(f"{key}.context_parallel_size", "set it to 1")
-    if megatron.get("expert_tensor_parallel_size") not in (None, megatron["tensor_model_parallel_size"]):
-        raise _refused(f"{key}.expert_tensor_parallel_size", "set it to null: experts lie whole over TP x EP")
     if megatron["tensor_model_parallel_size"] > 1 and not megatron["sequence_parallel"]:
         raise _refused(f"{key}.sequence_parallel=False", "set it to True: experts with tensor parallelism need it")
     if not megatron["use_distributed_optimizer"]:
@@ -82,11 +80,6 @@ def _check_layout(config: Mapping[str, Any]) -> None:
     for name in overrides:
         if name not in MODEL_KEYS:
             raise _refused(f"{key}.override_transformer_config.{name}", f"only {' and '.join(MODEL_KEYS)} are")
-    stages, count = overrides.get("num_layer_list"), megatron["pipeline_model_parallel_size"]
-    if stages and len(stages) != count:
-        raise _refused(
-            f"{key}.override_transformer_config.num_layer_list={list(stages)}", f"give {count} numbers, one a stage"
-        )
     if overrides.get("moe_tp_extend_ep") is False:
         raise _refused(f"{key}.override_transformer_config.moe_tp_extend_ep=False", "set it to true")
 
@@ -100,16 +93,11 @@ def _check_model(config: Mapping[str, Any]) -> None:
             raise _refused(f"{key}.override_config.moe_config.{name}", "set it to False")
     if not model.get("enable_gradient_checkpointing"):
         return
-    asked = model["gradient_checkpointing_kwargs"]
-    for name, allowed in (("granularity", ("full",)), ("method", ("block", "uniform"))):
-        value = asked.get(f"activations_checkpoint_{name}")
-        if value not in allowed:
-            raise _refused(
-                f"{key}.gradient_checkpointing_kwargs.activations_checkpoint_{name}={value}",
-                f"choose {' or '.join(allowed)}",
-            )
-    if (asked.get("activations_checkpoint_num_layers") or 0) < 1:
-        raise _refused(f"{key}.gradient_checkpointing_kwargs.activations_checkpoint_num_layers", "set it to 1 or more")
+    granularity = model["gradient_checkpointing_kwargs"]["activations_checkpoint_granularity"]
+    if granularity != "full":
+        raise _refused(
+            f"{key}.gradient_checkpointing_kwargs.activations_checkpoint_granularity={granularity}", "choose full"
+        )
 
 
 def check_precision(config: Mapping[str, Any], settings: Any) -> None:

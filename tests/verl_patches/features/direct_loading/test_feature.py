@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from overlay import ConfigurationError, SettingsError
+from overlay import ConfigurationError
 from tests.verl_patches.features.checkpoint.synthetic import Synthetic, small_config
 from verl_patches.features.configuration_checks import check_configuration
 from verl_patches.features.direct_loading.feature import DIRECT_LOADING, KEY
 from verl_patches.trainer.main_ppo import compose
 
 CONFIG = small_config(num_nextn_predict_layers=1)
+LAYERS = ("actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list=[2,2]",)
 
 
 @pytest.fixture(scope="module", params=["fp8", "bf16"])
@@ -33,7 +34,7 @@ def copied(folder, tmp_path) -> Path:
 def check(folder, *overrides, model_path=None):
     model_path = model_path or folder.parent / "description"
     return check_configuration(
-        compose("rehearsal", [f"{KEY}={folder}", f"actor_rollout_ref.model.path={model_path}", *overrides])
+        compose("rehearsal", [f"{KEY}={folder}", f"actor_rollout_ref.model.path={model_path}", *LAYERS, *overrides])
     )
 
 
@@ -55,7 +56,7 @@ def test_without_the_key_nothing_is_looked_at():
 
 
 def test_a_value_that_is_no_path_is_refused():
-    with pytest.raises(SettingsError, match=f"{KEY} must be of type str"):
+    with pytest.raises(ConfigurationError, match=f"{KEY}=.* should be a valid string"):
         check_configuration(compose("rehearsal", [f"{KEY}=[a,b]"]))
 
 

@@ -1,0 +1,26 @@
+"""One sentence for whatever a run ended with."""
+
+from __future__ import annotations
+
+KNOWN_FAILURES = (
+    (
+        "No available memory for the cache blocks",
+        "no device memory is left for the KV cache; raise actor_rollout_ref.rollout.gpu_memory_utilization, "
+        "give the dies more memory, or use more dies",
+    ),
+    (
+        "out of memory",
+        "a die ran out of device memory; give the dies more memory, use more dies, or lower "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu and actor_rollout_ref.rollout.gpu_memory_utilization",
+    ),
+)
+
+
+def describe_failure(error: BaseException) -> str:
+    """One sentence for an exception out of the run; a remedy where the cause is a known one."""
+    text = str(error)
+    for sign, sentence in KNOWN_FAILURES:
+        if sign.lower() in text.lower():
+            return sentence
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

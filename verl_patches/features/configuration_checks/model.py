@@ -1,0 +1,92 @@
+"""The model's config.json against the layout that the configuration gives it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from overlay import ConfigurationError
+
+_PATH = "actor_rollout_ref.model.path"
+_MEGATRON = "actor_rollout_ref.actor.megatron"
+_TRANSFORMER = f"{_MEGATRON}.override_transformer_config"
+
+
+def check_model_path(config: Mapping[str, Any]) -> None:
+    """The model's folder is named; a configuration that cannot know it holds null."""
+    if not config["actor_rollout_ref"]["model"]["path"]:
+        raise ConfigurationError(
+            f"{_PATH} is not set; give the folder with the model's config.json, tokenizer and weights"
+        )
+
+
+def described(path: str) -> Mapping[str, Any] | None:
+    """config.json of a model's folder; None where this machine has none.
+
+    Raises:
+        ConfigurationError: there is one, and it describes no model.
+    """
+    file = Path(path).expanduser() / "config.json"
+    try:
+        values = json.loads(file.read_text())
+    except OSError:
+        return None
+    except ValueError as error:
+        raise ConfigurationError(f"{file} is no JSON ({error}); copy the model again") from error
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"{file} is JSON of another kind than a model's; copy the model again")
+    return values
+
+
+def check_layout(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
+    """The layers lie on the pipeline's stages; of `model`, the values of config.json, sizes divide among the ranks.
+
+    Sizes that the model does not name are not checked.
+    """
+    megatron, rollout = (config["actor_rollout_ref"][name] for name in ("actor", "rollout"))
+    megatron = megatron["megatron"]
+    _check_stages(megatron, (model or {}).get("num_hidden_layers"))
+    if model is None:
+        return
+    heads = model.get("num_attention_heads")
+    tensor_parallel = {
+        f"{_MEGATRON}.tensor_model_parallel_size": megatron["tensor_model_parallel_size"],
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": rollout["tensor_model_parallel_size"],
+    }
+    for key, size in tensor_parallel.items():
+        if isinstance(heads, int) and heads % size:
+            raise ConfigurationError(f"{key}={size} does not divide the model's {heads} attention heads; use a divisor")
+    experts = model.get("n_routed_experts") or model.get("num_experts")
+    ranks = megatron["expert_model_parallel_size"]
+    if megatron["override_transformer_config"].get("moe_tp_extend_ep"):
+        ranks *= megatron["tensor_model_parallel_size"]
+    if isinstance(experts, int) and experts % ranks:
+        raise ConfigurationError(
+            f"{_MEGATRON}.expert_model_parallel_size={megatron['expert_model_parallel_size']} puts the model's "
+            f"{experts} experts on {ranks} ranks, which does not go evenly; change it"
+        )
+
+
+def _check_stages(megatron: Mapping[str, Any], layers: int | None) -> None:
+    """Every stage has layers, and all stages together those of the model."""
+    options = megatron["override_transformer_config"]
+    chunks = megatron["pipeline_model_parallel_size"] * (megatron["virtual_pipeline_model_parallel_size"] or 1)
+    listed = options.get("num_layer_list")
+    if listed is not None:
+        key = f"{_TRANSFORMER}.num_layer_list={listed}"
+        if len(listed) != chunks:
+            raise ConfigurationError(
+                f"{key} has length {len(listed)}, and {_MEGATRON}.pipeline_model_parallel_size makes {chunks} stages; "
+                f"give {chunks} numbers, one a stage"
+            )
+        if layers is not None and sum(listed) != layers:
+            raise ConfigurationError(
+                f"{key} adds up to {sum(listed)} layers, and the model has {layers}; make it {layers}"
+            )
+    elif layers is not None and layers % chunks:
+        raise ConfigurationError(
+            f"{_MEGATRON}.pipeline_model_parallel_size={megatron['pipeline_model_parallel_size']} does not divide the "
+            f"model's {layers} layers; say with {_TRANSFORMER}.num_layer_list how many each stage has"
+        )

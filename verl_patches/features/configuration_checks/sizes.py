@@ -1,0 +1,156 @@
+"""How many dies there are, how models and batches divide among them, and what Ray needs to place them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from overlay import ConfigurationError
+
+# Beside the worker of every die Ray places verl's task runner and, while the first worker starts, its register center.
+SLOTS_BESIDE_WORKERS = 2
+# A socket's path has at most 107 bytes, of which Ray takes /session_DATE_TIME_MICROSECONDS_PID/sockets/plasma_store.
+_LONGEST_RAY_FOLDER = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+_LAST_PORT = 65535
+
+
+def number_of_dies(config: Mapping[str, Any]) -> int:
+    """Dies of the whole run."""
+    return config["trainer"]["n_gpus_per_node"] * config["trainer"]["nnodes"]
+
+
+def training_data_parallel_size(config: Mapping[str, Any]) -> int:
+    """Replicas of the training model; call after `check_parallel_sizes`."""
+    return number_of_dies(config) // _model_parallel_size(config)
+
+
+def _model_parallel_size(config: Mapping[str, Any]) -> int:
+    megatron = config["actor_rollout_ref"]["actor"]["megatron"]
+    return (
+        megatron["tensor_model_parallel_size"]
+        * megatron["pipeline_model_parallel_size"]
+        * megatron["context_parallel_size"]
+    )
+
+
+def check_parallel_sizes(config: Mapping[str, Any]) -> None:
+    """The dies divide evenly into training replicas and rollout instances."""
+    dies, parallel = number_of_dies(config), _model_parallel_size(config)
+    if dies < 1 or dies % parallel:
+        raise ConfigurationError(
+            f"{dies} dies cannot hold whole training replicas: TP x PP x CP is {parallel}; "
+            f"use a multiple of {parallel} dies or change actor_rollout_ref.actor.megatron.*_parallel_size"
+        )
+    rollout_tp = config["actor_rollout_ref"]["rollout"]["tensor_model_parallel_size"]
+    if dies % rollout_tp:
+        raise ConfigurationError(
+            f"{dies} dies cannot hold whole rollout instances of "
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout_tp}; use a divisor of {dies}"
+        )
+    _check_experts(config)
+
+
+def _check_experts(config: Mapping[str, Any]) -> None:
+    """Experts lie across whole data-parallel replicas, with the tensor parallelism of the rest."""
+    megatron = config["actor_rollout_ref"]["actor"]["megatron"]
+    key, replicas = "actor_rollout_ref.actor.megatron", training_data_parallel_size(config)
+    experts, tensor = megatron["expert_model_parallel_size"], megatron["expert_tensor_parallel_size"]
+    if replicas % experts:
+        raise ConfigurationError(
+            f"{key}.expert_model_parallel_size={experts} does not divide the {replicas} training replicas; use a "
+            f"divisor of {replicas}"
+        )
+    if tensor not in (None, "None", megatron["tensor_model_parallel_size"]):
+        raise ConfigurationError(
+            f"{key}.expert_tensor_parallel_size={tensor} is not supported by the pinned Megatron-core; set it to null"
+        )
+
+
+def check_batch_sizes(config: Mapping[str, Any]) -> None:
+    """Every split of a batch that verl makes is even and holds at least one micro batch."""
+    actor = config["actor_rollout_ref"]["actor"]
+    prompts, responses = config["data"]["train_batch_size"], config["actor_rollout_ref"]["rollout"]["n"]
+    dies, replicas = number_of_dies(config), training_data_parallel_size(config)
+    mini, micro = actor["ppo_mini_batch_size"], actor["ppo_micro_batch_size_per_gpu"]
+    if prompts % dies:
+        raise ConfigurationError(
+            f"data.train_batch_size={prompts} does not divide among {dies} dies for generation; "
+            f"use a multiple of {dies}"
+        )
+    if prompts % mini:
+        raise ConfigurationError(
+            f"data.train_batch_size={prompts} is not a multiple of "
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini}; choose a mini batch that divides it"
+        )
+    if (mini * responses) % replicas:
+        raise ConfigurationError(
+            f"a mini batch of {mini} prompts x {responses} responses does not divide among {replicas} training "
+            "replicas; change actor_rollout_ref.actor.ppo_mini_batch_size or actor_rollout_ref.rollout.n"
+        )
+    per_replica = mini * responses // replicas
+    for section, key in (
+        ("ref", "log_prob_micro_batch_size_per_gpu"),
+        ("rollout", "log_prob_micro_batch_size_per_gpu"),
+    ):
+        if config["actor_rollout_ref"][section][key] is None:
+            raise ConfigurationError(f"actor_rollout_ref.{section}.{key}=null; give the sequences of a micro batch")
+    if not micro or micro > per_replica or per_replica % micro:
+        raise ConfigurationError(
+            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro} does not divide the {per_replica} sequences "
+            "that a replica gets from a mini batch, so no whole number of gradient accumulation steps exists; "
+            f"choose a divisor of {per_replica}"
+        )
+
+
+def check_ray(config: Mapping[str, Any]) -> None:
+    """The address leads to a Ray, which has as many nodes as the run, and Ray's sockets fit into its folder."""
+    ray, nodes = config["ray_init"], config["trainer"]["nnodes"]
+    address, folder = ray["address"], ray.get("temp_dir")
+    host, _, port = address.rpartition(":")
+    if address not in ("local", "auto") and not (host and port.isdecimal() and 0 < int(port) <= _LAST_PORT):
+        raise ConfigurationError(
+            f"ray_init.address={address} is no address; give host:port, auto for the Ray that runs, or local for one "
+            "of the run's own"
+        )
+    if address == "local" and nodes > 1:
+        raise ConfigurationError(
+            f"trainer.nnodes={nodes} needs a Ray of {nodes} nodes, and ray_init.address=local starts one on this "
+            "machine alone; set trainer.nnodes=1, or start Ray on every node and set ray_init.address=auto"
+        )
+    if folder is not None and len(os.fsencode(folder)) > _LONGEST_RAY_FOLDER:
+        raise ConfigurationError(
+            f"ray_init.temp_dir={folder} is {len(os.fsencode(folder))} bytes long, and the sockets that Ray makes in "
+            f"it allow {_LONGEST_RAY_FOLDER}; choose a shorter one"
+        )
+
+
+def required_ray_slots(config: Mapping[str, Any]) -> int:
+    """CPU slots without which Ray's placement group waits for ever."""
+    return number_of_dies(config) + SLOTS_BESIDE_WORKERS
+
+
+def check_ray_slots(config: Mapping[str, Any]) -> None:
+    """The number of CPU slots given to a Ray of our own is enough for verl's actors."""
+    slots, needed = config["ray_init"]["num_cpus"], required_ray_slots(config)
+    if slots is not None and slots < needed:
+        raise ConfigurationError(
+            f"ray_init.num_cpus={slots} is too few for Ray to place {number_of_dies(config)} workers: it would wait "
+            f"for ever; use at least {needed} (Ray counts logical slots, not cores) or null"
+        )
+
+
+def check_cluster_resources(config: Mapping[str, Any], resources: Mapping[str, float]) -> None:
+    """A Ray that runs has what verl's placement group asks for.
+
+    Args:
+        resources: Ray's totals by name, as `ray.cluster_resources()` returns them.
+    """
+    dies, slots = number_of_dies(config), required_ray_slots(config)
+    for name, needed, remedy in (
+        ("NPU", dies, "start Ray where the NPUs are visible, or lower trainer.n_gpus_per_node"),
+        ("CPU", slots, "start Ray with more CPU slots (they are logical)"),
+    ):
+        found = int(resources.get(name, 0))
+        if found < needed:
+            raise ConfigurationError(f"Ray has {found} of the {needed} {name} slots that this run needs; {remedy}")

@@ -1,0 +1,70 @@
+"""What training on Megatron would ignore or do wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from overlay import ConfigurationError
+
+
+def check_dynamic_batches(config: Mapping[str, Any]) -> None:
+    """Micro batches have a fixed number of sequences.
+
+    At the cluster's commit verl's Megatron actor ignores the keys. In release 0.4.0 every micro batch has the same
+    weight in the loss, whatever it holds.
+    """
+    for section, key in (
+        ("actor", "use_dynamic_bsz"),
+        ("ref", "log_prob_use_dynamic_bsz"),
+        ("rollout", "log_prob_use_dynamic_bsz"),
+    ):
+        if config["actor_rollout_ref"][section].get(key):
+            raise ConfigurationError(
+                f"actor_rollout_ref.{section}.{key}=True is ignored, or weighs tokens unequally, by verl's Megatron "
+                "actor; set it to False and choose *_micro_batch_size_per_gpu"
+            )
+
+
+def check_learning_rate(config: Mapping[str, Any]) -> None:
+    """The learning rate is constant: verl's Megatron worker has no scheduler and ignores what asks for one."""
+    optim = config["actor_rollout_ref"]["actor"]["optim"]
+    asked = [key for key in ("lr_warmup_steps", "lr_warmup_steps_ratio") if (optim.get(key) or 0) > 0]
+    if optim.get("warmup_style", "constant") != "constant":
+        asked.append("warmup_style")
+    if asked:
+        key = f"actor_rollout_ref.actor.optim.{asked[0]}"
+        raise ConfigurationError(
+            f"{key}={optim[asked[0]]} would be ignored: verl's Megatron worker has no learning rate scheduler; remove "
+            "the key and choose a constant actor_rollout_ref.actor.optim.lr"
+        )
+
+
+def check_recomputation(config: Mapping[str, Any]) -> None:
+    """What is recomputed is chosen where recomputation is switched on."""
+    model = config["actor_rollout_ref"]["model"]
+    key, asked = "actor_rollout_ref.model.gradient_checkpointing_kwargs", model["gradient_checkpointing_kwargs"]
+    granularity = asked["activations_checkpoint_granularity"]
+    if model["enable_gradient_checkpointing"] and granularity is None:
+        raise ConfigurationError(
+            f"{key}.activations_checkpoint_granularity=null recomputes nothing with "
+            "actor_rollout_ref.model.enable_gradient_checkpointing=True; choose full or selective"
+        )
+    for name in ("method", "num_layers"):
+        if (
+            model["enable_gradient_checkpointing"]
+            and granularity == "full"
+            and asked[f"activations_checkpoint_{name}"] is None
+        ):
+            raise ConfigurationError(f"{key}.activations_checkpoint_{name}=null; full recomputation needs it, give one")
+
+
+def check_saving(config: Mapping[str, Any]) -> None:
+    """A checkpoint holds every expert: verl saves the model of the first data-parallel rank alone."""
+    experts = config["actor_rollout_ref"]["actor"]["megatron"]["expert_model_parallel_size"]
+    if config["trainer"]["save_freq"] > 0 and experts > 1:
+        raise ConfigurationError(
+            f"trainer.save_freq={config['trainer']['save_freq']} would save the experts of one rank in {experts} only, "
+            f"because actor_rollout_ref.actor.megatron.expert_model_parallel_size={experts} lies across data-parallel "
+            "ranks and verl saves the first of those; set trainer.save_freq=-1"
+        )
