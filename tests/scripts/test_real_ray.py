@@ -27,7 +27,7 @@ echo "1: net0    inet {ADDRESS}/24 scope global net0"
 # The launcher's own programs run as they are, but the configuration is not composed and the training is a probe.
 PYTHON = f"""#!/bin/bash
 case "$*" in
-    *--print-config*) exit 0 ;;
+    *--check*) exit 0 ;;
     *start_ray.py*) if [[ -n $PLAIN_RAY ]]; then shift; exec ray "$@" $PLAIN_RAY; fi ;;
     *main_ppo*) exec {sys.executable} -m tests.scripts.ray_probe ;;
 esac
