@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -166,10 +167,33 @@ SMALL_DISK = 'mount -t tmpfs -o size=2m tmpfs "$0" && exec "$@"'
     ],
 )
 def test_a_run_that_loses_something_says_so_and_leaves_nothing(inputs, tmp_path, lost, says):
-    output = tmp_path / "output"
+    said, _ = losing_run(inputs, tmp_path, lost)
+    sentence = [text for text in said if text.startswith("error: ")][-1]
+    assert says.format(output=tmp_path / "output") in sentence
+
+
+def test_a_worker_that_is_stopped_is_named_and_ends_the_run(inputs, tmp_path):
+    """The limits are small, and before and beside that nobody is named."""
+    watch = "actor_rollout_ref.overlay.watch"
+    limits = (f"{watch}.interval_s=1", f"{watch}.warn_s.silent=15", f"{watch}.end_s.silent=30")
+    said, stopped = losing_run(inputs, tmp_path, "stopped", *limits)
+    (warning,) = [text for text in said if text.startswith("warning: rank")]
+    (error,) = [text for text in said if text.startswith("error: ")]
+    for text in (warning, error):
+        assert re.search(rf"rank [0-3] \(process {stopped} on \S+\) has not answered for \d+ s in ", text), text
+    assert error.endswith("the run was ended")
+    stops = read_faults(tmp_path / "output")
+    assert [(stop["kind"], stop["ended"]) for stop in stops] == [("not_answering", False), ("not_answering", True)]
+    assert len({(stop["rank"], stop["phase"]) for stop in stops}) == 1
+
+
+def losing_run(inputs, tmp_path, lost, *overrides):
+    """Take something away from a run in `tmp_path`/output, which must end with 1 and leave nothing; returns the lines
+    that it said, and the process that was taken."""
+    output, taken = tmp_path / "output", None
     output.mkdir()
     with surroundings() as place:
-        line, environment, mark = command(inputs, output, "trainer.total_training_steps=1000")
+        line, environment, mark = command(inputs, output, "trainer.total_training_steps=1000", *overrides)
         if lost == "disk" and not place.node:
             pytest.skip(f"NOT RUN, a full disk: {place.reason}")
         if lost == "disk":
@@ -184,14 +208,14 @@ def test_a_run_that_loses_something_says_so_and_leaves_nothing(inputs, tmp_path,
                 if lost == "disk":
                     fill(seen / "filler")
                 else:
-                    os.kill(victim(lost, process.pid, place), signal.SIGKILL)
+                    taken = victim(lost, process.pid, place)
+                    os.kill(taken, signal.SIGSTOP if lost == "stopped" else signal.SIGKILL)
                 process.wait(300)
         left = processes_with(mark) + place.left()
     said = (tmp_path / "said").read_text()
     assert process.returncode == 1, said[-4000:]
-    sentence = [text for text in said.splitlines() if text.startswith("error: ")][-1]
-    assert says.format(output=output) in sentence, said[-4000:]
     assert left == []
+    return said.splitlines(), taken
 
 
 def fill(path):
@@ -207,7 +231,7 @@ def victim(name, run, place):
         for process in descendants(run):
             with suppress(OSError):
                 words = Path(f"/proc/{process}/cmdline").read_text().split("\0")
-                maps = Path(f"/proc/{process}/maps").read_text() if name == "worker" else ""
+                maps = Path(f"/proc/{process}/maps").read_text() if name != "raylet" else ""
                 if words[0].endswith("/raylet/raylet") if name == "raylet" else place.temporary.name + "-run-" in maps:
                     return process
 
