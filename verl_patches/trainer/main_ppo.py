@@ -194,7 +194,7 @@ def _written_folders(config: DictConfig) -> list[str]:
 
 def _watching(config: DictConfig) -> AbstractContextManager[Watcher]:
     """Names workers that stop answering, and interrupts the run for it, while the block lasts."""
-    from verl_patches.features.configuration_checks import number_of_dies
+    from verl_patches.features.configuration_checks.sizes import number_of_dies
     from verl_patches.features.measure.run_files import RunFiles
     from verl_patches.features.settings import OverlaySettings
     from verl_patches.features.watch.driver import watching
