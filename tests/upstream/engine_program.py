@@ -42,7 +42,7 @@ RECOMPUTE = (
 )
 
 
-def start_engine(checkpoint: Path, layout: Layout, fused: bool) -> list[str]:
+def start_engine(checkpoint: Path, layout: Layout, fused: bool, *overrides: str) -> list[str]:
     """As the worker does; the places where MindSpeed itself would have left Megatron's own functions."""
     megatron = "actor_rollout_ref.actor.megatron"
     config = compose(
@@ -57,6 +57,7 @@ def start_engine(checkpoint: Path, layout: Layout, fused: bool) -> list[str]:
             f"{megatron}.expert_model_parallel_size={layout.expert}",
             f"{megatron}.override_transformer_config.num_layer_list={layout.stages or 'null'}",
             *(RECOMPUTE if layout.recompute else ()),
+            *overrides,
         ],
     )
     settings.activate(settings.OverlaySettings.from_config(config.actor_rollout_ref))

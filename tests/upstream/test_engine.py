@@ -60,11 +60,18 @@ def model(tmp_path_factory) -> Path:
 def measured(request, packages, model, tmp_path_factory) -> list[dict]:
     """What the ranks of a case measured."""
     layout, fused = CASES[request.param]
+    asked = {"layout": {"name": request.param} | layout, "fused": fused}
+    return run_ranks("engine_program", asked, packages, model, tmp_path_factory.mktemp("case") / "run")
+
+
+def run_ranks(program: str, asked: dict, packages: Path, model: Path, folder: Path) -> list:
+    """What each rank of a program wrote."""
+    layout = asked["layout"]
     ranks = layout.get("tensor", 1) * layout.get("pipeline", 1) * layout.get("expert", 1)
-    folder = shutil.copytree(model, tmp_path_factory.mktemp("case") / "run")
-    (folder / "request.json").write_text(json.dumps({"layout": {"name": request.param} | layout, "fused": fused}))
+    shutil.copytree(model, folder)
+    (folder / "request.json").write_text(json.dumps(asked))
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.ranks", "tests.upstream.engine_program", str(ranks), str(folder)],
+        [sys.executable, "-m", "tests.ranks", f"tests.upstream.{program}", str(ranks), str(folder)],
         env=environment(packages), text=True, timeout=TIME_LIMIT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout[-6000:]
@@ -147,3 +154,13 @@ def test_both_mindspeeds_changes_and_ours_are_in_use(measured):
         report = rank["report"]
         assert report["problems"] == [] and all(report["effective"].values())
         assert "megatron.core.parallel_state:initialize_model_parallel" in report["applied"]
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_experts_are_dealt_out_in_turn_where_the_key_says_so(forced, packages, model, tmp_path):
+    """Each rank deals its own tokens out, by the overlay's rule, so that no expert has more than one token too many."""
+    asked = {"layout": {"name": "TP2", "tensor": 2}, "forced": forced}
+    calls = [call for rank in run_ranks("balance_program", asked, packages, model, tmp_path / "run") for call in rank]
+    spread = max(max(call["shares"]) - min(call["shares"]) for call in calls)
+    print(f"{len(calls)} calls of routers, shares of experts differ by {spread} at most")
+    assert all(call["dealt"] is forced for call in calls) and (spread <= 1) is forced and len(calls) >= 2

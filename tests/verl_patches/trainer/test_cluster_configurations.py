@@ -26,6 +26,7 @@ from tests.verl_patches.trainer.scaled_job import (
     run_scaled_job,
 )
 from verl_patches.features.configuration_checks import ConfigurationError, check_configuration
+from verl_patches.features.report.run_folder import read_run
 from verl_patches.trainer.main_ppo import CONFIG_FOLDER, compose
 
 ROOT = Path(__file__).parents[3]
@@ -389,3 +390,7 @@ def test_the_benchmark_job_balances_experts_and_ends_no_response_early(inputs, t
         assert step["training/rollout_logprob_diff_max"] > 1e-3
         # A response that has the end among its tokens goes on in the engine, and verl masks what follows.
         assert step["response_length/clip_ratio"] > 0.9 and step["response_length/max"] == 10
+    told = read_run(run)
+    assert told.conditions == "random weights, ignore_eos, experts balanced by force, no layer recomputed"
+    assert told.dies == 2 and told.figures.sequences == 32 and told.model["n_routed_experts"] == 256
+    assert sum(told.figures.seconds.values()) == pytest.approx(told.figures.total)
