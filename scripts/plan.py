@@ -12,9 +12,12 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-from verl_patches.features.memory_plan.job import read_job  # noqa: E402
+from scripts.rehearsal.plan import read_environment  # noqa: E402
+from verl_patches.features.memory_plan.job import Job, read_job  # noqa: E402
+from verl_patches.features.memory_plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch  # noqa: E402
 from verl_patches.features.memory_plan.report import Machine, describe, make_job_plan  # noqa: E402
 from verl_patches.features.reshard.placement_text import parse_bytes  # noqa: E402
 
@@ -33,13 +36,25 @@ def main(arguments: list[str] | None = None) -> int:
         help="the job runs where MindSpeed is installed, which keeps the optimizer on the host; needless where it is "
         "installed here too",
     )
+    parser.add_argument(
+        "--cluster",
+        type=Path,
+        default=ROOT / "scripts" / "env" / "a3_256_dies.env",
+        help="the cluster's file, for HCCL_BUFFSIZE (default: scripts/env/a3_256_dies.env)",
+    )
+    parser.add_argument(
+        "--cann-memory",
+        default="117MiB",
+        help="what CANN takes of a die for a process that does nothing; npu-smi shows yours (default: %(default)s, as "
+        "npu-smi showed it with CANN 8.2.RC1 on an A3 in issue 2523 of vllm-ascend)",
+    )
+    parser.add_argument("--emulated", action="store_true", help="dies of the emulated NPU: no HCCL buffers, no CANN")
     parser.add_argument("--json", action="store_true", help="print the device memory as JSON")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     try:
-        plan = make_job_plan(
-            _job(options), Machine(*map(_bytes, (options.die_memory, options.host_memory, options.disk)))
-        )
+        sizes = map(_bytes, (options.die_memory, options.host_memory, options.disk))
+        plan = make_job_plan(_job(options), Machine(*sizes, _outside(options)))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -51,7 +66,32 @@ def _bytes(text: str) -> int:
     return parse_bytes(text) if text else 0
 
 
-def _job(options: argparse.Namespace):
+def _outside(options: argparse.Namespace) -> OutsideTorch:
+    """What is taken from a die beside tensors. HCCL's own default is 200 MB."""
+    if options.emulated:
+        return NOTHING_OUTSIDE
+    if not options.cluster.is_file():
+        raise ValueError(f"--cluster: {options.cluster} is no file; give one like scripts/env/a3_256_dies.env")
+    megabytes = read_environment(options.cluster).get("HCCL_BUFFSIZE", "200")
+    if not megabytes.isascii() or not megabytes.isdigit() or int(megabytes) < 1:
+        raise ValueError(f"HCCL_BUFFSIZE in {options.cluster} is {megabytes!r}: give MB, 1 or more")
+    return OutsideTorch(int(megabytes) << 20, _bytes(options.cann_memory))
+
+
+def _model(path: Path) -> dict:
+    """A config.json. Raises ValueError where it is none."""
+    try:
+        model = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"--model: {path} is no JSON ({type(error).__name__}); give the model's config.json"
+        ) from error
+    if not isinstance(model, dict):
+        raise ValueError(f"--model: {path} holds a {type(model).__name__}; give the model's config.json")
+    return model
+
+
+def _job(options: argparse.Namespace) -> Job:
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -61,9 +101,7 @@ def _job(options: argparse.Namespace):
     from verl_patches.features.mindspeed.feature import MINDSPEED
     from verl_patches.trainer.main_ppo import compose
 
-    model = json.loads(options.model.read_text())
-    if not isinstance(model, dict):
-        raise ValueError(f"{options.model} describes no model: give the config.json of a HuggingFace folder")
+    model = _model(options.model)
     try:
         config = compose(
             options.config_name, [f"actor_rollout_ref.model.path={options.model.parent}", *options.overrides]

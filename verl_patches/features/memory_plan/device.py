@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from verl_patches.features.memory_plan.activations import logits, training_activations
 from verl_patches.features.memory_plan.job import Job
+from verl_patches.features.memory_plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch
 from verl_patches.features.reshard.layout import EXPERT_MARK, Piece
 
 # vLLM-Ascend's masks: of bytes, kept once a prompt has been cut into chunks, and of the model's type.
@@ -45,7 +47,10 @@ class Rank:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Peak bytes of the die that needs most, by phase, and the parts that they consist of."""
+    """Peak bytes of the die that needs most, by phase, and the parts that they consist of.
+
+    phases: tensors, which torch counts. outside: what HCCL and CANN hold beside them, in every phase.
+    """
 
     weights_training: int
     weights_rollout: int
@@ -55,6 +60,7 @@ class DeviceMemory:
     kv_cache: int
     kv_tokens: int
     staging: int
+    outside: int
     phases: dict[str, int]
 
     @property
@@ -64,14 +70,14 @@ class DeviceMemory:
         return 2 * self.weights_training + self.optimizer + self.rotary_tables
 
 
-def device_memory(job: Job, die_bytes: int, staging: int) -> DeviceMemory:
+def device_memory(job: Job, die_bytes: int, staging: int, outside: OutsideTorch = NOTHING_OUTSIDE) -> DeviceMemory:
     """Work out every phase for dies of `die_bytes`; `staging` is the reshard's peak beside the weights."""
     stages = [_stage_rank(job, stage) for stage in range(job.train.pp)]
     rollout = Rank.of(job.table.vllm_ascend(job.rollout, 0))
     served = rollout.elements * job.itemsize + _rollout_buffers(job)
-    tokens = _kv_tokens(job, die_bytes, served)
+    tokens = _kv_tokens(job, die_bytes, served + outside.when_the_engine_is_built(job))
     cache = tokens * _kv_bytes_of_token(job) + 2 * job.table.layers * CACHE_ALIGNMENT * job.itemsize
-    fixed = _engine_buffers(job) + (CHUNK_MASK if job.chunks_prompts else 0)
+    fixed = _engine_buffers(job) + (CHUNK_MASK if job.chunks_prompts and job.sizes.mla else 0)
     weights = [rank.elements * job.itemsize for rank in stages]
     return DeviceMemory(
         weights_training=max(weights),
@@ -82,6 +88,7 @@ def device_memory(job: Job, die_bytes: int, staging: int) -> DeviceMemory:
         kv_cache=cache,
         kv_tokens=tokens,
         staging=staging,
+        outside=outside.at_most(job),
         phases={
             "idle": fixed + served,
             "reshard": fixed + max(weights) + served + staging,
@@ -113,47 +120,7 @@ def _update(job: Job, rank: Rank, stage: int) -> int:
     """Weights, gradients and optimizer, and what is larger: the activations, or Adam's temporary of one optimizer."""
     state = rank.elements * (job.itemsize + GRADIENT_BYTES) + (0 if job.swaps_optimizer else _optimizer(job, rank))
     step = 4 * max(_shares(job, rank))
-    return state + max(_training_activations(job, stage), 0 if job.swaps_optimizer else step)
-
-
-def _training_activations(job: Job, stage: int) -> int:
-    """What layers keep for the backward of every micro batch in flight, one layer at work, logits of the last stage.
-
-    With recomputation a layer keeps its input, and one layer at a time all of its own.
-    """
-    tokens = job.micro_update * job.sequence_tokens
-    first = sum(job.train.num_layer_list[:stage])
-    layers = range(first, first + job.train.num_layer_list[stage])
-    kept = [_kept_by_layer(job, layer, tokens) for layer in layers]
-    # The gradients of an MoE layer's rows: returned, arrived, of both matrices, and of the activation between them.
-    rows = tokens * job.model["num_experts_per_tok"] // job.train.tp
-    gradients = rows * job.itemsize * (4 * job.model["hidden_size"] + 3 * job.model["moe_intermediate_size"])
-    at_work = _logits(job, stage, tokens) + gradients
-    if job.recomputes:
-        inputs = tokens // job.train.tp * job.model["hidden_size"] * job.itemsize
-        return (job.train.pp - stage) * len(kept) * inputs + max(kept) + at_work
-    return (job.train.pp - stage) * sum(kept) + at_work
-
-
-def _kept_by_layer(job: Job, layer: int, tokens: int) -> int:
-    """What one layer keeps for its backward: inputs of norms and matrices, attention, and the feed-forward's middle."""
-    model, tp = job.model, job.train.tp
-    hidden, per_head = model["hidden_size"], model["qk_nope_head_dim"] + model["qk_rope_head_dim"]
-    heads = model["num_attention_heads"] // tp * (3 * per_head + 3 * model["v_head_dim"] + model["qk_nope_head_dim"])
-    latents = (model.get("q_lora_rank") or 0) + model["kv_lora_rank"] + model["qk_rope_head_dim"]
-    attention = 4 * hidden // tp + latents + heads
-    if layer < model.get("first_k_dense_replace", 0):
-        return tokens * job.itemsize * (attention + (hidden + 3 * model["intermediate_size"]) // tp)
-    width = model["moe_intermediate_size"]
-    shared = (hidden + 3 * width * (model.get("n_shared_experts") or 0)) // tp
-    # The scores of all experts in float32; for every copy of a token four indices of eight bytes.
-    router = tokens // tp * model["n_routed_experts"] * 2 * 4
-    copies = tokens * model["num_experts_per_tok"] // tp
-    return (
-        tokens * job.itemsize * (attention + shared)
-        + router
-        + copies * (job.itemsize * (2 * hidden + 3 * width) + 4 * 8)
-    )
+    return state + max(training_activations(job, stage), 0 if job.swaps_optimizer else step)
 
 
 def _reference_forward(job: Job, stage: int) -> int:
@@ -162,33 +129,33 @@ def _reference_forward(job: Job, stage: int) -> int:
     What the layer leaves in the allocator's cache counts, because the logits come right after it.
     """
     tokens = job.micro_reference * job.sequence_tokens
-    return _logits(job, stage, tokens) + _forward(job, tokens, job.train.tp)
-
-
-def _logits(job: Job, stage: int, tokens: int) -> int:
-    """The logits of the last stage: as computed, in float32, and their exponentials."""
-    if stage < job.train.pp - 1:
-        return 0
-    return tokens * job.model["vocab_size"] // job.train.tp * (job.itemsize + 4 + 4)
+    return logits(job, stage, tokens) + _forward(job, tokens, job.train.tp)
 
 
 def _forward(job: Job, tokens: int, tp: int) -> int:
-    """The largest tensors of an MoE layer: tokens copied for each of their experts, before, in and after them."""
-    copies = tokens * job.model["num_experts_per_tok"] // tp
-    return copies * job.itemsize * (2 * job.model["hidden_size"] + 2 * job.model["moe_intermediate_size"])
+    """The largest tensors of a layer: before, in and after the feed-forward, with a copy of a token for each expert."""
+    sizes = job.sizes
+    if not sizes.experts:
+        return tokens * job.itemsize * (2 * sizes.hidden + 3 * sizes.intermediate // tp)
+    copies = tokens * sizes.experts_per_token // tp
+    return copies * job.itemsize * (2 * sizes.hidden + 2 * sizes.expert_width)
 
 
 def _kv_bytes_of_token(job: Job) -> int:
-    return job.table.layers * (job.model["kv_lora_rank"] + job.model["qk_rope_head_dim"]) * job.itemsize
+    return job.table.layers * job.sizes.cache(job.rollout.tp) * job.itemsize
 
 
-def _kv_tokens(job: Job, die_bytes: int, served: int) -> int:
-    """Tokens of the KV cache: what the configuration fixes, or what is left of the engine's share of the die."""
+def _kv_tokens(job: Job, die_bytes: int, taken: int) -> int:
+    """Tokens of the KV cache: what the configuration fixes, or what is left of the engine's share of the die.
+
+    From that share vLLM-Ascend takes torch's peak in a forward, and what else is taken from the die: `taken` is
+    weights, communicators and CANN's own (`determine_available_memory` of its worker).
+    """
     if job.blocks is not None:
         return job.blocks * CACHE_BLOCK
     left = (
         int(die_bytes * job.utilization)
-        - served
+        - taken
         - _engine_buffers(job)
         - _forward(job, job.forward_tokens, job.rollout.tp)
     )
@@ -197,24 +164,21 @@ def _kv_tokens(job: Job, die_bytes: int, served: int) -> int:
 
 def _engine_buffers(job: Job) -> int:
     """What the engine holds in every phase from its start on: a mask, and the workspace of chunked prefills."""
+    if not job.sizes.mla:
+        # A mask of the longest sequence; other attention has no workspace of its own.
+        return SMALL_BUFFERS + job.sequence_tokens**2 * job.itemsize
     size = SMALL_BUFFERS + PREFILL_MASK * job.itemsize
     if job.chunks_prompts:
         rows = max(8 * job.sequence_tokens, 4 * job.engine_sequences * CACHE_BLOCK)
-        row = (job.model["kv_lora_rank"] + job.model["qk_rope_head_dim"]) * job.itemsize
-        size += min(rows, WORKSPACE_ROWS) * row
+        size += min(rows, WORKSPACE_ROWS) * job.sizes.cache_whole * job.itemsize
     return size
 
 
 def _rollout_buffers(job: Job) -> int:
     """MLA's absorbed copies of kv_b_proj, and rotary tables."""
-    model = job.model
-    absorbed = model["num_attention_heads"] // job.rollout.tp * model["kv_lora_rank"]
-    absorbed *= model["qk_nope_head_dim"] + model["v_head_dim"]
+    absorbed = job.sizes.rollout_attention // job.rollout.tp
     return absorbed * job.table.layers * job.itemsize + _rotary_tables(job)
 
 
 def _rotary_tables(job: Job) -> int:
-    """Three tables of the model's context, which all layers of the rollout share."""
-    scaling = job.model.get("rope_scaling") or {}
-    context = scaling.get("original_max_position_embeddings", 0) * scaling.get("factor", 1)
-    return 3 * int(context) * job.model["qk_rope_head_dim"] * job.itemsize
+    return job.sizes.rotary * job.itemsize

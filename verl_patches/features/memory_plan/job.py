@@ -6,8 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from verl_patches.features.memory_plan.sizes import ModelSizes, sizes_of
 from verl_patches.features.reshard.layout import RolloutPlacement, Table, TrainPlacement
 from verl_patches.features.reshard.tables import table_for
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """granularity: `full` or `selective`. method, layers: of `full`, `block` or `uniform` and its number of layers."""
+
+    granularity: str
+    method: str = "block"
+    layers: int = 1
 
 
 @dataclass(frozen=True)
@@ -17,10 +27,11 @@ class Job:
     micro_update, micro_reference: sequences of one forward. engine_sequences, forward_tokens: limits of an engine.
     chunks_prompts: whether the engine's scheduler cuts prompts.
     blocks: the KV cache's blocks where the configuration fixes them, else None. utilization: share of a die that an
-    engine may fill.
+    engine may fill. saves: whether checkpoints are written.
+    weighs_in_float32: whether training adds the rows of a token's experts up in float32.
     """
 
-    model: Mapping[str, Any]
+    sizes: ModelSizes
     table: Table
     train: TrainPlacement
     rollout: RolloutPlacement
@@ -37,8 +48,10 @@ class Job:
     blocks: int | None
     bucket_bytes: int
     dies_per_node: int
-    recomputes: bool
+    recomputation: Recomputation | None
+    saves: bool
     swaps_optimizer: bool
+    weighs_in_float32: bool
 
     @property
     def dies(self) -> int:
@@ -67,7 +80,7 @@ def read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimize
     dies = config["trainer"]["nnodes"] * config["trainer"]["n_gpus_per_node"]
     longest = config["data"]["max_prompt_length"] + config["data"]["max_response_length"]
     return Job(
-        model=model,
+        sizes=sizes_of(model),
         table=table,
         train=_train_placement(actor["megatron"], table.layers, dies),
         rollout=_rollout_placement(rollout, overlay["rollout"]["expert_parallel_size"], dies),
@@ -84,9 +97,32 @@ def read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimize
         blocks=engine.get("num_gpu_blocks_override"),
         bucket_bytes=overlay["reshard"]["bucket_bytes"],
         dies_per_node=config["trainer"]["n_gpus_per_node"],
-        recomputes=node["model"]["enable_gradient_checkpointing"],
+        recomputation=_recomputation(node["model"]),
+        saves=config["trainer"]["save_freq"] > 0,
         swaps_optimizer=swaps_optimizer,
+        # This project's own layer does; where MindSpeed swaps the optimizer, its fused operator does not.
+        weighs_in_float32=not swaps_optimizer,
     )
+
+
+def _recomputation(model: Mapping[str, Any]) -> Recomputation | None:
+    """What Megatron recomputes, from verl's keys. Raises ValueError for what Megatron does not know."""
+    if not model["enable_gradient_checkpointing"]:
+        return None
+    asked = model.get("gradient_checkpointing_kwargs") or {}
+    granularity, method, layers = (
+        asked.get(f"activations_checkpoint_{name}") for name in ("granularity", "method", "num_layers")
+    )
+    key = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint"
+    if granularity == "selective":
+        return Recomputation("selective")
+    if granularity != "full":
+        raise ValueError(f"{key}_granularity is {granularity}; choose full or selective")
+    if method not in ("block", "uniform"):
+        raise ValueError(f"{key}_method is {method}; choose block or uniform")
+    if not isinstance(layers, int) or layers < 1:
+        raise ValueError(f"{key}_num_layers is {layers}; give the layers to recompute, 1 or more")
+    return Recomputation("full", method, layers)
 
 
 def _chunks_prompts(engine: Mapping[str, Any]) -> bool:
@@ -114,10 +150,15 @@ def _rollout_placement(rollout: Mapping[str, Any], expert_parallel: int, dies: i
     size = expert_parallel if spread else tp
     additional = rollout["engine_kwargs"]["vllm"].get("additional_config") or {}
     graph = additional.get("torchair_graph_config") or {}
+    # As rollout_placement of the sharding manager reads it from the engine.
+    choice = (graph, "enable_multistream_moe") if graph.get("enabled") else (additional, "enable_prefill_optimizations")
+    # vLLM-Ascend divides the output layer by itself only where it divides nothing else.
+    output_layer = (additional.get("lmhead_tp_size") or 0) if tp == 1 else 0
     return RolloutPlacement(
         tp=tp,
         dp=size // tp,
         ep=size if spread else 1,
         instances=dies // size,
-        shared_expert_replicated=bool(graph.get("enabled") and graph.get("enable_multistream_moe")),
+        shared_expert_replicated=bool(choice[0].get(choice[1])),
+        lm_head_tp=output_layer if output_layer > 0 else None,
     )

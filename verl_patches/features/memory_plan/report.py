@@ -7,55 +7,86 @@ from math import prod
 
 from verl_patches.features.memory_plan.device import DeviceMemory, device_memory
 from verl_patches.features.memory_plan.job import Job
+from verl_patches.features.memory_plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch, communicators
 from verl_patches.features.reshard.figures import PlanFigures, plan_figures
+
+# Ray keeps objects in shared memory: by default three tenths of a node's memory, and no more than this.
+OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9
+# Memory of a worker that has imported everything and has no data yet: 0.92 GB, measured, without CANN's part.
+PROCESS = 10**9
+# Processes of a node beside a worker for each die: the trainer's on the head, and Ray's own.
+OTHER_PROCESSES = 4
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Bytes of a die, of a node's host and of the file system for checkpoints; 0 where it is not known."""
+    """Bytes of a die, of a node's host and of the file system for checkpoints; 0 where it is not known.
+
+    outside: what is taken from a die beside tensors.
+    """
 
     die: int
     host: int = 0
     disk: int = 0
+    outside: OutsideTorch = NOTHING_OUTSIDE
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes of a node. away: what residency and the optimizer keep there. objects: Ray's store. processes: of all."""
+
+    away: int
+    objects: int
+    processes: int
+
+    @property
+    def total(self) -> int:
+        return self.away + self.objects + self.processes
 
 
 @dataclass(frozen=True)
 class JobPlan:
-    """Everything that a job needs. `host` is bytes of a node, `checkpoint` and `weights_on_disk` of the whole job."""
+    """Everything that a job needs. `checkpoint` and `weights_on_disk` are bytes of the whole job; 0 where none is
+    written."""
 
     job: Job
     machine: Machine
     device: DeviceMemory
     reshard: PlanFigures
-    host: int
+    host: HostMemory
     weights_on_disk: int
     checkpoint: int
 
     def problems(self) -> list[str]:
         """What does not fit, one sentence each; empty if everything does."""
         found = [
-            f"{phase}: {size / 1e9:.2f} GB a die, and a die has {self.machine.die / 1e9:.2f}; {REMEDIES[phase]}"
+            f"{phase}: {(size + self.device.outside) / 1e9:.2f} GB a die, and a die has {self.machine.die / 1e9:.2f}; "
+            f"{REMEDIES[phase]}"
             for phase, size in self.device.phases.items()
-            if size > self.machine.die
+            if size + self.device.outside > self.machine.die
         ]
-        longest = self.job.engine_sequences * self.job.sequence_tokens
         if self.device.kv_tokens < self.job.sequence_tokens:
             found.append(
                 f"KV cache: room for {self.device.kv_tokens} tokens, and one sequence may have "
                 f"{self.job.sequence_tokens}; raise gpu_memory_utilization or spread the experts over more dies"
             )
-        elif self.device.kv_tokens < longest:
-            found.append(
-                f"KV cache: room for {self.device.kv_tokens} of the {longest} tokens of {self.job.engine_sequences} "
-                "full sequences, so the engine will preempt some; lower max_num_seqs or spread experts over more dies"
-            )
-        if self.machine.host and self.host > self.machine.host:
-            found.append(f"host: {self.host / 1e9:.0f} GB a node, and a node has {self.machine.host / 1e9:.0f}")
+        if self.machine.host and self.host.total > self.machine.host:
+            found.append(f"host: {self.host.total / 1e9:.0f} GB a node, and a node has {self.machine.host / 1e9:.0f}")
         if self.machine.disk and self.checkpoint > self.machine.disk:
             found.append(
                 f"disk: {self.checkpoint / 1e9:.0f} GB a checkpoint, and {self.machine.disk / 1e9:.0f} are free"
             )
         return found
+
+    def remarks(self) -> list[str]:
+        """What fits and may still surprise, one sentence each."""
+        longest = self.job.engine_sequences * self.job.sequence_tokens
+        if self.job.sequence_tokens <= self.device.kv_tokens < longest:
+            return [
+                f"KV cache: room for {self.device.kv_tokens} of the {longest} tokens of {self.job.engine_sequences} "
+                "full sequences, so the engine preempts some if all get that long; lower max_num_seqs or HCCL_BUFFSIZE"
+            ]
+        return []
 
 
 REMEDIES = {
@@ -72,17 +103,25 @@ def make_job_plan(job: Job, machine: Machine) -> JobPlan:
     figures, _ = plan_figures(
         job.table, job.train, job.rollout, job.bucket_bytes, job.itemsize, job.dies_per_node, relay=False
     )
-    device = device_memory(job, machine.die, figures.staging_peak)
+    device = device_memory(job, machine.die, figures.staging_peak, machine.outside)
     elements = sum(prod(shape) for shape in job.table.shapes.values())
     return JobPlan(
         job,
         machine,
         device,
         figures,
-        host=device.host * job.dies_per_node,
+        host=host_memory(job, device, machine),
         weights_on_disk=elements * job.itemsize,
-        checkpoint=elements * (job.itemsize + 12),
+        # Weights, and in float32 the main parameters and both moments.
+        checkpoint=elements * (job.itemsize + 12) if job.saves else 0,
     )
+
+
+def host_memory(job: Job, device: DeviceMemory, machine: Machine) -> HostMemory:
+    """What a node's host needs. Ray reserves its store when it starts and fills it with batches."""
+    store = min(OBJECT_STORE_SHARE * machine.host, OBJECT_STORE_MOST) if machine.host else OBJECT_STORE_MOST
+    processes = (job.dies_per_node + OTHER_PROCESSES) * PROCESS
+    return HostMemory(device.host * job.dies_per_node, int(store), processes)
 
 
 def describe(plan: JobPlan) -> str:
@@ -104,19 +143,44 @@ def describe(plan: JobPlan) -> str:
         f"  weights         {device.weights_training / 1e9:.2f} in training, "
         f"{device.weights_rollout / 1e9:.2f} in rollout",
         f"  gradients       {device.gradients / 1e9:.2f}",
+        f"  recomputed      {_recomputed(job)}",
         f"  optimizer       {device.optimizer / 1e9:.2f}{' on the host' if job.swaps_optimizer else ''}",
         f"  KV cache        {device.kv_cache / 1e9:.2f}: {device.kv_tokens} tokens, "
         f"{device.kv_tokens // job.sequence_tokens} full sequences",
         f"  reshard         {plan.reshard.received.average / 1e9:.2f} received in {plan.reshard.rounds} collectives, "
         f"{device.staging / 1e9:.2f} staged",
         "",
-        f"GB a die at the peak of a phase, of {plan.machine.die / 1e9:.2f}",
-        *(f"  {phase:<16}{size / 1e9:.3f}" for phase, size in device.phases.items()),
+        *_phases(plan),
         "",
-        f"host              {plan.host / 1e9:.0f} GB a node for what is away from the dies",
-        f"disk              {plan.weights_on_disk / 1e9:.0f} GB of weights, "
-        f"{plan.checkpoint / 1e9:.0f} GB a checkpoint",
+        f"host              {plan.host.total / 1e9:.0f} GB a node: {plan.host.away / 1e9:.0f} away from the dies, "
+        f"up to {plan.host.objects / 1e9:.0f} of Ray's objects, {plan.host.processes / 1e9:.0f} of processes",
+        f"disk              {plan.weights_on_disk / 1e9:.0f} GB of weights; "
+        + (f"{plan.checkpoint / 1e9:.0f} GB a checkpoint" if job.saves else "no checkpoint is written"),
         "",
         *([f"DOES NOT FIT: {problem}" for problem in plan.problems()] or ["everything fits"]),
+        *(f"but: {remark}" for remark in plan.remarks()),
     ]
     return "\n".join(lines)
+
+
+def _recomputed(job: Job) -> str:
+    how = job.recomputation
+    if how is None:
+        return "nothing"
+    if how.granularity == "selective":
+        return "core attention, which frees nothing here"
+    return f"{how.layers} layers of a stage" if how.method == "block" else f"all layers, in groups of {how.layers}"
+
+
+def _phases(plan: JobPlan) -> list[str]:
+    """The peak of each phase: tensors, and with them what torch does not count."""
+    outside, taken = plan.device.outside, plan.machine.outside
+    lines = [f"GB a die at the peak of a phase, of {plan.machine.die / 1e9:.2f}"]
+    lines += [f"  {phase:<16}{(size + outside) / 1e9:.3f}" for phase, size in plan.device.phases.items()]
+    if outside:
+        groups = len(communicators(plan.job))
+        lines.append(
+            f"  in each of them {outside / 1e9:.3f} beside tensors: {groups} communicators of 2 x "
+            f"{taken.hccl_buffer / 2**20:.0f} MiB, and {taken.cann / 2**20:.0f} MiB of CANN"
+        )
+    return lines
