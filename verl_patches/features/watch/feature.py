@@ -69,12 +69,12 @@ def check_limits(config: Mapping[str, Any], settings: Any) -> None:
     chosen, key = settings.watch, "actor_rollout_ref.overlay.watch"
     for name in ("silent", *PHASES):
         warn, end = getattr(chosen.warn_s, name), getattr(chosen.end_s, name)
-        if warn > end:
+        if not warn <= end:  # NaN is neither above nor below
             raise ConfigurationError(
-                f"{key}.warn_s.{name}={warn:g} is above {key}.end_s.{name}={end:g}, so the run would end before the "
-                "process is named; lower the first or raise the second"
+                f"{key}.warn_s.{name}={warn:g} is not below {key}.end_s.{name}={end:g}, so the run would end before "
+                "the process is named; lower the first or raise the second"
             )
-        if warn < MISSED_SIGNS * chosen.interval_s:
+        if not warn >= MISSED_SIGNS * chosen.interval_s:
             raise ConfigurationError(
                 f"{key}.warn_s.{name}={warn:g} is less than {MISSED_SIGNS} signs of life, which come every "
                 f"{key}.interval_s={chosen.interval_s:g} seconds; raise the first or lower the second"

@@ -99,7 +99,10 @@ def test_a_process_that_only_has_its_number_is_left_alone(tmp_path, victim):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"warn_s": WarnSeconds(update=2000)}, "warn_s.update=2000 is above .*end_s.update=1500"),
+        ({"warn_s": WarnSeconds(update=2000)}, "warn_s.update=2000 is not below .*end_s.update=1500"),
+        ({"warn_s": WarnSeconds(ref=float("nan"))}, "warn_s.ref=nan is not below .*end_s.ref=1500"),
+        ({"end_s": EndSeconds(ref=float("nan"))}, "warn_s.ref=600 is not below .*end_s.ref=nan"),
+        ({"interval_s": float("nan")}, "less than 3 signs of life, which come every .*interval_s=nan"),
         ({"interval_s": 30.0}, "warn_s.silent=60 is less than 3 signs of life, which come every .*interval_s=30"),
     ],
 )
