@@ -4,32 +4,34 @@
 # shellcheck disable=SC2154 # ray_node.sh sets process_notes, EXIT_RAY
 
 readonly PROCESS_VANISH_S=10 # how long killed processes are waited for
+process_fields=()
 process_lock="" # file descriptor of the lock that keeps the node for this launcher
+
+# Reads the state of process PID into process_fields: state, parent, group, session and so on. Fails if there is none.
+# It starts no command: on a busy machine, one for every process that is looked at would take its time.
+process_read() {
+    local stat=""
+    { IFS= read -rd '' stat <"/proc/$1/stat"; } 2>/dev/null || [[ -n $stat ]] || return 1
+    read -ra process_fields <<<"${stat##*) }"
+}
 
 # Prints when process PID was born, in clock ticks since boot; nothing if there is none.
 process_birth() {
-    local stat fields
-    stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 0
-    read -ra fields <<<"${stat##*) }"
-    printf '%s\n' "${fields[19]}"
+    ! process_read "$1" || printf '%s\n' "${process_fields[19]}"
 }
 
 # Whether process PID runs. kill -0 reaches one that has ended too, until its parent has asked how.
 process_runs() {
-    local stat
-    stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
-    stat=${stat##*) }
-    [[ $stat != [ZX]* ]]
+    process_read "$1" && [[ ${process_fields[0]} != [ZX] ]]
 }
 
 # Prints the living processes of the session that process PID leads or led.
 process_session() {
-    local folder stat fields
+    local folder
     for folder in /proc/[0-9]*; do
-        stat=$(cat "$folder/stat" 2>/dev/null) || continue
-        read -ra fields <<<"${stat##*) }"
-        # State, parent, group, session: the leader's number names the session.
-        [[ ${fields[3]} != "$1" || ${fields[0]} == Z ]] || printf '%s\n' "${folder#/proc/}"
+        process_read "${folder#/proc/}" || continue
+        # The leader's number names the session.
+        [[ ${process_fields[3]} != "$1" || ${process_fields[0]} == [ZX] ]] || printf '%s\n' "${folder#/proc/}"
     done
 }
 

@@ -5,8 +5,8 @@
 # shellcheck disable=SC2034,SC2154 # variables of the other files of the launcher
 
 readonly EXIT_RAY=3 EXIT_MISSING=4 EXIT_RAY_ENDED=5
-# `ray start --block` looks after its processes once a second.
-readonly RAY_NOTICES_S=3
+# `ray start --block` looks after its processes once a second; a busy machine takes longer.
+readonly RAY_NOTICES_S=5
 
 # Works out this node's folder and command of Ray.
 ray_node_prepare() {

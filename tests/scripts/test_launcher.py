@@ -21,6 +21,8 @@ from tests.scripts.cluster_files import ROOT, write_cluster_file
 
 LAUNCHER = ROOT / "scripts" / "train_deepseekv3_256die_true_weight.sh"
 HEAD, WORKER = "127.0.0.2", "127.0.0.3"
+# Of a machine that is busy with other things.
+SECONDS_ALLOWED = 180
 IP = """#!/bin/bash
 case "$*" in
     *addr*) echo "1: lo    inet 127.0.0.1/8 scope host lo"; echo "2: net0    inet $NODE_ADDRESS/24 scope global net0" ;;
@@ -129,9 +131,9 @@ class Machine:
             "CANN_ENV": "none",
             "JEMALLOC": "none",
             "RAY_PORT": port,
-            "HEAD_TIMEOUT_S": 20,
+            "HEAD_TIMEOUT_S": 90,
             "NODES_TIMEOUT_S": 20,
-            "STOP_TIMEOUT_S": 10,
+            "STOP_TIMEOUT_S": 60,
             "POLL_S": 0.02,
         }
 
@@ -163,7 +165,7 @@ class Machine:
     def run(self, *arguments: str, **changed: object) -> tuple[int, str]:
         """Run the launcher to its end; exit code and everything said."""
         process = self.start(*arguments, **changed)
-        said = process.communicate(timeout=60)[0]
+        said = process.communicate(timeout=SECONDS_ALLOWED)[0]
         return process.returncode, said
 
     def set(self, name: str, value: str = "") -> None:
@@ -182,7 +184,7 @@ class Machine:
 
     def wait_for(self, call: str) -> None:
         """Wait until a stub has been called for `call`."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + SECONDS_ALLOWED
         while call not in self.calls:
             assert time.monotonic() < deadline, self.lines
             time.sleep(0.01)
@@ -258,7 +260,7 @@ def test_a_worker_joins_and_ends_with_the_head(worker, port):
     worker.wait_for("ray start")
     assert f"--address=127.0.0.2:{port}" in worker.lines[0] and "--head" not in worker.lines[0]
     _close(listener)
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=SECONDS_ALLOWED)[0]
     assert process.returncode == 0, said
     assert "giving 4 dies to the head" in said and "the head has ended the job" in said
 
@@ -284,7 +286,7 @@ def test_a_late_worker_is_waited_for(head, worker):
     head.wait_for("wait")
     assert "train" not in head.calls
     following = worker.start()
-    outputs = [process.communicate(timeout=60)[0] for process in (leading, following)]
+    outputs = [process.communicate(timeout=SECONDS_ALLOWED)[0] for process in (leading, following)]
     assert [leading.returncode, following.returncode] == [0, 0], outputs
     assert head.calls[:5] == ["check", "ray start", "wait", "ray start", "train"]
 
@@ -307,7 +309,7 @@ def test_a_ray_that_ends_early_on_a_worker_is_five(worker, port):
     process = worker.start()
     worker.wait_for("ray start")
     worker.set("ray-dies")
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=SECONDS_ALLOWED)[0]
     _close(listener)
     assert process.returncode == 5 and "ended with exit code 9 although the head is there" in said
 
@@ -385,7 +387,7 @@ def test_a_signal_ends_training_and_ray(head, port, number, code):
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=SECONDS_ALLOWED)[0]
     assert process.returncode == code, said
     assert "interrupted; stopping what this node runs" in said
     assert head.calls[-3:] == ["train", "training", "ray ended"] and not answers(port)
@@ -432,7 +434,7 @@ def test_a_signal_does_not_cut_the_stop_short(head, port, hangs, code):
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         process.send_signal(number)
     (head.tools / "ray-lingers").unlink()
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=SECONDS_ALLOWED)[0]
     assert process.returncode == code, said
     assert head.calls[-1] == "ray ended" and not answers(port)
 
@@ -446,7 +448,7 @@ def test_a_second_start_beside_a_job_that_runs_is_refused(head, port):
     assert code == 3 and f"This node already runs a job (process {first.pid})" in said
     assert first.poll() is None and answers(port) and head.calls == before
     first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=60)
+    first.communicate(timeout=SECONDS_ALLOWED)
     (head.tools / "train-hangs").unlink()
     assert head.run()[0] == 0
 
@@ -457,7 +459,7 @@ def test_stop_ends_the_job_that_runs(head, port):
     head.wait_for("train")
     code, said = head.run("--stop")
     assert code == 0 and f"ending the job of process {first.pid}" in said
-    assert first.wait(60) == 143 and head.calls[-2:] == ["training", "ray ended"] and not answers(port)
+    assert first.wait(SECONDS_ALLOWED) == 143 and head.calls[-2:] == ["training", "ray ended"] and not answers(port)
     assert head.run("--stop") == (0, "")
 
 
@@ -502,7 +504,7 @@ def test_a_full_disk_loses_the_log_and_not_the_training(head, port):
     settings = write_cluster_file(head.folder / "cluster.env", **head.settings)
     mount = 'mkdir "$0" && mount -t tmpfs -o size=64k tmpfs "$0" && exec bash "$@"'
     line = ["unshare", "--mount", "bash", "-c", mount, head.folder / "out put", LAUNCHER, "--cluster", settings]
-    done = subprocess.run(line, env=head.environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(line, env=head.environment, capture_output=True, text=True, timeout=SECONDS_ALLOWED)
     assert done.returncode == 0, done.stderr
     assert "No space left on device" in done.stdout + done.stderr
     assert done.stdout.count("a line of the training") == 10000 and not answers(port)
@@ -577,7 +579,7 @@ def test_nobody_else_can_enter_the_folder_of_ray_and_temporary_files_go_with_the
     for path in (*left, other):
         path.touch()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=SECONDS_ALLOWED)
     assert [path.exists() for path in (*left, other)] == [False, False, True]
     assert f"TMPDIR={folder}/t" in (head.tools / "environment").read_text().splitlines()
     other.unlink()
@@ -602,7 +604,7 @@ def test_a_process_that_has_ended_does_not_run_before_it_is_reaped_either():
     script += 'until [[ $(cat "/proc/$child/stat") == *") Z "* ]]; do :; done; '
     script += 'kill -0 "$child" && echo "a signal reaches it"; process_runs "$child" || echo "it has ended"; '
     script += 'process_runs $$ && echo "this one runs"; kill "$(ps -o ppid= -p "$child")"'
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=SECONDS_ALLOWED)
     assert done.stdout.splitlines() == ["a signal reaches it", "it has ended", "this one runs"], done.stderr
 
 
