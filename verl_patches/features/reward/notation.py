@@ -20,15 +20,20 @@ _SAME = {
     "\u03c0": r"\pi ", "\u00bd": r"\frac{1}{2}", "\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}",
 }  # fmt: skip
 _SAME_PATTERN = re.compile("|".join(map(re.escape, _SAME)) + r"(?![a-zA-Z])")
+_NOTHING = re.compile("(?:the )?empty set|no (?:real )?solutions?")
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*")
-_PERCENT_WORD = re.compile(r"(?:\\text\s?\{\s?percent\s?\}|percent)$")
+_PERCENT_WORD = re.compile(r"(?:\\text\s?\{\s?percent(?:age)?\s?\}|percent(?:age)?)$")
 _ORDINAL = re.compile(r"(?<=[0-9])(?:\^?\{?\\(?:text|mathrm)\s?\{\s?(?:st|nd|rd|th)\s?\}\}?|st|nd|rd|th)$")
 _OUTWARD = re.compile(r"\s*([\[\](])([^\[\]()]*,[^\[\]()]*)([\[\])])\s*")
 
 
 def uniform(answer: str) -> str:
-    r"""One notation for what is written in several ways: ``\varnothing``, ``25 percent``, ``10th``, ``]1,2[``."""
+    r"""One notation for what is written in several ways: ``\varnothing`` and ``no solution``, ``10th``, ``]1,2[``."""
     text = _SIZES.sub("", _SAME_PATTERN.sub(lambda match: _SAME[match.group()], answer))
+    # \text{5 cm} is 5 cm.
+    text = _WRAPPED.sub(lambda match: match[1] if any(map(str.isdigit, match[1])) else match.group(), text)
+    if (said := words(text)) is not None and _NOTHING.fullmatch(said):
+        return r"\emptyset"
     text = _ORDINAL.sub("", text.strip())
     if (percent := _PERCENT_WORD.search(text)) is not None:
         text = text[: percent.start()].rstrip(" \t\n~\\") + r"\%"
@@ -68,7 +73,7 @@ def choice(answer: str) -> Choice:
 
 
 # Names that are written without a backslash and are no words.
-_MATHEMATICAL = frozenset(
+MATHEMATICAL = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp lim max min gcd lcm mod det dim ker deg "
     "arg pi inf infty infinity sqrt frac or and".split()
 )
@@ -76,7 +81,7 @@ _MATHEMATICAL = frozenset(
 _VARIABLES = [frozenset("abcduvwxyz"), frozenset("klmn"), frozenset("pqrst")]
 
 
-def _is_product(run: str) -> bool:
+def is_product(run: str) -> bool:
     """Whether letters in a row are variables (``xy``, ``mn``, ``AB``) and no word (``no``, ``cat``)."""
     if len(run) == 1 or (run.isupper() and len(run) <= 3):
         return True
@@ -89,9 +94,9 @@ def words(answer: str) -> str | None:
     if re.search(r"[0-9=<>^_{}\\+*/|$%]", bare):
         return None
     runs = _LETTERS.findall(bare)
-    named = [run for run in runs if run.lower() in _MATHEMATICAL]
+    named = [run for run in runs if run.lower() in MATHEMATICAL]
     wrapped = {run for match in _WRAPPED.finditer(answer) for run in _LETTERS.findall(match[1]) if len(run) > 1}
-    if not any(run in wrapped or not _is_product(run) for run in runs if run not in named):
+    if not any(run in wrapped or not is_product(run) for run in runs if run not in named):
         return None
     if any(run.lower() not in ("or", "and") for run in named) and not wrapped:
         return None

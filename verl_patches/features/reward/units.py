@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
+from verl_patches.features.reward.notation import MATHEMATICAL, is_product
+
 # Every unit: its names, the base unit of its dimension, and what one of it is there.
 _TABLE = """
 mm millimeter millimetre       | m      | 1/1000
@@ -63,7 +65,6 @@ _TOKENS = re.compile(
     re.DOTALL,
 )
 _NUMERIC = re.compile(r"[0-9]|\\pi(?![a-zA-Z])")
-_LONG_WORD = 4
 
 Dimension = tuple[tuple[str, int], ...]
 
@@ -125,11 +126,13 @@ def _first_of_unit(tokens: list[re.Match[str]]) -> int:
 
 
 def _is_unit(word: str, before: str | None) -> bool:
-    """Whether a word without markup is a unit: a known one (``12cm``), after a gap also a letter or any long word."""
+    """Whether a word without markup is a unit: a known one (``12cm``), after a gap also a letter or any other word."""
     known = _singular(word) in _UNITS or word in _POWERS or word in _LATER_POWERS
     if before in ("slash", "degree"):
         return known
-    return (known and (before == "gap" or len(word) > 1)) or (before == "gap" and len(word) >= _LONG_WORD)
+    if before == "gap":
+        return known or not (is_product(word) or word.lower() in MATHEMATICAL)
+    return known and len(word) > 1
 
 
 def _powers(tokens: list[re.Match[str]]) -> Counter[str]:
