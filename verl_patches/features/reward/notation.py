@@ -22,7 +22,7 @@ _SAME = {
 _SAME_PATTERN = re.compile("|".join(map(re.escape, _SAME)) + r"(?![a-zA-Z])")
 _NOTHING = re.compile("(?:the )?empty set|no (?:real )?solutions?")
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*")
-_PERCENT_WORD = re.compile(r"(?:\\text\s?\{\s?percent(?:age)?\s?\}|percent(?:age)?)$")
+_PERCENT_WORD = re.compile(r"(?:\\text\s?\{\s?(?:percent(?:age)?|pct)\s?\}|(?:percent(?:age)?|pct))$")
 _ORDINAL = re.compile(r"(?<=[0-9])(?:\^?\{?\\(?:text|mathrm)\s?\{\s?(?:st|nd|rd|th)\s?\}\}?|st|nd|rd|th)$")
 _OUTWARD = re.compile(r"\s*([\[\](])([^\[\]()]*,[^\[\]()]*)([\[\])])\s*")
 
