@@ -33,6 +33,13 @@ ACTIVE_BUFFERS = ("expert_bias", "e_score_correction_bias")
 """Buffers that are weights; every other buffer (rotary tables, masks) is derived and never moved."""
 
 
+_CONFIGURATION_KEYS = (
+    "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers", "first_k_dense_replace",
+    "num_attention_heads", "n_routed_experts", "n_shared_experts", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+    "qk_rope_head_dim", "v_head_dim", "vocab_size",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class DeepseekV3Shape:
     """The sizes that decide every tensor shape of DeepSeek-V3."""
@@ -64,6 +71,9 @@ class DeepseekV3Shape:
             raise ValueError("only DeepSeek models with q_lora_rank (V2, V3, R1) have a layout table, not V2-Lite")
         if values.get("moe_layer_freq", 1) != 1 or values.get("tie_word_embeddings"):
             raise ValueError("the DeepSeek-V3 layout needs moe_layer_freq=1 and tie_word_embeddings=False")
+        missing = [key for key in _CONFIGURATION_KEYS if key not in values]
+        if missing:
+            raise ValueError(f"the model's configuration has no {missing[0]}, which every DeepSeek-V3 has")
         return cls(
             hidden=values["hidden_size"],
             intermediate=values["intermediate_size"],

@@ -394,6 +394,25 @@ def test_size_of_files_that_is_none(size, pristine, output, tmp_path, capsys):
     assert_untouched(tmp_path / "exported")
 
 
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (
+            lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "kv_lora_rank"}),
+            "no kv_lora_rank",
+        ),
+        (lambda text: "[" * 100_000, "config.json: not JSON"),
+        (lambda text: "[]", "config.json: not a JSON object"),
+    ],
+)
+def test_configuration_that_is_none(damage, words, source, output, capsys):
+    (source / "config.json").write_text(damage((source / "config.json").read_text()))
+    for tool, options in ((convert, OPTIONS), (cast, [])):
+        assert_refused(tool(source, output, *options), output, capsys, words)
+    assert verify(source, source) == 2
+    assert_untouched(output)
+
+
 # Damaged outputs
 
 
