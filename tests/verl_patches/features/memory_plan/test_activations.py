@@ -105,6 +105,7 @@ def test_a_stage_keeps_as_many_micro_batches_as_there_are_stages_behind_it():
     # Stages 2 to 6 have eight layers with experts each.
     steps = {before - after for before, after in zip(by_stage[2:6], by_stage[3:7], strict=True)}
     (kept,) = steps
+    assert kept > 0
     assert by_stage[2] - 6 * kept == by_stage[6] - 2 * kept > 0
     # The last one has seven layers, one micro batch, and the logits.
     assert by_stage[7] > kept // 8 * 7

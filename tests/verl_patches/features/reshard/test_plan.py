@@ -113,6 +113,9 @@ def test_a_region_enters_a_node_once() -> None:
     assert set(entries.values()) == {1}
     for relayed in plan.relay.between(8).sum(1).reshape(2, 4):
         assert relayed.max() <= 1.1 * relayed.min()
+    # The four owners of a stage send into the other node in turn; regions differ in size.
+    for sent in entering.between(8).sum(1).reshape(2, 4):
+        assert sent.min() > 0 and sent.max() <= 2 * sent.min()
     flat = plan_of((train, RolloutPlacement(tp=1, dp=8, ep=1)))
     assert len(flat.relay) == 0
     assert flat.remote.bytes.sum() == plan.remote.bytes.sum() + plan.relay.bytes.sum()
