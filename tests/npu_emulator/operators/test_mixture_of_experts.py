@@ -132,13 +132,17 @@ def test_grouped_products_of_rows_and_of_inner_dimensions(sizes, seed, half):
     forward = torch_npu.npu_grouped_matmul(
         [rows.to("npu")], [weight.to("npu")], split_item=3, group_type=0, group_list_type=1, group_list=counts
     )[0]
-    inner = torch_npu.npu_grouped_matmul(
-        [rows.to("npu").t()], [gradient.to("npu")], split_item=3, group_type=2, group_list_type=1, group_list=counts
-    )[0]
+    before = torch.randn(len(sizes) * 4, 3)
+    inner = before.to("npu")
+    returned = torch_npu.npu_grouped_matmul_add_(
+        inner, rows.to("npu"), gradient.to("npu"), counts.cumsum(0), transpose_x=True, group_type=2
+    )
+    assert returned.data_ptr() == inner.data_ptr()
+    inner = (inner.cpu() - before).view(len(sizes), 4, 3)
     for number, (row, grad) in enumerate(zip(rows.split(sizes), gradient.split(sizes), strict=True)):
         start = sum(sizes[:number])
         torch.testing.assert_close(forward[start : start + sizes[number]].cpu(), row @ weight[number])
-        torch.testing.assert_close(inner[number].cpu(), row.t() @ grad)
+        torch.testing.assert_close(inner[number], row.float().t() @ grad.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_grouped_matmul_without_groups_pairs_its_lists():
@@ -152,6 +156,12 @@ def test_what_grouped_matmul_does_not_do_is_said():
     x, weight, groups = torch.randn(4, 3).to("npu"), torch.randn(2, 3, 3).to("npu"), torch.tensor([2, 2]).to("npu")
     with pytest.raises(NotImplementedError, match="npu_grouped_matmul: scale is not emulated"):
         torch_npu.npu_grouped_matmul([x], [weight], scale=[x], group_list=groups, group_type=0, split_item=2)
+    with pytest.raises(RuntimeError, match="group_type currently only support -1 and 0, current value is 2"):
+        torch_npu.npu_grouped_matmul([x.t()], [x], group_list=groups, group_type=2, split_item=3)
+    with pytest.raises(RuntimeError, match="Requires manual passing group_type, current is None"):
+        torch_npu.npu_grouped_matmul([x], [weight], group_list=groups, split_item=3)
+    with pytest.raises(RuntimeError, match="transpose_x must be True, transpose_weight False and group_type 2, not F"):
+        torch_npu.npu_grouped_matmul_add_(weight, x, x, groups, transpose_x=False)
     with pytest.raises(RuntimeError, match="group_list has 3 entries for 2 groups"):
         torch_npu.npu_grouped_matmul(
             [x], [weight], group_list=torch.tensor([1, 1, 2]).to("npu"), group_type=0, split_item=2

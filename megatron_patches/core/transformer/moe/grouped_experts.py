@@ -13,6 +13,8 @@ _GROUPS_ARE_COUNTS = 1
 _ONE_OUTPUT_TENSOR = 3
 """split_item in which input and output are single tensors, cut by the group list."""
 
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+
 
 class _GroupedMatmul(torch.autograd.Function):
     """Rows of group ``e`` times weight ``e``, with the gradients as grouped products too."""
@@ -44,16 +46,21 @@ def _grouped_product(rows: torch.Tensor, weights: torch.Tensor, counts: torch.Te
 
 
 def _grouped_outer_product(rows: torch.Tensor, gradient: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """For each group its rows transposed times its rows of `gradient`: [groups, k, m] in the type of `rows`.
+
+    ``npu_grouped_matmul`` of torch_npu 2.5.1 refuses to split this axis (group_type 2). ``npu_grouped_matmul_add_``
+    does nothing else: it adds products of 16 bits to a float32 total. Running totals give its groups.
+    """
+    groups, shape = counts.shape[0], (rows.shape[-1], gradient.shape[-1])
     if rows.shape[0] == 0:
-        return rows.new_zeros(counts.shape[0], rows.shape[-1], gradient.shape[-1])
-    return torch_npu.npu_grouped_matmul(
-        [rows.t()],
-        [gradient],
-        group_list=counts,
-        split_item=_ONE_OUTPUT_TENSOR,
-        group_type=2,
-        group_list_type=_GROUPS_ARE_COUNTS,
-    )[0]
+        return rows.new_zeros(groups, *shape)
+    if rows.dtype not in _SIXTEEN_BITS:
+        sizes = counts.tolist()
+        pairs = zip(rows.split(sizes), gradient.split(sizes), strict=True)
+        return torch.stack([part.t() @ part_gradient for part, part_gradient in pairs])
+    total = torch.zeros(groups * shape[0], shape[1], dtype=torch.float32, device=rows.device)
+    torch_npu.npu_grouped_matmul_add_(total, rows, gradient, counts.cumsum(0), transpose_x=True, group_type=2)
+    return total.view(groups, *shape).to(rows.dtype)
 
 
 def grouped_matmul(rows: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

@@ -70,9 +70,7 @@ def sum_groups(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
 
 
 def _grouped_matmul_shapes(x: list[Tensor], weight: list[Tensor], **options) -> list[Tensor]:
-    group_type, split_item = options.get("group_type"), options.get("split_item", 0)
-    if group_type == 2:
-        return [x[0].new_empty(options["group_list"].numel(), x[0].shape[0], weight[0].shape[-1])]
+    split_item = options.get("split_item", 0)
     if options.get("group_list") is not None and split_item not in (2, 3):
         raise NotImplementedError("npu_grouped_matmul: in a graph, split_item must be 2 or 3")
     dtype = options.get("output_dtype") or x[0].dtype
@@ -101,16 +99,18 @@ def npu_grouped_matmul(
     output_dtype: torch.dtype | None = None,
     **quantisation,
 ):
+    if group_type is None:
+        raise RuntimeError("Requires manual passing group_type, current is None.")
+    if group_type not in (-1, 0):
+        raise RuntimeError(f"group_type currently only support -1 and 0, current value is {group_type}")
+    if not len(x) or not len(weight):
+        raise RuntimeError("npu_grouped_matmul: x and weight need a tensor at least")
     given = [name for name, value in quantisation.items() if value is not None]
     if given or act_type:
         raise NotImplementedError(f"npu_grouped_matmul: {', '.join(given) or 'act_type'} is not emulated")
-    if group_type == 2:
-        return [sum_groups(x[0], weight[0], group_sizes(group_list, group_list_type, group_list.numel()))]
-    if group_type not in (0, None, -1):
-        raise NotImplementedError(f"npu_grouped_matmul: group_type {group_type} is not emulated")
     weights = weight[0] if len(weight) == 1 and weight[0].dim() == 3 else weight
     if group_list is None:
-        products = [torch.mm(rows, one) for rows, one in zip(x, weights, strict=True)]
+        products = [torch.matmul(rows, one) for rows, one in zip(x, weights, strict=True)]
         if bias:
             products = [product + one for product, one in zip(products, bias, strict=True)]
         return products if split_item in (0, 1) else [torch.cat(products)]
@@ -120,6 +120,39 @@ def npu_grouped_matmul(
     product = multiply_groups(x[0], weights, sizes)
     product = product if output_dtype is None else product.to(output_dtype)
     return [product] if split_item in (2, 3) else list(product.split(sizes))
+
+
+@operator(
+    "npu_grouped_matmul_add_(Tensor(a!) input, Tensor x, Tensor weight, Tensor group_list, *, bool transpose_x=True, "
+    "bool transpose_weight=False, int group_type=2) -> Tensor(a!)"
+)
+def npu_grouped_matmul_add_(
+    total: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    group_list: Tensor,
+    *,
+    transpose_x: bool = True,
+    transpose_weight: bool = False,
+    group_type: int = 2,
+):
+    """Adds, for each group of rows of `x` [tokens, m] and `weight` [tokens, n], ``x^T weight`` to a float32 total.
+
+    `total` is [groups * m, n] and `group_list` has running totals of rows, as the page of aclnnGroupedMatmulAdd says.
+    """
+    if not transpose_x or transpose_weight or group_type != 2:
+        raise RuntimeError(
+            "npu_grouped_matmul_add_: transpose_x must be True, transpose_weight False and group_type 2, not "
+            f"{transpose_x}, {transpose_weight} and {group_type}"
+        )
+    sizes = group_sizes(group_list, 0, group_list.numel())
+    used = sum(sizes)
+    sums = total.view(len(sizes), x.shape[-1], weight.shape[-1])
+    pairs = zip(x[:used].float().split(sizes), weight[:used].float().split(sizes), strict=True)
+    for size, (rows, columns), result in zip(sizes, pairs, sums, strict=True):
+        if size:
+            result.addmm_(rows.t(), columns)
+    return total
 
 
 @operator("_npu_matmul_add_fp32(Tensor x, Tensor weight, Tensor(a!) C) -> ()", namespace="atb")
