@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -80,17 +80,20 @@ def switch(state: State, **sections: Any) -> None:
     settings.activate(dataclasses.replace(current, **changes))
 
 
-def rollout(state: State, prompts: list[list[int]]) -> dict[str, list[list[Any]]]:
+def rollout(state: State, prompts: list[list[int]], most_tokens: int | None = None) -> dict[str, list[list[Any]]]:
     """Generate for `prompts` (token ids) as verl's driver dispatches them; every rank keeps the whole batch.
 
-    Returns the response's token ids and the rollout's log-probs, padding included, by response.
+    `most_tokens` ends the responses of this rank's engine early. Returns the response's token ids and the rollout's
+    log-probs, padding included, by response.
     """
     import torch.distributed as dist
     from verl import DataProto
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     share = len(prompts) // ranks
-    output = state["actor"].generate_sequences(_prompt_batch(state, prompts[rank * share : (rank + 1) * share]))
+    sampling = state["actor"].rollout.sampling_params
+    with mock.patch.object(sampling, "max_tokens", most_tokens or sampling.max_tokens):
+        output = state["actor"].generate_sequences(_prompt_batch(state, prompts[rank * share : (rank + 1) * share]))
     outputs: list[Any] = [None] * ranks
     dist.all_gather_object(outputs, output)
     state["batch"] = batch = DataProto.concat(outputs)
@@ -130,10 +133,13 @@ def reference_log_prob(state: State) -> list[list[float]]:
     return output.batch["ref_log_prob"].tolist()
 
 
-def update(state: State, seed: int = 0, bad_advantage: float | None = None) -> dict[str, Any]:
+def update(
+    state: State, seed: int = 0, bad_advantage: float | None = None, bad_gradient: bool = False
+) -> dict[str, Any]:
     """One update with advantages drawn from `seed`; returns verl's metrics of this rank.
 
-    `bad_advantage` replaces one advantage, to make gradients that are not finite.
+    `bad_advantage` replaces one advantage, to make gradients that are not finite on every rank. `bad_gradient` makes
+    one element of this rank's gradients NaN after the backward pass.
     """
     batch = state["batch"].batch
     generator = torch.Generator().manual_seed(seed)
@@ -141,7 +147,31 @@ def update(state: State, seed: int = 0, bad_advantage: float | None = None) -> d
     if bad_advantage is not None:
         advantages[0, 0] = bad_advantage
     batch["advantages"] = advantages
-    return state["actor"].update_actor(_copied(state["batch"])).meta_info["metrics"]
+    with _gradient_spoilt() if bad_gradient else nullcontext():
+        return state["actor"].update_actor(_copied(state["batch"])).meta_info["metrics"]
+
+
+@contextmanager
+def _gradient_spoilt() -> Iterator[None]:
+    """Whoever looks at the gradients of this rank finds one NaN in them."""
+    from verl_patches.features.residency import holdings
+
+    gradient_tensors = holdings.gradient_tensors
+
+    def spoilt(*arguments: Any) -> list[torch.Tensor]:
+        tensors = [tensor for tensor in gradient_tensors(*arguments) if tensor.numel()]
+        tensors[-1].view(-1)[-1] = torch.nan
+        return tensors
+
+    with mock.patch.object(holdings, "gradient_tensors", spoilt):
+        yield
+
+
+def finds_nonfinite(state: State, value: float) -> bool:
+    """Whether the guard's question over all ranks is answered with yes when this rank's tensor holds `value`."""
+    from verl_patches.features.nonfinite.guard import any_nonfinite
+
+    return any_nonfinite([torch.tensor([0.0, value, 1.0], device="npu")])
 
 
 def _copied(batch: Any) -> Any:
@@ -456,8 +486,8 @@ def served_expert_bytes(state: State) -> int:
     return sum(p.numel() * p.element_size() for name, p in named if name.endswith(("w13_weight", "w2_weight")))
 
 
-def rollout_collectives(state: State, prompts: list[list[int]]) -> dict[str, int]:
-    """Generate and count all-reduces of host tensors and agreements on the device."""
+def rollout_collectives(state: State, prompts: list[list[int]], most_tokens: int | None = None) -> dict[str, int]:
+    """Generate as `rollout` does and count all-reduces of host tensors and agreements on the device."""
     import torch.distributed as dist
 
     from verl_patches.features.measure.step_record import current_record
@@ -470,7 +500,7 @@ def rollout_collectives(state: State, prompts: list[list[int]]) -> dict[str, int
 
     dist.all_reduce = counting
     try:
-        rollout(state, prompts)
+        rollout(state, prompts, most_tokens)
     finally:
         dist.all_reduce = upstream
     agreements = current_record().counts.get("collectives/rollout_agreement/count", 0)
@@ -504,21 +534,60 @@ def checkpoint_finds_state(state: State) -> bool:
     return seen == [True]
 
 
-def forward_agreements(state: State, count: int) -> list[tuple[Any, ...]]:
-    """What this rank would run after `count` agreements on random forwards, by the runner's own method."""
+def forward_agreements(state: State, count: int, graphs: bool) -> list[tuple[Any, ...]]:
+    """What this rank would run after `count` agreements on random forwards, by the runner's own method.
+
+    With `graphs` the runner believes that it has torchair graphs, which have fixed sizes.
+    """
+    runner = _model_runner(state)
+    with mock.patch.object(runner, "torchair_graph_enabled", graphs):
+        return [_forward_agreement(runner, *forward) for forward in _random_forwards(state["rank"] // 2, count)]
+
+
+def decode_through_mc2(state: State) -> None:
+    """Let the engine exchange tokens by MC2 when it decodes, as it does on 16 ranks and more."""
+    import torch_npu
+    from vllm_ascend import ascend_forward_context
+
+    state_of, dispatch = ascend_forward_context.get_fused_moe_state, torch_npu.npu_moe_distribute_dispatch_v2
+    state["mc2"] = patches = ExitStack()
+    on_16_ranks = mock.patch.object(
+        ascend_forward_context, "get_fused_moe_state", lambda ranks, with_prefill: state_of(16, with_prefill)
+    )
+    patches.enter_context(on_16_ranks)
+    noted = mock.patch.object(torch_npu, "npu_moe_distribute_dispatch_v2", wraps=dispatch)
+    state["dispatched"] = patches.enter_context(noted).call_args_list
+
+
+def end_mc2(state: State) -> tuple[int, int]:
+    """Undo `decode_through_mc2`; how often tokens were dispatched, and how often with a mask as only an A3 takes it."""
+    state.pop("mc2").close()
+    calls = state.pop("dispatched")
+    return len(calls), sum(call.kwargs.get("x_active_mask") is not None for call in calls)
+
+
+def soc_version(state: State) -> str:
+    """The generation of chips that vLLM-Ascend takes this one for."""
+    from vllm_ascend.utils import get_ascend_soc_version
+
+    return get_ascend_soc_version().name
+
+
+def _random_forwards(seed: int, count: int) -> Iterator[tuple[int, int, bool, bool]]:
+    """Tokens with padding and without, whether a prompt is among them, and whether there could be two batches."""
     import random
 
-    runner, draw = _model_runner(state), random.Random(state["rank"] // 2)
-    agreed = []
+    draw = random.Random(seed)
     for number in range(count):
         tokens = draw.randrange(1, 50)
         # Every third agreement has a prompt on some rank at most, so that all three cases occur.
         prefill, two_batches = number % 3 == 0 and draw.random() < 0.5, draw.random() < 0.7
-        padded, across, with_prefill, both = runner._get_forward_metadata_across_dp(
-            tokens + draw.randrange(8), tokens, prefill, two_batches
-        )
-        agreed.append((padded, across.tolist(), str(across.dtype), str(across.device), with_prefill, both))
-    return agreed
+        yield tokens + draw.randrange(8), tokens, prefill, two_batches
+
+
+def _forward_agreement(runner: Any, *forward: Any) -> tuple[Any, ...]:
+    padded, across, with_prefill, both = runner._get_forward_metadata_across_dp(*forward)
+    return padded, across.tolist(), str(across.dtype), str(across.device), with_prefill, both
 
 
 def has_unfinished(state: State, unfinished: list[bool]) -> list[bool]:

@@ -133,6 +133,17 @@ def test_a_step_with_gradients_that_are_not_finite_changes_no_bit(rig, bad):
     assert rig.run(jobs.digest) != before
 
 
+def test_one_element_on_one_rank_that_is_not_finite_is_seen_by_all(rig):
+    for bad in (math.nan, math.inf, -math.inf):
+        assert rig.run(jobs.finds_nonfinite, ByRank([1.0, 1.0, 1.0, bad])) == [True] * 4
+    assert rig.run(jobs.finds_nonfinite, 1.0) == [False] * 4
+    step(rig)
+    before = rig.run(jobs.digest)
+    metrics = rig.run(jobs.update, bad_gradient=ByRank([False, False, False, True]))
+    assert [each["actor/nonfinite_steps"] for each in metrics] == [1] * 4
+    assert rig.run(jobs.digest) == before
+
+
 def test_without_the_guard_the_same_step_ruins_the_weights(rig):
     step(rig)
     rig.run(jobs.switch, nonfinite={"enabled": False})
@@ -209,15 +220,50 @@ def test_agreements_run_on_the_device_only_when_switched_on(rig):
     assert off["host"] == on["agreements"] and off["agreements"] == 0
 
 
-def test_agreements_have_the_outcome_of_upstreams(rig):
-    on = rig.run(jobs.forward_agreements, 30)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_agreements_have_the_outcome_of_upstreams(rig, graphs):
+    on = rig.run(jobs.forward_agreements, 30, graphs)
     unfinished = ByRank([[False, True, False], [False, True, False], [False, False, True], [False, False, True]])
     on_unfinished = rig.run(jobs.has_unfinished, unfinished)
     rig.run(jobs.switch, dp_sync={"enabled": False})
-    assert rig.run(jobs.forward_agreements, 30) == on
+    assert rig.run(jobs.forward_agreements, 30, graphs) == on
     assert rig.run(jobs.has_unfinished, unfinished) == on_unfinished == [[False, True, True]] * 4
     assert {with_prefill for *_, with_prefill, _ in on[0]} == {True, False}
-    assert on[0] != on[2]
+    alike = [one == other for one, other in zip(on[0], on[2], strict=True)]
+    assert not all(alike)
+    if graphs:
+        # Without a prompt every engine runs as many tokens as the one that has most.
+        assert all(same for same, (*_, prefill, _) in zip(alike, on[0], strict=True) if not prefill)
+
+
+def test_an_engine_that_has_finished_goes_on_with_the_others(rig):
+    """Engine 0 ends its responses after two tokens; the others' experts still need its dies."""
+    early = ByRank([2, 2, None, None])
+    found = rig.run(jobs.rollout, PROMPTS, early)[0]
+    padding = {token for response in found["responses"][:32] for token in response[2:]}
+    assert len(padding) == 1 and any(token not in padding for r in found["responses"][32:] for token in r[2:])
+    rig.run(jobs.recall)
+    rig.run(jobs.switch, dp_sync={"enabled": False})
+    plain = rig.run(jobs.rollout, PROMPTS, early)[0]
+    assert plain["responses"] == found["responses"]
+    # What an engine computes to keep the others company depends on what its buffers held, and shares their products.
+    for one, other in zip(plain["rollout_log_probs"], found["rollout_log_probs"], strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+    rig.run(jobs.switch, dp_sync={"enabled": True})
+    counted = rig.run(jobs.rollout_collectives, PROMPTS, early)
+    assert len({count["agreements"] for count in counted}) == 1 and counted[0]["agreements"] > 2
+
+
+def test_decoding_through_mc2_as_on_an_a3_agrees_with_training(rig):
+    """MC2 needs 16 ranks; here the engine is told that it has them. On an A3 it masks the tokens that only pad."""
+    assert rig.run(jobs.soc_version) == ["A3"] * 4
+    rig.run(jobs.decode_through_mc2)
+    try:
+        _, metrics = step(rig)
+    finally:
+        counted = rig.run(jobs.end_mc2)
+    assert 0 < metrics["training/rollout_logprob_diff_max"] < 1e-3
+    assert all(dispatched == masked > 0 for dispatched, masked in counted)
 
 
 def test_resharding_sends_an_expert_only_to_the_rank_that_serves_it(rig):

@@ -1,5 +1,9 @@
 """Planning and cutting into rounds, over random layouts and with all ranks of the real cluster in one process."""
 
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -81,10 +85,20 @@ def test_each_missing_element_is_sent_once(pair: Pair, per_node: int) -> None:
         assert received[rank] == needed
 
 
-@settings(max_examples=40, deadline=None)
-@given(layout_pairs(worlds=(2, 4, 6, 8)))
-def test_plans_are_equal_on_every_rank(pair: Pair) -> None:
-    assert plan_of(pair).digest == plan_of(pair).digest
+def test_plans_are_equal_on_every_rank() -> None:
+    """Ranks are processes: sets and hashes have another order in each of them."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.verl_patches.features.reshard.plan_digests"],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("1", "2")
+    ]
+    one, other = (json.loads(process.communicate()[0]) for process in processes)
+    assert one["hash"] != other["hash"]
+    assert one["digests"] == other["digests"] and len(set(one["digests"])) > 12
 
 
 def test_different_placements_have_different_digests() -> None:
