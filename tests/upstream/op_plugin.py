@@ -1,0 +1,104 @@
+"""op-plugin's own tests of torch_npu's operators, run unmodified on the emulator.
+
+    python -m tests.upstream.op_plugin --upstream FOLDER [--file NAME ...] [--jobs N] [--report FILE]
+
+FOLDER holds the checkout ``op-plugin`` (branch 7.1.0 is that of torch_npu 2.5.1.post1) and the wheel
+``torch_npu-2.5.1.post1-*.whl``, of which only the helpers of tests are used. Every file runs in a process of its own,
+on the chip that op-plugin's tests are written for (A2): many skip themselves on another.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TESTS = Path("op-plugin", "test", "test_custom_ops")
+WHEEL = "torch_npu-2.5.1.post1-*.whl"
+CHIP = "Ascend910B3"
+_BORROWED = ("torch_npu/testing/", "torch_npu/utils/_path_manager.py", "torch_npu/utils/_error_code.py")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one file of tests gave; `failed` and `skipped` map the names of tests to reasons."""
+
+    file: str
+    passed: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        if self.failed:
+            return "failed"
+        return "passed" if self.passed else "skipped"
+
+
+def missing(folder: Path) -> list[str]:
+    """What `folder` lacks to run the tests of op-plugin."""
+    lacks = [] if (folder / TESTS).is_dir() else [str(TESTS)]
+    return lacks if list(folder.glob(WHEEL)) else [*lacks, WHEEL]
+
+
+def borrow(folder: Path, target: Path) -> Path:
+    """Unpack the helpers of tests from the wheel in `folder` into `target`."""
+    with zipfile.ZipFile(next(folder.glob(WHEEL))) as wheel:
+        wheel.extractall(target, [name for name in wheel.namelist() if name.startswith(_BORROWED)])
+    return target
+
+
+def files(folder: Path, names: Iterable[str] = ()) -> list[Path]:
+    """The test files of the checkout in `folder`, or those with the given names."""
+    wanted = set(names)
+    return [path for path in sorted((folder / TESTS).glob("test_*.py")) if not wanted or path.name in wanted]
+
+
+def run(folder: Path, names: Iterable[str] = (), jobs: int = 1) -> list[Outcome]:
+    """Run the files of op-plugin's checkout in `folder`, `jobs` at a time."""
+    settings = {
+        "NPU_EMULATOR_CHIP": CHIP,
+        "NPU_EMULATOR_CAPACITY_MB": str(64 << 10),
+        "NPU_EMULATOR_NODE": f"op-plugin-{os.getpid()}",
+        "OMP_NUM_THREADS": "1",
+    }
+    tests = files(folder, names)
+    with tempfile.TemporaryDirectory() as scratch:
+        borrowed = borrow(folder, Path(scratch, "wheel"))
+        program = [sys.executable, "-W", "ignore", "-m", "tests.upstream.op_plugin_program"]
+        subprocess.run([*program, borrowed, scratch, str(jobs), *tests], env=os.environ | settings, check=True)
+        return [Outcome(test.name, **json.loads(Path(scratch, f"{test.stem}.json").read_text())) for test in tests]
+
+
+def _line(outcome: Outcome) -> str:
+    counts = f"{outcome.passed} passed, {len(outcome.failed)} failed, {len(outcome.skipped)} skipped"
+    reasons = sorted({*outcome.failed.values()} or {*outcome.skipped.values()})
+    return f"{outcome.state:8} {outcome.file:55} {counts}{'; ' if reasons else ''}{' | '.join(reasons)[:240]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--upstream", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--file", nargs="*", default=(), metavar="NAME", help="only these files")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write all outcomes as JSON")
+    options = parser.parse_args()
+    lacks = missing(options.upstream)
+    if lacks:
+        parser.error(f"{options.upstream} lacks {' and '.join(lacks)}")
+    outcomes = run(options.upstream, options.file, options.jobs)
+    for outcome in outcomes:
+        print(_line(outcome))
+    for state in ("passed", "failed", "skipped"):
+        print(f"{sum(outcome.state == state for outcome in outcomes)} files {state}")
+    if options.report:
+        options.report.write_text(json.dumps([vars(outcome) for outcome in outcomes], indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Files of op-plugin's operator tests, unmodified, on the emulator; started by `tests.upstream.op_plugin`.
+
+    python -m tests.upstream.op_plugin_program BORROWED RESULTS JOBS FILE ...
+
+BORROWED holds what the tests need of the real torch_npu: its ``testing`` package and two modules of ``utils``. Each
+file runs in a process of its own, forked from one that has imported torch. Into RESULTS goes ``<file>.json``: the
+number of tests passed and, by the test's name, why others were skipped or failed.
+"""
+
+import concurrent.futures
+import contextlib
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import types
+import unittest
+from pathlib import Path
+
+LIMIT_S = 120
+
+
+def _borrow(folder: Path) -> None:
+    """Let ``torch_npu.testing`` and two modules of ``torch_npu.utils`` come from the published wheel."""
+    import torch_npu
+    import torch_npu.utils
+
+    if importlib.util.find_spec("expecttest") is None:
+        # torch's own test module imports it for checks that no test of operators uses.
+        sys.modules["expecttest"] = types.ModuleType("expecttest")
+        sys.modules["expecttest"].TestCase = unittest.TestCase
+    torch_npu.__path__.append(str(folder / "torch_npu"))
+    torch_npu.utils.__path__.append(str(folder / "torch_npu" / "utils"))
+
+
+class _Result(unittest.TestResult):
+    """Counts, and what each test that did not pass says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed = 0
+
+    def addSuccess(self, test: unittest.TestCase) -> None:
+        self.passed += 1
+
+    def record(self) -> dict:
+        failed = {test.id(): _raised(text) for test, text in (*self.failures, *self.errors)}
+        return {"passed": self.passed, "skipped": {t.id(): why for t, why in self.skipped}, "failed": failed}
+
+
+def _raised(traceback: str) -> str:
+    """The line of a traceback that says what was raised."""
+    lines = [line for line in traceback.splitlines() if line and not line[0].isspace()]
+    return next((line for line in lines if not line.startswith("Traceback")), traceback.strip())
+
+
+def _use_shared_files() -> None:
+    """Let tensors that processes hand each other live in files: a rank may end before its result has been taken."""
+    import torch.multiprocessing
+
+    torch.multiprocessing.set_sharing_strategy("file_system")
+
+
+def _run_file(file: Path, result: Path) -> None:
+    os.setsid()
+    sys.path.insert(0, str(file.parent))
+    outcome = _Result()
+    unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(file.stem)).run(outcome)
+    result.write_text(json.dumps(outcome.record()))
+
+
+def _run_in_a_process(file: Path, results: Path) -> None:
+    """Run one file; one that ends without a result, or not in time, has failed."""
+    result = results / f"{file.stem}.json"
+    process = multiprocessing.get_context("fork").Process(target=_run_file, args=(file, result))
+    process.start()
+    process.join(LIMIT_S)
+    said = f"ended with {process.exitcode}" if process.exitcode is not None else f"not finished after {LIMIT_S} s"
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # itself, and processes that a failed test has left
+    process.join()
+    if not result.exists():
+        result.write_text(json.dumps({"failed": {file.name: said}}))
+
+
+def main(results: Path, jobs: int, files: list[Path]) -> None:
+    import torch_npu.testing.testcase  # noqa: F401
+
+    several_ranks = threading.Lock()  # all files whose tests start ranks use the same port
+
+    def run(file: Path) -> None:
+        with several_ranks if "multiprocessing" in file.read_text() else contextlib.nullcontext():
+            _run_in_a_process(file, results)
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(run, files))
+
+
+# Not below the guard: a test that starts processes imports this module in each of them.
+_borrow(Path(sys.argv[1]))
+_use_shared_files()
+
+if __name__ == "__main__":
+    main(Path(sys.argv[2]), int(sys.argv[3]), [Path(name) for name in sys.argv[4:]])
