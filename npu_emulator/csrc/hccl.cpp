@@ -37,6 +37,14 @@ DeferredWorks& deferred_works() {
   return *works;
 }
 
+// A collective that has completed need not be waited for again; what it holds is given up with it.
+void forget_deferred(const c10d::Work* completed) {
+  auto& works = deferred_works();
+  std::lock_guard<std::mutex> lock(works.mutex);
+  const auto is_completed = [&](const auto& work) { return work.get() == completed; };
+  works.pending.erase(std::remove_if(works.pending.begin(), works.pending.end(), is_completed), works.pending.end());
+}
+
 // gloo's threads refuse inference tensors, and nothing here is recorded for backward.
 struct CollectiveScope {
   c10::InferenceMode ordinary_tensors{false};
@@ -157,6 +165,7 @@ bool HcclWork::wait(std::chrono::milliseconds timeout) {
   if (finish_) finish_();
   done_ = true;
   finish_ = nullptr;
+  if (deferred) forget_deferred(this);
   return true;
 }
 

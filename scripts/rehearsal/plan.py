@@ -93,7 +93,7 @@ class Plan:
     def environment(self) -> dict[str, str]:
         """The variables that the run's commands get on top of the user's environment."""
         own = {
-            **read_environment(ENVIRONMENT_FILE),
+            **run_environment(self.overrides),
             "PYTHONPATH": _search_path(),
             "NPU_EMULATOR_DEVICES": str(self.options.dies),
             "NPU_EMULATOR_CAPACITY_MB": str(self.options.device_memory_mb),
@@ -143,6 +143,17 @@ def checkpoint_key() -> str:
     for path in sources:
         digest.update(path.name.encode() + (path.read_bytes() if path.exists() else b""))
     return digest.hexdigest()[:16]
+
+
+def run_environment(overrides: Iterable[str]) -> dict[str, str]:
+    """The variables of `ENVIRONMENT_FILE` for a run with these overrides.
+
+    Kernels that take 16 bits only refuse float32 on an NPU. A run in float32 is a reference and computes with them.
+    """
+    environment = read_environment(ENVIRONMENT_FILE)
+    if "actor_rollout_ref.overlay.precision=float32" in overrides:
+        environment["NPU_EMULATOR_STRICT"] = "float32"
+    return environment
 
 
 def read_environment(path: Path) -> dict[str, str]:

@@ -250,7 +250,7 @@ def test_ray_finds_the_dies(monkeypatch, visible, count):
     if visible is not None:
         monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", visible)
     assert NPUAcceleratorManager.get_current_node_num_accelerators() == count
-    assert NPUAcceleratorManager.get_current_node_accelerator_type() == "Ascend910B3"
+    assert NPUAcceleratorManager.get_current_node_accelerator_type() == "Ascend910_9391"
 
 
 def test_acl_knows_the_memory_of_the_current_device():

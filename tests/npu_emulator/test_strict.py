@@ -1,6 +1,8 @@
 """Strict mode refuses what the documentation forbids and names operator, argument and rule; otherwise it computes."""
 
 import inspect
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -39,8 +41,8 @@ def dispatch(dtype, numbers, experts):
 
 
 FORBIDDEN = {
-    "npu::npu_rms_norm: gamma must have the dtype of x": lambda: torch_npu.npu_rms_norm(
-        torch.ones(2, 4, dtype=torch.bfloat16, **on), torch.ones(4, **on)
+    "npu::npu_rms_norm: gamma must have the dtype of x or be float32": lambda: torch_npu.npu_rms_norm(
+        torch.ones(2, 4, dtype=torch.bfloat16, **on), torch.ones(4, dtype=torch.float16, **on)
     ),
     "npu::npu_rms_norm: x must be float16 or bfloat16 or float32": lambda: torch_npu.npu_rms_norm(
         torch.ones(2, 4, dtype=torch.float64, **on), torch.ones(4, dtype=torch.float64, **on)
@@ -59,12 +61,17 @@ FORBIDDEN = {
             torch.tensor([0, 1], dtype=torch.int32, **on), torch.zeros(1, 2, dtype=torch.int32, **on),
         )
     ),
-    "npu::npu_grouped_matmul: group_type must be one of -1, 0, not 2": lambda: torch_npu.npu_grouped_matmul(
-        [torch.ones(2, 3, **on)], [torch.ones(3, 2, **on)], group_list=torch.tensor([3], **on), group_type=2,
-        split_item=3,
+    "npu::npu_grouped_matmul_add_: x must be float16 or bfloat16": lambda: torch_npu.npu_grouped_matmul_add_(
+        torch.zeros(2, 2, **on), *[torch.ones(3, 2, **on)] * 2, torch.tensor([3], **on)
     ),
-    "npu::npu_grouped_matmul: group_list must add up to the rows of x": lambda: torch_npu.npu_grouped_matmul(
-        [torch.ones(4, 3, **on)], [torch.ones(1, 3, 2, **on)], group_list=torch.tensor([3], **on), group_type=0,
+    "npu::npu_grouped_matmul_add_: total must be float32": lambda: torch_npu.npu_grouped_matmul_add_(
+        torch.zeros(2, 2, **half), *[torch.ones(3, 2, **half)] * 2, torch.tensor([3], **on)
+    ),
+    "npu::npu_grouped_matmul_add_: group_list must add up": lambda: torch_npu.npu_grouped_matmul_add_(
+        torch.zeros(2, 2, **on), *[torch.ones(3, 2, **half)] * 2, torch.tensor([2], **on)
+    ),
+    "npu::npu_grouped_matmul: group_list must add up to the rows of x or fewer": lambda: torch_npu.npu_grouped_matmul(
+        [torch.ones(4, 3, **on)], [torch.ones(1, 3, 2, **on)], group_list=torch.tensor([5], **on), group_type=0,
         split_item=3,
     ),
     "npu::npu_fusion_attention: atten_mask must be [2048, 2048]": lambda: torch_npu.npu_fusion_attention(
@@ -129,6 +136,7 @@ FORBIDDEN = {
     ),
 }  # fmt: skip
 NEEDS_A_GROUP = "npu_moe_distribute"
+CANNOT_COMPUTE = ("even size", NEEDS_A_GROUP, "query_rope", "total must be float32", "or fewer")
 
 
 @pytest.mark.parametrize("message", FORBIDDEN)
@@ -140,7 +148,7 @@ def test_forbidden_inputs_are_named(message):
 
 @pytest.mark.parametrize("message", FORBIDDEN)
 def test_without_strict_mode_the_same_inputs_compute(message):
-    if "even size" not in message and NEEDS_A_GROUP not in message and "query_rope" not in message:
+    if not any(part in message for part in CANNOT_COMPUTE):
         FORBIDDEN[message]()
 
 
@@ -156,6 +164,37 @@ def test_allowed_inputs_compute_in_strict_mode():
             group_type=0, split_item=2,
         )  # fmt: skip
     assert x.grad is not None and not strict.is_enabled()
+
+
+def test_a_reference_run_may_give_float32_alone_to_kernels_of_16_bits():
+    x = torch.ones(2, 1, 1, 64, **on)
+    with strict.enabled(reference_runs=True):
+        torch_npu.npu_interleave_rope(x, x, x)
+        with pytest.raises(strict.ForbiddenInput, match="cos must be float16 or bfloat16"):
+            torch_npu.npu_interleave_rope(x.bfloat16(), x, x)
+        with pytest.raises(strict.ForbiddenInput, match="expert_ids must be int32"):
+            dispatch(torch.float32, torch.int64, 8)
+    with strict.enabled(), pytest.raises(strict.ForbiddenInput, match="x must be float16 or bfloat16"):
+        torch_npu.npu_interleave_rope(x, x, x)
+
+
+@pytest.mark.parametrize(("setting", "lets_float32_through"), [("1", False), ("float32", True)])
+def test_the_environment_says_how_a_process_begins(monkeypatch, setting, lets_float32_through):
+    program = (
+        "import torch, torch_npu; from npu_emulator import strict; print(strict.is_enabled());"
+        "x = torch.ones(2, 1, 1, 64, device='npu'); torch_npu.npu_interleave_rope(x, x, x)"
+    )
+    monkeypatch.setenv("NPU_EMULATOR_STRICT", setting)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.stdout.split() == ["True"]
+    assert (ended.returncode == 0) == lets_float32_through
+    assert lets_float32_through or "ForbiddenInput: npu::npu_interleave_rope: x must be" in ended.stderr
+
+
+def test_an_unknown_setting_is_named(monkeypatch):
+    monkeypatch.setenv("NPU_EMULATOR_STRICT", "very")
+    ended = subprocess.run([sys.executable, "-c", "import torch_npu"], capture_output=True, text=True)
+    assert "NPU_EMULATOR_STRICT must be 0, 1 or float32, not 'very'" in ended.stderr
 
 
 @pytest.mark.parametrize("name", strict.RULES)

@@ -296,6 +296,13 @@ def test_user_overrides_win_over_every_other():
     assert "trainer.total_training_steps=5" in widened.overrides[:-2]
 
 
+@pytest.mark.parametrize(("precision", "strict"), [("bfloat16", "1"), ("float32", "float32")])
+def test_operators_are_strict_and_collectives_complete_at_wait_only(precision, strict):
+    plan = make_plan(Options(overrides=(f"actor_rollout_ref.overlay.precision={precision}",)), "time")
+    assert plan.environment()["NPU_EMULATOR_STRICT"] == strict
+    assert plan.environment()["NPU_EMULATOR_DEFERRED_COLLECTIVES"] == "1"
+
+
 def test_every_variable_of_the_environment_file_is_read_by_the_software_it_names():
     text = (ROOT / "scripts" / "env" / "rehearsal.env").read_text()
     for line in text.splitlines():

@@ -1,5 +1,7 @@
 """Stand-in for the Python binding of AscendCL: what Ray and vllm-ascend ask it."""
 
+import os
+
 from . import rt  # noqa: F401
 
 SUCCESS = 0
@@ -14,4 +16,5 @@ def finalize() -> int:
 
 
 def get_soc_name() -> str:
-    return "Ascend910B3"
+    """The chip that NPU_EMULATOR_CHIP names, or the Atlas A3's."""
+    return os.environ.get("NPU_EMULATOR_CHIP") or "Ascend910_9391"

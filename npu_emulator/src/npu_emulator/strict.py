@@ -3,6 +3,9 @@
     with strict.enabled():
         torch_npu.npu_swiglu(x)
 
+With NPU_EMULATOR_STRICT=1 in the environment a process begins in this mode. NPU_EMULATOR_STRICT=float32 is for
+reference runs: where a kernel takes 16 bits only, a call whose floating-point tensors all are float32 is let through.
+
 Rules are taken from the operator pages of torch_npu 2.5.1 for Atlas A2 and A3. For the ``_npu_*`` and ``atb``
 operators, which have no such pages, they are the types that vllm-ascend 0.9.1 passes. Those of ``npu_extension``, the
 kernels that training code binds itself, are from the pages of the CANN or ATB kernel behind them. Operators without an
@@ -10,12 +13,16 @@ entry in `RULES` are not checked.
 """
 
 import contextlib
+import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from . import _C
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 HALVES = (torch.float16, torch.bfloat16)
@@ -27,16 +34,23 @@ class ForbiddenInput(RuntimeError):
 
 @dataclass(frozen=True)
 class Rule:
-    """Something that must hold of the arguments, by name, whenever `argument` is given."""
+    """Something that must hold of the arguments, by name, whenever `argument` is given.
+
+    of_values: it looks at elements, which are not there yet while a graph is captured.
+    sixteen_bits: it allows no floating-point type but those of 16 bits.
+    """
 
     argument: str
     text: str
     holds: Callable[[dict], bool]
+    of_values: bool = False
+    sixteen_bits: bool = False
 
 
 def _dtype(argument: str, *allowed: torch.dtype) -> Rule:
     names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
-    return Rule(argument, f"must be {names}", lambda given: given[argument].dtype in allowed)
+    sixteen_bits = bool(set(allowed) & set(HALVES)) and torch.float32 not in allowed
+    return Rule(argument, f"must be {names}", lambda given: given[argument].dtype in allowed, sixteen_bits=sixteen_bits)
 
 
 def _same_dtype(argument: str, other: str) -> Rule:
@@ -121,7 +135,7 @@ def _fits(left: Tensor, right: Tensor) -> bool:
 
 
 _RANKS = _one_of("world_size", 2, 4, 8, 16, 32)
-_NO_BIAS = Rule("bias", "must be zero, if there is one", lambda given: not bool(given["bias"].any()))
+_NO_BIAS = Rule("bias", "must be zero, if there is one", lambda given: not bool(given["bias"].any()), of_values=True)
 
 _LCOC = [
     *(_dtype(name, *HALVES) for name in ("left", "right", "output")),
@@ -164,22 +178,38 @@ _COMBINED = [_dtype("expand_x", *HALVES), _dtype("expert_scales", torch.float32)
 
 def _of_lists(argument: str, text: str, holds: Callable[[Tensor], bool]) -> Rule:
     """A rule for every tensor of a list."""
-    return Rule(argument, text, lambda given: all(map(holds, given[argument])))
+    return Rule(argument, text, lambda given: all(map(holds, given[argument])), sixteen_bits="16" in text)
+
+
+def _rows_of_groups(groups: Tensor | list[int], group_list_type: int | None) -> int:
+    """All rows of a list of groups in running totals, or in numbers where group_list_type is 1."""
+    values = groups.tolist() if isinstance(groups, Tensor) else list(groups)
+    return sum(values) if group_list_type else values[-1]
 
 
 def _adds_up(argument: str, rows: Callable[[dict], int]) -> Rule:
-    """A list of groups in running totals, or in numbers where group_list_type is 1."""
-
     def holds(given: dict) -> bool:
-        groups = given[argument]
-        values = groups.tolist() if isinstance(groups, Tensor) else list(groups)
-        return (sum(values) if given.get("group_list_type") else values[-1]) == rows(given)
+        return _rows_of_groups(given[argument], given.get("group_list_type")) == rows(given)
 
-    return Rule(argument, "must add up to the rows of x", holds)
+    return Rule(argument, "must add up to the rows of x", holds, of_values=True)
+
+
+def _groups_fit(given: dict) -> bool:
+    """MC2 leaves room behind the rows of the last group, and vllm-ascend multiplies it with them."""
+    rows = given["x"][0].shape[1 if given["group_type"] == 2 else 0]
+    return _rows_of_groups(given["group_list"], given["group_list_type"]) <= rows
 
 
 RULES: dict[str, list[Rule]] = {
-    "npu::npu_rms_norm": [_dtype("x", *FLOATS), _dims("x", 2, 8), _same_dtype("gamma", "x")],
+    "npu::npu_rms_norm": [
+        _dtype("x", *FLOATS),
+        _dims("x", 2, 8),
+        Rule(
+            "gamma",
+            "must have the dtype of x or be float32",
+            lambda given: given["gamma"].dtype in (given["x"].dtype, torch.float32),
+        ),
+    ],
     "npu::npu_add_rms_norm": [
         _dtype("x1", *FLOATS),
         _same_dtype("x2", "x1"),
@@ -221,18 +251,20 @@ RULES: dict[str, list[Rule]] = {
     ],
     "npu::npu_moe_token_permute": [_dtype("tokens", torch.bfloat16), _dims("tokens", 2, 2)],
     "npu::npu_grouped_matmul": [
-        _one_of("group_type", -1, 0),
         _one_of("split_item", 0, 1, 2, 3),
         _dtype("group_list", torch.int64),
         Rule("group_list", "must have at most 1024 entries", lambda given: given["group_list"].numel() <= 1024),
-        Rule(
-            "group_list",
-            "must add up to the rows of x",
-            lambda given: (
-                int(given["group_list"].sum() if given["group_list_type"] else given["group_list"][-1])
-                == given["x"][0].shape[0]
-            ),
-        ),
+        Rule("group_list", "must add up to the rows of x or fewer", _groups_fit, of_values=True),
+    ],
+    "npu::npu_grouped_matmul_add_": [
+        *(_dtype(name, *HALVES) for name in ("x", "weight")),
+        _same_dtype("weight", "x"),
+        _dtype("total", torch.float32),
+        *(_dims(name, 2, 2) for name in ("x", "weight", "total")),
+        Rule("x", "must not be empty", lambda given: given["x"].numel() > 0),
+        Rule("total", "must be contiguous", lambda given: given["total"].is_contiguous()),
+        _dtype("group_list", torch.int64),
+        _adds_up("group_list", lambda given: given["x"].shape[0]),
     ],
     "npu::npu_fusion_attention": [
         *(_dtype(name, *FLOATS) for name in ("query", "key", "value")),
@@ -266,7 +298,7 @@ RULES: dict[str, list[Rule]] = {
         Rule("kv", "must have 576 elements in its last dimension", lambda given: given["kv"].shape[-1] == 576),
         Rule("gamma", "must have 512 elements", lambda given: given["gamma"].numel() == 512),
         _dtype("index", torch.int64),
-        Rule("index", "must name beginnings of blocks with this cache_mode", _blocks_begin),
+        Rule("index", "must name beginnings of blocks with this cache_mode", _blocks_begin, of_values=True),
     ],
     "npu::npu_fused_infer_attention_score": [
         *(_dtype(name, *HALVES) for name in ("query", "key", "value")),
@@ -385,7 +417,11 @@ RULES: dict[str, list[Rule]] = {
     "atb::npu_ring_mla": [_dtype("q_nope", *HALVES), _dtype("seqlen", torch.int32)],
 }
 
-_enabled = False
+_MODES = {"": (False, False), "0": (False, False), "1": (True, False), "float32": (True, True)}
+_setting = os.environ.get("NPU_EMULATOR_STRICT", "")
+if _setting not in _MODES:
+    raise RuntimeError(f"NPU_EMULATOR_STRICT must be 0, 1 or float32, not {_setting!r}")
+_enabled, _reference_runs = _MODES[_setting]
 
 
 def is_enabled() -> bool:
@@ -393,14 +429,31 @@ def is_enabled() -> bool:
 
 
 @contextlib.contextmanager
-def enabled() -> Iterator[None]:
-    """Check every operator of torch_npu that is called inside, in the whole process."""
-    global _enabled
-    before, _enabled = _enabled, True
+def enabled(on: bool = True, reference_runs: bool = False) -> Iterator[None]:
+    """Check every operator of torch_npu that is called inside, in the whole process, or none if not `on`.
+
+    reference_runs: let calls through whose floating-point tensors all are float32 where a kernel takes 16 bits only.
+    """
+    global _enabled, _reference_runs
+    before, (_enabled, _reference_runs) = (_enabled, _reference_runs), (on, reference_runs)
     try:
         yield
     finally:
-        _enabled = before
+        _enabled, _reference_runs = before
+
+
+@functools.cache
+def _parameters(function: Callable) -> tuple[tuple[str, ...], dict, frozenset[str]]:
+    """The names of its parameters in order, those with a default, and those without. Binding each call takes longer."""
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return tuple(p.name for p in parameters), defaults, frozenset(p.name for p in parameters) - defaults.keys()
+
+
+def _is_reference(given: dict) -> bool:
+    """Whether every floating-point tensor among the arguments, also in lists, is float32."""
+    values = [item for value in given.values() for item in (value if isinstance(value, (list, tuple)) else [value])]
+    return all(item.dtype == torch.float32 for item in values if isinstance(item, Tensor) and item.is_floating_point())
 
 
 def check(name: str, function: Callable, args: tuple, kwargs: dict) -> None:
@@ -408,11 +461,28 @@ def check(name: str, function: Callable, args: tuple, kwargs: dict) -> None:
     rules = RULES.get(name)
     if not rules:
         return
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    given = bound.arguments
+    names, defaults, required = _parameters(function)
+    given = defaults | dict(zip(names, args, strict=False)) | kwargs
+    if not required <= given.keys():
+        return  # the call itself says what is missing
+    capturing = _C.is_recording()
     for rule in rules:
         value = given[rule.argument]
-        if value is not None and not rule.holds(given):
-            shown = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-            raise ForbiddenInput(f"{name}: {rule.argument} {rule.text}, not {shown}")
+        if value is None or (rule.of_values and capturing) or rule.holds(given):
+            continue
+        if rule.sixteen_bits and _reference_runs and _is_reference(given):
+            continue
+        shown = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise ForbiddenInput(f"{name}: {rule.argument} {rule.text}, not {shown}")
+
+
+@functools.cache
+def checked(name: str, function: Callable) -> Callable:
+    """`function`, which takes host tensors, with a check before each call; its `__wrapped__` is the function itself."""
+
+    @functools.wraps(function)
+    def check_and_call(*args, **kwargs):
+        check(name, function, args, kwargs)
+        return function(*args, **kwargs)
+
+    return check_and_call

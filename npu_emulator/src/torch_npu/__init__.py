@@ -7,7 +7,7 @@ import types
 import npu_emulator  # noqa: F401  # isort: skip
 import torch
 
-from npu_emulator import aten, coverage, extensions, import_hooks, meters, operators, toolkit  # noqa: F401
+from npu_emulator import aten, collectives, coverage, extensions, import_hooks, meters, operators, toolkit  # noqa: F401
 
 __version__ = "2.5.1.post1"
 Format = operators.formats.Format

@@ -110,7 +110,7 @@ def test_rotary_mul_turns_pairs(mode):
 
 def test_rotary_mul_refuses_unknown_modes():
     x = torch.ones(1, 1, 1, 4, device="npu")
-    with pytest.raises(RuntimeError, match="npu_rotary_mul: rotary_mode must be"):
+    with pytest.raises(RuntimeError, match="rotary_mode of npu_rotary_mul should be half or interleave, but got"):
         torch_npu.npu_rotary_mul(x, x, x, "quarter")
 
 

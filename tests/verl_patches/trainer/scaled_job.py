@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts.rehearsal.plan import ENVIRONMENT_FILE, read_environment
+from scripts.rehearsal.plan import run_environment
 
 ROOT = Path(__file__).parents[3]
 RANDOM, TRUE = "deepseek_v3_256die_random_init", "deepseek_v3_256die_true_weight"
@@ -46,7 +46,7 @@ def run_scaled_job(
         f"data.train_files={data}", f"data.val_files={data}",
     ]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    environment |= read_environment(ENVIRONMENT_FILE) | variables
+    environment |= run_environment(given) | variables
     environment |= {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(root), variables.get("PYTHONPATH")])),
         "NPU_EMULATOR_DEVICES": str(dies),

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from scripts.rehearsal.plan import ENVIRONMENT_FILE, read_environment
+from scripts.rehearsal.plan import run_environment
 from tests.verl_patches.trainer.surroundings import surroundings
 from verl_patches.features.measure.run_files import read_faults
 from verl_patches.features.own_ray.processes import descendants
@@ -42,7 +42,7 @@ def command(inputs, output, *overrides):
         *overrides,
     ]
     mark = uuid.uuid4().hex
-    environment = os.environ | read_environment(ENVIRONMENT_FILE)
+    environment = os.environ | run_environment(overrides)
     environment |= {"PYTHONPATH": str(ROOT), "NPU_EMULATOR_DEVICES": "4", "NPU_EMULATOR_CAPACITY_MB": "1024"}
     environment[MARKER] = mark
     return [sys.executable, "-m", "verl_patches.trainer.main_ppo", *arguments], environment, mark

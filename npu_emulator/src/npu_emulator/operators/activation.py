@@ -9,8 +9,9 @@ from .registry import operator
 
 @operator("npu_swiglu(Tensor self, int dim=-1) -> Tensor", differentiable=True)
 def npu_swiglu(x: Tensor, dim: int = -1):
-    gate, up = x.chunk(2, dim)
-    return functional.silu(gate) * up
+    """``silu(gate) * up`` of the halves of `x` along `dim`, computed in float32 and rounded once."""
+    gate, up = x.float().chunk(2, dim)
+    return (functional.silu(gate) * up).to(x.dtype)
 
 
 @operator("npu_swiglu_backward(Tensor grad, Tensor self, int dim=-1) -> Tensor")
@@ -35,9 +36,15 @@ def npu_gelu(x: Tensor, *, approximate: str = "none"):
     return functional.gelu(x, approximate=approximate)
 
 
+@operator("npu_gelu_backward(Tensor grad_output, Tensor input, *, str approximate='none') -> Tensor")
+def npu_gelu_backward(gradient: Tensor, x: Tensor, *, approximate: str = "none"):
+    return torch.ops.aten.gelu_backward(gradient.float(), x.float(), approximate=approximate).to(x.dtype)
+
+
 @operator("npu_fast_gelu(Tensor self) -> Tensor", differentiable=True)
 def npu_fast_gelu(x: Tensor):
-    return x * torch.sigmoid(1.702 * x)
+    wide = x.float()
+    return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
 
 
 @operator(

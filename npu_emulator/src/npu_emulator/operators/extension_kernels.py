@@ -200,9 +200,8 @@ def npu_moe_token_unpermute(
     padded_mode: bool | None = False,
     restore_shape: list[int] | None = None,
 ):
-    """aclnnMoeTokenUnpermute; with float32 probs the weighted sum is float32, and then cast to the tokens' type."""
-    wide = permuted_tokens.float() if probs is not None and probs.dtype == torch.float32 else permuted_tokens
-    return unpermute_tokens(wide, sorted_indices, probs, bool(padded_mode), restore_shape).to(permuted_tokens.dtype)
+    """aclnnMoeTokenUnpermute; see torch_npu.npu_moe_token_unpermute."""
+    return unpermute_tokens(permuted_tokens, sorted_indices, probs, bool(padded_mode), restore_shape)
 
 
 @operator(

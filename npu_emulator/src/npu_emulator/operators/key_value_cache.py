@@ -5,7 +5,7 @@ from torch import Tensor
 
 from .normalization import rms_norm
 from .registry import operator
-from .rotary import deinterleave, rotate_half
+from .rotary import deinterleave, turn
 
 CACHE_MODES = ("Norm", "PA", "PA_BNSD", "PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ")
 _NZ_COLUMN = 16  # elements of two bytes in 32 bytes
@@ -170,8 +170,7 @@ def npu_kv_rmsnorm_rope_cache(
     latent_size = gamma.shape[0]
     latent, rope = kv.split([latent_size, kv.shape[-1] - latent_size], -1)
     latent, _ = rms_norm(latent, gamma, epsilon)
-    rope = deinterleave(rope)
-    rope = (rope * cos + rotate_half(rope) * sin).to(kv.dtype).contiguous()
+    rope = turn(deinterleave(rope), cos, sin).contiguous()
     _update_caches(cache_mode, index, [(k_cache, rope), (ckv_cache, latent)])
     if not is_output_kv:
         rope, latent = torch.full_like(rope, float("nan")), torch.full_like(latent, float("nan"))

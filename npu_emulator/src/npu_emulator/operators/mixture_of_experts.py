@@ -106,7 +106,7 @@ def npu_moe_finalize_routing(
     export_for_source_row: Tensor | None,
     drop_pad_mode: int = 0,
 ):
-    """The weighted sum, for each token, of the rows of its experts.
+    """The weighted sum, for each token, of the rows of its experts, computed in float32 and rounded once.
 
     In modes 0 and 1 the positions of rows are numbered by columns, in modes 2 and 3 by tokens. Modes 1 and 3 pad: a
     position of -1 stands for a dropped row.
@@ -115,18 +115,18 @@ def npu_moe_finalize_routing(
     tokens, k = (expanded_src_to_dst_row.numel(), 1) if shaped is None else shaped.shape
     position = expanded_src_to_dst_row.long()
     position = position.view(k, tokens).t() if drop_pad_mode in (0, 1) else position.view(tokens, k)
-    rows = expanded_permuted_rows.flatten(0, -2)[position.clamp(min=0)]
+    rows = expanded_permuted_rows.flatten(0, -2)[position.clamp(min=0)].float()
     if drop_pad_mode in (1, 3):
         rows = rows.masked_fill((position < 0).unsqueeze(-1), 0)
     if bias is not None:
         rows = rows + bias[export_for_source_row.long()]
     if scales is not None:
-        rows = rows * scales.to(rows.dtype).unsqueeze(-1)
+        rows = rows * scales.float().unsqueeze(-1)
     total = rows.sum(1)
     for skip in (skip1, skip2):
         if skip is not None:
             total = total + skip
-    return total
+    return total.to(expanded_permuted_rows.dtype)
 
 
 @operator(
@@ -161,7 +161,10 @@ def npu_moe_token_unpermute(
     padded_mode: bool = False,
     restore_shape: list[int] | None = None,
 ):
-    """The inverse of npu_moe_token_permute: the sum, weighted by `probs`, of the rows of each token."""
+    """The inverse of npu_moe_token_permute: the sum, weighted by `probs`, of the rows of each token.
+
+    It is computed in float32 and rounded once.
+    """
     if padded_mode:
         raise NotImplementedError("npu_moe_token_unpermute: padded_mode is not emulated")
     k = 1 if probs is None else probs.shape[1]
@@ -169,6 +172,6 @@ def npu_moe_token_unpermute(
     if missing > 0:
         permuted_tokens = torch.nn.functional.pad(permuted_tokens, (0, 0, 0, missing))
     rows = permuted_tokens.index_select(0, sorted_indices.long()).unflatten(0, (-1, k))
-    if probs is not None:
-        rows = rows * probs.unsqueeze(-1).to(rows.dtype)
-    return rows.sum(1)
+    if probs is None:
+        return rows.squeeze(1)
+    return (rows.float() * probs.float().unsqueeze(-1)).sum(1).to(permuted_tokens.dtype)

@@ -109,20 +109,21 @@ def _callable(operator: Operator) -> Callable:
 
 def run_on_host(operator: Operator, *args, **kwargs):
     """Run an operator on NPU tensors; one that works on the device takes them as they are."""
-    _begin(operator, args, kwargs)
+    _C.count_operator(operator.name)
     if operator.on_device:
+        if strict.is_enabled():
+            strict.check(operator.name, operator.function, args, kwargs)
         with torch.set_grad_enabled(operator.differentiable and torch.is_grad_enabled()):
             return operator.function(*args, **kwargs)
     if _C.is_recording() and operator.written:
         named = [*enumerate(args), *kwargs.items()]
         _C.will_write([value for name, value in named if name in operator.written and value is not None])
-    return _C.call_on_host(operator.name, operator.function, args, kwargs, bool(operator.written))
+    return _C.call_on_host(operator.name, _host_function(operator), args, kwargs, bool(operator.written))
 
 
-def _begin(operator: Operator, args: tuple, kwargs: dict) -> None:
-    if strict.is_enabled():
-        strict.check(operator.name, operator.function, args, kwargs)
-    _C.count_operator(operator.name)
+def _host_function(operator: Operator) -> Callable:
+    """What runs on host tensors; in strict mode it looks at its arguments first, at their elements too."""
+    return strict.checked(operator.name, operator.function) if strict.is_enabled() else operator.function
 
 
 def _run_with_gradient(operator: Operator, *args, **kwargs):
@@ -148,8 +149,8 @@ class _HostGraph(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, operator: Operator, kwargs, *args):
-        _begin(operator, args, kwargs)
-        ctx.operator = operator
+        _C.count_operator(operator.name)
+        ctx.operator, function = operator, _host_function(operator)
         wanted = [isinstance(value, torch.Tensor) and value.requires_grad for value in args]
 
         def record(*args, **kwargs):
@@ -157,7 +158,7 @@ class _HostGraph(torch.autograd.Function):
                 value.detach().requires_grad_() if leaf else value for value, leaf in zip(args, wanted, strict=True)
             ]
             with torch.enable_grad():
-                results = operator.function(*args, **kwargs)
+                results = function(*args, **kwargs)
             ctx.leaves = [value if leaf else None for value, leaf in zip(args, wanted, strict=True)]
             ctx.results = results if isinstance(results, tuple) else (results,)
             return tuple(_detached(result) for result in ctx.results)

@@ -1,5 +1,7 @@
 """Rotary position embeddings. "half" pairs element i with i + d/2, "interleave" pairs 2i with 2i + 1."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -20,18 +22,22 @@ def deinterleave(x: Tensor) -> Tensor:
     return torch.cat((x[..., ::2], x[..., 1::2]), -1)
 
 
+def turn(x: Tensor, cos: Tensor, sin: Tensor, rotate: Callable[[Tensor], Tensor] = rotate_half) -> Tensor:
+    """``x * cos + rotate(x) * sin`` in the type of `x`, computed in float32 and rounded once."""
+    wide = x.float()
+    return (wide * cos.float() + rotate(wide) * sin.float()).to(x.dtype)
+
+
 @operator("npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half') -> Tensor", differentiable=True)
 def npu_rotary_mul(x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half"):
     if rotary_mode not in ("half", "interleave"):
-        raise RuntimeError(f"npu_rotary_mul: rotary_mode must be 'half' or 'interleave', not {rotary_mode!r}")
-    rotate = rotate_half if rotary_mode == "half" else rotate_interleaved
-    return (x * cos + rotate(x) * sin).to(x.dtype)
+        raise RuntimeError(f"The rotary_mode of npu_rotary_mul should be half or interleave, but got {rotary_mode}")
+    return turn(x, cos, sin, rotate_half if rotary_mode == "half" else rotate_interleaved)
 
 
 @operator("npu_interleave_rope(Tensor x, Tensor cos, Tensor sin) -> Tensor")
 def npu_interleave_rope(x: Tensor, cos: Tensor, sin: Tensor):
-    x = deinterleave(x)
-    return (x * cos + rotate_half(x) * sin).to(x.dtype)
+    return turn(deinterleave(x), cos, sin)
 
 
 @operator(
@@ -40,7 +46,7 @@ def npu_interleave_rope(x: Tensor, cos: Tensor, sin: Tensor):
 )
 def npu_apply_rotary_pos_emb(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSH"):
     for states in (query, key):
-        states.copy_(states * cos + rotate_half(states) * sin)
+        states.copy_(turn(states, cos, sin))
     return query, key
 
 

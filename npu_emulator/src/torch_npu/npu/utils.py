@@ -6,12 +6,10 @@ import threading
 import torch
 
 from npu_emulator import _C
+from npu_emulator.chip import CHIP
 
 from . import streams
 from .streams import Stream
-
-DEVICE_NAME = "Ascend910B3"
-SOC_VERSION = 223
 
 DeviceLike = torch.device | int | str | None
 
@@ -47,11 +45,11 @@ def synchronize(device: DeviceLike = None) -> None:
 
 
 def get_device_name(device: DeviceLike = None) -> str:
-    return DEVICE_NAME
+    return CHIP.name
 
 
 def get_soc_version() -> int:
-    return SOC_VERSION
+    return CHIP.soc_version
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +62,7 @@ class _NPUDeviceProperties:
 
 
 def get_device_properties(device: DeviceLike = None) -> _NPUDeviceProperties:
-    return _NPUDeviceProperties(DEVICE_NAME, _C.memory_statistics(_get_device_index(device))["capacity"])
+    return _NPUDeviceProperties(CHIP.name, _C.memory_statistics(_get_device_index(device))["capacity"])
 
 
 def get_device_capability(device: DeviceLike = None) -> None:
