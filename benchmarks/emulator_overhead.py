@@ -5,9 +5,8 @@ process and in turns, a few milliseconds each, so that whatever else the machine
 of the turns, and a ratio the median of the ratios of neighbouring turns. One thread computes.
 """
 
-import argparse
-import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,6 +16,10 @@ import torch
 import torch.nn.functional as functional
 import torch_npu  # noqa: F401
 from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
 
 BATCH, SEQUENCE, HEADS = 4, 64, 4
 TURN_SECONDS = 0.02
@@ -130,10 +133,9 @@ def table(comparisons: list[Comparison]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--widths", type=int, nargs="+", default=[64, 256], help="default: 64 256")
-    parser.add_argument("--pairs", type=int, default=100, help="turns of each device (default: 100)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser = make_parser(__doc__.splitlines()[0])
+    parser.add_argument("--widths", type=whole(1), nargs="+", default=[64, 256], help="default: 64 256")
+    parser.add_argument("--pairs", type=whole(1), default=100, help="turns of each device (default: 100)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -141,8 +143,7 @@ def main() -> None:
     comparisons = [compare(name, made[name], width, options.pairs) for width in options.widths for name in made]
     print(f"one layer, {BATCH} sequences of {SEQUENCE} tokens, float32, one thread, medians of {options.pairs} pairs")
     print(table(comparisons))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in comparisons], indent=2) + "\n")
+    write_figures(options.json, [asdict(row) for row in comparisons])
 
 
 if __name__ == "__main__":

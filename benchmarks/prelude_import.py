@@ -6,13 +6,16 @@ Processes with and without the import alternate, so that whatever else the machi
 the medians over the pairs of the differences in CPU time (user and system) and in wall-clock time, in milliseconds.
 """
 
-import argparse
 import resource
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BARE, PRELUDE = "pass", "from verl_patches import prelude_patch"
@@ -29,15 +32,18 @@ def cost(code: str) -> tuple[float, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=21, help="how often each of the two is run")
-    pairs = parser.parse_args().pairs
+    parser = make_parser(__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=whole(1), default=21, help="how often each of the two is run")
+    options = parser.parse_args()
+    pairs, figures = options.pairs, {}
     cost(PRELUDE)
     measured = [(cost(BARE), cost(PRELUDE)) for _ in range(pairs)]
     for index, name in enumerate(("CPU", "wall")):
         differences = sorted(prelude[index] - bare[index] for bare, prelude in measured)
         median, least, most = statistics.median(differences), differences[0], differences[-1]
+        figures[name] = {"median_ms": median, "least_ms": least, "most_ms": most, "pairs": pairs}
         print(f"{name}: {median:.0f} ms more than a bare interpreter ({least:.0f} to {most:.0f} in {pairs} pairs)")
+    write_figures(options.json, figures)
 
 
 if __name__ == "__main__":

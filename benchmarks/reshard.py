@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
 
+from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 from verl_patches.features.reshard.placement_text import parse_bytes  # noqa: E402
 from verl_patches.features.tiny_model.architecture import tiny_config  # noqa: E402
@@ -40,12 +41,20 @@ COLUMNS = {
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", choices=("tiny", "experts"), action="append", help="default: both")
-    parser.add_argument("--repeats", type=int, default=5, help="how often each way runs (default: 5)")
-    parser.add_argument("--bucket", default="64MiB", help="staging of the planned way, each direction (default: 64MiB)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--repeats", type=whole(1), default=5, help="how often each way runs (default: 5)")
+    parser.add_argument(
+        "--bucket", type=_bytes, default="64MiB", help="staging of the planned way, each direction (default: 64MiB)"
+    )
     return parser.parse_args(arguments)
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def write_config(model: str, folder: Path) -> None:
@@ -93,9 +102,9 @@ def table(model: str, found: dict) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Measures; returns the exit status."""
     options = parse_arguments(arguments)
-    bucket_bytes = parse_bytes(options.bucket)
-    found = {model: measure(model, options.repeats, bucket_bytes) for model in options.model or ("tiny", "experts")}
-    print(json.dumps(found, indent=1) if options.json else "\n\n".join(table(*item) for item in found.items()))
+    found = {model: measure(model, options.repeats, options.bucket) for model in options.model or ("tiny", "experts")}
+    print("\n\n".join(table(*item) for item in found.items()))
+    write_figures(options.json, found)
     return 0
 
 

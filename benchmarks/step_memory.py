@@ -11,7 +11,6 @@ many steps, each with a bit for bit comparison of training and rollout weights, 
 --addresses is the key actor_rollout_ref.overlay.residency.rollout_addresses.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -26,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch  # noqa: E402
 from transformers import AutoConfig, DeepseekV3ForCausalLM  # noqa: E402
 
+from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
 from benchmarks.published_step import move_as_published, move_by_plan  # noqa: E402
 from tests.rig import jobs  # noqa: E402
 from tests.rig.conftest import PROMPTS, overrides, random_checkpoint  # noqa: E402
@@ -137,17 +137,20 @@ def table(found: dict[str, dict[str, float]]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measures; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--cycles", type=int, default=0, help="look for leaks and wrong weights over so many steps")
+    parser = make_parser(__doc__)
+    parser.add_argument(
+        "--cycles", type=whole(0), default=0, help="look for leaks and wrong weights over so many steps"
+    )
     parser.add_argument("--model", choices=("tiny", "experts"), default="tiny")
     parser.add_argument("--addresses", choices=get_args(Addresses), default="reserved")
     options = parser.parse_args(arguments)
     if options.cycles:
-        print(json.dumps(cycle(options.model, options.addresses, options.cycles)))
-        return 0
-    found = measure(options.model, options.addresses)
-    print(json.dumps(found, indent=1) if options.json else table(found))
+        found = cycle(options.model, options.addresses, options.cycles)
+        print(json.dumps(found))
+    else:
+        found = measure(options.model, options.addresses)
+        print(table(found))
+    write_figures(options.json, found)
     return 0
 
 

@@ -26,6 +26,7 @@ if __name__ == "__main__":
 
 import torch  # noqa: E402
 
+from benchmarks.options import make_parser, positive, whole, write_figures  # noqa: E402
 from tests.verl_patches.features.checkpoint.reference import ShardLayout, cast_folder, save_shards  # noqa: E402
 from tests.verl_patches.features.checkpoint.synthetic import Synthetic, small_config  # noqa: E402
 from verl_patches.features.reshard.deepseek_v3 import canonical_shapes  # noqa: E402
@@ -181,21 +182,30 @@ def run_step(step: str, arguments: list[str]) -> None:
 
 def main() -> int:
     """Runs the benchmark or, started by itself, one step of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--work", type=Path, help="folder for the files; must not exist, is removed in the end")
-    parser.add_argument("--gigabytes", type=float, default=8.0, help="size of the FP8 checkpoint (default: 8)")
-    parser.add_argument("--experts", type=int, default=128, help="experts of a layer (default: 128; 8 for a trial)")
-    parser.add_argument("--workers", type=int, default=2, help="processes of the tools (default: 2)")
+    parser.add_argument("--gigabytes", type=positive, default=8.0, help="size of the FP8 checkpoint (default: 8)")
+    parser.add_argument(
+        "--experts", type=whole(8), default=128, help="experts of a layer (default: 128; 8 for a trial)"
+    )
+    parser.add_argument("--workers", type=whole(1), default=2, help="processes of the tools (default: 2)")
     parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
         run_step(options.step[0], options.step[1:])
         return 0
-    options.work.mkdir(parents=True)
+    if options.work is None or options.work.exists():
+        parser.error(f"--work {options.work}: give a folder that does not exist yet")
+    try:
+        options.work.mkdir(parents=True)
+    except OSError as error:
+        parser.error(f"--work {options.work} cannot be made ({error.strerror})")
     try:
         results = compare(options.work, options.gigabytes, options.experts, options.workers)
         size = sum(file.stat().st_size for file in (options.work / "large").glob("*.safetensors"))
-        print(json.dumps(report(results, size), indent=1))
+        figures = report(results, size)
+        print(json.dumps(figures, indent=1))
+        write_figures(options.json, figures)
     finally:
         shutil.rmtree(options.work)
     return 0

@@ -91,6 +91,12 @@ def test_experts_cut_over_tensor_ranks_have_no_published_algorithm(
     assert "per_tensor" not in figures(capsys, "--model", model, "--train", "tp2,pp2", "--rollout", "tp2,ep8")
 
 
+def test_json_of_another_kind_is_no_model(tmp_path, capsys):
+    (tmp_path / "list.json").write_text("[1]")
+    assert main(["--model", str(tmp_path / "list.json"), "--train", "tp4", "--rollout", "tp2,ep8"]) == 2
+    assert "it describes no model; give the config.json" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -103,6 +109,10 @@ def test_experts_cut_over_tensor_ranks_have_no_published_algorithm(
         (["--train", "tp4,pp1", "--rollout", "tp2,ep8", "--bucket", "1 GB"], ["1 GB"]),
         (["--train", "tp4,pp1,tp_extend", "--rollout", "tp2,ep8", "--bucket", "4KiB"], ["too small"]),
         (["--train", "tp4,pp2,layers=30/30", "--rollout", "tp2,ep8"], ["does not add up"]),
+        (["--train", "tp4", "--rollout", "tp2,ep8", "--itemsize", "0"], ["--itemsize is 0", "at least 1"]),
+        (["--train", "tp4", "--rollout", "tp2,ep8", "--itemsize", "-2"], ["--itemsize is -2"]),
+        (["--train", "tp4", "--rollout", "tp2,ep8", "--dies-per-node", "0"], ["--dies-per-node is 0"]),
+        (["--train", "tp4", "--rollout", "tp2,ep8", "--dies-per-node", "-3"], ["--dies-per-node is -3"]),
     ],
 )
 def test_wrong_options_are_one_sentence(

@@ -46,8 +46,11 @@ def parse_model(text: str) -> Table:
     if not path.is_file():
         raise ValueError(f"--model {text}: neither {' nor '.join(KNOWN)} nor a file")
     try:
-        return table_for(json.loads(path.read_text()))
-    except (json.JSONDecodeError, KeyError) as error:
+        values = json.loads(path.read_text())
+        if not isinstance(values, dict):
+            raise ValueError(f"--model {text}: it describes no model; give the config.json of a HuggingFace folder")
+        return table_for(values)
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError) as error:
         raise ValueError(f"--model {text}: not a whole config.json ({error!r})") from error
 
 

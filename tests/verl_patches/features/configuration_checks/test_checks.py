@@ -12,6 +12,7 @@ from verl_patches.features.configuration_checks import (
     describe_failure,
     required_ray_slots,
 )
+from verl_patches.features.configuration_checks.sizes import training_data_parallel_size
 from verl_patches.trainer import main_ppo
 from verl_patches.trainer.main_ppo import compose, main
 
@@ -208,3 +209,34 @@ def test_known_failures_get_a_remedy():
     assert "KV cache" in describe_failure(ValueError("No available memory for the cache blocks. Try"))
     assert describe_failure(RuntimeError("trace\nthe last line\n")) == "the last line"
     assert describe_failure(KeyError()) == "KeyError"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "replicas"),
+    [
+        ([], 1),
+        (["trainer.n_gpus_per_node=8"], 2),
+        (["trainer.nnodes=3"], 3),
+        (["trainer.n_gpus_per_node=8", "actor_rollout_ref.actor.megatron.context_parallel_size=2"], 1),
+        (["trainer.n_gpus_per_node=8", "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=1"], 4),
+    ],
+)
+def test_replicas_are_the_dies_over_all_of_the_models_parallel_sizes(overrides, replicas):
+    assert training_data_parallel_size(rehearsal(*overrides)) == replicas
+
+
+def test_a_mini_batch_must_divide_among_the_replicas():
+    """Three replicas: 24 prompts divide among 12 dies, and a mini batch of 8 x 1 does not among 3."""
+    three = [
+        "trainer.n_gpus_per_node=12",
+        "actor_rollout_ref.overlay.rollout.expert_parallel_size=12",
+        "data.train_batch_size=24",
+        "actor_rollout_ref.actor.recompute_old_log_prob=true",
+        "actor_rollout_ref.rollout.n=1",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+    ]
+    with pytest.raises(
+        ConfigurationError, match="a mini batch of 8 prompts x 1 responses does not divide among 3 train"
+    ):
+        check_configuration(rehearsal(*three, "actor_rollout_ref.actor.ppo_mini_batch_size=8"))
+    check_configuration(rehearsal(*three, "actor_rollout_ref.actor.ppo_mini_batch_size=12"))

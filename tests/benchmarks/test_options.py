@@ -1,0 +1,49 @@
+"""The command lines of all benchmarks: one form of --json, and one sentence for a bad value before anything runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.options import write_figures
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ("emulator_overhead", "prelude_import", "reshard", "step_memory", "weights")
+
+
+def run(program: str, *arguments: object) -> subprocess.CompletedProcess:
+    line = [sys.executable, ROOT / "benchmarks" / f"{program}.py", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_json_names_a_file_and_one_that_cannot_be_written_is_refused(program, tmp_path):
+    refused = run(program, "--json", tmp_path / "absent" / "figures.json")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert "figures.json is no file that can be written" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        ("emulator_overhead", ("--pairs", "0")),
+        ("reshard", ("--repeats", "0")),
+        ("reshard", ("--bucket", "many")),
+        ("step_memory", ("--cycles", "x")),
+        ("weights", ()),
+        ("weights", ("--work", ROOT)),
+        ("weights", ("--gigabytes", "nan", "--work", "/absent")),
+    ],
+)
+def test_a_bad_value_is_one_sentence(program, arguments):
+    refused = run(program, *arguments)
+    assert refused.returncode == 2 and refused.stderr.startswith("error: ") and refused.stderr.count("\n") == 1
+
+
+def test_figures_are_written_as_json(tmp_path, capsys):
+    write_figures(None, {"a": 1})
+    assert not capsys.readouterr().err
+    write_figures(tmp_path / "figures.json", {"a": 1})
+    assert json.loads((tmp_path / "figures.json").read_text()) == {"a": 1}
