@@ -132,7 +132,14 @@ def run(config: DictConfig) -> int:
     from verl_patches.features.measure.run_error import RunError, original
     from verl_patches.features.own_ray import FolderError
 
-    _write_resolved(config)
+    try:
+        _write_resolved(config)
+    except OSError as error:
+        folder = config.actor_rollout_ref.overlay.measure.output_dir
+        return _refuse(
+            f"actor_rollout_ref.overlay.measure.output_dir={folder} cannot be written ({error.strerror}); choose "
+            "a folder that takes files"
+        )
     terminated: list[int] = []
     watcher = None
     try:

@@ -146,6 +146,14 @@ def test_ray_as_it_comes_listens_everywhere_and_runs_the_job_of_a_stranger(tmp_p
         assert len(attack["took"]) == 1 and ran and attack["entered"] and place.beyond_loopback()
 
 
+@pytest.mark.parametrize("folder", ["/proc/foo", "/dev/null/x"])
+def test_a_folder_that_cannot_be_written_is_refused_before_ray_starts(inputs, tmp_path, folder):
+    line, environment, _ = command(inputs, folder)
+    done = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr[-3000:]
+    assert f"measure.output_dir={folder} cannot be written" in done.stderr.splitlines()[-1]
+
+
 def test_fewer_dies_than_the_run_needs_are_told_before_verl_waits_for_them(inputs, tmp_path):
     line, environment, mark = command(inputs, tmp_path)
     environment["NPU_EMULATOR_DEVICES"] = "2"
@@ -305,16 +313,19 @@ def test_one_value_of_the_weights_that_is_not_a_number_ends_it_before_training(i
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_all_that_was_started(inputs, tmp_path, number, code):
-    line, environment, mark = command(inputs, tmp_path)
-    outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    # Python leaves SIGINT ignored where it was when it started, as it is below some test harnesses.
-    outputs["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(line, env=environment, cwd=tmp_path, **outputs) as process:
-        for said in process.stdout:
-            if "(TaskRunner" in said:
-                break
-        assert len(processes_with(mark)) > 2
-        process.send_signal(number)
-        process.stdout.read()
-        assert process.wait(60) == code
-    assert not processes_with(mark)
+    with surroundings() as place:
+        line, environment, mark = command(inputs, tmp_path)
+        outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        # Python leaves SIGINT ignored where it was when it started, as it is below some test harnesses.
+        outputs["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with subprocess.Popen(
+            place.command(line), env=environment | place.variables, cwd=tmp_path, **outputs
+        ) as process:
+            for said in process.stdout:
+                if "(TaskRunner" in said:
+                    break
+            assert len(processes_with(mark)) > 2
+            process.send_signal(number)
+            process.stdout.read()
+            assert process.wait(120) == code
+        assert processes_with(mark) + place.left() == []
