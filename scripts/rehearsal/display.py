@@ -85,7 +85,8 @@ class Progress:
             self.console.print(format_row(record, self.steps, self.console.encoding))
         faults = read_faults(self._output)
         for fault in faults[self._faults_shown :]:
-            self.console.print(Text(f"  warning: {fault['message']}", style="yellow"))
+            if not fault.get("ended"):  # else the error that follows says it
+                self.console.print(Text(f"  warning: {fault['message']}", style="yellow"))
         self._faults_shown = len(faults)
         if self._status is not None:
             self._status.update(self._status_text())

@@ -44,7 +44,7 @@ class Stop:
     silent: bool
     beyond_end: bool
     step: int | None
-    waiting: tuple[str, ...]
+    waiting: tuple[int, ...]
     sign: Sign | None
 
     @property
@@ -103,13 +103,12 @@ class Watch:
         silent = {name for name, seen in self._seen.items() if self._is_silent(seen) and (seen.sign or name in over)}
         computing = {name for name in over if not _waits(self._seen[name])}
         blamed = silent or computing or over
-        waiting = tuple(
-            sorted((name for name, seen in self._seen.items() if name not in blamed and _waits(seen)), key=_order)
-        )
+        ranks = self._seen.keys() - blamed - {TRAINER}
+        waiting = tuple(sorted(int(name) for name in ranks if _waits(self._seen[name])))
         beyond_end = any(self._is_beyond(seen, self._settings.end_s) for seen in self._seen.values())
         return [self._stop(name, waiting, beyond_end) for name in sorted(blamed, key=_order)]
 
-    def _stop(self, name: str, waiting: tuple[str, ...], beyond_end: bool) -> Stop:
+    def _stop(self, name: str, waiting: tuple[int, ...], beyond_end: bool) -> Stop:
         seen = self._seen[name]
         silent, trainer = self._is_silent(seen), self._seen[TRAINER].sign
         seconds = self._clock() - (seen.heard_at if silent else seen.moved_at)
@@ -138,9 +137,9 @@ def _order(name: str) -> tuple[bool, int]:
     return (name == TRAINER, int(name) if name != TRAINER else 0)
 
 
-def in_words(names: Sequence[str]) -> str:
+def in_words(numbers: Sequence[int]) -> str:
     """`rank 1 waits`, `ranks 0, 1 and 3 wait`."""
-    ranks = list(names)
+    ranks = [str(number) for number in numbers]
     if len(ranks) == 1:
         return f"rank {ranks[0]} waits"
     shown = ranks if len(ranks) <= 8 else [*ranks[:6], f"{len(ranks) - 6} more"]

@@ -77,7 +77,7 @@ def test_a_rank_that_computes_without_end_is_named_and_not_as_silent(run):
     run.go_on(1)
     assert run.go_on(30) and run.watch.stopped()[0].seconds >= 30
     (stop,) = run.watch.stopped()
-    assert stop.name == "2" and not stop.silent and stop.waiting == ("0", "1", "3")
+    assert stop.name == "2" and not stop.silent and stop.waiting == (0, 1, 3)
     assert "rank 2 (process 101 on node-a) has made no progress for 3" in stop.sentence()
     assert run.go_on(30)[0].beyond_end
 
@@ -93,7 +93,7 @@ def test_one_that_stopped_between_two_phases_is_named_when_the_others_are_over_t
     run.go_on(1)
     run.change("0", "1", "3", phase="update", where=REDUCE)
     (stop,) = run.go_on(32, stopped="2")
-    assert (stop.name, stop.phase, stop.waiting) == ("2", None, ("0", "1", "3"))
+    assert (stop.name, stop.phase, stop.waiting) == ("2", None, (0, 1, 3))
     assert "between two phases" in stop.sentence()
 
 
@@ -140,5 +140,5 @@ def test_the_loop_first_and_then_its_workers_have_to_start():
 
 
 def test_many_that_wait_are_counted():
-    assert in_words(["4"]) == "rank 4 waits" and in_words(["0", "1"]) == "ranks 0 and 1 wait"
-    assert in_words([str(rank) for rank in range(255)]) == "ranks 0, 1, 2, 3, 4, 5 and 249 more wait"
+    assert in_words([4]) == "rank 4 waits" and in_words([0, 1]) == "ranks 0 and 1 wait"
+    assert in_words(range(255)) == "ranks 0, 1, 2, 3, 4, 5 and 249 more wait"
