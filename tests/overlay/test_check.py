@@ -194,6 +194,13 @@ def test_accepted_drift_is_applied_and_reported(acme):
         assert report.applied == ["acme.core:f"] and "acme.core:f is DRIFT" in report.drift[0] and not report.problems
 
 
+def test_accepting_the_drift_of_one_target_accepts_no_other(acme):
+    edit(acme, "return x\ndef", "return 2 * x\ndef")
+    start(acme, acme.patches[:1], ("acme.core:helper",))
+    with pytest.raises(DriftError, match="acme.core:f is DRIFT"):
+        importlib.import_module("acme.core")
+
+
 def test_cosmetic_changes_and_unlocked_patches_only_leave_a_note(acme):
     edit(acme, "f(x, y=1)", "f(x: int, y=1)")
     unlocked = acme.patch("wrap", "acme.core:Base.inherited", nothing)
