@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from scripts import plan
 from tests.scripts.cluster_files import lines_of_a_first_step
 from tests.verl_patches.trainer.published_weights import cast, describe, write_published
 from tests.verl_patches.trainer.scaled_job import (
@@ -199,6 +200,21 @@ def test_an_engine_takes_all_sequences_of_a_step_at_once(variant):
     sequences = config["data.train_batch_size"] * config["actor_rollout_ref.rollout.n"] // engines
     assert config[f"{ENGINE}.max_num_seqs"] == sequences
     assert config[f"{GRAPH}.graph_batch_sizes"] == [sequences]
+
+
+def test_the_benchmark_fits_without_recomputation(capsys):
+    """The figures are those of docs/cluster.md."""
+    model = ROOT / "tests" / "verl_patches" / "features" / "memory_plan" / "deepseek_v3_config.json"
+    sizes = []
+    for recomputed in ("false", "true"):
+        override = f"actor_rollout_ref.model.enable_gradient_checkpointing={recomputed}"
+        line = ["--config-name", RANDOM, "--model", str(model), "--swap-optimizer", override]
+        assert plan.main(line) == 0
+        (size,) = re.findall(r"^  update +([0-9.]+)$", capsys.readouterr().out, re.MULTILINE)
+        sizes.append(f"{float(size):.1f} GB")
+    assert sizes == ["59.2 GB", "28.7 GB"]
+    for guide in ("cluster.md", "cluster.zh.md"):
+        assert all(size in (ROOT / "docs" / guide).read_text() for size in sizes)
 
 
 # Readers. A key reaches its reader as a keyword of vLLM's engine, as a field of Megatron's configuration, as a field of
