@@ -20,7 +20,7 @@ import types
 import unittest
 from pathlib import Path
 
-LIMIT_S = 120
+LIMIT_S = 300
 
 
 def _borrow(folder: Path) -> None:
