@@ -634,7 +634,12 @@ def test_a_dry_run_starts_nothing_and_prints_what_a_run_then_does(head):
     ]
     environment = (head.tools / "environment").read_text().splitlines()
     exports = [entry.replace("${PYTHONPATH:+:$PYTHONPATH}", "") for entry in exports]
-    assert len(exports) > 20 and not set(exports) - set(environment)
+    assert not set(exports) - set(environment)
+    # And nothing else: beyond what this test has itself, and what the shell and the fakes set, all was shown.
+    names = {entry.partition("=")[0] for entry in exports}
+    assert {"MASTER_ADDR", "NODES"}.isdisjoint(names) and {"HCCL_CONNECT_TIMEOUT", "LD_PRELOAD"} <= names
+    own = {"_", "PWD", "OLDPWD", "SHLVL", "TOOLS", "CALLS", "NODE_ADDRESS", "PYTHON_OF_TESTS"}
+    assert {entry.partition("=")[0] for entry in environment} <= names | own | set(os.environ)
     assert f"cd {ROOT}" in said.splitlines()
 
 
