@@ -157,6 +157,14 @@ def test_a_missing_module_is_fatal_at_once_and_a_missing_package_is_reported(acm
     assert report.absent == ["absent:f"] and report.pending == ["absent:f"] and not report.problems
 
 
+def test_a_patch_does_not_wait_for_one_whose_upstream_is_not_installed(acme):
+    engine = acme.activate(
+        acme.patch("wrap", "absent:f", ours), acme.patch("wrap", "acme.core:f", ours, after=["absent:f"])
+    )
+    assert importlib.import_module("acme.core").f(1) == ("ours", ("f", 1))
+    assert acme.examine(engine).effective == {"acme.core:f": True}
+
+
 def test_names_that_exist_are_not_added_and_entries_not_overwritten(acme):
     importlib.import_module("acme.core")
     for name in ("f", "Class.limit", "Class.inherited"):

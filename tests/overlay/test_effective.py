@@ -34,6 +34,7 @@ def acme(bench):
             "acme/core.py": CORE,
             "acme/user.py": USER,
             "acme/other.py": "LIMIT = 4\nfrom . import core\nfrom .core import LIMIT as renamed",
+            "acme/later.py": "def f(): return 'later'",
             "other/__init__.py": "",
         }
     )
@@ -75,6 +76,8 @@ def test_a_target_that_upstream_overwrites_later_is_found(acme):
     )
     core = importlib.import_module("acme.core")
     assert not problems(acme, engine)
+    core.TABLE["two"] = 3
+    assert problems(acme, engine) == ["acme.core:TABLE: the entries 'two' are gone or overwritten"]
     core.Class.m = problems
     core.TABLE.clear()
     first, second = problems(acme, engine)
@@ -89,6 +92,18 @@ def test_a_module_that_was_replaced_is_found(acme):
     importlib.import_module("acme.core")
     del sys.modules["acme.core"]
     assert problems(acme, engine) == ["acme.core:f: its module is no longer imported"]
+
+
+def test_a_patch_that_waits_although_its_module_is_imported_is_found(acme):
+    engine = acme.activate(
+        acme.patch("wrap", "acme.later:f", ours), acme.patch("wrap", "acme.core:f", ours, after=["acme.later:f"])
+    )
+    assert not problems(acme, engine)
+    importlib.import_module("acme.core")
+    (problem,) = problems(acme, engine)
+    assert "wrap of acme.core:f" in problem and problem.endswith("this patch waits for acme.later:f@testing")
+    importlib.import_module("acme.later")
+    assert not problems(acme, engine)
 
 
 def test_values_are_shared_so_only_imported_copies_of_them_follow(acme):

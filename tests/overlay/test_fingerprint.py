@@ -75,6 +75,12 @@ def test_a_changed_signature_is_seen_as_such(before, after):
     assert of(ORIGINAL.replace(before, after)).call != of(ORIGINAL).call
 
 
+def test_it_matters_which_argument_has_the_default_and_of_what_type_it_is():
+    first, second = of("def f(*, a=1, b): ..."), of("def f(*, a, b=1): ...")
+    assert first.call != second.call and first.behaviour != second.behaviour
+    assert len({of(f"def f(): return {value}").behaviour for value in ("1", "1.0", "True", "'1'")}) == 4
+
+
 def test_annotations_count_as_code_only():
     changed = of(ORIGINAL.replace("-> int", "-> float").replace("b: int", "b"))
     assert changed.code != of(ORIGINAL).code

@@ -1,0 +1,149 @@
+"""The command line: plant the faults of the list, or faults drawn at random, and print the share that is noticed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from scripts.rehearsal.processes import Interrupted, SignalFlag
+from tests.mutations.drawn import draw
+from tests.mutations.fault import ROOT, Fault, FaultError, read_list
+from tests.mutations.workbench import Outcome, Verdict, Workbench
+
+RESULTS = ROOT / "outputs" / "mutations"
+LIST_SHARE, SAMPLE_SHARE = 1.0, 0.9
+DONE, MISSED, REFUSED, SIGNALLED = 0, 1, 2, 128
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
+    parser.add_argument("--sample", type=int, metavar="N", help="draw N faults instead of taking those of the list")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the draw (default: 1)")
+    parser.add_argument("--only", metavar="TEXT", help="only faults whose name or file holds TEXT")
+    parser.add_argument(
+        "--limit", type=float, default=900, metavar="S", help="seconds of one run of tests (default: 900)"
+    )
+    parser.add_argument("--part", metavar="K/N", help="every N-th fault from the K-th on, to share the work")
+    parser.add_argument("--show", action="store_true", help="print the faults and their tests; plant none")
+    values = parser.parse_args(arguments)
+    if values.sample is not None and values.sample < 1:
+        parser.error(f"--sample is {values.sample}: give a number of faults from 1 on")
+    return values
+
+
+def chosen_faults(values: argparse.Namespace) -> list[Fault]:
+    """The faults that the command line asks for.
+
+    Raises:
+        FaultError: the list cannot be used, or nothing is left.
+    """
+    faults = read_list() if values.sample is None else draw(values.sample, values.seed)
+    if values.only is not None:
+        faults = [fault for fault in faults if values.only in fault.name or values.only in fault.file]
+    if values.part is not None:
+        part, _, parts = values.part.partition("/")
+        if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+            raise FaultError(f"--part is {values.part}: give it as K/N with K from 1 to N, such as 1/2.")
+        faults = faults[int(part) - 1 :: int(parts)]
+    if not faults:
+        raise FaultError(f"No fault is left with --only {values.only}: give a text that a name or a file holds.")
+    return faults
+
+
+class Results:
+    """Verdicts of earlier runs on the same source and tests, one JSON object a line; an interrupted run goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._verdicts: dict[str, Verdict] = {}
+        if path.exists():
+            for line in path.read_text().splitlines():
+                entry = json.loads(line)
+                key = entry.pop("key")
+                self._verdicts[key] = Verdict(Outcome(entry["outcome"]), entry["tier"], entry["seconds"])
+
+    def get(self, fault: Fault) -> Verdict | None:
+        """The verdict on a fault, if neither the fault nor any test has changed since."""
+        return self._verdicts.get(self._key(fault))
+
+    def add(self, fault: Fault, verdict: Verdict) -> None:
+        """Keep a verdict."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps({"key": self._key(fault), "name": fault.name, **asdict(verdict)}) + "\n")
+
+    def _key(self, fault: Fault) -> str:
+        digest = sha256(f"{fault.file}\n{fault.source}\n{fault.tiers}".encode())
+        for test in sorted((ROOT / "tests").rglob("*.py")):
+            if "mutations" not in test.parts:
+                digest.update(test.read_bytes())
+        return digest.hexdigest()
+
+
+def try_all(console: Console, faults: Sequence[Fault], limit_s: float) -> dict[Fault, Verdict]:
+    """Try every fault, showing one line each; verdicts that are known already are taken over."""
+    results, verdicts = Results(RESULTS / "verdicts.jsonl"), {}
+    with SignalFlag() as signals, Workbench(signals, limit_s) as bench:
+        for number, fault in enumerate(faults, 1):
+            verdict = results.get(fault)
+            if verdict is None:
+                verdict = bench.try_fault(fault)
+                results.add(fault, verdict)
+            verdicts[fault] = verdict
+            style = "" if verdict.outcome.counts_as_noticed else "bold red"
+            console.print(
+                f"{number:4d}/{len(faults)} {verdict.outcome:<9}{verdict.seconds:6.0f} s  {fault.name}",
+                style=style, highlight=False, soft_wrap=True,
+            )  # fmt: skip
+    return verdicts
+
+
+def print_shares(console: Console, verdicts: dict[Fault, Verdict]) -> float:
+    """Print the share of noticed faults by room; returns the share of all."""
+    by_room: dict[str, list[bool]] = defaultdict(list)
+    for fault, verdict in verdicts.items():
+        by_room[fault.room].append(verdict.outcome.counts_as_noticed)
+    table = Table("room", "noticed", "planted", "share")
+    rows = sorted(by_room.items())
+    everything = [noticed for room in by_room.values() for noticed in room]
+    for room, noticed in (*rows, ("all", everything)):
+        table.add_row(room, str(sum(noticed)), str(len(noticed)), f"{sum(noticed) / len(noticed):.0%}")
+    console.print(table)
+    return sum(everything) / len(everything)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    values, console = parse_arguments(arguments), Console()
+    try:
+        faults = chosen_faults(values)
+        if values.show:
+            for fault in faults:
+                console.print(fault.name, *(" ".join(tier) for tier in fault.tiers), sep="\n    ", soft_wrap=True)
+            return DONE
+        verdicts = try_all(console, faults, values.limit)
+    except FaultError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return REFUSED
+    except Interrupted as interrupted:
+        print(f"{interrupted}: verdicts so far are kept; the same command goes on from there.", file=sys.stderr)
+        return SIGNALLED + interrupted.number
+    share, wanted = print_shares(console, verdicts), LIST_SHARE if values.sample is None else SAMPLE_SHARE
+    if share < wanted:
+        print(f"error: {share:.1%} of the faults were noticed; at least {wanted:.0%} must be.", file=sys.stderr)
+        return MISSED
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Bugs drawn at random from the mutations that Cosmic Ray knows, over all Python files of the product."""
+
+from __future__ import annotations
+
+import ast
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from cosmic_ray import plugins
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.operators.operator import Operator
+
+from tests.mutations.fault import ROOT, Fault, FaultError
+from tests.mutations.selection import ROOMS, tiers
+
+# Operators that need arguments of their own, and those that hardly ever change what a program does: small integers,
+# strings and None are one object each, so that `==` and `is` agree on them.
+_NEEDS_ARGUMENTS = {"core/VariableReplacer", "core/VariableInserter"}
+_EQUIVALENT = {
+    f"core/ReplaceComparisonOperator_{pair}" for pair in ("Eq_Is", "Is_Eq", "NotEq_IsNot", "IsNot_NotEq")
+}  # fmt: skip
+
+
+def draw(count: int, seed: int, root: Path = ROOT) -> list[Fault]:
+    """Draw ``count`` different faults; the same seed on the same tree gives the same ones.
+
+    A file is drawn in proportion to its lines of code, then a position in it, then one of the mutations there.
+
+    Raises:
+        FaultError: the files do not hold so many faults.
+    """
+    generator, files = random.Random(seed), _files(root)
+    weights = [_lines_of_code(root / file) for file in files]
+    faults: dict[tuple[str, str], Fault] = {}
+    for _ in range(20 * count):
+        if len(faults) == count:
+            return list(faults.values())
+        fault = _draw_one(generator, root, generator.choices(files, weights)[0])
+        if fault is not None:
+            faults.setdefault((fault.file, fault.source), fault)
+    raise FaultError(
+        f"--sample {count} is more than the {len(faults)} faults found in {20 * count} draws: ask for less."
+    )
+
+
+def _files(root: Path) -> list[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", *ROOMS], cwd=root, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    return sorted(file for file in listed if file.endswith(".py") and (root / file).is_file())
+
+
+def _lines_of_code(path: Path) -> int:
+    return len(ast.unparse(_without_words(path.read_text(encoding="utf-8"))).splitlines())
+
+
+def _draw_one(generator: random.Random, root: Path, file: str) -> Fault | None:
+    """One fault of a file; None where the draw found nothing that changes what the file does."""
+    source = (root / file).read_text(encoding="utf-8")
+    positions = _positions(source)
+    if not positions:
+        return None
+    position = generator.choice(sorted(positions))
+    name, occurrence = generator.choice(sorted(positions[position]))
+    mutated = mutate_code(source, plugins.get_operator(name)(), occurrence)
+    if mutated is None or not _changes_something(source, mutated):
+        return None
+    label = f"{file}:{position[0]} {name.removeprefix('core/')}"
+    return Fault(label, file, mutated, tiers(file, root))
+
+
+def _operators() -> Iterator[tuple[str, Operator]]:
+    for name in plugins.operator_names():
+        if name not in _NEEDS_ARGUMENTS | _EQUIVALENT:
+            yield name, plugins.get_operator(name)()
+
+
+def _positions(source: str) -> dict[tuple[int, int], list[tuple[str, int]]]:
+    """The mutations at each position (line, column): names of operators, each with its occurrence in the file."""
+    nodes = list(ast_nodes(get_ast(source)))
+    positions: dict[tuple[int, int], list[tuple[str, int]]] = {}
+    for name, operator in _operators():
+        begins = [begin for node in nodes for begin, _ in operator.mutation_positions(node)]
+        for occurrence, begin in enumerate(begins):
+            positions.setdefault(begin, []).append((name, occurrence))
+    return positions
+
+
+def _changes_something(source: str, mutated: str) -> bool:
+    """Whether two sources differ in more than annotations and documentation, and the second one can be compiled."""
+    try:
+        return ast.dump(_without_words(source)) != ast.dump(_without_words(mutated))
+    except SyntaxError:
+        return False
+
+
+def _without_words(source: str) -> ast.Module:
+    """The syntax tree without annotations and docstrings, which decide nothing at run time.
+
+    A field of a dataclass keeps its line: its annotation becomes None, and its default stays.
+    """
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign):
+            node.annotation = ast.Constant(None)
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.returns = None
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            if isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
+                body[0].value.value = ""
+    return tree

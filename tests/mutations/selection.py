@@ -1,0 +1,72 @@
+"""Which tests are asked whether they notice a fault in a file: those nearest to it first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# What is asked where the tests beside a file notice nothing, by the room that the file belongs to.
+_SWITCHES = "tests/overlay/test_real_switches.py"
+ROOMS: dict[str, tuple[str, ...]] = {
+    "overlay": ("tests/overlay",),
+    "megatron_patches": ("tests/megatron_patches", _SWITCHES, "tests/rig"),
+    "mindspeed_patches": ("tests/verl_patches/features/mindspeed", _SWITCHES),
+    "npu_emulator": ("tests/npu_emulator", "tests/rig"),
+    "scripts": ("tests/scripts",),
+    "verl_patches": ("tests/verl_patches", _SWITCHES, "tests/rig", "tests/scripts/test_rehearsal.py"),
+    "vllm_ascend_patches": ("tests/vllm_ascend_patches", _SWITCHES, "tests/rig"),
+    "vllm_patches": ("tests/vllm_patches", _SWITCHES, "tests/rig"),
+}
+
+
+def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
+    """Selectors for a product file, in the order in which they are tried.
+
+    First the test of the same name and the tests that name the module, then the folder that mirrors the file's, then
+    what the whole room is tested by. A tier that holds nothing new is left out.
+    """
+    path = Path(file)
+    near = {str(test) for test in _same_name(path, root)} | set(_naming(path, root))
+    candidates = (tuple(sorted(near)), _mirrored(path, root), ROOMS[path.parts[0]])
+    found: list[tuple[str, ...]] = []
+    for tier in candidates:
+        tier = tuple(selector for selector in tier if (root / selector).exists())
+        if tier and tier not in found:
+            found.append(tier)
+    return tuple(found)
+
+
+def _folder(path: Path) -> Path:
+    """The folder of tests that mirrors a file's; the emulator's package lies two folders deeper than its tests."""
+    parts = [part for part in path.parent.parts if part not in ("src",)]
+    if parts[:2] == ["npu_emulator", "npu_emulator"]:
+        parts = parts[1:]
+    return Path("tests", *parts)
+
+
+def _same_name(path: Path, root: Path) -> list[Path]:
+    test = _folder(path) / f"test_{path.stem}.py"
+    return [test] if (root / test).exists() else []
+
+
+def _mirrored(path: Path, root: Path) -> tuple[str, ...]:
+    """The nearest folder of tests above a file's mirror that holds a test; nothing where that is the whole room."""
+    folder = _folder(path)
+    while len(folder.parts) > 2:
+        if (root / folder).is_dir() and any((root / folder).rglob("test_*.py")):
+            return (str(folder),)
+        folder = folder.parent
+    return ()
+
+
+def _naming(path: Path, root: Path) -> list[str]:
+    """The test files that hold the module's dotted name, or import it from its package."""
+    parts = [part for part in path.with_suffix("").parts if part not in ("src", "__init__")]
+    if parts[:2] == ["npu_emulator", "npu_emulator"]:
+        parts = parts[1:]
+    dotted, package = ".".join(parts), f"from {'.'.join(parts[:-1])} import "
+    found = []
+    for test in sorted((root / "tests").rglob("test_*.py")):
+        lines = test.read_text(encoding="utf-8").splitlines()
+        if any(dotted in line or (line.startswith(package) and parts[-1] in line) for line in lines):
+            found.append(str(test.relative_to(root)))
+    return found

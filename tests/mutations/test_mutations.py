@@ -1,0 +1,129 @@
+"""The list of planted bugs fits the tree, the draw is reproducible, and a trial tells what it claims to tell."""
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts.rehearsal.processes import SignalFlag
+from tests.mutations.drawn import _changes_something, draw
+from tests.mutations.fault import ROOT, Fault, FaultError, read_list
+from tests.mutations.workbench import Outcome, Workbench
+
+SOURCE = "def double(x):\n    return 2 * x\n"
+ENTRY = """
+[[fault]]
+name = "half"
+file = "product.py"
+text = "2 * x"
+replacement = "x / 2"
+tests = ["tests/test_product.py"]
+"""
+
+ENDLESS = """
+from pathlib import Path
+from product import double
+
+def test():
+    while double(3) != 6:
+        Path({begun!r}).touch()
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small checkout with one module, a test that checks it, one that does not, and one that always fails."""
+    (tmp_path / "product.py").write_text(SOURCE)
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tests / "test_product.py").write_text("from product import double\n\ndef test(): assert double(3) == 6\n")
+    (tests / "test_asleep.py").write_text("from product import double\n\ndef test(): assert double\n")
+    (tests / "test_red.py").write_text("def test(): assert False\n")
+    (tests / "test_endless.py").write_text(ENDLESS.format(begun=str(tmp_path / "begun")))
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def fault(*tiers: str, source: str = SOURCE.replace("2 * x", "x / 2")) -> Fault:
+    return Fault("half", "product.py", source, tuple((f"tests/test_{tier}.py",) for tier in tiers))
+
+
+def test_the_list_fits_the_tree():
+    faults = read_list()
+    assert len(faults) >= 120
+    for entry in faults:
+        if entry.file.endswith(".py"):
+            ast.parse(entry.source)
+            assert _changes_something((ROOT / entry.file).read_text(encoding="utf-8"), entry.source), entry.name
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (('text = "2 * x"', 'text = "3 * x"'), "occurs 0 times"),
+        (('text = "2 * x"', 'text = "x"'), "occurs 2 times"),
+        (("test_product", "test_gone"), "there is no test"),
+        (('file = "product.py"', 'file = "gone.py"'), "does not exist"),
+        (('name = "half"\n', ""), "give name, file, text"),
+        (('["tests/test_product.py"]', "[]"), "names no test"),
+        ((ENTRY, ENTRY + ENTRY), "a name of its own"),
+    ],
+)
+def test_an_entry_that_cannot_be_used_is_named(tree, change, sentence):
+    (tree / "list.toml").write_text(ENTRY.replace(*change))
+    with pytest.raises(FaultError, match=sentence):
+        read_list(tree, tree)
+
+
+def test_an_entry_is_the_file_with_the_bug(tree):
+    (tree / "list.toml").write_text(ENTRY)
+    (entry,) = read_list(tree, tree)
+    assert (entry.source, entry.tiers) == (SOURCE.replace("2 * x", "x / 2"), (("tests/test_product.py",),))
+
+
+def test_the_draw_is_reproducible_and_changes_programs():
+    first, again, other = draw(4, 1), draw(4, 1), draw(4, 2)
+    assert first == again
+    assert first != other
+    for entry in first:
+        assert _changes_something((ROOT / entry.file).read_text(encoding="utf-8"), entry.source)
+        assert entry.tiers
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        ("def f(x: int | None = 1) -> int:\n    return x\n", True),
+        ("def f(x: int + None = 0) -> str:\n    return x\n", False),
+        ('def f(x: int | None = 0) -> int:\n    """Says what it does."""\n    return x\n', True),
+        ("def f(x: int | None = 0) -> int:\n    return (x)  # the same\n", False),
+        ("def f(x: int | None = 0) -> int:\n    return -\n", False),
+    ],
+)
+def test_annotations_and_layout_are_no_change_of_the_program(other, differs):
+    assert _changes_something("def f(x: int | None = 0) -> int:\n    return x\n", other) is differs
+
+
+def test_a_trial_asks_tier_by_tier_and_leaves_the_tree_as_it_was(tree):
+    with SignalFlag() as signals, Workbench(signals, 60, tree) as bench:
+        assert bench.try_fault(fault("product")).outcome is Outcome.NOTICED
+        assert bench.try_fault(fault("asleep")).outcome is Outcome.SURVIVED
+        asked = bench.try_fault(fault("asleep", "product"))
+        assert (asked.outcome, asked.tier) == (Outcome.NOTICED, 1)
+        broken = bench.try_fault(fault("asleep", source="def double(x)\n"))
+        assert broken.outcome is Outcome.NOTICED
+    assert (tree / "product.py").read_text() == SOURCE
+
+
+def test_tests_that_are_red_without_the_fault_say_nothing(tree):
+    with SignalFlag() as signals, Workbench(signals, 60, tree) as bench:
+        with pytest.raises(FaultError, match="failed without any fault"):
+            bench.try_fault(fault("red"))
+
+
+def test_a_hang_is_stopped(tree):
+    # An hour has passed once the endless test has begun, and no time before, however slow the machine is.
+    with SignalFlag() as signals, Workbench(signals, 60, tree, lambda: 3600.0 * (tree / "begun").exists()) as bench:
+        verdict = bench.try_fault(fault("endless"))
+    assert verdict.outcome is Outcome.HUNG and verdict.outcome.counts_as_noticed

@@ -1,0 +1,163 @@
+"""A copy of the tree in which faults are planted one at a time, and the tests that are run there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from sysconfig import get_path
+
+from scripts.rehearsal.plan import ENVIRONMENT_FILE, read_environment
+from scripts.rehearsal.processes import SignalFlag, run_to_the_end
+from tests.mutations.fault import ROOT, Fault, FaultError
+
+# pytest's exit codes: 1, a test failed; 2, a file of tests could not be imported.
+_GREEN, _RED = 0, (1, 2)
+_EMULATOR_SOURCES = "npu_emulator/src"
+_EMULATOR_PACKAGES = ("npu_emulator", "torch_npu", "torchair", "acl")
+
+
+class Outcome(StrEnum):
+    """What became of a planted fault."""
+
+    NOTICED = "noticed"
+    HUNG = "hung"
+    SURVIVED = "survived"
+
+    @property
+    def counts_as_noticed(self) -> bool:
+        """A test that hangs is stopped by its time limit and fails, in the whole run of the tests too."""
+        return self is not Outcome.SURVIVED
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one trial: which tier of tests noticed (0 is the nearest), and the seconds of the mutated runs."""
+
+    outcome: Outcome
+    tier: int | None
+    seconds: float
+
+
+class TimeLimit(Exception):
+    """The tests ran longer than they may."""
+
+
+class Workbench:
+    """A copy of the tree at ``root``. Use as a context manager; the copy is removed at the end.
+
+    ``limit_s`` bounds one run of pytest, in seconds of ``clock``.
+    """
+
+    def __init__(
+        self, signals: SignalFlag, limit_s: float, root: Path = ROOT, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._signals, self._limit_s, self._source, self._clock = signals, limit_s, root, clock
+        self._green: set[str] = set()
+
+    def __enter__(self) -> Workbench:
+        self._folder = Path(tempfile.mkdtemp(prefix="mutations-"))
+        self._tree, self._log = self._folder / "tree", self._folder / "pytest.log"
+        listed = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+            cwd=self._source, check=True, capture_output=True, text=True,
+        ).stdout  # fmt: skip
+        for name in filter(None, listed.split("\0")):
+            if (self._source / name).exists():
+                target = self._tree / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(self._source / name, target, follow_symlinks=False)
+        # Some tests ask git which files there are.
+        for command in (["init", "-q"], ["add", "-A"]):
+            subprocess.run(["git", *command], cwd=self._tree, check=True, capture_output=True)
+        (self._tree / ".venv").symlink_to(sys.prefix)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def try_fault(self, fault: Fault) -> Verdict:
+        """Plant a fault, ask its tests tier by tier whether they notice, and take it out again.
+
+        Raises:
+            FaultError: tests of a tier fail without any fault, so their verdict would mean nothing.
+            Interrupted: a signal ended the trial.
+        """
+        seconds = 0.0
+        for number, tier in enumerate(fault.tiers):
+            self._require_green(fault, tier)
+            begun = self._clock()
+            outcome = self._planted(fault, tier)
+            seconds += self._clock() - begun
+            if outcome.counts_as_noticed:
+                return Verdict(outcome, number, seconds)
+        return Verdict(Outcome.SURVIVED, None, seconds)
+
+    def _require_green(self, fault: Fault, tier: tuple[str, ...]) -> None:
+        """Run what a tier asks on the unchanged tree, each selector once for all faults."""
+        for selector in tier:
+            if selector in self._green:
+                continue
+            try:
+                status = self._run([selector], fault.file)
+            except TimeLimit:
+                status = None
+            if status != _GREEN:
+                raise FaultError(
+                    f"{selector} {'took too long' if status is None else 'failed'} without any fault, so nothing can "
+                    f"be said of {fault.name}: mend the tests first, or raise --limit. The end of their output:\n"
+                    + "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+                )
+            self._green.add(selector)
+
+    def _planted(self, fault: Fault, tier: Sequence[str]) -> Outcome:
+        changed = self._tree / fault.file
+        original = changed.read_bytes()
+        changed.write_text(fault.source, encoding="utf-8")
+        try:
+            status = self._run(tier, fault.file)
+        except TimeLimit:
+            return Outcome.HUNG
+        finally:
+            changed.write_bytes(original)
+        if status == _GREEN:
+            return Outcome.SURVIVED
+        if status in _RED or status < 0:
+            return Outcome.NOTICED
+        raise FaultError(f"pytest ended with code {status} for {fault.name}; the selectors are {' '.join(tier)}.")
+
+    def _run(self, selectors: Sequence[str], file: str) -> int:
+        """Run tests in the copy; returns pytest's exit code, negative where a signal ended it."""
+        deadline = self._clock() + self._limit_s
+
+        def watch() -> None:
+            if self._clock() > deadline:
+                raise TimeLimit
+
+        command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *selectors]
+        self._log.unlink(missing_ok=True)
+        return run_to_the_end(command, self._variables(file), self._tree, self._log, self._signals, watch)
+
+    def _variables(self, file: str) -> Mapping[str, str]:
+        """The environment of a run; a changed file of the emulator goes before the installed one."""
+        path = [str(self._tree)]
+        if file.startswith(_EMULATOR_SOURCES):
+            self._link_extensions()
+            path.insert(0, str(self._tree / _EMULATOR_SOURCES))
+        return {**read_environment(ENVIRONMENT_FILE), "PYTHONPATH": os.pathsep.join(path)}
+
+    def _link_extensions(self) -> None:
+        """Put the emulator's compiled modules beside its sources, as an installation has them."""
+        installed = Path(get_path("platlib"))
+        for package in _EMULATOR_PACKAGES:
+            for library in (installed / package).rglob("*.so"):
+                link = self._tree / _EMULATOR_SOURCES / library.relative_to(installed)
+                if not link.exists():
+                    link.symlink_to(library)
