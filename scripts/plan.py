@@ -9,7 +9,6 @@ Exit codes: 0 everything fits, 1 something does not, 2 the configuration is refu
 import argparse
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         "npu-smi showed it with CANN 8.2.RC1 on an A3 in issue 2523 of vllm-ascend)",
     )
     parser.add_argument("--emulated", action="store_true", help="dies of the emulated NPU: no HCCL buffers, no CANN")
-    parser.add_argument("--json", action="store_true", help="print the device memory as JSON")
+    parser.add_argument("--json", action="store_true", help="print bytes of a die as JSON")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     try:
@@ -58,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(asdict(plan.device), indent=1) if options.json else describe(plan))
+    print(json.dumps(plan.device_figures(), indent=1) if options.json else describe(plan))
     return 1 if plan.problems() else 0
 
 

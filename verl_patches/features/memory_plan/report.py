@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 
 from verl_patches.features.memory_plan.device import DeviceMemory, device_memory
@@ -57,13 +57,27 @@ class JobPlan:
     weights_on_disk: int
     checkpoint: int
 
+    def peaks(self) -> dict[str, int]:
+        """Bytes of a die at the peak of each phase: tensors, and what HCCL and CANN hold beside them."""
+        return {phase: size + self.device.outside for phase, size in self.device.phases.items()}
+
+    def device_figures(self) -> dict[str, int | dict[str, int]]:
+        """Everything about a die in bytes, for programs: `phases` as `describe` prints them, `tensors` as torch counts
+        them, and the parts of both."""
+        parts = asdict(self.device)
+        outside = {
+            "communicators": len(communicators(self.job)),
+            "hccl_buffer": self.machine.outside.hccl_buffer,
+            "cann": self.machine.outside.cann,
+        }
+        return {"die": self.machine.die, **parts, **outside, "tensors": parts["phases"], "phases": self.peaks()}
+
     def problems(self) -> list[str]:
         """What does not fit, one sentence each; empty if everything does."""
         found = [
-            f"{phase}: {(size + self.device.outside) / 1e9:.2f} GB a die, and a die has {self.machine.die / 1e9:.2f}; "
-            f"{REMEDIES[phase]}"
-            for phase, size in self.device.phases.items()
-            if size + self.device.outside > self.machine.die
+            f"{phase}: {size / 1e9:.2f} GB a die, and a die has {self.machine.die / 1e9:.2f}; {REMEDIES[phase]}"
+            for phase, size in self.peaks().items()
+            if size > self.machine.die
         ]
         if self.device.kv_tokens < self.job.sequence_tokens:
             found.append(
@@ -176,7 +190,7 @@ def _phases(plan: JobPlan) -> list[str]:
     """The peak of each phase: tensors, and with them what torch does not count."""
     outside, taken = plan.device.outside, plan.machine.outside
     lines = [f"GB a die at the peak of a phase, of {plan.machine.die / 1e9:.2f}"]
-    lines += [f"  {phase:<16}{(size + outside) / 1e9:.3f}" for phase, size in plan.device.phases.items()]
+    lines += [f"  {phase:<16}{size / 1e9:.3f}" for phase, size in plan.peaks().items()]
     if outside:
         groups = len(communicators(plan.job))
         lines.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -205,12 +206,35 @@ def test_the_command_ends_with_the_answer(tiny_model, capsys):
     emulated = [*line, "--emulated"]
     assert main([*emulated, "--die-memory", "1GiB"]) == 0 and "everything fits" in capsys.readouterr().out
     assert main([*emulated, "--die-memory", "1MiB"]) == 1 and "DOES NOT FIT: idle" in capsys.readouterr().out
-    assert main([*emulated, "--json"]) == 0 and json.loads(capsys.readouterr().out)["phases"]["update"] > 0
     assert main([*line, "no.such.key=1"]) == 2 and "error: " in capsys.readouterr().err
     assert main([*line, "trainer.n_gpus_per_node=6"]) == 2 and "error: 6 dies" in capsys.readouterr().err
     # Real dies of that size have no room for what HCCL takes.
     assert main([*line, "--die-memory", "1GiB"]) == 1
     assert "communicators of 2 x 300 MiB, and 117 MiB of CANN" in capsys.readouterr().out
+
+
+def printed_peaks(text: str) -> dict[str, float]:
+    """GB by phase in a plan's table."""
+    table = text.split("GB a die at the peak of a phase")[1].split("in each of them")[0].splitlines()
+    return {line.split()[0]: float(line.split()[1]) for line in table[1:] if re.fullmatch(r"  \w+ +[\d.]+", line)}
+
+
+@pytest.mark.parametrize("emulated", [False, True])
+def test_the_json_counts_what_the_table_counts(tiny_model, capsys, emulated):
+    """HCCL's buffers and CANN's memory too, which a die has beside tensors and an emulated one has not."""
+    main = load_script("scripts/plan.py").main
+    line = ["--config-name", "deepseek_v3_256die_random_init", "--model", str(tiny_model), "+scale=emulated_8_dies"]
+    line += ["--emulated"] if emulated else []
+    assert main([*line, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert main(line) == 0
+    printed = printed_peaks(capsys.readouterr().out)
+    assert set(printed) == {"idle", "reshard", "rollout", "ref", "update"}
+    assert printed == {phase: pytest.approx(size / 1e9, abs=6e-4) for phase, size in told["phases"].items()}
+    beside = told["communicators"] * 2 * told["hccl_buffer"] + told["cann"]
+    assert told["outside"] == beside and (beside == 0) == emulated
+    assert {phase: size - beside for phase, size in told["phases"].items()} == told["tensors"]
+    assert told["die"] == 61 << 30 and all(size > 0 for size in told["tensors"].values())
 
 
 @pytest.mark.parametrize(
