@@ -26,10 +26,11 @@ from verl_patches.features.router_balance.feature import RouterBalanceSettings
 from verl_patches.features.temperature.feature import TemperatureSettings
 from verl_patches.features.watch.feature import WatchSettings
 
-__all__ = ["NODE", "OverlaySettings", "SettingsError", "activate", "current"]
+__all__ = ["NODE", "SET_ELSEWHERE", "OverlaySettings", "SettingsError", "activate", "current"]
 
 NODE = "actor_rollout_ref.overlay"
-_ELSEWHERE = ("recompute_old_log_prob", "rollout_temperature", "load_from_hf")
+# Fields that are set beside verl's own keys.
+SET_ELSEWHERE = ("recompute_old_log_prob", "rollout_temperature", "load_from_hf")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class OverlaySettings:
             SettingsError: an unknown key under `overlay`, or a value of the wrong kind.
         """
         node = config.get("overlay") or {}
-        values = read_section(cls, node, NODE, elsewhere=_ELSEWHERE)
+        values = read_section(cls, node, NODE, elsewhere=SET_ELSEWHERE)
         actor, rollout = config.get("actor") or {}, config.get("rollout") or {}
         recompute = checked(
             actor.get("recompute_old_log_prob", True), bool, "actor_rollout_ref.actor.recompute_old_log_prob"

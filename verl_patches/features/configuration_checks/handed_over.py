@@ -64,10 +64,17 @@ def check_engine_arguments(config: Mapping[str, Any]) -> None:
 def check_transformer_options(config: Mapping[str, Any]) -> None:
     """Megatron's configuration of the model has every field that is overridden."""
     known = _fields("megatron", *_TRANSFORMER)
-    for role in ("actor", "ref"):
-        key = f"actor_rollout_ref.{role}.megatron.override_transformer_config"
-        for name in config["actor_rollout_ref"][role]["megatron"]["override_transformer_config"]:
-            _require_known(key, name, known and known | _OURS, "field of Megatron's configuration")
+    trained = config["actor_rollout_ref"]
+    roles = {
+        "actor_rollout_ref.actor": trained["actor"],
+        "actor_rollout_ref.ref": trained["ref"],
+        "critic": config["critic"],
+        "reward_model": config["reward_model"],
+    }
+    for role, values in roles.items():
+        for name in values["megatron"]["override_transformer_config"]:
+            group = f"{role}.megatron.override_transformer_config"
+            _require_known(group, name, known and known | _OURS, "field of Megatron's configuration")
 
 
 def _require_known(group: str, name: str, known: frozenset[str], what: str) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from functools import cache
+from typing import get_type_hints
 
 from pydantic import BaseModel
 
 from verl_patches.features.configuration_checks.schema import Configuration, group_of
+from verl_patches.features.settings import NODE, SET_ELSEWHERE, OverlaySettings
 
 _NOT_YET = "is not supported yet; take it away"
 _FSDP = "belongs to FSDP, and Megatron is the only back-end that the overlay patches; take it away"
@@ -65,7 +68,13 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
 
 @cache
 def known_keys() -> frozenset[str]:
-    """Every key of the schema, groups included."""
+    """Every key of the schema and of the overlay, groups included."""
+    return schema_keys() | frozenset(_keys_of_settings(OverlaySettings, f"{NODE}.", SET_ELSEWHERE))
+
+
+@cache
+def schema_keys() -> frozenset[str]:
+    """Every key of the schema, groups included; of the overlay only its group."""
     return frozenset(_keys_of(Configuration, ""))
 
 
@@ -76,3 +85,13 @@ def _keys_of(group: type[BaseModel], prefix: str) -> Iterator[str]:
         below = group_of(field)
         if below is not None:
             yield from _keys_of(below, f"{key}.")
+
+
+def _keys_of_settings(group: type, prefix: str, left_out: Iterable[str] = ()) -> Iterator[str]:
+    kinds = get_type_hints(group)
+    for field in fields(group):
+        if field.name in left_out:
+            continue
+        yield prefix + field.name
+        if is_dataclass(kinds[field.name]):
+            yield from _keys_of_settings(kinds[field.name], f"{prefix}{field.name}.")

@@ -275,7 +275,7 @@ class VllmOptions(Group):
 
 class EngineOptions(Group):
     vllm: VllmOptions
-    sglang: dict[str, Any] = {}
+    sglang: dict[str, None] = Field({}, description="vLLM-Ascend is the only rollout that the overlay patches")
 
 
 class ValidationSampling(Group):

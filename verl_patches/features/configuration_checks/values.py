@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from overlay import ConfigurationError
-from verl_patches.features.configuration_checks.names import known_keys, unknown_key
+from verl_patches.features.configuration_checks.names import schema_keys, unknown_key
 from verl_patches.features.configuration_checks.schema import Configuration, field_at, group_of
 from verl_patches.features.settings import NODE
 
@@ -44,7 +44,7 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
 def _require_groups(config: Mapping[str, Any]) -> None:
     """Name a group that is not there, before the references into it are blamed."""
     raw = OmegaConf.to_container(config, resolve=False)
-    for key in sorted(known_keys()):
+    for key in sorted(schema_keys()):
         field = field_at(key.split("."))
         if not field.is_required() or (group_of(field) is None and key != NODE):
             continue
