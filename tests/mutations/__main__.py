@@ -61,7 +61,11 @@ def chosen_faults(values: argparse.Namespace) -> list[Fault]:
 
 
 class Results:
-    """Verdicts of earlier runs on the same source and tests, one JSON object a line; an interrupted run goes on."""
+    """Verdicts of earlier runs on the same source and tests, one JSON object a line; an interrupted run goes on.
+
+    A changed file of tests takes back the verdicts of those who asked it. Whoever changes what several files of the
+    product do together removes the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -70,10 +74,10 @@ class Results:
             for line in path.read_text().splitlines():
                 entry = json.loads(line)
                 key = entry.pop("key")
-                self._verdicts[key] = Verdict(Outcome(entry["outcome"]), entry["tier"], entry["seconds"])
+                self._verdicts[key] = Verdict(Outcome(entry["outcome"]), tuple(entry["by"]), entry["seconds"])
 
     def get(self, fault: Fault) -> Verdict | None:
-        """The verdict on a fault, if neither the fault nor any test has changed since."""
+        """The verdict on a fault, if neither the fault nor a test that is asked has changed since."""
         return self._verdicts.get(self._key(fault))
 
     def add(self, fault: Fault, verdict: Verdict) -> None:
@@ -84,14 +88,21 @@ class Results:
 
     def _key(self, fault: Fault) -> str:
         digest = sha256(f"{fault.file}\n{fault.source}\n{fault.tiers}".encode())
-        for test in sorted((ROOT / "tests").rglob("*.py")):
-            if "mutations" not in test.parts:
+        for selector in sorted({selector.partition("::")[0] for tier in fault.tiers for selector in tier}):
+            path = ROOT / selector
+            for test in sorted(path.rglob("*.py")) if path.is_dir() else (path,):
                 digest.update(test.read_bytes())
         return digest.hexdigest()
 
 
 def try_all(console: Console, faults: Sequence[Fault], limit_s: float) -> dict[Fault, Verdict]:
-    """Try every fault, showing one line each; verdicts that are known already are taken over."""
+    """Try every fault, showing one line each; verdicts that are known already are taken over.
+
+    In the end all tests that noticed one are run on the unchanged tree.
+
+    Raises:
+        FaultError: one of those tests fails there too.
+    """
     results, verdicts = Results(RESULTS / "verdicts.jsonl"), {}
     with SignalFlag() as signals, Workbench(signals, limit_s) as bench:
         for number, fault in enumerate(faults, 1):
@@ -100,11 +111,12 @@ def try_all(console: Console, faults: Sequence[Fault], limit_s: float) -> dict[F
                 verdict = bench.try_fault(fault)
                 results.add(fault, verdict)
             verdicts[fault] = verdict
+            line = f"{number:4d}/{len(faults)} {verdict.outcome:<9}{verdict.seconds:6.0f} s  {fault.name}"
             style = "" if verdict.outcome.counts_as_noticed else "bold red"
-            console.print(
-                f"{number:4d}/{len(faults)} {verdict.outcome:<9}{verdict.seconds:6.0f} s  {fault.name}",
-                style=style, highlight=False, soft_wrap=True,
-            )  # fmt: skip
+            console.print(line, *verdict.by, style=style, highlight=False, soft_wrap=True, markup=False)
+        noticed_by = sorted({test for verdict in verdicts.values() for test in verdict.by})
+        if noticed_by:
+            bench.require_green(noticed_by)
     return verdicts
 
 

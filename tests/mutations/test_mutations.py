@@ -110,7 +110,7 @@ def test_a_trial_asks_tier_by_tier_and_leaves_the_tree_as_it_was(tree):
         assert bench.try_fault(fault("product")).outcome is Outcome.NOTICED
         assert bench.try_fault(fault("asleep")).outcome is Outcome.SURVIVED
         asked = bench.try_fault(fault("asleep", "product"))
-        assert (asked.outcome, asked.tier) == (Outcome.NOTICED, 1)
+        assert (asked.outcome, asked.by) == (Outcome.NOTICED, ("tests/test_product.py::test",))
         broken = bench.try_fault(fault("asleep", source="def double(x)\n"))
         assert broken.outcome is Outcome.NOTICED
     assert (tree / "product.py").read_text() == SOURCE
@@ -118,8 +118,10 @@ def test_a_trial_asks_tier_by_tier_and_leaves_the_tree_as_it_was(tree):
 
 def test_tests_that_are_red_without_the_fault_say_nothing(tree):
     with SignalFlag() as signals, Workbench(signals, 60, tree) as bench:
-        with pytest.raises(FaultError, match="failed without any fault"):
-            bench.try_fault(fault("red"))
+        verdict = bench.try_fault(fault("red"))
+        with pytest.raises(FaultError, match=r"failed without any fault.*tests/test_red.py::test"):
+            bench.require_green((*verdict.by, "tests/test_product.py"))
+        bench.require_green(("tests/test_product.py",))
 
 
 def test_a_hang_is_stopped(tree):

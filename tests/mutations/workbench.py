@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,8 +19,10 @@ from scripts.rehearsal.plan import ENVIRONMENT_FILE, read_environment
 from scripts.rehearsal.processes import SignalFlag, run_to_the_end
 from tests.mutations.fault import ROOT, Fault, FaultError
 
-# pytest's exit codes: 1, a test failed; 2, a file of tests could not be imported.
-_GREEN, _RED = 0, (1, 2)
+# pytest's exit codes: 1, a test failed; 2, a file of tests could not be imported. 4 is given where a conftest.py could
+# not be imported too, which the unchanged tree tells from a selector that is wrong.
+_GREEN, _RED = 0, (1, 2, 4)
+_FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\w+)*)", re.MULTILINE)
 _EMULATOR_SOURCES = "npu_emulator/src"
 _EMULATOR_PACKAGES = ("npu_emulator", "torch_npu", "torchair", "acl")
 
@@ -39,10 +42,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one trial: which tier of tests noticed (0 is the nearest), and the seconds of the mutated runs."""
+    """The outcome of one trial.
+
+    ``by`` is the test that failed, without its parameters; where none is known (a hang, a crash) all that was asked;
+    where the fault survived nothing. ``seconds`` is how long the trial took.
+    """
 
     outcome: Outcome
-    tier: int | None
+    by: tuple[str, ...]
     seconds: float
 
 
@@ -60,7 +67,6 @@ class Workbench:
         self, signals: SignalFlag, limit_s: float, root: Path = ROOT, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._signals, self._limit_s, self._source, self._clock = signals, limit_s, root, clock
-        self._green: set[str] = set()
 
     def __enter__(self) -> Workbench:
         self._folder = Path(tempfile.mkdtemp(prefix="mutations-"))
@@ -86,62 +92,60 @@ class Workbench:
     def try_fault(self, fault: Fault) -> Verdict:
         """Plant a fault, ask its tests tier by tier whether they notice, and take it out again.
 
+        The verdict means something only if :meth:`require_green` has accepted the tests that noticed.
+
         Raises:
-            FaultError: tests of a tier fail without any fault, so their verdict would mean nothing.
             Interrupted: a signal ended the trial.
         """
-        seconds = 0.0
-        for number, tier in enumerate(fault.tiers):
-            self._require_green(fault, tier)
-            begun = self._clock()
-            outcome = self._planted(fault, tier)
-            seconds += self._clock() - begun
+        begun = self._clock()
+        for tier in fault.tiers:
+            outcome, by = self._planted(fault, tier)
             if outcome.counts_as_noticed:
-                return Verdict(outcome, number, seconds)
-        return Verdict(Outcome.SURVIVED, None, seconds)
+                return Verdict(outcome, by, self._clock() - begun)
+        return Verdict(Outcome.SURVIVED, (), self._clock() - begun)
 
-    def _require_green(self, fault: Fault, tier: tuple[str, ...]) -> None:
-        """Run what a tier asks on the unchanged tree, each selector once for all faults."""
-        for selector in tier:
-            if selector in self._green:
-                continue
-            try:
-                status = self._run([selector], fault.file)
-            except TimeLimit:
-                status = None
-            if status != _GREEN:
-                raise FaultError(
-                    f"{selector} {'took too long' if status is None else 'failed'} without any fault, so nothing can "
-                    f"be said of {fault.name}: mend the tests first, or raise --limit. The end of their output:\n"
-                    + "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
-                )
-            self._green.add(selector)
+    def require_green(self, tests: Sequence[str]) -> None:
+        """Run tests on the unchanged tree, in one session.
 
-    def _planted(self, fault: Fault, tier: Sequence[str]) -> Outcome:
+        Raises:
+            FaultError: one of them fails without any fault, so that it says nothing about any.
+        """
+        try:
+            status = self._run(tests, "", "--maxfail=20", factor=len(tests))
+        except TimeLimit:
+            raise FaultError("The tests took too long without any fault: raise --limit.") from None
+        if status == _GREEN:
+            return
+        output = self._log.read_text(errors="replace")
+        red = sorted(set(_FAILED_TEST.findall(output))) or output.splitlines()[-15:]
+        raise FaultError(f"Tests failed without any fault, so they say nothing; mend them first: {', '.join(red)}.")
+
+    def _planted(self, fault: Fault, tier: tuple[str, ...]) -> tuple[Outcome, tuple[str, ...]]:
         changed = self._tree / fault.file
         original = changed.read_bytes()
         changed.write_text(fault.source, encoding="utf-8")
         try:
-            status = self._run(tier, fault.file)
+            status = self._run(tier, fault.file, "-x")
         except TimeLimit:
-            return Outcome.HUNG
+            return Outcome.HUNG, tier
         finally:
             changed.write_bytes(original)
         if status == _GREEN:
-            return Outcome.SURVIVED
+            return Outcome.SURVIVED, ()
         if status in _RED or status < 0:
-            return Outcome.NOTICED
+            failed = _FAILED_TEST.search(self._log.read_text(errors="replace"))
+            return Outcome.NOTICED, (failed[1],) if failed else tier
         raise FaultError(f"pytest ended with code {status} for {fault.name}; the selectors are {' '.join(tier)}.")
 
-    def _run(self, selectors: Sequence[str], file: str) -> int:
+    def _run(self, selectors: Sequence[str], file: str, *options: str, factor: int = 1) -> int:
         """Run tests in the copy; returns pytest's exit code, negative where a signal ended it."""
-        deadline = self._clock() + self._limit_s
+        deadline = self._clock() + factor * self._limit_s
 
         def watch() -> None:
             if self._clock() > deadline:
                 raise TimeLimit
 
-        command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *selectors]
+        command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *selectors]
         self._log.unlink(missing_ok=True)
         return run_to_the_end(command, self._variables(file), self._tree, self._log, self._signals, watch)
 

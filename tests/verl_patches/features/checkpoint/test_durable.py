@@ -45,3 +45,10 @@ def test_a_failed_sync_leaves_the_old_file_and_nothing_else(monkeypatch, tmp_pat
     with pytest.raises(OSError, match="Input/output"):
         write_durably(path, iter(CONTENT), 0, lambda _: None)
     assert path.read_bytes() == b"old" and [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_the_system_takes_in_parts_is_written_whole(monkeypatch, tmp_path):
+    path, write = tmp_path / "file", os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:100]))
+    written = write_durably(path, iter(CONTENT), 0, lambda _: None)
+    assert path.read_bytes() == b"".join(CONTENT) and written == hash_file(path, lambda _: None)

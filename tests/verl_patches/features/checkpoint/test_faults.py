@@ -182,6 +182,26 @@ def test_a_killed_worker_is_an_error_and_a_rerun_completes(monkeypatch, pristine
     assert_complete(output, expected)
 
 
+def test_the_marker_is_written_last(monkeypatch, pristine, output, tmp_path):
+    """It says that all files can be verified, so it is away while one is written, and the manifest is complete."""
+    seen, write = tmp_path / "seen", conversion.write_durably
+
+    def noted(path, *arguments):
+        complete = json.loads((output / "manifest.json").read_text())["complete"]
+        with seen.open("a") as file:  # of all processes
+            file.write(f"{path.suffix} {complete} {(output / MARKERS[0]).exists()}\n")
+        return write(path, *arguments)
+
+    monkeypatch.setattr(conversion, "write_durably", noted)
+    assert convert(pristine, output, *OPTIONS) == 0
+    lines = seen.read_text().splitlines()
+    assert set(lines[:-1]) == {".pt False False"} and lines[-1] == ".txt True False"
+    seen.unlink()
+    next(output.rglob("*.pt")).unlink()
+    assert convert(pristine, output, *OPTIONS) == 0
+    assert seen.read_text().splitlines() == [".pt False False", ".txt True False"]
+
+
 def test_workers_die_with_the_main_process(tmp_path):
     """Otherwise a rerun could begin while a worker of the killed run still writes."""
     reading, writing = os.pipe()

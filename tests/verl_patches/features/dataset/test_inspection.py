@@ -106,6 +106,12 @@ def test_rows_with_one_defect_are_counted_together(tmp_path):
     assert finding.sentence().startswith("row 1 (and 2499 more), column data_source = None:")
 
 
+def test_rows_are_numbered_through_the_whole_file(tmp_path):
+    rows = [{**SOUND[0], "data_source": None if n == 3000 else "own"} for n in range(4000)]
+    (finding,) = inspect_file(write(tmp_path / "long.parquet", rows)).errors
+    assert finding.rows == [3000]
+
+
 def test_repeated_prompts_are_a_note_and_no_error(tmp_path):
     inspection = inspect_file(write(tmp_path / "twice.parquet", [*SOUND, SOUND[1]]))
     (finding,) = inspection.findings
