@@ -8,6 +8,7 @@ from pathlib import Path
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 from setuptools import setup  # noqa: E402
+from setuptools.command.build_py import build_py  # noqa: E402
 from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent
@@ -19,6 +20,16 @@ def check_machine(**places) -> None:
     presence = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(presence)
     presence.refuse_real_npu(**places)
+
+
+class BuildModules(build_py):
+    """Also puts the line beside the packages that lets Python choose the engine when it starts."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            name = "npu_emulator_engine.pth"
+            self.copy_file(str(ROOT / "src" / name), str(Path(self.build_lib) / name))
 
 
 if __name__ == "__main__":
@@ -33,5 +44,5 @@ if __name__ == "__main__":
     )
     setup(
         ext_modules=[extension],
-        cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True)},
+        cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True), "build_py": BuildModules},
     )

@@ -24,6 +24,8 @@ outputs/rehearsal/TIME/ (and the link outputs/rehearsal/latest). Everything it s
   --seed N              seed of data order, sampling and training (default: 1)
   --dies N              emulated dies (default: 4)
   --device-memory MIB   memory of each die (default: 1024)
+  --engine NAME         what stands behind torch_npu: stand-in (default), or cann, the published torch_npu on an emulated
+                        CANN (npu_emulator/README.md)
   --output DIR          where to write instead of outputs/rehearsal/TIME
   --dry-run             print the plan and its commands, and start nothing
   --help                print this
@@ -32,18 +34,23 @@ USAGE
 }
 
 main() {
-    local options=() overrides=() dry_run=false
+    local options=() overrides=() dry_run=false engine=stand-in
     while (($#)); do
         case $1 in
             --help) usage; return ;;
             --dry-run) dry_run=true; options+=("$1"); shift ;;
             --) shift; overrides=("$@"); break ;;
-            --data | --output | --steps | --seed | --dies | --device-memory)
+            --data | --output | --steps | --seed | --dies | --device-memory | --engine)
                 argument_require_value "$1" $#
                 case $1 in
                     --data) argument_require_file "$1" "$2" ;;
                     --seed) argument_require_number "$1" "$2" 0 ;;
                     --steps | --dies | --device-memory) argument_require_number "$1" "$2" 1 ;;
+                    --engine)
+                        engine=$2
+                        [[ $engine == stand-in || $engine == cann ]] ||
+                            fail "--engine is \"$engine\", and the engines are stand-in and cann."
+                        ;;
                 esac
                 options+=("$1" "$2")
                 shift 2
@@ -59,9 +66,12 @@ main() {
         python=$(environment_find_python)
     else
         environment_ensure "$project_root"
+        [[ $engine == stand-in ]] || environment_ensure_cann_engine "$project_root"
         python=$project_root/.venv/bin/python
     fi
     export PYTHONPATH=$project_root
+    # The run's processes get the engine from the plan; the rehearsal's own need no device.
+    unset NPU_EMULATOR_ENGINE
     # A Ray address in the user's environment would make the run join that cluster.
     unset RAY_ADDRESS
     # The launcher measures prompts before it starts other processes; the tokenizer warns about its threads otherwise.

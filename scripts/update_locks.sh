@@ -22,3 +22,4 @@ fi
 "$project_root/.venv/bin/uv" "${options[@]}" --no-deps upstream.in -o upstream.lock
 # The image's: for machines of every kind, with the hashes of all of them.
 "$project_root/.venv/bin/uv" "${options[@]}" --universal --no-deps image.in -o ../requirements.txt
+"$project_root/.venv/bin/uv" "${options[@]}" --no-deps cann.in -o cann.lock

@@ -30,6 +30,7 @@ class Options:
     seed: int = 1
     dies: int = 4
     device_memory_mb: int = 1024
+    engine: str = "stand-in"
     output: Path | None = None
     overrides: tuple[str, ...] = ()
 
@@ -97,6 +98,7 @@ class Plan:
             "PYTHONPATH": _search_path(),
             "NPU_EMULATOR_DEVICES": str(self.options.dies),
             "NPU_EMULATOR_CAPACITY_MB": str(self.options.device_memory_mb),
+            "NPU_EMULATOR_ENGINE": self.options.engine,
             "NPU_EMULATOR_METERS": str(self.output / "meters"),
         }
         if self.folder is not None:

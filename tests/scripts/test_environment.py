@@ -1,5 +1,6 @@
 """scripts/lib/environment.sh with stub commands on PATH: what it calls, in which order, and what it refuses."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ source scripts/lib/terminal.sh
 source scripts/lib/environment.sh
 environment_ensure "$PWD"
 """
+ENSURE_BOTH = ENSURE + 'environment_ensure_cann_engine "$PWD"\n'
 # Stands for python3.11: makes a ".venv" whose python and uv only write down how they were called.
 PYTHON_STUB = """#!/bin/bash
 case "$*" in
@@ -43,7 +45,9 @@ case "$name $*" in
     "python -m pip"*) echo "pip" >>"$CALLS" ;;
     "python -I -S "*installed_files.py*) echo "check" >>"$CALLS"; [[ ! -e "$TOOLS/damaged" ]] || exit 2 ;;
     "uv pip install"*"--link-mode copy"*npu_emulator*) echo "emulator" >>"$CALLS" ;;
+    "uv pip install"*--target*--require-hashes*) echo "wheel" >>"$CALLS"; mkdir -p "${*:6:1}" ;;
     "uv pip install"*--require-hashes*"--link-mode copy"*) echo "packages" >>"$CALLS" ;;
+    "python "*/npu_emulator/cann/build.py*) echo "cann" >>"$CALLS" ;;
     *) echo "unexpected: $name $*" >&2; exit 9 ;;
 esac
 if [[ -e "$TOOLS/break-$name" ]]; then echo "stub broke" >&2; exit 1; fi
@@ -65,6 +69,9 @@ class Machine:
         shutil.copy(ROOT / overrides, self.root / overrides)
         (self.root / "npu_emulator").mkdir()
         (self.root / "npu_emulator" / "device.cpp").write_text("int main() {}\n")
+        for source in ("cann/build.py", "cann/csrc/device.cpp", "csrc/node.cpp", "csrc/node.h", "csrc/device.h"):
+            (self.root / "npu_emulator" / source).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / "npu_emulator" / source).write_text("first\n")
         self.tools.mkdir()
         for name in SYSTEM_COMMANDS:
             (self.tools / name).symlink_to(shutil.which(name))
@@ -135,6 +142,24 @@ def test_changed_lock_starts_from_nothing(machine):
     assert not (machine.root / ".venv" / "leftover").exists()
 
 
+def test_second_engine_is_made_once_and_anew_when_its_sources_change(machine):
+    both = ("bash", "-c", ENSURE_BOTH)
+    first = machine.run(*both)
+    assert first.returncode == 0, first.stderr
+    assert machine.take_calls() == ["venv", "pip", "packages", "emulator", "check", "wheel", "cann"]
+    assert machine.run(*both).returncode == 0 and machine.take_calls() == ["check"]
+    (machine.root / "npu_emulator" / "cann" / "csrc" / "device.cpp").write_text("second\n")
+    assert machine.run(*both).returncode == 0
+    assert machine.take_calls() == ["check", "wheel", "cann"], "the first engine stays as it is"
+    (machine.tools / "break-uv").touch()
+    (machine.root / "requirements" / "cann.lock").write_text("other\n")
+    broken = machine.run(*both)
+    assert broken.returncode == 2 and "torch_npu's wheel" in broken.stderr
+    (machine.tools / "break-uv").unlink()
+    machine.take_calls()
+    assert machine.run(*both).returncode == 0 and machine.take_calls() == ["check", "wheel", "cann"]
+
+
 @pytest.mark.parametrize(("broken", "repeated"), [("python", ["venv", "pip"]), ("uv", ["venv", "pip", "packages"])])
 def test_failed_setup_says_where_and_is_never_taken_as_complete(machine, broken, repeated):
     (machine.tools / f"break-{broken}").touch()
@@ -176,8 +201,9 @@ def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number):
 
 def wait_until_gone(process):
     deadline = time.monotonic() + 30
-    while Path(f"/proc/{process}/stat").exists() and Path(f"/proc/{process}/stat").read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline, "a process of the set-up was left running"
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while Path(f"/proc/{process}/stat").read_text().split()[2] != "Z":
+            assert time.monotonic() < deadline, "a process of the set-up was left running"
 
 
 def test_setup_that_runs_elsewhere_is_waited_for(machine):

@@ -1,0 +1,152 @@
+"""Build the emulated CANN: one library with all of it, and the names under which the wheel asks for its parts.
+
+    python build.py --wheel FOLDER --out FOLDER
+
+`--wheel` is the folder into which torch_npu's wheel is installed: it brings the public headers of CANN that this is
+compiled against. `--out` receives the libraries; beside it go the folder ``toolkit``, which says that CANN is there,
+and CANN's own Python package ``acl``. Object files are kept in ``build/`` beside this file, so that a second build
+compiles only what has changed.
+"""
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # the headers are needed, and no device
+
+import torch  # noqa: E402
+from torch.utils import cpp_extension  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent
+CANN_VERSION = "8.2.RC1"  # the one that torch_npu 2.5.1.post1 was released for; device.cpp says the same
+CORE = "libnpu_emulator_cann.so"
+# Libraries of CANN that the wheel links or loads. Each is an empty library that depends on the one with everything.
+NAMES = [
+    "libascendcl.so",
+    "libacl_op_compiler.so",
+    "libacl_tdt_channel.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libfmk_parser.so",
+    "libascend_protobuf.so",
+    "libhccl.so",
+    "libopapi.so",
+    "libatb.so",
+]
+
+
+def refusals(calls: str) -> str:
+    """Source text that refuses each operator of the table of calls by name; an operator that is written replaces it."""
+    first: dict[str, str] = {}
+    for line in calls.splitlines():
+        name, _, parameters = line.partition(" ")
+        first.setdefault(name, parameters)
+    quoted = {name: parameters.replace("\\", "\\\\").replace('"', "'") for name, parameters in first.items()}
+    return "".join(f'REFUSED({name}, "{parameters}")\n' for name, parameters in sorted(quoted.items()))
+
+
+def make_toolkit(folder: Path) -> None:
+    """The folders and the file that torch_npu looks for in an installed CANN, to say which version it is."""
+    for name in ("runtime", "compiler", "opp", "atb", f"{platform.machine()}-linux"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    information = folder / f"{platform.machine()}-linux" / "ascend_toolkit_install.info"
+    information.write_text(f"package_name=Ascend-cann-toolkit\nversion={CANN_VERSION}\n")
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def rules(wheel: Path, build: Path, out: Path) -> str:
+    """A file for ninja."""
+    headers = wheel / "torch_npu" / "include"
+    folders = [ROOT / "csrc", ROOT.parent / "csrc", build, headers]
+    folders += [headers / "third_party/acl/inc", headers / "third_party/hccl/inc"]
+    system = cpp_extension.include_paths()
+    flags = ["-std=c++17", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall"]
+    # torch's headers hold pragmas and unused variables that are not ours to mend.
+    flags += ["-Wno-unknown-pragmas", "-Wno-unused-variable", "-Wno-unused-function"]
+    flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
+    flags += [f"-I{folder}" for folder in folders] + [f"-isystem {folder}" for folder in system]
+    libraries = Path(torch.__file__).parent / "lib"
+    lines = [
+        f"cxx = {os.environ.get('CXX', 'c++')}",
+        f"flags = {' '.join(flags)}",
+        "rule compile",
+        "  command = $cxx -MMD -MF $out.d $flags -c $in -o $out",
+        "  depfile = $out.d",
+        "rule link",
+        f"  command = $cxx -shared -o $out $in -L{libraries} -ltorch_cpu -lc10 -ldl -lrt -lpthread",
+        "rule name",
+        f"  command = $cxx -shared -nostdlib -Wl,-soname,$soname -Wl,--no-as-needed '-Wl,-rpath,$$ORIGIN' -o $out "
+        f"-L{out} -l:{CORE} -x c /dev/null",
+    ]
+    objects = []
+    for source in [*sorted((ROOT / "csrc").glob("*.cpp")), ROOT.parent / "csrc" / "node.cpp"]:
+        objects.append(build / f"{source.stem}.o")
+        lines.append(f"build {objects[-1]}: compile {source}")
+    lines.append(f"build {out / CORE}: link {' '.join(map(str, objects))}")
+    for name in NAMES:
+        lines += [f"build {out / name}: name | {out / CORE}", f"  soname = {name}"]
+    return "\n".join(lines) + "\n"
+
+
+def graph_engine_refusals(wheel: Path) -> str:
+    """Source text with a function that refuses itself for every symbol of the graph engine that torchair links."""
+    libraries = sorted((wheel / "torch_npu/dynamo/torchair/core").glob("*.so"))
+    wanted = set().union(*map(undefined_symbols, libraries)) - set().union(*map(defined_symbols, libraries))
+    names = sorted(name for name in wanted if re.match(r"_ZN?K?2ge|acltdt", name))
+    return "".join(f'REFUSED_SYMBOL({number}, "{name}")\n' for number, name in enumerate(names))
+
+
+def undefined_symbols(library: Path) -> set[str]:
+    text = subprocess.run(["nm", "-D", "--undefined-only", str(library)], check=True, capture_output=True, text=True)
+    return {line.split()[-1] for line in text.stdout.splitlines() if " w " not in line}
+
+
+def defined_symbols(library: Path) -> set[str]:
+    text = subprocess.run(["nm", "-D", "--defined-only", str(library)], check=True, capture_output=True, text=True)
+    return {line.split()[-1].split("@")[0] for line in text.stdout.splitlines()}
+
+
+def missing_symbols(wheel: Path, core: Path) -> list[str]:
+    """What the wheel's libraries ask CANN for and the emulated one lacks."""
+    libraries = list(wheel.glob("torch_npu/**/*.so"))
+    wanted = set().union(*map(undefined_symbols, libraries))
+    given = set().union(defined_symbols(core), *map(defined_symbols, libraries))
+    of_cann = re.compile(r"(acl|Hccl|hccl|rt)[A-Za-z]\w*$|_ZN?K?(2ge|3atb)")
+    return sorted(name for name in wanted - given if of_cann.match(name))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--wheel", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    given = parser.parse_args()
+    wheel, out, build = given.wheel.resolve(), given.out.resolve(), ROOT / "build"
+    if not (wheel / "torch_npu" / "include").is_dir():
+        sys.exit(f"error: {wheel} does not hold torch_npu's wheel: install it there with `pip install --target`.")
+    build.mkdir(exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    make_toolkit(out.parent / "toolkit")
+    shutil.copytree(ROOT / "python", out.parent, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    write_if_changed(build / "refused.inc", refusals((ROOT / "op_plugin_calls.txt").read_text()))
+    write_if_changed(build / "refused_graph_engine.inc", graph_engine_refusals(wheel))
+    write_if_changed(build / "build.ninja", rules(wheel, build, out))
+    status = subprocess.run(["ninja", "-C", str(build), f"-j{given.jobs}"]).returncode
+    if status:
+        sys.exit(status)
+    missing = missing_symbols(wheel, out / CORE)
+    if missing:
+        sys.exit(f"error: the wheel needs symbols of CANN that are not emulated: {', '.join(missing)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+// The older interface, operators by name: only what torch_npu still moves data with. All else is refused by name.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "runtime.h"
+#include <acl/acl_op_compiler.h>
+
+using namespace cann;
+
+struct aclTensorDesc {
+  aclDataType dtype;
+  aclFormat format;
+  std::vector<int64_t> dims;
+};
+struct aclDataBuffer {
+  void* data;
+  size_t bytes;
+};
+struct aclopAttr {};
+
+namespace {
+
+constexpr int kOpNotFound = ACL_ERROR_OP_NOT_FOUND;
+
+std::string described(int count, const aclTensorDesc* const* descriptions) {
+  std::string text;
+  for (int index = 0; index < count; ++index) {
+    const auto& tensor = *descriptions[index];
+    text += (index ? ", [" : "[");
+    for (const auto size : tensor.dims) text += std::to_string(size) + ",";
+    text += "] of aclDataType " + std::to_string(tensor.dtype) + " in aclFormat " + std::to_string(tensor.format);
+  }
+  return text;
+}
+
+bool is_plain(aclFormat format) {
+  return format == ACL_FORMAT_ND || format == ACL_FORMAT_NCHW || format == ACL_FORMAT_NHWC ||
+         format == ACL_FORMAT_NCDHW || format == ACL_FORMAT_UNDEFINED;
+}
+
+}  // namespace
+
+CANN_API aclError aclopCompileAndExecute(const char* name, int inputs, const aclTensorDesc* const in_descriptions[],
+                                         const aclDataBuffer* const in[], int outputs,
+                                         const aclTensorDesc* const out_descriptions[], aclDataBuffer* const out[],
+                                         const aclopAttr*, aclopEngineType, aclopCompileType, const char*,
+                                         aclrtStream stream) {
+  if (std::string(name) == "Identity" && inputs > 0 && outputs == 1 && is_plain(in_descriptions[0]->format) &&
+      is_plain(out_descriptions[0]->format)) {
+    const auto from = *in[0], to = *out[0];
+    submit(stream, "Identity", [=] { std::memmove(to.data, from.data, std::min(from.bytes, to.bytes)); });
+    return ACL_SUCCESS;
+  }
+  return fail(kOpNotFound, std::string("the aclop operator ") + name + " is not emulated; its inputs are " +
+                               described(inputs, in_descriptions) + ", its results " +
+                               described(outputs, out_descriptions));
+}
+
+CANN_API aclTensorDesc* aclCreateTensorDesc(aclDataType dtype, int dims, const int64_t* sizes, aclFormat format) {
+  return new aclTensorDesc{dtype, format, {sizes, sizes + dims}};
+}
+CANN_API void aclDestroyTensorDesc(const aclTensorDesc* description) { delete description; }
+CANN_API aclDataType aclGetTensorDescType(const aclTensorDesc* description) { return description->dtype; }
+CANN_API aclFormat aclGetTensorDescFormat(const aclTensorDesc* description) { return description->format; }
+CANN_API size_t aclGetTensorDescNumDims(const aclTensorDesc* description) { return description->dims.size(); }
+CANN_API aclError aclGetTensorDescDimV2(const aclTensorDesc* description, size_t index, int64_t* size) {
+  if (index >= description->dims.size())
+    return fail(ACL_ERROR_INVALID_PARAM, "aclGetTensorDescDimV2: no such dimension");
+  *size = description->dims[index];
+  return ACL_SUCCESS;
+}
+CANN_API void aclSetTensorDescName(aclTensorDesc*, const char*) {}
+CANN_API aclError aclSetTensorFormat(aclTensorDesc* description, aclFormat format) {
+  description->format = format;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclSetTensorShape(aclTensorDesc* description, int dims, const int64_t* sizes) {
+  description->dims.assign(sizes, sizes + dims);
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclSetTensorPlaceMent(aclTensorDesc*, aclMemType) { return ACL_SUCCESS; }
+CANN_API aclDataBuffer* aclCreateDataBuffer(void* data, size_t bytes) { return new aclDataBuffer{data, bytes}; }
+CANN_API aclError aclDestroyDataBuffer(const aclDataBuffer* buffer) {
+  delete buffer;
+  return ACL_SUCCESS;
+}
+
+// Attributes are not read: Identity has none.
+CANN_API aclopAttr* aclopCreateAttr() { return new aclopAttr(); }
+CANN_API void aclopDestroyAttr(const aclopAttr* attributes) { delete attributes; }
+CANN_API aclError aclopSetAttrBool(aclopAttr*, const char*, uint8_t) { return ACL_SUCCESS; }
+CANN_API aclError aclopSetAttrInt(aclopAttr*, const char*, int64_t) { return ACL_SUCCESS; }
+CANN_API aclError aclopSetAttrFloat(aclopAttr*, const char*, float) { return ACL_SUCCESS; }
+CANN_API aclError aclopSetAttrString(aclopAttr*, const char*, const char*) { return ACL_SUCCESS; }
+CANN_API aclError aclopSetAttrDataType(aclopAttr*, const char*, aclDataType) { return ACL_SUCCESS; }
+CANN_API aclError aclopSetAttrListBool(aclopAttr*, const char*, int, const uint8_t*) { return ACL_SUCCESS; }
+CANN_API aclError aclopSetAttrListInt(aclopAttr*, const char*, int, const int64_t*) { return ACL_SUCCESS; }
+CANN_API aclError aclopSetAttrListFloat(aclopAttr*, const char*, int, const float*) { return ACL_SUCCESS; }
+CANN_API aclError aclopSetAttrListListInt(aclopAttr*, const char*, int, const int*, const int64_t* const[]) {
+  return ACL_SUCCESS;
+}
+
+// Options of the compiler of operators; there is none, and what is set is what is read.
+CANN_API aclError aclSetCompileopt(aclCompileOpt, const char*) { return ACL_SUCCESS; }
+CANN_API size_t aclGetCompileoptSize(aclCompileOpt) { return sizeof "disable"; }
+CANN_API aclError aclGetCompileopt(aclCompileOpt, char* value, size_t bytes) {
+  if (bytes < sizeof "disable") return fail(ACL_ERROR_INVALID_PARAM, "aclGetCompileopt: the buffer is too small");
+  std::memcpy(value, "disable", sizeof "disable");
+  return ACL_SUCCESS;
+}

@@ -1,0 +1,176 @@
+// Attention for training (npu_fusion_attention) and its gradient, in float32. The gradient is computed from the
+// statistics of the softmax that are given, since context parallelism gives merged ones.
+#include <limits>
+
+#include "operators.h"
+
+using namespace cann;
+
+namespace {
+
+// What sets one call apart from another, but for the tensors.
+struct Setting {
+  double scale;
+  int64_t before, after, heads;
+  std::string layout;
+  int64_t sparse_mode;
+};
+
+enum SparseMode : int64_t { kMask = 0, kWholeMask = 1, kLeftUpCausal = 2, kRightDownCausal = 3, kBand = 4 };
+
+void refuse_extras(const Tensor& position_encoding, const Tensor& padding_mask, const Ints& prefix, double kept) {
+  TORCH_CHECK(!position_encoding.defined() || !position_encoding.numel(), "a position encoding (pse) is not emulated");
+  TORCH_CHECK(!padding_mask.defined() || !padding_mask.numel(), "padding_mask is not emulated");
+  TORCH_CHECK(prefix.empty(), "prefix is not emulated");
+  TORCH_CHECK(kept == 1, "dropout (keep_prob ", kept, ") is not emulated");
+}
+
+// True where a key is hidden from a query: undefined, or something that broadcasts to [batch, heads, queries, keys].
+Tensor hidden_keys(const Setting& setting, const Tensor& mask, int64_t queries, int64_t keys) {
+  const auto row = at::arange(queries).unsqueeze(1), column = at::arange(keys);
+  const auto from_end = keys - queries;
+  switch (setting.sparse_mode) {
+    case kMask:
+    case kWholeMask: return mask.defined() && mask.numel() ? mask.to(at::kBool) : Tensor();
+    case kLeftUpCausal: return column.gt(row);
+    case kRightDownCausal: return column.gt(row + from_end);
+    case kBand: return column.gt(row + from_end + setting.after).logical_or(column.lt(row + from_end - setting.before));
+    default: TORCH_CHECK(false, "sparse_mode ", setting.sparse_mode, " is not emulated");
+  }
+}
+
+// A view as [batch, heads, sequence, size]; writing to it writes to the tensor.
+Tensor heads_first(const Tensor& tensor, const std::string& layout, int64_t heads) {
+  if (layout == "BNSD") return tensor;
+  if (layout == "BSND") return tensor.transpose(1, 2);
+  if (layout == "BSH") return tensor.unflatten(-1, {heads, -1}).transpose(1, 2);
+  if (layout == "SBH") return tensor.unflatten(-1, {heads, -1}).permute({1, 2, 0, 3});
+  TORCH_CHECK(false, "input_layout ", layout, " is not emulated");
+}
+int64_t heads_of_keys(const Setting& setting, const Tensor& query, const Tensor& key) {
+  if (setting.layout == "BNSD") return key.size(1);
+  if (setting.layout == "BSND") return key.size(2);
+  return setting.heads * key.size(-1) / query.size(-1);
+}
+
+// Scores [batch, heads, queries, keys] in float32; `shared` queries' heads have one key's head.
+Tensor scores_of(const Tensor& query, const Tensor& key, double scale, const Tensor& hidden) {
+  const auto keys = wide(key).repeat_interleave(query.size(1) / key.size(1), 1);
+  const auto scores = at::matmul(wide(query), keys.transpose(-1, -2)) * scale;
+  return hidden.defined() ? scores.masked_fill(hidden, -std::numeric_limits<float>::infinity()) : scores;
+}
+
+// All tensors with heads first; the statistics are [batch, heads, queries].
+void attend(const Tensor& query, const Tensor& key, const Tensor& value, double scale, const Tensor& hidden,
+            const Tensor& most, const Tensor& total, const Tensor& out) {
+  const auto scores = scores_of(query, key, scale, hidden);
+  const auto largest = scores.amax(-1, true).clamp_min(std::numeric_limits<float>::lowest());
+  const auto exponentials = at::exp(scores - largest), sum = exponentials.sum(-1, true);
+  const auto values = wide(value).repeat_interleave(query.size(1) / value.size(1), 1);
+  out.copy_(at::matmul(exponentials / sum.clamp_min(1e-30), values));
+  most.copy_(largest.squeeze(-1));
+  total.copy_(sum.squeeze(-1));
+}
+
+struct Gradients {
+  Tensor query, key, value;
+};
+
+// With P the weights and dO the gradient of the output O: dV = P^T dO, and of the scores P * (dO V^T - rowsum(dO * O)).
+void differentiate(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& gradient,
+                   const Tensor& output, const Tensor& most, const Tensor& total, double scale, const Tensor& hidden,
+                   const Gradients& out) {
+  const auto key_heads = key.size(1), shared = query.size(1) / key_heads;
+  const auto weights =
+      at::exp(scores_of(query, key, scale, hidden) - most.unsqueeze(-1)) / total.unsqueeze(-1).clamp_min(1e-30);
+  const auto values = wide(value).repeat_interleave(shared, 1), keys = wide(key).repeat_interleave(shared, 1);
+  const auto of_output = wide(gradient);
+  const auto along = (of_output * wide(output)).sum(-1, true);
+  const auto of_scores = weights * (at::matmul(of_output, values.transpose(-1, -2)) - along) * scale;
+  const auto joined = [&](const Tensor& part) { return part.unflatten(1, {key_heads, shared}).sum(2); };
+  out.query.copy_(at::matmul(of_scores, keys));
+  out.key.copy_(joined(at::matmul(of_scores.transpose(-1, -2), wide(query))));
+  out.value.copy_(joined(at::matmul(weights.transpose(-1, -2), of_output)));
+}
+
+// Calls `one(queries, keys)` with the part of each sequence of a packed batch: ends are running totals of lengths.
+template <class One>
+void each_sequence(const Ints& query_ends, const Ints& key_ends, One one) {
+  int64_t query_start = 0, key_start = 0;
+  for (size_t index = 0; index < query_ends.size(); ++index) {
+    const auto of_queries = [&](const Tensor& t) {
+      return t.narrow(0, query_start, query_ends[index] - query_start).transpose(0, 1).unsqueeze(0);
+    };
+    const auto of_keys = [&](const Tensor& t) {
+      return t.narrow(0, key_start, key_ends.at(index) - key_start).transpose(0, 1).unsqueeze(0);
+    };
+    one(of_queries, of_keys);
+    query_start = query_ends[index];
+    key_start = key_ends[index];
+  }
+}
+
+}  // namespace
+
+OP(FlashAttentionScore, [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor, Tensor padding, Tensor mask,
+                           Ints prefix, double scale, double kept, int64_t before, int64_t after, int64_t heads,
+                           std::string layout, int64_t, int64_t sparse_mode, Tensor most, Tensor total, Tensor,
+                           Tensor out) {
+  refuse_extras(pse, padding, prefix, kept);
+  const Setting setting{scale, before, after, heads, layout, sparse_mode};
+  const auto key_heads = heads_of_keys(setting, query, key);
+  const auto q = heads_first(query, layout, heads), k = heads_first(key, layout, key_heads);
+  const auto sum = at::empty(most.sizes().slice(0, 3), at::kFloat), largest = at::empty_like(sum);
+  attend(q, k, heads_first(value, layout, key_heads), scale, hidden_keys(setting, mask, q.size(2), k.size(2)), largest,
+         sum, heads_first(out, layout, heads));
+  most.copy_(largest.unsqueeze(-1).expand_as(most));
+  total.copy_(sum.unsqueeze(-1).expand_as(total));
+})
+
+OP(FlashAttentionScoreGrad,
+   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor, Tensor padding, Tensor mask,
+      Tensor most, Tensor total, Tensor, Tensor output, Ints prefix, double scale, double kept, int64_t before,
+      int64_t after, int64_t heads, std::string layout, int64_t, int64_t sparse_mode, Tensor of_query, Tensor of_key,
+      Tensor of_value, Tensor) {
+     refuse_extras(pse, padding, prefix, kept);
+     const Setting setting{scale, before, after, heads, layout, sparse_mode};
+     const auto key_heads = heads_of_keys(setting, query, key);
+     const auto q = [&](const Tensor& t) { return heads_first(t, layout, heads); };
+     const auto k = [&](const Tensor& t) { return heads_first(t, layout, key_heads); };
+     differentiate(q(query), k(key), k(value), q(gradient), q(output), most.select(-1, 0), total.select(-1, 0), scale,
+                   hidden_keys(setting, mask, q(query).size(2), k(key).size(2)),
+                   {q(of_query), k(of_key), k(of_value)});
+   })
+
+OP(FlashAttentionVarLenScore,
+   [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor, Tensor padding, Tensor mask, Ints prefix,
+      Ints query_ends, Ints key_ends, double scale, double kept, int64_t before, int64_t after, int64_t heads,
+      std::string layout, int64_t, int64_t sparse_mode, Tensor most, Tensor total, Tensor, Tensor out) {
+     refuse_extras(pse, padding, prefix, kept);
+     const Setting setting{scale, before, after, heads, layout, sparse_mode};
+     each_sequence(query_ends, key_ends, [&](auto queries, auto keys) {
+       const auto q = queries(query), k = keys(key);
+       auto hidden = hidden_keys(setting, mask, q.size(2), k.size(2));
+       if (hidden.defined()) hidden = hidden.narrow(-2, 0, q.size(2)).narrow(-1, 0, k.size(2));
+       const auto sum = at::empty(q.sizes().slice(0, 3), at::kFloat), largest = at::empty_like(sum);
+       attend(q, k, keys(value), scale, hidden, largest, sum, queries(out));
+       queries(most).copy_(largest.unsqueeze(-1).expand_as(queries(most)));
+       queries(total).copy_(sum.unsqueeze(-1).expand_as(queries(total)));
+     });
+   })
+
+OP(FlashAttentionUnpaddingScoreGrad,
+   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor, Tensor padding, Tensor mask,
+      Tensor most, Tensor total, Tensor, Tensor output, Ints prefix, Ints query_ends, Ints key_ends, double scale,
+      double kept, int64_t before, int64_t after, int64_t heads, std::string layout, int64_t, int64_t sparse_mode,
+      Tensor of_query, Tensor of_key, Tensor of_value, Tensor) {
+     refuse_extras(pse, padding, prefix, kept);
+     const Setting setting{scale, before, after, heads, layout, sparse_mode};
+     each_sequence(query_ends, key_ends, [&](auto queries, auto keys) {
+       const auto q = queries(query), k = keys(key);
+       auto hidden = hidden_keys(setting, mask, q.size(2), k.size(2));
+       if (hidden.defined()) hidden = hidden.narrow(-2, 0, q.size(2)).narrow(-1, 0, k.size(2));
+       differentiate(q, k, keys(value), queries(gradient), queries(output), queries(most).select(-1, 0),
+                     queries(total).select(-1, 0), scale, hidden, {queries(of_query), keys(of_key), keys(of_value)});
+     });
+   })

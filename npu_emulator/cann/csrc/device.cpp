@@ -1,0 +1,170 @@
+// Devices, contexts, versions: how many dies this process sees, which one a thread has chosen, and what they say of
+// themselves.
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "device.h"
+#include "runtime.h"
+
+namespace cann {
+namespace {
+
+// A thread that has chosen no device has no context: torch_npu asks for that, and restores a thread's device by it.
+thread_local int chosen = -1;
+thread_local std::string recent_error;
+std::string error_of_any_thread;
+std::mutex error_mutex;
+
+std::vector<int> read_visible() {
+  const int machine = static_cast<int>(npu::environment_integer("NPU_EMULATOR_DEVICES", 8));
+  const char* list = std::getenv("ASCEND_RT_VISIBLE_DEVICES");
+  std::vector<int> dies;
+  if (!list) {
+    dies.resize(std::min(machine, npu::kMaxDevices));
+    std::iota(dies.begin(), dies.end(), 0);
+    return dies;
+  }
+  for (const char* cursor = list; *cursor;) {
+    char* end = nullptr;
+    const auto die = std::strtoll(cursor, &end, 10);
+    if (end == cursor || die < 0 || die >= machine) break;
+    dies.push_back(static_cast<int>(die));
+    if (*end != ',') break;
+    cursor = end + 1;
+  }
+  return dies;
+}
+
+// Read once a process: a forked one may have been given dies of its own before it used any.
+const std::vector<int>& visible_dies() {
+  static std::mutex reading;
+  static pid_t reader = 0;
+  static std::vector<int> dies;
+  std::lock_guard<std::mutex> guard(reading);
+  if (reader != getpid()) {
+    dies = read_visible();
+    reader = getpid();
+  }
+  return dies;
+}
+
+// A context is told by its address alone.
+char contexts[npu::kMaxDevices];
+
+}  // namespace
+
+int fail(int code, const std::string& message) {
+  std::lock_guard<std::mutex> guard(error_mutex);
+  error_of_any_thread = message;
+  return code;
+}
+
+int chosen_device() noexcept { return chosen; }
+
+int die_of(int device) { return visible_dies().at(device); }
+
+}  // namespace cann
+
+namespace npu {
+
+int64_t environment_integer(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  if (!text || !*text) return otherwise;
+  char* end = nullptr;
+  const auto value = std::strtoll(text, &end, 10);
+  return *end || value < 0 ? otherwise : value;
+}
+
+}  // namespace npu
+
+using namespace cann;
+
+CANN_API aclError aclInit(const char*) { return ACL_SUCCESS; }
+CANN_API aclError aclFinalize() { return ACL_SUCCESS; }
+CANN_API void aclAppLog(aclLogLevel, const char*, const char*, uint32_t, const char*, ...) {}
+
+// Each message once. The queue's thread runs operators, and the caller's thread reports them.
+CANN_API const char* aclGetRecentErrMsg() {
+  std::lock_guard<std::mutex> guard(error_mutex);
+  recent_error.swap(error_of_any_thread);
+  error_of_any_thread.clear();
+  return recent_error.empty() ? nullptr : recent_error.c_str();
+}
+
+CANN_API aclError aclrtGetDeviceCount(uint32_t* count) {
+  *count = static_cast<uint32_t>(visible_dies().size());
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtSetDevice(int32_t device) {
+  const int count = static_cast<int>(visible_dies().size());
+  if (device < 0 || device >= count)
+    return fail(ACL_ERROR_RT_INVALID_DEVICEID,
+                "device " + std::to_string(device) + " is not one of the " + std::to_string(count) +
+                    " that this process sees (ASCEND_RT_VISIBLE_DEVICES, NPU_EMULATOR_DEVICES)");
+  chosen = device;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtResetDevice(int32_t) { return ACL_SUCCESS; }
+CANN_API aclError aclrtGetDevice(int32_t* device) {
+  if (chosen < 0) return ACL_ERROR_RT_CONTEXT_NULL;
+  *device = chosen;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtGetCurrentContext(aclrtContext* context) {
+  if (chosen < 0) return ACL_ERROR_RT_CONTEXT_NULL;
+  *context = &contexts[chosen];
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtSetCurrentContext(aclrtContext context) {
+  if (context) chosen = static_cast<int>(static_cast<char*>(context) - contexts);
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtDeviceCanAccessPeer(int32_t* can_access, int32_t device, int32_t peer) {
+  *can_access = device != peer;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtDeviceEnablePeerAccess(int32_t, uint32_t) { return ACL_SUCCESS; }
+
+CANN_API const char* aclrtGetSocName() {
+  const char* name = std::getenv("NPU_EMULATOR_SOC");
+  return name && *name ? name : "Ascend910_9391";
+}
+CANN_API aclError aclsysGetCANNVersion(aclCANNPackageName package, aclCANNPackageVersion* version) {
+  std::memset(version, 0, sizeof *version);
+  std::strncpy(version->version, package == ACL_PKG_NAME_DRIVER ? "25.2.0" : "8.2.RC1", sizeof version->version - 1);
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclGetCannAttribute(aclCannAttr, int32_t* value) {
+  *value = 1;  // infinities and NaN are kept, as host arithmetic keeps them
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclGetDeviceCapability(uint32_t, aclDeviceInfo info, int64_t* value) {
+  constexpr int64_t kCubeCores = 24, kVectorCores = 48, kL2Bytes = int64_t{192} << 20;
+  if (info == ACL_DEVICE_INFO_AI_CORE_NUM) *value = kCubeCores;
+  else if (info == ACL_DEVICE_INFO_VECTOR_CORE_NUM) *value = kVectorCores;
+  else *value = kL2Bytes;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtGetDeviceUtilizationRate(int32_t, aclrtUtilizationInfo* info) {
+  info->cubeUtilization = info->vectorUtilization = info->aicpuUtilization = info->memoryUtilization = 0;
+  return ACL_SUCCESS;
+}
+
+// Settings of the hardware that host arithmetic does not have.
+CANN_API aclError aclrtSetOpWaitTimeout(uint32_t) { return ACL_SUCCESS; }
+CANN_API aclError aclrtSetOpExecuteTimeOut(uint32_t) { return ACL_SUCCESS; }
+CANN_API aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode) { return ACL_SUCCESS; }
+CANN_API aclError aclrtSetSysParamOpt(aclSysParamOpt, int64_t) { return ACL_SUCCESS; }
+CANN_API aclError aclrtCtxSetSysParamOpt(aclSysParamOpt, int64_t) { return ACL_SUCCESS; }
+CANN_API aclError aclrtGetLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
+CANN_API aclError aclrtPeekAtLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
+CANN_API aclError aclmdlInitDump() { return ACL_SUCCESS; }
+CANN_API aclError aclmdlSetDump(const char*) { return ACL_SUCCESS; }
+CANN_API aclError aclmdlFinalizeDump() { return ACL_SUCCESS; }

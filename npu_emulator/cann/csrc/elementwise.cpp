@@ -1,0 +1,141 @@
+// Operators on one tensor, element by element, and what fills a tensor.
+#include <ATen/CPUGeneratorImpl.h>
+
+#include "operators.h"
+
+using namespace cann;
+
+namespace {
+
+// Results of in-place operators must fit the type of the tensor, as torch itself demands.
+void put_back(const Tensor& self, const Tensor& result) {
+  TORCH_CHECK(at::canCast(result.scalar_type(), self.scalar_type()), "result type ", result.scalar_type(),
+              " can't be cast to the desired output type ", self.scalar_type());
+  put(self, result);
+}
+
+}  // namespace
+
+#define UNARY(NAME, FUNCTION) OP(NAME, [](Tensor self, Tensor out) { put(out, FUNCTION(self)); })
+#define UNARY_IN_PLACE(NAME, FUNCTION) \
+  UNARY(NAME, FUNCTION)                \
+  OP(Inplace##NAME, [](Tensor self) { put_back(self, FUNCTION(self)); })
+
+UNARY(Abs, at::abs)
+UNARY_IN_PLACE(Acos, at::acos)
+UNARY_IN_PLACE(Acosh, at::acosh)
+UNARY_IN_PLACE(Asin, at::asin)
+UNARY_IN_PLACE(Asinh, at::asinh)
+UNARY_IN_PLACE(Atan, at::atan)
+UNARY_IN_PLACE(Atanh, at::atanh)
+UNARY(BitwiseNot, at::bitwise_not)
+UNARY_IN_PLACE(Ceil, at::ceil)
+UNARY_IN_PLACE(Cos, at::cos)
+UNARY_IN_PLACE(Cosh, at::cosh)
+UNARY_IN_PLACE(Erf, at::erf)
+UNARY_IN_PLACE(Erfc, at::erfc)
+UNARY_IN_PLACE(Erfinv, at::erfinv)
+UNARY_IN_PLACE(Exp, at::exp)
+UNARY_IN_PLACE(Exp2, at::exp2)
+UNARY_IN_PLACE(Expm1, at::expm1)
+UNARY_IN_PLACE(Floor, at::floor)
+UNARY_IN_PLACE(Frac, at::frac)
+UNARY_IN_PLACE(Hardsigmoid, at::hardsigmoid)
+UNARY_IN_PLACE(Hardswish, at::hardswish)
+UNARY(IsFinite, at::isfinite)
+UNARY(IsNegInf, at::isneginf)
+UNARY(IsPosInf, at::isposinf)
+UNARY_IN_PLACE(Log, at::log)
+UNARY_IN_PLACE(Log10, at::log10)
+UNARY_IN_PLACE(Log1p, at::log1p)
+UNARY_IN_PLACE(Log2, at::log2)
+UNARY_IN_PLACE(LogicalNot, at::logical_not)
+UNARY_IN_PLACE(Mish, at::mish)
+UNARY(Neg, at::neg)
+UNARY_IN_PLACE(Reciprocal, at::reciprocal)
+UNARY_IN_PLACE(Relu, at::relu)
+UNARY_IN_PLACE(Round, at::round)
+UNARY_IN_PLACE(Rsqrt, at::rsqrt)
+UNARY_IN_PLACE(Sigmoid, at::sigmoid)
+UNARY(Sign, at::sign)
+UNARY(Signbit, at::signbit)
+UNARY(Silu, at::silu)
+UNARY_IN_PLACE(Sin, at::sin)
+UNARY_IN_PLACE(Sinc, at::sinc)
+UNARY_IN_PLACE(Sinh, at::sinh)
+UNARY_IN_PLACE(Sqrt, at::sqrt)
+UNARY_IN_PLACE(Tan, at::tan)
+UNARY_IN_PLACE(Tanh, at::tanh)
+UNARY_IN_PLACE(Trunc, at::trunc)
+
+OP(RoundDecimals, [](Tensor self, int64_t decimals, Tensor out) { put(out, at::round(self, decimals)); })
+OP(NanToNum, [](Tensor self, float nan, float above, float below, Tensor out) {
+  put(out, at::nan_to_num(self, nan, above, below));
+})
+OP(Cast, [](Tensor self, DType, Tensor out) { put(out, self); })
+OP(InplaceCopy, [](Tensor self, Tensor from) { self.copy_(from); })
+OP(InplaceOne, [](Tensor self) { self.fill_(1); })
+OP(InplaceZero, [](Tensor self) { self.zero_(); })
+OP(InplaceFillScalar, [](Tensor self, Scalar value) { self.fill_(value); })
+OP(InplaceFillTensor, [](Tensor self, Tensor value) { self.fill_(value.reshape({})); })
+OP(Arange, [](Scalar start, Scalar end, Scalar step, Tensor out) {
+  put(out, at::arange(start, end, step, out.options()));
+})
+OP(Linspace, [](Scalar start, Scalar end, int64_t steps, Tensor out) {
+  put(out, at::linspace(start, end, steps, out.options()));
+})
+OP(Eye, [](int64_t rows, int64_t columns, Tensor out) { put(out, at::eye(rows, columns, out.options())); })
+OP(Triu, [](Tensor self, int64_t diagonal, Tensor out) { put(out, at::triu(self, diagonal)); })
+OP(Tril, [](Tensor self, int64_t diagonal, Tensor out) { put(out, at::tril(self, diagonal)); })
+OP(InplaceTriu, [](Tensor self, int64_t diagonal) { self.triu_(diagonal); })
+OP(InplaceTril, [](Tensor self, int64_t diagonal) { self.tril_(diagonal); })
+
+// ---- random numbers, from the seed and the offset that torch_npu's generator gives
+namespace {
+
+at::Generator generator(uint64_t seed, uint64_t offset) {
+  constexpr uint64_t kGoldenRatio = 0x9E3779B97F4A7C15;  // spreads seeds that differ by little
+  return at::detail::createCPUGenerator(seed * kGoldenRatio + offset);
+}
+
+// torch_npu draws the mask of dropout a bit for each element, in bytes.
+Tensor unpacked(const Tensor& bits, int64_t count) {
+  const auto places = at::arange(8, at::kByte);
+  return bits.flatten().unsqueeze(1).bitwise_right_shift(places).bitwise_and(1).flatten().narrow(0, 0, count).to(at::kBool);
+}
+
+}  // namespace
+
+OP(InplaceNormal, [](Tensor self, float mean, float deviation, int64_t seed, int64_t offset) {
+  self.normal_(mean, deviation, generator(seed, offset));
+})
+OP(InplaceUniform, [](Tensor self, double low, double high, uint64_t seed, uint64_t offset) {
+  self.uniform_(low, high, generator(seed, offset));
+})
+OP(InplaceRandom, [](Tensor self, int64_t low, int64_t high, int64_t seed, int64_t offset) {
+  self.random_(low, high, generator(seed, offset));
+})
+OP(InplaceBernoulli, [](Tensor self, Scalar p, int64_t seed, int64_t offset) {
+  self.bernoulli_(p.toDouble(), generator(seed, offset));
+})
+OP(InplaceBernoulliTensor, [](Tensor self, Tensor p, int64_t seed, int64_t offset) {
+  self.bernoulli_(p, generator(seed, offset));
+})
+OP(Randperm, [](int64_t count, int64_t seed, int64_t offset, Tensor out) {
+  put(out, at::randperm(count, generator(seed, offset), out.options()));
+})
+OP(Multinomial, [](Tensor self, int64_t samples, bool replacement, int64_t seed, int64_t offset, Tensor out) {
+  put(out, at::multinomial(self, samples, replacement, generator(seed, offset)));
+})
+OP(DropoutGenMaskV2, [](Ints shape, double p, int64_t seed, int64_t offset, DType, Tensor out) {
+  int64_t count = 1;
+  for (const auto size : shape) count *= size;
+  auto bits = at::zeros({out.numel() * 8}, at::kByte);
+  bits.narrow(0, 0, count).bernoulli_(1 - p, generator(seed, offset));
+  const auto places = at::arange(8, at::kByte);
+  put(out, bits.view({-1, 8}).bitwise_left_shift(places).sum(1, false, at::kByte).view(out.sizes()));
+})
+OP(DropoutDoMask, [](Tensor self, Tensor mask, double p, Tensor out) {
+  const auto kept = unpacked(mask, self.numel()).view(self.sizes());
+  put(out, at::where(kept, p < 1 ? self / (1 - p) : at::zeros_like(self), at::zeros({}, self.options())));
+})

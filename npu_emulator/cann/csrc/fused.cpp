@@ -1,0 +1,257 @@
+// Fused operators of torch_npu: norms, gated activations, rotary embeddings, mixtures of experts. They compute in
+// float32 and round once, as the references in op-plugin's tests do.
+#include <limits>
+
+#include "operators.h"
+
+using namespace cann;
+
+namespace {
+
+// Leading dimensions of `self` that a weight of `weight` dimensions is shared over.
+Ints shared_dims(const Tensor& self, const Tensor& weight) {
+  Ints dims;
+  for (int64_t dim = 0; dim < self.dim() - weight.dim(); ++dim) dims.push_back(dim);
+  return dims;
+}
+Ints normal_dims(const Tensor& self, const Tensor& weight) {
+  Ints dims;
+  for (int64_t dim = self.dim() - weight.dim(); dim < self.dim(); ++dim) dims.push_back(dim);
+  return dims;
+}
+
+void rms_norm(const Tensor& self, const Tensor& weight, double epsilon, const Tensor& out, const Tensor& inverse) {
+  const auto x = wide(self);
+  const auto root = at::rsqrt(x.square().mean(normal_dims(self, weight), true) + epsilon);
+  put(out, x * root * wide(weight));
+  if (inverse.defined()) put(inverse, root.reshape(inverse.sizes()));
+}
+
+}  // namespace
+
+OP(RmsNorm, [](Tensor self, Tensor weight, double epsilon, Tensor out, Tensor inverse) {
+  rms_norm(self, weight, epsilon, out, inverse);
+})
+OP(AddRmsNorm, [](Tensor first, Tensor second, Tensor weight, double epsilon, Tensor out, Tensor inverse, Tensor sum) {
+  const auto added = at::add(first, second);
+  rms_norm(added, weight, epsilon, out, inverse);
+  put(sum, added);
+})
+OP(RmsNormGrad, [](Tensor gradient, Tensor self, Tensor inverse, Tensor weight, Tensor of_self, Tensor of_weight) {
+  const auto dims = normal_dims(self, weight);
+  auto shape = self.sizes().vec();
+  for (const auto dim : dims) shape[dim] = 1;
+  const auto root = wide(inverse).reshape(shape), normal = wide(self) * root;
+  const auto weighted = wide(gradient) * wide(weight);
+  put(of_self, root * (weighted - normal * (weighted * normal).mean(dims, true)));
+  const auto product = wide(gradient) * normal;
+  const auto shared = shared_dims(self, weight);
+  put(of_weight, shared.empty() ? product : product.sum(shared));
+})
+
+OP(SwiGlu, [](Tensor self, int64_t dim, Tensor out) {
+  const auto halves = wide(self).chunk(2, dim);
+  put(out, at::silu(halves[0]) * halves[1]);
+})
+OP(SwiGluGrad, [](Tensor gradient, Tensor self, int64_t dim, Tensor out) {
+  const auto halves = wide(self).chunk(2, dim);
+  const auto sigmoid = at::sigmoid(halves[0]);
+  const auto to_gate = wide(gradient) * halves[1] * (sigmoid * (1 + halves[0] * (1 - sigmoid)));
+  put(out, at::cat({to_gate, wide(gradient) * halves[0] * sigmoid}, dim));
+})
+
+// ---- rotary position embeddings: mode 0 turns halves, 1 turns neighbours
+namespace {
+
+Tensor turned(const Tensor& self, int64_t mode) {
+  if (mode == 0) {
+    const auto halves = self.chunk(2, -1);
+    return at::cat({-halves[1], halves[0]}, -1);
+  }
+  TORCH_CHECK(mode == 1, "rotary mode ", mode, " is not emulated");
+  const auto pairs = self.unflatten(-1, {-1, 2});
+  return at::stack({-pairs.select(-1, 1), pairs.select(-1, 0)}, -1).flatten(-2);
+}
+
+Tensor rotated(const Tensor& self, const Tensor& cos, const Tensor& sin, int64_t mode) {
+  const auto x = wide(self);
+  return x * wide(cos) + turned(x, mode) * wide(sin);
+}
+
+// The sum over the dimensions in which `shape` is 1, for a factor that was broadcast.
+Tensor summed_to(const Tensor& product, at::IntArrayRef shape) { return at::sum_to(product, shape); }
+
+}  // namespace
+
+OP(RotaryPositionEmbedding, [](Tensor self, Tensor cos, Tensor sin, int64_t mode, Tensor out) {
+  put(out, rotated(self, cos, sin, mode));
+})
+OP(RotaryPositionEmbeddingGrad, [](Tensor gradient, Tensor cos, Tensor sin, Tensor self, int64_t mode, Tensor of_self,
+                                   Tensor of_cos, Tensor of_sin) {
+  const auto given = wide(gradient);
+  put(of_self, given * wide(cos) - turned(given * wide(sin), mode));
+  if (!self.defined()) return;
+  if (of_cos.defined()) put(of_cos, summed_to(given * wide(self), of_cos.sizes()));
+  if (of_sin.defined()) put(of_sin, summed_to(given * turned(wide(self), mode), of_sin.sizes()));
+})
+OP(ApplyRotaryPosEmb, [](Tensor query, Tensor key, Tensor cos, Tensor sin, int64_t layout) {
+  TORCH_CHECK(layout == 1, "layout ", layout, " is not emulated");
+  put(query, rotated(query, cos, sin, 0));
+  put(key, rotated(key, cos, sin, 0));
+})
+// The input holds the pairs side by side, the result the halves one after the other.
+OP(InterleaveRope, [](Tensor self, Tensor cos, Tensor sin, Tensor out) {
+  const auto halves = wide(self).unflatten(-1, {-1, 2}).transpose(-1, -2).flatten(-2);
+  put(out, halves * wide(cos) + turned(halves, 0) * wide(sin));
+})
+
+// ---- mixtures of experts
+OP(MoeGatingTopKSoftmax, [](Tensor self, Tensor, int64_t k, Tensor weights, Tensor experts, Tensor rows) {
+  const auto [best, chosen] = at::topk(at::softmax(wide(self), -1), k);
+  put(weights, best);
+  put(experts, chosen);
+  const auto row = at::arange(self.size(0), rows.options()).unsqueeze(1);
+  put(rows, at::arange(k, rows.options()).unsqueeze(0) * self.size(0) + row);
+})
+OP(MoeGatingTopK, [](Tensor self, Tensor bias, int64_t k, int64_t kept_groups, int64_t groups, int64_t select,
+                     int64_t renormalize, int64_t norm, bool, double scale, double epsilon, Tensor weights,
+                     Tensor experts, Tensor normal) {
+  enum { kSoftmax = 0, kSigmoid = 1 };
+  const auto scores = norm == kSigmoid ? at::sigmoid(wide(self)) : at::softmax(wide(self), -1);
+  auto ranked = bias.defined() ? scores + wide(bias) : scores;
+  if (groups > 1) {
+    const auto of_groups = ranked.view({ranked.size(0), groups, -1});
+    const auto best = select == 1 ? std::get<0>(of_groups.topk(2, -1)).sum(-1) : of_groups.amax(-1);
+    const auto chosen = std::get<1>(best.topk(kept_groups, -1));
+    const auto kept = at::zeros_like(best).scatter(1, chosen, 1).to(at::kBool).unsqueeze(-1).expand_as(of_groups);
+    ranked = ranked.masked_fill(kept.reshape(ranked.sizes()).logical_not(), -std::numeric_limits<float>::infinity());
+  }
+  const auto chosen = std::get<1>(ranked.topk(k, -1));
+  auto weight = scores.gather(1, chosen);
+  if (norm == kSigmoid || renormalize == 1) weight = weight / (weight.sum(-1, true) + epsilon);
+  put(weights, weight * scale);
+  put(experts, chosen);
+  put(normal, scores);
+})
+OP(MoeInitRouting, [](Tensor self, Tensor rows, Tensor experts, int64_t, Tensor expanded, Tensor places,
+                      Tensor sorted) {
+  const auto [in_order, order] = at::sort(experts.flatten(), std::optional<bool>(true), 0, false);
+  const auto from = rows.flatten().to(at::kLong).index_select(0, order);
+  put(sorted, in_order);
+  places.scatter_(0, from, at::arange(from.numel(), places.options()));
+  put(expanded, self.index_select(0, from.narrow(0, 0, expanded.size(0)).remainder(self.size(0))));
+})
+OP(MoeComputeExpertTokens, [](Tensor sorted, int64_t experts, Tensor out) {
+  put(out, at::bincount(sorted, {}, experts).cumsum(0));
+})
+OP(MoeFinalizeRoutingV2, [](Tensor expanded, Tensor places, Tensor skip1, Tensor skip2, Tensor bias, Tensor scales,
+                            Tensor experts, int64_t mode, Tensor out) {
+  const auto tokens = out.size(0), k = places.numel() / tokens;
+  const bool row_by_row = mode == 2 || mode == 3;  // else the first choices of all tokens come first
+  const auto order = row_by_row ? places.view({tokens, k}) : places.view({k, tokens}).t();
+  auto rows = wide(expanded.reshape({-1, expanded.size(-1)})).index_select(0, order.reshape({-1}).to(at::kLong));
+  rows = rows.view({tokens, k, -1});
+  if (bias.defined()) rows = rows + wide(bias).index_select(0, experts.reshape({-1}).to(at::kLong)).view_as(rows);
+  if (scales.defined()) rows = rows * wide(scales).unsqueeze(-1);
+  auto sum = rows.sum(1);
+  if (skip1.defined()) sum = sum + skip1;
+  if (skip2.defined()) sum = sum + skip2;
+  put(out, sum);
+})
+// sorted_indices[i] says where the copy i of a token went: token i // k.
+OP(MoeTokenPermute, [](Tensor tokens, Tensor indices, int64_t kept, bool padded, Tensor permuted, Tensor places) {
+  TORCH_CHECK(!padded, "padded_mode is not emulated");
+  const auto k = indices.dim() == 2 ? indices.size(1) : 1;
+  const auto order = at::argsort(indices.flatten(), true, 0, false);
+  put(places, at::argsort(order, true, 0, false).view(places.sizes()));
+  const auto count = kept > 0 ? std::min(kept, order.size(0)) : order.size(0);
+  put(permuted, tokens.index_select(0, order.narrow(0, 0, count).div(k, "floor")));
+})
+// The rows of each token, weighted. A copy that was left out when tokens were permuted adds nothing.
+OP(MoeTokenUnpermute, [](Tensor permuted, Tensor places, Tensor weights, bool padded, Ints, Tensor out) {
+  TORCH_CHECK(!padded, "padded_mode is not emulated");
+  const auto k = weights.defined() ? weights.size(1) : 1, copies = places.numel();
+  const auto rows = wide(permuted), at_row = places.flatten().to(at::kLong);
+  const auto kept = at_row.lt(rows.size(0)).unsqueeze(1);
+  const auto found = rows.index_select(0, at_row.clamp_max(rows.size(0) - 1)) * kept;
+  auto of_tokens = found.view({copies / k, k, -1});
+  if (weights.defined()) of_tokens = of_tokens * wide(weights).unsqueeze(-1);
+  put(out, of_tokens.sum(1));
+})
+
+// ---- products of groups of rows with the weight of each group
+namespace {
+
+// Rows of each group: `list_type` 0 gives where groups end, 1 how many rows they have.
+Ints rows_of_groups(const Tensor& list, int64_t list_type) {
+  auto counts = whole_numbers(list);
+  if (list_type == 0)
+    for (size_t index = counts.size(); index-- > 1;) counts[index] -= counts[index - 1];
+  return counts;
+}
+
+Tensors by_group(const Tensors& given, int64_t dims_of_one) {
+  Tensors all;
+  for (const auto& tensor : given) {
+    if (tensor.dim() > dims_of_one) for (const auto& one : tensor.unbind(0)) all.push_back(one);
+    else all.push_back(tensor);
+  }
+  return all;
+}
+
+struct Grouped {
+  Tensors self, weights, bias;
+  Tensor list;
+  int64_t split, type, list_type, activation;
+};
+
+void grouped_matmul(const Grouped& call, const Tensors& out) {
+  enum { kNotGrouped = -1, kRows = 0, kReducedColumns = 2 };
+  TORCH_CHECK(call.activation == 0, "act_type ", call.activation, " is not emulated");
+  if (call.type == kReducedColumns) {
+    // Each group's columns of x with its rows of the weight: [m, k] and [k, n] give [groups, m, n].
+    const auto counts = rows_of_groups(call.list, call.list_type);
+    Tensors products;
+    int64_t start = 0;
+    for (const auto count : counts) {
+      const auto columns = call.self.at(0).narrow(1, start, count), rows = call.weights.at(0).narrow(0, start, count);
+      products.push_back(at::matmul(columns, rows));
+      start += count;
+    }
+    if (out.size() == 1) put(out[0], at::stack(products).view(out[0].sizes()));
+    else put(out, products);
+    return;
+  }
+  TORCH_CHECK(call.type == kNotGrouped || call.type == kRows, "group_type ", call.type, " is not emulated");
+  const auto weights = by_group(call.weights, 2), bias = by_group(call.bias, 1);
+  const auto product = [&](const Tensor& rows, size_t group) {
+    const auto result = at::matmul(rows, weights.at(group));
+    return bias.empty() ? result : result + bias.at(group);
+  };
+  if (call.self.size() > 1 || !call.list.defined()) {
+    Tensors products;
+    for (size_t group = 0; group < call.self.size(); ++group) products.push_back(product(call.self[group], group));
+    if (out.size() == 1 && products.size() > 1) put(out[0], at::cat(products));
+    else put(out, products);
+    return;
+  }
+  const auto counts = rows_of_groups(call.list, call.list_type);
+  int64_t start = 0;
+  for (size_t group = 0; group < counts.size(); start += counts[group++]) {
+    if (!counts[group]) continue;
+    const auto rows = product(call.self[0].narrow(0, start, counts[group]), group);
+    if (out.size() == 1) out[0].narrow(0, start, counts[group]).copy_(rows);
+    else put(out.at(group), rows);
+  }
+}
+
+}  // namespace
+
+OP(GroupedMatmulV4,
+   [](Tensors self, Tensors weights, Tensors bias, Tensors, Tensors, Tensors, Tensors, Tensors, Tensor list, Tensors,
+      Tensors, Tensors, int64_t split, int64_t type, int64_t list_type, int64_t activation, Tensors out, Tensors,
+      Tensors) { grouped_matmul({self, weights, bias, list, split, type, list_type, activation}, out); })
+OP(GroupedMatmulV5,
+   [](Tensors self, Tensors weights, Tensors bias, Tensors, Tensors, Tensors, Tensors, Tensors, Tensor list, Tensors,
+      Tensors, Tensors, int64_t split, int64_t type, int64_t list_type, int64_t activation, Ints, Tensors out, Tensors,
+      Tensors) { grouped_matmul({self, weights, bias, list, split, type, list_type, activation}, out); })

@@ -1,0 +1,321 @@
+// HCCL over groups of processes that share memory. Reductions add up in the order of ranks, in float32 for the narrower
+// types, and round once.
+#include <hccl/hccl.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "operators.h"
+#include "shared_group.h"
+
+using namespace cann;
+
+namespace {
+
+struct Count {
+  int64_t calls = 0, bytes = 0;
+};
+
+std::mutex counts_mutex;
+
+std::map<std::string, Count>& counts() {
+  static auto* all = new std::map<std::string, Count>();
+  return *all;
+}
+
+at::ScalarType torch_type(HcclDataType type) {
+  switch (type) {
+    case HCCL_DATA_TYPE_INT8: return at::kChar;
+    case HCCL_DATA_TYPE_INT16: return at::kShort;
+    case HCCL_DATA_TYPE_INT32: return at::kInt;
+    case HCCL_DATA_TYPE_FP16: return at::kHalf;
+    case HCCL_DATA_TYPE_FP32: return at::kFloat;
+    case HCCL_DATA_TYPE_INT64: return at::kLong;
+    case HCCL_DATA_TYPE_UINT64: return at::kLong;
+    case HCCL_DATA_TYPE_UINT8: return at::kByte;
+    case HCCL_DATA_TYPE_FP64: return at::kDouble;
+    case HCCL_DATA_TYPE_BFP16: return at::kBFloat16;
+    default: TORCH_CHECK(false, "HcclDataType ", static_cast<int>(type), " is not emulated");
+  }
+}
+
+size_t width(HcclDataType type) { return c10::elementSize(torch_type(type)); }
+
+SharedGroup& group(HcclComm communicator) { return *static_cast<SharedGroup*>(communicator); }
+
+Tensor flat(const void* data, uint64_t count, HcclDataType type) {
+  return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(count)},
+                       at::TensorOptions().dtype(torch_type(type)));
+}
+
+// Does `work` on the stream and counts it: `bytes` are those that this rank gives.
+HcclResult call(const char* name, size_t bytes, aclrtStream stream, std::function<void()> work) {
+  const auto counted = [name, bytes, work = std::move(work)] {
+    const HostKernels guard;
+    work();
+    std::lock_guard<std::mutex> lock(counts_mutex);
+    auto& count = counts()[name];
+    ++count.calls;
+    count.bytes += static_cast<int64_t>(bytes);
+  };
+  try {
+    submit(stream, name, counted);
+    return HCCL_SUCCESS;
+  } catch (const c10::Error& error) {
+    fail(HCCL_E_TIMEOUT, error.what_without_backtrace());
+    return HCCL_E_TIMEOUT;
+  }
+}
+
+// The reduction of the elements from `first` on of what all ranks gave.
+void reduce(SharedGroup& ranks, void* out, uint64_t first, uint64_t count, HcclDataType type, HcclReduceOp op) {
+  const auto part = [&](int rank) {
+    const auto given = flat(ranks.given(rank) + first * width(type), count, type);
+    return at::isFloatingType(given.scalar_type()) ? wide(given) : given;
+  };
+  auto total = part(0).clone();
+  for (int rank = 1; rank < ranks.ranks; ++rank) {
+    switch (op) {
+      case HCCL_REDUCE_SUM: total.add_(part(rank)); break;
+      case HCCL_REDUCE_PROD: total.mul_(part(rank)); break;
+      case HCCL_REDUCE_MAX: total = at::maximum(total, part(rank)); break;
+      case HCCL_REDUCE_MIN: total = at::minimum(total, part(rank)); break;
+      default: TORCH_CHECK(false, "HcclReduceOp ", static_cast<int>(op), " is not emulated");
+    }
+  }
+  flat(out, count, type).copy_(total);
+}
+
+std::vector<uint64_t> copied(const void* values, int count) {
+  const auto* all = static_cast<const uint64_t*>(values);
+  return {all, all + count};
+}
+
+uint64_t end_of(const std::vector<uint64_t>& counts, const std::vector<uint64_t>& starts) {
+  uint64_t end = 0;
+  for (size_t index = 0; index < counts.size(); ++index) end = std::max(end, starts[index] + counts[index]);
+  return end;
+}
+
+HcclResult join(const HcclRootInfo* root, uint32_t ranks, uint32_t rank, HcclComm* communicator) {
+  try {
+    Meeting meeting;
+    std::memcpy(&meeting, root->internal, sizeof meeting);
+    *communicator = new SharedGroup(meeting, static_cast<int>(ranks), static_cast<int>(rank));
+    return HCCL_SUCCESS;
+  } catch (const c10::Error& error) {
+    fail(HCCL_E_TIMEOUT, error.what_without_backtrace());
+    return HCCL_E_TIMEOUT;
+  }
+}
+
+struct Parts {
+  std::vector<uint64_t> counts, starts;  // by rank, in elements
+};
+
+// Each rank gives, before its data, where in it the part of each rank begins and how long it is.
+HcclResult all_to_all(const char* name, const void* in, Parts from, void* out, Parts to, size_t element,
+                      HcclComm communicator, aclrtStream stream) {
+  auto& ranks = group(communicator);
+  const size_t table = ranks.ranks * sizeof(uint64_t), bytes = end_of(from.counts, from.starts) * element;
+  return call(name, bytes, stream, [=, &ranks, from = std::move(from), to = std::move(to)] {
+    const auto fill = [&](char* area) {
+      std::memcpy(area, from.starts.data(), table);
+      std::memcpy(area + table, from.counts.data(), table);
+      std::memcpy(area + 2 * table, in, bytes);
+    };
+    ranks.exchange(name, 2 * table + bytes, fill, [&] {
+      for (int rank = 0; rank < ranks.ranks; ++rank) {
+        const char* area = ranks.given(rank);
+        const auto* starts = reinterpret_cast<const uint64_t*>(area);
+        const auto* sizes = reinterpret_cast<const uint64_t*>(area + table);
+        TORCH_CHECK(sizes[ranks.rank] == to.counts[rank], name, ": rank ", rank, " sends ", sizes[ranks.rank],
+                    " elements to rank ", ranks.rank, ", which expects ", to.counts[rank]);
+        std::memcpy(static_cast<char*>(out) + to.starts[rank] * element,
+                    area + 2 * table + starts[ranks.rank] * element, to.counts[rank] * element);
+      }
+    });
+  });
+}
+
+}  // namespace
+
+#define HCCL_API extern "C" __attribute__((visibility("default")))
+
+HCCL_API HcclResult HcclGetRootInfo(HcclRootInfo* root) {
+  try {
+    const auto meeting = make_meeting();
+    std::memset(root, 0, sizeof *root);
+    std::memcpy(root->internal, &meeting, sizeof meeting);
+    return HCCL_SUCCESS;
+  } catch (const c10::Error& error) {
+    fail(HCCL_E_SYSCALL, error.what_without_backtrace());
+    return HCCL_E_SYSCALL;
+  }
+}
+HCCL_API HcclResult HcclCommInitRootInfo(uint32_t ranks, const HcclRootInfo* root, uint32_t rank, HcclComm* out) {
+  return join(root, ranks, rank, out);
+}
+HCCL_API HcclResult HcclCommInitRootInfoConfig(uint32_t ranks, const HcclRootInfo* root, uint32_t rank,
+                                               const HcclCommConfig*, HcclComm* out) {
+  return join(root, ranks, rank, out);
+}
+HCCL_API HcclResult HcclCommInitAll(uint32_t, int32_t*, HcclComm*) {
+  fail(HCCL_E_NOT_SUPPORT, "HcclCommInitAll, several devices in one process, is not emulated");
+  return HCCL_E_NOT_SUPPORT;
+}
+HCCL_API HcclResult HcclCommDestroy(HcclComm communicator) {
+  delete static_cast<SharedGroup*>(communicator);
+  return HCCL_SUCCESS;
+}
+HCCL_API HcclResult HcclGetCommName(HcclComm communicator, char* name) {
+  std::strcpy(name, group(communicator).name.c_str());
+  return HCCL_SUCCESS;
+}
+HCCL_API HcclResult HcclGetCommAsyncError(HcclComm, HcclResult* error) {
+  *error = HCCL_SUCCESS;
+  return HCCL_SUCCESS;
+}
+HCCL_API uint32_t HcclGetCommConfigCapability() { return 0; }
+HCCL_API HcclResult HcclSetConfig(HcclConfig, HcclConfigValue) { return HCCL_SUCCESS; }
+
+HCCL_API HcclResult HcclAllReduce(void* in, void* out, uint64_t count, HcclDataType type, HcclReduceOp op,
+                                  HcclComm communicator, aclrtStream stream) {
+  auto& ranks = group(communicator);
+  const size_t bytes = count * width(type);
+  return call("HcclAllReduce", bytes, stream, [=, &ranks] {
+    ranks.exchange("HcclAllReduce", bytes, [&](char* area) { std::memcpy(area, in, bytes); },
+                   [&] { reduce(ranks, out, 0, count, type, op); });
+  });
+}
+HCCL_API HcclResult HcclReduce(void* in, void* out, uint64_t count, HcclDataType type, HcclReduceOp op, uint32_t root,
+                               HcclComm communicator, aclrtStream stream) {
+  auto& ranks = group(communicator);
+  const size_t bytes = count * width(type);
+  return call("HcclReduce", bytes, stream, [=, &ranks] {
+    ranks.exchange("HcclReduce", bytes, [&](char* area) { std::memcpy(area, in, bytes); }, [&] {
+      if (ranks.rank == static_cast<int>(root)) reduce(ranks, out, 0, count, type, op);
+    });
+  });
+}
+HCCL_API HcclResult HcclReduceScatter(void* in, void* out, uint64_t count, HcclDataType type, HcclReduceOp op,
+                                      HcclComm communicator, aclrtStream stream) {
+  auto& ranks = group(communicator);
+  const size_t bytes = count * ranks.ranks * width(type);
+  return call("HcclReduceScatter", bytes, stream, [=, &ranks] {
+    ranks.exchange("HcclReduceScatter", bytes, [&](char* area) { std::memcpy(area, in, bytes); },
+                   [&] { reduce(ranks, out, count * ranks.rank, count, type, op); });
+  });
+}
+HCCL_API HcclResult HcclReduceScatterV(const void* in, const void* counts, const void* starts, const void* out,
+                                       uint64_t count, HcclDataType type, HcclReduceOp op, HcclComm communicator,
+                                       aclrtStream stream) {
+  auto& ranks = group(communicator);
+  const auto from = copied(starts, ranks.ranks);
+  const size_t bytes = end_of(copied(counts, ranks.ranks), from) * width(type);
+  const uint64_t first = from[ranks.rank];
+  return call("HcclReduceScatterV", bytes, stream, [=, &ranks] {
+    ranks.exchange("HcclReduceScatterV", bytes, [&](char* area) { std::memcpy(area, in, bytes); },
+                   [&] { reduce(ranks, const_cast<void*>(out), first, count, type, op); });
+  });
+}
+HCCL_API HcclResult HcclAllGather(void* in, void* out, uint64_t count, HcclDataType type, HcclComm communicator,
+                                  aclrtStream stream) {
+  auto& ranks = group(communicator);
+  const size_t bytes = count * width(type);
+  return call("HcclAllGather", bytes, stream, [=, &ranks] {
+    ranks.exchange("HcclAllGather", bytes, [&](char* area) { std::memcpy(area, in, bytes); }, [&] {
+      for (int rank = 0; rank < ranks.ranks; ++rank)
+        std::memcpy(static_cast<char*>(out) + rank * bytes, ranks.given(rank), bytes);
+    });
+  });
+}
+HCCL_API HcclResult HcclAllGatherV(const void* in, uint64_t count, const void* out, const void* counts,
+                                   const void* starts, HcclDataType type, HcclComm communicator, aclrtStream stream) {
+  auto& ranks = group(communicator);
+  const size_t element = width(type), bytes = count * element;
+  return call("HcclAllGatherV", bytes, stream,
+              [=, &ranks, sizes = copied(counts, ranks.ranks), to = copied(starts, ranks.ranks)] {
+                ranks.exchange("HcclAllGatherV", bytes, [&](char* area) { std::memcpy(area, in, bytes); }, [&] {
+                  for (int rank = 0; rank < ranks.ranks; ++rank)
+                    std::memcpy(static_cast<char*>(const_cast<void*>(out)) + to[rank] * element, ranks.given(rank),
+                                sizes[rank] * element);
+                });
+              });
+}
+HCCL_API HcclResult HcclBroadcast(void* data, uint64_t count, HcclDataType type, uint32_t root, HcclComm communicator,
+                                  aclrtStream stream) {
+  auto& ranks = group(communicator);
+  const bool is_root = ranks.rank == static_cast<int>(root);
+  const size_t bytes = count * width(type), given = is_root ? bytes : 0;
+  return call("HcclBroadcast", given, stream, [=, &ranks] {
+    ranks.exchange("HcclBroadcast", given, [&](char* area) { std::memcpy(area, data, given); }, [&] {
+      if (!is_root) std::memcpy(data, ranks.given(static_cast<int>(root)), bytes);
+    });
+  });
+}
+HCCL_API HcclResult HcclScatter(void* in, void* out, uint64_t count, HcclDataType type, uint32_t root,
+                                HcclComm communicator, aclrtStream stream) {
+  auto& ranks = group(communicator);
+  const size_t bytes = count * width(type);
+  const size_t given = ranks.rank == static_cast<int>(root) ? bytes * ranks.ranks : 0;
+  return call("HcclScatter", given, stream, [=, &ranks] {
+    ranks.exchange("HcclScatter", given, [&](char* area) { std::memcpy(area, in, given); },
+                   [&] { std::memcpy(out, ranks.given(static_cast<int>(root)) + ranks.rank * bytes, bytes); });
+  });
+}
+HCCL_API HcclResult HcclAlltoAllV(const void* in, const void* counts, const void* starts, HcclDataType type,
+                                  const void* out, const void* out_counts, const void* out_starts, HcclDataType,
+                                  HcclComm communicator, aclrtStream stream) {
+  const int ranks = group(communicator).ranks;
+  return all_to_all("HcclAlltoAllV", in, {copied(counts, ranks), copied(starts, ranks)}, const_cast<void*>(out),
+                    {copied(out_counts, ranks), copied(out_starts, ranks)}, width(type), communicator, stream);
+}
+HCCL_API HcclResult HcclAlltoAll(const void* in, uint64_t count, HcclDataType type, const void* out, uint64_t,
+                                 HcclDataType, HcclComm communicator, aclrtStream stream) {
+  Parts parts;
+  for (int rank = 0; rank < group(communicator).ranks; ++rank) {
+    parts.counts.push_back(count);
+    parts.starts.push_back(count * rank);
+  }
+  return all_to_all("HcclAlltoAll", in, parts, const_cast<void*>(out), parts, width(type), communicator, stream);
+}
+
+HCCL_API HcclResult HcclSend(void* data, uint64_t count, HcclDataType type, uint32_t to, HcclComm communicator,
+                             aclrtStream stream) {
+  auto& ranks = group(communicator);
+  const size_t bytes = count * width(type);
+  return call("HcclSend", bytes, stream,
+              [=, &ranks] { ranks.transfer("HcclSend", {{false, data, bytes, static_cast<int>(to)}}); });
+}
+HCCL_API HcclResult HcclRecv(void* data, uint64_t count, HcclDataType type, uint32_t from, HcclComm communicator,
+                             aclrtStream stream) {
+  auto& ranks = group(communicator);
+  const size_t bytes = count * width(type);
+  return call("HcclRecv", 0, stream,
+              [=, &ranks] { ranks.transfer("HcclRecv", {{true, data, bytes, static_cast<int>(from)}}); });
+}
+HCCL_API HcclResult HcclBatchSendRecv(HcclSendRecvItem* items, uint32_t count, HcclComm communicator,
+                                      aclrtStream stream) {
+  auto& ranks = group(communicator);
+  std::vector<SharedGroup::Message> messages;
+  size_t sent = 0;
+  for (const auto* item = items; item != items + count; ++item) {
+    const size_t bytes = item->count * width(item->dataType);
+    messages.push_back({item->sendRecvType == HCCL_RECV, item->buf, bytes, static_cast<int>(item->remoteRank)});
+    if (item->sendRecvType == HCCL_SEND) sent += bytes;
+  }
+  return call("HcclBatchSendRecv", sent, stream, [=, &ranks] { ranks.transfer("HcclBatchSendRecv", messages); });
+}
+
+// For meters: a line for every function of HCCL that this process called, "name calls bytes", until the next call.
+CANN_API const char* npu_emulator_hccl_counts() {
+  static std::string text;
+  std::lock_guard<std::mutex> lock(counts_mutex);
+  text.clear();
+  for (const auto& [name, count] : counts())
+    text += name + " " + std::to_string(count.calls) + " " + std::to_string(count.bytes) + "\n";
+  return text.c_str();
+}

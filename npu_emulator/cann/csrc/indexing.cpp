@@ -1,0 +1,112 @@
+// What moves elements: concatenation, indices, gathering and scattering, repetition.
+#include "operators.h"
+
+using namespace cann;
+
+namespace {
+
+// A dimension without an index comes as a tensor of shape {0}. An index that picks nothing looks the same.
+c10::List<std::optional<Tensor>> places(const Tensors& indices) {
+  c10::List<std::optional<Tensor>> list;
+  for (const auto& index : indices) {
+    const bool given = index.defined() && index.sizes() != at::IntArrayRef{0};
+    list.push_back(given ? std::optional<Tensor>(index) : std::nullopt);
+  }
+  return list;
+}
+
+enum Reduction : int64_t { kReplace = 0, kAdd = 1, kMultiply = 2 };
+
+Tensor scattered(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source, int64_t reduction) {
+  if (reduction == kReplace) return self.scatter(dim, index, source);
+  return reduction == kAdd ? self.scatter_add(dim, index, source) : self.scatter(dim, index, source, "multiply");
+}
+
+Tensor scattered(const Tensor& self, int64_t dim, const Tensor& index, const Scalar& value, int64_t reduction) {
+  if (reduction == kReplace) return self.scatter(dim, index, value);
+  return self.scatter(dim, index, value, reduction == kAdd ? "add" : "multiply");
+}
+
+}  // namespace
+
+OP(Cat, [](Tensors tensors, int64_t dim, Tensor out) { put(out, at::cat(tensors, dim)); })
+OP(Stack, [](Tensors tensors, int64_t dim, Tensor out) { put(out, at::stack(tensors, dim)); })
+OP(Index, [](Tensor self, Tensors indices, Tensor out) {
+  if (out.numel()) put(out, at::index(self, places(indices)));
+})
+OP(IndexPutImpl, [](Tensor self, Tensors indices, Tensor values, bool accumulate, bool) {
+  const auto to = places(indices);
+  bool any_given = false;
+  for (const std::optional<Tensor> index : to) any_given |= index.has_value();
+  if (any_given && values.numel()) self.index_put_(to, values, accumulate);
+})
+OP(IndexSelect, [](Tensor self, int64_t dim, Tensor index, Tensor out) {
+  put(out, at::index_select(self, dim, index));
+})
+OP(IndexAdd, [](Tensor self, int64_t dim, Tensor index, Tensor source, Scalar alpha, Tensor out) {
+  put(out, at::index_add(self, dim, index, source, alpha));
+})
+OP(IndexCopy, [](Tensor self, int64_t dim, Tensor index, Tensor source, Tensor out) {
+  put(out, at::index_copy(self, dim, index, source));
+})
+OP(InplaceIndexCopy, [](Tensor self, int64_t dim, Tensor index, Tensor source) {
+  self.index_copy_(dim, index, source);
+})
+OP(IndexFillTensor, [](Tensor self, int64_t dim, Ints index, Scalar value, Tensor out) {
+  put(out, at::index_fill(self, dim, at::tensor(index, at::kLong), value));
+})
+OP(InplaceIndexFillTensor, [](Tensor self, int64_t dim, Ints index, Scalar value) {
+  self.index_fill_(dim, at::tensor(index, at::kLong), value);
+})
+OP(Gather, [](Tensor self, int64_t dim, Tensor index, Tensor out) { put(out, at::gather(self, dim, index)); })
+OP(Scatter, [](Tensor self, int64_t dim, Tensor index, Tensor source, int64_t reduction, Tensor out) {
+  put(out, scattered(self, dim, index, source, reduction));
+})
+OP(InplaceScatter, [](Tensor self, int64_t dim, Tensor index, Tensor source, int64_t reduction) {
+  put(self, scattered(self, dim, index, source, reduction));
+})
+OP(ScatterValue, [](Tensor self, int64_t dim, Tensor index, Scalar value, int64_t reduction, Tensor out) {
+  put(out, scattered(self, dim, index, value, reduction));
+})
+OP(InplaceScatterValue, [](Tensor self, int64_t dim, Tensor index, Scalar value, int64_t reduction) {
+  put(self, scattered(self, dim, index, value, reduction));
+})
+OP(ScatterAdd, [](Tensor self, int64_t dim, Tensor index, Tensor source, Tensor out) {
+  put(out, at::scatter_add(self, dim, index, source));
+})
+OP(Take, [](Tensor self, Tensor index, Tensor out) { put(out, at::take(self, index)); })
+OP(MaskedSelect, [](Tensor self, Tensor mask, Dynamic out) { out.fill(at::masked_select(self, mask)); })
+OP(InplaceMaskedScatter, [](Tensor self, Tensor mask, Tensor source) { self.masked_scatter_(mask, source); })
+OP(Nonzero, [](Tensor self, Dynamic out) { out.fill(self.nonzero()); })
+OP(NonzeroV2, [](Tensor self, Dynamic out) { out.fill(self.nonzero().t()); })
+OP(Repeat, [](Tensor self, Ints counts, Tensor out) { put(out, self.repeat(counts)); })
+OP(RepeatInterleave, [](Tensor self, Tensor counts, int64_t, Tensor out) {
+  put(out, at::repeat_interleave(self, counts));
+})
+OP(RepeatInterleaveWithDim, [](Tensor self, Tensor counts, int64_t dim, int64_t, Tensor out) {
+  put(out, at::repeat_interleave(self, counts, dim));
+})
+OP(RepeatInterleaveInt, [](Tensor self, int64_t count, int64_t, Tensor out) {
+  put(out, at::repeat_interleave(self, count));
+})
+OP(RepeatInterleaveIntWithDim, [](Tensor self, int64_t count, int64_t dim, int64_t, Tensor out) {
+  put(out, at::repeat_interleave(self, count, dim));
+})
+OP(Flip, [](Tensor self, Ints dims, Tensor out) { put(out, self.flip(dims)); })
+OP(Roll, [](Tensor self, Ints shifts, Ints dims, Tensor out) { put(out, self.roll(shifts, dims)); })
+OP(ConstantPadNd, [](Tensor self, Ints padding, Scalar value, Tensor out) {
+  put(out, at::constant_pad_nd(self, padding, value));
+})
+OP(Embedding, [](Tensor weight, Tensor indices, Tensor out) { put(out, at::embedding(weight, indices)); })
+OP(EmbeddingDenseBackward,
+   [](Tensor gradient, Tensor indices, uint64_t count, uint64_t padding, bool by_frequency, Tensor out) {
+     put(out, at::embedding_dense_backward(gradient, indices, static_cast<int64_t>(count),
+                                           static_cast<int64_t>(padding), by_frequency));
+   })
+OP(OneHot, [](Tensor self, int64_t classes, Tensor on, Tensor off, int64_t, Tensor out) {
+  const auto hot = at::one_hot(self.to(at::kLong), classes).to(at::kBool);
+  put(out, at::where(hot, on, off).to(out.scalar_type()));
+})
+OP(SearchSorted, [](Tensor sorted, Tensor values, bool int32, bool right, Tensor sorter, Tensor out) {
+  put(out, at::searchsorted(sorted, values, int32, right, std::nullopt, maybe(sorter)));
+})

@@ -1,0 +1,199 @@
+// Device memory on the host, charged to the dies: plain blocks, and physical memory mapped into reserved addresses.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <unordered_map>
+
+#include "device.h"
+#include "node.h"
+#include "runtime.h"
+
+using namespace cann;
+
+namespace {
+
+constexpr size_t kAlignment = 512;
+
+int64_t capacity() {
+  static const int64_t bytes = npu::environment_integer("NPU_EMULATOR_CAPACITY_MB", 4096) << 20;
+  return bytes;
+}
+
+int current_die() { return die_of(std::max(chosen_device(), 0)); }
+
+struct Block {
+  int die;
+  size_t bytes;
+};
+
+struct Physical {
+  int die;
+  size_t bytes;
+  int file;
+};
+
+class Ledger {
+ public:
+  void add(void* address, Block block) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    blocks_[address] = block;
+  }
+  // The block that began at `address`, now forgotten; with 0 bytes if there is none.
+  Block take(void* address) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    const auto found = blocks_.find(address);
+    if (found == blocks_.end()) return {0, 0};
+    const auto block = found->second;
+    blocks_.erase(found);
+    return block;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<void*, Block> blocks_;
+};
+
+Ledger& device_blocks() {
+  static auto* one = new Ledger();  // outlives tensors that are freed at the end of the process
+  return *one;
+}
+Ledger& reserved_addresses() {
+  static auto* one = new Ledger();
+  return *one;
+}
+Ledger& mappings() {
+  static auto* one = new Ledger();
+  return *one;
+}
+
+aclError refuse_memory(size_t bytes, int die) {
+  return fail(ACL_ERROR_RT_MEMORY_ALLOCATION,
+              std::to_string(bytes) + " bytes do not fit into what is left of the " + std::to_string(capacity() >> 20) +
+                  " MiB of die " + std::to_string(die) + " (NPU_EMULATOR_CAPACITY_MB)");
+}
+
+aclError allocate(void** address, size_t bytes) {
+  const int die = current_die();
+  const size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  if (!npu::node::reserve(die, static_cast<int64_t>(size), capacity())) return refuse_memory(bytes, die);
+  if (posix_memalign(address, kAlignment, size)) {
+    npu::node::release(die, static_cast<int64_t>(size));
+    return refuse_memory(bytes, die);
+  }
+  device_blocks().add(*address, {die, size});
+  return ACL_SUCCESS;
+}
+
+}  // namespace
+
+CANN_API aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free, size_t* total) {
+  int64_t held = 0;
+  for (const auto& holder : npu::node::holders(current_die())) held += holder.bytes;
+  *total = static_cast<size_t>(capacity());
+  *free = held < capacity() ? static_cast<size_t>(capacity() - held) : 0;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtMalloc(void** address, size_t bytes, aclrtMemMallocPolicy) { return allocate(address, bytes); }
+CANN_API aclError aclrtMallocAlign32(void** address, size_t bytes, aclrtMemMallocPolicy) {
+  return allocate(address, bytes);
+}
+CANN_API aclError aclrtFree(void* address) {
+  if (!address) return ACL_SUCCESS;
+  const auto block = device_blocks().take(address);
+  if (!block.bytes) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtFree of an address that aclrtMalloc did not give");
+  std::free(address);
+  npu::node::release(block.die, static_cast<int64_t>(block.bytes));
+  return ACL_SUCCESS;
+}
+
+CANN_API aclError aclrtMallocHost(void** address, size_t bytes) {
+  return posix_memalign(address, 4096, bytes ? bytes : 1) ? ACL_ERROR_RT_MEMORY_ALLOCATION : ACL_SUCCESS;
+}
+CANN_API aclError aclrtFreeHost(void* address) {
+  std::free(address);
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtHostRegister(void* host, uint64_t, aclrtHostRegisterType, void** device) {
+  *device = host;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtHostUnregister(void*) { return ACL_SUCCESS; }
+
+CANN_API aclError aclrtMemcpy(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind) {
+  if (bytes > room) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMemcpy of more bytes than there is room for");
+  std::memmove(to, from, bytes);
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtMemcpyAsync(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind,
+                                   aclrtStream stream) {
+  if (bytes > room) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMemcpyAsync of more bytes than there is room for");
+  submit(stream, "aclrtMemcpyAsync", [=] { std::memmove(to, from, bytes); });
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtMemset(void* to, size_t room, int32_t value, size_t bytes) {
+  if (bytes > room) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMemset of more bytes than there is room for");
+  std::memset(to, value, bytes);
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtMemsetAsync(void* to, size_t room, int32_t value, size_t bytes, aclrtStream stream) {
+  if (bytes > room) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMemsetAsync of more bytes than there is room for");
+  submit(stream, "aclrtMemsetAsync", [=] { std::memset(to, value, bytes); });
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtCmoAsync(void*, size_t, aclrtCmoType, aclrtStream) { return ACL_SUCCESS; }  // a cache hint
+
+// Expandable segments: addresses are reserved, and physical memory is mapped into them and taken out again.
+CANN_API aclError aclrtReserveMemAddress(void** address, size_t bytes, size_t, void*, uint64_t) {
+  *address = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (*address == MAP_FAILED) return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no addresses are left to reserve");
+  reserved_addresses().add(*address, {0, bytes});
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtReleaseMemAddress(void* address) {
+  const auto block = reserved_addresses().take(address);
+  if (!block.bytes) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtReleaseMemAddress of what is not reserved");
+  munmap(address, block.bytes);
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtMallocPhysical(aclrtDrvMemHandle* handle, size_t bytes, const aclrtPhysicalMemProp* properties,
+                                      uint64_t) {
+  const bool is_on_device = properties && properties->location.type == ACL_MEM_LOCATION_TYPE_DEVICE;
+  const int die = is_on_device ? die_of(static_cast<int>(properties->location.id)) : current_die();
+  if (!npu::node::reserve(die, static_cast<int64_t>(bytes), capacity())) return refuse_memory(bytes, die);
+  const int file = memfd_create("npu_emulator", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(bytes))) {
+    if (file >= 0) close(file);
+    npu::node::release(die, static_cast<int64_t>(bytes));
+    return refuse_memory(bytes, die);
+  }
+  *handle = new Physical{die, bytes, file};
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtFreePhysical(aclrtDrvMemHandle handle) {
+  auto* physical = static_cast<Physical*>(handle);
+  close(physical->file);
+  npu::node::release(physical->die, static_cast<int64_t>(physical->bytes));
+  delete physical;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtMapMem(void* address, size_t bytes, size_t offset, aclrtDrvMemHandle handle, uint64_t) {
+  const auto* physical = static_cast<Physical*>(handle);
+  const auto* mapped = mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, physical->file,
+                            static_cast<off_t>(offset));
+  if (mapped != address) return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "aclrtMapMem could not map physical memory");
+  mappings().add(address, {0, bytes});
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtUnmapMem(void* address) {
+  const auto block = mappings().take(address);
+  if (!block.bytes) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtUnmapMem of an address where nothing is mapped");
+  mmap(address, block.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  return ACL_SUCCESS;
+}
+
+// At the end of a process: its share of the dies is free again, and files that nobody uses are removed.
+CANN_API void npu_emulator_cann_leave() { npu::node::leave(); }

@@ -1,0 +1,239 @@
+#include "shared_group.h"
+
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+namespace cann {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds(const char* variable, double otherwise) {
+  const char* text = std::getenv(variable);
+  return text && *text ? std::atof(text) : otherwise;
+}
+
+// A process that has ended and that its parent has not waited for does not live. One that was never seen may.
+bool lives(pid_t process) {
+  if (process == 0) return true;
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::string text;
+  if (!std::getline(file, text)) return false;
+  const auto state = text.find_first_not_of(' ', text.rfind(')') + 1);
+  return state != std::string::npos && text[state] != 'Z' && text[state] != 'X';
+}
+
+int open_of(pid_t process, int file) {
+  const auto path = "/proc/" + std::to_string(process) + "/fd/" + std::to_string(file);
+  const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  TORCH_CHECK(opened >= 0, "HCCL: cannot open the memory of process ", process, ": ", std::strerror(errno));
+  return opened;
+}
+
+char* map_shared(int file, size_t bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  TORCH_CHECK(data != MAP_FAILED, "HCCL: cannot map ", bytes, " bytes: ", std::strerror(errno));
+  return static_cast<char*>(data);
+}
+
+}  // namespace
+
+// All zeros to begin with. A rank changes only what is its own, and `wakes`.
+struct SharedGroup::State {
+  std::atomic<uint32_t> wakes;
+  std::atomic<pid_t> process[kMaxRanks];
+  std::atomic<uint64_t> arrived[kMaxRanks];      // meetings that the rank has come to
+  char latest[kMaxRanks][48];                    // what it came to last
+  std::atomic<int> file[kMaxRanks][2];           // of its memory, by the parity of the step, plus one
+  std::atomic<uint64_t> bytes[kMaxRanks][2];     // that it gave
+  struct Channel {
+    std::atomic<int> file;  // of the sender, plus one
+    std::atomic<uint64_t> bytes, sent, received;
+  } channel[kMaxRanks][kMaxRanks];  // by sender and receiver
+};
+
+Meeting make_meeting() {
+  const int file = memfd_create("npu_emulator_hccl", MFD_CLOEXEC);
+  constexpr size_t kRoom = size_t{1} << 20;
+  TORCH_CHECK(file >= 0 && ftruncate(file, kRoom) == 0, "HCCL: no shared memory: ", std::strerror(errno));
+  return {getpid(), file};
+}
+
+SharedGroup::SharedGroup(Meeting meeting, int its_ranks, int its_rank)
+    : ranks(its_ranks), rank(its_rank), name(std::to_string(meeting.process) + "-" + std::to_string(meeting.file)) {
+  static_assert(sizeof(State) <= size_t{1} << 20);
+  TORCH_CHECK(ranks <= kMaxRanks, "HCCL: groups of more than ", kMaxRanks, " ranks are not emulated");
+  const bool is_mine = meeting.process == getpid();
+  const int file = is_mine ? meeting.file : open_of(meeting.process, meeting.file);
+  state_ = reinterpret_cast<State*>(map_shared(file, sizeof(State)));
+  state_->process[rank] = getpid();
+  try {
+    meet("HcclCommInitRootInfo");
+  } catch (...) {
+    close(file);
+    munmap(state_, sizeof(State));
+    throw;
+  }
+  close(file);  // every rank has it mapped
+}
+
+SharedGroup::~SharedGroup() {
+  for (auto* all : {&areas_, &channels_})
+    for (auto& [key, area] : *all) {
+      if (area.data) munmap(area.data, area.size);
+      if (area.file >= 0) close(area.file);
+    }
+  munmap(state_, sizeof(State));
+}
+
+char* SharedGroup::own_area(Area& area, std::atomic<int>& published, size_t bytes) {
+  if (area.file < 0) {
+    area.file = memfd_create("npu_emulator_hccl", MFD_CLOEXEC);
+    TORCH_CHECK(area.file >= 0, "HCCL: no shared memory: ", std::strerror(errno));
+    published = area.file + 1;
+  }
+  if (area.size >= bytes && area.data) return area.data;
+  constexpr size_t kGrain = 65536;
+  const size_t size = (bytes + bytes / 4) / kGrain * kGrain + kGrain;
+  TORCH_CHECK(ftruncate(area.file, static_cast<off_t>(size)) == 0, "HCCL: no ", size, " bytes of shared memory");
+  if (area.data) munmap(area.data, area.size);
+  area.data = map_shared(area.file, size);
+  area.size = size;
+  return area.data;
+}
+
+const char* SharedGroup::area_of(Area& area, int owner, int file, size_t bytes) {
+  if (area.file < 0) area.file = open_of(state_->process[owner], file - 1);
+  if (area.size >= bytes && area.data) return area.data;
+  if (area.data) munmap(area.data, area.size);
+  area.size = static_cast<size_t>(lseek(area.file, 0, SEEK_END));
+  area.data = map_shared(area.file, area.size);
+  return area.data;
+}
+
+void SharedGroup::wake() {
+  ++state_->wakes;
+  syscall(SYS_futex, &state_->wakes, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void SharedGroup::wait(const char* what, const std::function<bool()>& is_done,
+                       const std::function<std::vector<int>()>& missing) {
+  constexpr int kYields = 50;
+  constexpr timespec kNap{0, 100'000'000};
+  const double limit = step_ <= 1 ? seconds("HCCL_CONNECT_TIMEOUT", 120) : seconds("HCCL_EXEC_TIMEOUT", 1836);
+  const auto began = Clock::now();
+  for (int round = 0;; ++round) {
+    const uint32_t seen = state_->wakes;
+    if (is_done()) return;
+    if (round < kYields) {
+      sched_yield();
+      continue;
+    }
+    const double waited = std::chrono::duration<double>(Clock::now() - began).count();
+    std::string report;
+    bool is_hopeless = waited > limit;
+    for (const int of : missing()) {
+      const bool is_dead = !lives(state_->process[of]);
+      is_hopeless |= is_dead;
+      report += (report.empty() ? "rank " : ", rank ") + std::to_string(of);
+      report += is_dead ? " (its process has ended" : " (";
+      report += state_->latest[of][0] ? (is_dead ? ", last in " : "last in ") + std::string(state_->latest[of]) + ")"
+                                      : std::string(is_dead ? ")" : "not seen yet)");
+    }
+    if (is_hopeless && !is_done())
+      TORCH_CHECK(false, what, " on rank ", rank, " of ", ranks, ": no answer after ", waited, " s from ", report);
+    syscall(SYS_futex, &state_->wakes, FUTEX_WAIT, seen, &kNap, nullptr, 0);
+  }
+}
+
+void SharedGroup::meet(const char* what) {
+  ++step_;
+  std::strncpy(state_->latest[rank], what, sizeof state_->latest[rank] - 1);
+  state_->arrived[rank] = step_;
+  wake();
+  const auto missing = [&] {
+    std::vector<int> all;
+    for (int of = 0; of < ranks; ++of)
+      if (state_->arrived[of] < step_) all.push_back(of);
+    return all;
+  };
+  wait(what, [&] { return missing().empty(); }, missing);
+}
+
+// Two areas in turn: a rank that comes to meeting k has read all of meeting k - 1, and may not yet have read k's own.
+void SharedGroup::exchange(const char* what, size_t bytes, const Fill& fill, const Read& read) {
+  const int parity = static_cast<int>((step_ + 1) & 1);
+  fill(own_area(areas_[{rank, parity}], state_->file[rank][parity], std::max<size_t>(bytes, 1)));
+  state_->bytes[rank][parity] = bytes;
+  meet(what);
+  read();
+}
+
+const char* SharedGroup::given(int of) {
+  const int parity = static_cast<int>(step_ & 1);
+  return area_of(areas_[{of, parity}], of, state_->file[of][parity], state_->bytes[of][parity]);
+}
+
+bool SharedGroup::try_send(const Message& message) {
+  auto& channel = state_->channel[rank][message.peer];
+  if (channel.received != channel.sent) return false;
+  auto* area = own_area(channels_[{rank, message.peer}], channel.file, std::max<size_t>(message.bytes, 1));
+  std::memcpy(area, message.data, message.bytes);
+  channel.bytes = message.bytes;
+  ++channel.sent;
+  wake();
+  return true;
+}
+
+bool SharedGroup::try_receive(const Message& message) {
+  auto& channel = state_->channel[message.peer][rank];
+  if (channel.sent == channel.received) return false;
+  const size_t bytes = channel.bytes;
+  TORCH_CHECK(bytes == message.bytes, "HCCL: rank ", message.peer, " sends ", bytes, " bytes, and rank ", rank,
+              " expects ", message.bytes);
+  auto& area = channels_[{message.peer, rank}];
+  std::memcpy(message.data, area_of(area, message.peer, channel.file, bytes), bytes);
+  ++channel.received;
+  wake();
+  return true;
+}
+
+void SharedGroup::transfer(const char* what, const std::vector<Message>& messages) {
+  std::strncpy(state_->latest[rank], what, sizeof state_->latest[rank] - 1);
+  std::vector<const Message*> open;
+  for (const auto& message : messages) open.push_back(&message);
+  // Of the messages between two ranks in one direction only the first that is open may be tried.
+  const auto advance = [&] {
+    std::vector<std::pair<bool, int>> blocked;
+    open.erase(std::remove_if(open.begin(), open.end(),
+                              [&](const Message* message) {
+                                const std::pair<bool, int> lane{message->is_received, message->peer};
+                                if (std::find(blocked.begin(), blocked.end(), lane) != blocked.end()) return false;
+                                if (message->is_received ? try_receive(*message) : try_send(*message)) return true;
+                                blocked.push_back(lane);
+                                return false;
+                              }),
+               open.end());
+    return open.empty();
+  };
+  wait(what, advance, [&] {
+    std::vector<int> peers;
+    for (const auto* message : open) peers.push_back(message->peer);
+    return peers;
+  });
+}
+
+}  // namespace cann

@@ -1,0 +1,77 @@
+// A group of processes of one machine that hand memory to each other: what HCCL is emulated with.
+//
+// Each rank writes what it gives into memory of its own, the ranks meet, and each reads what the others gave. The
+// memory has no name: a rank opens another's through /proc/<pid>/fd, so that nothing is left of a process that is killed.
+#pragma once
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace cann {
+
+constexpr int kMaxRanks = 64;
+
+// Where the state that all ranks share is: made by one rank, and told to the others by whatever connects them.
+struct Meeting {
+  pid_t process;
+  int file;
+};
+Meeting make_meeting();
+
+class SharedGroup {
+ public:
+  // Waits for all ranks. Throws c10::Error, naming the ranks that did not come.
+  SharedGroup(Meeting meeting, int ranks, int rank);
+  ~SharedGroup();
+  SharedGroup(const SharedGroup&) = delete;
+  SharedGroup& operator=(const SharedGroup&) = delete;
+
+  const int ranks, rank;
+  const std::string name;
+
+  // One collective: gives `bytes` bytes, which `fill` writes, waits until every rank gave its own, and lets `read` look
+  // at what any rank gave until it returns.
+  using Fill = std::function<void(char* area)>;
+  using Read = std::function<void()>;
+  void exchange(const char* what, size_t bytes, const Fill& fill, const Read& read);
+  // During `read`: what `of` gave.
+  const char* given(int of);
+
+  struct Message {
+    bool is_received;
+    void* data;
+    size_t bytes;
+    int peer;
+  };
+  // Sends and receives all of them, in whatever order the peers are ready. A message waits for its receiver in memory
+  // of the sender, one for each pair of ranks at a time.
+  void transfer(const char* what, const std::vector<Message>& messages);
+
+ private:
+  struct State;
+  struct Area {
+    int file = -1;
+    char* data = nullptr;
+    size_t size = 0;
+  };
+
+  char* own_area(Area& area, std::atomic<int>& published, size_t bytes);
+  const char* area_of(Area& area, int owner, int file, size_t bytes);
+  void wait(const char* what, const std::function<bool()>& is_done, const std::function<std::vector<int>()>& missing);
+  void meet(const char* what);
+  void wake();
+  bool try_send(const Message& message);
+  bool try_receive(const Message& message);
+
+  State* state_ = nullptr;
+  uint64_t step_ = 0;
+  std::map<std::pair<int, int>, Area> areas_;     // by owner and parity of the step
+  std::map<std::pair<int, int>, Area> channels_;  // by sender and receiver
+};
+
+}  // namespace cann

@@ -1,0 +1,12 @@
+"""What Ray and vllm-ascend use of CANN's own Python package, on the emulated CANN."""
+
+import os
+
+from . import rt
+
+__all__ = ["get_soc_name", "rt"]
+
+
+def get_soc_name() -> str:
+    """The chip, as aclrtGetSocName says it."""
+    return os.environ.get("NPU_EMULATOR_SOC") or "Ascend910_9391"

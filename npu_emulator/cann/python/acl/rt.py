@@ -1,0 +1,28 @@
+"""The runtime's functions: each returns its result and CANN's code, or the code alone; 0 is success."""
+
+import ctypes
+import os
+
+import npu_emulator_engine
+
+
+def get_device_count() -> tuple[int, int]:
+    """Dies visible to this process. Counted without the libraries: Ray asks in processes that do not import torch."""
+    machine = int(os.environ.get("NPU_EMULATOR_DEVICES") or 8)
+    visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
+    if visible is None:
+        return machine, 0
+    count = 0
+    for entry in visible.split(","):
+        if not entry.strip().isdigit() or int(entry) >= machine:
+            break
+        count += 1
+    return count, 0
+
+
+def memcpy(to: int, room: int, source: int, count: int, kind: int) -> int:
+    """Copy `count` bytes between addresses of the host or a device; more than `room` are refused."""
+    library = npu_emulator_engine.library()
+    return library.aclrtMemcpy(
+        ctypes.c_void_p(to), ctypes.c_size_t(room), ctypes.c_void_p(source), ctypes.c_size_t(count), kind
+    )

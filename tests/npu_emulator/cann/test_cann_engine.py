@@ -1,0 +1,176 @@
+"""The second engine: the published torch_npu, unmodified, on the emulated CANN.
+
+It holds what CI can hold without checkouts. The programs run in processes of their own, since an engine is chosen when
+Python starts.
+"""
+
+import base64
+import csv
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import npu_emulator_engine
+import pytest
+
+from tests.npu_emulator.cann.engine_process import finish, start
+
+# Refusals first: whether private formats are allowed is asked once, before the first operator.
+CHECKS = "refusals loaded chip arithmetic thread_without_device allocator graph training fused".split()
+CAPACITY_MB = 256
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory) -> dict:
+    """What every check of the device program returned."""
+    results = tmp_path_factory.mktemp("device") / "results.json"
+    finish(
+        start(
+            "device_program",
+            results,
+            *CHECKS,
+            NPU_EMULATOR_CAPACITY_MB=str(CAPACITY_MB),
+            NPU_EMULATOR_DEVICES="2",
+            TASK_QUEUE_ENABLE="0",
+        )
+    )
+    return json.loads(results.read_text())
+
+
+def test_the_wheel_is_what_is_imported_and_its_libraries_are_mapped(device):
+    loaded = device["loaded"]
+    assert Path(loaded["torch_npu"]).parents[1] == npu_emulator_engine.FOLDER
+    assert loaded["version"] == "2.5.1.post1"
+    names = {Path(path).name for path in loaded["libraries"]}
+    assert {"libtorch_npu.so", "libop_plugin_atb.so", "libascendcl.so", "libhccl.so", "libopapi.so"} <= names
+    assert not [path for path in loaded["libraries"] if "npu_emulator/_C" in path], "the first engine is loaded, too"
+
+
+def changed_files(folder: Path) -> list[str]:
+    """Files of torch_npu's wheel that differ from its RECORD, but for METADATA, which does so in the published one."""
+    (record,) = folder.glob("torch_npu-*.dist-info/RECORD")
+    changed = []
+    for name, digest, _ in csv.reader(record.read_text().splitlines()):
+        if digest and not name.endswith("/METADATA"):
+            algorithm, expected = digest.split("=")
+            found = hashlib.new(algorithm, (folder / name).read_bytes()).digest()
+            if base64.urlsafe_b64encode(found).rstrip(b"=").decode() != expected:
+                changed.append(name)
+    return changed
+
+
+def test_no_file_of_the_wheel_is_changed(tmp_path):
+    assert changed_files(npu_emulator_engine.FOLDER) == []
+    info = tmp_path / "torch_npu-1.dist-info"
+    info.mkdir()
+    (tmp_path / "module.py").write_text("changed")
+    (info / "RECORD").write_text("module.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\n")
+    assert changed_files(tmp_path) == ["module.py"], "control: a changed file is noticed"
+
+
+def test_chip_is_an_a3_and_devices_are_those_of_the_setting(device):
+    assert device["chip"] == {"name": "Ascend910_9391", "soc": 250, "count": 2}
+
+
+def test_arithmetic_is_the_cpus(device):
+    assert device["arithmetic"] == {"sum": [2, 2, 2], "equal": [True] * 6}
+
+
+def test_a_thread_that_chose_no_device_has_none(device):
+    assert device["thread_without_device"] == {"code": 107002, "gradient": [2, 2, 2]}
+
+
+def test_what_is_not_emulated_is_refused_by_name_with_its_arguments(device):
+    refused = device["refusals"]
+    assert "aclnnAdaptiveAvgPool2d is not emulated" in refused["operator"]
+    assert "self:Tensor=Float[1, 2, 5, 5]" in refused["operator"]
+    assert "the aclop operator" in refused["format"] and "in aclFormat 29" in refused["format"]
+    assert "The size of tensor a (3) must match the size of tensor b (4)" in refused["shapes"]
+    assert "device" in refused["device"]
+    assert refused["afterwards"] == [2, 2], "the process goes on after refusals"
+
+
+def test_caching_allocator_keeps_and_returns_memory_of_a_small_device(device):
+    mib = 1 << 20
+    answer = device["allocator"]
+    assert 40 * mib <= answer["held"] < 41 * mib and answer["taken"] >= 40 * mib
+    assert answer["refused"].startswith("RuntimeError") and "out of memory" in answer["refused"]
+    assert answer["kept"] >= 40 * mib and answer["back"] == 0
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("True", 1), ("False", 2)])
+def test_expandable_segments_grow_in_place(tmp_path, setting, expected):
+    """Without them, which is the control, every larger block is a segment of its own."""
+    results = tmp_path / "results.json"
+    variables = {"PYTORCH_NPU_ALLOC_CONF": f"expandable_segments:{setting}", "NPU_EMULATOR_CAPACITY_MB": "1024"}
+    finish(start("device_program", results, "growing", **variables))
+    segments = json.loads(results.read_text())["growing"]["segments"]
+    assert segments == 1 if expected == 1 else segments >= expected
+
+
+def test_a_captured_graph_is_replayed_with_new_input(device):
+    assert device["graph"]["replays"] == [{"equal": True, "moved": True}] * 2
+
+
+def test_training_equals_the_cpus_to_the_last_digit(device):
+    answer = device["training"]
+    assert answer["device"] == answer["host"]
+    assert answer["foreach"] == answer["host"]
+    assert answer["other_rate"] != answer["host"], "control: another rate gives other losses"
+
+
+def test_fused_operators_round_once(device):
+    assert device["fused"] == {"rms_norm": True, "swiglu": True}
+
+
+def run_ranks(folder: Path, ranks: int, *more: str) -> list[dict]:
+    results = [folder / f"{rank}.json" for rank in range(ranks)]
+    processes = [
+        start("hccl_program", rank, ranks, folder / "store", results[rank], *more, HCCL_EXEC_TIMEOUT="60")
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        finish(process)
+    return [json.loads(result.read_text()) for result in results if result.exists()]
+
+
+def left_in_shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir() if "emulator_hccl" in path.name}
+
+
+def test_collectives_between_processes_and_a_rank_that_goes_away(tmp_path):
+    before = left_in_shared_memory()
+    answers = run_ranks(tmp_path, 2, "leave")
+    (answer,) = answers
+    assert answer["equal"] and all(answer["equal"].values()), answer["equal"]
+    calls = dict(re.findall(r"^(\w+) (\d+ \d+)$", answer["counts"], re.M))
+    assert calls["HcclBroadcast"].split()[0] == "1" and calls["HcclAllGather"] == "1 24"
+    assert "rank 1 (its process has ended" in answer["told"]
+    assert left_in_shared_memory() == before
+
+
+def test_unknown_engine_is_one_sentence():
+    environment = {**os.environ, "NPU_EMULATOR_ENGINE": "tpu"}
+    done = subprocess.run([sys.executable, "-c", ""], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == "error: NPU_EMULATOR_ENGINE is tpu, and the engines are stand-in and cann.\n"
+
+
+def test_a_killed_process_gives_its_memory_back(tmp_path):
+    """The account of the dies lies in a file that all processes share."""
+    hold = "import torch, torch_npu; x = torch.empty(150 << 20, dtype=torch.uint8).npu(); print('held'); input()"
+    environment = {**os.environ, "NPU_EMULATOR_ENGINE": "cann", "NPU_EMULATOR_CAPACITY_MB": str(CAPACITY_MB)}
+    command = [sys.executable, "-W", "ignore", "-c", hold]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    with subprocess.Popen(command, **pipes) as holder:
+        assert holder.stdout.readline() == "held\n"
+        second = subprocess.run(command, env=environment, capture_output=True, text=True, input="\n", timeout=120)
+        assert second.returncode != 0 and "out of memory" in second.stderr, "control: the die is taken"
+        holder.send_signal(signal.SIGKILL)
+    third = subprocess.run(command, env=environment, capture_output=True, text=True, input="\n", timeout=120)
+    assert third.returncode == 0, third.stderr

@@ -1,0 +1,32 @@
+"""vLLM with unmodified vllm-ascend on the published torch_npu and the emulated CANN, against transformers."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.npu_emulator.cann.engine_process import ROOT
+
+CASES = ("qwen2 tp1", "deepseek8 tp1")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp("vllm_ascend_on_cann")
+    environment = {**os.environ, "NPU_EMULATOR_ENGINE": "cann", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.npu_emulator.vllm_ascend_program", folder, *CASES]
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=580
+    )
+    assert ended.returncode == 0, ended.stdout[-6000:]
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_tokens_equal_transformers(found, case):
+    assert "failed" not in found[case]
+    assert found[case]["equal"] == found[case]["of"] == found[case]["again"]
+    assert found[case]["wrong prompt"] < found[case]["of"], "control: another prompt gives other tokens"
