@@ -64,17 +64,21 @@ def write_if_changed(path: Path, text: str) -> None:
 
 
 def rules(wheel: Path, build: Path, out: Path) -> str:
-    """A file for ninja."""
+    """A file for ninja, which runs in `build`. All paths are relative: a checkout's own may hold spaces and quotes."""
+
+    def relative(path: Path | str) -> str:
+        return os.path.relpath(path, build)
+
     headers = wheel / "torch_npu" / "include"
     folders = [ROOT / "csrc", ROOT.parent / "csrc", build, headers]
     folders += [headers / "third_party/acl/inc", headers / "third_party/hccl/inc"]
-    system = cpp_extension.include_paths()
     flags = ["-std=c++17", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall"]
     # torch's headers hold pragmas and unused variables that are not ours to mend.
     flags += ["-Wno-unknown-pragmas", "-Wno-unused-variable", "-Wno-unused-function"]
     flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    flags += [f"-I{folder}" for folder in folders] + [f"-isystem {folder}" for folder in system]
-    libraries = Path(torch.__file__).parent / "lib"
+    flags += [f"-I{relative(folder)}" for folder in folders]
+    flags += [f"-isystem {relative(folder)}" for folder in cpp_extension.include_paths()]
+    libraries = relative(Path(torch.__file__).parent / "lib")
     lines = [
         f"cxx = {os.environ.get('CXX', 'c++')}",
         f"flags = {' '.join(flags)}",
@@ -85,15 +89,15 @@ def rules(wheel: Path, build: Path, out: Path) -> str:
         f"  command = $cxx -shared -o $out $in -L{libraries} -ltorch_cpu -lc10 -ldl -lrt -lpthread",
         "rule name",
         f"  command = $cxx -shared -nostdlib -Wl,-soname,$soname -Wl,--no-as-needed '-Wl,-rpath,$$ORIGIN' -o $out "
-        f"-L{out} -l:{CORE} -x c /dev/null",
+        f"-L{relative(out)} -l:{CORE} -x c /dev/null",
     ]
     objects = []
     for source in [*sorted((ROOT / "csrc").glob("*.cpp")), ROOT.parent / "csrc" / "node.cpp"]:
-        objects.append(build / f"{source.stem}.o")
-        lines.append(f"build {objects[-1]}: compile {source}")
-    lines.append(f"build {out / CORE}: link {' '.join(map(str, objects))}")
+        objects.append(f"{source.stem}.o")
+        lines.append(f"build {objects[-1]}: compile {relative(source)}")
+    lines.append(f"build {relative(out / CORE)}: link {' '.join(objects)}")
     for name in NAMES:
-        lines += [f"build {out / name}: name | {out / CORE}", f"  soname = {name}"]
+        lines += [f"build {relative(out / name)}: name | {relative(out / CORE)}", f"  soname = {name}"]
     return "\n".join(lines) + "\n"
 
 

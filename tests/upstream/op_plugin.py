@@ -1,6 +1,6 @@
 """op-plugin's own tests of torch_npu's operators, run unmodified on the emulator.
 
-    python -m tests.upstream.op_plugin --upstream FOLDER [--file NAME ...] [--jobs N] [--report FILE]
+    python -m tests.upstream.op_plugin --upstream FOLDER [--engine cann] [--file NAME ...] [--jobs N] [--report FILE]
 
 FOLDER holds the checkout ``op-plugin`` (branch 7.1.0 is that of torch_npu 2.5.1.post1) and the wheel
 ``torch_npu-2.5.1.post1-*.whl``, of which only the helpers of tests are used. Every file runs in a process of its own,
@@ -59,9 +59,14 @@ def files(folder: Path, names: Iterable[str] = ()) -> list[Path]:
     return [path for path in sorted((folder / TESTS).glob("test_*.py")) if not wanted or path.name in wanted]
 
 
-def run(folder: Path, names: Iterable[str] = (), jobs: int = 1) -> list[Outcome]:
-    """Run the files of op-plugin's checkout in `folder`, `jobs` at a time."""
+def run(folder: Path, names: Iterable[str] = (), jobs: int = 1, engine: str = "stand-in") -> list[Outcome]:
+    """Run the files of op-plugin's checkout in `folder`, `jobs` at a time, on one of the emulator's engines.
+
+    The queue of the real torch_npu is off: a refusal there would end all later work of a file.
+    """
     settings = {
+        "NPU_EMULATOR_ENGINE": engine,
+        "TASK_QUEUE_ENABLE": "0",
         "NPU_EMULATOR_CHIP": CHIP,
         "NPU_EMULATOR_CAPACITY_MB": str(64 << 10),
         "NPU_EMULATOR_NODE": f"op-plugin-{os.getpid()}",
@@ -85,15 +90,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--upstream", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--file", nargs="*", default=(), metavar="NAME", help="only these files")
+    parser.add_argument(
+        "--engine", choices=("stand-in", "cann"), default="stand-in", help="what stands behind torch_npu"
+    )
     parser.add_argument("--jobs", type=int, default=1, metavar="N")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write all outcomes as JSON")
     options = parser.parse_args()
     lacks = missing(options.upstream)
     if lacks:
         parser.error(f"{options.upstream} lacks {' and '.join(lacks)}")
-    outcomes = run(options.upstream, options.file, options.jobs)
+    outcomes = run(options.upstream, options.file, options.jobs, options.engine)
     for outcome in outcomes:
         print(_line(outcome))
+    done, broken = sum(outcome.passed for outcome in outcomes), sum(len(outcome.failed) for outcome in outcomes)
+    print(f"{done} of {done + broken} tests that ran passed")
     for state in ("passed", "failed", "skipped"):
         print(f"{sum(outcome.state == state for outcome in outcomes)} files {state}")
     if options.report:

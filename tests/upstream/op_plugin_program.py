@@ -20,11 +20,16 @@ import types
 import unittest
 from pathlib import Path
 
+import npu_emulator_engine
+
 LIMIT_S = 300
 
 
 def _borrow(folder: Path) -> None:
-    """Let ``torch_npu.testing`` and two modules of ``torch_npu.utils`` come from the published wheel."""
+    """Let ``torch_npu.testing`` and two modules of ``torch_npu.utils`` come from the published wheel.
+
+    On the engine cann they do so anyway.
+    """
     import torch_npu
     import torch_npu.utils
 
@@ -32,6 +37,8 @@ def _borrow(folder: Path) -> None:
         # torch's own test module imports it for checks that no test of operators uses.
         sys.modules["expecttest"] = types.ModuleType("expecttest")
         sys.modules["expecttest"].TestCase = unittest.TestCase
+    if npu_emulator_engine.selected() == "cann":
+        return
     torch_npu.__path__.append(str(folder / "torch_npu"))
     torch_npu.utils.__path__.append(str(folder / "torch_npu" / "utils"))
 

@@ -133,7 +133,7 @@ CANN_API aclError aclrtDeviceCanAccessPeer(int32_t* can_access, int32_t device, 
 CANN_API aclError aclrtDeviceEnablePeerAccess(int32_t, uint32_t) { return ACL_SUCCESS; }
 
 CANN_API const char* aclrtGetSocName() {
-  const char* name = std::getenv("NPU_EMULATOR_SOC");
+  const char* name = std::getenv("NPU_EMULATOR_CHIP");
   return name && *name ? name : "Ascend910_9391";
 }
 CANN_API aclError aclsysGetCANNVersion(aclCANNPackageName package, aclCANNPackageVersion* version) {

@@ -1,7 +1,7 @@
 // A group of processes of one machine that hand memory to each other: what HCCL is emulated with.
 //
 // Each rank writes what it gives into memory of its own, the ranks meet, and each reads what the others gave. The
-// memory has no name: a rank opens another's through /proc/<pid>/fd, so that nothing is left of a process that is killed.
+// memory has no name: a rank opens another's through /proc/<pid>/fd, so that nothing is left of one that is killed.
 #pragma once
 #include <sys/types.h>
 

@@ -9,4 +9,4 @@ __all__ = ["get_soc_name", "rt"]
 
 def get_soc_name() -> str:
     """The chip, as aclrtGetSocName says it."""
-    return os.environ.get("NPU_EMULATOR_SOC") or "Ascend910_9391"
+    return os.environ.get("NPU_EMULATOR_CHIP") or "Ascend910_9391"
