@@ -7,7 +7,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -34,6 +34,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--limit", type=float, default=900, metavar="S", help="seconds of one run of tests (default: 900)"
     )
     parser.add_argument("--part", metavar="K/N", help="every N-th fault from the K-th on, to share the work")
+    parser.add_argument(
+        "--near",
+        action="store_true",
+        help="ask only the nearest tests of each fault: quick, a lower bound",
+    )
     parser.add_argument("--show", action="store_true", help="print the faults and their tests; plant none")
     values = parser.parse_args(arguments)
     if values.sample is not None and values.sample < 1:
@@ -55,6 +60,8 @@ def chosen_faults(values: argparse.Namespace) -> list[Fault]:
         if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
             raise FaultError(f"--part is {values.part}: give it as K/N with K from 1 to N, such as 1/2.")
         faults = faults[int(part) - 1 :: int(parts)]
+    if values.near:
+        faults = [replace(fault, tiers=fault.tiers[:1]) for fault in faults]
     if not faults:
         raise FaultError(f"No fault is left with --only {values.only}: give a text that a name or a file holds.")
     return faults

@@ -93,6 +93,9 @@ FORBIDDEN = {
     "npu_extension::npu_matmul_add_fp32: weight must have the dtype of x": lambda: training["npu_matmul_add_fp32"](
         torch.ones(3, 2, **half), torch.ones(3, 2, **on), torch.ones(2, 2, **on)
     ),
+    "npu::npu_moe_token_permute: tokens must be bfloat16": lambda: torch_npu.npu_moe_token_permute(
+        torch.ones(3, 2, **on), torch.zeros(3, dtype=torch.int32, **on)
+    ),
     "npu_extension::npu_moe_token_permute: tokens must be bfloat16": lambda: training["npu_moe_token_permute"](
         torch.ones(3, 2, **on), torch.zeros(3, dtype=torch.int32, **on)
     ),
@@ -164,6 +167,14 @@ def test_allowed_inputs_compute_in_strict_mode():
             group_type=0, split_item=2,
         )  # fmt: skip
     assert x.grad is not None and not strict.is_enabled()
+
+
+def test_a_block_puts_back_the_mode_around_it():
+    with strict.enabled():
+        with strict.enabled(False):
+            assert not strict.is_enabled()
+        assert strict.is_enabled()
+    assert not strict.is_enabled()
 
 
 def test_a_reference_run_may_give_float32_alone_to_kernels_of_16_bits():

@@ -54,6 +54,12 @@ def test_group_modes_differ():
     assert chosen == [0, 2]
 
 
+def test_a_group_that_is_left_out_has_no_expert_even_if_all_others_are_below_zero():
+    logits, bias = torch.zeros(1, 4).to("npu"), torch.tensor([-2.0, -2.0, -3.0, -3.0]).to("npu")
+    chosen = torch_npu.npu_moe_gating_top_k(logits, 2, bias=bias, k_group=1, group_count=2, norm_type=1)[1]
+    assert sorted(chosen[0].tolist()) == [0, 1]
+
+
 def test_softmax_gating_marks_finished_tokens():
     logits = torch.randn(4, 6)
     finished = torch.tensor([False, True, False, False])

@@ -132,6 +132,11 @@ def test_a_key_with_a_typo_is_refused_with_the_key_that_was_meant(data):
     assert meant is not None and meant.rpartition(".")[0] == parent
 
 
+def test_a_sibling_is_meant_before_a_key_of_the_same_name_elsewhere():
+    assert nearest("alpha.lrr", ["alpha.lr", "beta.lrr"]) == "alpha.lr"
+    assert nearest("alpha.lrr", ["alpha.unlike", "beta.lrr"]) == "beta.lrr"
+
+
 OVERLAY = "actor_rollout_ref.overlay"
 
 
@@ -236,6 +241,11 @@ def test_values_that_were_accepted_or_ended_in_a_traceback_are_one_sentence(over
     with pytest.raises(ConfigurationError, match=says) as caught:
         check_configuration(compose("rehearsal", [override]))
     assert_is_one_sentence(str(caught.value))
+
+
+def test_a_misspelt_key_is_named_before_a_wrong_value():
+    with pytest.raises(ConfigurationError, match="unknown key trainer.savefreq"):
+        check_configuration(compose("rehearsal", ["+trainer.savefreq=5", "data.train_batch_size=0"]))
 
 
 def test_references_are_followed_and_values_are_not_converted():

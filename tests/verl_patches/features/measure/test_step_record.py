@@ -30,6 +30,16 @@ def test_nan_is_kept_and_negative_figures_are_refused(lone_rank):
         step_record.largest_over_ranks({"a": -1.0})
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_nan_of_one_rank_is_larger_than_the_figure_of_another(lone_rank, monkeypatch, sign):
+    def with_another_rank(bits, op, group):
+        bits.clamp_(min=torch.tensor(1.0, dtype=torch.float64).view(torch.int64).item())
+
+    monkeypatch.setattr(step_record.dist, "all_reduce", with_another_rank)
+    assert step_record.largest_over_ranks({"a": 0.5}) == {"a": 1.0}
+    assert math.isnan(step_record.largest_over_ranks({"a": math.copysign(float("nan"), sign)})["a"])
+
+
 def test_difference_looks_only_at_the_masked_tokens():
     difference = LogProbDifference()
     rollout = torch.tensor([[-1.0, -2.0, -1.0]])

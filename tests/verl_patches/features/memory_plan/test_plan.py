@@ -7,13 +7,14 @@ import json
 import re
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
 from tests.scripts.cluster_files import load_script
-from verl_patches.features.memory_plan.device import device_memory
-from verl_patches.features.memory_plan.job import read_job
+from verl_patches.features.memory_plan.device import Rank, _shares, device_memory
+from verl_patches.features.memory_plan.job import _chunks_prompts, _rollout_placement, read_job
 from verl_patches.features.memory_plan.outside_torch import OutsideTorch, communicators
 from verl_patches.features.memory_plan.report import Machine, describe, make_job_plan
 from verl_patches.features.memory_plan.sizes import SIZES, sizes_of
@@ -139,20 +140,45 @@ def test_the_engine_takes_vllms_number_of_sequences_where_none_is_given():
     assert job("random_init", f"~{key}", graph).engine_sequences == 256
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "cuts"),
+    [
+        ({}, True),
+        ({"enabled": False, "enable_chunked_prefill": False}, True),
+        ({"enabled": True}, False),
+        ({"enabled": True, "enable_chunked_prefill": True}, True),
+    ],
+)
+def test_vllms_own_scheduler_always_cuts_prompts(scheduler, cuts):
+    assert _chunks_prompts({"additional_config": {"ascend_scheduler_config": scheduler}}) is cuts
+
+
+def test_the_output_layer_has_no_size_of_its_own_beside_tensor_parallelism():
+    vllm = {"additional_config": {"lmhead_tp_size": 4}}
+    sizes = [
+        _rollout_placement({"tensor_model_parallel_size": tp, "engine_kwargs": {"vllm": vllm}}, 4, 8).lm_head_size
+        for tp in (1, 2)
+    ]
+    assert sizes == [4, 2]
+
+
+def test_the_optimizer_has_its_share_of_the_replicas_that_hold_the_same_experts():
+    """8 replicas over 2 expert-parallel ranks: 4 of them hold the same experts."""
+    at_eight = SimpleNamespace(train=SimpleNamespace(dp=8, ep=2))
+    assert _shares(at_eight, Rank(dense=80, experts=80)) == (10, 20)
+
+
 @pytest.mark.parametrize("graph", [None, {"enabled": True}, {"enabled": True, "enable_multistream_moe": True}])
 @pytest.mark.parametrize("prefill", [None, False, True])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_rollout_is_placed_as_the_engine_places_it(graph, prefill, tp, monkeypatch):
     """The same additional_config, read by vLLM-Ascend's own class and by what reads a running engine."""
-    from types import SimpleNamespace
-
     import torch.distributed as dist
     from vllm.distributed import parallel_state
 
     # isort: split
     import vllm_ascend.ascend_config as ascend  # the platform that vllm loads imports it, and it the platform
 
-    from verl_patches.features.memory_plan.job import _rollout_placement
     from verl_patches.workers.sharding_manager.placements import rollout_placement
 
     additional = {"lmhead_tp_size": 2} if tp == 1 else {}

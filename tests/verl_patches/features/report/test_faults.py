@@ -37,6 +37,7 @@ def test_a_good_run_has_none():
         ({"actor/nonfinite_steps": 1.0}, "update_skipped", "1 update was skipped at step 2, because gradients held"),
         ({"actor/nonfinite_steps": 2.0}, "update_skipped", "2 updates were skipped at step 2"),
         ({"reshard/weights_exact": 0.0}, "weights_differ", "rollout weights differed from training weights at step 2"),
+        ({"reshard/weights_exact": 0.5}, "weights_differ", "differed from training weights at step 2"),
         ({DIFFERENCE: ...}, "not_compared", "no log-prob of rollout and training was compared at step 2"),
         ({DIFFERENCE: 1e-3}, "log_probs_differ", "differed by up to 1.00e-03 at step 2, and in float32"),
         ({DIFFERENCE: math.nan}, "metric_not_finite", f"metrics were not finite: {DIFFERENCE} at step 2"),

@@ -50,6 +50,16 @@ def full(enabled=True):
 
 STEP = ("reshard", "rollout", "idle", "old_log_prob", "ref", "update")
 
+
+def test_when_generation_is_over_the_cache_leaves_and_nothing_else_does():
+    residency, _, log = full()
+    for phase in ("reshard", "rollout"):
+        residency.enter(phase)
+    log.clear()
+    residency.enter("idle")
+    assert log == ["-kv_cache"]
+
+
 # Rollout comes only after reshard, so the two are drawn as one.
 SEQUENCES = st.lists(st.sampled_from([*sorted(set(PHASES) - {"rollout"}), "reshard rollout"]), min_size=1, max_size=8)
 

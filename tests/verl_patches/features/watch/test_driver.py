@@ -90,10 +90,14 @@ def test_one_that_answers_again_is_said_and_can_be_named_again(tmp_path, capsys,
     assert "has not answered for 11 s" in capsys.readouterr().err and not driven.ended
 
 
-def test_a_process_that_only_has_its_number_is_left_alone(tmp_path, victim):
-    driven = Driven(tmp_path, victim.pid, started=1.0)
+@pytest.mark.parametrize(("started", "killed"), [(None, True), (1.0, False)])
+def test_a_process_that_only_has_its_number_is_left_alone(tmp_path, victim, monkeypatch, started, killed):
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(pid))
+    driven = Driven(tmp_path, victim.pid, started)
     driven.look_at(0, 21)
-    assert driven.ended == 1 and victim.poll() is None
+    monkeypatch.undo()
+    assert driven.ended == 1 and sent == [victim.pid] * killed
 
 
 @pytest.mark.parametrize(
