@@ -61,5 +61,5 @@ def test_the_variables_of_the_toolkit_are_set_unless_they_are():
     environment["ATB_HOME_PATH"] = "/elsewhere"
     printed = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    ).stdout.split()
+    ).stdout.splitlines()
     assert os.path.isdir(printed[0]) and printed[1] == "/elsewhere"
