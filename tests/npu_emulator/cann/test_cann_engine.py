@@ -169,8 +169,8 @@ def test_a_killed_process_gives_its_memory_back(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
     with subprocess.Popen(command, **pipes) as holder:
         assert holder.stdout.readline() == "held\n"
-        second = subprocess.run(command, env=environment, capture_output=True, text=True, input="\n", timeout=120)
+        second = subprocess.run(command, env=environment, capture_output=True, text=True, input="\n", timeout=250)
         assert second.returncode != 0 and "out of memory" in second.stderr, "control: the die is taken"
         holder.send_signal(signal.SIGKILL)
-    third = subprocess.run(command, env=environment, capture_output=True, text=True, input="\n", timeout=120)
+    third = subprocess.run(command, env=environment, capture_output=True, text=True, input="\n", timeout=250)
     assert third.returncode == 0, third.stderr
