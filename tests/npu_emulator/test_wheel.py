@@ -74,7 +74,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
         names = archive.namelist()
     sources = [path.relative_to(PACKAGE / "src") for path in (PACKAGE / "src").rglob("*")]
     packages = [path for path in sources if not path.parts[0].endswith(".egg-info")]  # which building may leave there
-    wanted = {str(path) for path in packages if path.suffix in (".py", ".txt", ".json")}
+    wanted = {str(path) for path in packages if path.suffix in (".py", ".txt", ".json", ".pth")}
     assert {"torch_npu/__init__.py", "acl/rt.py", "npu_emulator/reached_operators.json"} < wanted
     wanted.add(f"npu_emulator/{Path(npu_emulator._C.__file__).name}")
     assert {name for name in names if not name.startswith("npu_emulator-0.1.0.dist-info/")} == wanted
