@@ -1,14 +1,19 @@
-"""A patch whose feature is off calls upstream's own function with the arguments that it was given, and returns what it
-returns. Switched on, every patch does something else than one that does nothing (tests/demonstrations)."""
+"""A patch whose feature is off calls upstream's own function with the arguments that it was given, in the surroundings
+that it was called in, and returns what it returns. Switched on, every patch does something else than one that does
+nothing (tests/demonstrations)."""
 
 import ast
+import os
+import sys
 from collections.abc import Iterator
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 
 from overlay.definitions import find_definition, imported_module
 from tests.demonstrations import INERT, demonstrations, observed
+from tests.overlay.around_the_call import differences, open_blocks, state
 from tests.overlay.test_real_patches import NAMED, PATCHES, PINS, source_of, sources_of
 from verl_patches.features import settings
 from verl_patches.features.mindspeed.feature import MindspeedSettings
@@ -16,6 +21,14 @@ from verl_patches.features.rollout_parallel.feature import RolloutSettings
 from verl_patches.features.router_balance.feature import RouterBalanceSettings
 
 SWITCHED = [pytest.param(patch, id=patch.label) for patch in PATCHES if patch.switch and patch.kind == "wrap"]
+
+# Blocks that are open around upstream's call although the feature is off, and why.
+OPEN_ALWAYS = {
+    "verl.workers.sharding_manager.megatron_vllm:MegatronVLLMShardingManager.__enter__@reshard": [
+        # verl's own reshard is timed too, and weights that it has not finished are not served.
+        'enter: with process_generation().writing(), current_record().timed("reshard"):'
+    ]
+}
 
 
 @pytest.fixture
@@ -57,7 +70,8 @@ class Recorder:
     It returns one object, or as many as the `return` statements of upstream's function give; None if it has none.
     """
 
-    def __init__(self, function: ast.FunctionDef) -> None:
+    def __init__(self, function: ast.FunctionDef, module: str = "") -> None:
+        self.module = module
         arguments = function.args
         self.positional = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
         required = len(self.positional) - len(arguments.defaults)
@@ -65,18 +79,27 @@ class Recorder:
         self.by_keyword = self.positional[required:] + [each.arg for each in arguments.kwonlyargs]
         self.given = {name: MagicMock(name=name) for name in (*self.required, *self.by_keyword)}
         self.calls: list[dict[str, object]] = []
+        self.meddled: list[str] = []  # with the surroundings of upstream's function, before or after it is called
         self.result = self._result(list(returned(function.body)))
 
     def __call__(self, *args, **kwargs):
         bound = dict(zip(self.positional, args, strict=False))
         assert not set(bound) & set(kwargs), "a parameter is given twice"
+        self.meddled += open_blocks(sys._getframe(1), self.body.__code__)
+        self.meddled += differences(self.before, self._surroundings())
         self.calls.append(bound | kwargs)
         return self.result
 
     def drive(self, body) -> object:
         """Call a patch's body with one object for every parameter: what has a default by keyword, as callers do."""
         keywords = {name: self.given[name] for name in self.by_keyword}
-        return body(self, *[self.given[name] for name in self.required], **keywords)
+        self.body, self.before = body, self._surroundings()
+        result = body(self, *[self.given[name] for name in self.required], **keywords)
+        self.meddled += differences(self.before, self._surroundings())
+        return result
+
+    def _surroundings(self) -> dict[str, object]:
+        return state(self.given.values(), self.module)
 
     def _result(self, values: list[ast.expr]) -> object:
         if not values:
@@ -99,9 +122,8 @@ def returned(body: list[ast.stmt]) -> Iterator[ast.expr]:
 
 @pytest.mark.parametrize("patch", SWITCHED)
 def test_off_means_upstreams_own_call(patch, everything_off):
-    pytest.importorskip("torch")
     node = upstream_function(patch.module, patch.qualified_name)
-    recorder = Recorder(node)
+    recorder = Recorder(node, patch.module)
     if "vllm_config" in recorder.given:  # what is off in vLLM's own configuration
         recorder.given["vllm_config"].cache_config.num_gpu_blocks_override = None
     result = recorder.drive(patch.body)
@@ -109,7 +131,7 @@ def test_off_means_upstreams_own_call(patch, everything_off):
     (call,) = recorder.calls
     assert set(call) == set(recorder.given)
     changed = [name for name, value in call.items() if value is not recorder.given[name]]
-    assert changed == []
+    assert changed == [] and recorder.meddled == OPEN_ALWAYS.get(patch.label, [])
     assert result == recorder.result
 
 
@@ -118,6 +140,64 @@ def test_a_patch_that_meddles_while_off_would_be_noticed(everything_off):
     assert recorder.drive(lambda upstream, a, *, b: upstream(a, b=b)) is recorder.result
     recorder.drive(lambda upstream, a, *, b: upstream(b, b=a))
     assert recorder.calls[0] == recorder.given and recorder.calls[1] != recorder.given
+
+
+def in_no_grad(upstream, a, *, b):
+    with torch.no_grad():
+        return upstream(a, b=b)
+
+
+def between_two_changes(upstream, a, *, b):
+    held, torch.Tensor.sum = torch.Tensor.sum, None
+    result = upstream(a, b=b)
+    torch.Tensor.sum = held
+    return result
+
+
+def with_another_variable(upstream, a, *, b):
+    os.environ["MEDDLED"] = "1"
+    result = upstream(a, b=b)
+    del os.environ["MEDDLED"]
+    return result
+
+
+def with_a_mark(upstream, a, *, b):
+    a.marked = True
+    return upstream(a, b=b)
+
+
+def that_draws(upstream, a, *, b):
+    result = upstream(a, b=b)
+    torch.rand(1)
+    return result
+
+
+def inside_another(upstream, a, *, b):
+    return in_no_grad(upstream, a, b=b)
+
+
+def beside_a_block(upstream, a, *, b):
+    with torch.no_grad():
+        a.size()
+    return upstream(a, b=b)
+
+
+@pytest.mark.parametrize(
+    ("body", "meddled"),
+    [
+        (in_no_grad, ["gradients", "in_no_grad: with torch.no_grad():"]),
+        (inside_another, ["gradients", "in_no_grad: with torch.no_grad():"]),
+        (between_two_changes, ["torch.Tensor.sum"]),
+        (with_another_variable, ["environment"]),
+        (with_a_mark, ["argument 0.marked"]),
+        (that_draws, ["random numbers"]),
+        (beside_a_block, []),
+    ],
+)
+def test_a_patch_that_calls_upstream_in_other_surroundings_while_off_would_be_noticed(everything_off, body, meddled):
+    recorder = Recorder(ast.parse("def f(a, *, b): return 1").body[0])
+    assert recorder.drive(body) is recorder.result and recorder.calls == [recorder.given]
+    assert sorted(set(recorder.meddled)) == meddled
 
 
 @pytest.mark.parametrize("patch", NAMED)

@@ -90,7 +90,9 @@ def build_model_optimizer(upstream, self, *args, **kwargs):
     from verl_patches.features import settings
     from verl_patches.features.precision.dtypes import run_dtype
 
-    self.param_dtype = self.dtype = run_dtype(settings.current().precision)
+    current = settings.current()
+    if PRECISION.is_on(current):
+        self.param_dtype = self.dtype = run_dtype(current.precision)
     return upstream(self, *args, **kwargs)
 
 

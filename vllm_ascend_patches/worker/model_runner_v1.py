@@ -68,9 +68,11 @@ def load_model(upstream, self):
     remove_when="vLLM-Ascend can free and create its KV cache without sleep mode",
 )
 def initialize_kv_cache(upstream, self, kv_cache_config):
+    from verl_patches.features import settings
     from verl_patches.features.residency.kv_cache import CONFIGURATION
 
-    setattr(self, CONFIGURATION, kv_cache_config)
+    if settings.current().residency.enabled:
+        setattr(self, CONFIGURATION, kv_cache_config)
     upstream(self, kv_cache_config)
 
 

@@ -20,8 +20,9 @@ def forward(upstream, self, logits, sampling_metadata):
     from verl_patches.features import settings
     from verl_patches.features.temperature.scaling import reporting
 
-    temperature = sampling_metadata.temperature if settings.current().temperature.enabled else None
-    with reporting(temperature):
+    if not settings.current().temperature.enabled:
+        return upstream(self, logits, sampling_metadata)
+    with reporting(sampling_metadata.temperature):
         return upstream(self, logits, sampling_metadata)
 
 
