@@ -269,9 +269,10 @@ def test_float32_run_is_exact_at_every_step(float32_run):
     assert (tmp_path / "config.yaml").exists() and list((tmp_path / "tensorboard").iterdir())
 
 
-def failed_run(inputs, output, *overrides):
+def failed_run(inputs, output, *overrides, **variables):
     """Run with a fault in it, which must fail; returns the last error and everything that was printed."""
     line, environment, _ = command(inputs, output, "actor_rollout_ref.overlay.precision=float32", *overrides)
+    environment |= variables
     done = subprocess.run(line, env=environment, cwd=output, capture_output=True, text=True, timeout=500)
     assert done.returncode == 1, done.stdout[-4000:] + done.stderr[-4000:]
     (error,) = [said for said in done.stderr.splitlines() if said.startswith("error: ")]
@@ -294,6 +295,15 @@ def test_what_verl_passes_over_fails_the_run_at_its_end(inputs, tmp_path):
     summary = summarise(metrics, facts, faults=read_faults(tmp_path))
     assert (summary["updates_skipped"], summary["reward_errors"]) == (1, 1)
     assert summary["nonfinite_metrics"]["actor/grad_norm"] == [2]
+
+
+def test_strict_mode_holds_in_the_workers_of_a_run(inputs, tmp_path):
+    """Kernels for 16 bits are given float32 by a worker, as in `float32_run`, whose environment lets them."""
+    error, printed = failed_run(inputs, tmp_path, NPU_EMULATOR_STRICT="1")
+    refused = re.findall(r"ForbiddenInput: (\S+): (\w+) must be float16 or bfloat16", printed)
+    assert refused and re.search(r"ray::\w*WorkerDict", printed), printed[-4000:]
+    assert "ForbiddenInput" in error
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_one_value_of_the_weights_that_is_not_a_number_ends_it_before_training(inputs, tmp_path):
