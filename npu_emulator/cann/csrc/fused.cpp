@@ -106,6 +106,15 @@ OP(InterleaveRope, [](Tensor self, Tensor cos, Tensor sin, Tensor out) {
 })
 
 // ---- mixtures of experts
+namespace {
+
+// Places of the k largest along the last dimension; of equal ones the first.
+Tensor largest(const Tensor& scores, int64_t k) {
+  return std::get<1>(at::sort(scores, std::optional<bool>(true), -1, true)).narrow(-1, 0, k);
+}
+
+}  // namespace
+
 OP(MoeGatingTopKSoftmax, [](Tensor self, Tensor, int64_t k, Tensor weights, Tensor experts, Tensor rows) {
   const auto [best, chosen] = at::topk(at::softmax(wide(self), -1), k);
   put(weights, best);
@@ -122,11 +131,11 @@ OP(MoeGatingTopK, [](Tensor self, Tensor bias, int64_t k, int64_t kept_groups, i
   if (groups > 1) {
     const auto of_groups = ranked.view({ranked.size(0), groups, -1});
     const auto best = select == 1 ? std::get<0>(of_groups.topk(2, -1)).sum(-1) : of_groups.amax(-1);
-    const auto chosen = std::get<1>(best.topk(kept_groups, -1));
+    const auto chosen = largest(best, kept_groups);
     const auto kept = at::zeros_like(best).scatter(1, chosen, 1).to(at::kBool).unsqueeze(-1).expand_as(of_groups);
     ranked = ranked.masked_fill(kept.reshape(ranked.sizes()).logical_not(), -std::numeric_limits<float>::infinity());
   }
-  const auto chosen = std::get<1>(ranked.topk(k, -1));
+  const auto chosen = largest(ranked, k);
   auto weight = scores.gather(1, chosen);
   if (norm == kSigmoid || renormalize == 1) weight = weight / (weight.sum(-1, true) + epsilon);
   put(weights, weight * scale);
