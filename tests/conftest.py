@@ -26,7 +26,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the emulator's own tests first: others import Megatron, and with it hand torch.cuda over to the NPU."""
+    """Run the emulator's own tests first: others import Megatron, and with it hand torch.cuda over to the NPU.
+
+    No file of tests may do so when it is imported, since all of them are before the first test runs.
+    """
+    if "torch_npu.contrib.transfer_to_npu" in sys.modules:
+        raise pytest.UsageError(
+            "a file of tests hands torch.cuda over to the NPU when it is imported, which spoils the emulator's own "
+            "tests: import Megatron, verl and programs that do inside a test, or run them in a process of their own"
+        )
     items.sort(key=lambda item: not item.path.is_relative_to(EMULATOR))
     if not config.getoption("exhaustive"):
         skipped = pytest.mark.skip(reason="takes many minutes; --exhaustive runs it")

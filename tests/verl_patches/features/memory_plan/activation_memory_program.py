@@ -21,15 +21,12 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from transformers import AutoConfig
 from verl.models.mcore import get_mcore_forward_fn, hf_to_mcore_config, init_mcore_model
 
-# Short sequences: the emulated attention keeps its scores for the backward, which the NPU's operator does not.
-SEQUENCES, TOKENS = 128, 8
 
-
-def peak_of_an_update(model: Any, hf_config: Any, config: Any) -> int:
+def peak_of_an_update(model: Any, hf_config: Any, config: Any, sequences: int, tokens: int) -> int:
     """Bytes of the die at the peak of one micro batch's forward and backward."""
-    ids = torch.randint(3, 60, (SEQUENCES, TOKENS), device="npu")
+    ids = torch.randint(3, 60, (sequences, tokens), device="npu")
     mask = torch.ones_like(ids, dtype=torch.bool)
-    positions = torch.arange(TOKENS, device="npu").expand(SEQUENCES, -1)
+    positions = torch.arange(tokens, device="npu").expand(sequences, -1)
 
     def forward(batches: Any, model: Any) -> tuple[torch.Tensor, Any]:
         next(batches)
@@ -49,7 +46,7 @@ def peak_of_an_update(model: Any, hf_config: Any, config: Any) -> int:
 def main(folder: Path) -> None:
     torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("hccl")
-    variants = json.loads((folder / "variants.json").read_text())
+    request = json.loads((folder / "request.json").read_text())
     hf_config = AutoConfig.from_pretrained(folder)
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
     tensor_parallel.model_parallel_cuda_manual_seed(7)
@@ -61,10 +58,11 @@ def main(folder: Path) -> None:
     model = DistributedDataParallel(config=config, module=module, ddp_config=wrapping)
     config.finalize_model_grads_func = partial(finalize_model_grads)
     found: dict[str, int] = {"state": torch.npu.memory_allocated()}
-    for name, recomputation in variants.items():
+    measure = partial(peak_of_an_update, model, hf_config, config, request["sequences"], request["tokens"])
+    for name, recomputation in request["variants"].items():
         for field, value in recomputation.items():
             setattr(config, field, value)
-        peak_of_an_update(model, hf_config, config)
-        found[name] = peak_of_an_update(model, hf_config, config)
+        measure()
+        found[name] = measure()
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()

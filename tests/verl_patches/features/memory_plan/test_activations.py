@@ -9,7 +9,6 @@ import pytest
 
 from tests.megatron_patches.core.deepseek_v3_checkpoint import configuration
 from tests.ranks import run_ranks
-from tests.verl_patches.features.memory_plan.activation_memory_program import SEQUENCES, TOKENS
 from tests.verl_patches.features.memory_plan.test_plan import job
 from verl_patches.features.memory_plan.activations import training_activations
 from verl_patches.features.memory_plan.device import Rank
@@ -19,6 +18,8 @@ from verl_patches.features.reshard.layout import TrainPlacement
 from verl_patches.features.reshard.tables import table_for
 
 LAYERS = 9
+# Short sequences: the emulated attention keeps its scores for the backward, which the NPU's operator does not.
+SEQUENCES, TOKENS = 128, 8
 # Widths at which a layer's activations outweigh its weights, and attention and experts do not hide the rest.
 SIZES = {
     "num_hidden_layers": LAYERS, "hidden_size": 512, "intermediate_size": 256, "moe_intermediate_size": 64,
@@ -53,7 +54,9 @@ def measured(tmp_path_factory) -> tuple[dict, list[dict[str, int]]]:
     for name, value in SIZES.items():
         setattr(config, name, value)
     config.save_pretrained(folder)
-    (folder / "variants.json").write_text(json.dumps({name: of_megatron(how) for name, how in KINDS.items()}))
+    variants = {name: of_megatron(how) for name, how in KINDS.items()}
+    request = {"sequences": SEQUENCES, "tokens": TOKENS, "variants": variants}
+    (folder / "request.json").write_text(json.dumps(request))
     run_ranks("tests.verl_patches.features.memory_plan.activation_memory_program", 2, folder, timeout=300)
     return json.loads((folder / "config.json").read_text()), [
         json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)
