@@ -20,20 +20,23 @@ from tests.scripts.namespaces import INTERFACE, Node, ip, reason_why_not, two_no
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 _LISTENS = "0A"
 NOBODY = 65534
-# Run by the system's Python as another user: looks for a server that takes jobs, and into the run's folders.
+# Run by the system's Python as another user: looks for a server that takes jobs, and into the run's folders. A port that
+# is silent may belong to a server on a busy machine, so it gets its time, beside all others.
 STRANGER = """
-import http.client, json, os, sys, urllib.request
+import concurrent.futures, http.client, json, os, sys, urllib.request
 ports, folders, mark = json.loads(sys.argv[1])
 took, entered = [], []
-for port in ports:
+def ask(port):
     body = json.dumps({"entrypoint": "touch " + mark}).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}/api/job_agent/jobs/", body, method="POST")
     request.add_header("Content-Type", "application/json")
     try:
-        with urllib.request.urlopen(request, timeout=3) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             took.append(port)
     except (OSError, http.client.HTTPException):
         pass
+with concurrent.futures.ThreadPoolExecutor(len(ports) + 1) as pool:
+    list(pool.map(ask, ports))
 for folder in folders:
     for action in (os.listdir, lambda folder: os.listdir(folder + "/logs"), lambda folder: open(folder + "/new", "w")):
         try:

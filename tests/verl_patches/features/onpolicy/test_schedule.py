@@ -66,6 +66,14 @@ def test_the_distance_to_the_rollout_is_recorded():
     assert step_record.current_record().difference.largest == 0.25
 
 
+def test_padding_behind_a_response_is_not_compared():
+    batch = micro_batch()
+    batch["attention_mask"][0, 4], batch["rollout_log_probs"][0, 2] = 0, -9.0
+    run(False, batch, torch.full((2, 5), -1.25))
+    difference = step_record.current_record().difference
+    assert (difference.largest, difference.tokens) == (0.25, 5)
+
+
 def test_without_rollout_log_probs_nothing_is_compared():
     batch = micro_batch()
     del batch["rollout_log_probs"]

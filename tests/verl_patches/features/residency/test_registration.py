@@ -75,3 +75,16 @@ def test_weights_that_nobody_rewrites_come_back(generation):
         residency.enter(phase)
     generation.require_whole()
     assert model.weight.eq(3.0).all()
+
+
+def test_gradients_leave_without_a_copy_and_come_back_as_zeros(monkeypatch):
+    weight, gradient = torch.ones(64).npu(), torch.ones(64).npu()
+    monkeypatch.setattr(registration, "parameter_tensors", lambda chunks: [weight])
+    monkeypatch.setattr(registration, "gradient_tensors", lambda chunks: [gradient])
+    residency = Residency(lambda: True)
+    registration.register_actor(residency, [], None)
+    residency.enter("ref")
+    held = {name: sum(len(group._host) for group in groups) for name, groups in residency._groups.items()}
+    assert (held["actor_params"], held["actor_grads"]) == (1, 0)
+    residency.enter("update")
+    assert weight.eq(1).all() and gradient.eq(0).all()
