@@ -17,6 +17,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "vllm_patches": ("tests/vllm_patches", _SWITCHES, "tests/rig"),
 }
 
+# Programs of these folders name everything; the tests that run them are asked last.
+_ASKED_LAST = ("tests", "tests/rig", "tests/demonstrations", "tests/upstream")
+
 
 def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
     """Selectors for a product file, in the order in which they are tried.
@@ -59,14 +62,25 @@ def _mirrored(path: Path, root: Path) -> tuple[str, ...]:
 
 
 def _naming(path: Path, root: Path) -> list[str]:
-    """The test files that hold the module's dotted name, or import it from its package."""
+    """The test files that hold the module's dotted name, or import it from its package; or that do so with a program
+    beside them that does."""
+    files = {each.relative_to(root): each.read_text(encoding="utf-8") for each in (root / "tests").rglob("*.py")}
+    files = {each: text for each, text in sorted(files.items()) if str(each.parent) not in _ASKED_LAST}
+    pending, found = [path], set[Path]()
+    while pending:
+        module = pending.pop()
+        for each, text in files.items():
+            if each not in found and _names(text, module):
+                found.add(each)
+                if not each.stem.startswith("test_"):
+                    pending.append(each)
+    return sorted(str(each) for each in found if each.stem.startswith("test_"))
+
+
+def _names(text: str, path: Path) -> bool:
+    """Whether a file holds a module's dotted name, or imports it from its package."""
     parts = [part for part in path.with_suffix("").parts if part not in ("src", "__init__")]
     if parts[:2] == ["npu_emulator", "npu_emulator"]:
         parts = parts[1:]
     dotted, package = ".".join(parts), f"from {'.'.join(parts[:-1])} import "
-    found = []
-    for test in sorted((root / "tests").rglob("test_*.py")):
-        lines = test.read_text(encoding="utf-8").splitlines()
-        if any(dotted in line or (line.startswith(package) and parts[-1] in line) for line in lines):
-            found.append(str(test.relative_to(root)))
-    return found
+    return any(dotted in line or (line.startswith(package) and parts[-1] in line) for line in text.splitlines())

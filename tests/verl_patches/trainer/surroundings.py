@@ -20,8 +20,8 @@ from tests.scripts.namespaces import INTERFACE, Node, ip, reason_why_not, two_no
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 _LISTENS = "0A"
 NOBODY = 65534
-# Run by the system's Python as another user: looks for a server that takes jobs, and into the run's folders. A port that
-# is silent may belong to a server on a busy machine, so it gets its time, beside all others.
+# Run by the system's Python as another user: looks for a server that takes jobs, and into the run's folders. A port
+# that is silent may belong to a server on a busy machine, so it gets its time, beside all others.
 STRANGER = """
 import concurrent.futures, http.client, json, os, sys, urllib.request
 ports, folders, mark = json.loads(sys.argv[1])
