@@ -51,7 +51,7 @@ def forward_step(width: int, device: str) -> Callable[[], object]:
     layer = TransformerLayer(width).to(device)
     states = torch.randn(BATCH, SEQUENCE, width).to(device)
 
-    def step():
+    def step() -> None:
         with torch.no_grad():
             layer(states)
 
@@ -63,7 +63,7 @@ def training_step(width: int, device: str) -> Callable[[], object]:
     states = torch.randn(BATCH, SEQUENCE, width).to(device)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
 
-    def step():
+    def step() -> None:
         layer(states).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

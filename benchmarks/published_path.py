@@ -6,6 +6,7 @@ stored and then sent inside the tensor-and-expert group to the ranks that serve 
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -81,8 +82,8 @@ class PublishedPath:
         dist.broadcast(tensor, dist.get_global_rank(self._stages, stage), group=self._stages)
         yield from self._served(name, tensor) if "mlp.experts" in name else self._named(name, tensor)
 
-    def _announced(self, stage: int, value: object) -> object:
-        told: list[object] = [None] * self._train.pp
+    def _announced(self, stage: int, value: Any) -> Any:
+        told: list[Any] = [None] * self._train.pp
         dist.all_gather_object(told, value, group=self._stages)
         return told[stage]
 

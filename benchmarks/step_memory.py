@@ -145,12 +145,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--addresses", choices=get_args(Addresses), default="reserved")
     options = parser.parse_args(arguments)
     if options.cycles:
-        found = cycle(options.model, options.addresses, options.cycles)
-        print(json.dumps(found))
+        checked = cycle(options.model, options.addresses, options.cycles)
+        print(json.dumps(checked))
+        write_figures(options.json, checked)
     else:
-        found = measure(options.model, options.addresses)
-        print(table(found))
-    write_figures(options.json, found)
+        measured = measure(options.model, options.addresses)
+        print(table(measured))
+        write_figures(options.json, measured)
     return 0
 
 

@@ -5,6 +5,7 @@ the training weights are given to it as a module with those names, each expert c
 """
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import nn
@@ -89,7 +90,7 @@ class TrainingModule(nn.Module):
 class VerlPath:
     """What verl's sharding manager does when a rollout begins."""
 
-    def __init__(self, module: TrainingModule, hf_config: object, placement: TrainPlacement, model: nn.Module) -> None:
+    def __init__(self, module: TrainingModule, hf_config: Any, placement: TrainPlacement, model: nn.Module) -> None:
         from verl.models.mcore.weight_converter import McoreToHFWeightConverterDpskv3
 
         self._module, self._model = module, model

@@ -101,8 +101,12 @@ def _in_class(holder: type, wanted: Mapping[int, Replacement]) -> Iterator[Copy]
             continue
         site = f"{holder.__module__}:{holder.__qualname__}.{name}"
         set_raw = _attribute_setter(holder, name)
-        rewrapped = hit.old is not raw and kind is not None
-        yield Copy(site, hit, (lambda new, kind=kind, put=set_raw: put(kind(new))) if rewrapped else set_raw)
+        put = functools.partial(_put_rewrapped, kind, set_raw) if kind and hit.old is not raw else set_raw
+        yield Copy(site, hit, put)
+
+
+def _put_rewrapped(kind: Callable[[Any], Any], put: Setter, new: Any) -> None:
+    put(kind(new))
 
 
 def _attribute_setter(holder: Any, name: str) -> Setter:

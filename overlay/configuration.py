@@ -55,16 +55,25 @@ def checked(value: Any, kind: Any, key: str) -> Any:
 
 def defaults(cls: type) -> dict[str, Any]:
     """The keys of a section with their default values, as a configuration file would write them."""
-    found = {each.name: each.default if each.default is not MISSING else each.default_factory() for each in fields(cls)}
-    return {name: json.dumps(asdict(value) if is_dataclass(value) else value) for name, value in found.items()}
+    found = {each.name: _default(each) for each in fields(cls)}
+    return {
+        name: json.dumps(asdict(value) if is_dataclass(value) and not isinstance(value, type) else value)
+        for name, value in found.items()
+    }
 
 
-def _value(spec: Field, kind: Any, node: Mapping[str, Any], key: str) -> Any:
+def _default(spec: Field[Any]) -> Any:
+    if spec.default_factory is not MISSING:
+        return spec.default_factory()
+    return spec.default
+
+
+def _value(spec: Field[Any], kind: Any, node: Mapping[str, Any], key: str) -> Any:
     given = node.get(spec.name)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         return kind(**read_section(kind, given or {}, f"{key}.{spec.name}"))
     if given is None:
-        return spec.default if spec.default is not MISSING else spec.default_factory()
+        return _default(spec)
     value = checked(given, kind, f"{key}.{spec.name}")
     at_least = spec.metadata.get("at_least")
     if at_least is not None and value < at_least:

@@ -23,17 +23,17 @@ def find_definition(tree: ast.Module, qualified_name: str) -> Definition | None:
     """What a name is bound to, in any branch of the module or class; None where there is nothing."""
     bodies: list[Sequence[ast.stmt]] = [tree.body]
     *path, name = qualified_name.split(".")
-    classes: list[ast.stmt] = []
+    classes: list[ast.ClassDef] = []
     for part in path:
         found = [node for body in bodies for node in _bindings(body, part)]
         classes = [node for node in found if isinstance(node, ast.ClassDef)]
         if not classes:
             return None
-        bodies = [node.body for node in classes]
+        bodies = [each.body for each in classes]
     nodes = tuple(node for body in bodies for node in _bindings(body, name))
     if nodes:
         return Definition(nodes)
-    may_have_it = [node for node in classes if node.bases or node.decorator_list]
+    may_have_it = [each for each in classes if each.bases or each.decorator_list]
     return Definition(tuple(classes), implied=True) if may_have_it else None
 
 

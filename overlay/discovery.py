@@ -52,7 +52,7 @@ def room_folders(room: str) -> list[Path]:
 
 def load(rooms: Iterable[str]) -> list[Patch]:
     """Import every patch file and return what was declared, ordered by file and line, whatever was imported before."""
-    positions = {}
+    positions: dict[str, int] = {}
     for module_name, _ in patch_files(rooms):
         importlib.import_module(module_name)
         positions[module_name] = len(positions)

@@ -61,7 +61,7 @@ class ModuleSource:
 def compare(lock: Lock, target: str, source: ModuleSource) -> Finding:
     """Compare a target that must exist with all supported releases."""
     locked = lock.targets.get(target, {})
-    known = {release: entry for release, entry in locked.items() if entry.fingerprint is not None}
+    known = {release: entry.fingerprint for release, entry in locked.items() if entry.fingerprint is not None}
     if source.sha256 in (lock.modules.get(source.name, {}).get(release) for release in known):
         return Finding("OK")
     definition = source.definition(target.partition(":")[2])
@@ -69,9 +69,9 @@ def compare(lock: Lock, target: str, source: ModuleSource) -> Finding:
         return Finding("MISSING", f"{source.name} does not define it")
     if not known:
         return Finding("UNVERIFIED", "the lock has no fingerprint of it; generate it with `python -m overlay lock`")
-    if definition.implied and not any(entry.implied for entry in known.values()):
+    if definition.implied and not any(locked[release].implied for release in known):
         return Finding("MISSING", "its class is there and no longer defines it")
-    return _nearest(fingerprint(list(definition.nodes)), {name: entry.fingerprint for name, entry in known.items()})
+    return _nearest(fingerprint(list(definition.nodes)), known)
 
 
 def _nearest(found: Fingerprint, known: dict[str, Fingerprint]) -> Finding:

@@ -122,6 +122,7 @@ class Engine:
         from overlay.drift import RunningSource
         from overlay.lock import Lock
 
+        assert self.lock_file is not None, "asked only where there is a lock"
         return RunningSource(Lock.read(self.lock_file), self.pins.accept_drift)
 
     def waits_for(self, index: int) -> list[str]:
@@ -256,7 +257,7 @@ class Engine:
         setattr(place.holder, place.name, effect.current)
 
     def _register(self, patch: Patch, module: ModuleType, place: Place, effect: Effect) -> None:
-        mapping = getattr(place.holder, place.name) if place.exists else None
+        mapping: Any = getattr(place.holder, place.name) if place.exists else None
         if not hasattr(mapping, "keys") or not hasattr(mapping, "__setitem__"):
             raise TargetError("there is no mapping here to register entries in")
         self.called.add(patch.label)

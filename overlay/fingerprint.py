@@ -11,6 +11,7 @@ import ast
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 _SKIPPED_FIELDS = frozenset({"type_params", "type_comment", "type_ignores", "kind", "ctx"})
 _ANNOTATION_FIELDS = frozenset({"annotation", "returns"})
@@ -49,7 +50,7 @@ def _digest(parts: Iterator[str]) -> str:
 def _tokens(node: ast.AST, annotations: bool, named: bool = True) -> Iterator[str]:
     yield f"({type(node).__name__}"
     for name in sorted(node._fields):
-        value = getattr(node, name, None)
+        value: Any = getattr(node, name, None)
         if (
             name in _SKIPPED_FIELDS
             or (name in _ANNOTATION_FIELDS and not annotations)
@@ -83,11 +84,16 @@ def _merged(parts: list[ast.expr]) -> list[ast.expr]:
     """The parts of an f-string with neighbouring texts joined; Python versions split them differently."""
     merged: list[ast.expr] = []
     for part in parts:
-        if isinstance(part, ast.Constant) and merged and isinstance(merged[-1], ast.Constant):
-            merged[-1] = ast.Constant(value=f"{merged[-1].value}{part.value}")
-        elif not (isinstance(part, ast.Constant) and part.value == ""):
+        text, before = _text(part), _text(merged[-1]) if merged else None
+        if text is not None and before is not None:
+            merged[-1] = ast.Constant(value=before + text)
+        elif text != "":
             merged.append(part)
     return merged
+
+
+def _text(part: ast.expr) -> str | None:
+    return part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else None
 
 
 def _signature(arguments: ast.arguments) -> str:

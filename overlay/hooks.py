@@ -56,7 +56,7 @@ class HookFinder:
             return None
         if spec.loader is None or not hasattr(spec.loader, "exec_module"):
             raise TargetError(f"{name} is a namespace package or has no loader, so nothing in it can be patched")
-        spec.loader = HookLoader(spec.loader, self)
+        spec.loader = HookLoader(spec.loader, self)  # type: ignore[assignment]  # it hands on what it does not change
         return spec
 
     def _from_others(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
@@ -120,6 +120,6 @@ class _AnnouncingSpec(ModuleSpec):
         vars(self)["_initializing"] = value
         if not value:
             module, call = vars(self).pop("when_import_ends")
-            self.__class__ = ModuleSpec
+            self.__class__ = ModuleSpec  # type: ignore[assignment]  # its base: nothing else has to notice
             if module.__name__ in sys.modules:
                 call(module)

@@ -66,6 +66,7 @@ def _in_kind(raw: Any, make: Make) -> Any:
 
 
 def _calling(upstream: Callable[..., Any], body: Callable[..., Any], called: Callable[[], None]) -> Callable[..., Any]:
+    installed: Callable[..., Any]
     if inspect.iscoroutinefunction(upstream):
 
         async def installed(*args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from overlay import LOCK_FILE
 from overlay.fingerprint import Fingerprint
@@ -57,8 +58,8 @@ class Lock:
         return json.dumps({"modules": modules, "targets": targets}, indent=1) + "\n"
 
 
-def _locked(entry: dict[str, object] | str) -> Locked:
-    if entry == ABSENT:
+def _locked(entry: dict[str, Any] | str) -> Locked:
+    if isinstance(entry, str):
         return Locked(None)
     implied = bool(entry.pop("implied", False))
     return Locked(Fingerprint(**entry), implied)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PINS_FILE = Path(__file__).with_name("pins.toml")
 
@@ -88,7 +89,7 @@ def within(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
-def _upstream(name: str, table: dict[str, object]) -> Upstream:
+def _upstream(name: str, table: dict[str, Any]) -> Upstream:
     release = (
         {"distribution": table["release"]["distribution"], "release": table["release"]["version"]}
         if ("release" in table)

@@ -11,6 +11,8 @@ import json
 import sys
 from pathlib import Path
 
+from verl_patches.features.configuration_checks.values import resolved
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -52,8 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     try:
-        sizes = map(_bytes, (options.die_memory, options.host_memory, options.disk))
-        plan = make_job_plan(_job(options), Machine(*sizes, _outside(options)))
+        die, host, disk = (_bytes(size) for size in (options.die_memory, options.host_memory, options.disk))
+        plan = make_job_plan(_job(options), Machine(die, host, disk, _outside(options)))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -92,7 +94,6 @@ def _model(path: Path) -> dict:
 
 def _job(options: argparse.Namespace) -> Job:
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     from verl_patches.features.configuration_checks import check_configuration
@@ -109,7 +110,7 @@ def _job(options: argparse.Namespace) -> Job:
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(sentence_of(error)) from error
     swaps = options.swap_optimizer or (MINDSPEED.is_on(settings) and settings.mindspeed.swap_optimizer)
-    return read_job(OmegaConf.to_container(config, resolve=True), model, swaps)
+    return read_job(resolved(config), model, swaps)
 
 
 if __name__ == "__main__":

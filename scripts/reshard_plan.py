@@ -8,7 +8,8 @@ Example, the 256 dies of the recipe:
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -43,7 +44,16 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def report(options: argparse.Namespace) -> tuple[dict[str, PlanFigures | PerTensorFigures], Plan]:
+@dataclass(frozen=True)
+class Ways:
+    """What each way to reshard takes; per_tensor is there where verl's own way applies."""
+
+    direct: PlanFigures
+    relayed: PlanFigures
+    per_tensor: PerTensorFigures | None
+
+
+def report(options: argparse.Namespace) -> tuple[Ways, Plan]:
     """Computes all figures. Raises ValueError for options that do not fit each other."""
     for name, lowest in (("itemsize", 1), ("dies_per_node", 1)):
         if getattr(options, name) < lowest:
@@ -51,18 +61,18 @@ def report(options: argparse.Namespace) -> tuple[dict[str, PlanFigures | PerTens
     table = parse_model(options.model)
     train, rollout = parse_placements(options.train, options.rollout, table.layers)
     bucket = parse_bytes(options.bucket)
-    sizes = dict(itemsize=options.itemsize, ranks_per_node=options.dies_per_node)
-    direct, _ = plan_figures(table, train, rollout, bucket, **sizes)
-    figures: dict[str, PlanFigures | PerTensorFigures] = {"direct": direct}
-    figures["relayed"], plan = plan_figures(table, train, rollout, bucket, **sizes, relay=True)
-    if train.moe_tp_extend_ep:
-        figures["per_tensor"] = per_tensor_figures(table, train, rollout, options.itemsize)
-    return figures, plan
+    planned = partial(
+        plan_figures, table, train, rollout, bucket, itemsize=options.itemsize, ranks_per_node=options.dies_per_node
+    )
+    direct, _ = planned()
+    relayed, plan = planned(relay=True)
+    other = per_tensor_figures(table, train, rollout, options.itemsize) if train.moe_tp_extend_ep else None
+    return Ways(direct, relayed, other), plan
 
 
-def table(figures: dict[str, PlanFigures | PerTensorFigures]) -> str:
+def table(ways: Ways) -> str:
     """One line a figure, one column a way to reshard."""
-    direct, relayed, other = figures["direct"], figures["relayed"], figures.get("per_tensor")
+    direct, relayed, other = ways.direct, ways.relayed, ways.per_tensor
 
     def gigabytes(spread: Spread | None) -> str:
         if spread is None:
@@ -124,16 +134,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Plans; returns the exit status."""
     options = parse_arguments(arguments)
     try:
-        figures, plan = report(options)
+        ways, plan = report(options)
         if options.plot:
             draw(plan, options.plot)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps({name: asdict(value) for name, value in figures.items()}, indent=1))
+        print(json.dumps({name: figures for name, figures in asdict(ways).items() if figures is not None}, indent=1))
     else:
-        print(table(figures))
+        print(table(ways))
     return 0
 
 

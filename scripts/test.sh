@@ -17,6 +17,7 @@ main() {
     mapfile -d '' shell_scripts < <(find scripts .ci -type f \( -name '*.sh' -o -path '.ci/run' \) -print0)
     "$tools/ruff" check .
     "$tools/ruff" format --check .
+    "$tools/mypy"
     "$tools/shellcheck" --external-sources "${shell_scripts[@]}"
     # The tests run as the rehearsal does: with its environment, and nothing of the user's Ray or Python path.
     local settings

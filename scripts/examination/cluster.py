@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from overlay.pins import Pins
 from scripts.examination.finding import Finding
@@ -31,11 +32,11 @@ class NodeFacts:
 
 def compare_nodes(nodes: Sequence[NodeFacts], count: int, dies: int) -> list[Finding]:
     """Findings about the cluster; the first node that answers is the one that others are held against."""
-    first = next((node for node in nodes if not node.error), None)
     there = ", ".join(node.address for node in nodes)
     findings = [
         Finding("nodes", f"{len(nodes)} of {count}: {there}", "" if len(nodes) >= count else "start the missing ones")
     ]
+    first: NodeFacts | None = None
     for node in nodes:
         if node.error:
             findings.append(
@@ -44,6 +45,7 @@ def compare_nodes(nodes: Sequence[NodeFacts], count: int, dies: int) -> list[Fin
                 )
             )
             continue
+        first = first or node
         short = f"start Ray there with --resources for {dies}" if node.npus < dies else ""
         findings.append(Finding(f"{node.address} NPUs", f"{node.npus} of {dies}", short))
         apart = abs(node.clock_offset - first.clock_offset)
@@ -101,20 +103,24 @@ def ask_nodes(address: str, root: Path) -> list[NodeFacts]:
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             asking = ray.remote(num_cpus=0, max_retries=0)(report).options(scheduling_strategy=there)
             npus = int(node["Resources"].get("NPU", 0))
-            facts.append(_ask_node(node["NodeManagerAddress"], npus, lambda asking=asking: ray.get(asking.remote())))
+            facts.append(_ask_node(node["NodeManagerAddress"], npus, asking))
         return facts
     finally:
         ray.shutdown()
 
 
-def _ask_node(address: str, npus: int, answer: Callable[[], tuple[float, dict[str, str], str]]) -> NodeFacts:
-    """Ask one node twice, because the first question starts a process, which takes seconds."""
+def _ask_node(address: str, npus: int, asking: Any) -> NodeFacts:
+    """Ask one node twice, because the first question starts a process, which takes seconds.
+
+    asking: the remote function, bound to the node, that says its time, its versions and the hash of its tree.
+    """
+    import ray
     from ray.exceptions import RayError
 
     try:
-        answer()
+        ray.get(asking.remote())
         begun = time.time()
-        clock, installed, tree = answer()
+        clock, installed, tree = ray.get(asking.remote())
     except RayError as error:
         said = str(error).strip().splitlines()[-1]
         return NodeFacts(address, npus, 0.0, {}, "", error=f"does not answer: {said}")

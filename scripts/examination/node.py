@@ -83,7 +83,7 @@ def installed_files() -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             continue
         if distribution.read_text("RECORD"):
-            by_site.setdefault(Path(distribution.locate_file("")), []).append(name)
+            by_site.setdefault(Path(str(distribution.locate_file(""))), []).append(name)
     stamps = Path(sys.prefix) / "stamps"
     for site, names in by_site.items():
         examined = examine_files(site, names, stamps / "files.json" if stamps.is_dir() else None)

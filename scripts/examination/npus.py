@@ -58,7 +58,8 @@ def read_mapping(said: str) -> list[Chip]:
         logic = row.get("Chip Logic ID", row.get("Chip Phy-ID", "-"))
         numbers = [row.get("NPU ID", ""), row.get("Chip ID", ""), logic, row.get("Chip Phy-ID", logic)]
         if all(number.isdigit() for number in numbers):
-            chips.append(Chip(*map(int, numbers), name=row.get("Chip Name", "").strip()))
+            npu, chip, of_node, physical = map(int, numbers)
+            chips.append(Chip(npu, chip, of_node, physical, row.get("Chip Name", "").strip()))
     return chips
 
 

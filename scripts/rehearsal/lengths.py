@@ -24,7 +24,7 @@ def measured_settings(train_data: Path, checkpoint: Path, dies: int) -> list[str
     prompts = pyarrow.parquet.read_table(train_data, columns=["prompt"]).column("prompt").to_pylist()
     longest = max(len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True)) for prompt in prompts)
     limit = min(longest, _LONGEST_PROMPT)
-    sizes = {
+    sizes: dict[str, str | int] = {
         "data.max_prompt_length": limit,
         "data.max_response_length": _RESPONSE_TOKENS,
         "data.filter_overlong_prompts": "true",

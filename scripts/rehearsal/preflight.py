@@ -6,10 +6,13 @@ import struct
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scripts.rehearsal.plan import Plan
 from verl_patches.features.dataset.inspection import check_file
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 # Bytes a parameter of training in mixed precision with Adam: bf16 weight, fp32 gradient, fp32 weight, two fp32 moments.
 _TRAINING_BYTES = 2 + 4 + 4 + 4 + 4
@@ -57,7 +60,7 @@ def compose_checked(plan: Plan) -> Mapping[str, Any]:
     return config
 
 
-def _model_path(config: Mapping[str, Any]) -> str | None:
+def _model_path(config: "DictConfig") -> str | None:
     """The model's path, whatever else is wrong with the configuration."""
     from omegaconf import OmegaConf
 

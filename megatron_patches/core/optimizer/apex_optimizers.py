@@ -19,6 +19,5 @@ def apex_optimizers(name):
     import torch
 
     module = ModuleType(name, "torch's optimizers under the names of apex's fused ones.")
-    module.FusedAdam = torch.optim.AdamW
-    module.FusedSGD = torch.optim.SGD
+    vars(module).update(FusedAdam=torch.optim.AdamW, FusedSGD=torch.optim.SGD)
     return module

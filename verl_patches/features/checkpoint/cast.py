@@ -11,7 +11,7 @@ from verl_patches.features.checkpoint.huggingface import (
     open_huggingface,
 )
 from verl_patches.features.checkpoint.manifest import MANIFEST_NAME
-from verl_patches.features.checkpoint.outputs import CopiedFile, OutputFile, SafetensorsFile, TextFile
+from verl_patches.features.checkpoint.outputs import CopiedFile, SafetensorsFile, TextFile
 from verl_patches.features.checkpoint.records import Record
 from verl_patches.features.checkpoint.source import Source
 from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape, canonical_shapes, ignored_in_files
@@ -30,14 +30,14 @@ def cast_conversion(source: Path, output: Path, checksums: dict[str, str]) -> Co
     check_tensors(folder, canonical_shapes(shape), ignored_in_files(shape))
     check_prediction_layers(folder, shape)
     tensors = folder.source()
-    files: list[OutputFile] = [
+    files = [
         SafetensorsFile(file.name, [whole_record(tensors, name) for name in names])
         for file, names in folder.files.items()
         if names
     ]
     carried = carried_files(source)
     copies = [CopiedFile(path.name, path) for path in carried]
-    index = index_text([file for file in files if isinstance(file, SafetensorsFile)])
+    index = index_text(files)
     config = {key: value for key, value in folder.config.items() if key != "quantization_config"}
     config["torch_dtype"] = "bfloat16"
     return Conversion(

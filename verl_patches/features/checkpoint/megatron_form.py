@@ -169,7 +169,8 @@ def local_shapes(pieces: Iterable[Piece]) -> dict[str, tuple[int, ...]]:
             grouped = (rows, count * columns) if piece.local.endswith("weight1") else (count * rows, columns)
             shapes[piece.local] = grouped
             continue
-        stop = piece.view.index[0][1] if piece.view.index else piece.extents[0]
+        leading = piece.view.index[0] if piece.view.index else (0, piece.extents[0])
+        stop = leading + 1 if isinstance(leading, int) else leading[1]
         known = shapes.get(piece.local, (0,))
         shapes[piece.local] = (max(known[0], stop), *piece.extents[1:])
     return shapes

@@ -21,7 +21,8 @@ class OutputFile(Protocol):
     buffer: bytes of the largest buffer that it needs.
     """
 
-    path: str
+    @property
+    def path(self) -> str: ...
 
     @property
     def space(self) -> int: ...

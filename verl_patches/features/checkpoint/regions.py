@@ -59,7 +59,8 @@ class Area:
             found = found.t()
         if found.dim() == 1:
             found = found.unsqueeze(0)
-        return cls(found.storage_offset(), *found.shape, found.stride(0), view.transposed)
+        rows, columns = found.shape
+        return cls(found.storage_offset(), rows, columns, found.stride(0), view.transposed)
 
     @property
     def stop(self) -> int:

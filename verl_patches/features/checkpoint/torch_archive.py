@@ -140,8 +140,8 @@ def _unwrapped(*arguments: Any) -> Any:
 
 def archive_bytes(content: dict[str, Any]) -> int:
     """An upper bound of the size of the file that `stream_archive` writes; exceeded by less than 1 KiB a tensor."""
-    content, records = _pickled(content)
-    return len(content) + 4096 + sum(record.nbytes + 1024 for record in records)
+    pickled, records = _pickled(content)
+    return len(pickled) + 4096 + sum(record.nbytes + 1024 for record in records)
 
 
 def stream_archive(content: dict[str, Any], source: Source) -> Iterator[bytes | memoryview]:

@@ -4,7 +4,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
@@ -34,7 +34,7 @@ _task: Task
 _count: Any
 
 
-def run_tasks(task: Task, arguments: Iterable[Any], workers: int, bar: ProgressBar) -> Iterator[tuple[Any, Any]]:
+def run_tasks(task: Task, arguments: Iterable[Any], workers: int, bar: ProgressBar) -> Generator[tuple[Any, Any]]:
     """Yield (argument, result) of every task as it ends.
 
     The processes are forked, so `task` may be any closure; arguments and results are pickled. The first exception of a

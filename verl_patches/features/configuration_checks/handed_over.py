@@ -90,12 +90,13 @@ def _fields(package: str, *classes: tuple[str, str]) -> frozenset[str]:
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return frozenset()
-    found = set()
+    found: set[str] = set()
     for file, wanted in classes:
         path = next(
             (Path(place, file) for place in spec.submodule_search_locations if Path(place, file).exists()), None
         )
         for node in ast.parse(path.read_text()).body if path else ():
             if isinstance(node, ast.ClassDef) and node.name == wanted:
-                found |= {each.target.id for each in node.body if isinstance(each, ast.AnnAssign)}
+                annotated = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+                found |= {target.id for target in annotated if isinstance(target, ast.Name)}
     return frozenset(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -30,7 +30,7 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
     if not OmegaConf.is_config(config):
         return dict(config)
     try:
-        return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         _require_groups(config)
         key, cause = error.full_key or "the configuration", str(error.msg or error).splitlines()[0]
@@ -46,7 +46,7 @@ def _require_groups(config: Mapping[str, Any]) -> None:
     raw = OmegaConf.to_container(config, resolve=False)
     for key in sorted(schema_keys()):
         field = field_at(key.split("."))
-        if not field.is_required() or (group_of(field) is None and key != NODE):
+        if field is None or not field.is_required() or (group_of(field) is None and key != NODE):
             continue
         node: Any = raw
         for part in key.split("."):

@@ -35,7 +35,7 @@ class RunFiles:
         """Append one event with the present time."""
         self._append("events.jsonl", {"time": time.time(), "event": event})
 
-    def fault(self, kind: str, message: str, step: int, **facts: Any) -> None:
+    def fault(self, kind: str, message: str, step: int | None, **facts: Any) -> None:
         """Append something that makes the run untrue or ends it; `facts` are further keys."""
         self._append("faults.jsonl", {"time": time.time(), "kind": kind, "step": step, "message": message, **facts})
 

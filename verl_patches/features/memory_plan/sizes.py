@@ -42,7 +42,7 @@ class ModelSizes:
 
 def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
     """The sizes of the model that a config.json describes. ValueError for a model without them."""
-    architecture = next(iter(config.get("architectures") or ()), None)
+    architecture = next(iter(config.get("architectures") or ()), "")
     if architecture not in SIZES:
         raise ValueError(f"no plan can be made of {architecture}; one can of {', '.join(SIZES)}")
     try:

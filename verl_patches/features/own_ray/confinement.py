@@ -19,7 +19,7 @@ from verl_patches.features.own_ray.folder import shared_memory_prefix
 def confine_worker() -> None:
     """Torch's stores of this process listen on loopback alone, if that is their address."""
     # Not by an import statement: the package has a function of the same name.
-    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     rendezvous.TCPStore = listening_at_its_address(rendezvous.TCPStore)
 
 
@@ -30,7 +30,7 @@ def name_shared_memory() -> None:
     by the folder for temporary files, which is its own.
     """
     prefix = f"/{shared_memory_prefix(Path(tempfile.gettempdir()))}"
-    shared_memory._make_filename = lambda: prefix + secrets.token_hex(4)
+    vars(shared_memory)["_make_filename"] = lambda: prefix + secrets.token_hex(4)
 
 
 def listening_at_its_address(store: Callable[..., Any]) -> Callable[..., Any]:

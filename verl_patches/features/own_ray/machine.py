@@ -45,7 +45,9 @@ class OwnRay:
                 f"Ray has taken the address {address} in place of {LOOPBACK}, because it was imported before it was "
                 "told; start the run in a process of its own"
             )
-        started = ray._private.worker._global_node.all_processes
+        node = ray._private.worker._global_node
+        assert node is not None, "ray.init starts one"
+        started = node.all_processes
         for name in ("raylet", "gcs_server"):
             self.vital[name] = started[name][0].process.pid
 

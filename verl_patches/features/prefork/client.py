@@ -10,7 +10,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import protocol  # noqa: E402  (isolated start: no package, only this folder)
+import protocol  # type: ignore[import-not-found]  # noqa: E402  (isolated start: no package, only this folder)
 
 
 def main() -> int:

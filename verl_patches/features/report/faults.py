@@ -57,7 +57,12 @@ class RunFaults:
         difference = metrics.get(LOGPROB_DIFFERENCE)
         if LOGPROB_DIFFERENCE not in metrics:
             self.uncompared.append(step)
-        elif self.precision == "float32" and _is_finite(difference) and difference >= FLOAT32_GATE:
+        elif (
+            self.precision == "float32"
+            and difference is not None
+            and _is_finite(difference)
+            and difference >= FLOAT32_GATE
+        ):
             self.beyond_gate[step] = difference
         if WEIGHTS_EXACT in metrics and metrics[WEIGHTS_EXACT] != 1:
             self.differing.append(step)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -50,10 +51,9 @@ def moving_means(values: Sequence[float], window: int) -> list[float]:
     return [sum(values[max(0, end - window) : end]) / min(end, window) for end in range(1, len(values) + 1)]
 
 
-def _draw_rewards(axes, records: Sequence[StepRecord]) -> None:
-    known = [record for record in records if record.metrics.get(REWARD) is not None]
-    steps = [record.step for record in known]
-    rewards = [record.metrics[REWARD] for record in known]
+def _draw_rewards(axes: Axes, records: Sequence[StepRecord]) -> None:
+    known = [(record.step, value) for record in records if (value := record.metrics.get(REWARD)) is not None]
+    steps, rewards = [step for step, _ in known], [reward for _, reward in known]
     axes.plot(steps, rewards, "o", color=_CURVE_COLOUR, alpha=0.4, markersize=4, label="step")
     label = f"mean of {REWARD_WINDOW} steps"
     axes.plot(steps, moving_means(rewards, REWARD_WINDOW), color=_CURVE_COLOUR, linewidth=2, label=label)
@@ -62,7 +62,7 @@ def _draw_rewards(axes, records: Sequence[StepRecord]) -> None:
     axes.legend(loc="lower right", frameon=False)
 
 
-def _draw_stages(axes, records: Sequence[StepRecord]) -> None:
+def _draw_stages(axes: Axes, records: Sequence[StepRecord]) -> None:
     steps = [record.step for record in records]
     stages = [record.stage_seconds() for record in records]
     base = [0.0] * len(records)

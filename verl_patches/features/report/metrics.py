@@ -52,8 +52,9 @@ class StepRecord:
         """Returns the seconds of each stage of this step; None for a stage that the run did not time."""
         seconds = {stage: self.metrics.get(name) for stage, name in STAGES.items()}
         for inner, outer in CONTAINED_IN.items():
-            if seconds[inner] is not None and seconds[outer] is not None:
-                seconds[outer] = max(0.0, seconds[outer] - seconds[inner])
+            part, whole = seconds[inner], seconds[outer]
+            if part is not None and whole is not None:
+                seconds[outer] = max(0.0, whole - part)
         return seconds
 
 

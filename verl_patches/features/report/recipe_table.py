@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from verl_patches.features.report.flops import DIES_OF_A_CARD, UnknownModelError, utilisation
@@ -66,6 +68,10 @@ def column_of_published(row: PublishedRow, peak: float) -> Column:
     return Column(row.name, f"step {row.step}", row.figures, row.rates, mfu, dies, row.conditions)
 
 
+def _seconds(name: str, column: Column) -> float | None:
+    return column.figures.seconds[name]
+
+
 def render(columns: Sequence[Column], peak: float, source: str) -> str:
     """The table as lines: a column each, quantities downwards in the recipe's order, and the notes below."""
     width = max(18, *(len(column.name) + 2 for column in columns))
@@ -75,14 +81,12 @@ def render(columns: Sequence[Column], peak: float, source: str) -> str:
 
     lines = [row("", lambda column: column.name), row("", lambda column: column.steps), "seconds"]
     for name, label in _SECONDS.items():
-        lines.append(row(f"  {label}", lambda column, name=name: column.figures.seconds[name]))
+        lines.append(row(f"  {label}", partial(_seconds, name)))
     lines.append(row("  total", lambda column: column.figures.total))
     for unit in ("card", "die"):
         lines.append(f"tokens a second and {unit}")
         for name in ("rollout", "training", "system"):
-            lines.append(
-                row(f"  {name}", lambda column, name=name, unit=unit: getattr(getattr(column, f"per_{unit}"), name))
-            )
+            lines.append(row(f"  {name}", attrgetter(f"per_{unit}.{name}")))
     lines += [
         row("MFU of the update, %", lambda column: None if column.mfu is None else 100 * column.mfu, 3),
         row("tokens in, mean", lambda column: column.figures.prompt_tokens, 1),

@@ -102,8 +102,9 @@ def _chosen(records: Sequence[StepRecord], step: int | None, folder: Path) -> Se
 def _figures(records: Sequence[StepRecord], sequences: int, folder: Path) -> StepFigures:
     means = {}
     for name in (STEP_SECONDS, *LENGTHS):
-        values = [record.metrics.get(name) for record in records]
-        if not all(isinstance(value, int | float) and value >= 0 for value in values):
+        found = [record.metrics.get(name) for record in records]
+        values = [value for value in found if isinstance(value, int | float) and value >= 0]
+        if len(values) < len(found):
             raise ReportError(f"{folder / METRICS}: not every step has {name}, so no table can be made.")
         means[name] = fmean(values)
     seconds = {name: _mean(record.stage_seconds().get(name) for record in records) for name in COLUMNS[:-1]}

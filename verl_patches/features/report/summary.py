@@ -90,7 +90,7 @@ def summarise(
 
 def _values(records: Iterable[StepRecord], name: str) -> list[float]:
     """The finite values of a metric; a step whose value was not finite holds None."""
-    return [record.metrics[name] for record in records if record.metrics.get(name) is not None]
+    return [value for record in records if (value := record.metrics.get(name)) is not None]
 
 
 def _total(values: Sequence[float]) -> int | None:
@@ -120,7 +120,8 @@ def _stops(faults: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _highest(records: Iterable[StepRecord], name: str) -> float | None:
     """The highest value over steps; None where nothing was measured or one value was not finite."""
     values = [record.metrics[name] for record in records if name in record.metrics]
-    return None if None in values else max(values, default=None)
+    finite = [value for value in values if value is not None]
+    return max(finite, default=None) if len(finite) == len(values) else None
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -129,7 +130,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _mean_stages(records: Sequence[StepRecord]) -> dict[str, float | None]:
     stages = [record.stage_seconds() for record in records]
-    return {name: _mean([seconds[name] for seconds in stages if seconds[name] is not None]) for name in STAGES}
+    return {name: _mean([value for seconds in stages if (value := seconds[name]) is not None]) for name in STAGES}
 
 
 def _all_true(values: Sequence[float]) -> bool | None:
@@ -164,7 +165,7 @@ def _collectives(records: Iterable[StepRecord]) -> dict[str, dict[str, int]]:
     for record in records:
         for name, value in record.metrics.items():
             kind, _, quantity = name.removeprefix(COLLECTIVES_PREFIX).rpartition("/")
-            if name.startswith(COLLECTIVES_PREFIX) and kind:
+            if name.startswith(COLLECTIVES_PREFIX) and kind and value is not None:
                 total = totals.setdefault(kind, {})
                 total[quantity] = total.get(quantity, 0) + int(value)
     return totals

@@ -101,10 +101,10 @@ def plan_figures(
     held = [table.megatron(train, rank) for rank in ranks]
     needed = [table.vllm_ascend(rollout, rank) for rank in range(rollout.world_size)]
     nodes = np.arange(len(held)) // ranks_per_node
-    plan = make_plan(held, needed, lambda name: itemsize, nodes if relay else None)
+    plan = make_plan(held, needed, lambda name: itemsize, nodes.tolist() if relay else None)
     seconds = time.process_time() - begin
     legs = (plan.remote, plan.relay)
-    traffic = sum(leg.between(plan.world_size) for leg in legs)
+    traffic = np.add(*(leg.between(plan.world_size) for leg in legs))
     counts = [round_count(leg, plan.world_size, bucket_bytes) for leg in legs]
     busiest = int((traffic.sum(0) + traffic.sum(1)).argmax())
     bounds = np.array([_missing_bytes(held[rank], needed[rank], itemsize) for rank in ranks])
@@ -115,7 +115,7 @@ def plan_figures(
         sent=Spread.of(traffic.sum(1)),
         bound_received=Spread.of(bounds.sum(1)),
         expert_received=Spread.of(
-            sum(np.bincount(leg.target, leg.bytes * expert[leg.name], plan.world_size) for leg in legs)
+            np.add(*(np.bincount(leg.target, leg.bytes * expert[leg.name], plan.world_size) for leg in legs))
         ),
         bound_expert_received=Spread.of(bounds[:, 1]),
         node_ingress=Spread.of(_node_ingress(traffic, nodes)),
@@ -124,7 +124,7 @@ def plan_figures(
         object_collectives=0,
         staging_peak=_staging_peak(plan, busiest, counts, held[busiest], needed[busiest]),
         bucket_bytes=bucket_bytes,
-        regions=Spread.of(sum(np.bincount(leg.target, minlength=plan.world_size) for leg in legs)),
+        regions=Spread.of(np.add(*(np.bincount(leg.target, minlength=plan.world_size) for leg in legs))),
         plan_seconds=seconds,
     )
     return figures, plan

@@ -14,7 +14,8 @@ def refresh_absorbed_weights(model: nn.Module) -> int:
     They are written in place when shape, type and device still fit, so that compiled graphs keep their addresses.
     Raises TypeError for a quantised kv_b_proj, which has no plain weight to read.
     """
-    layers = [impl for module in model.modules() if hasattr(impl := getattr(module, "impl", None), "W_UK_T")]
+    attention = [getattr(module, "impl", None) for module in model.modules()]
+    layers = [impl for impl in attention if impl is not None and hasattr(impl, "W_UK_T")]
     with torch.no_grad():
         for impl in layers:
             weight = impl.kv_b_proj.weight.data

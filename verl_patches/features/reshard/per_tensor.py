@@ -38,10 +38,9 @@ def full_tensors(
         full = torch.empty(shape, dtype=types[name], device=device)
         for box, holder in holders[name].items():
             region = full[tuple(slice(*interval) for interval in box)]
-            piece = own.get((name, box))
             values = torch.empty_like(region, memory_format=torch.contiguous_format)
             if holder == dist.get_rank(group):
-                values.copy_(piece.locate(tensors))
+                values.copy_(own[name, box].locate(tensors))
             dist.broadcast(values, dist.get_global_rank(group, holder), group=group)
             region.copy_(values)
         yield name, full

@@ -98,7 +98,8 @@ def _directions(
     order = np.argsort(peer, kind="stable")
     bounds = np.searchsorted(peer[order], np.arange(world_size + 1))
     streams = [order[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
-    parts = [_cut(transfers.select(stream), rounds) if len(stream) else [[]] * rounds for stream in streams]
+    nothing: list[list[tuple[int, int, int]]] = [[]] * rounds
+    parts = [_cut(transfers.select(stream), rounds) if len(stream) else nothing for stream in streams]
     narrowed = transfers.box - np.repeat(origins[piece], 2, axis=1)
     row_bytes = _row_bytes(transfers)
     directions = []

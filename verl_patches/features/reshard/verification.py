@@ -46,7 +46,7 @@ def differing_tensors(
                 for target in targets[piece.canonical]:
                     if not _equal_where_both(piece.box, region, target.box, target.locate(rollout.tensors)):
                         found.add(piece.canonical)
-    gathered: list[set[str] | None] = [None] * dist.get_world_size(group)
+    gathered: list[set[str]] = [set() for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(gathered, found, group=group)
     return sorted(set().union(*gathered))
 

@@ -65,7 +65,8 @@ def register_rollout(residency: Residency, runner: Any, rewritten: Sequence[torc
     ]
     if rewritten:
         parts.append(GivenUpWeights(rewritten, process_generation(), gives_back=own))
-    for resident in parts if own else [ReservedGroup(reserved, parts)]:
+    residents: list[Resident] = parts if own else [ReservedGroup(reserved, parts)]
+    for resident in residents:
         residency.register("rollout_weights", resident)
     residency.register("kv_cache", KvCache(runner))
 

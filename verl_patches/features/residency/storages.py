@@ -24,7 +24,8 @@ class Resident(Protocol):
     unmapped_bytes: what torch's counters call allocated now although there is no memory behind it.
     """
 
-    unmapped_bytes: int
+    @property
+    def unmapped_bytes(self) -> int: ...
 
     def onload(self) -> int:
         """Take the memory and make the contents right; nothing happens if it is on the device. Returns bytes copied."""
@@ -124,7 +125,7 @@ class StorageGroup:
 
 def device_storages(tensors: Iterable[torch.Tensor]) -> Storages:
     """The distinct device storages behind `tensors`, by the address of the storage object (not of its memory)."""
-    found = {}
+    found: Storages = {}
     for tensor in tensors:
         if tensor.device.type == "npu":
             storage = tensor.untyped_storage()

@@ -90,7 +90,7 @@ def rational(answer: str) -> Fraction | None:
     match = _FRACTION.fullmatch(text)
     if match is None:
         return _rarely_written(text)
-    sign, numerator, denominator = match["sign"], *next(pair for pair in _pairs(match) if pair[0] is not None)
+    sign, (numerator, denominator) = match["sign"], _pair(match)
     if int(denominator) == 0:
         return None
     return Fraction(int(numerator), int(denominator)) * (-1 if sign == "-" else 1)
@@ -122,8 +122,9 @@ def _of_base(digits: str, base: int) -> Fraction | None:
         return None
 
 
-def _pairs(match: re.Match[str]) -> list[tuple[str | None, str | None]]:
-    return [(match[f"top{form}"], match[f"bottom{form}"]) for form in range(3)]
+def _pair(match: re.Match[str]) -> tuple[str, str]:
+    """Numerator and denominator, of the form that matched."""
+    return next((match[f"top{form}"], match[f"bottom{form}"]) for form in range(3) if match[f"top{form}"] is not None)
 
 
 def _is_decimal(text: str) -> bool:

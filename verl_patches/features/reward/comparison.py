@@ -45,7 +45,7 @@ def _equal_quantities(truth: Quantity, answer: Quantity, judge: Judge) -> bool:
     if truth.unit and answer.unit:
         if truth.unit.dimension != answer.unit.dimension:
             return False
-        return _equal_values(_scaled(truth, answer.unit), answer.value, judge)
+        return _equal_values(_scaled(truth, truth.unit, answer.unit), answer.value, judge)
     for one, other in ((truth, answer), (answer, truth)):
         if one.unit is None:
             continue
@@ -56,9 +56,9 @@ def _equal_quantities(truth: Quantity, answer: Quantity, judge: Judge) -> bool:
     return _equal_values(truth.value, answer.value, judge)
 
 
-def _scaled(given: Quantity, unit: Unit) -> str:
-    """The value of a quantity in another unit of its dimension."""
-    ratio = given.unit.factor / unit.factor
+def _scaled(given: Quantity, own: Unit, unit: Unit) -> str:
+    """The value of a quantity, which is in its `own` unit, in another unit of its dimension."""
+    ratio = own.factor / unit.factor
     if ratio == 1:
         return given.value
     value = rational(given.value)

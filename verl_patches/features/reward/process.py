@@ -10,6 +10,7 @@ import threading
 import time
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 _PROJECT_ROOT = Path(__file__).resolve().parents[3]
 # Importing the algebra system takes some seconds on a busy machine, and is not part of a sample's time.
@@ -79,6 +80,13 @@ class AlgebraProcess:
         )
         self._awaited = ["ready"]
 
+    @property
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        """Where the process that runs takes requests, and where it gives replies."""
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        return process.stdin, process.stdout
+
     def _settle(self) -> None:
         """Waits until an evaluator is there, and drops what an earlier one still said."""
         self._start()
@@ -102,14 +110,14 @@ class AlgebraProcess:
 
     def _ask(self, request: bytes, limit_s: float) -> dict[str, bool] | None:
         try:
-            self._process.stdin.write(request)
+            self._pipes[0].write(request)
         except BrokenPipeError:
             return {}
         return self._read(limit_s * (1 - _RESERVE))
 
     def _have_evaluator_replaced(self) -> None:
         """Asks for the evaluator's end; the next comparison waits for its successor, so that this one is over now."""
-        if self._process.poll() is None:
+        if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR1)
             self._awaited = ["killed", "ready"]
 
@@ -118,22 +126,22 @@ class AlgebraProcess:
             return
         self._process.kill()
         self._process.wait()
-        self._process.stdin.close()
-        self._process.stdout.close()
+        for pipe in self._pipes:
+            pipe.close()
         self._process = None
 
     def _read(self, limit_s: float) -> dict[str, bool] | None:
         """Returns a reply, {} when the process has ended, or None when ``limit_s`` seconds are over."""
         deadline = time.monotonic() + limit_s
-        line = bytearray()
+        line, replies = bytearray(), self._pipes[1]
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
+            selector.register(replies, selectors.EVENT_READ)
             while not line.endswith(b"\n"):
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or not selector.select(remaining):
                     return None
                 # Byte by byte: two replies may lie in the pipe, and the second belongs to the next call.
-                byte = self._process.stdout.read(1)
+                byte = replies.read(1)
                 if not byte:
                     return {}
                 line += byte

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def agreed_meeting_point(place: EnginePlace) -> tuple[str, int]:
     leads = place.rank == place.instance_leader
     with held_ports(place.tensor_parallel if leads else 0) as ports:
         mine = (address_towards(os.environ["MASTER_ADDR"]), ports) if leads else None
-        offers: list[tuple[str, list[int]] | None] = [None] * place.world
+        offers: list[Any] = [None] * place.world  # (address, ports) of each leader
         dist.all_gather_object(offers, mine)
     address, chosen = offers[place.instance_leader]
     return address, chosen[place.tensor_parallel_rank]

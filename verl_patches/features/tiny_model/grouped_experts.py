@@ -7,6 +7,7 @@ whole training time. Here the rows are sorted by expert once and both passes are
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ class _GroupedFeedForward(torch.autograd.Function):
     """SwiGLU feed-forward of rows sorted by expert: `down(silu(gate(x)) * up(x))`."""
 
     @staticmethod
-    def forward(ctx, rows: Tensor, gate_up: Tensor, down: Tensor, bounds: list[tuple[int, int, int]]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, gate_up: Tensor, down: Tensor, bounds: list[tuple[int, int, int]]) -> Tensor:
         inner = rows.new_empty(rows.shape[0], gate_up.shape[1])
         for expert, start, stop in bounds:
             torch.mm(rows[start:stop], gate_up[expert].t(), out=inner[start:stop])
@@ -31,7 +32,7 @@ class _GroupedFeedForward(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx, grad_output: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         rows, gate_up, down, inner, activated = ctx.saved_tensors
         grad_output = grad_output.contiguous()
         grad_down, grad_gate_up = torch.zeros_like(down), torch.zeros_like(gate_up)

@@ -133,9 +133,9 @@ def start_sending(name: str, interval_s: float, send: Send) -> None:
     _sender.start()
 
 
-def place_of(frames: Mapping[int, FrameType], main: int) -> str:
+def place_of(frames: Mapping[int, FrameType], main: int | None) -> str:
     """Where a process is: its main thread, or the collective of another thread, as of a backward pass on a device."""
-    where = place(frames.get(main))
+    where = place(frames.get(main) if main is not None else None)
     if where.startswith(WAITS):
         return where
     others = (place(frame) for thread, frame in frames.items() if thread != main and _in_collective(frame))
@@ -158,7 +158,8 @@ def place(frame: FrameType | None) -> str:
     """
     if frame is None:
         return "unknown"
-    waits_in, depth, each = "", 0, frame
+    waits_in, depth = "", 0
+    each: FrameType | None = frame
     while each is not None and depth < _INNERMOST:
         file = each.f_code.co_filename
         if file.endswith(_COLLECTIVES) and each.f_code.co_name != "wrapper":

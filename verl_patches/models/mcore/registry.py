@@ -4,6 +4,8 @@ verl 0.4.0 already has entries for DeepSeek-V3, which need megatron-core 0.12 an
 functions are wrapped: they answer for DeepSeek-V3 and leave every other model to upstream.
 """
 
+from typing import Any
+
 from overlay import wrap
 from verl_patches.features.compatibility import DEEPSEEK_V3
 from verl_patches.features.mindspeed.feature import MINDSPEED
@@ -16,11 +18,11 @@ _WITH_THE_ENGINE = "verl trains through MindSpeed-LLM by itself"
 _REMOVE_WHEN = "the pinned megatron-core has multi-head latent attention and DeepSeek's router"
 
 
-def _is_deepseek_v3(hf_config) -> bool:
+def _is_deepseek_v3(hf_config: Any) -> bool:
     return list(hf_config.architectures) == [_DEEPSEEK_V3]
 
 
-def _is_trained_by_mindspeed(hf_config) -> bool:
+def _is_trained_by_mindspeed(hf_config: Any) -> bool:
     from verl_patches.features import settings
 
     return _is_deepseek_v3(hf_config) and MINDSPEED.is_on(settings.current())

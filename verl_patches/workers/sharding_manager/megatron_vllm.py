@@ -1,5 +1,7 @@
 """verl's sharding manager between Megatron and vLLM: reshard, then generate, each with only its own tensors."""
 
+from typing import Any
+
 from overlay import wrap
 from verl_patches.features.reshard.feature import RESHARD
 from verl_patches.features.residency.feature import RESIDENCY
@@ -72,7 +74,7 @@ def enter_in_phase(upstream, self):
         return upstream(self)
 
 
-def _run_plan(manager) -> None:
+def _run_plan(manager: Any) -> None:
     from verl_patches.features.measure.step_record import current_record
 
     report, record = _resharder(manager).run(), current_record()

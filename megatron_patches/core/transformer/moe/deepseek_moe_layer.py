@@ -29,7 +29,8 @@ class DeepseekMoELayer(MegatronModule):
         self.experts = GroupedExperts(config, config.num_moe_experts // dist.get_world_size(self._group))
         self.shared_experts = None
         if config.moe_shared_expert_intermediate_size:
-            shared = dataclasses.replace(config, ffn_hidden_size=config.moe_shared_expert_intermediate_size)
+            # A field of Megatron's own dataclass, whose source the type checker does not read.
+            shared = dataclasses.replace(config, ffn_hidden_size=config.moe_shared_expert_intermediate_size)  # type: ignore[call-arg]
             self.shared_experts = MLP(shared, MLPSubmodules(ColumnParallelLinear, RowParallelLinear))
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -1,6 +1,7 @@
 """Sending tokens to the ranks that hold their experts and back, by all-to-all."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,13 +16,13 @@ class _PermuteRows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, rows: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, copies: int) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, copies: int) -> torch.Tensor:
         ctx.save_for_backward(inverse)
         ctx.copies = copies
         return rows.index_select(0, order // copies if copies > 1 else order)
 
     @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (inverse,) = ctx.saved_tensors
         restored = gradient.index_select(0, inverse)
         if ctx.copies > 1:

@@ -36,6 +36,8 @@ class GroupLimitedRouter(torch.nn.Module):
     it is learned by load balancing during pre-training and stays fixed here; it stays fp32 when the model is cast.
     """
 
+    expert_bias: torch.Tensor
+
     def __init__(self, config: DeepseekV3TransformerConfig) -> None:
         super().__init__()
         self._config = config

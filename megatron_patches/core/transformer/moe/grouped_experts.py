@@ -1,5 +1,7 @@
 """Experts of one rank as grouped matrix products on the NPU, without the grouped_gemm library."""
 
+from typing import Any
+
 import torch
 import torch_npu
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
@@ -20,12 +22,12 @@ class _GroupedMatmul(torch.autograd.Function):
     """Rows of group ``e`` times weight ``e``, with the gradients as grouped products too."""
 
     @staticmethod
-    def forward(ctx, rows: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(rows, weights, counts)
         return _grouped_product(rows, weights, counts)
 
     @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         rows, weights, counts = ctx.saved_tensors
         gradient = gradient.contiguous()
         row_gradient = _grouped_product(gradient, weights.transpose(1, 2), counts)

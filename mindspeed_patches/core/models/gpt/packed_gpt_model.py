@@ -45,7 +45,7 @@ def with_arguments(config: DeepseekV3TransformerConfig) -> DeepseekV3Transformer
         each.name for each in fields(TransformerConfig)
     }
     theirs = vars(core_transformer_config_from_args(get_args()))
-    vars(config).update({name: value for name, value in theirs.items() if name not in own - {"num_layer_list"}})
+    config.__dict__.update({name: value for name, value in theirs.items() if name not in own - {"num_layer_list"}})
     return config
 
 

@@ -1,0 +1,49 @@
+"""The type checker of scripts/test.sh: it notices wrong types, and no line is kept from it without a reason."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECKED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
+IGNORED = re.compile(r"#\s*type:\s*ignore(?P<codes>\[[a-z, -]+\])?(?P<rest>.*)")
+
+
+def without_reason(source: str) -> list[str]:
+    """Lines that silence the type checker and name no error code, or give no reason behind it or in the line above."""
+    lines = ["", *source.splitlines()]
+    found = []
+    for above, line in zip(lines, lines[1:], strict=False):
+        match = IGNORED.search(line)
+        if match and not (match["codes"] and ("#" in match["rest"] or above.lstrip().startswith("#"))):
+            found.append(line.strip())
+    return found
+
+
+def check(*files: Path, cache: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--cache-dir", cache, *files]
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=300)
+
+
+def test_nothing_is_ignored_without_its_code_and_a_reason():
+    files = [file for folder in CHECKED for file in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 250
+    assert {str(file): found for file in files if (found := without_reason(file.read_text()))} == {}
+
+
+def test_an_ignored_line_without_a_reason_is_noticed():
+    assert without_reason("x = 1  # type: ignore") and without_reason("x = 1  # type: ignore[misc]")
+    assert not without_reason("x = 1  # type: ignore[misc]  # upstream's own")
+    assert not without_reason("# Upstream's own.\nx = 1  # type: ignore[misc]")
+
+
+def test_a_wrong_type_is_noticed_in_checked_code_and_in_a_patch_body(tmp_path):
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("def pages(count: int) -> int:\n    return str(count)\n\n\ndef body(upstream):\n    pages('3')\n")
+    ended = check(wrong, cache=tmp_path / "cache")
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stdout.count("error:") == 3 and "[return-value]" in ended.stdout and "[arg-type]" in ended.stdout
+    wrong.write_text("def pages(count: int) -> int:\n    return count\n")
+    assert check(wrong, cache=tmp_path / "cache").returncode == 0
