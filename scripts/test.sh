@@ -18,6 +18,7 @@ main() {
     "$tools/ruff" check .
     "$tools/ruff" format --check .
     "$tools/mypy"
+    "$tools/lint-imports" --no-logo --cache-dir .cache/import_linter
     "$tools/shellcheck" --external-sources "${shell_scripts[@]}"
     # The tests run as the rehearsal does: with its environment, and nothing of the user's Ray or Python path.
     local settings
