@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fast_tier import Measurement, Selection
+
 # Processes of a node share the memory of its dies; no other run on this machine is to take part.
 os.environ["NPU_EMULATOR_NODE"] = f"tests-{os.getpid()}"
 # As in the rehearsal operators refuse what their documentation forbids and collectives complete at wait() only. Most
@@ -20,9 +22,18 @@ ROOT = Path(__file__).parents[1]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run the tests that take many minutes too")
+    parser.addoption("--fast", action="store_true", help="run the fast tier of tests/fast_tier.py")
+    parser.addoption("--measure", action="store_true", help="write what the tests cost to tests/durations.json")
     parser.addoption(
         "--upstream", type=Path, metavar="FOLDER", help="folder with checkouts of upstream projects, for tests/upstream"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("fast"):
+        config.pluginmanager.register(Selection())
+    if config.getoption("measure"):
+        config.pluginmanager.register(Measurement())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
