@@ -1,6 +1,7 @@
 """What reaches the vLLM engine of the arguments that verl passes."""
 
 import dataclasses
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -57,6 +58,25 @@ def test_direct_loading_off_changes_nothing(active):
     upstream = Recorder()
     llm.init_with_direct_loading(upstream, object(), **FROM_VERL)
     assert upstream.kwargs == FROM_VERL
+
+
+def test_what_was_absorbed_at_random_follows_the_weights_that_were_loaded(active, monkeypatch):
+    import torch.distributed as dist
+
+    from verl_patches.features.checkpoint import loading
+    from verl_patches.features.reshard import mla_refresh, model_tensors, tables
+    from verl_patches.workers.sharding_manager import placements
+
+    done = []
+    for module, name in (
+        (dist, "get_rank"), (loading, "ignored_prefixes"), (loading, "load_from_huggingface"),
+        (mla_refresh, "refresh_absorbed_weights"), (model_tensors, "rollout_tensors"), (tables, "table_for"),
+        (placements, "rollout_placement"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, lambda *_, name=name: done.append(name) or MagicMock())
+    active(load_from_hf="folder")
+    llm.init_with_direct_loading(lambda self: done.append("engine"), MagicMock())
+    assert done[0] == "engine" and done[-2:] == ["load_from_huggingface", "refresh_absorbed_weights"]
 
 
 def test_expert_parallelism_off_changes_nothing(active):

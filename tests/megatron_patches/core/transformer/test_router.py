@@ -42,24 +42,30 @@ def test_negative_scores_never_open_a_closed_group():
     assert choose_experts(scores, 3, 1, 2).tolist() == [[0, 1]]
 
 
-@pytest.mark.parametrize("forced", [True, False])
-def test_a_balanced_router_deals_experts_out_and_weighs_them_by_their_own_scores(forced):
+def router_of(**options):
     from megatron_patches.core.transformer.deepseek_v3_config import DeepseekV3TransformerConfig
     from megatron_patches.core.transformer.moe.group_limited_router import GroupLimitedRouter
 
-    config = DeepseekV3TransformerConfig(
-        num_layers=1,
-        hidden_size=8,
-        num_attention_heads=4,
-        add_bias_linear=False,
-        num_moe_experts=16,
-        moe_router_num_groups=4,
-        moe_router_group_topk=2,
-        moe_router_topk=4,
-        moe_router_force_load_balancing=forced,
+    sizes = {"num_moe_experts": 16, "moe_router_num_groups": 4, "moe_router_group_topk": 2, "moe_router_topk": 4}
+    return GroupLimitedRouter(
+        DeepseekV3TransformerConfig(
+            num_layers=1, hidden_size=8, num_attention_heads=4, add_bias_linear=False, **sizes, **options
+        )
     )
+
+
+def test_the_expert_bias_is_not_cast_with_the_model():
+    router = router_of()
+    router.expert_bias.fill_(1 / 3)
+    router.bfloat16()
+    assert router.weight.dtype == torch.bfloat16 and router.expert_bias.dtype == torch.float32
+    assert router.expert_bias.eq(torch.tensor(1 / 3)).all()
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_a_balanced_router_deals_experts_out_and_weighs_them_by_their_own_scores(forced):
     torch.manual_seed(0)
-    router = GroupLimitedRouter(config)
+    router = router_of(moe_router_force_load_balancing=forced)
     tokens = torch.randn(8, 8).npu()
     weights, experts = router(tokens)
     shares = experts.flatten().bincount(minlength=16).tolist()

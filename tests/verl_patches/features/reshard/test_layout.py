@@ -77,6 +77,11 @@ def test_megatron_rank_order() -> None:
     assert [placement.tp_ep_rank(rank) for rank in ranks] == [0, 1, 2, 3] * 4
 
 
+def test_the_last_rank_of_a_rollout_takes_the_experts_that_are_left_over() -> None:
+    placement = RolloutPlacement(tp=1, dp=3, ep=3)
+    assert [placement.experts(rank, 8) for rank in range(3)] == [(0, 2), (2, 4), (4, 8)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
