@@ -84,6 +84,9 @@ FORBIDDEN = {
     "npu_extension::npu_gmm: x must hold float16 or bfloat16 matrices": lambda: training["npu_gmm"](
         [torch.ones(3, 2, **on)], [torch.ones(1, 2, 2, **on)], [], [3], 0, 0
     ),
+    "npu_extension::npu_gmm: weight must have the dtype of x": lambda: training["npu_gmm"](
+        [matrix(3, 4)], [matrix(2, 4, 5, dtype=torch.float32)], [], [2, 3], 0, 0
+    ),
     "npu_extension::npu_gmm: group_list must add up to the rows of x": lambda: training["npu_gmm"](
         [torch.ones(3, 2, **half)], [torch.ones(1, 2, 2, **half)], [], torch.tensor([2], **on), 0, 1
     ),
@@ -139,7 +142,14 @@ FORBIDDEN = {
     ),
 }  # fmt: skip
 NEEDS_A_GROUP = "npu_moe_distribute"
-CANNOT_COMPUTE = ("even size", NEEDS_A_GROUP, "query_rope", "total must be float32", "or fewer")
+CANNOT_COMPUTE = (
+    "npu_gmm: weight must have the dtype of x",
+    "even size",
+    NEEDS_A_GROUP,
+    "query_rope",
+    "total must be float32",
+    "or fewer",
+)
 
 
 @pytest.mark.parametrize("message", FORBIDDEN)
@@ -181,6 +191,8 @@ def test_a_reference_run_may_give_float32_alone_to_kernels_of_16_bits():
     x = torch.ones(2, 1, 1, 64, **on)
     with strict.enabled(reference_runs=True):
         torch_npu.npu_interleave_rope(x, x, x)
+        tokens, experts = matrix(3, 4, dtype=torch.float32), matrix(2, 4, 5, dtype=torch.float32)
+        training["npu_gmm"]([tokens], [experts], [], [2, 3], 0, 0)
         with pytest.raises(strict.ForbiddenInput, match="cos must be float16 or bfloat16"):
             torch_npu.npu_interleave_rope(x.bfloat16(), x, x)
         with pytest.raises(strict.ForbiddenInput, match="expert_ids must be int32"):

@@ -339,7 +339,11 @@ RULES: dict[str, list[Rule]] = {
     "npu_extension::npu_bmm_reducescatter_alltoall": _BATCHED,
     "npu_extension::npu_gmm": [
         _of_lists("x", "must hold float16 or bfloat16 matrices", lambda x: x.dtype in HALVES and x.dim() == 2),
-        _of_lists("weight", "must have the dtype of x", lambda weight: weight.dtype in HALVES),
+        Rule(
+            "weight",
+            "must have the dtype of x",
+            lambda given: {each.dtype for each in given["weight"]} == {each.dtype for each in given["x"]},
+        ),
         _one_of("group_type", -1, 0, 2),
         _adds_up("group_list", lambda given: given["x"][0].shape[1 if given["group_type"] == 2 else 0]),
     ],
