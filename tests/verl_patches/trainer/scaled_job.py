@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from scripts.rehearsal.plan import run_environment
+from verl_patches.features.overrides import setting
 
 ROOT = Path(__file__).parents[3]
 RANDOM, TRUE = "deepseek_v3_256die_random_init", "deepseek_v3_256die_true_weight"
@@ -40,7 +41,7 @@ def run_scaled_job(
         # In bfloat16 the log-probs of a healthy run and of stale weights differ alike.
         "actor_rollout_ref.overlay.precision=float32",
         # Random weights solve no problem, and the recipe's steps are too small to see.
-        f"custom_reward_function.path={REWARD}",
+        setting("custom_reward_function.path", REWARD),
         "actor_rollout_ref.actor.optim.lr=1e-3",
         f"actor_rollout_ref.overlay.measure.output_dir={folder}", f"actor_rollout_ref.model.path={model}",
         f"data.train_files={data}", f"data.val_files={data}",

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from scripts.rehearsal.plan import run_environment
 from tests.verl_patches.trainer.surroundings import surroundings
 from verl_patches.features.measure.run_files import read_faults
+from verl_patches.features.overrides import setting
 from verl_patches.features.own_ray.processes import descendants
 from verl_patches.features.report import RunFacts, read_records, summarise
 
@@ -283,7 +284,7 @@ def test_what_verl_passes_over_fails_the_run_at_its_end(inputs, tmp_path):
     """A reward function that raises once is called again by verl; one that gives NaN makes every later update skip."""
     reward = Path(__file__).with_name("faulty_reward.py")
     steps = "trainer.total_training_steps=2"
-    error, printed = failed_run(inputs, tmp_path, f"custom_reward_function.path={reward}", steps)
+    error, printed = failed_run(inputs, tmp_path, setting("custom_reward_function.path", reward), steps)
     assert error.startswith(
         "error: the run is not valid: the reward function failed once at step 1 (ValueError: the sandbox did not "
         "answer); 1 update was skipped at step 2, because gradients held inf or nan; metrics were not finite: "

@@ -8,6 +8,7 @@ import pytest
 from overlay import ConfigurationError
 from verl_patches.features.configuration_checks import check_machine
 from verl_patches.features.configuration_checks.trackers import TRACKERS, check_trackers
+from verl_patches.features.overrides import setting
 from verl_patches.trainer.main_ppo import REPOSITORY, compose
 
 OUR_RULES = REPOSITORY / "verl_patches" / "utils" / "reward" / "rule_reward.py"
@@ -48,7 +49,7 @@ def refusal(*overrides, model_is_there=False):
 
 def test_a_tracker_whose_package_is_absent_is_refused():
     assert "swanlab is not installed in this environment" in refusal("trainer.logger=[console,swanlab]")
-    check_machine(compose("rehearsal", [f"custom_reward_function.path={OUR_RULES}"]), model_is_there=False)
+    check_machine(compose("rehearsal", [setting("custom_reward_function.path", OUR_RULES)]), model_is_there=False)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_trackers_that_ask_nobody_need_their_package_only(packages):
 
 
 def test_the_models_folder_must_be_there(tmp_path):
-    reward = f"custom_reward_function.path={OUR_RULES}"
+    reward = setting("custom_reward_function.path", OUR_RULES)
     said = refusal(reward, f"actor_rollout_ref.model.path={tmp_path}/model", model_is_there=True)
     assert f"model.path={tmp_path}/model is no folder with a config.json" in said
     (tmp_path / "model").mkdir()
@@ -119,7 +120,7 @@ def test_the_models_folder_must_be_there(tmp_path):
     ],
 )
 def test_a_reward_that_cannot_be_called_is_refused(overrides, says):
-    said = refusal(f"custom_reward_function.path={OUR_RULES}", *overrides)
+    said = refusal(setting("custom_reward_function.path", OUR_RULES), *overrides)
     assert re.search(says, said), said
 
 
@@ -145,7 +146,7 @@ def test_a_reward_of_the_users_own(tmp_path):
 
 
 def test_acl_graphs_do_not_go_with_the_second_stage_of_the_task_queue(monkeypatch):
-    reward = f"custom_reward_function.path={OUR_RULES}"
+    reward = setting("custom_reward_function.path", OUR_RULES)
     graphs = [
         reward,
         "actor_rollout_ref.rollout.enforce_eager=false",
