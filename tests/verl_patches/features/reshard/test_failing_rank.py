@@ -22,7 +22,7 @@ def outcome(folder: Path, way: str) -> dict[int, dict]:
 
 
 def assert_refused(told: dict) -> None:
-    assert told["before"]["type"] is None
+    assert (told["before"]["type"], told["before"]["differing"]) == (None, [])
     assert told["reshard"]["type"] == "ReshardError"
     assert told["generate"]["type"] == "WeightsNotWholeError"
     assert "set 2 is not complete (the last complete one was 1)" in told["generate"]["text"]
@@ -31,6 +31,7 @@ def assert_refused(told: dict) -> None:
 def test_nothing_fails_without_a_fault(tmp_path: Path) -> None:
     for told in outcome(tmp_path, "nothing").values():
         assert [told[what]["type"] for what in ("before", "reshard", "generate", "after")] == [None] * 4
+        assert told["before"]["differing"] == told["after"]["differing"] == []
 
 
 def test_a_rank_that_raises_is_quoted_by_all_and_the_next_reshard_succeeds(tmp_path: Path) -> None:
@@ -45,7 +46,7 @@ def test_a_rank_that_raises_is_quoted_by_all_and_the_next_reshard_succeeds(tmp_p
     for told in found.values():
         assert_refused(told)
         assert told["reshard"]["seconds"] < TIMEOUT / 2
-        assert told["after"]["type"] is None
+        assert (told["after"]["type"], told["after"]["differing"]) == (None, [])
 
 
 @pytest.mark.parametrize(("way", "number"), [("dies", 2), ("does not come", 1)])
