@@ -9,6 +9,7 @@ import getpass
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -29,9 +30,9 @@ PYTHON = f"""#!/bin/bash
 case "$*" in
     *--check*) exit 0 ;;
     *start_ray.py*) if [[ -n $PLAIN_RAY ]]; then shift; exec ray "$@" $PLAIN_RAY; fi ;;
-    *main_ppo*) exec {sys.executable} -m tests.scripts.ray_probe ;;
+    *main_ppo*) exec {shlex.quote(sys.executable)} -m tests.scripts.ray_probe ;;
 esac
-exec {sys.executable} "$@"
+exec {shlex.quote(sys.executable)} "$@"
 """
 
 
