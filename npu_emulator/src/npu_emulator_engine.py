@@ -90,7 +90,7 @@ def select() -> None:
             f"{SETTING} is cann, and {FOLDER} does not hold that engine: make it with "
             "environment_ensure_cann_engine of scripts/lib/environment.sh, as scripts/test.sh does."
         )
-    if "ASCEND_HOME_PATH" not in os.environ:
-        os.environ |= {name: str(folder) for name, folder in _VARIABLES.items()}
+    # Whatever another toolkit or the other engine has put there: the libraries are those of this engine.
+    os.environ |= {name: str(folder) for name, folder in _VARIABLES.items()}
     sys.path.insert(0, str(FOLDER))
     sys.meta_path.insert(0, _Finder())

@@ -277,8 +277,6 @@ def test_launcher_refuses_before_it_sets_up_anything(machine):
 def test_dry_run_needs_no_environment_and_makes_nothing(machine):
     # -S: no installed package is seen
     machine.stub("python3.11", f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -S "$@"\n')
-        "python3.11", f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -S "$@"\n'
-    )  # -S: no installed package is seen
     before = sorted(path.name for path in machine.root.iterdir())
     done = machine.run("bash", "scripts/rehearse.sh", "--dry-run", "--steps", "3", "--", "a.b=c d")
     assert done.returncode == 0, done.stderr

@@ -66,7 +66,6 @@ def hf_to_mindspeed_config(upstream, hf_config, dtype, **override_transformer_co
     why="this project's router reads from the configuration of the model whether experts are dealt out in turn",
     upstream=_OURS,
     remove_when="the pinned megatron-core has moe_router_force_load_balancing for DeepSeek-V3's router",
-    evidence="executed",
 )
 def hf_to_balanced_config(upstream, hf_config, dtype, **override_transformer_config_kwargs):
     from verl_patches.features import settings
