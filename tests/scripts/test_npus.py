@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def driver(tmp_path, monkeypatch):
 def shows(table: str, mapping: str = "a3_mapping", health: str = "exit 1") -> str:
     """An npu-smi with that table; `health` is run for `info -t health`, with $4 the card and $6 the chip."""
     return f"""case "$*" in
-    "info -m") cat {SAMPLES}/{mapping}.txt ;;
+    "info -m") cat {shlex.quote(f"{SAMPLES}/{mapping}.txt")} ;;
     "info -t health -i "*) {health} ;;
     info) cat <<'TABLE'
 {table}
