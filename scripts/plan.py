@@ -11,15 +11,15 @@ import json
 import sys
 from pathlib import Path
 
-from verl_patches.features.configuration_checks.values import resolved
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from scripts.rehearsal.plan import read_environment  # noqa: E402
+from verl_patches.features.configuration_checks.values import resolved  # noqa: E402
 from verl_patches.features.memory_plan.job import Job, read_job  # noqa: E402
 from verl_patches.features.memory_plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch  # noqa: E402
 from verl_patches.features.memory_plan.report import Machine, describe, make_job_plan  # noqa: E402
+from verl_patches.features.overrides import setting  # noqa: E402
 from verl_patches.features.reshard.placement_text import parse_bytes  # noqa: E402
 
 
@@ -104,7 +104,7 @@ def _job(options: argparse.Namespace) -> Job:
     model = _model(options.model)
     try:
         config = compose(
-            options.config_name, [f"actor_rollout_ref.model.path={options.model.parent}", *options.overrides]
+            options.config_name, [setting("actor_rollout_ref.model.path", options.model.parent), *options.overrides]
         )
         settings = check_configuration(config, model)
     except (HydraException, OmegaConfBaseException) as error:

@@ -28,6 +28,7 @@ from tests.verl_patches.trainer.scaled_job import (
 )
 from verl_patches.features.configuration_checks import ConfigurationError, check_configuration
 from verl_patches.features.report.run_folder import read_run
+from verl_patches.features.watch.feature import PHASES as WATCHED_PHASES
 from verl_patches.trainer.main_ppo import CONFIG_FOLDER, compose
 
 ROOT = Path(__file__).parents[3]
@@ -268,7 +269,8 @@ def unread_by_the_engine(keys: set[str]) -> set[str]:
 
 def unread_by_the_overlay(keys: set[str]) -> set[str]:
     """Keys of the overlay's own node whose section or field no code uses."""
-    used = attributes_of_the_overlay()
+    # The watch reads the limits of a phase by the phase's name.
+    used = attributes_of_the_overlay() | set(WATCHED_PHASES)
     return {key for key in keys if not set(key.split("overlay.")[1].split(".")) <= used}
 
 

@@ -19,7 +19,7 @@ def table_for(config: Any) -> Table:
     Raises ValueError for an architecture without a table, or for a variant that its table does not describe.
     """
     values = config if isinstance(config, Mapping) else config.to_dict()
-    architecture = next(iter(values.get("architectures") or ()), "")
-    if architecture not in TABLES:
+    architecture = next(iter(values.get("architectures") or ()), None)
+    if architecture is None or architecture not in TABLES:
         raise ValueError(f"no layout table describes architecture {architecture}; known are {', '.join(TABLES)}")
     return TABLES[architecture](values)

@@ -52,7 +52,7 @@ def test_layer_offset_comes_from_the_configuration_where_it_knows():
     assert get_transformer_layer_offset(arguments, 1, None, "even") == ((1, None, "even"), {})
 
 
-def test_checkpoints_of_deepseek_v3_name_the_way_to_huggingface_files():
+def test_saving_deepseek_v3_for_huggingface_is_refused_and_says_what_can_be_saved():
     assert get_weight_saver(arguments, "Qwen2ForCausalLM") == (("Qwen2ForCausalLM",), {})
-    with pytest.raises(NotImplementedError, match="scripts/export_hf.py"):
+    with pytest.raises(NotImplementedError, match="docs/weights.md says what can be saved"):
         get_weight_saver(never, "DeepseekV3ForCausalLM")("model", dtype="bfloat16")
