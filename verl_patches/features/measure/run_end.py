@@ -57,7 +57,8 @@ def faults_of_run(settings: OverlaySettings, step: Callable[[], int]) -> Iterato
             its step.
     """
     global _faults
-    _faults = FaultsOnDriver(settings.precision)
+    # Experts dealt out by force are other ones in rollout and training, so the gate of float32 says nothing.
+    _faults = FaultsOnDriver("bfloat16" if settings.router_balance.forced else settings.precision)
     files = RunFiles(settings.measure.output_dir)
     with failures.counted():
         try:
