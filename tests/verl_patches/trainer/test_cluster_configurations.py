@@ -362,7 +362,9 @@ def test_the_scaled_job_is_exact_and_reads_every_key(scaled_run):
 @pytest.mark.slow
 def test_the_workers_print_the_first_step_that_the_guide_shows(scaled_run):
     said = (scaled_run[0] / "output").read_text()
-    of_workers = lines_of_a_first_step()[3:]  # the first three are the launcher's
+    # The first three are the launcher's, and the last is the command that sums a run up.
+    *of_workers, summary = lines_of_a_first_step()[3:]
+    assert summary.search("python scripts/summarise.py OUTPUT_DIR/TIME")
     assert len(of_workers) == 4 and [pattern.pattern for pattern in of_workers if not pattern.search(said)] == []
     assert not of_workers[-1].search(said.replace("patches_ineffective", "patches"))
 
