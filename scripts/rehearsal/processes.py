@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from verl_patches.features.own_ray.processes import (
@@ -62,12 +62,14 @@ def run_to_the_end(
     """Runs a command with its output in ``log`` and returns its exit status (negative: the signal that ended it).
 
     ``while_running`` is called a few times a second. The command gets a session of its own; when it has ended, failed
-    or been interrupted, every process that it started and left is ended too.
+    or been interrupted, every process that it started and left is ended too. Processes that ran below this one before
+    are left alone.
 
     Raises:
         Interrupted: a signal in ``signals`` ended the run.
     """
     adopt_orphans()
+    earlier = descendants(os.getpid())
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         leader = subprocess.Popen(
@@ -79,7 +81,7 @@ def run_to_the_end(
             while_running()
             time.sleep(_POLL_S)
     finally:
-        _end(leader, signals)
+        _end(leader, signals, earlier)
     while_running()
     if signals.received:
         raise Interrupted(signals.received[0])
@@ -90,23 +92,23 @@ def _end_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _end(leader: subprocess.Popen[bytes], signals: SignalFlag) -> None:
+def _end(leader: subprocess.Popen[bytes], signals: SignalFlag, earlier: Collection[int]) -> None:
     """Ends the command and what is left of it: first politely, then by SIGKILL; a second signal shortens the wait."""
     asked = len(signals.received)
     if leader.poll() is None:
         leader.terminate()
         wait_until(lambda: leader.poll() is not None or len(signals.received) > asked, _GRACE_S)
-    for process in descendants(os.getpid()):
+    for process in _remaining(leader, earlier):
         send(process, signal.SIGTERM)
-    wait_until(lambda: not _remaining(leader), _REMAINING_GRACE_S)
+    wait_until(lambda: not _remaining(leader, earlier), _REMAINING_GRACE_S)
     if leader.poll() is None:
         leader.kill()
         leader.wait(_GRACE_S)
-    end_descendants([], 0, _GRACE_S)
+    end_descendants(earlier, 0, _GRACE_S)
 
 
-def _remaining(leader: subprocess.Popen[bytes]) -> list[int]:
-    """Returns the processes that still run, after collecting the exit status of those that ended."""
+def _remaining(leader: subprocess.Popen[bytes], earlier: Collection[int]) -> list[int]:
+    """Returns the processes of the command that still run, after collecting the exit status of those that ended."""
     leader.poll()
-    reap_adopted([leader.pid])
-    return descendants(os.getpid())
+    reap_adopted([leader.pid, *earlier])
+    return [process for process in descendants(os.getpid()) if process not in earlier]

@@ -94,6 +94,18 @@ def test_what_a_finished_command_leaves_is_ended(tmp_path):
     assert not launched.daemon_runs()
 
 
+def test_what_ran_before_the_command_is_left_alone(tmp_path):
+    before = "import subprocess, sys\nearlier = subprocess.Popen(['sleep', '600'])\n"
+    after = "\nearlier.kill()\nprint('ended by us', earlier.wait())\n"
+    (tmp_path / "command.py").write_text(LEAVE_DAEMON)
+    launcher = subprocess.run(
+        [sys.executable, "-c", before + LAUNCHER + after, tmp_path], cwd=ROOT, capture_output=True, text=True
+    )
+    earlier = launcher.stdout.splitlines()[0].removeprefix("0 [").removesuffix("]")
+    assert earlier.isdigit() and launcher.stdout.splitlines()[1:] == ["ended by us -9"]
+    assert not is_running(int((tmp_path / "daemon").read_text()))
+
+
 def test_without_the_launcher_the_daemon_would_stay(tmp_path):
     command = subprocess.run([sys.executable, "-c", LEAVE_DAEMON, tmp_path])
     daemon = int((tmp_path / "daemon").read_text())
