@@ -1,10 +1,12 @@
 """FP8 -> BF16 -> shards -> HuggingFace is the identity, and shards equal those of the straightforward way."""
 
 import json
+import shutil
 from collections import defaultdict
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from scripts import convert_ckpt_deepseek3
 from tests.verl_patches.features.checkpoint.reference import ReferenceShards, ShardLayout, dequantised, load_folder
@@ -126,6 +128,16 @@ def test_every_pair_of_kinds_compares_equal(quantised, bfloat16, shards, tmp_pat
     for left, right in ((quantised, bfloat16), (quantised, shards), (shards, bfloat16), (shards, other)):
         assert verify(left, right) == 0
         assert "equal: " in capsys.readouterr().out
+
+
+def test_the_same_bytes_of_another_type_are_another_tensor(bfloat16, tmp_path, capsys):
+    other, name = shutil.copytree(bfloat16, tmp_path / "other"), "model.norm.weight"
+    path = other / json.loads((other / "model.safetensors.index.json").read_text())["weight_map"][name]
+    tensors = load_file(path)
+    save_file(tensors | {name: tensors[name].view(torch.float16)}, path, {"format": "pt"})
+    assert verify(bfloat16, other) == 1
+    said = capsys.readouterr()
+    assert f"{name}: torch.bfloat16 " in said.out + said.err and "torch.float16 " in said.out + said.err
 
 
 def test_shards_of_others_are_read_with_the_layout_given(quantised, weights, tmp_path):

@@ -1,0 +1,80 @@
+"""What a round stages and says, on layouts written down by hand, in one process."""
+
+from collections.abc import Callable, Sequence
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from verl_patches.features.reshard.exchange import Exchange, Side, pack
+from verl_patches.features.reshard.failure import Attempt, ReshardError, RollCall
+from verl_patches.features.reshard.layout import Piece
+from verl_patches.features.reshard.plan import Plan, make_plan
+from verl_patches.features.reshard.resharder import piece_origins
+from verl_patches.features.reshard.schedule import Round, schedule
+
+NAMES = ("bias", "norm", "scale")
+TYPES = {"bias": torch.bfloat16, "norm": torch.bfloat16, "scale": torch.float32}
+VALUES = {name: torch.arange(3).to(kind) for name, kind in TYPES.items()}
+HELD = [Piece(name, ((0, 3),), name) for name in NAMES]
+
+
+def plan_of(train: Sequence[list[Piece]], rollout: Sequence[list[Piece]], node_of: Sequence[int] | None = None) -> Plan:
+    return make_plan(train, rollout, lambda name: TYPES[name].itemsize, node_of)
+
+
+def rounds_of(plan: Plan, rank: int) -> list[Round]:
+    return schedule(plan.remote, 2, rank, 1, (piece_origins(HELD), piece_origins(HELD)))
+
+
+def test_elements_of_several_widths_are_aligned_in_their_stream() -> None:
+    """Three elements of two bytes come first by name; four-byte elements behind them would begin at byte 6."""
+    (sends,) = rounds_of(plan_of([HELD, []], [[], HELD]), rank=0)
+    offsets = {HELD[chunk.piece].canonical: chunk.start for chunk in sends.send.chunks}
+    assert offsets == {"scale": 0, "bias": 12, "norm": 18}
+    buffer = torch.empty(sends.send.size, dtype=torch.uint8)
+    pack(Side(VALUES, HELD, TYPES), sends.send, buffer)
+    assert buffer[:12].view(torch.float32).tolist() == [0, 1, 2]
+
+
+def test_plans_that_differ_in_what_is_relayed_alone_have_different_digests() -> None:
+    """Both bring the weight from rank 0 to rank 1; only one passes it on to rank 2 in the same node."""
+    held = HELD[:1]
+    without = plan_of([held, [], []], [[], held, []], [0, 1, 1])
+    relaying = plan_of([held, [], []], [[], held, held], [0, 1, 1])
+    assert (len(without.relay), len(relaying.relay)) == (0, 1)
+    for column in ("source", "target", "source_piece", "target_piece", "name", "box", "bytes"):
+        assert getattr(without.remote, column).tolist() == getattr(relaying.remote, column).tolist()
+    assert without.digest != relaying.digest
+    assert relaying.digest == plan_of([held, [], []], [[], held, held], [0, 1, 1]).digest
+
+
+def no_answer(*_: object, **__: object) -> None:
+    raise RuntimeError("no answer")
+
+
+@pytest.mark.parametrize(
+    ("sent", "missing", "waited"),
+    [
+        (HELD, [0], "for rank 0 for scale and 2 more weights: no answer"),
+        (HELD[:1], [0], "for rank 0 for bias: no answer"),
+        ([], [0], "for rank 0 for nothing of its own, only its part in the round: no answer"),
+        (HELD, [], "for a collective in which every rank took part: no answer"),
+    ],
+)
+def test_what_a_round_waited_for_is_named(
+    sent: list[Piece], missing: list[int], waited: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_rank", _returning(1))
+    monkeypatch.setattr(dist, "all_to_all_single", no_answer)
+    (step,) = rounds_of(plan_of([sent, []], [[], sent]), rank=1)
+    side = Side(VALUES, HELD, TYPES)
+    exchange = Exchange("leg of the test", [step], side, side, Mock(dist.ProcessGroup), 1, torch.device("cpu"))
+    with pytest.raises(ReshardError) as refused:
+        exchange.run(Attempt(), Mock(RollCall, missing=_returning(missing)))
+    assert str(refused.value) == f"reshard: rank 1 waited in round 1 of 1 of the leg of the test, {waited}"
+
+
+def _returning(value: object) -> Callable[..., object]:
+    return lambda *_: value
