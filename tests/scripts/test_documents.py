@@ -1,40 +1,73 @@
-"""Links between the documents lead somewhere: to a file, and to a heading in it."""
+"""Documents in two languages say the same, and links lead somewhere, headings included."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
+from tests.scripts.cluster_files import ROOT
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+CHINESE = [path for path in DOCUMENTS if path.name.endswith(".zh.md")]
+FOR_USERS = ["README", "cluster", "data", "glossary", "rehearsal", "troubleshooting", "weights", "workspace"]
 
 
-def anchors(text: str) -> set[str]:
-    """The anchors that GitHub gives to headings."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+def english_of(path: Path) -> Path:
+    return path.with_name(path.name.replace(".zh.md", ".md"))
 
 
-def dead_links(document: Path) -> list[str]:
-    """Links of a document to what is not there."""
-    found = []
-    for file, anchor in LINK.findall(document.read_text()):
-        target = (document.parent / file) if file else document
-        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
-            found.append(f"{file}#{anchor}" if anchor else file)
-    return found
+def commands(text: str) -> list[str]:
+    """The indented lines, without comments, which are translated."""
+    lines = re.findall(r"^    (.+)$", text.partition("    overlay/  ")[0], re.MULTILINE)
+    return [re.sub(r"\s+# .*", "", line) for line in lines]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(document):
-    assert dead_links(document) == []
+def rows(text: str) -> list[int]:
+    """Number of rows of every table."""
+    return [len(table.splitlines()) for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
 
 
-def test_a_dead_link_is_noticed(tmp_path):
-    (tmp_path / "there.md").write_text("# A heading, with a comma\n")
-    document = tmp_path / "document.md"
-    document.write_text(
-        "[a](there.md#a-heading-with-a-comma) [b](gone.md) [c](there.md#gone) [d](https://example.org/x)"
+def headings(text: str) -> list[str]:
+    return re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+
+
+def anchor(heading: str) -> str:
+    """The fragment that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def test_every_guide_that_a_user_follows_is_there_in_both_languages() -> None:
+    assert sorted(english_of(path).stem for path in CHINESE) == sorted(FOR_USERS)
+
+
+@pytest.mark.parametrize("path", CHINESE, ids=lambda path: path.name)
+def test_both_languages_have_the_same_commands_tables_figures_and_sections(path: Path) -> None:
+    chinese, english = path.read_text(), english_of(path).read_text()
+    assert commands(chinese) == commands(english)
+    assert rows(chinese) == rows(english)
+    assert [line.count("#") for line in re.findall(r"^#+ ", chinese, re.MULTILINE)] == [
+        line.count("#") for line in re.findall(r"^#+ ", english, re.MULTILINE)
+    ]
+    assert f"]({path.name})" in english and f"]({english_of(path).name})" in chinese
+    # Names of keys, files and options, in tables as in sentences.
+    assert set(re.findall(r"`([\w./=:-]*[./_=][\w./=:-]*)`", chinese)) == set(
+        re.findall(r"`([\w./=:-]*[./_=][\w./=:-]*)`", english)
     )
-    assert dead_links(document) == ["gone.md", "there.md#gone"]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files_and_headings(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", path.read_text())):
+        if "://" in target:
+            continue
+        name, _, fragment = target.partition("#")
+        found = path.parent / name if name else path
+        assert found.exists(), target
+        if fragment and found.suffix == ".md":
+            assert fragment in {anchor(heading) for heading in headings(found.read_text())}, target
+
+
+def test_an_anchor_is_written_as_github_writes_it() -> None:
+    assert anchor("6. A first step to compare with") == "6-a-first-step-to-compare-with"
+    assert anchor("torch.load") == "torchload"
+    assert anchor("5. 启动") == "5-启动"

@@ -10,6 +10,7 @@ from tests.scripts.cluster_files import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 
 
 def pins_table():
@@ -36,32 +37,63 @@ def test_locks_hold_the_pinned_releases():
             assert f"\n{pin['release']['distribution']}=={pin['release']['version']} " in f"\n{locked}"
 
 
-@pytest.mark.parametrize(
-    "name", ["README.md", "docs/cluster.md", "docs/cluster.zh.md", "docs/rehearsal.md", "docs/weights.md"]
-)
+@pytest.mark.parametrize("name", sorted(str(path.relative_to(ROOT)) for path in DOCUMENTS))
 def test_named_paths_exist(name):
     text = (ROOT / name).read_text()
     linked = re.findall(r"\]\(([^)#:]+)\)", text)
     named = re.findall(r"(?:bash|python) (?:\./)?((?:scripts|verl_patches/scripts)/[\w./]+)", text)
-    assert linked + named
     for path in linked:
+        if "://" in path:
+            continue
         assert (ROOT / name).parent.joinpath(path).exists(), path
     for path in named:
         assert (ROOT / path).exists(), path
 
 
-def test_the_sample_run_is_replaced_by_a_command():
+PRINTED = """\
+Environment is ready
+Training for 3 steps on 4 emulated dies; log: {root}/outputs/rehearsal/1/logs/run.log
+
+   step  reward   step s
+    1/3  0.367     4.20
+    2/3  0.430     2.81
+    3/3  0.520     2.68
+
+Done in 1:35: 3 steps on 4 emulated dies, seed 1
+  reward          0.466 -> 0.898
+  seconds a step  2.78: rollout 1.23, reward 0.04,
+                  adv 0.01
+  log-probs       rollout and training differ
+  patches         7 applied, 7 effective
+  files           {root}/outputs/rehearsal/1
+"""
+SHOWN = """\
+   step  reward   step s
+    1/3  0.367     4.20
+    ...
+    3/3  0.520     2.68
+
+Done in 1:35: 3 steps on 4 emulated dies, seed 1
+  reward          0.466 -> 0.898
+  seconds a step  2.78: rollout 1.23, reward 0.04,
+                  adv 0.01
+  patches         7 applied, 7 effective"""
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_the_sample_run_is_replaced_by_a_command(name):
     script = load_script("scripts/internal/update_readme_sample.py")
-    begin, _, rest = README.partition("    Making the parquet files")
-    shown = "\n".join(
-        line[4:] for line in ("    Making the parquet files" + rest).partition(script.END)[0].splitlines()
-    )
-    text, patches = script.sample(f"Environment is ready\n{shown}\n", ROOT)
-    # The sample that is there comes back as it is, up to how the sentence before it is broken into lines.
-    assert re.sub(r"\s+", " ", script.with_sample(README, text, patches)) == re.sub(r"\s+", " ", README)
-    newer = shown.replace(f"{patches} applied, {patches} effective", "7 applied, 7 effective")
-    assert "when the overlay had 7 patches" in script.with_sample(README, *script.sample(newer, ROOT))
-    for broken in (shown.replace("  files ", "  nothing "), newer.replace("7 effective", "6 effective"), ""):
+    readme, printed = (ROOT / name).read_text(), PRINTED.format(root=ROOT)
+    assert script.sample(printed, ROOT) == (SHOWN, 7)
+    newer = script.with_sample(readme, SHOWN, 7)
+    shown = "\n".join(f"    {line}".rstrip() for line in SHOWN.splitlines())
+    assert newer.count(shown) == 1 and re.search(r"\b7 (patches|个补丁)", newer) and newer != readme
+    # Everything else stays, and what is there is short and of a run in which all patches had an effect.
+    outside = [text.partition(script.BEGINS[name])[0] + text.partition(script.END)[2] for text in (readme, newer)]
+    assert outside[0] == outside[1] and script.END in readme
+    there = readme.partition(script.BEGINS[name])[2].partition(script.END)[0]
+    assert "25/25" in there and len(there.splitlines()) <= 18
+    for broken in (printed.replace("  files ", "  nothing "), printed.replace("7 effective", "6 effective"), ""):
         with pytest.raises(script.SampleError):
             script.sample(broken, ROOT)
 
