@@ -13,8 +13,8 @@ from tests.fast_tier import Measurement, Selection
 os.environ["NPU_EMULATOR_NODE"] = f"tests-{os.getpid()}"
 # As in the rehearsal operators refuse what their documentation forbids and collectives complete at wait() only. Most
 # comparisons are made in float32, which kernels for 16 bits get in these reference runs only.
-os.environ["NPU_EMULATOR_STRICT"] = "float32"
-os.environ["NPU_EMULATOR_DEFERRED_COLLECTIVES"] = "1"
+MODES = {"NPU_EMULATOR_STRICT": "float32", "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1"}
+os.environ |= MODES
 
 EMULATOR = Path(__file__).parent / "npu_emulator"
 ROOT = Path(__file__).parents[1]
@@ -52,6 +52,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("exhaustive"):
                 item.add_marker(skipped)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail a test that an earlier one robbed of the stricter modes; the emulator's own tests begin without them."""
+    if not item.path.is_relative_to(EMULATOR):
+        changed = {name: os.environ.get(name) for name, value in MODES.items() if os.environ.get(name) != value}
+        assert not changed, f"an earlier test left {changed} in the environment; all tests share {MODES}"
 
 
 @pytest.fixture(scope="session")
