@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from overlay.errors import SettingsError
@@ -31,8 +32,10 @@ def read_section(cls: type, node: Any, key: str, elsewhere: Collection[str] = ()
     allowed = [each for each in fields(cls) if each.name not in elsewhere]
     unknown = sorted(set(node) - {each.name for each in allowed})
     if unknown:
-        names = ", ".join(each.name for each in allowed)
-        raise SettingsError(f"unknown key {key}.{unknown[0]}; allowed keys are {names}")
+        names = [each.name for each in allowed]
+        meant = get_close_matches(unknown[0], names, n=1)
+        advice = f"; did you mean {meant[0]}?" if meant else ""
+        raise SettingsError(f"unknown key {key}.{unknown[0]}; allowed keys are {', '.join(names)}{advice}")
     return {each.name: _value(each, kinds[each.name], node, key) for each in allowed}
 
 

@@ -73,8 +73,12 @@ def test_a_section_is_read_with_its_defaults():
 @pytest.mark.parametrize(
     ("node", "says"),
     [
-        ({"enable": True}, "unknown key one.enable; allowed keys are enabled, ratio, mode, inner"),
-        ({"inner": {"sizes": 1}}, "unknown key one.inner.sizes; allowed keys are size"),
+        (
+            {"enable": True},
+            "unknown key one.enable; allowed keys are enabled, ratio, mode, inner; did you mean enabled\\?$",
+        ),
+        ({"colour": True}, "unknown key one.colour; allowed keys are enabled, ratio, mode, inner$"),
+        ({"inner": {"sizes": 1}}, "unknown key one.inner.sizes; allowed keys are size; did you mean size\\?$"),
         ({"enabled": "yes"}, "one.enabled must be of type bool, not 'yes'"),
         ({"ratio": True}, "one.ratio must be of type float, not True"),
         ({"mode": "slow"}, "one.mode is 'slow'; choose one of fast, exact"),
