@@ -193,7 +193,9 @@ def test_a_worker_that_is_stopped_is_named_and_ends_the_run(inputs, tmp_path):
     (warning,) = [text for text in said if text.startswith("warning: rank")]
     (error,) = [text for text in said if text.startswith("error: ")]
     for text in (warning, error):
-        assert re.search(rf"rank [0-3] \(process {stopped} on \S+\) has not answered for \d+ s in ", text), text
+        place = r"(in \w+|between two phases)( of step \d+)?, last "
+        named = rf"rank [0-3] \(process {stopped} on \S+\) has not answered for \d+ s {place}"
+        assert re.search(named, text), text
     assert error.endswith("the run was ended")
     stops = read_faults(tmp_path / "output")
     assert [(stop["kind"], stop["ended"]) for stop in stops] == [("not_answering", False), ("not_answering", True)]
