@@ -85,6 +85,8 @@ def ask_nodes(address: str, root: Path) -> list[NodeFacts]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    from verl_patches.features.own_ray import python_of_workers
+
     def report() -> tuple[float, dict[str, str], str]:
         # Imported there, and not sent with the question: a node without the checkout is to say so.
         from scripts.examination.cluster import tree_hash
@@ -92,9 +94,8 @@ def ask_nodes(address: str, root: Path) -> list[NodeFacts]:
 
         return time.time(), versions(), tree_hash(root)
 
-    ray.init(
-        address=address, log_to_driver=False, logging_level="ERROR", runtime_env={"env_vars": {"PYTHONPATH": str(root)}}
-    )
+    environment = {"env_vars": {"PYTHONPATH": str(root)}, **python_of_workers()}
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
     try:
         facts = []
         for node in sorted(

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.scripts.cluster_files import ROOT, write_cluster_file
+from verl_patches.features.own_ray import python_of_workers
 
 LAUNCHER = ROOT / "scripts" / "train_deepseekv3_256die_true_weight.sh"
 ADDRESS = "127.0.0.2"
@@ -127,6 +128,9 @@ def test_no_server_of_ray_takes_jobs_over_http_and_the_nodes_agree(launch):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    bool(python_of_workers()), reason="NOT RUN: Ray alone starts no worker with a Python at such a path"
+)
 def test_a_plain_ray_start_would_run_the_job_of_a_stranger(launch):
     """The control of the test above: Ray 2.46 as it comes."""
     with socket.socket() as first, socket.socket() as second:

@@ -292,6 +292,8 @@ def _start_template(config: DictConfig) -> Any:
 
 def _runtime_environment(config: DictConfig, template: Any, own: OwnRay | None) -> dict[str, Any]:
     """Ray's runtime environment for every worker of the run."""
+    from verl_patches.features.own_ray import python_of_workers
+
     hook = prepare_worker if own is None else prepare_worker_of_own_ray
     folder = config.actor_rollout_ref.overlay.measure.output_dir
     python_path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -301,6 +303,7 @@ def _runtime_environment(config: DictConfig, template: Any, own: OwnRay | None) 
     environment: dict[str, Any] = {
         "env_vars": variables,
         "worker_process_setup_hook": f"verl_patches.trainer.main_ppo.{hook.__name__}",
+        **python_of_workers(),
     }
     if template is not None:
         environment["py_executable"] = template.py_executable

@@ -21,6 +21,7 @@ from scripts.rehearsal.plan import run_environment
 from tests.verl_patches.trainer.surroundings import surroundings
 from verl_patches.features.measure.run_files import read_faults
 from verl_patches.features.overrides import setting
+from verl_patches.features.own_ray import python_of_workers
 from verl_patches.features.own_ray.processes import descendants
 from verl_patches.features.report import RunFacts, read_records, summarise
 
@@ -127,6 +128,9 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.skipif(
+    bool(python_of_workers()), reason="NOT RUN: Ray alone starts no worker with a Python at such a path"
+)
 def test_ray_as_it_comes_listens_everywhere_and_runs_the_job_of_a_stranger(tmp_path):
     """The control of the test above."""
     with surroundings() as place:

@@ -14,7 +14,7 @@ from typing import Any
 from overlay import ConfigurationError
 from verl_patches.features.catalogue import FEATURES
 from verl_patches.features.configuration_checks.failures import describe_failure
-from verl_patches.features.configuration_checks.files import check_model_folder, check_reward
+from verl_patches.features.configuration_checks.files import check_interpreter, check_model_folder, check_reward
 from verl_patches.features.configuration_checks.handed_over import check_engine_arguments, check_transformer_options
 from verl_patches.features.configuration_checks.model import check_layout, check_model_path, described
 from verl_patches.features.configuration_checks.names import known_keys, unknown_key
@@ -104,6 +104,7 @@ def check_machine(config: Mapping[str, Any], model_is_there: bool = True) -> Non
         ConfigurationError: a package, a login, a file or a variable of the environment.
     """
     values = resolved(config)
+    check_interpreter()
     check_trackers(values)
     check_task_queue(values)
     check_reward(values)

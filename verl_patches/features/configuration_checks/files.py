@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import ast
 import difflib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from overlay import ConfigurationError
+from verl_patches.features.own_ray import is_found_by_raylets
 from verl_patches.features.reward import RULES
 
 _REWARD = "custom_reward_function"
 _OUR_RULES = Path(__file__).resolve().parents[2] / "utils" / "reward" / "rule_reward.py"
+
+
+def check_interpreter() -> None:
+    """Ray's workers can be started with this Python."""
+    if not is_found_by_raylets():
+        raise ConfigurationError(
+            f"Python lies at {sys.executable}, and Ray starts no workers from there, because it takes the quotes in "
+            "that path for its own; make the environment under a path without quotes and backslashes"
+        )
 
 
 def check_model_folder(config: Mapping[str, Any]) -> None:

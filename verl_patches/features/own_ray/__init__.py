@@ -7,6 +7,7 @@ address. And where a worker is killed, its sockets and its shared memory stay.
 
 from verl_patches.features.own_ray.confinement import confine_worker, name_shared_memory
 from verl_patches.features.own_ray.folder import FolderError, private_folder
+from verl_patches.features.own_ray.interpreter import is_found_by_raylets, python_of_workers
 from verl_patches.features.own_ray.job_servers import without_job_servers
 from verl_patches.features.own_ray.machine import OwnRay, own_ray
 
@@ -14,8 +15,10 @@ __all__ = [
     "FolderError",
     "OwnRay",
     "confine_worker",
+    "is_found_by_raylets",
     "name_shared_memory",
     "own_ray",
     "private_folder",
+    "python_of_workers",
     "without_job_servers",
 ]

@@ -7,6 +7,7 @@ import pytest
 
 from overlay import ConfigurationError
 from verl_patches.features.configuration_checks import check_machine
+from verl_patches.features.configuration_checks.files import check_interpreter
 from verl_patches.features.configuration_checks.trackers import TRACKERS, check_trackers
 from verl_patches.features.overrides import setting
 from verl_patches.trainer.main_ppo import REPOSITORY, compose
@@ -162,3 +163,11 @@ def test_acl_graphs_do_not_go_with_the_second_stage_of_the_task_queue(monkeypatc
             assert "set TASK_QUEUE_ENABLE=1 in the file of the cluster" in refusal(*graphs)
         else:
             check_machine(compose("rehearsal", graphs), model_is_there=False)
+
+
+def test_a_python_that_ray_cannot_start_workers_with_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/data/o'neil/bin/python")
+    with pytest.raises(ConfigurationError, match="/data/o'neil/bin/python, and Ray starts no workers from there"):
+        check_interpreter()
+    monkeypatch.setattr(sys, "executable", "/data/of a team/bin/python")
+    check_interpreter()
