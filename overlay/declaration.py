@@ -97,9 +97,9 @@ def wrap(target: str, **metadata: Any) -> Callable[[Body], Body]:
 
     Args:
         target: `package.module:Qualified.name`.
-        metadata: feature (a Feature), why, upstream (link of the pull request or "not forwarded: reason"), remove_when;
-            optionally relies_on (targets), after (names or labels of patches), only_here (change this one name and not
-            the copies of it elsewhere), evidence.
+        metadata: feature (a Feature), why, upstream (link of the issue or pull request, path of a draft under
+            docs/upstream or "not forwarded: reason"), remove_when; optionally relies_on (targets), after (names or
+            labels of patches), only_here (change this one name and not the copies of it elsewhere), evidence.
 
     Raises:
         DeclarationError: a malformed target, or metadata that is missing, empty or unknown.

@@ -11,6 +11,8 @@ from overlay.feature import Feature
 from overlay.pins import Pins
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "patches.md"
+DRAFTS = "docs/upstream/"
+"""What begins the `upstream` of a patch whose issue is only drafted, in a file of this repository."""
 
 _HEAD = """# The patches
 
@@ -54,13 +56,20 @@ def _switch(feature: Feature) -> str:
     return f"`{feature.switch}`" if feature.switch else "always on"
 
 
+def _upstream(patch: Patch) -> str:
+    """Where the patch stands upstream; a draft is linked from the document's own folder."""
+    if not patch.upstream.startswith(DRAFTS):
+        return patch.upstream
+    return f"draft: [{Path(patch.upstream).stem}]({Path(patch.upstream).relative_to(DOCUMENT.parent.name)})"
+
+
 def _cells(patch: Patch) -> list[str]:
     return [
         f"`{patch.target}`",
         patch.kind,
         patch.feature.name,
         patch.why,
-        patch.upstream,
+        _upstream(patch),
         patch.remove_when,
         _switch(patch.feature),
         patch.evidence,

@@ -9,7 +9,7 @@ from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALL
     feature=ROLLOUT_EXPERT_PARALLEL,
     evidence="executed",
     why="below 16 dies it decodes through an all-to-all that reads its sizes on the host, which no graph can hold",
-    upstream="not forwarded: releases after 0.9.1 use the fused exchange on A3 for every number of dies",
+    upstream="https://github.com/vllm-project/vllm-ascend/pull/2734",
     remove_when="the pinned vLLM-Ascend chooses the fused exchange for graphs on any number of dies",
     relies_on=["vllm_ascend.ascend_config:get_ascend_config"],
 )

@@ -9,7 +9,7 @@ from verl_patches.features.dp_sync.feature import DP_SYNC
     feature=DP_SYNC,
     evidence="executed",
     why="the offline engine all-reduces over gloo on the host before every step: 10 to 14 ms on 128 cards",
-    upstream="not forwarded: the host group is there because an engine process may hold no device",
+    upstream="https://github.com/vllm-project/vllm-ascend/pull/2102",
     remove_when="vLLM's offline engine agrees on the device group",
 )
 def has_unfinished_dp(upstream, dp_group, has_unfinished):

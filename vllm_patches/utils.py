@@ -8,14 +8,15 @@ from verl_patches.features.compatibility import VLLM_ON_TORCH_2_5, VLLM_PROCESSE
     "torch._library.infer_schema:SUPPORTED_PARAM_TYPES",
     feature=VLLM_ON_TORCH_2_5,
     why="vllm.utils.direct_register_custom_op has torch infer schemas, and torch 2.5.1 does not know list[int]",
-    upstream="not forwarded: later torch releases know it; vllm-ascend rewrites the annotations instead, but only once "
-    "its plugin is loaded, and the driver of verl imports vLLM's operators before that",
-    remove_when="the pinned torch is 2.6 or later",
+    upstream="https://github.com/pytorch/pytorch/issues/146594",
+    remove_when="the pinned torch is 2.7 or later, which vLLM 0.9.1 is written for",
     evidence="executed",
 )
 def parameter_types(module):
     from typing import Optional
 
+    # vLLM-Ascend rewrites the annotations instead, but only once its plugin is loaded, and verl's driver imports vLLM's
+    # operators before that.
     # Optional[...] and not `| None`: the two are different keys, and the first is what vLLM writes.
     return {list[int]: "SymInt[]", Optional[list[int]]: "SymInt[]?"}  # noqa: UP045
 

@@ -8,7 +8,7 @@ from verl_patches.features.compatibility import MEGATRON_ON_NPU
     "megatron.core.jit:jit_fuser",
     feature=MEGATRON_ON_NPU,
     why="it is torch.compile, whose default backend has no code generator for an NPU",
-    upstream="not forwarded: MindSpeed replaces torch.compile for the whole process",
+    upstream="https://github.com/flagos-ai/Megatron-LM-FL/pull/127",
     remove_when="torch.compile generates code for an NPU by default",
     only_here=True,
     evidence="executed",

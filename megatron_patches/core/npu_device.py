@@ -8,7 +8,8 @@ from verl_patches.features.compatibility import MEGATRON_ON_NPU
     "megatron.core",
     feature=MEGATRON_ON_NPU,
     why="Megatron calls torch.cuda everywhere; transfer_to_npu is the vendor's way to send those calls to the NPU",
-    upstream="not forwarded: Megatron has no device abstraction",
+    upstream="not forwarded: Megatron is written for CUDA; forks for other devices replace its calls one by one, as "
+    "https://github.com/flagos-ai/Megatron-LM-FL/pull/127 does",
     remove_when="Megatron and verl address the device through one interface of torch",
     evidence="executed",
 )

@@ -8,8 +8,8 @@ from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
     "megatron.core.packed_seq_params:PackedSeqParams.__init__",
     feature=VERL_ON_MEGATRON_CORE_0_8,
     why="verl 0.4.0 passes cu_seqlens_q_padded and cu_seqlens_kv_padded and reads them back when it unpacks",
-    upstream="not forwarded: part of later megatron-core releases",
-    remove_when="the pinned megatron-core is 0.9 or later",
+    upstream="not forwarded: specific to this pair of releases; megatron-core has them since 0.10",
+    remove_when="the pinned megatron-core is 0.10 or later",
     evidence="executed",
 )
 def init(upstream, self, *args, cu_seqlens_q_padded=None, cu_seqlens_kv_padded=None, **kwargs):

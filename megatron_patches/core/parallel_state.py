@@ -3,9 +3,9 @@
 from overlay import add, wrap
 from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
 
-_WHY = "verl 0.4.0 reads the expert tensor parallel group, which megatron-core has since 0.9"
-_UPSTREAM = "not forwarded: part of later megatron-core releases"
-_REMOVE_WHEN = "the pinned megatron-core is 0.9 or later"
+_WHY = "verl 0.4.0 reads the expert tensor parallel group, which megatron-core has since 0.10"
+_UPSTREAM = "not forwarded: specific to this pair of releases; megatron-core has it since 0.10"
+_REMOVE_WHEN = "the pinned megatron-core is 0.10 or later"
 
 
 @add(

@@ -12,13 +12,13 @@ import pytest
 from overlay import check as checking
 from overlay.declaration import MODULE_KINDS
 from overlay.discovery import load, load_features, room_folders
-from overlay.documentation import DOCUMENT, document
+from overlay.documentation import DOCUMENT, DRAFTS, document
 from overlay.drift import depends_on
 from overlay.lock import Lock
 from overlay.ordering import make_plan
 from overlay.pins import Pins, within
 from overlay.sources import Sources, installed
-from tests.overlay import mutations, restating
+from tests.overlay import mutations, restating, standing
 from tests.overlay.conftest import REPOSITORY
 
 PINS = Pins.read()
@@ -56,7 +56,30 @@ def test_a_patch_lies_where_its_target_does(patch):
 
 @pytest.mark.parametrize("patch", NAMED)
 def test_a_patch_says_where_it_stands_upstream(patch):
-    assert patch.upstream.startswith(("https://", "not forwarded: ")), patch.upstream
+    assert standing.complaint(patch.upstream) is None, patch.upstream
+
+
+@pytest.mark.parametrize(
+    "upstream",
+    [
+        "",
+        "fixed upstream",
+        "https://github.com/verl-project/verl",
+        "https://github.com/verl-project/verl/pull/",
+        "not forwarded: ",
+        "not forwarded: later verl releases have it",
+        "not forwarded: vLLM returns them since a while",
+        "docs/upstream/of-nothing.md",
+        "docs/upstream/README.md",
+    ],
+)
+def test_a_text_that_says_nothing_of_it_is_noticed(upstream):
+    assert standing.complaint(upstream) is not None
+
+
+def test_every_draft_belongs_to_a_patch():
+    drafts = {f"{DRAFTS}{file.name}" for file in (REPOSITORY / DRAFTS).glob("*.md") if file.name != "README.md"}
+    assert drafts == {patch.upstream for patch in PATCHES if patch.upstream.startswith(DRAFTS)}
 
 
 def test_the_document_is_current():

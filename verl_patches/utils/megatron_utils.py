@@ -9,7 +9,8 @@ from verl_patches.features.precision.feature import PRECISION
     "verl.utils.megatron_utils:get_transformer_layer_offset",
     feature=DEEPSEEK_V3,
     why="verl knows only stages of equal length with a shorter first or last one; num_layer_list names every stage",
-    upstream="not forwarded: num_layer_list is MindSpeed-LLM's option",
+    upstream="not forwarded: num_layer_list is MindSpeed-LLM's option; verl took up the pipeline layout of "
+    "megatron-core 0.13 instead, https://github.com/verl-project/verl/pull/2749",
     remove_when="verl reads the layer offset from the model itself",
     evidence="executed",
 )
@@ -23,7 +24,7 @@ def get_transformer_layer_offset(upstream, pipeline_rank, vp_rank, config):
     "verl.utils.megatron_utils:init_megatron_optim_config",
     feature=PRECISION,
     why="verl fixes bfloat16 parameters in the optimizer's configuration",
-    upstream="not forwarded: verl takes the dtype from its configuration in later releases",
+    upstream="https://github.com/verl-project/verl/pull/4086",
     remove_when="verl's Megatron worker reads its dtype from the configuration",
 )
 def init_megatron_optim_config(upstream, optim_config):

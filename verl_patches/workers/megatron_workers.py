@@ -83,7 +83,7 @@ def init(upstream, self, config, role):
     f"{_WORKER}._build_model_optimizer",
     feature=PRECISION,
     why="verl fixes bfloat16 in init_model; comparing training with rollout to 1e-3 needs float32",
-    upstream="not forwarded: verl takes the dtype from its configuration in later releases",
+    upstream="https://github.com/verl-project/verl/pull/4086",
     remove_when="verl's Megatron worker reads its dtype from the configuration",
 )
 def build_model_optimizer(upstream, self, *args, **kwargs):

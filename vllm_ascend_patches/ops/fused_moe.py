@@ -8,7 +8,7 @@ from verl_patches.features.router_balance.feature import ROUTER_BALANCE
     "vllm_ascend.ops.fused_moe:AscendUnquantizedFusedMoEMethod.__init__",
     feature=ROUTER_BALANCE,
     why="it balances experts by force in its profile run alone, and a benchmark with random weights needs it always",
-    upstream="not forwarded: the pinned release does not read the published job's VLLM_ENABLE_FIX_ROUTE",
+    upstream="https://github.com/vllm-project/vllm-ascend/pull/15121",
     remove_when="the pinned vLLM-Ascend has an option that balances experts by force outside its profile run",
     relies_on=["vllm_ascend.ops.fused_moe:AscendUnquantizedFusedMoEMethod.apply"],
 )

@@ -13,7 +13,7 @@ _RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
     feature=DP_SYNC,
     evidence="executed",
     why="it all-reduces over gloo on the host before every forward: 10 to 14 ms on 128 cards",
-    upstream="not forwarded: vLLM-Ascend keeps the host group to save device memory",
+    upstream="https://github.com/vllm-project/vllm-ascend/pull/2582",
     remove_when="vLLM-Ascend exchanges forward metadata on the device group",
     relies_on=["vllm.distributed.parallel_state:get_dp_group"],
 )

@@ -8,7 +8,7 @@ from verl_patches.features.precision.feature import PRECISION
     "vllm.engine.arg_utils:EngineArgs._is_v1_supported_oracle",
     feature=PRECISION,
     why="it refuses float32 on account of CUDA's flash attention; on an NPU the attention is vLLM-Ascend's",
-    upstream="not forwarded: later vLLM releases accept float32",
+    upstream="https://github.com/vllm-project/vllm/pull/19754",
     remove_when="the pinned vLLM accepts float32 for V1",
 )
 def is_v1_supported_oracle(upstream, self, model_config):

@@ -11,7 +11,7 @@ from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALL
     "vllm.entrypoints.llm:LLM.__init__",
     feature=VERL_ON_VLLM_0_9_1,
     why="verl 0.4.0 passes multi-modal options for text models, which vLLM 0.9.1 refuses",
-    upstream="not forwarded: later verl releases pass the options for multi-modal models only",
+    upstream="https://github.com/verl-project/verl/pull/1880",
     remove_when="verl passes multi-modal options for multi-modal models only",
     evidence="executed",
 )
@@ -42,7 +42,7 @@ def init_without_sleep_mode(upstream, self, *args, **kwargs):
     "vllm.entrypoints.llm:LLM.__init__",
     feature=ROLLOUT_EXPERT_PARALLEL,
     why="verl 0.4.0 gives every tensor-parallel group an engine of its own, so experts cannot be spread over all dies",
-    upstream="not forwarded: later verl releases have an option of their own",
+    upstream="https://github.com/verl-project/verl/pull/3530",
     remove_when="verl starts data-parallel rollout engines with expert parallelism",
     evidence="executed",
 )

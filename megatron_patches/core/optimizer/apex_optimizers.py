@@ -10,7 +10,7 @@ from verl_patches.features.compatibility import MEGATRON_ON_NPU
     evidence="executed",
     why="Megatron's distributed optimizer refuses to start without apex's FusedAdam; elsewhere Megatron falls back to "
     "torch's AdamW",
-    upstream="not forwarded: later megatron-core releases fall back to torch's AdamW here too",
+    upstream="https://github.com/NVIDIA/Megatron-LM/commit/de16089be44bc6f0621b3ca7921916daf5fe94e8",
     remove_when="the pinned megatron-core falls back to torch's AdamW in its distributed optimizer",
 )
 def apex_optimizers(name):

@@ -9,7 +9,7 @@ from verl_patches.features.compatibility import MEGATRON_ON_NPU
     "megatron.core.optimizer.clip_grads:clip_grad_by_total_norm_fp32",
     feature=MEGATRON_ON_NPU,
     why="it asserts that Tensor.type() of every gradient is torch.cuda.FloatTensor",
-    upstream="not forwarded: MindSpeed changes Tensor.type itself, for the whole process",
+    upstream="docs/upstream/megatron-tensor-type.md",
     remove_when="Megatron checks the dtype of gradients and not the text of their type",
     evidence="executed",
 )

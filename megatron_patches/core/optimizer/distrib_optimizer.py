@@ -9,7 +9,7 @@ from verl_patches.features.compatibility import MEGATRON_ON_NPU
     "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._build_model_and_main_param_groups",
     feature=MEGATRON_ON_NPU,
     why="it sorts parameters by the text of Tensor.type() and knows only torch.cuda types",
-    upstream="not forwarded: MindSpeed changes Tensor.type itself, for the whole process",
+    upstream="docs/upstream/megatron-tensor-type.md",
     remove_when="Megatron sorts parameters by dtype",
     evidence="executed",
 )

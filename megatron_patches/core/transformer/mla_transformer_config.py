@@ -8,7 +8,7 @@ from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
     "megatron.core.transformer:MLATransformerConfig",
     feature=VERL_ON_MEGATRON_CORE_0_8,
     why="verl.models.mcore.config_converter imports it from megatron.core.transformer",
-    upstream="not forwarded: part of later megatron-core releases",
+    upstream="not forwarded: specific to this pair of releases; megatron-core has it since 0.10",
     remove_when="the pinned megatron-core is 0.10 or later",
     evidence="executed",
 )

@@ -14,9 +14,9 @@ _NEUTRAL_VALUES = {
 @wrap(
     "megatron.core.transformer.transformer_config:TransformerConfig.__init__",
     feature=VERL_ON_MEGATRON_CORE_0_8,
-    why="verl 0.4.0 passes expert_tensor_parallel_size and computes layer offsets from fields of megatron-core 0.12",
-    upstream="not forwarded: part of later megatron-core releases",
-    remove_when="the pinned megatron-core is 0.12 or later",
+    why="verl 0.4.0 passes expert_tensor_parallel_size and computes layer offsets from fields of megatron-core 0.11",
+    upstream="not forwarded: specific to this pair of releases; megatron-core has the fields since 0.11",
+    remove_when="the pinned megatron-core is 0.11 or later",
 )
 def init(upstream, self, *args, expert_tensor_parallel_size=None, **kwargs):
     later_fields = {name: kwargs.pop(name, neutral) for name, neutral in _NEUTRAL_VALUES.items()}

@@ -9,7 +9,7 @@ from verl_patches.features.temperature.feature import TEMPERATURE
     feature=TEMPERATURE,
     evidence="executed",
     why="verl 0.4.0's Megatron log-probs ignore the rollout temperature, so training and rollout differ unless it is 1",
-    upstream="https://github.com/volcengine/verl/pull/3133",
+    upstream="https://github.com/verl-project/verl/pull/3133",
     remove_when="the pinned verl contains the fix",
 )
 def gptmodel_forward(upstream, *args, logits_processor=None, **kwargs):

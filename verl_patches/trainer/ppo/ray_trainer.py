@@ -37,7 +37,7 @@ def init(upstream, self, config, *args, **kwargs):
     evidence="executed",
     relies_on=[f"{_TRAINER}.fit"],
     why="fit always calls compute_log_prob; answered here, no worker runs a forward and no batch is sent",
-    upstream="not forwarded: later verl releases have a bypass mode of their own",
+    upstream="https://github.com/verl-project/verl/issues/3996",
     remove_when="the pinned verl can leave out old_log_prob for on-policy batches",
 )
 def init_workers(upstream, self):

@@ -6,7 +6,7 @@ from verl_patches.features.watch.feature import WATCH
 
 _METADATA = {
     "feature": MEASURE,
-    "upstream": "not forwarded: part of this project's features",
+    "upstream": "docs/upstream/verl-swallowed-reward-errors.md",
     "remove_when": "verl says at the end of a run how often the reward function failed",
 }
 

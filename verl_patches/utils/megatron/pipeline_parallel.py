@@ -8,7 +8,7 @@ from verl_patches.features.compatibility import MEGATRON_ON_NPU
     "flash_attn.bert_padding",
     feature=MEGATRON_ON_NPU,
     why="verl.utils.megatron and verl.utils.torch_functional import it, and flash-attn does not exist on Ascend",
-    upstream="not forwarded: for FSDP, verl takes the functions from transformers.integrations.npu_flash_attention",
+    upstream="docs/upstream/verl-flash-attn-padding.md",
     remove_when="verl's Megatron code takes these functions from somewhere that exists on Ascend",
     evidence="executed",
 )

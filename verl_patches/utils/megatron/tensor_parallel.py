@@ -8,7 +8,7 @@ from verl_patches.features.compatibility import MEGATRON_ON_NPU
     "verl.utils.megatron.tensor_parallel:_VocabParallelEntropy.forward",
     feature=MEGATRON_ON_NPU,
     why="it compiles a helper at every call, and torch.compile's default backend has no code generator for an NPU",
-    upstream="not forwarded: on Ascend, MindSpeed replaces torch.compile for the whole process",
+    upstream="docs/upstream/verl-entropy-compilation.md",
     remove_when="torch.compile generates code for an NPU by default",
 )
 def forward(upstream, *args):

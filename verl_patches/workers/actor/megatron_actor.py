@@ -46,7 +46,7 @@ def get_measuring_forward_backward_func(upstream):
     evidence="executed",
     relies_on=[f"{_ACTOR}.forward_backward_batch"],
     why="the loss closes over the micro batch inside verl's method; Megatron's schedule is where both pass by",
-    upstream="not forwarded: later verl releases detach log_prob in their loss when the batch is on-policy",
+    upstream="https://github.com/verl-project/verl/pull/3119",
     remove_when="the pinned verl takes log_prob.detach() for old_log_prob by itself",
     only_here=True,
 )
@@ -64,7 +64,7 @@ def get_forward_backward_func(upstream):
     evidence="executed",
     relies_on=["megatron.core.optimizer.optimizer:ChainedOptimizer.step"],
     why="bfloat16 has no gradient scaler in Megatron, so inf and nan reach the weights; verl skips such steps on FSDP",
-    upstream="not forwarded: upstream-defects 4",
+    upstream="docs/upstream/verl-megatron-nonfinite-gradients.md",
     remove_when="verl's Megatron actor skips steps with non-finite gradients",
 )
 def update_policy(upstream, self, dataloader):

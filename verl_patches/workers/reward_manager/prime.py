@@ -8,7 +8,7 @@ from verl_patches.features.measure.feature import MEASURE
     "verl.workers.reward_manager.prime:single_compute_score",
     feature=MEASURE,
     why="verl prints what a reward function raises and scores the answer 0, as if it were wrong",
-    upstream="not forwarded: part of this project's features",
+    upstream="docs/upstream/verl-swallowed-reward-errors.md",
     remove_when="verl says at the end of a run how often the reward function failed",
 )
 async def single_compute_score(upstream, evaluation_func, completion, reference, task, *args, **kwargs):

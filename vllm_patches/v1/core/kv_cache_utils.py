@@ -10,7 +10,7 @@ from verl_patches.features.compatibility import KV_CACHE_SIZE
     evidence="executed",
     why="vLLM 0.9.1 logs num_gpu_blocks_override and then ignores it; a cache that fills the device is cleared "
     "anew for every rollout",
-    upstream="not forwarded: later vLLM releases return the override",
+    upstream="https://github.com/vllm-project/vllm/pull/19503",
     remove_when="the pinned vLLM returns the override",
 )
 def get_num_blocks(upstream, vllm_config, *args, **kwargs):

@@ -12,7 +12,7 @@ _WHY = "verl 0.4.0 calls it around every rollout; with sleep mode off there is n
     feature=RESIDENCY,
     evidence="executed",
     why=f"{_WHY} residency has taken the weights and the KV cache off the device",
-    upstream="not forwarded: part of this project's features",
+    upstream="https://github.com/verl-project/verl/pull/1464",
     remove_when="verl calls it only when it asked for sleep mode",
 )
 def sleep(upstream, self, level=1):
@@ -25,7 +25,7 @@ def sleep(upstream, self, level=1):
     feature=RESIDENCY,
     evidence="executed",
     why=f"{_WHY} residency has brought them back",
-    upstream="not forwarded: part of this project's features",
+    upstream="https://github.com/verl-project/verl/pull/1464",
     remove_when="verl calls it only when it asked for sleep mode",
 )
 def wake_up(upstream, self, tags=None):

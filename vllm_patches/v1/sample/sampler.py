@@ -6,7 +6,7 @@ from verl_patches.features.temperature.feature import TEMPERATURE
 _METADATA = {
     "feature": TEMPERATURE,
     "evidence": "executed",
-    "upstream": "not forwarded: later vLLM releases have the option logprobs_mode",
+    "upstream": "https://github.com/vllm-project/vllm/pull/21398",
     "remove_when": "the pinned vLLM has logprobs_mode and verl sets processed_logprobs",
 }
 

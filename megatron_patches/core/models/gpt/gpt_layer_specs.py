@@ -8,8 +8,8 @@ from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
     "megatron.core.models.gpt.gpt_layer_specs:get_gpt_decoder_block_spec",
     feature=VERL_ON_MEGATRON_CORE_0_8,
     why="verl 0.4.0 builds every model from it; 0.8.0 without transformer_engine lacks RMSNorm and packed attention",
-    upstream="not forwarded: part of later megatron-core releases, where it needs transformer_engine",
-    remove_when="the pinned megatron-core is 0.9 or later and has NPU layers",
+    upstream="not forwarded: specific to this pair of releases; megatron-core 0.10 has it, for transformer_engine",
+    remove_when="the pinned megatron-core is 0.10 or later and has NPU layers",
     evidence="executed",
 )
 def decoder_block_spec(module):
@@ -26,7 +26,7 @@ def decoder_block_spec(module):
     "megatron.core.models.gpt.gpt_layer_specs:get_gpt_mtp_block_spec",
     feature=VERL_ON_MEGATRON_CORE_0_8,
     why="verl.models.mcore.model_initializer imports it; it is called for multi-token prediction only",
-    upstream="not forwarded: part of later megatron-core releases",
+    upstream="not forwarded: specific to this pair of releases; megatron-core has it since 0.12",
     remove_when="the pinned megatron-core is 0.12 or later",
     evidence="executed",
 )

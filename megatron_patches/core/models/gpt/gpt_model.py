@@ -8,7 +8,7 @@ from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
     "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
     feature=VERL_ON_MEGATRON_CORE_0_8,
     why="verl 0.4.0 passes mtp_block_spec, None for a model without multi-token prediction",
-    upstream="not forwarded: part of later megatron-core releases",
+    upstream="not forwarded: specific to this pair of releases; megatron-core has it since 0.12",
     remove_when="the pinned megatron-core is 0.12 or later",
     evidence="executed",
 )

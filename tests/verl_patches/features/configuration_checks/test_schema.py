@@ -192,7 +192,7 @@ def test_every_key_that_our_files_set_is_in_the_schema():
         assert {key for key in unknown if not key.startswith("actor_rollout_ref.overlay.")} == set()
 
 
-# The values of the findings: each was accepted, or ended in a Traceback.
+# Each of these values was once accepted, or ended in a Traceback.
 @pytest.mark.parametrize(
     ("override", "says"),
     [

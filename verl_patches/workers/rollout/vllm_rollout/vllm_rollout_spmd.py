@@ -12,7 +12,7 @@ from verl_patches.features.reshard.feature import RESHARD
     evidence="executed",
     why="verl copies rollout.seed into every request, which then samples with the same noise at every step, and gives "
     "all data-parallel engines one seed",
-    upstream="not forwarded: verl leaves rollout.seed unset, and its runs cannot be repeated",
+    upstream="https://github.com/verl-project/verl/pull/2646",
     remove_when="verl seeds the engine and not the requests",
     relies_on=["vllm.sampling_params:SamplingParams"],
 )
@@ -50,7 +50,7 @@ def generate_sequences(upstream, self, prompts, **options):
     evidence="executed",
     why="verl at the cluster's commit asks vLLM for the log-probs of its samples and drops them; without them nothing "
     "shows how far rollout and training are apart",
-    upstream="not forwarded: verl returns them since 0.4.0",
+    upstream="https://github.com/verl-project/verl/pull/1712",
     remove_when="the cluster's verl returns rollout_log_probs",
 )
 def generate_sequences_with_log_probs(upstream, self, prompts, **options):
