@@ -35,6 +35,12 @@ def torch_cuda_is_sent_to_the_npu(body):
     return "transfer_to_npu" in imported
 
 
+@demonstrates("megatron.core.tensor_parallel.random:_set_cuda_rng_state", MEGATRON_ON_NPU)
+def generators_are_those_of_the_npu(body):
+    with mock.patch("torch.cuda.default_generators", ()):
+        return body(lambda: len(torch.cuda.default_generators) == torch.npu.device_count())
+
+
 @demonstrates("apex.optimizers", MEGATRON_ON_NPU)
 def adam_is_torchs(body):
     return body("apex.optimizers").FusedAdam is torch.optim.AdamW

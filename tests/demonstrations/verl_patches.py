@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
+from tensordict import TensorDict
 
 import overlay
 from tests.demonstrations import Upstream, demonstrates
 from verl_patches.features import settings
-from verl_patches.features.compatibility import DEEPSEEK_V3, MEGATRON_ON_NPU, ROLLOUT_SEED, SETTINGS
+from verl_patches.features.compatibility import DEEPSEEK_V3, MEGATRON_ON_NPU, ROLLOUT_SEED, SETTINGS, VERL_ON_NPU
 from verl_patches.features.measure import step_record
 from verl_patches.features.measure.feature import MEASURE, MeasureSettings
 from verl_patches.features.mindspeed.feature import MINDSPEED
@@ -283,6 +284,13 @@ def the_distance_to_the_rollout_is_recorded(body):
     with mock.patch.object(step_record, "_record", record):
         update_of(body)
     return record.difference.largest
+
+
+@demonstrates(f"{ACTOR}.forward_backward_batch", VERL_ON_NPU)
+def every_tensor_has_a_storage(body):
+    together = torch.zeros(32, dtype=torch.uint8).view(torch.int64)
+    data = SimpleNamespace(batch=TensorDict({"one": together[:2], "other": together[2:]}, [2]))
+    return body(lambda self, data: data.batch["one"].untyped_storage().nbytes(), None, data)
 
 
 @demonstrates(f"{ACTOR}.update_policy", NONFINITE)

@@ -4,6 +4,7 @@ from overlay import Feature
 
 SETTINGS = Feature("settings", "Every process of a run knows the overlay's configuration before it builds anything.")
 MEGATRON_ON_NPU = Feature("megatron_on_npu", "Megatron-core, which is written for CUDA, runs on an NPU.")
+VERL_ON_NPU = Feature("verl_on_npu", "verl's Megatron actor takes its batches as torch_npu holds them.")
 VERL_ON_MEGATRON_CORE_0_8 = Feature(
     "verl_on_megatron_core_0_8", "verl 0.4.0, which is written for megatron-core 0.12, runs on 0.8.0."
 )

@@ -1,6 +1,7 @@
 """verl's Megatron actor: log-probs of its own forward as old_log_prob, their distance to the rollout's, safe steps."""
 
 from overlay import wrap
+from verl_patches.features.compatibility import VERL_ON_NPU
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY
@@ -56,6 +57,20 @@ def get_forward_backward_func(upstream):
 
     schedule = upstream()
     return schedule if settings.current().recompute_old_log_prob else with_own_log_probs(schedule)
+
+
+@wrap(
+    f"{_ACTOR}.forward_backward_batch",
+    feature=VERL_ON_NPU,
+    evidence="executed",
+    why="verl sends a batch as one storage of bytes, and torch_npu's deepcopy of a tensor takes the type that its "
+    "storage was made with: the copy of position_ids for the labels is refused",
+    upstream="docs/upstream/torch-npu-deepcopy.md",
+    remove_when="torch_npu copies a tensor whose storage was made with another type, or verl clones position_ids",
+)
+def forward_backward_batch(upstream, self, data, *args, **kwargs):
+    data.batch = data.batch.clone()  # a storage for each tensor
+    return upstream(self, data, *args, **kwargs)
 
 
 @wrap(
