@@ -3,8 +3,9 @@
     python -m tests.upstream.op_plugin --upstream FOLDER [--engine cann] [--file NAME ...] [--jobs N] [--report FILE]
 
 FOLDER holds the checkout ``op-plugin`` (branch 7.1.0 is that of torch_npu 2.5.1.post1) and the wheel
-``torch_npu-2.5.1.post1-*.whl``, of which only the helpers of tests are used. Every file runs in a process of its own,
-on the chip that op-plugin's tests are written for (A2): many skip themselves on another.
+``torch_npu-2.5.1.post1-*.whl``, of which only the helpers of tests are used; the engine cann has them and needs no
+wheel there. Every file runs in a process of its own, on the chip that op-plugin's tests are written for (A2): many skip
+themselves on another.
 """
 
 import argparse
@@ -40,10 +41,11 @@ class Outcome:
         return "passed" if self.passed else "skipped"
 
 
-def missing(folder: Path) -> list[str]:
-    """What `folder` lacks to run the tests of op-plugin."""
+def missing(folder: Path, engine: str = "stand-in") -> list[str]:
+    """What `folder` lacks to run the tests of op-plugin on an engine."""
     lacks = [] if (folder / TESTS).is_dir() else [str(TESTS)]
-    return lacks if list(folder.glob(WHEEL)) else [*lacks, WHEEL]
+    has_wheel = any(path.exists() for path in folder.glob(WHEEL))
+    return lacks if has_wheel or engine == "cann" else [*lacks, WHEEL]
 
 
 def borrow(folder: Path, target: Path) -> Path:
@@ -74,7 +76,7 @@ def run(folder: Path, names: Iterable[str] = (), jobs: int = 1, engine: str = "s
     }
     tests = files(folder, names)
     with tempfile.TemporaryDirectory() as scratch:
-        borrowed = borrow(folder, Path(scratch, "wheel"))
+        borrowed = Path(scratch, "wheel") if engine == "cann" else borrow(folder, Path(scratch, "wheel"))
         program = [sys.executable, "-W", "ignore", "-m", "tests.upstream.op_plugin_program"]
         subprocess.run([*program, borrowed, scratch, str(jobs), *tests], env=os.environ | settings, check=True)
         return [Outcome(test.name, **json.loads(Path(scratch, f"{test.stem}.json").read_text())) for test in tests]
@@ -96,7 +98,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, metavar="N")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write all outcomes as JSON")
     options = parser.parse_args()
-    lacks = missing(options.upstream)
+    lacks = missing(options.upstream, options.engine)
     if lacks:
         parser.error(f"{options.upstream} lacks {' and '.join(lacks)}")
     outcomes = run(options.upstream, options.file, options.jobs, options.engine)

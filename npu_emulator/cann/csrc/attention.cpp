@@ -1,8 +1,8 @@
 // Attention for training (npu_fusion_attention) and its gradient, in float32. The gradient is computed from the
 // statistics of the softmax that are given, since context parallelism gives merged ones.
-#include <limits>
+#include "attention.h"
 
-#include "operators.h"
+#include <limits>
 
 using namespace cann;
 
@@ -60,7 +60,10 @@ Tensor scores_of(const Tensor& query, const Tensor& key, double scale, const Ten
   return hidden.defined() ? scores.masked_fill(hidden, -std::numeric_limits<float>::infinity()) : scores;
 }
 
-// All tensors with heads first; the statistics are [batch, heads, queries].
+}  // namespace
+
+namespace cann {
+
 void attend(const Tensor& query, const Tensor& key, const Tensor& value, double scale, const Tensor& hidden,
             const Tensor& most, const Tensor& total, const Tensor& out) {
   const auto scores = scores_of(query, key, scale, hidden);
@@ -71,6 +74,10 @@ void attend(const Tensor& query, const Tensor& key, const Tensor& value, double 
   most.copy_(largest.squeeze(-1));
   total.copy_(sum.squeeze(-1));
 }
+
+}  // namespace cann
+
+namespace {
 
 struct Gradients {
   Tensor query, key, value;
