@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 
 #include "operators.h"
@@ -17,6 +18,38 @@ namespace {
 struct Count {
   int64_t calls = 0, bytes = 0;
 };
+
+// Where a collective that is late writes meanwhile.
+struct Landing {
+  void* out;
+  std::vector<char> bytes;
+};
+thread_local std::vector<Landing>* landings = nullptr;
+
+// Where a collective writes `bytes` bytes that are meant for `out`.
+void* landing(void* out, size_t bytes) {
+  if (!landings || !bytes) return out;
+  landings->push_back({out, std::vector<char>(bytes)});
+  return landings->back().bytes.data();
+}
+
+// Does `work` on the stream; what it writes appears when something waits for the stream.
+void submit_late(aclrtStream stream, const char* name, const std::function<void()>& work) {
+  auto written = std::make_shared<std::vector<Landing>>();
+  submit(stream, name, [&] {
+    landings = written.get();
+    try {
+      work();
+    } catch (...) {
+      landings = nullptr;
+      throw;
+    }
+    landings = nullptr;
+  });
+  defer(stream, [written] {
+    for (const auto& one : *written) std::memcpy(one.out, one.bytes.data(), one.bytes.size());
+  });
+}
 
 std::mutex counts_mutex;
 
@@ -61,7 +94,8 @@ HcclResult call(const char* name, size_t bytes, aclrtStream stream, std::functio
     count.bytes += static_cast<int64_t>(bytes);
   };
   try {
-    submit(stream, name, counted);
+    if (defers_collectives() && stream && !is_capturing(stream)) submit_late(stream, name, counted);
+    else submit(stream, name, counted);
     return HCCL_SUCCESS;
   } catch (const c10::Error& error) {
     fail(HCCL_E_TIMEOUT, error.what_without_backtrace());
@@ -85,7 +119,7 @@ void reduce(SharedGroup& ranks, void* out, uint64_t first, uint64_t count, HcclD
       default: TORCH_CHECK(false, "HcclReduceOp ", static_cast<int>(op), " is not emulated");
     }
   }
-  flat(out, count, type).copy_(total);
+  flat(landing(out, count * width(type)), count, type).copy_(total);
 }
 
 std::vector<uint64_t> copied(const void* values, int count) {
@@ -133,8 +167,9 @@ HcclResult all_to_all(const char* name, const void* in, Parts from, void* out, P
         const auto* sizes = reinterpret_cast<const uint64_t*>(area + table);
         TORCH_CHECK(sizes[ranks.rank] == to.counts[rank], name, ": rank ", rank, " sends ", sizes[ranks.rank],
                     " elements to rank ", ranks.rank, ", which expects ", to.counts[rank]);
-        std::memcpy(static_cast<char*>(out) + to.starts[rank] * element,
-                    area + 2 * table + starts[ranks.rank] * element, to.counts[rank] * element);
+        const size_t size = to.counts[rank] * element;
+        std::memcpy(landing(static_cast<char*>(out) + to.starts[rank] * element, size),
+                    area + 2 * table + starts[ranks.rank] * element, size);
       }
     });
   });
@@ -228,7 +263,7 @@ HCCL_API HcclResult HcclAllGather(void* in, void* out, uint64_t count, HcclDataT
   return call("HcclAllGather", bytes, stream, [=, &ranks] {
     ranks.exchange("HcclAllGather", bytes, [&](char* area) { std::memcpy(area, in, bytes); }, [&] {
       for (int rank = 0; rank < ranks.ranks; ++rank)
-        std::memcpy(static_cast<char*>(out) + rank * bytes, ranks.given(rank), bytes);
+        std::memcpy(landing(static_cast<char*>(out) + rank * bytes, bytes), ranks.given(rank), bytes);
     });
   });
 }
@@ -240,8 +275,9 @@ HCCL_API HcclResult HcclAllGatherV(const void* in, uint64_t count, const void* o
               [=, &ranks, sizes = copied(counts, ranks.ranks), to = copied(starts, ranks.ranks)] {
                 ranks.exchange("HcclAllGatherV", bytes, [&](char* area) { std::memcpy(area, in, bytes); }, [&] {
                   for (int rank = 0; rank < ranks.ranks; ++rank)
-                    std::memcpy(static_cast<char*>(const_cast<void*>(out)) + to[rank] * element, ranks.given(rank),
-                                sizes[rank] * element);
+                    std::memcpy(
+                        landing(static_cast<char*>(const_cast<void*>(out)) + to[rank] * element, sizes[rank] * element),
+                        ranks.given(rank), sizes[rank] * element);
                 });
               });
 }
@@ -252,7 +288,7 @@ HCCL_API HcclResult HcclBroadcast(void* data, uint64_t count, HcclDataType type,
   const size_t bytes = count * width(type), given = is_root ? bytes : 0;
   return call("HcclBroadcast", given, stream, [=, &ranks] {
     ranks.exchange("HcclBroadcast", given, [&](char* area) { std::memcpy(area, data, given); }, [&] {
-      if (!is_root) std::memcpy(data, ranks.given(static_cast<int>(root)), bytes);
+      if (!is_root) std::memcpy(landing(data, bytes), ranks.given(static_cast<int>(root)), bytes);
     });
   });
 }
@@ -263,7 +299,9 @@ HCCL_API HcclResult HcclScatter(void* in, void* out, uint64_t count, HcclDataTyp
   const size_t given = ranks.rank == static_cast<int>(root) ? bytes * ranks.ranks : 0;
   return call("HcclScatter", given, stream, [=, &ranks] {
     ranks.exchange("HcclScatter", given, [&](char* area) { std::memcpy(area, in, given); },
-                   [&] { std::memcpy(out, ranks.given(static_cast<int>(root)) + ranks.rank * bytes, bytes); });
+                   [&] {
+                      std::memcpy(landing(out, bytes), ranks.given(static_cast<int>(root)) + ranks.rank * bytes, bytes);
+                    });
   });
 }
 HCCL_API HcclResult HcclAlltoAllV(const void* in, const void* counts, const void* starts, HcclDataType type,
@@ -295,7 +333,9 @@ HCCL_API HcclResult HcclRecv(void* data, uint64_t count, HcclDataType type, uint
   auto& ranks = group(communicator);
   const size_t bytes = count * width(type);
   return call("HcclRecv", 0, stream,
-              [=, &ranks] { ranks.transfer("HcclRecv", {{true, data, bytes, static_cast<int>(from)}}); });
+              [=, &ranks] {
+                ranks.transfer("HcclRecv", {{true, landing(data, bytes), bytes, static_cast<int>(from)}});
+              });
 }
 HCCL_API HcclResult HcclBatchSendRecv(HcclSendRecvItem* items, uint32_t count, HcclComm communicator,
                                       aclrtStream stream) {
@@ -307,7 +347,12 @@ HCCL_API HcclResult HcclBatchSendRecv(HcclSendRecvItem* items, uint32_t count, H
     messages.push_back({item->sendRecvType == HCCL_RECV, item->buf, bytes, static_cast<int>(item->remoteRank)});
     if (item->sendRecvType == HCCL_SEND) sent += bytes;
   }
-  return call("HcclBatchSendRecv", sent, stream, [=, &ranks] { ranks.transfer("HcclBatchSendRecv", messages); });
+  return call("HcclBatchSendRecv", sent, stream, [=, &ranks] {
+    auto landed = messages;
+    for (auto& message : landed)
+      if (message.is_received) message.data = landing(message.data, message.bytes);
+    ranks.transfer("HcclBatchSendRecv", landed);
+  });
 }
 
 // For meters: a line for every function of HCCL that this process called, "name calls bytes", until the next call.

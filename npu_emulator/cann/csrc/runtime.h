@@ -42,6 +42,12 @@ struct Stream {
 void submit(void* stream, const char* name, std::function<void()> run);
 bool is_capturing(void* stream);
 
+// Whether results of collectives appear late (NPU_EMULATOR_DEFERRED_COLLECTIVES): when something waits for the stream, and
+// not when the call returns. Code that forgets to wait then reads what was there before, as it may on the device.
+bool defers_collectives();
+// Keeps `appear` until something waits for what `stream` has been given so far.
+void defer(void* stream, std::function<void()> appear);
+
 // The device of the calling thread, or -1 if it has chosen none.
 int chosen_device() noexcept;
 // The die of the machine that a device of this process is.

@@ -14,10 +14,18 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <mutex>
 
 namespace cann {
 
 namespace {
+
+std::mutex groups_mutex;
+
+std::map<std::string, SharedGroup*>& groups() {
+  static auto* all = new std::map<std::string, SharedGroup*>();
+  return *all;
+}
 
 using Clock = std::chrono::steady_clock;
 
@@ -57,7 +65,7 @@ struct SharedGroup::State {
   std::atomic<pid_t> process[kMaxRanks];
   std::atomic<uint64_t> arrived[kMaxRanks];      // meetings that the rank has come to
   char latest[kMaxRanks][48];                    // what it came to last
-  std::atomic<int> file[kMaxRanks][2];           // of its memory, by the parity of the step, plus one
+  std::atomic<int> file[kMaxRanks][2];           // of its memory, by the parity of the exchange, plus one
   std::atomic<uint64_t> bytes[kMaxRanks][2];     // that it gave
   struct Channel {
     std::atomic<int> file;  // of the sender, plus one
@@ -88,9 +96,15 @@ SharedGroup::SharedGroup(Meeting meeting, int its_ranks, int its_rank)
     throw;
   }
   close(file);  // every rank has it mapped
+  std::lock_guard<std::mutex> guard(groups_mutex);
+  groups()[name] = this;
 }
 
 SharedGroup::~SharedGroup() {
+  {
+    std::lock_guard<std::mutex> guard(groups_mutex);
+    groups().erase(name);
+  }
   for (auto* all : {&areas_, &channels_})
     for (auto& [key, area] : *all) {
       if (area.data) munmap(area.data, area.size);
@@ -173,17 +187,24 @@ void SharedGroup::meet(const char* what) {
   wait(what, [&] { return missing().empty(); }, missing);
 }
 
-// Two areas in turn: a rank that comes to meeting k has read all of meeting k - 1, and may not yet have read k's own.
+// Two areas in turn: a rank that comes to exchange k has read all of exchange k - 1, and may not yet have read k's own.
+//
+// What a rank gave must be there for the others when it has ended: an area that is open stays, so the first time that
+// one is used all open it before anyone goes on. It may still grow.
 void SharedGroup::exchange(const char* what, size_t bytes, const Fill& fill, const Read& read) {
-  const int parity = static_cast<int>((step_ + 1) & 1);
+  const int parity = static_cast<int>(++exchanges_ & 1);
   fill(own_area(areas_[{rank, parity}], state_->file[rank][parity], std::max<size_t>(bytes, 1)));
   state_->bytes[rank][parity] = bytes;
   meet(what);
+  if (exchanges_ <= 2) {
+    for (int of = 0; of < ranks; ++of) given(of);
+    meet(what);
+  }
   read();
 }
 
 const char* SharedGroup::given(int of) {
-  const int parity = static_cast<int>(step_ & 1);
+  const int parity = static_cast<int>(exchanges_ & 1);
   return area_of(areas_[{of, parity}], of, state_->file[of][parity], state_->bytes[of][parity]);
 }
 
@@ -234,6 +255,13 @@ void SharedGroup::transfer(const char* what, const std::vector<Message>& message
     for (const auto* message : open) peers.push_back(message->peer);
     return peers;
   });
+}
+
+SharedGroup& group_named(const std::string& name) {
+  std::lock_guard<std::mutex> guard(groups_mutex);
+  const auto found = groups().find(name);
+  TORCH_CHECK(found != groups().end(), "there is no communicator ", name, " in this process");
+  return *found->second;
 }
 
 }  // namespace cann

@@ -69,9 +69,13 @@ class SharedGroup {
   bool try_receive(const Message& message);
 
   State* state_ = nullptr;
-  uint64_t step_ = 0;
-  std::map<std::pair<int, int>, Area> areas_;     // by owner and parity of the step
+  uint64_t step_ = 0;       // meetings
+  uint64_t exchanges_ = 0;
+  std::map<std::pair<int, int>, Area> areas_;     // by owner and parity of the exchange
   std::map<std::pair<int, int>, Area> channels_;  // by sender and receiver
 };
+
+// The group of this process with that name, for kernels with a collective inside. Throws c10::Error if there is none.
+SharedGroup& group_named(const std::string& name);
 
 }  // namespace cann

@@ -1,11 +1,14 @@
 // Streams, events, and graphs captured on streams.
 //
-// Work is done when it is given, so an event has always happened, and waiting for one orders nothing. What events do is
-// to carry a capture to further streams, as on the device: a stream that waits for an event of a captured stream takes
+// Work is done when it is given, so an event has always happened, and waiting for one orders nothing, but that results of
+// collectives that are late appear. What events do is to carry a capture to further streams, as on the device: a stream that waits for an event of a captured stream takes
 // part in its graph until the capture ends.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <list>
 #include <mutex>
 
 #include "runtime.h"
@@ -14,10 +17,61 @@ using namespace cann;
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 struct Event {
-  std::chrono::steady_clock::time_point recorded;
+  Clock::time_point recorded;
   Graph* graph = nullptr;
+  void* stream = nullptr;
+  uint64_t given = 0;  // results that were late when it was recorded: those of the stream up to this number
 };
+
+// Results that have not appeared yet, in the order in which they were computed.
+struct Late {
+  void* stream;
+  uint64_t number;
+  Clock::time_point since;
+  std::function<void()> appear;
+};
+std::mutex late_mutex;
+std::list<Late> late;
+uint64_t last_late = 0;
+std::atomic<bool> any_late{false};
+std::atomic<bool> is_deferring{[] {
+  const char* text = std::getenv("NPU_EMULATOR_DEFERRED_COLLECTIVES");
+  return text && !std::strcmp(text, "1");
+}()};
+constexpr uint64_t kAll = ~uint64_t{0};
+
+// Lets the results of `stream`, or of all streams if it is null, up to `number` appear.
+void let_appear(void* stream, uint64_t number = kAll) {
+  if (!any_late.load(std::memory_order_acquire)) return;
+  std::lock_guard<std::mutex> guard(late_mutex);
+  for (auto one = late.begin(); one != late.end();) {
+    if ((stream && one->stream != stream) || one->number > number) {
+      ++one;
+      continue;
+    }
+    one->appear();
+    one = late.erase(one);
+  }
+  any_late = !late.empty();
+}
+
+// Whether all of them have appeared. A network is slow and not dead: after a while they do without anyone's waiting.
+bool has_appeared(void* stream, uint64_t number) {
+  constexpr std::chrono::seconds kSlow{2};
+  if (!any_late.load(std::memory_order_acquire)) return true;
+  Clock::time_point youngest{};
+  {
+    std::lock_guard<std::mutex> guard(late_mutex);
+    for (const auto& one : late)
+      if (one.stream == stream && one.number <= number) youngest = one.since;
+  }
+  if (youngest != Clock::time_point{} && Clock::now() - youngest < kSlow) return false;
+  let_appear(stream, number);
+  return true;
+}
 
 std::mutex capture_mutex;
 std::atomic<int> captures_under_way{0};
@@ -30,6 +84,12 @@ Stream* stream_of(void* stream) { return static_cast<Stream*>(stream); }
 aclError check_wait(void* stream, const char* function) {
   if (!is_capturing(stream)) return ACL_SUCCESS;
   return fail(kStreamIsCaptured, std::string(function) + " of a stream that is being captured");
+}
+
+// What was late when the event was recorded appears.
+void wait_for(void* event) {
+  const auto* recorded = static_cast<Event*>(event);
+  if (recorded->given && recorded->stream) let_appear(recorded->stream, recorded->given);
 }
 
 aclError create_event(aclrtEvent* event) {
@@ -55,10 +115,25 @@ void submit(void* stream, const char* name, std::function<void()> run) {
       return;
     }
   }
+  if (stream) let_appear(stream);  // what a stream is given sees what came before on it
   run();
 }
 
+bool defers_collectives() { return is_deferring.load(std::memory_order_relaxed); }
+
+void defer(void* stream, std::function<void()> appear) {
+  std::lock_guard<std::mutex> guard(late_mutex);
+  late.push_back({stream, ++last_late, Clock::now(), std::move(appear)});
+  any_late = true;
+}
+
 }  // namespace cann
+
+// Says whether results of collectives appear late from now on, and returns whether they did; all that are late appear.
+CANN_API int npu_emulator_defer_collectives(int on) {
+  let_appear(nullptr);
+  return is_deferring.exchange(on != 0);
+}
 
 CANN_API aclError aclrtCreateStream(aclrtStream* stream) {
   *stream = new Stream{chosen_device()};
@@ -68,18 +143,26 @@ CANN_API aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t, uin
   return aclrtCreateStream(stream);
 }
 CANN_API aclError aclrtDestroyStream(aclrtStream stream) {
+  let_appear(stream);
   delete stream_of(stream);
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtDestroyStreamForce(aclrtStream stream) { return aclrtDestroyStream(stream); }
-CANN_API aclError aclrtSynchronizeStream(aclrtStream stream) { return check_wait(stream, "aclrtSynchronizeStream"); }
+CANN_API aclError aclrtSynchronizeStream(aclrtStream stream) {
+  let_appear(stream);
+  return check_wait(stream, "aclrtSynchronizeStream");
+}
 CANN_API aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t) {
+  let_appear(stream);
   return check_wait(stream, "aclrtSynchronizeStreamWithTimeout");
 }
-CANN_API aclError aclrtSynchronizeDevice() { return ACL_SUCCESS; }
-CANN_API aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return ACL_SUCCESS; }
+CANN_API aclError aclrtSynchronizeDevice() {
+  let_appear(nullptr);
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return aclrtSynchronizeDevice(); }
 CANN_API aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus* status) {
-  *status = ACL_STREAM_STATUS_COMPLETE;
+  *status = has_appeared(stream, kAll) ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
   return check_wait(stream, "aclrtStreamQuery");
 }
 CANN_API aclError aclrtSetStreamFailureMode(aclrtStream, uint64_t) { return ACL_SUCCESS; }
@@ -99,12 +182,18 @@ CANN_API aclError aclrtDestroyEvent(aclrtEvent event) {
 }
 CANN_API aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
   auto* recorded = static_cast<Event*>(event);
-  recorded->recorded = std::chrono::steady_clock::now();
+  recorded->recorded = Clock::now();
+  recorded->stream = stream;
+  if (any_late.load(std::memory_order_acquire)) {
+    std::lock_guard<std::mutex> guard(late_mutex);
+    recorded->given = last_late;
+  }
   std::lock_guard<std::mutex> guard(capture_mutex);
   recorded->graph = stream ? stream_of(stream)->capturing : nullptr;
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
+  wait_for(event);
   std::lock_guard<std::mutex> guard(capture_mutex);
   auto* graph = static_cast<Event*>(event)->graph;
   if (!graph || !stream || stream_of(stream)->capturing == graph) return ACL_SUCCESS;
@@ -115,9 +204,14 @@ CANN_API aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return ACL_SUCCESS; }
-CANN_API aclError aclrtSynchronizeEvent(aclrtEvent) { return ACL_SUCCESS; }
-CANN_API aclError aclrtQueryEventStatus(aclrtEvent, aclrtEventRecordedStatus* status) {
-  *status = ACL_EVENT_RECORDED_STATUS_COMPLETE;
+CANN_API aclError aclrtSynchronizeEvent(aclrtEvent event) {
+  wait_for(event);
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus* status) {
+  const auto* recorded = static_cast<Event*>(event);
+  const bool is_complete = !recorded->given || !recorded->stream || has_appeared(recorded->stream, recorded->given);
+  *status = is_complete ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtQueryEventWaitStatus(aclrtEvent, aclrtEventWaitStatus* status) {

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 
 import npu_emulator_engine
@@ -58,6 +59,52 @@ def collectives(rank: int, ranks: int, device: str) -> Iterator[tuple[str, torch
     yield "batch_isend_irecv", torch.stack(incoming), torch.stack([of_rank(back), of_rank(back + 7)])
 
 
+def expert_exchange(rank: int, ranks: int, device: str, group: str) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Tokens to experts that multiply by their number, and back: name, result, and what it should be."""
+    tokens, size, k, experts = 5, 8, 2, 3 * ranks
+    generator = torch.Generator().manual_seed(rank)
+    x = torch.randint(-8, 9, (tokens, size), generator=generator).half()  # float32 is refused
+    ids = torch.stack([torch.randperm(experts, generator=generator)[:k] for _ in range(tokens)]).int()
+    weights = torch.randint(1, 5, (tokens, k), generator=generator).float()
+    expected = (((ids + 1) * weights).sum(1, keepdim=True) * x).half()
+    place = (group, ranks, rank, experts)
+    for version in ("", "_v2"):
+        dispatch = getattr(torch_npu, f"npu_moe_distribute_dispatch{version}")
+        combine = getattr(torch_npu, f"npu_moe_distribute_combine{version}")
+        rows, _, origins, per_expert, received, *_ = dispatch(x.to(device), ids.to(device), *place)
+        numbers = torch.arange(3 * rank, 3 * rank + 3) + 1
+        factors = numbers.repeat_interleave(per_expert.cpu()).half().unsqueeze(1)
+        computed = torch.zeros_like(rows)
+        computed[: len(factors)] = rows[: len(factors)] * factors.to(device)
+        result = combine(computed, ids.to(device), origins, received, weights.to(device), *place)
+        yield f"dispatch and combine{version}", result, expected
+
+
+def products(rank: int, ranks: int, device: str, group: str) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Matrix products with a collective inside: name, result, and what it should be."""
+    generator = torch.Generator().manual_seed(7)
+    given = torch.randint(-4, 5, (ranks, 2 * ranks, 6), generator=generator).half()
+    weights = torch.randint(-4, 5, (ranks, 6, 3), generator=generator).half()
+    x, weight = given[rank].to(device), weights[rank].to(device)
+    total = torch.matmul(given, weights).sum(0)
+    product, gathered = torch_npu.npu_all_gather_base_mm(x, weight, group, ranks)
+    yield "all_gather_base_mm", product, given.flatten(0, 1) @ weights[rank]
+    yield "all_gather_base_mm, gathered", gathered, given.flatten(0, 1)
+    part = torch_npu.npu_mm_reduce_scatter_base(x, weight, group, ranks)
+    yield "mm_reduce_scatter_base", part, total[2 * rank : 2 * rank + 2]
+    yield "mm_all_reduce_base", torch_npu.npu_mm_all_reduce_base(x, weight, group), total
+
+
+def read_without_waiting(rank: int, ranks: int, device: str) -> dict[str, bool]:
+    """Whether a result is there when it is read before and after somebody waits for it."""
+    tensor, total = of_rank(rank).to(device), sum(of_rank(r) for r in range(ranks))
+    torch.npu.synchronize()
+    work = dist.all_reduce(tensor, async_op=True)
+    before = tensor.cpu()
+    work.wait()
+    return {"before": torch.equal(before, total), "after": torch.equal(tensor.cpu(), total)}
+
+
 def counts() -> str:
     function = npu_emulator_engine.library().npu_emulator_hccl_counts
     function.restype = ctypes.c_char_p
@@ -71,9 +118,13 @@ def main() -> None:
         "hccl", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
     )
     answers = {"equal": {}}
-    for name, computed, expected in collectives(rank, ranks, f"npu:{rank}"):
+    device = f"npu:{rank}"
+    group = dist.group.WORLD._get_backend(torch.device("npu")).get_hccl_comm_name(rank)
+    kernels = (expert_exchange(rank, ranks, device, group), products(rank, ranks, device, group))
+    for name, computed, expected in chain(collectives(rank, ranks, device), *kernels):
         answers["equal"][name] = torch.equal(computed.cpu(), expected)
     answers["counts"] = counts()
+    answers["there"] = read_without_waiting(rank, ranks, device)
     if "leave" in sys.argv:
         if rank == 1:
             os._exit(0)

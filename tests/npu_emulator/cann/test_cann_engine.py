@@ -128,11 +128,11 @@ def test_fused_operators_round_once(device):
     assert device["fused"] == {"rms_norm": True, "swiglu": True}
 
 
-def run_ranks(folder: Path, ranks: int, *more: str) -> list[dict]:
+def run_ranks(folder: Path, ranks: int, *more: str, deferred: bool) -> list[dict]:
     results = [folder / f"{rank}.json" for rank in range(ranks)]
+    variables = {"HCCL_EXEC_TIMEOUT": "60", "NPU_EMULATOR_DEFERRED_COLLECTIVES": str(int(deferred))}
     processes = [
-        start("hccl_program", rank, ranks, folder / "store", results[rank], *more, HCCL_EXEC_TIMEOUT="60")
-        for rank in range(ranks)
+        start("hccl_program", rank, ranks, folder / "store", results[rank], *more, **variables) for rank in range(ranks)
     ]
     for process in processes:
         finish(process)
@@ -145,13 +145,21 @@ def left_in_shared_memory() -> set[str]:
 
 def test_collectives_between_processes_and_a_rank_that_goes_away(tmp_path):
     before = left_in_shared_memory()
-    answers = run_ranks(tmp_path, 2, "leave")
+    answers = run_ranks(tmp_path, 2, "leave", deferred=False)
     (answer,) = answers
+    assert answer["there"] == {"before": True, "after": True}
     assert answer["equal"] and all(answer["equal"].values()), answer["equal"]
     calls = dict(re.findall(r"^(\w+) (\d+ \d+)$", answer["counts"], re.M))
     assert calls["HcclBroadcast"].split()[0] == "1" and calls["HcclAllGather"] == "1 24"
     assert "rank 1 (its process has ended" in answer["told"]
     assert left_in_shared_memory() == before
+
+
+def test_deferred_collectives_show_a_missing_wait(tmp_path):
+    """What is read without waiting is what was there before; the test above is the control."""
+    for answer in run_ranks(tmp_path, 2, deferred=True):
+        assert all(answer["equal"].values()), answer["equal"]
+        assert answer["there"] == {"before": False, "after": True}
 
 
 def test_unknown_engine_is_one_sentence():
