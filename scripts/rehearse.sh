@@ -25,7 +25,7 @@ outputs/rehearsal/TIME/ (and the link outputs/rehearsal/latest). Everything it s
   --dies N              emulated dies (default: 4)
   --device-memory MIB   memory of each die (default: 1024)
   --engine NAME         what stands behind torch_npu: stand-in (default), or cann, the published torch_npu on an emulated
-                        CANN, which does not train yet (npu_emulator/README.md)
+                        CANN (npu_emulator/README.md)
   --output DIR          where to write instead of outputs/rehearsal/TIME
   --dry-run             print the plan and its commands, and start nothing
   --help                print this
