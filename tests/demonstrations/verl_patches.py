@@ -10,11 +10,13 @@ from unittest import mock
 
 import torch
 from tensordict import TensorDict
+from omegaconf import OmegaConf
 
 import overlay
 from tests.demonstrations import Upstream, demonstrates
 from verl_patches.features import settings
 from verl_patches.features.compatibility import DEEPSEEK_V3, MEGATRON_ON_NPU, ROLLOUT_SEED, SETTINGS, VERL_ON_NPU
+from verl_patches.features.data_order.feature import DATA_ORDER
 from verl_patches.features.measure import step_record
 from verl_patches.features.measure.feature import MEASURE, MeasureSettings
 from verl_patches.features.mindspeed.feature import MINDSPEED
@@ -167,6 +169,18 @@ def a_bad_combination_is_refused(body):
     with contextlib.suppress(overlay.ConfigurationError):
         body(upstream, SimpleNamespace(), config)
     return len(upstream.calls)
+
+
+@demonstrates(f"{TRAINER}._create_dataloader", DATA_ORDER)
+def the_place_in_the_data_is_two_integers(body):
+    config = {"data": {"train_batch_size": 2, "shuffle": True}}
+    trainer = SimpleNamespace(config=OmegaConf.create(config), train_dataset=[0, 1, 2], total_training_steps=1)
+
+    def upstream(self, *arguments):
+        self.train_dataloader = SimpleNamespace(state_dict=lambda: "upstream")
+
+    body(upstream, trainer, None, None, None, None)
+    return trainer.train_dataloader.state_dict()
 
 
 @demonstrates(f"{TRAINER}.init_workers", ONPOLICY)

@@ -13,6 +13,7 @@ from verl_patches.features.compatibility import (
     VLLM_ON_TORCH_2_5,
     VLLM_PROCESSES,
 )
+from verl_patches.features.data_order.feature import DATA_ORDER
 from verl_patches.features.direct_loading.feature import DIRECT_LOADING
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.measure.feature import MEASURE
@@ -37,6 +38,7 @@ FEATURES = (
     TEMPERATURE,
     NONFINITE,
     DIRECT_LOADING,
+    DATA_ORDER,
     MINDSPEED,
     ROUTER_BALANCE,
     PRECISION,

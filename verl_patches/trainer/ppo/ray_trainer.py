@@ -2,6 +2,7 @@
 
 from overlay import wrap
 from verl_patches.features.compatibility import SETTINGS
+from verl_patches.features.data_order.feature import DATA_ORDER
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.onpolicy.feature import ONPOLICY
 from verl_patches.features.watch.feature import WATCH
@@ -29,6 +30,31 @@ def init(upstream, self, config, *args, **kwargs):
     settings.activate(check_configuration(config))
     upstream(self, config, *args, **kwargs)
     _note("data_ready")
+
+
+@wrap(
+    f"{_TRAINER}._create_dataloader",
+    feature=DATA_ORDER,
+    evidence="executed",
+    relies_on=[f"{_TRAINER}.fit", "verl.trainer.main_ppo:create_rl_sampler"],
+    why="verl's sampler keeps no epoch, so a resume in a later epoch goes through the first one's order again; fit "
+    "counts epochs from 0 and trains one step more after a resume at the end",
+    upstream="not forwarded: torch's RandomSampler has no state, which accelerate#4195 reports of another trainer",
+    remove_when="a resume of the pinned verl continues in the order of the unbroken run in every epoch",
+)
+def create_dataloader(upstream, self, train_dataset, val_dataset, collate_fn, train_sampler):
+    from verl_patches.features.data_order.loader import ResumableLoader
+    from verl_patches.features.data_order.order import DataOrder, PlacedSampler
+
+    data = self.config.data
+
+    def order():
+        seed = data.get("seed", 1) if data.shuffle else None
+        return DataOrder(len(self.train_dataset), data.get("gen_batch_size", data.train_batch_size), seed)
+
+    sampler = PlacedSampler(order)
+    upstream(self, train_dataset, val_dataset, collate_fn, sampler)
+    self.train_dataloader = ResumableLoader(self.train_dataloader, sampler, order(), self.total_training_steps)
 
 
 @wrap(

@@ -1,0 +1,56 @@
+"""The loader that verl's training loop goes through, able to begin anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from verl_patches.features.data_order.order import DataOrder, Place, PlacedSampler, place_state, read_place
+
+
+class ResumableLoader:
+    """`batches` of an epoch as `sampler` orders them, and the place that training has come to.
+
+    verl asks for one iteration an epoch and counts them from 0, after a resume too. An epoch that was trained before
+    the resume is therefore answered with no batches, so that the loop's own count is the epoch's number: of 4 batches
+    an epoch, resumed after 9, the first four iterations give 0, 0, 3 and 4 batches. None is given out beyond
+    `total_steps`, whatever epoch that is in: verl looks for its last step only after it has trained.
+
+    A batch counts as trained as soon as it has been given out: verl saves while it is in the batch's step.
+    """
+
+    def __init__(self, batches: Iterable[Any], sampler: PlacedSampler, order: DataOrder, total_steps: int) -> None:
+        self._batches, self._sampler, self._order, self._total_steps = batches, sampler, order, total_steps
+        self._place = Place()
+        self._epochs_asked_for = 0
+
+    def __len__(self) -> int:
+        return self._order.batches
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self._epochs_asked_for
+        self._epochs_asked_for += 1
+        if epoch < self._place.epoch or self._is_over():
+            return
+        self._sampler.place = self._place
+        for batch in self._batches:
+            self._place = self._place.after_a_batch(self._order)
+            yield batch
+            if self._is_over():
+                return
+
+    def _is_over(self) -> bool:
+        return self._place.batches_before(self._order) >= self._total_steps
+
+    def state_dict(self) -> dict[str, int | None]:
+        """The place, and what it depends on; see `place_state`."""
+        return place_state(self._place, self._order)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin where `state` says.
+
+        Raises:
+            DataOrderError: the state is of other data, or is none.
+        """
+        self._place = read_place(state, self._order)
+        self._epochs_asked_for = 0
