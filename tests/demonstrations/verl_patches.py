@@ -17,6 +17,7 @@ from tests.demonstrations import Upstream, demonstrates
 from verl_patches.features import settings
 from verl_patches.features.compatibility import DEEPSEEK_V3, MEGATRON_ON_NPU, ROLLOUT_SEED, SETTINGS, VERL_ON_NPU
 from verl_patches.features.data_order.feature import DATA_ORDER
+from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure import step_record
 from verl_patches.features.measure.feature import MEASURE, MeasureSettings
 from verl_patches.features.mindspeed.feature import MINDSPEED
@@ -190,6 +191,26 @@ def old_log_prob_is_answered_without_a_worker(body):
     body(lambda self: setattr(self, "actor_rollout_wg", SimpleNamespace(compute_log_prob=forward)), trainer)
     trainer.actor_rollout_wg.compute_log_prob(SimpleNamespace(batch={"responses": torch.zeros(2, 3)}))
     return len(forward.calls)
+
+
+@demonstrates(f"{TRAINER}.init_workers", LEARNING_RATE)
+def the_step_is_sent_with_the_batch(body):
+    trainer, batch = SimpleNamespace(global_steps=3), SimpleNamespace(meta_info={})
+    body(lambda self: setattr(self, "actor_rollout_wg", SimpleNamespace(update_actor=Upstream())), trainer)
+    trainer.actor_rollout_wg.update_actor(batch)
+    return batch.meta_info
+
+
+@demonstrates(f"{WORKER}.update_actor", LEARNING_RATE)
+def the_rate_follows_the_step(body):
+    optim = {"lr": 1.0, "warmup_style": "constant", "lr_warmup_steps": 4, "total_training_steps": 8}
+    groups = [{"lr": 1.0}]
+    worker = SimpleNamespace(
+        actor_optimizer=SimpleNamespace(param_groups=groups), config=SimpleNamespace(actor=SimpleNamespace(optim=optim))
+    )
+    answer = SimpleNamespace(meta_info={"metrics": {}})
+    body(lambda self, data: answer, worker, SimpleNamespace(meta_info={"training_step": 3}))
+    return groups, answer.meta_info
 
 
 @demonstrates(f"{TRAINER}.fit", MEASURE)

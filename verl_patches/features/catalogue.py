@@ -16,6 +16,7 @@ from verl_patches.features.compatibility import (
 from verl_patches.features.data_order.feature import DATA_ORDER
 from verl_patches.features.direct_loading.feature import DIRECT_LOADING
 from verl_patches.features.dp_sync.feature import DP_SYNC
+from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.nonfinite.feature import NONFINITE
@@ -39,6 +40,7 @@ FEATURES = (
     NONFINITE,
     DIRECT_LOADING,
     DATA_ORDER,
+    LEARNING_RATE,
     MINDSPEED,
     ROUTER_BALANCE,
     PRECISION,

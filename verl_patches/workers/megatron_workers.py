@@ -4,6 +4,7 @@ import os
 
 from overlay import wrap
 from verl_patches.features.compatibility import SETTINGS
+from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.nonfinite.feature import NONFINITE
@@ -16,7 +17,7 @@ _WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
 _OURS = "not forwarded: part of this project's features"
 _AROUND = {
     "init_model": [f"{_WORKER}.init_model@residency", f"{_WORKER}.init_model@measure"],
-    "update_actor": [f"{_WORKER}.update_actor@residency", f"{_WORKER}.update_actor@measure"],
+    "update_actor": [f"{_WORKER}.update_actor@{name}" for name in ("residency", "measure", "learning_rate")],
     **{
         method: [f"{_WORKER}.{method}@residency"]
         for method in ("compute_log_prob", "compute_ref_log_prob", "save_checkpoint", "load_checkpoint")
@@ -252,6 +253,24 @@ def update_actor_measured(upstream, self, data):
         metrics["reshard/weights_exact"] = float(metrics["reshard/weights_differing"] == 0)
     output.meta_info["metrics"].update(metrics)
     RunFiles(settings.current().measure.output_dir).executed(overlay.executed())
+    return output
+
+
+@wrap(
+    f"{_WORKER}.update_actor",
+    feature=LEARNING_RATE,
+    evidence="executed",
+    why="verl's Megatron worker has no learning rate scheduler: every step has the same rate, whatever is configured",
+    upstream="https://github.com/volcengine/verl/pull/1701 gives later releases Megatron's own scheduler",
+    remove_when="the pinned verl's Megatron worker has a schedule that a resume continues",
+    after=[f"{_WORKER}.update_actor@residency", f"{_WORKER}.update_actor@measure"],
+)
+def update_actor_at_its_rate(upstream, self, data):
+    from verl_patches.features.learning_rate.rates import report_rate, set_rate
+
+    set_rate(self.actor_optimizer, self.config.actor.optim, data.meta_info)
+    output = upstream(self, data)
+    report_rate(self.actor_optimizer, output.meta_info["metrics"])
     return output
 
 

@@ -35,7 +35,6 @@ from verl_patches.features.configuration_checks.sizes import (
 from verl_patches.features.configuration_checks.trackers import check_trackers
 from verl_patches.features.configuration_checks.training import (
     check_dynamic_batches,
-    check_learning_rate,
     check_recomputation,
     check_saving,
 )
@@ -76,7 +75,6 @@ def check_configuration(config: Mapping[str, Any], model: Mapping[str, Any] | No
     for check in (
         check_batch_sizes,
         check_dynamic_batches,
-        check_learning_rate,
         check_recomputation,
         check_saving,
         check_lengths,

@@ -31,7 +31,7 @@ Files = Annotated[list[Name], Listed, Field(min_length=1)]
 # verl's own file says None where it means null, which YAML reads as a word.
 NoneAsWord = BeforeValidator(lambda value: None if value == "None" else value)
 
-Optimizer = Literal["constant", "cosine"]
+RateSchedule = Literal["constant", "linear", "cosine"]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 KlEstimator = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
 Backend = Literal["console", "tensorboard", "wandb", "tracking", "mlflow", "swanlab", "vemlp_wandb", "clearml"]
@@ -118,7 +118,7 @@ class Optim(Group):
     clip_grad: NotNegative
     lr_warmup_steps_ratio: Fraction
     min_lr_ratio: Fraction | None
-    warmup_style: Optimizer
+    warmup_style: RateSchedule
     total_training_steps: Annotated[int, Field(ge=-1, le=_LARGEST)]
     weight_decay: NotNegative
     lr_warmup_steps: Annotated[int, Field(ge=-1, le=_LARGEST)] = -1

@@ -26,20 +26,6 @@ def check_dynamic_batches(config: Mapping[str, Any]) -> None:
             )
 
 
-def check_learning_rate(config: Mapping[str, Any]) -> None:
-    """The learning rate is constant: verl's Megatron worker has no scheduler and ignores what asks for one."""
-    optim = config["actor_rollout_ref"]["actor"]["optim"]
-    asked = [key for key in ("lr_warmup_steps", "lr_warmup_steps_ratio") if (optim.get(key) or 0) > 0]
-    if optim.get("warmup_style", "constant") != "constant":
-        asked.append("warmup_style")
-    if asked:
-        key = f"actor_rollout_ref.actor.optim.{asked[0]}"
-        raise ConfigurationError(
-            f"{key}={optim[asked[0]]} would be ignored: verl's Megatron worker has no learning rate scheduler; remove "
-            "the key and choose a constant actor_rollout_ref.actor.optim.lr"
-        )
-
-
 def check_recomputation(config: Mapping[str, Any]) -> None:
     """What is recomputed is chosen where recomputation is switched on."""
     model = config["actor_rollout_ref"]["model"]

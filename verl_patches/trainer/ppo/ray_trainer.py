@@ -3,6 +3,7 @@
 from overlay import wrap
 from verl_patches.features.compatibility import SETTINGS
 from verl_patches.features.data_order.feature import DATA_ORDER
+from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.onpolicy.feature import ONPOLICY
 from verl_patches.features.watch.feature import WATCH
@@ -76,6 +77,24 @@ def init_workers(upstream, self):
 
 
 @wrap(
+    f"{_TRAINER}.init_workers",
+    feature=LEARNING_RATE,
+    evidence="executed",
+    relies_on=[f"{_TRAINER}.fit"],
+    why="the learning rate depends on the number of the step, which fit does not send with the batch",
+    upstream="not forwarded: later verl releases put the step into the batch's meta information",
+    remove_when="the pinned verl's fit sends the number of the step with the batch",
+    after=[f"{_TRAINER}.init_workers@onpolicy"],
+)
+def init_workers_that_know_the_step(upstream, self):
+    upstream(self)
+    from verl_patches.features.learning_rate.rates import sending_step
+
+    workers = self.actor_rollout_wg
+    workers.update_actor = sending_step(workers.update_actor, lambda: self.global_steps)
+
+
+@wrap(
     f"{_TRAINER}.fit",
     feature=MEASURE,
     evidence="executed",
@@ -99,7 +118,7 @@ def fit(upstream, self):
     why="the training loop can stop as its workers can, and until it asks for them none is missing",
     upstream="not forwarded: part of this project's features",
     remove_when="never: it is this project's own watch",
-    after=[f"{_TRAINER}.init_workers@onpolicy"],
+    after=[f"{_TRAINER}.init_workers@onpolicy", f"{_TRAINER}.init_workers@learning_rate"],
 )
 def init_workers_with_signs_of_life(upstream, self):
     from verl_patches.features import settings

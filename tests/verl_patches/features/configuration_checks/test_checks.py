@@ -78,9 +78,7 @@ def test_the_rehearsal_configuration_passes():
         (["actor_rollout_ref.actor.use_dynamic_bsz=true"], "actor.use_dynamic_bsz=True is ignored, or weighs"),
         (["actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true"], "ref.log_prob_use_dynamic_bsz=True is ignored"),
         (["actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true"], "rollout.log_prob_use_dynamic_bsz=True"),
-        (["actor_rollout_ref.actor.optim.lr_warmup_steps=5"], "optim.lr_warmup_steps=5 would be ignored"),
-        (["actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1"], "lr_warmup_steps_ratio=0.1 would be ignored"),
-        (["actor_rollout_ref.actor.optim.warmup_style=cosine"], "optim.warmup_style=cosine would be ignored"),
+        (["actor_rollout_ref.actor.optim.min_lr_ratio=0.1"], "min_lr_ratio=0.1 has no effect with .*=constant"),
         (
             [
                 "trainer.save_freq=5",
@@ -113,7 +111,12 @@ def test_what_cannot_run_is_refused_in_one_sentence(overrides, says):
         ["trainer.save_freq=5"],
         [*GRAPH, PRIVATE_FORMAT, f"{SCHEDULER}.enabled=true"],
         [f"{SCHEDULER}.enabled=true", f"{SCHEDULER}.enable_chunked_prefill=true"],
-        ["actor_rollout_ref.actor.optim.lr_warmup_steps=0"],
+        ["actor_rollout_ref.actor.optim.lr_warmup_steps=5"],
+        [
+            "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1",
+            "actor_rollout_ref.actor.optim.warmup_style=linear",
+        ],
+        ["actor_rollout_ref.actor.optim.warmup_style=cosine", "actor_rollout_ref.actor.optim.min_lr_ratio=0.1"],
         ["trainer.n_gpus_per_node=8", "actor_rollout_ref.overlay.rollout.expert_parallel_size=8"],
         ["trainer.n_gpus_per_node=8", "actor_rollout_ref.overlay.rollout.expert_parallel_size=4"],
     ],

@@ -1,0 +1,1 @@
+"""The learning rate of a step, as a function of the step alone."""

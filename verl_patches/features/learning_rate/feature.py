@@ -1,0 +1,27 @@
+"""The feature learning_rate: its purpose, and what verl's keys cannot ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from overlay import ConfigurationError, Feature
+
+_OPTIM = "actor_rollout_ref.actor.optim"
+
+
+def check_minimum(config: Mapping[str, Any], settings: Any) -> None:
+    """A minimum is for a schedule that falls."""
+    optim = config["actor_rollout_ref"]["actor"]["optim"]
+    if optim.get("min_lr_ratio") and optim.get("warmup_style", "constant") == "constant":
+        raise ConfigurationError(
+            f"{_OPTIM}.min_lr_ratio={optim['min_lr_ratio']} has no effect with {_OPTIM}.warmup_style=constant; choose "
+            "linear or cosine, or take it away"
+        )
+
+
+LEARNING_RATE = Feature(
+    name="learning_rate",
+    purpose="The learning rate warms up and falls as verl's keys ask, and depends on the number of the step alone.",
+    checks=(check_minimum,),
+)
