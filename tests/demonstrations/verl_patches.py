@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
-from tensordict import TensorDict
 from omegaconf import OmegaConf
+from tensordict import TensorDict
 
 import overlay
 from tests.demonstrations import Upstream, demonstrates
@@ -28,12 +28,14 @@ from verl_patches.features.reshard.feature import RESHARD
 from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 from verl_patches.features.temperature.feature import TEMPERATURE
+from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
 from verl_patches.features.watch.signs import PHASE_OF_METHOD, process_signs
 
 WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
 TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
 ACTOR = "verl.workers.actor.megatron_actor:MegatronPPOActor"
+CHECKPOINTS = "verl.utils.checkpoint.megatron_checkpoint_manager:MegatronCheckpointManager"
 MANAGER = "verl.workers.sharding_manager.megatron_vllm:MegatronVLLMShardingManager"
 ROLLOUT = "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout"
 DEEPSEEK = SimpleNamespace(architectures=["DeepseekV3ForCausalLM"])
@@ -474,3 +476,36 @@ def the_training_loop_gives_signs_of_life(body):
     with mock.patch("verl_patches.features.watch.signs.start_in_ray") as begun:
         body(Upstream(), SimpleNamespace())
     return [call.args[0] for call in begun.call_args_list]
+
+
+@demonstrates(f"{CHECKPOINTS}.save_checkpoint", TRAINING_CHECKPOINT)
+def ours_saves(body):
+    module = "verl_patches.utils.checkpoint.megatron_checkpoint_manager"
+    with instead_of(f"{module}._rank_of"):
+        return asks_ours(lambda: body(Upstream(), SimpleNamespace(), "folder"))
+
+
+@demonstrates(f"{CHECKPOINTS}.load_checkpoint", TRAINING_CHECKPOINT)
+def ours_loads(body):
+    module = "verl_patches.utils.checkpoint.megatron_checkpoint_manager"
+    with instead_of(f"{module}._rank_of"):
+        return asks_ours(lambda: body(Upstream(), SimpleNamespace(), "folder"))
+
+
+@demonstrates(f"{TRAINER}._save_checkpoint", TRAINING_CHECKPOINT)
+def a_step_is_saved_by_ours(body):
+    with instead_of("verl_patches.features.training_checkpoint.trainer.save_step"):
+        return asks_ours(lambda: body(Upstream(), SimpleNamespace()))
+
+
+@demonstrates(f"{TRAINER}._load_checkpoint", TRAINING_CHECKPOINT)
+def a_step_is_resumed_by_ours(body):
+    with instead_of("verl_patches.features.training_checkpoint.trainer.resume_step"):
+        return asks_ours(lambda: body(Upstream(), SimpleNamespace()))
+
+
+@demonstrates("verl.utils.tracking:Tracking.log", TRAINING_CHECKPOINT)
+def a_logged_step_is_published(body):
+    with mock.patch("verl_patches.features.training_checkpoint.trainer.process_publisher") as publisher:
+        body(Upstream(), None, data={}, step=4)
+    return [call.args for call in publisher.return_value.logged.call_args_list]

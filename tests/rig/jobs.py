@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -134,9 +135,13 @@ def reference_log_prob(state: State) -> list[list[float]]:
 
 
 def update(
-    state: State, seed: int = 0, bad_advantage: float | None = None, bad_gradient: bool = False
+    state: State,
+    seed: int = 0,
+    bad_advantage: float | None = None,
+    bad_gradient: bool = False,
+    training_step: int = 1,
 ) -> dict[str, Any]:
-    """One update with advantages drawn from `seed`; returns verl's metrics of this rank.
+    """One update with advantages drawn from `seed`, as of `training_step`; returns verl's metrics of this rank.
 
     `bad_advantage` replaces one advantage, to make gradients that are not finite on every rank. `bad_gradient` makes
     one element of this rank's gradients NaN after the backward pass.
@@ -147,6 +152,7 @@ def update(
     if bad_advantage is not None:
         advantages[0, 0] = bad_advantage
     batch["advantages"] = advantages
+    state["batch"].meta_info["training_step"] = training_step
     with _gradient_spoilt() if bad_gradient else nullcontext():
         return state["actor"].update_actor(_copied(state["batch"])).meta_info["metrics"]
 
@@ -296,6 +302,56 @@ def recall(state: State) -> None:
                     name: v.to(parameter.device) if isinstance(v, torch.Tensor) and v.dim() else v
                     for name, v in values.items()
                 }
+
+
+def schedule(state: State, **keys: Any) -> None:
+    """Change keys of verl's `actor.optim`."""
+    state["actor"].config.actor.optim.update(keys)
+
+
+def save(state: State, folder: str) -> None:
+    """Save the actor, as verl's driver asks for it."""
+    state["actor"].save_checkpoint(folder)
+
+
+def load(state: State, folder: str, fault: str | None = None) -> None:
+    """Load the actor, as verl's driver asks for it, with one of the faults of `_FAULTS`."""
+    with _FAULTS[fault]() if fault else nullcontext():
+        state["actor"].load_checkpoint(folder)
+    if fault == "no steps":
+        optimizer = state["actor"].actor_optimizer
+        for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+            for kept in part.optimizer.state.values():
+                kept["step"].zero_()
+
+
+def _reading(change: Any) -> Any:
+    """`change(read, canonical, box, out)` stands in for reading a box of a checkpoint's tensor."""
+    from verl_patches.features.checkpoint.source import Source
+
+    read = Source.read_into
+    return mock.patch.object(Source, "read_into", lambda self, *box: change(partial(read, self), self, *box))
+
+
+def _of_a_neighbour(read: Any, source: Any, canonical: str, box: Any, out: torch.Tensor) -> None:
+    read(canonical.replace(".experts.0.", ".experts.128."), box, out)
+
+
+def _rounded(read: Any, source: Any, canonical: str, box: Any, out: torch.Tensor) -> None:
+    read(canonical, box, out)
+    out.copy_(out.bfloat16())
+
+
+def _no_random_states() -> Any:
+    return mock.patch("verl_patches.features.training_checkpoint.random_states.restore_random_states")
+
+
+_FAULTS: dict[str, Any] = {
+    "no steps": nullcontext,
+    "an expert of another rank": lambda: _reading(_of_a_neighbour),
+    "weights rounded to bfloat16": lambda: _reading(_rounded),
+    "no random states": _no_random_states,
+}
 
 
 def leave_out_absorbed_refresh(state: State) -> None:

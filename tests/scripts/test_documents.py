@@ -9,7 +9,17 @@ from tests.scripts.cluster_files import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 CHINESE = [path for path in DOCUMENTS if path.name.endswith(".zh.md")]
-FOR_USERS = ["README", "cluster", "data", "glossary", "rehearsal", "troubleshooting", "weights", "workspace"]
+FOR_USERS = [
+    "README",
+    "checkpoints",
+    "cluster",
+    "data",
+    "glossary",
+    "rehearsal",
+    "troubleshooting",
+    "weights",
+    "workspace",
+]
 
 
 def english_of(path: Path) -> Path:

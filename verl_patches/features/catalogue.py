@@ -28,6 +28,7 @@ from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 from verl_patches.features.temperature.feature import TEMPERATURE
+from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
 
 FEATURES = (
@@ -39,6 +40,7 @@ FEATURES = (
     TEMPERATURE,
     NONFINITE,
     DIRECT_LOADING,
+    TRAINING_CHECKPOINT,
     DATA_ORDER,
     LEARNING_RATE,
     MINDSPEED,

@@ -120,6 +120,10 @@ def _make_paths_absolute(config: DictConfig) -> None:
         megatron.load_from_hf = os.path.abspath(os.path.expanduser(megatron.load_from_hf))
     if measure.output_dir:
         measure.output_dir = os.path.abspath(measure.output_dir)
+    trainer = config.trainer
+    trainer.default_local_dir = os.path.abspath(os.path.expanduser(trainer.default_local_dir))
+    if trainer.resume_from_path:
+        trainer.resume_from_path = os.path.abspath(os.path.expanduser(trainer.resume_from_path))
     if reward.path and not os.path.exists(reward.path) and (REPOSITORY / reward.path).exists():
         reward.path = str(REPOSITORY / reward.path)
     elif reward.path:

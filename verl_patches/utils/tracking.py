@@ -2,6 +2,7 @@
 
 from overlay import wrap
 from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 
 
 @wrap(
@@ -26,3 +27,21 @@ def log(upstream, self, data, step, backend=None):
     files.executed(overlay.executed())
     process_faults().logged(step, metrics, files)
     return upstream(self, data=metrics, step=step, backend=backend)
+
+
+@wrap(
+    "verl.utils.tracking:Tracking.log",
+    feature=TRAINING_CHECKPOINT,
+    evidence="executed",
+    why="verl saves a step before it logs it; a checkpoint with its final name whose step has no metrics would leave a "
+    "hole in the records of the run that goes on from it",
+    upstream="not forwarded: part of this project's features",
+    remove_when="verl logs a step before it saves it",
+    after=["verl.utils.tracking:Tracking.log@measure"],
+)
+def log_then_publish(upstream, self, data, step, backend=None):
+    logged = upstream(self, data=data, step=step, backend=backend)
+    from verl_patches.features.training_checkpoint.trainer import process_publisher
+
+    process_publisher().logged(step)
+    return logged

@@ -261,7 +261,7 @@ def update_actor_measured(upstream, self, data):
     feature=LEARNING_RATE,
     evidence="executed",
     why="verl's Megatron worker has no learning rate scheduler: every step has the same rate, whatever is configured",
-    upstream="https://github.com/volcengine/verl/pull/1701 gives later releases Megatron's own scheduler",
+    upstream="https://github.com/verl-project/verl/pull/1701",
     remove_when="the pinned verl's Megatron worker has a schedule that a resume continues",
     after=[f"{_WORKER}.update_actor@residency", f"{_WORKER}.update_actor@measure"],
 )

@@ -49,7 +49,7 @@ def load_from_huggingface(
             if piece.canonical == PADDING:
                 piece.locate(tensors).zero_()
         for piece in sorted(stored, key=lambda piece: _position(folder, piece)):
-            _fill(source, piece, piece.locate(tensors))
+            fill(source, piece, piece.locate(tensors))
     return sum(volume(piece.box) for piece in stored)
 
 
@@ -68,7 +68,8 @@ def _position(folder: HuggingfaceFolder, piece: Piece) -> tuple[Path, int]:
     return tensor.file, tensor.offset
 
 
-def _fill(source: Source, piece: Piece, target: torch.Tensor) -> None:
+def fill(source: Source, piece: Piece, target: torch.Tensor) -> None:
+    """Fill `target`, the live memory of a piece on any device, converted to its own type."""
     dtype = source.dtype(piece.canonical)
     if target.device.type == "cpu" and target.dtype == dtype:
         source.read_into(piece.canonical, piece.box, target)

@@ -5,8 +5,9 @@ A file is 8 bytes with the header's length, the header in JSON, and the tensors'
 
 import json
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,6 +37,26 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
     Raises CheckpointError if the file is shorter or longer than its header says, or is no safetensors file.
     """
+    size, length, content = _read(path)
+    content.pop("__metadata__", None)
+    try:
+        tensors = {name: _stored(path, 8 + length, entry) for name, entry in content.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: its header is damaged ({error!r}); {_AGAIN}") from error
+    _check_tiling(path, 8 + length, size, tensors)
+    return tensors
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a file says beside its tensors. Raises CheckpointError if it is no safetensors file."""
+    metadata = _read(path)[2].get("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise CheckpointError(f"{path}: its header is damaged; {_AGAIN}")
+    return metadata
+
+
+def _read(path: Path) -> tuple[int, int, dict[str, Any]]:
+    """Size of the file, length of its header, and the header."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -43,20 +64,14 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _LONGEST_HEADER + 1
             if length > min(_LONGEST_HEADER, size):
                 raise CheckpointError(f"{path}: not a safetensors file, or cut off in its header; {_AGAIN}")
-            header = json.loads(file.read(length))
+            content = json.loads(file.read(length))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path}: its header is not JSON; {_AGAIN}") from error
-    header.pop("__metadata__", None)
-    try:
-        tensors = {name: _stored(path, 8 + length, entry) for name, entry in header.items()}
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: its header is damaged ({error!r}); {_AGAIN}") from error
-    _check_tiling(path, 8 + length, size, tensors)
-    return tensors
+    return size, length, content
 
 
 def _stored(path: Path, data_start: int, entry: dict) -> StoredTensor:
@@ -81,13 +96,13 @@ def _check_tiling(path: Path, start: int, size: int, tensors: dict[str, StoredTe
 
 def file_bytes(records: list[Record]) -> int:
     """Size of the file that `stream` writes."""
-    return len(_header(_ordered(records))) + sum(record.nbytes for record in records)
+    return len(header(_ordered(records))) + sum(record.nbytes for record in records)
 
 
 def stream(records: list[Record], source: Source) -> Iterator[bytes | memoryview]:
     """The bytes of a safetensors file with these records, in order."""
     ordered = _ordered(records)
-    yield _header(ordered)
+    yield header(ordered)
     for record in ordered:
         yield from record.stream(source)
 
@@ -97,8 +112,9 @@ def _ordered(records: Iterable[Record]) -> list[Record]:
     return sorted(records, key=lambda record: -record.dtype.itemsize)
 
 
-def _header(records: list[Record]) -> bytes:
-    entries: dict[str, dict] = {"__metadata__": {"format": "pt"}}
+def header(records: list[Record], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The beginning of a file whose tensors are these records, in this order."""
+    entries: dict[str, dict] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     position = 0
     for record in records:
         stop = position + record.nbytes

@@ -36,7 +36,6 @@ from verl_patches.features.configuration_checks.trackers import check_trackers
 from verl_patches.features.configuration_checks.training import (
     check_dynamic_batches,
     check_recomputation,
-    check_saving,
 )
 from verl_patches.features.configuration_checks.values import check_values, resolved
 from verl_patches.features.settings import OverlaySettings
@@ -76,7 +75,6 @@ def check_configuration(config: Mapping[str, Any], model: Mapping[str, Any] | No
         check_batch_sizes,
         check_dynamic_batches,
         check_recomputation,
-        check_saving,
         check_lengths,
         check_cache_format,
     ):

@@ -38,7 +38,8 @@ Backend = Literal["console", "tensorboard", "wandb", "tracking", "mlflow", "swan
 
 _MEGATRON = "Megatron is the only back-end that the overlay patches"
 _NO_CRITIC = "a critic is not supported yet; choose one of the others"
-_NO_RESUME = "a saved checkpoint cannot be resumed yet; set it to disable"
+_KEPT = "the checkpoint that a run goes on from is kept until a newer one is complete; set it to false"
+_NO_HDFS = "checkpoints are written to trainer.default_local_dir alone; take it away"
 
 
 class Group(BaseModel):
@@ -431,13 +432,13 @@ class Trainer(Group):
     nnodes: Count
     n_gpus_per_node: Count
     save_freq: Frequency
-    resume_mode: Literal["disable"] = Field(description=_NO_RESUME)
-    resume_from_path: None = Field(description=_NO_RESUME)
-    del_local_ckpt_after_load: bool
+    resume_mode: Literal["disable", "auto", "resume_path"]
+    resume_from_path: Name | None
+    del_local_ckpt_after_load: Literal[False] = Field(description=_KEPT)
     val_before_train: bool
     test_freq: Frequency
     critic_warmup: Whole
-    default_hdfs_dir: Name | None
+    default_hdfs_dir: None = Field(description=_NO_HDFS)
     default_local_dir: Name
     max_actor_ckpt_to_keep: CountOrNone
     max_critic_ckpt_to_keep: CountOrNone

@@ -43,14 +43,3 @@ def check_recomputation(config: Mapping[str, Any]) -> None:
             and asked[f"activations_checkpoint_{name}"] is None
         ):
             raise ConfigurationError(f"{key}.activations_checkpoint_{name}=null; full recomputation needs it, give one")
-
-
-def check_saving(config: Mapping[str, Any]) -> None:
-    """A checkpoint holds every expert: verl saves the model of the first data-parallel rank alone."""
-    experts = config["actor_rollout_ref"]["actor"]["megatron"]["expert_model_parallel_size"]
-    if config["trainer"]["save_freq"] > 0 and experts > 1:
-        raise ConfigurationError(
-            f"trainer.save_freq={config['trainer']['save_freq']} would save the experts of one rank in {experts} only, "
-            f"because actor_rollout_ref.actor.megatron.expert_model_parallel_size={experts} lies across data-parallel "
-            "ranks and verl saves the first of those; set trainer.save_freq=-1"
-        )

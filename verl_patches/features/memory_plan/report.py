@@ -127,7 +127,7 @@ def make_job_plan(job: Job, machine: Machine) -> JobPlan:
         host=host_memory(job, device, machine),
         weights_on_disk=elements * job.itemsize,
         # Weights, and in float32 the main parameters and both moments.
-        checkpoint=elements * (job.itemsize + 12) if job.saves else 0,
+        checkpoint=elements * 12 if job.saves else 0,
     )
 
 

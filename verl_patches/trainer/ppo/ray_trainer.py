@@ -6,6 +6,7 @@ from verl_patches.features.data_order.feature import DATA_ORDER
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.onpolicy.feature import ONPOLICY
+from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
 
 _TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
@@ -82,7 +83,7 @@ def init_workers(upstream, self):
     evidence="executed",
     relies_on=[f"{_TRAINER}.fit"],
     why="the learning rate depends on the number of the step, which fit does not send with the batch",
-    upstream="not forwarded: later verl releases put the step into the batch's meta information",
+    upstream="not forwarded: part of this project's features",
     remove_when="the pinned verl's fit sends the number of the step with the batch",
     after=[f"{_TRAINER}.init_workers@onpolicy"],
 )
@@ -92,6 +93,36 @@ def init_workers_that_know_the_step(upstream, self):
 
     workers = self.actor_rollout_wg
     workers.update_actor = sending_step(workers.update_actor, lambda: self.global_steps)
+
+
+@wrap(
+    f"{_TRAINER}._save_checkpoint",
+    feature=TRAINING_CHECKPOINT,
+    why="verl's checkpoint has its final name while it is being written, its tracker is written in place, and the "
+    "place in the data is pickled",
+    upstream="not forwarded: part of this project's features",
+    remove_when="a kill at any moment leaves the pinned verl a checkpoint that it can go on from",
+)
+def save_checkpoint(upstream, self):
+    from verl_patches.features.training_checkpoint.trainer import save_step
+
+    save_step(self)
+
+
+@wrap(
+    f"{_TRAINER}._load_checkpoint",
+    feature=TRAINING_CHECKPOINT,
+    evidence="executed",
+    relies_on=[f"{_TRAINER}.fit"],
+    why="verl goes on from whatever its tracker names, complete or not, and unpickles it",
+    upstream="not forwarded: part of this project's features",
+    remove_when="see _save_checkpoint",
+)
+def load_checkpoint(upstream, self):
+    from verl_patches.features import settings
+    from verl_patches.features.training_checkpoint.trainer import resume_step
+
+    resume_step(self, settings.current().measure.output_dir)
 
 
 @wrap(

@@ -123,7 +123,7 @@ def test_what_is_saved_and_what_the_host_holds():
     elements = plan.weights_on_disk // 2
     saving = make_job_plan(dataclasses.replace(plan.job, saves=True), plan.machine)
     # Weights in bfloat16; main parameters and two moments of Adam in float32.
-    assert saving.checkpoint == elements * (2 + 4 + 8) and " GB a checkpoint" in describe(saving)
+    assert saving.checkpoint == elements * (4 + 8) and " GB a checkpoint" in describe(saving)
     assert plan.host.away == 8 * plan.device.host
     # Ray's own default: three tenths of the memory, 200 GB at most.
     assert plan.host.objects == 200 * 10**9

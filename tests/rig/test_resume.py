@@ -1,0 +1,93 @@
+"""A resume against the unbroken run, bit for bit, and every fault of a checkpoint that must make a difference.
+
+The processes begin each time with the state in which they were built: other weights, no optimizer state, other random
+numbers. What they load is all that they have of the run.
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from safetensors import safe_open
+
+from tests.rig import jobs
+from tests.rig.conftest import PROMPTS
+
+pytestmark = pytest.mark.slow
+# A schedule in which every step has another rate.
+SCHEDULE = {"warmup_style": "linear", "lr_warmup_steps": 2, "total_training_steps": 10}
+CONSTANT = {"warmup_style": "constant", "lr_warmup_steps": -1, "total_training_steps": -1}
+
+
+def step(processes, number):
+    """One whole step. Returns what the rollout drew, what training measured on every rank, and all bits at its end."""
+    rollout = processes.run(jobs.rollout, PROMPTS)
+    processes.run(jobs.old_log_prob)
+    processes.run(jobs.reference_log_prob)
+    metrics = processes.run(jobs.update, number, training_step=number)
+    measured = [{k: v for k, v in each.items() if k.startswith(("actor/", "training/"))} for each in metrics]
+    return rollout, measured, processes.run(jobs.digest)
+
+
+@pytest.fixture(scope="module")
+def unbroken(processes, tmp_path_factory):
+    """A run of four steps, saved after the second."""
+    processes.run(jobs.recall)
+    processes.run(jobs.schedule, **SCHEDULE)
+    folder = tmp_path_factory.mktemp("run") / "actor"
+    first = [step(processes, number) for number in (1, 2)]
+    processes.run(jobs.save, str(folder))
+    assert processes.run(jobs.digest) == first[-1][2], "saving changes nothing"
+    yield SimpleNamespace(folder=folder, later=[step(processes, number) for number in (3, 4)])
+    processes.run(jobs.recall)
+    processes.run(jobs.schedule, **CONSTANT)
+
+
+def resumed(processes, unbroken, fault=None):
+    processes.run(jobs.recall)
+    processes.run(jobs.load, str(unbroken.folder), fault)
+
+
+def test_two_steps_after_a_resume_are_those_of_the_unbroken_run(processes, unbroken):
+    resumed(processes, unbroken)
+    for number, expected in enumerate(unbroken.later, start=3):
+        rollout, measured, bits = step(processes, number)
+        assert rollout == expected[0]
+        assert measured == expected[1]
+        assert bits == expected[2]
+    assert measured[2]["actor/lr"] != unbroken.later[0][1][2]["actor/lr"]
+
+
+@pytest.mark.parametrize(
+    "fault", ["no steps", "an expert of another rank", "weights rounded to bfloat16", "no random states"]
+)
+def test_a_faulty_resume_is_noticed(processes, unbroken, fault):
+    resumed(processes, unbroken, fault)
+    rollout, measured, bits = step(processes, 3)
+    assert bits != unbroken.later[0][2]
+    if fault == "no random states":
+        assert rollout != unbroken.later[0][0]
+
+
+def test_a_learning_rate_that_begins_again_is_noticed(processes, unbroken):
+    resumed(processes, unbroken)
+    assert step(processes, 1)[2] != unbroken.later[0][2]
+
+
+def test_every_element_is_stored_once_and_nothing_is_pickled(unbroken):
+    manifest = json.loads((unbroken.folder / "manifest.json").read_text())
+    assert manifest["complete"] and len(manifest["files"]) == 4
+    assert {file.name for file in unbroken.folder.iterdir()} == {*manifest["files"], "manifest.json"}
+    stored = {"master": 0, "exp_avg": 0, "exp_avg_sq": 0, "weight": 0}
+    for name in manifest["files"]:
+        with safe_open(unbroken.folder / name, "pt") as file:
+            assert file.metadata()["optimizer_steps"] == "2"
+            for key in file.keys():
+                state = key.split("/")[0]
+                if state != "random":
+                    stored[state] += file.get_slice(key).get_shape() and file.get_tensor(key).numel()
+    assert stored["master"] == stored["exp_avg"] == stored["exp_avg_sq"] > 10 * stored["weight"] > 0
+    total = sum(entry["bytes"] for entry in manifest["files"].values())
+    assert total <= 1.02 * 12 * stored["master"], f"{total} bytes for {stored['master']} parameters"

@@ -1,0 +1,112 @@
+"""Ranks of a made-up training: weights and optimizer state cut as Megatron cuts them, in one process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+from tests.verl_patches.features.reshard import qwen2_reference, reference
+from verl_patches.features.reshard import deepseek_v3, qwen2
+from verl_patches.features.reshard.layout import TrainPlacement
+from verl_patches.features.training_checkpoint.rank import TrainingRank
+
+STATES = ("master", "exp_avg", "exp_avg_sq")
+MODELS = {
+    "deepseek_v3": (deepseek_v3.table(reference.SMALL), reference.megatron_state, reference.SMALL),
+    "qwen2": (qwen2.table(qwen2_reference.SMALL), qwen2_reference.megatron_state, qwen2_reference.SMALL),
+    "qwen2_tied": (qwen2.table(qwen2_reference.TIED), qwen2_reference.megatron_state, qwen2_reference.TIED),
+}
+
+
+def full_states(model):
+    """Float32 values, none of which bfloat16 can hold, by state and canonical name."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = MODELS[model][0].shapes
+    return {state: {name: torch.rand(dims, generator=generator) for name, dims in shapes.items()} for state in STATES}
+
+
+class Distributed:
+    """What is read of Megatron's DistributedOptimizer: each peer owns one stretch of all weights, one after the other.
+
+    weights: parameters of one optimizer by local name. peers, peer: who cuts them, and which of them this is.
+    states: float32 values by state and local name; without them the optimizer is new.
+    """
+
+    def __init__(self, weights, peers, peer, states, steps, step_in_group):
+        inner = SimpleNamespace if step_in_group else _Adam
+        self._ranges, total = {}, sum(weight.numel() for weight in weights.values())
+        share = -(-total // peers)
+        models, mains, kept, position = [], [], {}, 0
+        for name, weight in weights.items():
+            first, last = max(position, peer * share), min(position + weight.numel(), (peer + 1) * share)
+            if first < last:
+                interval = SimpleNamespace(start=first - position, end=last - position)
+                self._ranges[id(weight)] = {"param": interval}
+                main, state = self._created(name, weight, interval, states, steps, step_in_group)
+                models.append(weight)
+                mains.append(main)
+                kept[main] = state
+            position += weight.numel()
+        group = {"params": mains, "lr": 1.0} | ({"step": steps} if step_in_group and states else {})
+        self.optimizer = inner()
+        self.optimizer.param_groups, self.optimizer.state = [group], kept
+        half = weights and next(iter(weights.values())).dtype == torch.bfloat16
+        self.model_float16_groups, self.model_fp32_groups = ([models], [[]]) if half else ([[]], [models])
+        self.shard_fp32_from_float16_groups, self.shard_fp32_groups = ([mains], [[]]) if half else ([[]], [mains])
+
+    def _created(self, name, weight, interval, states, steps, step_in_group):
+        def cut(state):
+            return states[state][name].reshape(-1)[interval.start : interval.end].clone()
+
+        if weight.dtype == torch.bfloat16:
+            main = cut("master") if states else torch.full((interval.end - interval.start,), torch.nan)
+        else:
+            main = weight.data.view(-1)[interval.start : interval.end]
+        if not states:
+            return main, {}
+        state = {key: cut(key) for key in STATES[1:]}
+        return main, state if step_in_group else state | {"step": torch.tensor(float(steps))}
+
+    def _get_model_param_range_map(self, weight):
+        return self._ranges[id(weight)]
+
+
+class _Adam(torch.optim.AdamW):
+    def __init__(self):
+        pass
+
+
+def rank_of(model, placement: TrainPlacement, rank, full=None, steps=2, dtype=torch.bfloat16, step_in_group=False):
+    """One rank with the values of `full`, or new, with weights that are NaN."""
+    table, cut, shape = MODELS[model]
+    states = {state: cut(values, shape, placement, rank) for state, values in full.items()} if full else None
+    shapes = cut({name: torch.empty(dims) for name, dims in table.shapes.items()}, shape, placement, rank)
+    tensors = {}
+    for name, like in shapes.items():
+        values = states["master"][name] if states else torch.full_like(like, torch.nan)
+        trained = not name.endswith("expert_bias")
+        kind = dtype if trained else torch.float32
+        tensors[name] = torch.nn.Parameter(values.to(kind), trained) if trained else values.to(kind)
+    dense = {n: t for n, t in tensors.items() if t.requires_grad and ".experts." not in n}
+    experts = {n: t for n, t in tensors.items() if t.requires_grad and ".experts." in n}
+    data, expert_peer = placement.dp_rank(rank), placement.dp_rank(rank) // placement.ep
+    parts = [Distributed(dense, placement.dp, data, states, steps, step_in_group)]
+    if experts:
+        parts.append(Distributed(experts, placement.dp // placement.ep, expert_peer, states, steps, step_in_group))
+    return TrainingRank(table, placement, rank, tensors, SimpleNamespace(chained_optimizers=parts))
+
+
+def save_all(folder, model, placement, full, **options):
+    """Every rank's file and the manifest, as `save_training` leaves them."""
+    from verl_patches.features.checkpoint.manifest import Manifest
+    from verl_patches.features.checkpoint.training_files import file_name, write_file
+    from verl_patches.features.training_checkpoint.saving import STEPS, entries_of
+
+    manifest = Manifest({}, complete=True)
+    for rank in range(placement.world_size):
+        made = rank_of(model, placement, rank, full, **options)
+        name, steps = file_name(rank, placement.world_size), options.get("steps", 2)
+        manifest.files[name] = write_file(folder / name, entries_of(made), {STEPS: str(steps)})
+    manifest.write(folder)
+    return folder

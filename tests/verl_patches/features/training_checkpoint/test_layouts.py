@@ -1,0 +1,182 @@
+"""Checkpoints of one layout in another: every element of weights, float32 weights and averages, to the bit."""
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from tests.verl_patches.features.training_checkpoint.ranks import MODELS, STATES, full_states, rank_of, save_all
+from verl_patches.features.checkpoint.safetensors_files import read_header
+from verl_patches.features.reshard.files import CheckpointError
+from verl_patches.features.reshard.layout import TrainPlacement
+from verl_patches.features.training_checkpoint import restoring
+from verl_patches.features.training_checkpoint.optimizer_shards import common_steps
+from verl_patches.features.training_checkpoint.restoring import load_training
+
+ONE = TrainPlacement(1, 1, 1, 1, (3,))
+PLACEMENTS = {
+    "one": ONE,
+    "tp2": TrainPlacement(2, 1, 1, 1, (3,)),
+    "pp3": TrainPlacement(1, 3, 1, 1, (1, 1, 1)),
+    "dp3": TrainPlacement(1, 1, 1, 3, (3,)),
+    "tp2 pp2 tp_extend": TrainPlacement(2, 2, 1, 1, (2, 1)),
+    "tp2 ep2 dp2": TrainPlacement(2, 1, 2, 2, (3,), moe_tp_extend_ep=False),
+    "tp2 pp2 ep2 dp2 tp_extend": TrainPlacement(2, 2, 2, 2, (1, 2)),
+    "tp3 dp2 padded": TrainPlacement(3, 1, 1, 2, (3,), vocab_padded=102),
+}
+PAIRS = [("deepseek_v3", *pair) for pair in itertools.permutations(PLACEMENTS, 2) if "one" not in pair]
+PAIRS += [(model, "tp2", "dp3") for model in ("qwen2", "qwen2_tied")]
+PAIRS += [(model, "tp3 dp2 padded", "pp3") for model in ("qwen2", "qwen2_tied")]
+PAIRS += [("qwen2_tied", "pp3", "tp2"), ("deepseek_v3", "one", "one")]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Folders of checkpoints, each written once."""
+    made = {}
+
+    def folder(model, placement):
+        if (model, placement) not in made:
+            place = tmp_path_factory.mktemp("saved")
+            made[model, placement] = save_all(place, model, PLACEMENTS[placement], full_states(model))
+        return made[model, placement]
+
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """One rank at a time: it agrees with itself."""
+
+    def agree(problem, value=None):
+        if problem:
+            raise CheckpointError(problem)
+        return [value]
+
+    monkeypatch.setattr(restoring, "agree", agree)
+
+
+def differences(model, found, expected):
+    """Names of what a rank holds otherwise than the rank that it should be."""
+    different = [name for name, tensor in expected.tensors.items() if not torch.equal(found.tensors[name], tensor)]
+    for ours, theirs in zip(found.shards, expected.shards, strict=True):
+        assert (ours.local, ours.start, ours.stop, ours.steps) == (
+            theirs.local,
+            theirs.start,
+            theirs.stop,
+            theirs.steps,
+        )
+        pairs = {"master": (ours.main, theirs.main)} | {
+            name: (values, theirs.state[name]) for name, values in ours.moments().items()
+        }
+        assert set(pairs) == set(STATES)
+        different += [f"{name} of {ours.local}" for name, (a, b) in pairs.items() if not torch.equal(a, b)]
+    return different
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("model", "before", "after"), PAIRS)
+def test_any_layout_loads_any_checkpoint(saved, model, before, after, dtype):
+    full, placement = full_states(model), PLACEMENTS[after]
+    for rank in range(placement.world_size):
+        made = rank_of(model, placement, rank, dtype=dtype, step_in_group=rank % 2 == 1)
+        load_training(saved(model, before), made)
+        assert common_steps(made.shards) == 2
+        assert not differences(model, made, rank_of(model, placement, rank, full, dtype=dtype))
+
+
+def test_the_comparison_sees_one_wrong_element(saved):
+    made = rank_of("deepseek_v3", ONE, 0)
+    load_training(saved("deepseek_v3", "tp2"), made)
+    made.shards[5].main[0] += 1e-6
+    expected = rank_of("deepseek_v3", ONE, 0, full_states("deepseek_v3"))
+    assert differences("deepseek_v3", made, expected) == [f"master of {made.shards[5].local}"]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_nothing_is_written_twice_and_nothing_is_left_out(saved, placement):
+    table = MODELS["deepseek_v3"][0]
+    stored = {state: 0 for state in (*STATES, "weight")}
+    for file in saved("deepseek_v3", placement).glob("*.safetensors"):
+        for name, tensor in read_header(file).items():
+            stored[name.split("/")[0]] += torch.Size(tensor.shape).numel()
+    biases = sum(torch.Size(dims).numel() for name, dims in table.shapes.items() if name.endswith("correction_bias"))
+    whole = sum(torch.Size(dims).numel() for dims in table.shapes.values()) - biases
+    assert stored == dict.fromkeys(STATES, whole) | {"weight": biases}
+
+
+def test_replicas_share_the_writing(saved):
+    """Layer norms are on every tensor-parallel rank; not one rank alone writes them all."""
+    norms = [
+        {name for name in read_header(file) if "layernorm" in name}
+        for file in sorted(saved("deepseek_v3", "tp2").glob("*.safetensors"))
+    ]
+    assert len(norms) == 2 and all(norms) and not norms[0] & norms[1]
+
+
+def test_a_training_without_an_update_is_saved_too(tmp_path):
+    """Nothing has averages yet, and after the load nothing has."""
+    full = full_states("qwen2")
+    save_all(tmp_path, "qwen2", ONE, {"master": full["master"]} | {s: full[s] for s in STATES[1:]}, steps=0)
+    made = rank_of("qwen2", ONE, 0)
+    load_training(tmp_path, made)
+    assert common_steps(made.shards) == 0 and all(not shard.state for shard in made.shards)
+
+
+def _cut(folder):
+    file = next(folder.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def _flip(folder):
+    file = next(folder.glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-7] ^= 1
+    file.write_bytes(content)
+
+
+def _lose(folder):
+    sorted(folder.glob("*.safetensors"))[1].unlink()
+
+
+def _unfinished(folder):
+    (folder / "manifest.json").unlink()
+
+
+def _of_other_steps(folder):
+    """A file of another step, listed as it is."""
+    from verl_patches.features.checkpoint.durable import hash_file
+
+    file = sorted(folder.glob("*.safetensors"))[0]
+    file.write_bytes(file.read_bytes().replace(b'"optimizer_steps":"2"', b'"optimizer_steps":"3"'))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][file.name]["sha256"] = hash_file(file, lambda _: None).sha256
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (_cut, r"bytes instead of \d+; resume from an older"),
+        (_flip, "has SHA-256 .* the file has changed"),
+        (_lose, "cannot be read .No such file.*; resume from an older"),
+        (_unfinished, "not a complete checkpoint, manifest.json is missing or unfinished"),
+        (_of_other_steps, "say different things of optimizer_steps"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_before_anything_is_written(tmp_path, damage, sentence):
+    folder = save_all(tmp_path, "deepseek_v3", PLACEMENTS["tp2"], full_states("deepseek_v3"))
+    damage(folder)
+    made = rank_of("deepseek_v3", ONE, 0)
+    with pytest.raises(CheckpointError, match=sentence) as refusal:
+        load_training(folder, made)
+    assert "\n" not in str(refusal.value)
+    assert all(tensor.isnan().all() for tensor in made.tensors.values()) and not any(s.state for s in made.shards)
+
+
+def test_another_models_checkpoint_is_refused(saved):
+    with pytest.raises(CheckpointError, match="is no tensor of this model; resume with the model that was saved"):
+        load_training(saved("qwen2", "tp2"), rank_of("deepseek_v3", ONE, 0))
+    with pytest.raises(CheckpointError, match="no file has any part of lm_head.weight|is no tensor of this model"):
+        load_training(saved("qwen2_tied", "tp2"), rank_of("qwen2", ONE, 0))

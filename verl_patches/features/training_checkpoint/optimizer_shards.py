@@ -1,0 +1,99 @@
+"""What Megatron's distributed optimizer holds on this rank, by the names of the model's own tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from verl_patches.features.checkpoint.training_files import MOMENTS
+from verl_patches.features.reshard.files import CheckpointError
+
+
+@dataclass(frozen=True)
+class OptimizerShard:
+    """The elements `start` to `stop` of a local weight, which this rank updates.
+
+    local, shape: of the weight. main: its float32 elements, a vector.
+    state: what the inner optimizer keeps of them, empty before the first update. group: its parameter group.
+    step_in_group: the inner optimizer counts updates in the group, as apex's and MindSpeed's fused Adam do, and not in
+    the state of every parameter, as torch's does.
+    """
+
+    local: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    main: torch.Tensor
+    state: MutableMapping[str, Any]
+    group: MutableMapping[str, Any]
+    step_in_group: bool
+
+    @property
+    def steps(self) -> int:
+        """Updates that these elements have had."""
+        if MOMENTS[0] not in self.state:
+            return 0
+        return int(self.group["step"] if self.step_in_group else self.state["step"])
+
+    def moments(self) -> dict[str, torch.Tensor]:
+        """AdamW's averages by name; none before the first update. Raises CheckpointError if their memory is away."""
+        found = {name: self.state[name] for name in MOMENTS if name in self.state}
+        for name, tensor in found.items():
+            if tensor.untyped_storage().nbytes() < tensor.nbytes:
+                raise CheckpointError(
+                    f"{name} of {self.local} is not in memory; set trainer.save_freq=-1 where an optimizer swaps it"
+                )
+        return found
+
+    def create_state(self, steps: int) -> None:
+        """Begin with averages of zero after `steps` updates; with none, as a new optimizer does."""
+        self.state.clear()
+        if steps:
+            self.state.update({name: torch.zeros_like(self.main) for name in MOMENTS})
+        if self.step_in_group:
+            self.group["step"] = steps
+        elif steps:
+            self.state["step"] = torch.tensor(float(steps), dtype=torch.float32)
+
+
+def optimizer_shards(optimizer: Any, tensors: Mapping[str, torch.Tensor]) -> list[OptimizerShard]:
+    """The shards of Megatron's distributed optimizer, or of the several in a chain.
+
+    tensors: the model's weights by local name; the values are the parameter objects.
+    """
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    found = []
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        inner = part.optimizer
+        step_in_group = not isinstance(inner, torch.optim.Adam | torch.optim.AdamW)
+        for weights, mains in (
+            (part.model_fp32_groups, part.shard_fp32_groups),
+            (part.model_float16_groups, part.shard_fp32_from_float16_groups),
+        ):
+            for group, of_group, mains_of_group in zip(inner.param_groups, weights, mains, strict=True):
+                for weight, main in zip(of_group, mains_of_group, strict=True):
+                    interval = part._get_model_param_range_map(weight)["param"]
+                    found.append(
+                        OptimizerShard(
+                            names[id(weight)],
+                            tuple(weight.shape),
+                            interval.start,
+                            interval.end,
+                            main,
+                            inner.state[main],
+                            group,
+                            step_in_group,
+                        )
+                    )
+    return found
+
+
+def common_steps(shards: Iterable[OptimizerShard]) -> int:
+    """Updates that all shards have had. Raises CheckpointError where they differ."""
+    counts = {shard.steps for shard in shards}
+    if len(counts) > 1:
+        raise CheckpointError(f"the optimizer's weights have had different numbers of updates: {sorted(counts)}")
+    return counts.pop() if counts else 0

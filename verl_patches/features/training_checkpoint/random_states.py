@@ -1,0 +1,45 @@
+"""Every state of random numbers of a process, as tensors and JSON; nothing is pickled."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+
+import numpy
+import torch
+
+from verl_patches.features.checkpoint.training_files import RANDOM
+
+HOST, DEVICE, TRACKER = f"{RANDOM}host", f"{RANDOM}device", f"{RANDOM}tracker/"
+PYTHON, NUMPY = "python_random", "numpy_random"
+States = tuple[dict[str, torch.Tensor], dict[str, str]]
+
+
+def random_states(tracked: Mapping[str, torch.Tensor]) -> States:
+    """(tensors, texts) of torch on the host and the device, Python and NumPy.
+
+    tracked: the states of Megatron's tracker by name.
+    """
+    kind, keys, position, has_gauss, gauss = numpy.random.get_state()
+    texts = {
+        PYTHON: json.dumps(random.getstate()),
+        NUMPY: json.dumps([kind, [int(key) for key in keys], int(position), int(has_gauss), float(gauss)]),
+    }
+    tensors = {HOST: torch.get_rng_state(), DEVICE: torch.npu.get_rng_state()}
+    return tensors | {TRACKER + name: state for name, state in tracked.items()}, texts
+
+
+def restore_random_states(
+    tensors: Mapping[str, torch.Tensor],
+    texts: Mapping[str, str],
+    set_tracked: Callable[[dict[str, torch.Tensor]], None],
+) -> None:
+    """Put back what `random_states` returned."""
+    version, internal, gauss_next = json.loads(texts[PYTHON])
+    random.setstate((version, tuple(internal), gauss_next))
+    kind, keys, position, has_gauss, gauss = json.loads(texts[NUMPY])
+    numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, gauss))
+    torch.set_rng_state(tensors[HOST])
+    torch.npu.set_rng_state(tensors[DEVICE])
+    set_tracked({name.removeprefix(TRACKER): state for name, state in tensors.items() if name.startswith(TRACKER)})

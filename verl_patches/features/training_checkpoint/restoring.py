@@ -1,0 +1,104 @@
+"""Reading a training checkpoint into the ranks of any layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from verl_patches.features.checkpoint.durable import hash_file
+from verl_patches.features.checkpoint.loading import fill
+from verl_patches.features.checkpoint.manifest import MANIFEST_NAME, check_digests
+from verl_patches.features.checkpoint.training_files import (
+    MASTER,
+    MOMENTS,
+    RANDOM,
+    WEIGHT,
+    TrainingFiles,
+    common_metadata,
+    complete_manifest,
+    file_name,
+    open_training_files,
+    read_whole,
+)
+from verl_patches.features.reshard.files import CheckpointError
+from verl_patches.features.reshard.layout import PADDING
+from verl_patches.features.training_checkpoint.random_states import States
+from verl_patches.features.training_checkpoint.rank import TrainingRank, agree, by_local, parts_of_shard
+from verl_patches.features.training_checkpoint.saving import STEPS
+
+
+def load_training(folder: Path, rank: TrainingRank) -> States | None:
+    """Fill this rank's weights and optimizer; every rank calls it. Returns this rank's states of random numbers.
+
+    They are None where another number of ranks saved them: there is no state for a rank that was not there.
+    Nothing is written into any rank before all files have been found whole by all ranks. One object collective.
+    Raises CheckpointError on every rank when one finds a fault.
+    """
+    try:
+        files = _checked(folder, rank)
+    except (CheckpointError, OSError) as error:
+        agree(str(error))
+        raise
+    agree("")
+    with torch.no_grad():
+        _fill_weights(files, rank)
+        _fill_optimizer(files, rank)
+    name = file_name(rank.rank, rank.placement.world_size)
+    if name not in files.random:
+        return None
+    tensors = {RANDOM + entry: read_whole(stored) for entry, stored in files.random[name].items()}
+    return tensors, dict(files.metadata[name])
+
+
+def _checked(folder: Path, rank: TrainingRank) -> TrainingFiles:
+    """The files, once this rank has found that they hold what it needs, and are what was written."""
+    files = open_training_files(folder, rank.table.shapes)
+    _check_states(folder, files, rank)
+    manifest = complete_manifest(folder)
+    mine = sorted(manifest.files)[rank.rank :: rank.placement.world_size]  # all ranks together hash every file once
+    found = {name: hash_file(folder / name, lambda _: None) for name in mine}
+    check_digests(folder, manifest.files, found, MANIFEST_NAME)
+    return files
+
+
+def _steps(files: TrainingFiles) -> int:
+    return int(common_metadata(files, STEPS))
+
+
+def _check_states(folder: Path, files: TrainingFiles, rank: TrainingRank) -> None:
+    """Every weight that this rank's optimizer updates has the states that it needs."""
+    needed = [MASTER, *(MOMENTS if _steps(files) else ())]
+    pieces = by_local(rank.pieces)
+    for local in {shard.local for shard in rank.shards}:
+        for name in {piece.canonical for piece in pieces[local]} - {PADDING}:
+            for state in needed:
+                if state not in files.sources or name not in files.sources[state].tensors:
+                    raise CheckpointError(f"{folder}: no file has {state} of {name}; resume from another checkpoint")
+
+
+def _fill_weights(files: TrainingFiles, rank: TrainingRank) -> None:
+    """The model's weights, rounded from the float32 ones as the optimizer rounds them."""
+    for piece in rank.pieces:
+        target = piece.locate(rank.tensors)
+        if piece.canonical == PADDING:
+            target.zero_()
+            continue
+        state = MASTER if piece.canonical in files.sources[MASTER].tensors else WEIGHT
+        fill(files.sources[state], piece, target)
+
+
+def _fill_optimizer(files: TrainingFiles, rank: TrainingRank) -> None:
+    pieces, steps = by_local(rank.pieces), _steps(files)
+    for shard in rank.shards:
+        shard.create_state(steps)
+        stretches = {MASTER: shard.main, **shard.moments()}
+        for part in parts_of_shard(shard, pieces):
+            for state, stretch in stretches.items():
+                target = part.of(stretch)
+                if part.canonical == PADDING:
+                    target.zero_()
+                    continue
+                values = torch.empty(target.shape, dtype=torch.float32)
+                files.sources[state].read_into(part.canonical, part.box, values)
+                target.copy_(values)

@@ -1,0 +1,62 @@
+"""verl's Megatron workers save what can be resumed, and resume it."""
+
+from pathlib import Path
+
+from overlay import wrap
+from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
+
+_MANAGER = "verl.utils.checkpoint.megatron_checkpoint_manager:MegatronCheckpointManager"
+_UPSTREAM = "https://github.com/verl-project/verl/pull/3850"
+
+
+@wrap(
+    f"{_MANAGER}.save_checkpoint",
+    feature=TRAINING_CHECKPOINT,
+    why="verl saves no optimizer step, the experts of one rank in all expert-parallel ones, everything pickled, and "
+    "deletes the last checkpoint before the new one is written",
+    upstream=_UPSTREAM,
+    remove_when="what the pinned verl saves can be resumed bit for bit, and under another layout",
+)
+def save_checkpoint(upstream, self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None):
+    from megatron.core import tensor_parallel
+
+    from verl_patches.features.training_checkpoint.random_states import random_states
+    from verl_patches.features.training_checkpoint.saving import save_training
+
+    tensors, texts = random_states(tensor_parallel.get_cuda_rng_tracker().get_states())
+    save_training(Path(local_path), _rank_of(self), tensors, texts)
+
+
+@wrap(
+    f"{_MANAGER}.load_checkpoint",
+    feature=TRAINING_CHECKPOINT,
+    why="verl loads optimizer state into an optimizer that has none yet, and fails",
+    upstream=_UPSTREAM,
+    remove_when="see save_checkpoint",
+)
+def load_checkpoint(upstream, self, local_path, hdfs_path=None, del_local_after_load=False):
+    if local_path is None:
+        return
+    from megatron.core import tensor_parallel
+
+    from verl_patches.features.training_checkpoint.random_states import restore_random_states
+    from verl_patches.features.training_checkpoint.restoring import load_training
+
+    states = load_training(Path(local_path), _rank_of(self))
+    if states is not None:
+        restore_random_states(*states, tensor_parallel.get_cuda_rng_tracker().set_states)
+
+
+def _rank_of(manager):
+    """The manager's rank with its model and optimizer."""
+    from megatron.core.utils import get_model_config
+
+    from verl_patches.features.reshard.model_tensors import train_tensors
+    from verl_patches.features.reshard.tables import table_for
+    from verl_patches.features.training_checkpoint.rank import TrainingRank
+    from verl_patches.workers.sharding_manager.placements import train_placement
+
+    placement = train_placement(get_model_config(manager.model[0]))
+    return TrainingRank(
+        table_for(manager.hf_config), placement, manager.rank, train_tensors(manager.model), manager.optimizer
+    )
