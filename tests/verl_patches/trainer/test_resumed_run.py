@@ -1,0 +1,105 @@
+"""A run that goes on from its checkpoint, against the one that was never broken: Ray, four dies and verl's own loop.
+
+Two epochs of two steps: the checkpoint lies at the end of the first, so that the order of the second is at stake.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pyarrow.parquet
+import pytest
+
+from tests.verl_patches.trainer.test_run import command, processes_with, records
+
+pytestmark = pytest.mark.slow
+# What a clock or the history of a process's memory decides.
+MEASURED = ("timing", "perf/", "memory/", "residency/")
+# What the first step of any process counts in addition: the start of its engines.
+OF_A_START = "collectives/"
+
+
+def trained(inputs, folder, data, *overrides):
+    """A run of four steps that saves every second one."""
+    line, environment, mark = command(
+        (inputs[0], data),
+        folder,
+        "trainer.total_training_steps=4",
+        "trainer.total_epochs=2",
+        "trainer.save_freq=2",
+        f"trainer.default_local_dir={folder}/checkpoints",
+        "actor_rollout_ref.actor.optim.warmup_style=cosine",
+        *overrides,
+    )
+    ended = subprocess.run(line, env=environment, cwd=folder, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
+    assert processes_with(mark) == []
+    return ended.stdout
+
+
+def comparable(folder):
+    """Every metric of every step that is no measurement of time or memory."""
+    return {
+        record["step"]: {name: v for name, v in record["metrics"].items() if not name.startswith(MEASURED)}
+        for record in records(folder / "metrics.jsonl")
+    }
+
+
+def digests(folder, step):
+    """SHA-256 of all that the ranks wrote: weights, optimizer and states of random numbers."""
+    manifest = json.loads((folder / "checkpoints" / f"global_step_{step}" / "actor" / "manifest.json").read_text())
+    return {name: entry["sha256"] for name, entry in manifest["files"].items()}
+
+
+@pytest.fixture(scope="module")
+def data(inputs, tmp_path_factory):
+    """16 problems: two batches."""
+    file = tmp_path_factory.mktemp("data") / "train.parquet"
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(inputs[1]).slice(0, 16), file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def unbroken(inputs, data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unbroken")
+    trained(inputs, folder, data)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def resumed(inputs, data, unbroken, tmp_path_factory):
+    """The folder of the run as a kill in step 4 leaves it, and what the run did from there."""
+    folder = tmp_path_factory.mktemp("resumed")
+    shutil.copytree(unbroken, folder, dirs_exist_ok=True)
+    checkpoints = folder / "checkpoints"
+    (checkpoints / "global_step_4").rename(checkpoints / "global_step_4.partial")
+    said = trained(inputs, folder, data, "trainer.resume_mode=auto")
+    return folder, said
+
+
+def test_every_metric_of_every_later_step_is_the_unbroken_runs(unbroken, resumed):
+    expected, found = comparable(unbroken), comparable(resumed[0])
+    assert list(found) == [1, 2, 3, 4]
+    for step, start in ((3, OF_A_START), (4, ())):
+        ours, theirs = (
+            {name: v for name, v in each[step].items() if not name.startswith(start)} for each in (found, expected)
+        )
+        assert ours == theirs
+        assert {"actor/lr", "actor/grad_norm", "critic/score/mean", "training/epoch"} <= set(found[step])
+    assert [found[step]["training/epoch"] for step in found] == [0, 0, 1, 1]
+    assert "going on after step 2" in resumed[1]
+
+
+def test_weights_optimizer_and_random_numbers_end_the_same_to_the_bit(unbroken, resumed):
+    assert digests(resumed[0], 4) == digests(unbroken, 4) != digests(unbroken, 2)
+    assert len(digests(unbroken, 4)) == 4
+    left = {folder.name for folder in (resumed[0] / "checkpoints").iterdir()}
+    assert left == {"global_step_2", "global_step_4", "latest_checkpointed_iteration.txt"}
+
+
+def test_a_run_that_is_over_trains_nothing_more(inputs, data, resumed):
+    before = (resumed[0] / "metrics.jsonl").read_text()
+    trained(inputs, resumed[0], data, "trainer.resume_mode=auto")
+    assert (resumed[0] / "metrics.jsonl").read_text() == before
