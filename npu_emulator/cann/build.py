@@ -37,6 +37,11 @@ NAMES = [
     "libhccl.so",
     "libopapi.so",
     "libatb.so",
+    # What vllm-ascend's compiled module links beside them; of these its kernels are found here, too.
+    "libvllm_ascend_kernels.so",
+    "libplatform.so",
+    "libregister.so",
+    "libge_common_base.so",
 ]
 
 

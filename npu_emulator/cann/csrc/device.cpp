@@ -122,6 +122,11 @@ CANN_API aclError aclrtGetCurrentContext(aclrtContext* context) {
   *context = &contexts[chosen];
   return ACL_SUCCESS;
 }
+// A device has one context, the one that choosing it gives.
+CANN_API aclError aclrtCreateContext(aclrtContext* context, int32_t device) {
+  const auto refused = aclrtSetDevice(device);
+  return refused ? refused : aclrtGetCurrentContext(context);
+}
 CANN_API aclError aclrtSetCurrentContext(aclrtContext context) {
   if (context) chosen = static_cast<int>(static_cast<char*>(context) - contexts);
   return ACL_SUCCESS;

@@ -159,6 +159,10 @@ CANN_API aclError aclrtReleaseMemAddress(void* address) {
   munmap(address, block.bytes);
   return ACL_SUCCESS;
 }
+CANN_API aclError aclrtMemGetAllocationGranularity(const aclrtPhysicalMemProp*, int, size_t* bytes) {
+  *bytes = size_t{2} << 20;
+  return ACL_SUCCESS;
+}
 CANN_API aclError aclrtMallocPhysical(aclrtDrvMemHandle* handle, size_t bytes, const aclrtPhysicalMemProp* properties,
                                       uint64_t) {
   const bool is_on_device = properties && properties->location.type == ACL_MEM_LOCATION_TYPE_DEVICE;

@@ -200,6 +200,32 @@ def fused() -> dict:
 
 
 @check
+def kernels_of_vllm_ascend() -> dict:
+    """vllm-ascend's compiled module as it is published: an alias, a part of the vocabulary, rotary embeddings."""
+    from vllm_ascend import vllm_ascend_C
+
+    values = torch.arange(3.0, device=DEVICE)
+    alias = torch.ops._C.weak_ref_tensor(values)
+    values.add_(1)
+    tokens = torch.tensor([1, 5, 9, 12], dtype=torch.int32, device=DEVICE)
+    own, foreign = torch.ops._C.get_masked_input_and_mask(tokens, 4, 8, 0, 12, 14)
+    generator = torch.Generator().manual_seed(2)
+    table, query = (torch.randn(2, 32, generator=generator).half() for _ in range(2))  # cosines, then sines; one head
+    positions = torch.tensor([1, 0])
+    given = (tensor.to(DEVICE) for tensor in (positions, query, query))
+    turned, _ = torch.ops._C.rotary_embedding(*given, 32, table.to(DEVICE), True)
+    cos, sin, first, second = (half.float() for tensor in (table[positions], query) for half in tensor.chunk(2, -1))
+    expected = torch.cat((first * cos - second * sin, second * cos + first * sin), -1).half()
+    return {
+        "file": vllm_ascend_C.__file__,
+        "alias": alias.cpu().tolist(),
+        "own": own.cpu().tolist(),
+        "foreign": foreign.cpu().tolist(),
+        "turned": torch.equal(turned.view(2, 32).cpu(), expected),
+    }
+
+
+@check
 def operators() -> str:
     """Every operator that is written, with the C types of its parameters."""
     function = npu_emulator_engine.library().npu_emulator_cann_operators

@@ -21,7 +21,9 @@ import pytest
 from tests.npu_emulator.cann.engine_process import finish, start
 
 # Refusals first: whether private formats are allowed is asked once, before the first operator.
-CHECKS = "refusals loaded chip arithmetic thread_without_device allocator graph training fused".split()
+CHECKS = (
+    "refusals loaded chip arithmetic thread_without_device allocator graph training fused kernels_of_vllm_ascend"
+).split()
 CAPACITY_MB = 256
 
 
@@ -126,6 +128,18 @@ def test_training_equals_the_cpus_to_the_last_digit(device):
 
 def test_fused_operators_round_once(device):
     assert device["fused"] == {"rms_norm": True, "swiglu": True}
+
+
+def test_vllm_ascends_compiled_module_runs_as_it_is_published(device):
+    answer = device["kernels_of_vllm_ascend"]
+    assert Path(answer.pop("file")).name.startswith("vllm_ascend_C.") and "raised" not in answer
+    # Tokens 4 to 7 are rows 0 to 3, and token 12 the first that was added.
+    assert answer == {
+        "alias": [1, 2, 3],
+        "own": [0, 1, 0, 4],
+        "foreign": [True, False, True, False],
+        "turned": True,
+    }
 
 
 def run_ranks(folder: Path, ranks: int, *more: str, deferred: bool) -> list[dict]:

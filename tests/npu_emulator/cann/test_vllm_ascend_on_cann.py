@@ -9,7 +9,7 @@ import pytest
 
 from tests.npu_emulator.cann.engine_process import ROOT
 
-CASES = ("qwen2 tp1", "deepseek8 tp1")
+CASES = ("qwen2 tp1 sleeps graph", "deepseek8 tp1", "deepseek8 tp2ep")
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +30,10 @@ def test_greedy_tokens_equal_transformers(found, case):
     assert "failed" not in found[case]
     assert found[case]["equal"] == found[case]["of"] == found[case]["again"]
     assert found[case]["wrong prompt"] < found[case]["of"], "control: another prompt gives other tokens"
+
+
+@pytest.mark.slow
+def test_memory_is_free_while_the_engine_sleeps(found):
+    freed = {case: found[case]["freed in sleep"] for case in CASES}
+    assert freed.pop("qwen2 tp1 sleeps graph") > 1 << 30
+    assert set(freed.values()) == {0}, "control: the others do not sleep"
