@@ -27,6 +27,8 @@ outputs/rehearsal/TIME/ (and the link outputs/rehearsal/latest). Everything it s
   --engine NAME         what stands behind torch_npu: stand-in (default), or cann, the published torch_npu on an emulated
                         CANN (npu_emulator/README.md)
   --output DIR          where to write instead of outputs/rehearsal/TIME
+  --resume DIR          go on with the run that was written to DIR, from its newest checkpoint, to the end of its steps;
+                        it saves with -- trainer.save_freq=N. Its other options are the run's own
   --dry-run             print the plan and its commands, and start nothing
   --help                print this
   -- KEY=VALUE...       Hydra overrides for the training, such as actor_rollout_ref.actor.optim.lr=1e-4
@@ -40,7 +42,7 @@ main() {
             --help) usage; return ;;
             --dry-run) dry_run=true; options+=("$1"); shift ;;
             --) shift; overrides=("$@"); break ;;
-            --data | --output | --steps | --seed | --dies | --device-memory | --engine)
+            --data | --output | --steps | --seed | --dies | --device-memory | --engine | --resume)
                 argument_require_value "$1" $#
                 case $1 in
                     --data) argument_require_file "$1" "$2" ;;

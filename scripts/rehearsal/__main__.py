@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from scripts.rehearsal.plan import ROOT, Options, Plan, make_plan
+from scripts.rehearsal.plan import OPTIONS_NAME, ROOT, Options, Plan, make_plan
 
 DONE, FAILED, REFUSED, SIGNALLED = 0, 1, 2, 128
 ENVIRONMENT_PYTHON = ROOT / ".venv" / "bin" / "python"
@@ -42,10 +42,20 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--device-memory", type=int, default=Options.device_memory_mb, dest="device_memory_mb")
     parser.add_argument("--engine", choices=("stand-in", "cann"), default=Options.engine)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--resume", type=lambda path: Path(path).resolve())
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("overrides", nargs="*")
     values = vars(parser.parse_args(arguments))
-    dry_run = values.pop("dry_run")
+    dry_run, resumed = values.pop("dry_run"), values.pop("resume")
+    if resumed is not None:
+        others = [name for name, value in values.items() if name != "overrides" and value != parser.get_default(name)]
+        if others:
+            option = next(action.option_strings[0] for action in parser._actions if action.dest == others[0])
+            parser.error(f"--resume goes on with the options of the run; take {option} away")
+        try:
+            return Options.of_run(resumed, tuple(values["overrides"])), dry_run
+        except (OSError, ValueError, TypeError, KeyError):
+            parser.error(f"--resume {resumed} is not the folder of a rehearsal, which has a {OPTIONS_NAME}")
     return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
 
 

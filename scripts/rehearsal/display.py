@@ -72,7 +72,7 @@ class Progress:
 
     def update(self) -> None:
         """Prints the events, steps and faults that are new since the last call."""
-        events = read_events(self._events_file)
+        events = self._events()
         for event in events[self._events_shown :]:
             title = _EVENTS.get(event["event"], event["event"])
             self.console.print(f"  {event['time'] - self._started:6.1f} s  {title}")
@@ -93,14 +93,18 @@ class Progress:
 
     def startup_seconds(self) -> float | None:
         """Seconds from the launch to the start of the first step; None before the first step has ended."""
-        if not self.records:
+        first = next((record for record in self.records if record.time >= self._started), None)
+        if first is None:
             return None
-        first = self.records[0]
         return first.time - (first.metrics.get(STEP_SECONDS) or 0.0) - self._started
 
     def event_seconds(self) -> dict[str, float]:
         """Seconds from the launch to each event of the start-up."""
-        return {event["event"]: event["time"] - self._started for event in read_events(self._events_file)}
+        return {event["event"]: event["time"] - self._started for event in self._events()}
+
+    def _events(self) -> list[dict[str, Any]]:
+        """The events of this launch; a run that goes on has those of earlier ones too."""
+        return [event for event in read_events(self._events_file) if event["time"] >= self._started]
 
     def _status_text(self) -> str:
         elapsed = format_duration(time.time() - self._started)

@@ -1,11 +1,12 @@
 """What a rehearsal will do, worked out before anything starts. Needs nothing but the standard library."""
 
 import hashlib
+import json
 import os
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from verl_patches.features.overrides import setting
@@ -17,6 +18,8 @@ DEFAULT_TEST_DATA = ROOT / "data" / "arithmetic" / "test.jsonl"
 CHECKPOINT_SCRIPT = ROOT / "scripts" / "make_tiny_checkpoint.py"
 REWARD = ROOT / "verl_patches" / "utils" / "reward" / "rule_reward.py"
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal.env"
+# In a run's folder: what it was asked to do.
+OPTIONS_NAME = "rehearsal.json"
 # The warm start does not depend on the run's seed: all seeds start from one cached checkpoint.
 CHECKPOINT_SEED = 0
 
@@ -33,6 +36,25 @@ class Options:
     engine: str = "stand-in"
     output: Path | None = None
     overrides: tuple[str, ...] = ()
+    resumes: bool = False
+
+    def write(self, path: Path) -> None:
+        """Writes the choices as JSON, so that the run can go on with them."""
+        kept = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        unfinished.write_text(json.dumps(kept, indent=1) + "\n")
+        unfinished.replace(path)
+
+    @classmethod
+    def of_run(cls, output: Path, more: tuple[str, ...]) -> "Options":
+        """The choices of the run in ``output``, to go on with it; ``more`` overrides win against its own.
+
+        Raises:
+            OSError, ValueError, TypeError: there is no such run, or its choices cannot be read.
+        """
+        kept = json.loads((output / OPTIONS_NAME).read_text())
+        kept |= {"data": kept["data"] and Path(kept["data"]), "output": output, "resumes": True}
+        return cls(**kept | {"overrides": (*kept["overrides"], *more)})
 
 
 @dataclass(frozen=True)
@@ -126,7 +148,10 @@ def make_plan(options: Options, time_name: str) -> Plan:
         setting("actor_rollout_ref.overlay.rollout.expert_parallel_size", options.dies),
         setting("custom_reward_function.path", REWARD),
         setting("trainer.n_gpus_per_node", options.dies),
+        setting("trainer.default_local_dir", output / "checkpoints"),
     ]
+    if options.resumes:
+        own.append(setting("trainer.resume_mode", "auto"))
     if options.steps is not None:
         own.append(setting("trainer.total_training_steps", options.steps))
     return replace(plan, overrides=(*own, *options.overrides))

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from scripts.rehearsal.display import Progress
 from scripts.rehearsal.lengths import measured_settings
-from scripts.rehearsal.plan import ROOT, RUNS, Plan
+from scripts.rehearsal.plan import OPTIONS_NAME, ROOT, RUNS, Plan
 from scripts.rehearsal.preflight import (
     check_device_memory,
     check_output,
@@ -29,6 +29,8 @@ from verl_patches.features.measure.run_files import read_executed, read_faults
 from verl_patches.features.report import RunFacts, StepRecord, read_records, summarise
 from verl_patches.features.report.faults import RunFaults
 from verl_patches.features.report.meters import read_meters
+from verl_patches.features.training_checkpoint.run_records import take_back_steps
+from verl_patches.features.training_checkpoint.step_folders import newest_step
 
 
 class RunFailed(Exception):
@@ -45,7 +47,8 @@ def check_before_anything(plan: Plan) -> Mapping[str, Any]:
     Raises:
         DataError, PreflightError: the data or the configuration cannot be used.
     """
-    check_output(plan.output)
+    if not plan.options.resumes:
+        check_output(plan.output)
     if plan.options.data is not None:
         read_problems(plan.options.data)
     return compose_checked(plan)
@@ -81,12 +84,15 @@ class Rehearsal:
     def _prepare(self, plan: Plan) -> Plan:
         """Makes checkpoint and parquet files; returns the plan with the settings that follow from the data."""
         plan.output.mkdir(parents=True, exist_ok=True)
+        if not plan.options.resumes:
+            plan.options.write(plan.output / OPTIONS_NAME)
         if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
             self.console.print(f"{plan.checkpoint} is damaged; it is made again")
             shutil.rmtree(plan.checkpoint)
         if not plan.checkpoint.exists():
             self._prepare_step("Making the tiny DeepSeek-V3 checkpoint", plan.checkpoint_command(), plan)
-        self._prepare_step("Making the parquet files", plan.data_command(), plan)
+        if not (plan.options.resumes and plan.train_data.exists() and plan.test_data.exists()):
+            self._prepare_step("Making the parquet files", plan.data_command(), plan)
         if plan.options.data is None:
             return plan
         return plan.with_overrides(measured_settings(plan.train_data, plan.checkpoint, plan.options.dies))
@@ -105,6 +111,8 @@ class Rehearsal:
 
     def _train(self, plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
         steps = config["trainer"]["total_training_steps"]
+        if plan.options.resumes:
+            self._go_back(plan, Path(config["trainer"]["default_local_dir"]))
         self.console.print(f"Training for {steps} steps on {plan.options.dies} emulated dies; log: {plan.log}")
         command, environment = plan.run_command(), plan.environment()
         with Progress(self.console, plan.output, steps, self.launched) as progress:
@@ -127,6 +135,15 @@ class Rehearsal:
             raise RunFailed(failure, plan.log)
         return summary
 
+    def _go_back(self, plan: Plan, checkpoints: Path) -> None:
+        """Takes the records of steps back that will be trained again, and says from where the run goes on."""
+        step, skipped = newest_step(checkpoints)
+        for sentence in skipped:
+            self.console.print(f"skipped: {sentence}", markup=False)
+        take_back_steps(str(plan.output), step or 0)
+        where = f"after step {step}" if step else f"at step 1, because {checkpoints} has no complete checkpoint"
+        self.console.print(f"Going on {where}", markup=False)
+
 
 def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str, log: Path) -> str | None:
     """Returns the sentence with which a run failed, or None.
@@ -135,8 +152,9 @@ def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision
     """
     if status != 0:
         return last_error(log)
-    if len(records) < steps:
-        return f"The run ended after {len(records)} of {steps} steps"
+    reached = max((record.step for record in records), default=0)
+    if reached < steps:
+        return f"The run ended after {reached} of {steps} steps"
     faults = RunFaults(precision)
     for record in records:
         faults.add(record.step, record.metrics)

@@ -1,0 +1,144 @@
+"""A rehearsal that goes on: what it remembers of the run, and that all its steps count, whenever they were trained."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.rehearsal.__main__ import parse_arguments
+from scripts.rehearsal.display import Progress, make_console
+from scripts.rehearsal.plan import OPTIONS_NAME, ROOT, Options, make_plan
+from scripts.rehearsal.stages import check_before_anything, failure_of
+from tests.verl_patches.trainer.test_run import MARKER, processes_with
+from verl_patches.features.report import StepRecord
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """The folder of a run with choices of its own."""
+    choices = Options(steps=8, seed=3, dies=8, output=tmp_path, overrides=("trainer.save_freq=2",))
+    choices.write(tmp_path / OPTIONS_NAME)
+    return tmp_path
+
+
+def test_a_run_goes_on_with_its_own_choices(begun):
+    options, dry_run = parse_arguments(["--resume", str(begun), "--", "trainer.save_freq=4"])
+    assert not dry_run and (options.steps, options.seed, options.dies, options.output) == (8, 3, 8, begun)
+    assert options.overrides == ("trainer.save_freq=2", "trainer.save_freq=4")
+    plan = make_plan(options, "time")
+    assert plan.output == begun and "trainer.resume_mode=auto" in plan.overrides
+    check_before_anything(plan)
+
+
+def test_a_new_run_does_not_go_on_from_anything(tmp_path):
+    plan = make_plan(Options(output=tmp_path / "run"), "time")
+    assert not any("resume_mode" in override for override in plan.overrides)
+    assert f"trainer.default_local_dir={tmp_path / 'run' / 'checkpoints'}" in [
+        o.replace("'", "") for o in plan.overrides
+    ]
+
+
+def test_data_of_the_users_own_are_remembered(tmp_path):
+    Options(data=tmp_path / "problems.jsonl").write(tmp_path / OPTIONS_NAME)
+    assert Options.of_run(tmp_path, ()).data == tmp_path / "problems.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--steps", "9"], "--resume goes on with the options of the run; take --steps away"),
+        (["--device-memory", "9"], "--resume goes on with the options of the run; take --device-memory away"),
+    ],
+)
+def test_other_options_are_refused(begun, arguments, sentence, capsys):
+    with pytest.raises(SystemExit) as end:
+        parse_arguments(["--resume", str(begun), *arguments])
+    assert end.value.code == 2 and sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"data": null, "overrides": [], "colour": 1}'])
+def test_what_is_no_run_is_refused(tmp_path, content, capsys):
+    if content is not None:
+        (tmp_path / OPTIONS_NAME).write_text(content)
+    with pytest.raises(SystemExit) as end:
+        parse_arguments(["--resume", str(tmp_path)])
+    assert end.value.code == 2
+    assert (
+        f"--resume {tmp_path} is not the folder of a rehearsal, which has a rehearsal.json" in capsys.readouterr().err
+    )
+
+
+def record(step, at=100.0):
+    return StepRecord(step, at, {"timing_s/step": 2.0})
+
+
+def test_a_run_is_judged_by_the_steps_that_it_reached_and_not_by_how_many_it_trained_itself(tmp_path):
+    log = tmp_path / "run.log"
+    assert failure_of(0, [record(3), record(4)], 4, "bfloat16", log) is None
+    assert failure_of(0, [record(1), record(2)], 4, "bfloat16", log) == "The run ended after 2 of 4 steps"
+    assert failure_of(0, [], 4, "bfloat16", log) == "The run ended after 0 of 4 steps"
+
+
+def test_the_start_is_timed_from_this_launch(tmp_path):
+    lines = [
+        json.dumps({"step": step, "time": at, "metrics": {"timing_s/step": 2.0}}) for step, at in ((1, 50), (2, 130))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    events = [json.dumps({"time": at, "event": "training_begins"}) for at in (40, 120)]
+    (tmp_path / "events.jsonl").write_text("\n".join(events) + "\n")
+    progress = Progress(make_console(), tmp_path, 2, launched=100.0)
+    progress.update()
+    assert progress.startup_seconds() == 28.0 and progress.event_seconds() == {"training_begins": 20.0}
+
+
+@pytest.mark.slow
+def test_a_killed_rehearsal_goes_on_to_its_last_step(tmp_path):
+    """Every process is killed after the first checkpoint; the second command ends the run that the first began."""
+    output, mark = tmp_path / "run", tmp_path.name + str(os.getpid())
+    environment = os.environ | {MARKER: mark}
+    command = ["bash", str(ROOT / "scripts" / "rehearse.sh")]
+    saving = ["--steps", "3", "--output", str(output), "--", "trainer.save_freq=1", "data.train_batch_size=8"]
+    with (tmp_path / "said").open("w") as said:
+        first = subprocess.Popen([*command, *saving], env=environment, stdout=said, stderr=subprocess.STDOUT)
+        wait_for(first, output / "checkpoints" / "global_step_1", tmp_path / "said")
+        kill_all(mark)
+        first.wait(60)
+    ended = subprocess.run(
+        [*command, "--resume", str(output)], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert "Going on after step" in ended.stdout and "Done in" in ended.stdout
+    steps = [json.loads(line)["step"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3] and json.loads((output / "summary.json").read_text())["steps"] == 3
+    assert processes_with(mark) == []
+
+
+def wait_for(process, folder, said):
+    deadline = time.monotonic() + 500
+    while not folder.exists():
+        assert time.monotonic() < deadline and process.poll() is None, said.read_text()[-3000:]
+        time.sleep(0.05)
+
+
+def kill_all(mark):
+    """SIGKILL for everything that carries the mark, until nothing is left."""
+    needle = f"{MARKER}={mark}".encode()
+    while True:
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                if needle in (place / "environ").read_bytes():
+                    found.append(int(place.name))
+            except (OSError, PermissionError):
+                continue
+        if not found:
+            return
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
