@@ -13,8 +13,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import nn
 
-from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape
-from verl_patches.features.reshard.layout import RolloutPlacement, TrainPlacement
+from post_training.layouts.layout import RolloutPlacement, TrainPlacement
+from post_training.models.deepseek_v3 import DeepseekV3Shape
 
 Named = Iterator[tuple[str, torch.Tensor]]
 

@@ -24,9 +24,9 @@ def _run_published(manager: Any) -> None:
     from verl.utils.vllm_utils import patch_vllm_moe_model_weight_loader
 
     from benchmarks.published_path import PublishedPath
-    from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape
-    from verl_patches.features.reshard.model_tensors import train_tensors
-    from verl_patches.workers.sharding_manager.placements import rollout_placement, train_placement
+    from post_training.layouts.model_tensors import train_tensors
+    from post_training.layouts.placements import rollout_placement, train_placement
+    from post_training.models.deepseek_v3 import DeepseekV3Shape
 
     engine = manager.inference_engine.llm_engine
     model = engine.model_executor.driver_worker.worker.model_runner.get_model()

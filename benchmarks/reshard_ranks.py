@@ -24,10 +24,10 @@ from transformers import AutoConfig
 from benchmarks.published_path import PublishedPath
 from benchmarks.verl_path import TrainingModule, VerlPath
 from npu_emulator import meters
+from post_training.layouts.layout import RolloutPlacement, TrainPlacement
+from post_training.layouts.model_tensors import rollout_tensors
+from tests.post_training.layouts.reference import State
 from tests.verl_patches.features.reshard.load_weights_program import Model, build_rollout, differing
-from tests.verl_patches.features.reshard.reference import State
-from verl_patches.features.reshard.layout import RolloutPlacement, TrainPlacement
-from verl_patches.features.reshard.model_tensors import rollout_tensors
 from verl_patches.features.reshard.resharder import resharder_for
 
 TP, PP, EP = 2, 2, 2

@@ -27,10 +27,10 @@ from transformers import AutoConfig, DeepseekV3ForCausalLM  # noqa: E402
 
 from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
 from benchmarks.published_step import move_as_published, move_by_plan  # noqa: E402
+from post_training.report.metrics import ALLOCATED_BYTES_PREFIX, PEAK_BYTES_PREFIX, PHASES  # noqa: E402
 from tests.rig import jobs  # noqa: E402
 from tests.rig.conftest import PROMPTS, overrides, random_checkpoint  # noqa: E402
 from tests.rig.processes import Processes  # noqa: E402
-from verl_patches.features.report.metrics import ALLOCATED_BYTES_PREFIX, PEAK_BYTES_PREFIX, PHASES  # noqa: E402
 from verl_patches.features.residency.feature import Addresses  # noqa: E402
 
 WAYS = ("ours", "published", "upstream")

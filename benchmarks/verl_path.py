@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.verl_patches.features.reshard.reference import State, chunk
-from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape
-from verl_patches.features.reshard.layout import TrainPlacement
+from post_training.layouts.layout import TrainPlacement
+from post_training.models.deepseek_v3 import DeepseekV3Shape
+from tests.post_training.layouts.reference import State, chunk
 
 LAYER_NAMES = {"qkv_layer_name": "self_attention.linear_qkv.", "gate_proj_layer_name": "linear_fc1.weight"}
 

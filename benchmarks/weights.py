@@ -27,9 +27,9 @@ if __name__ == "__main__":
 import torch  # noqa: E402
 
 from benchmarks.options import make_parser, positive, whole, write_figures  # noqa: E402
-from tests.verl_patches.features.checkpoint.reference import ShardLayout, cast_folder, save_shards  # noqa: E402
-from tests.verl_patches.features.checkpoint.synthetic import Synthetic, small_config  # noqa: E402
-from verl_patches.features.reshard.deepseek_v3 import canonical_shapes  # noqa: E402
+from post_training.models.deepseek_v3 import canonical_shapes  # noqa: E402
+from tests.post_training.checkpoint.reference import ShardLayout, cast_folder, save_shards  # noqa: E402
+from tests.post_training.checkpoint.synthetic import Synthetic, small_config  # noqa: E402
 
 LAYOUT = dict(tp=2, pp=2, ep=2, tp_extend_ep=True)
 _SAMPLE_S = 0.2

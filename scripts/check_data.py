@@ -19,8 +19,8 @@ if __name__ == "__main__":
     # And no device is used, so torch need not look for one.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
-from verl_patches.features.dataset import DataError  # noqa: E402
-from verl_patches.features.dataset.inspection import Expectations, Inspection, Measure, inspect_file  # noqa: E402
+from post_training.data import DataError  # noqa: E402
+from post_training.data.inspection import Expectations, Inspection, Measure, inspect_file  # noqa: E402
 
 SOUND, DEFECTIVE, UNREADABLE = 0, 1, 2
 

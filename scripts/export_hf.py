@@ -16,10 +16,10 @@ if __name__ == "__main__":
     # No tensor of these tools touches a device, so torch need not load one.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
-from verl_patches.features.checkpoint.command_line import add_common_options, known_checksums, run_tool  # noqa: E402
-from verl_patches.features.checkpoint.conversion import Conversion  # noqa: E402
-from verl_patches.features.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
-from verl_patches.features.checkpoint.shard_conversion import shards_form, to_huggingface  # noqa: E402
+from post_training.checkpoint.command_line import add_common_options, known_checksums, run_tool  # noqa: E402
+from post_training.checkpoint.conversion import Conversion  # noqa: E402
+from post_training.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
+from post_training.checkpoint.shard_conversion import shards_form, to_huggingface  # noqa: E402
 
 _GB = 10**9
 

@@ -14,9 +14,9 @@ if __name__ == "__main__":
     # No tensor of these tools touches a device, so torch need not load one.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
-from verl_patches.features.checkpoint.cast import cast_conversion  # noqa: E402
-from verl_patches.features.checkpoint.command_line import add_common_options, known_checksums, run_tool  # noqa: E402
-from verl_patches.features.checkpoint.conversion import Conversion  # noqa: E402
+from post_training.checkpoint.cast import cast_conversion  # noqa: E402
+from post_training.checkpoint.command_line import add_common_options, known_checksums, run_tool  # noqa: E402
+from post_training.checkpoint.conversion import Conversion  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

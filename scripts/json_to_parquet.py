@@ -11,17 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from verl_patches.features.dataset import (  # noqa: E402
-    INSTRUCTION,
-    DataError,
-    Problem,
-    Reading,
-    read_problems,
-    split,
-    to_row,
-)
-from verl_patches.features.dataset.inspection import check_file  # noqa: E402
-from verl_patches.features.dataset.parquet import write_files  # noqa: E402
+from post_training.data import INSTRUCTION, DataError, Problem, Reading, read_problems, split, to_row
+from post_training.data.inspection import check_file  # noqa: E402
+from post_training.data.parquet import write_files  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from verl_patches.features.tiny_model.task import split_exercises, write_records
+from rehearsal.tiny_model.task import split_exercises, write_records
 
 
 def main(arguments: list[str]) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from verl_patches.features.dataset import DataError
-from verl_patches.features.tiny_model.checkpoint import DTYPES, CheckpointRequest, make_checkpoint
+from post_training.data import DataError
+from rehearsal.tiny_model.checkpoint import DTYPES, CheckpointRequest, make_checkpoint
 
 _PROJECT_ROOT = Path(__file__).resolve().parents[1]
 _STEPS_PER_LINE = 50

@@ -14,13 +14,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scripts.rehearsal.plan import read_environment  # noqa: E402
-from verl_patches.features.configuration_checks.values import resolved  # noqa: E402
-from verl_patches.features.memory_plan.job import Job, read_job  # noqa: E402
-from verl_patches.features.memory_plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch  # noqa: E402
-from verl_patches.features.memory_plan.report import Machine, describe, make_job_plan  # noqa: E402
-from verl_patches.features.overrides import setting  # noqa: E402
-from verl_patches.features.reshard.placement_text import parse_bytes  # noqa: E402
+from post_training.layouts.placement_text import parse_bytes  # noqa: E402
+from post_training.overrides import setting  # noqa: E402
+from post_training.plan.job import Job, read_job  # noqa: E402
+from post_training.plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch  # noqa: E402
+from post_training.plan.report import Machine, describe, make_job_plan  # noqa: E402
+from rehearsal.plan import read_environment  # noqa: E402
+from verl_patches.trainer.configuration_checks.values import resolved  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -96,9 +96,9 @@ def _job(options: argparse.Namespace) -> Job:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from verl_patches.features.configuration_checks import check_configuration
-    from verl_patches.features.configuration_checks.composition import sentence_of
     from verl_patches.features.mindspeed.feature import MINDSPEED
+    from verl_patches.trainer.configuration_checks import check_configuration
+    from verl_patches.trainer.configuration_checks.composition import sentence_of
     from verl_patches.trainer.main_ppo import compose
 
     model = _model(options.model)

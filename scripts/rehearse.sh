@@ -78,7 +78,7 @@ main() {
     unset RAY_ADDRESS
     # The launcher measures prompts before it starts other processes; the tokenizer warns about its threads otherwise.
     export TOKENIZERS_PARALLELISM=false
-    exec "$python" -m scripts.rehearsal "${options[@]}" -- "${overrides[@]}"
+    exec "$python" -m rehearsal "${options[@]}" -- "${overrides[@]}"
 }
 
 main "$@"

@@ -14,11 +14,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from verl_patches.features.report import ReportError  # noqa: E402
-from verl_patches.features.report.flops import A3_PEAKS, PEAK  # noqa: E402
-from verl_patches.features.report.published import ROWS  # noqa: E402
-from verl_patches.features.report.recipe_table import column_of_published, column_of_run, render  # noqa: E402
-from verl_patches.features.report.run_folder import read_run  # noqa: E402
+from post_training.report import ReportError  # noqa: E402
+from post_training.report.flops import A3_PEAKS, PEAK  # noqa: E402
+from post_training.report.published import ROWS  # noqa: E402
+from post_training.report.recipe_table import column_of_published, column_of_run, render  # noqa: E402
+from post_training.report.run_folder import read_run  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -22,7 +22,7 @@ main() {
     "$tools/shellcheck" --external-sources "${shell_scripts[@]}"
     # The tests run as the rehearsal does: with its environment, and nothing of the user's Ray or Python path.
     local settings
-    mapfile -t settings < <("$tools/python" -m scripts.rehearsal.environment)
+    mapfile -t settings < <("$tools/python" -m rehearsal.environment)
     unset RAY_ADDRESS
     exec env "${settings[@]}" PYTHONPATH="$project_root" "$tools/python" -m pytest "$@" </dev/null
 }

@@ -64,7 +64,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory) -> tuple[Path, Path]:
     """A tiny float32 checkpoint with random weights, and the bundled training data as parquet."""
-    from verl_patches.features.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
+    from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 
     folder, problems = tmp_path_factory.mktemp("inputs"), ROOT / "data" / "arithmetic" / "train.jsonl"
     request = CheckpointRequest(problems, 0, "float32", warm_start=None)

@@ -32,7 +32,7 @@ CONTRACTS = tomllib.loads(SETTINGS.read_text())["tool"]["importlinter"]["contrac
 FORBIDDEN = [
     ("overlay/ordering.py", "import npu_emulator", "The patch engine stands alone"),
     ("npu_emulator/operators/registry.py", "from overlay import Feature", "The emulated NPU stands alone"),
-    ("verl_patches/features/reshard/plan.py", "import verl_patches.workers.megatron_workers", "Features know no room"),
+    ("post_training/layouts/plan.py", "import verl_patches.workers.megatron_workers", "Features know no room"),
     (
         "megatron_patches/core/jit.py",
         "import vllm_patches.utils",

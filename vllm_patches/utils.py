@@ -1,7 +1,7 @@
 """vLLM registers its custom operators on torch 2.5.1, and patches the processes that it spawns."""
 
 from overlay import register, wrap
-from verl_patches.features.compatibility import VLLM_ON_TORCH_2_5, VLLM_PROCESSES
+from verl_patches.features.compatibility.feature import VLLM_ON_TORCH_2_5, VLLM_PROCESSES
 
 
 @register(

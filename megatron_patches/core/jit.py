@@ -1,7 +1,7 @@
 """Megatron's small fused functions run as they are written."""
 
 from overlay import wrap
-from verl_patches.features.compatibility import MEGATRON_ON_NPU
+from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
 
 
 @wrap(

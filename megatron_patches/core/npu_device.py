@@ -1,7 +1,7 @@
 """Megatron's calls to torch.cuda go to the NPU."""
 
 from overlay import before_import
-from verl_patches.features.compatibility import MEGATRON_ON_NPU
+from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
 
 
 @before_import(

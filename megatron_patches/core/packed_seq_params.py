@@ -1,7 +1,7 @@
 """PackedSeqParams with the padded bounds that verl 0.4.0 sets and reads."""
 
 from overlay import wrap
-from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
+from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
 
 
 @wrap(

@@ -1,7 +1,7 @@
 """Expert tensor parallelism as verl 0.4.0 asks for it, in terms of what megatron-core 0.8.0 has."""
 
 from overlay import add, wrap
-from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
+from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
 
 _WHY = "verl 0.4.0 reads the expert tensor parallel group, which megatron-core has since 0.10"
 _UPSTREAM = "not forwarded: specific to this pair of releases; megatron-core has it since 0.10"

@@ -85,7 +85,7 @@ def ask_nodes(address: str, root: Path) -> list[NodeFacts]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from verl_patches.features.own_ray import python_of_workers
+    from verl_patches.trainer.own_ray import python_of_workers
 
     def report() -> tuple[float, dict[str, str], str]:
         # Imported there, and not sent with the question: a node without the checkout is to say so.

@@ -25,9 +25,9 @@ from pydantic_core import PydanticUndefined
 
 from overlay import Feature
 from verl_patches.features.catalogue import FEATURES
-from verl_patches.features.configuration_checks.schema import Configuration, group_of
 from verl_patches.features.precision.feature import Precision
 from verl_patches.features.settings import NODE, OverlaySettings
+from verl_patches.trainer.configuration_checks.schema import Configuration, group_of
 
 VERL = "trainer/config/ppo_megatron_trainer.yaml"
 INTRODUCTION = f"""# Configuration

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from verl_patches.features.own_ray import without_job_servers  # noqa: E402  (found from where this file lies)
+from verl_patches.trainer.own_ray import without_job_servers  # noqa: E402  (found from where this file lies)
 
 
 def main() -> None:

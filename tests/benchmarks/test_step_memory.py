@@ -1,7 +1,7 @@
 """What the benchmark of a step's memory prints."""
 
 from benchmarks.step_memory import WAYS, table
-from verl_patches.features.report.metrics import ALLOCATED_BYTES_PREFIX, PEAK_BYTES_PREFIX
+from post_training.report.metrics import ALLOCATED_BYTES_PREFIX, PEAK_BYTES_PREFIX
 
 
 def metrics(reshard: float, update: float) -> dict[str, float]:

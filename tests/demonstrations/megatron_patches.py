@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 
 from tests.demonstrations import Upstream, demonstrates
-from verl_patches.features.compatibility import MEGATRON_ON_NPU, VERL_ON_MEGATRON_CORE_0_8
+from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU, VERL_ON_MEGATRON_CORE_0_8
 
 PARALLEL_STATE = "megatron.core.parallel_state"
 LAYER_SPECS = "megatron.core.models.gpt.gpt_layer_specs"
@@ -61,7 +61,7 @@ for target in (
 
 @demonstrates(f"{LAYER_SPECS}:get_gpt_decoder_block_spec", VERL_ON_MEGATRON_CORE_0_8)
 def layers_are_ours(body):
-    with mock.patch("megatron_patches.core.models.gpt.packed_layer_specs.packed_block_spec", return_value="ours"):
+    with mock.patch("post_training.models.megatron.packed_layer_specs.packed_block_spec", return_value="ours"):
         return body(None)(None)
 
 
@@ -117,6 +117,6 @@ def the_same_expert_size_is_accepted(body):
 @demonstrates("megatron.core.transformer:MLATransformerConfig", VERL_ON_MEGATRON_CORE_0_8)
 def the_name_is_there(body):
     with mock.patch(
-        "megatron_patches.core.transformer.deepseek_v3_config.DeepseekV3TransformerConfig", return_value="ours"
+        "post_training.models.megatron.deepseek_v3_config.DeepseekV3TransformerConfig", return_value="ours"
     ):
         return body(None)(q_lora_rank=4)

@@ -15,7 +15,13 @@ from tensordict import TensorDict
 import overlay
 from tests.demonstrations import Upstream, demonstrates
 from verl_patches.features import settings
-from verl_patches.features.compatibility import DEEPSEEK_V3, MEGATRON_ON_NPU, ROLLOUT_SEED, SETTINGS, VERL_ON_NPU
+from verl_patches.features.compatibility.feature import (
+    DEEPSEEK_V3,
+    MEGATRON_ON_NPU,
+    ROLLOUT_SEED,
+    SETTINGS,
+    VERL_ON_NPU,
+)
 from verl_patches.features.data_order.feature import DATA_ORDER
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure import step_record
@@ -88,20 +94,20 @@ def logits_are_divided(body):
 
 @demonstrates("verl.models.mcore.registry:hf_to_mcore_config", DEEPSEEK_V3)
 def the_configuration_is_ours(body):
-    with instead_of("megatron_patches.core.transformer.deepseek_v3_config.deepseek_v3_config_from_huggingface"):
+    with instead_of("post_training.models.megatron.deepseek_v3_config.deepseek_v3_config_from_huggingface"):
         return asks_ours(lambda: body(Upstream(), DEEPSEEK, torch.bfloat16))
 
 
 @demonstrates("verl.models.mcore.registry:init_mcore_model", DEEPSEEK_V3)
 def the_model_is_ours(body):
-    with instead_of("megatron_patches.core.models.gpt.deepseek_v3_model.build_deepseek_v3"):
+    with instead_of("post_training.models.megatron.deepseek_v3_model.build_deepseek_v3"):
         return asks_ours(lambda: body(Upstream(), None, DEEPSEEK))
 
 
 def engine_with(**parts):
     """Stand in for the module that needs MindSpeed-LLM, which is not installed here."""
     module = SimpleNamespace(**parts)
-    return mock.patch.dict("sys.modules", {"mindspeed_patches.core.models.gpt.packed_gpt_model": module})
+    return mock.patch.dict("sys.modules", {"post_training.models.mindspeed.packed_gpt_model": module})
 
 
 @demonstrates("verl.models.mcore.registry:hf_to_mcore_config", MINDSPEED)
@@ -125,7 +131,7 @@ def the_model_is_the_engines(body):
 
 @demonstrates(f"{WORKER}.__init__", MINDSPEED)
 def the_engine_starts_before_the_worker(body):
-    with instead_of("mindspeed_patches.megatron_adaptor.start_for"):
+    with instead_of("verl_patches.features.mindspeed.megatron_adaptor.start_for"):
         return asks_ours(lambda: body(Upstream(), SimpleNamespace(), {}, "actor"))
 
 
@@ -146,20 +152,20 @@ def uneven_stages_have_their_own_offsets(body):
 
 @demonstrates("verl.utils.megatron_utils:per_tensor_generator", DEEPSEEK_V3)
 def tensors_are_gathered_by_our_tables(body):
-    with instead_of("verl_patches.features.reshard.tables.table_for"):
+    with instead_of("post_training.models.families.table_for"):
         return asks_ours(lambda: body(Upstream(), None, DEEPSEEK, None, None))
 
 
 @demonstrates("verl.utils.model:load_megatron_gptmodel_weights", DEEPSEEK_V3)
 def weights_are_loaded_by_our_tables(body):
     config = SimpleNamespace(model={})
-    with instead_of("verl_patches.features.reshard.tables.table_for"):
+    with instead_of("post_training.models.families.table_for"):
         return asks_ours(lambda: body(Upstream(), config, DEEPSEEK, None, None))
 
 
 @demonstrates("verl.utils.model:load_mcore_dist_weights", DEEPSEEK_V3)
 def shards_are_loaded_by_their_own_reader(body):
-    with instead_of("verl_patches.features.checkpoint.shard_loading.is_shard_folder"):
+    with instead_of("post_training.checkpoint.shard_loading.is_shard_folder"):
         return asks_ours(lambda: body(Upstream(), None, "folder"))
 
 
@@ -260,7 +266,7 @@ def weights_are_looked_at(body):
 
 @demonstrates("verl.trainer.ppo.reward:compute_reward", MEASURE)
 def a_failure_that_verl_passes_over_is_noted(body):
-    from verl_patches.features.reward import failures
+    from post_training.rewards import failures
 
     def upstream(data, reward_fn):
         with contextlib.suppress(ValueError):
@@ -279,7 +285,7 @@ def a_failure_that_verl_passes_over_is_noted(body):
 def an_answer_without_a_score_is_noted(body):
     import asyncio
 
-    from verl_patches.features.reward import failures
+    from post_training.rewards import failures
 
     async def upstream(*arguments):
         return None

@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 
 from tests.demonstrations import Upstream, demonstrates
-from verl_patches.features.compatibility import (
+from verl_patches.features.compatibility.feature import (
     KV_CACHE_SIZE,
     START_UP,
     VERL_ON_VLLM_0_9_1,
@@ -91,12 +91,12 @@ def the_engine_is_filled(body):
     filled = []
     with (
         mock.patch("torch.distributed.get_rank", return_value=3),
-        mock.patch("verl_patches.features.reshard.tables.table_for", return_value=table),
-        mock.patch("verl_patches.features.reshard.model_tensors.rollout_tensors", return_value="tensors"),
-        mock.patch("verl_patches.workers.sharding_manager.placements.rollout_placement", return_value="placement"),
-        mock.patch("verl_patches.features.checkpoint.loading.ignored_prefixes", return_value="ignored"),
+        mock.patch("post_training.models.families.table_for", return_value=table),
+        mock.patch("post_training.layouts.model_tensors.rollout_tensors", return_value="tensors"),
+        mock.patch("post_training.layouts.placements.rollout_placement", return_value="placement"),
+        mock.patch("post_training.checkpoint.loading.ignored_prefixes", return_value="ignored"),
         mock.patch(
-            "verl_patches.features.checkpoint.loading.load_from_huggingface",
+            "post_training.checkpoint.loading.load_from_huggingface",
             side_effect=lambda *arguments: filled.append(arguments),
         ),
         mock.patch(

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from scripts.rehearsal.processes import Interrupted, SignalFlag
+from rehearsal.processes import Interrupted, SignalFlag
 from tests.mutations.drawn import draw
 from tests.mutations.fault import ROOT, Fault, FaultError, read_list
 from tests.mutations.workbench import Outcome, Verdict, Workbench

@@ -12,7 +12,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "mindspeed_patches": ("tests/verl_patches/features/mindspeed", _SWITCHES),
     "npu_emulator": ("tests/npu_emulator", "tests/rig"),
     "scripts": ("tests/scripts",),
-    "verl_patches": ("tests/verl_patches", _SWITCHES, "tests/rig", "tests/scripts/test_rehearsal.py"),
+    "verl_patches": ("tests/verl_patches", _SWITCHES, "tests/rig", "tests/rehearsal/test_rehearsal.py"),
     "vllm_ascend_patches": ("tests/vllm_ascend_patches", _SWITCHES, "tests/rig"),
     "vllm_patches": ("tests/vllm_patches", _SWITCHES, "tests/rig"),
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.rehearsal.processes import SignalFlag
+from rehearsal.processes import SignalFlag
 from tests.mutations.drawn import _changes_something, draw
 from tests.mutations.fault import ROOT, Fault, FaultError, read_list
 from tests.mutations.workbench import Outcome, Workbench

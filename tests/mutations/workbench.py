@@ -15,8 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from sysconfig import get_path
 
-from scripts.rehearsal.plan import ENVIRONMENT_FILE, read_environment
-from scripts.rehearsal.processes import SignalFlag, run_to_the_end
+from rehearsal.plan import ENVIRONMENT_FILE, read_environment
+from rehearsal.processes import SignalFlag, run_to_the_end
 from tests.mutations.fault import ROOT, Fault, FaultError
 
 # pytest's exit codes: 1, a test failed; 2, a file of tests could not be imported. 4 is given where a conftest.py could

@@ -17,7 +17,7 @@ from tests.overlay.order_program import ACTIVATE, MODULES, all_pairs, contradict
 EARLY = [name for name in MODULES if name.startswith("vllm.v1.sample")]
 BETWEEN = [EARLY[0], ACTIVATE, *MODULES[::-1]]
 AFTER = ["verl.utils.tracking", *EARLY, ACTIVATE, *MODULES]
-OURS_FIRST = [ACTIVATE, "megatron_patches.core.transformer.deepseek_v3_config", *MODULES]
+OURS_FIRST = [ACTIVATE, "post_training.models.megatron.deepseek_v3_config", *MODULES]
 TOO_LATE = ["megatron.core", ACTIVATE]
 SPOILED = [ACTIVATE, *MODULES, "spoil verl.models.mcore:hf_to_mcore_config"]
 

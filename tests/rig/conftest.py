@@ -16,7 +16,7 @@ PROMPTS = [[3, 10 + index, 20 + index, 30, 40 + index % 3, 4] for index in range
 
 def random_checkpoint(folder: Path) -> Path:
     """A tiny DeepSeek-V3 with random float32 weights, so that no two tokens are equally likely."""
-    from verl_patches.features.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
+    from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 
     request = CheckpointRequest(DATA, 0, "float32", warm_start=None)
     return make_checkpoint(request, folder / "checkpoint", lambda step, loss: None).path

@@ -38,7 +38,7 @@ def build(state: State, overrides: list[str]) -> dict[str, Any]:
 @contextmanager
 def _engine_weights_noted(state: State) -> Iterator[None]:
     """What the engine has loaded itself is kept on the host as `of_engine`, before residency gives it up."""
-    from verl_patches.features.reshard.model_tensors import rollout_tensors
+    from post_training.layouts.model_tensors import rollout_tensors
     from verl_patches.features.residency import registration
 
     register = registration.register_rollout
@@ -53,7 +53,7 @@ def _engine_weights_noted(state: State) -> Iterator[None]:
 
 def _resharded_differently(state: State, loaded: dict[str, torch.Tensor]) -> list[str]:
     """Names of the rollout weights that a reshard of the present training weights makes others than `loaded`."""
-    from verl_patches.features.reshard.model_tensors import rollout_tensors
+    from post_training.layouts.model_tensors import rollout_tensors
     from verl_patches.workers.sharding_manager.megatron_vllm import _resharder
 
     phase(state, "reshard")
@@ -327,7 +327,7 @@ def load(state: State, folder: str, fault: str | None = None) -> None:
 
 def _reading(change: Any) -> Any:
     """`change(read, canonical, box, out)` stands in for reading a box of a checkpoint's tensor."""
-    from verl_patches.features.checkpoint.source import Source
+    from post_training.checkpoint.source import Source
 
     read = Source.read_into
     return mock.patch.object(Source, "read_into", lambda self, *box: change(partial(read, self), self, *box))

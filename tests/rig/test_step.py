@@ -8,11 +8,11 @@ import math
 import pytest
 from omegaconf import OmegaConf
 
+from post_training.plan.device import device_memory
+from post_training.plan.job import read_job
 from tests.rig import jobs
 from tests.rig.conftest import PROMPTS, overrides
 from tests.rig.processes import ByRank
-from verl_patches.features.memory_plan.device import device_memory
-from verl_patches.features.memory_plan.job import read_job
 from verl_patches.trainer.main_ppo import compose
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from verl_patches.features.dataset import Problem, to_row
-from verl_patches.features.tiny_model.tokenizer import build_tokenizer
+from post_training.data import Problem, to_row
+from rehearsal.tiny_model.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [to_row(Problem("1+1 " * n, str(n)), n, "train", "own", "") for n in range(1, 5)]

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from overlay import Feature
 from scripts.internal.document_configuration import document, feature_section, kind_of
-from verl_patches.features.configuration_checks.names import known_keys
+from verl_patches.trainer.configuration_checks.names import known_keys
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 

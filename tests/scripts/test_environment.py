@@ -65,7 +65,7 @@ class Machine:
         shutil.copytree(ROOT / "scripts", self.root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(ROOT / "requirements", self.root / "requirements")
         # A dry run composes the command's settings with what the overlay has for that.
-        overrides = Path("verl_patches", "features", "overrides.py")
+        overrides = Path("post_training", "overrides.py")
         (self.root / overrides).parent.mkdir(parents=True)
         shutil.copy(ROOT / overrides, self.root / overrides)
         (self.root / "npu_emulator").mkdir()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.rehearsal.plan import read_environment
+from rehearsal.plan import read_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "scripts" / "env").glob("*.env"))

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.scripts.cluster_files import ROOT, write_cluster_file
-from verl_patches.features.own_ray import python_of_workers
+from verl_patches.trainer.own_ray import python_of_workers
 
 LAUNCHER = ROOT / "scripts" / "train_deepseekv3_256die_true_weight.sh"
 ADDRESS = "127.0.0.2"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts.rehearsal.__main__ import parse_arguments
-from scripts.rehearsal.display import Progress, make_console
-from scripts.rehearsal.plan import OPTIONS_NAME, ROOT, Options, make_plan
-from scripts.rehearsal.stages import check_before_anything, failure_of
+from post_training.report import StepRecord
+from rehearsal.__main__ import parse_arguments
+from rehearsal.display import Progress, make_console
+from rehearsal.plan import OPTIONS_NAME, ROOT, Options, make_plan
+from rehearsal.stages import check_before_anything, failure_of
 from tests.verl_patches.trainer.test_run import MARKER, processes_with
-from verl_patches.features.report import StepRecord
 
 
 @pytest.fixture

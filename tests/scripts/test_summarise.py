@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from post_training.report.published import DEEPSEEK_V3, RANDOM_WEIGHTS, TRUE_WEIGHTS
 from scripts import summarise
-from verl_patches.features.report.published import DEEPSEEK_V3, RANDOM_WEIGHTS, TRUE_WEIGHTS
 
 ROOT = Path(__file__).parents[2]
 STAGE_METRICS = {

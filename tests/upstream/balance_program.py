@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.megatron_patches.core.training_models_program import Layout, Trial, start_layout
+from post_training.models.router_balance import dealt_experts
+from tests.post_training.models.megatron.training_models_program import Layout, Trial, start_layout
 from tests.upstream.engine_program import start_engine
-from verl_patches.features.router_balance.balance import dealt_experts
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 
 

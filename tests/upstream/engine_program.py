@@ -20,8 +20,7 @@ import torch.distributed as dist
 from megatron.core import optimizer as megatron_optimizer
 
 import overlay
-from mindspeed_patches import megatron_adaptor
-from tests.megatron_patches.core.training_models_program import (
+from tests.post_training.models.megatron.training_models_program import (
     Layout,
     Trial,
     compare_layout,
@@ -31,6 +30,7 @@ from tests.megatron_patches.core.training_models_program import (
     stepped_weights,
 )
 from verl_patches.features import settings
+from verl_patches.features.mindspeed import megatron_adaptor
 from verl_patches.trainer.main_ppo import compose
 
 CHECKPOINTING = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint"
@@ -76,7 +76,7 @@ def start_engine(checkpoint: Path, layout: Layout, fused: bool, *overrides: str)
 @contextmanager
 def sequences_run_into_each_other() -> Iterator[None]:
     """A fault: attention is told of one long sequence."""
-    from mindspeed_patches.core.models.gpt import packed_gpt_model
+    from post_training.models.mindspeed import packed_gpt_model
 
     upstream = packed_gpt_model.set_actual_seq_len
     with mock.patch.object(packed_gpt_model, "set_actual_seq_len", lambda ends: upstream(ends[-1:])):

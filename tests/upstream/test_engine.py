@@ -32,7 +32,7 @@ CASES = {
     "TP2 x PP2, uneven, recomputed": ({"tensor": 2, "pipeline": 2, "stages": [2, 1], "recompute": True}, True),
     "TP2 x EP2": ({"tensor": 2, "expert": 2}, True),
 }
-PUBLISHED_MODEL = ROOT / "tests" / "verl_patches" / "features" / "memory_plan" / "deepseek_v3_config.json"
+PUBLISHED_MODEL = ROOT / "tests" / "post_training" / "plan" / "deepseek_v3_config.json"
 VENDORS_SCRIPT = Path("MindSpeed-LLM", "examples", "mcore", "deepseek3", "pretrain_deepseek3_671b_4k_A3_ptd.sh")
 # Pre-training has a schedule, balances experts and pads the layers to a multiple of its stages; its layout is another.
 PRE_TRAINING = {"num-layers", "moe-aux-loss-coeff", "lr", "train-iters"}
@@ -49,7 +49,7 @@ def packages(upstream, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    from tests.megatron_patches.core.deepseek_v3_checkpoint import write_checkpoint_and_reference
+    from tests.post_training.models.megatron.deepseek_v3_checkpoint import write_checkpoint_and_reference
 
     folder = tmp_path_factory.mktemp("deepseek_v3")
     write_checkpoint_and_reference(folder)
@@ -119,7 +119,7 @@ def test_the_cluster_job_describes_the_model_as_the_vendors_script_does(upstream
 
 
 def test_logits_and_gradients_are_those_of_transformers(measured):
-    from tests.megatron_patches.core.deepseek_v3_checkpoint import build_model
+    from tests.post_training.models.megatron.deepseek_v3_checkpoint import build_model
 
     logits = [rank["layout"]["logits"] for rank in measured if rank["layout"]["logits"] is not None]
     seen: dict[str, float] = {}

@@ -1,6 +1,6 @@
 """All features, in the order in which a user meets them."""
 
-from verl_patches.features.compatibility import (
+from verl_patches.features.compatibility.feature import (
     DEEPSEEK_V3,
     KV_CACHE_SIZE,
     MEGATRON_ON_NPU,

@@ -1,7 +1,7 @@
 """verl's Megatron checkpoints of DeepSeek-V3."""
 
 from overlay import wrap
-from verl_patches.features.compatibility import DEEPSEEK_V3
+from verl_patches.features.compatibility.feature import DEEPSEEK_V3
 
 
 @wrap(

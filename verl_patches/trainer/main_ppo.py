@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from verl_patches.features.own_ray import OwnRay
     from verl_patches.features.watch.driver import Watcher
+    from verl_patches.trainer.own_ray import OwnRay
 
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
-    from verl_patches.features.overrides import quoted
+    from post_training.overrides import quoted
 
     folder = quoted(f"file://{_verl_config_folder()}")
     with initialize_config_dir(config_dir=str(CONFIG_FOLDER), version_base=None):
@@ -58,7 +58,7 @@ def _verl_config_folder() -> Path:
 def prepare_worker() -> None:
     """Ray calls this in every worker process before anything else, so that the overlay is there first."""
     import verl_patches.prelude_patch  # noqa: F401
-    from verl_patches.features.own_ray import name_shared_memory
+    from verl_patches.trainer.own_ray import name_shared_memory
 
     name_shared_memory()
 
@@ -66,7 +66,7 @@ def prepare_worker() -> None:
 def prepare_worker_of_own_ray() -> None:
     """The same for a Ray of our own, whose workers listen on loopback alone."""
     prepare_worker()
-    from verl_patches.features.own_ray import confine_worker
+    from verl_patches.trainer.own_ray import confine_worker
 
     confine_worker()
 
@@ -77,11 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from verl_patches.features.configuration_checks import ConfigurationError, check_configuration, check_machine
-    from verl_patches.features.configuration_checks.composition import sentence_of
-    from verl_patches.features.dataset import DataError
-    from verl_patches.features.dataset.inspection import check_configured_files
+    from post_training.data import DataError
+    from post_training.data.inspection import check_configured_files
     from verl_patches.features.settings import SettingsError
+    from verl_patches.trainer.configuration_checks import ConfigurationError, check_configuration, check_machine
+    from verl_patches.trainer.configuration_checks.composition import sentence_of
 
     parser = argparse.ArgumentParser(prog="python -m verl_patches.trainer.main_ppo")
     parser.add_argument("--config-name", default="rehearsal", help="a file of verl_patches/trainer/config")
@@ -132,9 +132,9 @@ def _make_paths_absolute(config: DictConfig) -> None:
 
 def run(config: DictConfig) -> int:
     """Run verl with `config`; everything that this started has ended when it returns."""
-    from verl_patches.features.configuration_checks import ConfigurationError, describe_failure
-    from verl_patches.features.measure.run_error import RunError, original
-    from verl_patches.features.own_ray import FolderError
+    from post_training.report.run_error import RunError, original
+    from verl_patches.trainer.configuration_checks import ConfigurationError, describe_failure
+    from verl_patches.trainer.own_ray import FolderError
 
     try:
         _write_resolved(config)
@@ -187,7 +187,7 @@ def _train(config: DictConfig, own: OwnRay | None) -> None:
     """
     from verl.trainer.main_ppo import run_ppo
 
-    from verl_patches.features.disks import describe_full_disk
+    from post_training.disks import describe_full_disk
 
     try:
         run_ppo(config)
@@ -205,10 +205,10 @@ def _written_folders(config: DictConfig) -> list[str]:
 
 def _watching(config: DictConfig) -> AbstractContextManager[Watcher]:
     """Names workers that stop answering, and interrupts the run for it, while the block lasts."""
-    from verl_patches.features.configuration_checks.sizes import number_of_dies
     from verl_patches.features.measure.run_files import RunFiles
     from verl_patches.features.settings import OverlaySettings
     from verl_patches.features.watch.driver import watching
+    from verl_patches.trainer.configuration_checks.sizes import number_of_dies
 
     chosen = OverlaySettings.from_config(config.actor_rollout_ref)
     files, own_ray = RunFiles(chosen.measure.output_dir), config.ray_init.address == "local"
@@ -249,7 +249,7 @@ def _termination_as_interrupt(received: list[int]) -> Iterator[None]:
 @contextmanager
 def _ray(config: DictConfig) -> Iterator[OwnRay | None]:
     """A Ray with the overlay in every worker: one of our own that is gone at the end, or the one that runs (None)."""
-    from verl_patches.features.own_ray import own_ray
+    from verl_patches.trainer.own_ray import own_ray
 
     if config.ray_init.address != "local":
         with _connection(config, None):
@@ -264,7 +264,7 @@ def _connection(config: DictConfig, own: OwnRay | None) -> Iterator[None]:
     """This process connected to its Ray, whose workers are forked from one process where that is switched on."""
     import ray
 
-    from verl_patches.features.configuration_checks import check_cluster_resources
+    from verl_patches.trainer.configuration_checks import check_cluster_resources
 
     template = _start_template(config)
     try:
@@ -289,14 +289,14 @@ def _start_template(config: DictConfig) -> Any:
     """The process that Ray's workers are forked from, or None when it is switched off."""
     if not config.actor_rollout_ref.overlay.prefork.enabled:
         return None
-    from verl_patches.features.prefork import start_template
+    from rehearsal.prefork import start_template
 
     return start_template(PREFORK_MODULES)
 
 
 def _runtime_environment(config: DictConfig, template: Any, own: OwnRay | None) -> dict[str, Any]:
     """Ray's runtime environment for every worker of the run."""
-    from verl_patches.features.own_ray import python_of_workers
+    from verl_patches.trainer.own_ray import python_of_workers
 
     hook = prepare_worker if own is None else prepare_worker_of_own_ray
     folder = config.actor_rollout_ref.overlay.measure.output_dir
@@ -316,7 +316,7 @@ def _runtime_environment(config: DictConfig, template: Any, own: OwnRay | None) 
 
 def _slots(config: DictConfig) -> int:
     """Logical CPU slots of a Ray of our own."""
-    from verl_patches.features.configuration_checks import required_ray_slots
+    from verl_patches.trainer.configuration_checks import required_ray_slots
 
     return config.ray_init.num_cpus or max(os.cpu_count() or 1, required_ray_slots(config))
 

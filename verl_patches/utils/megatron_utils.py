@@ -1,7 +1,7 @@
 """verl finds layers on pipeline stages of different lengths, and configures the optimizer for the run's precision."""
 
 from overlay import wrap
-from verl_patches.features.compatibility import DEEPSEEK_V3
+from verl_patches.features.compatibility.feature import DEEPSEEK_V3
 from verl_patches.features.precision.feature import PRECISION
 
 
@@ -48,10 +48,10 @@ def per_tensor_generator(upstream, actor_module, model_config, weight_converter,
     import torch
     import torch.distributed as dist
 
-    from verl_patches.features.reshard.model_tensors import train_tensors
+    from post_training.layouts.model_tensors import train_tensors
+    from post_training.layouts.placements import train_placement
+    from post_training.models.families import table_for
     from verl_patches.features.reshard.per_tensor import full_tensors
-    from verl_patches.features.reshard.tables import table_for
-    from verl_patches.workers.sharding_manager.placements import train_placement
 
     table, placement = table_for(model_config), train_placement(transformer_config)
     layouts = [table.megatron(placement, rank) for rank in range(dist.get_world_size())]

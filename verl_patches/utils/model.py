@@ -1,7 +1,7 @@
 """verl's models get their HuggingFace weights through the layout tables."""
 
 from overlay import wrap
-from verl_patches.features.compatibility import DEEPSEEK_V3
+from verl_patches.features.compatibility.feature import DEEPSEEK_V3
 
 
 @wrap(
@@ -21,11 +21,11 @@ def load_megatron_gptmodel_weights(
     import torch.distributed as dist
     from verl.utils.fs import copy_to_local
 
+    from post_training.checkpoint.loading import ignored_prefixes, load_from_huggingface
+    from post_training.layouts.model_tensors import train_tensors, unwrapped
+    from post_training.layouts.placements import train_placement
+    from post_training.models.families import table_for
     from verl_patches.features import settings
-    from verl_patches.features.checkpoint.loading import ignored_prefixes, load_from_huggingface
-    from verl_patches.features.reshard.model_tensors import train_tensors, unwrapped
-    from verl_patches.features.reshard.tables import table_for
-    from verl_patches.workers.sharding_manager.placements import train_placement
 
     table = table_for(model_config)
     placement = train_placement(unwrapped(parallel_model[0]).config)
@@ -52,14 +52,14 @@ def load_megatron_gptmodel_weights(
 def load_mcore_dist_weights(upstream, parallel_model, dist_weight_path, is_value_model=False):
     from pathlib import Path
 
-    from verl_patches.features.checkpoint.shard_loading import is_shard_folder, load_shard
+    from post_training.checkpoint.shard_loading import is_shard_folder, load_shard
 
     if not is_shard_folder(Path(dist_weight_path)):
         return upstream(parallel_model, dist_weight_path, is_value_model)
     import torch.distributed as dist
 
-    from verl_patches.features.reshard.model_tensors import train_tensors, unwrapped
-    from verl_patches.workers.sharding_manager.placements import train_placement
+    from post_training.layouts.model_tensors import train_tensors, unwrapped
+    from post_training.layouts.placements import train_placement
 
     placement = train_placement(unwrapped(parallel_model[0]).config)
     load_shard(Path(dist_weight_path), placement, dist.get_rank(), train_tensors(parallel_model))

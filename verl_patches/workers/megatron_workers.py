@@ -3,7 +3,7 @@
 import os
 
 from overlay import wrap
-from verl_patches.features.compatibility import SETTINGS
+from verl_patches.features.compatibility.feature import SETTINGS
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.mindspeed.feature import MINDSPEED
@@ -38,7 +38,7 @@ def init_with_engine(upstream, self, config, role):
 
     current = settings.current()
     if MINDSPEED.is_on(current):
-        from mindspeed_patches.megatron_adaptor import start_for
+        from verl_patches.features.mindspeed.megatron_adaptor import start_for
 
         start_for(config, current)
     upstream(self, config, role)
@@ -340,9 +340,9 @@ def _rewritten_weights(engine, runner):
         return []
     import torch.distributed as dist
 
-    from verl_patches.features.reshard.model_tensors import rollout_tensors, wholly_covered
-    from verl_patches.features.reshard.tables import table_for
-    from verl_patches.workers.sharding_manager.placements import rollout_placement
+    from post_training.layouts.model_tensors import rollout_tensors, wholly_covered
+    from post_training.layouts.placements import rollout_placement
+    from post_training.models.families import table_for
 
     table = table_for(engine.vllm_config.model_config.hf_config)
     pieces = table.vllm_ascend(rollout_placement(engine.vllm_config), dist.get_rank())

@@ -17,7 +17,7 @@ def __init__(upstream, self, moe=None):
 
     upstream(self, moe=moe)
     if settings.current().router_balance.forced:
-        from verl_patches.features.router_balance.balance import balanced
+        from post_training.models.router_balance import balanced
 
         # On the object, so that the graph that is captured of its call meets no code of the overlay's engine.
         self.apply = balanced(self.apply)

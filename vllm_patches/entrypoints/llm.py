@@ -1,7 +1,7 @@
 """verl's arguments to the vLLM engine, in the form that vLLM 0.9.1 takes."""
 
 from overlay import wrap
-from verl_patches.features.compatibility import VERL_ON_VLLM_0_9_1
+from verl_patches.features.compatibility.feature import VERL_ON_VLLM_0_9_1
 from verl_patches.features.direct_loading.feature import DIRECT_LOADING
 from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
@@ -85,11 +85,11 @@ def init_with_direct_loading(upstream, self, *args, **kwargs):
 
     import torch.distributed as dist
 
-    from verl_patches.features.checkpoint.loading import ignored_prefixes, load_from_huggingface
+    from post_training.checkpoint.loading import ignored_prefixes, load_from_huggingface
+    from post_training.layouts.model_tensors import rollout_tensors
+    from post_training.layouts.placements import rollout_placement
+    from post_training.models.families import table_for
     from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
-    from verl_patches.features.reshard.model_tensors import rollout_tensors
-    from verl_patches.features.reshard.tables import table_for
-    from verl_patches.workers.sharding_manager.placements import rollout_placement
 
     upstream(self, *args, **kwargs)
     config = self.llm_engine.vllm_config

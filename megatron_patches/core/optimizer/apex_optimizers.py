@@ -1,7 +1,7 @@
 """Megatron's distributed optimizer starts where apex is not installed."""
 
 from overlay import provide
-from verl_patches.features.compatibility import MEGATRON_ON_NPU
+from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
 
 
 @provide(

@@ -2,7 +2,7 @@
 
 from megatron_patches.core.optimizer.cuda_type_names import cuda_type_names
 from overlay import wrap
-from verl_patches.features.compatibility import MEGATRON_ON_NPU
+from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
 
 
 @wrap(

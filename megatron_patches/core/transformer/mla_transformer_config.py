@@ -1,7 +1,7 @@
 """The name under which later megatron-core releases keep the configuration of multi-head latent attention."""
 
 from overlay import add
-from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
+from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
 
 
 @add(
@@ -16,7 +16,7 @@ def mla_transformer_config(module):
     def MLATransformerConfig(**fields):
         """This project's configuration of DeepSeek-V3."""
         # Its module needs megatron.core.transformer, whose import is only ending where this is added.
-        from megatron_patches.core.transformer.deepseek_v3_config import DeepseekV3TransformerConfig
+        from post_training.models.megatron.deepseek_v3_config import DeepseekV3TransformerConfig
 
         return DeepseekV3TransformerConfig(**fields)
 

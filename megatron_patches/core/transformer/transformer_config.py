@@ -1,7 +1,7 @@
 """TransformerConfig with the fields of later releases that verl 0.4.0 sets or reads."""
 
 from overlay import wrap
-from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
+from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
 
 _NEUTRAL_VALUES = {
     "num_layers_in_first_pipeline_stage": None,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from post_training.report import read_records
 from tests.npu_emulator.cann.engine_process import ROOT
-from verl_patches.features.report import read_records
 
 NOISE = Path(__file__).with_name("host_noise")
 STEPS = 3
@@ -54,7 +54,7 @@ def test_a_metric_that_differs_and_one_that_is_missing_are_found():
 
 
 def rehearse(engine: str, folder: Path) -> list:
-    command = [sys.executable, "-m", "scripts.rehearsal", "--engine", engine, "--steps", str(STEPS), "--output", folder]
+    command = [sys.executable, "-m", "rehearsal", "--engine", engine, "--steps", str(STEPS), "--output", folder]
     environment = {name: value for name, value in os.environ.items() if name != "NPU_EMULATOR_ENGINE"}
     environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{NOISE}"
     ended = subprocess.run(

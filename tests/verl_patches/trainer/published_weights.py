@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import DeepseekV3Config
 
-from tests.verl_patches.features.checkpoint.synthetic import Synthetic
+from tests.post_training.checkpoint.synthetic import Synthetic
 
 ROOT = Path(__file__).parents[3]
 NOT_SYNTHETIC = (

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts.rehearsal.plan import run_environment
-from verl_patches.features.overrides import setting
+from post_training.overrides import setting
+from rehearsal.plan import run_environment
 
 ROOT = Path(__file__).parents[3]
 RANDOM, TRUE = "deepseek_v3_256die_random_init", "deepseek_v3_256die_true_weight"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from post_training.report.run_folder import read_run
 from scripts import plan
 from tests.scripts.cluster_files import lines_of_a_first_step
 from tests.verl_patches.trainer.published_weights import cast, describe, write_published
@@ -26,9 +27,8 @@ from tests.verl_patches.trainer.scaled_job import (
     ran_graphs,
     run_scaled_job,
 )
-from verl_patches.features.configuration_checks import ConfigurationError, check_configuration
-from verl_patches.features.report.run_folder import read_run
 from verl_patches.features.watch.feature import PHASES as WATCHED_PHASES
+from verl_patches.trainer.configuration_checks import ConfigurationError, check_configuration
 from verl_patches.trainer.main_ppo import CONFIG_FOLDER, compose
 
 ROOT = Path(__file__).parents[3]
@@ -205,7 +205,7 @@ def test_an_engine_takes_all_sequences_of_a_step_at_once(variant):
 
 def test_the_benchmark_fits_without_recomputation(capsys):
     """The figures are those of docs/cluster.md."""
-    model = ROOT / "tests" / "verl_patches" / "features" / "memory_plan" / "deepseek_v3_config.json"
+    model = ROOT / "tests" / "post_training" / "plan" / "deepseek_v3_config.json"
     sizes = []
     for recomputed in ("false", "true"):
         override = f"actor_rollout_ref.model.enable_gradient_checkpointing={recomputed}"
@@ -276,7 +276,7 @@ def unread_by_the_overlay(keys: set[str]) -> set[str]:
 
 def unread_by_the_transformer(keys: set[str]) -> set[str]:
     """Keys of override_transformer_config that are no field of the training model's configuration."""
-    from megatron_patches.core.transformer.deepseek_v3_config import DeepseekV3TransformerConfig
+    from post_training.models.megatron.deepseek_v3_config import DeepseekV3TransformerConfig
 
     fields = {field.name for field in dataclasses.fields(DeepseekV3TransformerConfig)}
     return {key for key in keys if key.rpartition(".")[2] not in fields}
@@ -315,8 +315,8 @@ def unread(keys: set[str], records: Path) -> set[str]:
 
 def planned_peaks(job: str, checkpoint: Path) -> dict[str, int]:
     """Device memory by phase as scripts/plan.py works it out for the scaled job."""
-    from verl_patches.features.memory_plan.job import read_job
-    from verl_patches.features.memory_plan.report import Machine, make_job_plan
+    from post_training.plan.job import read_job
+    from post_training.plan.report import Machine, make_job_plan
 
     overrides = [MODEL, "+scale=emulated_8_dies", "actor_rollout_ref.overlay.precision=float32"]
     config = OmegaConf.to_container(compose(job, overrides), resolve=True)

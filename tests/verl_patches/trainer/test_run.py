@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from scripts.rehearsal.plan import run_environment
+from post_training.overrides import setting
+from post_training.report import RunFacts, read_records, summarise
+from rehearsal.plan import run_environment
 from tests.verl_patches.trainer.surroundings import surroundings
 from verl_patches.features.measure.run_files import read_faults
-from verl_patches.features.overrides import setting
-from verl_patches.features.own_ray import python_of_workers
-from verl_patches.features.own_ray.processes import descendants
-from verl_patches.features.report import RunFacts, read_records, summarise
+from verl_patches.trainer.own_ray import python_of_workers
+from verl_patches.trainer.own_ray.processes import descendants
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]

@@ -35,12 +35,12 @@ def folder_read(copy_to_local, model: dict[str, object], load_from_hf: str | Non
     """The folder that the weights are read from, with this `copy_to_local` of verl's."""
     read = mock.Mock()
     parts = {
-        "verl_patches.features.reshard.tables.table_for": mock.Mock(return_value=TABLE),
-        "verl_patches.workers.sharding_manager.placements.train_placement": mock.Mock(),
-        "verl_patches.features.reshard.model_tensors.train_tensors": mock.Mock(),
-        "verl_patches.features.reshard.model_tensors.unwrapped": mock.Mock(),
-        "verl_patches.features.checkpoint.loading.ignored_prefixes": mock.Mock(),
-        "verl_patches.features.checkpoint.loading.load_from_huggingface": read,
+        "post_training.models.families.table_for": mock.Mock(return_value=TABLE),
+        "post_training.layouts.placements.train_placement": mock.Mock(),
+        "post_training.layouts.model_tensors.train_tensors": mock.Mock(),
+        "post_training.layouts.model_tensors.unwrapped": mock.Mock(),
+        "post_training.checkpoint.loading.ignored_prefixes": mock.Mock(),
+        "post_training.checkpoint.loading.load_from_huggingface": read,
         "verl_patches.features.settings.current": lambda: SimpleNamespace(load_from_hf=load_from_hf),
         "torch.distributed.get_rank": lambda: 0,
     }

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import verl_patches.prelude_patch  # noqa: F401
+from post_training.models.router_balance import logits_for_dealt_experts
 from verl_patches.features import settings
-from verl_patches.features.router_balance.balance import logits_for_dealt_experts
 from verl_patches.features.router_balance.feature import RouterBalanceSettings
 from vllm_ascend_patches.ops import fused_moe
 

@@ -63,9 +63,10 @@ def test_direct_loading_off_changes_nothing(active):
 def test_what_was_absorbed_at_random_follows_the_weights_that_were_loaded(active, monkeypatch):
     import torch.distributed as dist
 
-    from verl_patches.features.checkpoint import loading
-    from verl_patches.features.reshard import mla_refresh, model_tensors, tables
-    from verl_patches.workers.sharding_manager import placements
+    from post_training.checkpoint import loading
+    from post_training.layouts import model_tensors, placements
+    from post_training.models import families as tables
+    from verl_patches.features.reshard import mla_refresh
 
     done = []
     for module, name in (

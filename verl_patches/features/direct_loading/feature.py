@@ -36,8 +36,8 @@ def check_folder(config: Mapping[str, Any], settings: Any) -> None:
 
     A model path on a remote file system is not compared.
     """
-    from verl_patches.features.checkpoint.huggingface import check_tensors, open_huggingface
-    from verl_patches.features.reshard.tables import table_for
+    from post_training.checkpoint.huggingface import check_tensors, open_huggingface
+    from post_training.models.families import table_for
 
     folder = Path(settings.load_from_hf)
     if not folder.is_dir():

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from verl_patches.features.measure.run_error import RunError, original
+from post_training.report.faults import REWARD_ERROR, RunFaults
+from post_training.report.run_error import RunError, original
+from post_training.rewards import failures
 from verl_patches.features.measure.run_files import RunFiles
-from verl_patches.features.report.faults import REWARD_ERROR, RunFaults
-from verl_patches.features.reward import failures
 from verl_patches.features.settings import OverlaySettings
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 import torch.distributed as dist
 
-from verl_patches.features.measure.run_error import RunError
+from post_training.report.run_error import RunError
 
 _SHOWN = 3
 

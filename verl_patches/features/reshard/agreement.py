@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from post_training.layouts.layout import PADDING, Piece
+from post_training.layouts.plan import LayoutError, Layouts
 from verl_patches.features.reshard.exchange import Tensors
-from verl_patches.features.reshard.layout import PADDING, Piece
-from verl_patches.features.reshard.plan import LayoutError, Layouts
 
 Types = dict[str, torch.dtype]
 

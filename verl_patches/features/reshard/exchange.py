@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from post_training.layouts.layout import Piece
+from post_training.layouts.schedule import Chunk, Direction, Round
 from verl_patches.features.reshard.failure import Attempt, ReshardError, RollCall
-from verl_patches.features.reshard.layout import Piece
-from verl_patches.features.reshard.schedule import Chunk, Direction, Round
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 import torch
 import torch.distributed as dist
 
+from post_training.layouts.layout import PADDING, Box, Piece
+from post_training.layouts.plan import Layouts
 from verl_patches.features.reshard.agreement import agree_on_types
 from verl_patches.features.reshard.exchange import Tensors
-from verl_patches.features.reshard.layout import PADDING, Box, Piece
-from verl_patches.features.reshard.plan import Layouts
 
 
 def full_tensors(

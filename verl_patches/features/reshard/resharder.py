@@ -10,20 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from post_training.layouts.layout import EXPERT_MARK, PADDING, Piece, RolloutPlacement, TrainPlacement
+from post_training.layouts.model_tensors import rollout_tensors, train_tensors
+from post_training.layouts.plan import LayoutError, Layouts, Plan, Transfers, make_plan
+from post_training.layouts.schedule import round_count, schedule
+from post_training.models.families import table_for
 from verl_patches.features.reshard.agreement import Types, agree_on_plan, agree_on_types
 from verl_patches.features.reshard.exchange import Exchange, Side, Tensors
 from verl_patches.features.reshard.failure import Attempt, ReshardError, RollCall, agree_on_success
-from verl_patches.features.reshard.layout import (
-    EXPERT_MARK,
-    PADDING,
-    Piece,
-    RolloutPlacement,
-    TrainPlacement,
-)
-from verl_patches.features.reshard.model_tensors import rollout_tensors, train_tensors
-from verl_patches.features.reshard.plan import LayoutError, Layouts, Plan, Transfers, make_plan
-from verl_patches.features.reshard.schedule import round_count, schedule
-from verl_patches.features.reshard.tables import table_for
 from verl_patches.features.reshard.verification import differing_tensors
 
 ROLL_CALL_SECONDS = 10.0

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 
+from post_training.layouts.layout import PADDING, Box, Piece
+from post_training.layouts.plan import Layouts
+from post_training.layouts.schedule import ALIGNMENT
 from verl_patches.features.reshard.exchange import Side
-from verl_patches.features.reshard.layout import PADDING, Box, Piece
-from verl_patches.features.reshard.plan import Layouts
-from verl_patches.features.reshard.schedule import ALIGNMENT
 
 
 def differing_tensors(

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from post_training.layouts.model_tensors import rollout_tensors
 from verl_patches.features.reshard.generation import WeightsGeneration, process_generation
-from verl_patches.features.reshard.model_tensors import rollout_tensors
 from verl_patches.features.residency.absorbed import absorbed_tensors
 from verl_patches.features.residency.holdings import gradient_tensors, optimizer_tensors, parameter_tensors
 from verl_patches.features.residency.kv_cache import KvCache

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from verl_patches.features.checkpoint.training_files import MOMENTS
-from verl_patches.features.reshard.files import CheckpointError
+from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.training_files import MOMENTS
 
 
 @dataclass(frozen=True)

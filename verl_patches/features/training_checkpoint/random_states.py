@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy
 import torch
 
-from verl_patches.features.checkpoint.training_files import RANDOM
+from post_training.checkpoint.training_files import RANDOM
 
 HOST, DEVICE, TRACKER = f"{RANDOM}host", f"{RANDOM}device", f"{RANDOM}tracker/"
 PYTHON, NUMPY = "python_random", "numpy_random"

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from verl_patches.features.checkpoint.flat_ranges import FlatPart, flat_parts
-from verl_patches.features.reshard.files import CheckpointError
-from verl_patches.features.reshard.layout import Piece, Table, TrainPlacement
+from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.flat_ranges import FlatPart, flat_parts
+from post_training.layouts.layout import Piece, Table, TrainPlacement
 from verl_patches.features.training_checkpoint.optimizer_shards import OptimizerShard, optimizer_shards
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
-from verl_patches.features.checkpoint.durable import hash_file
-from verl_patches.features.checkpoint.loading import fill
-from verl_patches.features.checkpoint.manifest import MANIFEST_NAME, check_digests
-from verl_patches.features.checkpoint.training_files import (
+from post_training.checkpoint.durable import hash_file
+from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.loading import fill
+from post_training.checkpoint.manifest import MANIFEST_NAME, check_digests
+from post_training.checkpoint.training_files import (
     MASTER,
     MOMENTS,
     RANDOM,
@@ -21,8 +22,7 @@ from verl_patches.features.checkpoint.training_files import (
     open_training_files,
     read_whole,
 )
-from verl_patches.features.reshard.files import CheckpointError
-from verl_patches.features.reshard.layout import PADDING
+from post_training.layouts.layout import PADDING
 from verl_patches.features.training_checkpoint.random_states import States
 from verl_patches.features.training_checkpoint.rank import TrainingRank, agree, by_local, parts_of_shard
 from verl_patches.features.training_checkpoint.saving import STEPS

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from verl_patches.features.checkpoint.durable import write_durably
+from post_training.checkpoint.durable import write_durably
 
 BY_STEP = ("metrics.jsonl", "faults.jsonl")
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
-from verl_patches.features.checkpoint.manifest import MANIFEST_NAME, Manifest
-from verl_patches.features.checkpoint.training_files import (
+from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.manifest import MANIFEST_NAME, Manifest
+from post_training.checkpoint.training_files import (
     MASTER,
     WEIGHT,
     entry_name,
@@ -17,7 +18,6 @@ from verl_patches.features.checkpoint.training_files import (
     owned_pieces,
     write_file,
 )
-from verl_patches.features.reshard.files import CheckpointError
 from verl_patches.features.training_checkpoint.optimizer_shards import common_steps
 from verl_patches.features.training_checkpoint.rank import TrainingRank, agree, by_local, parts_of_shard
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_patches.features.checkpoint.durable import hash_file, sync_folder, write_durably
-from verl_patches.features.checkpoint.manifest import MANIFEST_NAME, Manifest, check_digests
-from verl_patches.features.checkpoint.training_files import complete_manifest
-from verl_patches.features.reshard.files import CheckpointError
+from post_training.checkpoint.durable import hash_file, sync_folder, write_durably
+from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.manifest import MANIFEST_NAME, Manifest, check_digests
+from post_training.checkpoint.training_files import complete_manifest
 
 ACTOR, TRAINER_NAME, TRACKER_NAME = "actor", "trainer.json", "latest_checkpointed_iteration.txt"
 _PARTIAL, _DELETING = ".partial", ".deleting"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_patches.features.checkpoint.durable import hash_file
-from verl_patches.features.reshard.files import CheckpointError
+from post_training.checkpoint.durable import hash_file
+from post_training.checkpoint.files import CheckpointError
 from verl_patches.features.training_checkpoint.run_records import take_back_steps
 from verl_patches.features.training_checkpoint.step_folders import (
     ACTOR,

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
+from post_training.report.faults import NOT_ANSWERING
 from verl_patches.features.measure.run_files import RunFiles
-from verl_patches.features.report.faults import NOT_ANSWERING
 from verl_patches.features.watch.feature import WatchSettings
 from verl_patches.features.watch.limits import Stop, Watch
 from verl_patches.features.watch.signs import Sign, process_start

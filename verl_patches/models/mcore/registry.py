@@ -7,7 +7,7 @@ functions are wrapped: they answer for DeepSeek-V3 and leave every other model t
 from typing import Any
 
 from overlay import wrap
-from verl_patches.features.compatibility import DEEPSEEK_V3
+from verl_patches.features.compatibility.feature import DEEPSEEK_V3
 from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 
@@ -39,7 +39,7 @@ def _is_trained_by_mindspeed(hf_config: Any) -> bool:
 def hf_to_mcore_config(upstream, hf_config, dtype, **override_transformer_config_kwargs):
     if not _is_deepseek_v3(hf_config):
         return upstream(hf_config, dtype, **override_transformer_config_kwargs)
-    from megatron_patches.core.transformer.deepseek_v3_config import deepseek_v3_config_from_huggingface
+    from post_training.models.megatron.deepseek_v3_config import deepseek_v3_config_from_huggingface
 
     return deepseek_v3_config_from_huggingface(hf_config, dtype, **override_transformer_config_kwargs)
 
@@ -55,7 +55,7 @@ def hf_to_mindspeed_config(upstream, hf_config, dtype, **override_transformer_co
     config = upstream(hf_config, dtype, **override_transformer_config_kwargs)
     if not _is_trained_by_mindspeed(hf_config):
         return config
-    from mindspeed_patches.core.models.gpt.packed_gpt_model import with_arguments
+    from post_training.models.mindspeed.packed_gpt_model import with_arguments
 
     return with_arguments(config)
 
@@ -86,7 +86,7 @@ def hf_to_balanced_config(upstream, hf_config, dtype, **override_transformer_con
 def init_mcore_model(upstream, tfconfig, hf_config, pre_process=True, post_process=None, **kwargs):
     if not _is_deepseek_v3(hf_config):
         return upstream(tfconfig, hf_config, pre_process, post_process, **kwargs)
-    from megatron_patches.core.models.gpt.deepseek_v3_model import build_deepseek_v3
+    from post_training.models.megatron.deepseek_v3_model import build_deepseek_v3
 
     if kwargs.get("value"):
         raise ValueError("DeepSeek-V3 as a value model is not supported: GRPO needs no critic")
@@ -105,7 +105,7 @@ def init_mcore_model(upstream, tfconfig, hf_config, pre_process=True, post_proce
 def init_mindspeed_model(upstream, tfconfig, hf_config, pre_process=True, post_process=None, **kwargs):
     if not _is_trained_by_mindspeed(hf_config) or kwargs.get("value"):
         return upstream(tfconfig, hf_config, pre_process, post_process, **kwargs)
-    from mindspeed_patches.core.models.gpt.packed_gpt_model import build_deepseek_v3
+    from post_training.models.mindspeed.packed_gpt_model import build_deepseek_v3
 
     return build_deepseek_v3(tfconfig, hf_config, pre_process, post_process)
 

@@ -1,7 +1,7 @@
 """verl's driver: no call for an old_log_prob that the update computes anyway, and marks of how far a start is."""
 
 from overlay import wrap
-from verl_patches.features.compatibility import SETTINGS
+from verl_patches.features.compatibility.feature import SETTINGS
 from verl_patches.features.data_order.feature import DATA_ORDER
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure.feature import MEASURE
@@ -27,7 +27,7 @@ _OWN_RECORD = {
 )
 def init(upstream, self, config, *args, **kwargs):
     from verl_patches.features import settings
-    from verl_patches.features.configuration_checks import check_configuration
+    from verl_patches.trainer.configuration_checks import check_configuration
 
     settings.activate(check_configuration(config))
     upstream(self, config, *args, **kwargs)

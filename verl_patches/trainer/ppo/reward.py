@@ -18,7 +18,7 @@ _METADATA = {
     **_METADATA,
 )
 def compute_reward(upstream, data, reward_fn):
-    from verl_patches.features.reward import failures
+    from post_training.rewards import failures
 
     try:
         result = upstream(data, failures.observed(reward_fn))

@@ -51,10 +51,10 @@ def _rank_of(manager):
     """The manager's rank with its model and optimizer."""
     from megatron.core.utils import get_model_config
 
-    from verl_patches.features.reshard.model_tensors import train_tensors
-    from verl_patches.features.reshard.tables import table_for
+    from post_training.layouts.model_tensors import train_tensors
+    from post_training.layouts.placements import train_placement
+    from post_training.models.families import table_for
     from verl_patches.features.training_checkpoint.rank import TrainingRank
-    from verl_patches.workers.sharding_manager.placements import train_placement
 
     placement = train_placement(get_model_config(manager.model[0]))
     return TrainingRank(

@@ -1,7 +1,7 @@
 """verl's Megatron code pads and unpads without flash-attn."""
 
 from overlay import provide
-from verl_patches.features.compatibility import MEGATRON_ON_NPU
+from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
 
 
 @provide(
@@ -13,6 +13,6 @@ from verl_patches.features.compatibility import MEGATRON_ON_NPU
     evidence="executed",
 )
 def bert_padding(name):
-    from verl_patches.features.padding import unpadding
+    from verl_patches.features.compatibility.feature import unpadding
 
     return unpadding

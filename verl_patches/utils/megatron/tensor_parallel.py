@@ -1,7 +1,7 @@
 """verl's vocabulary-parallel entropy runs as it is written."""
 
 from overlay import wrap
-from verl_patches.features.compatibility import MEGATRON_ON_NPU
+from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
 
 
 @wrap(
@@ -12,7 +12,7 @@ from verl_patches.features.compatibility import MEGATRON_ON_NPU
     remove_when="torch.compile generates code for an NPU by default",
 )
 def forward(upstream, *args):
-    from verl_patches.features.eager.compilation import without_compilation
+    from verl_patches.features.compatibility.compilation import without_compilation
 
     with without_compilation():
         return upstream(*args)

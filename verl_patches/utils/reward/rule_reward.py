@@ -12,9 +12,9 @@ while the models are built, and the first sample does not wait for it.
 from functools import cache
 from typing import Any
 
-from verl_patches.features.reward import score
-from verl_patches.features.reward.judge import Judge
-from verl_patches.features.reward.process import shared_process
+from post_training.rewards import score
+from post_training.rewards.judge import Judge
+from post_training.rewards.process import shared_process
 
 shared_process().prepare()
 
@@ -39,7 +39,7 @@ def compute_score(
         solution_str: the decoded response.
         ground_truth: the right answer.
         extra_info: further columns of the sample; not used.
-        rule: a name in ``verl_patches.features.reward.RULES``.
+        rule: a name in ``post_training.rewards.RULES``.
         time_limit_s: seconds that the algebra may spend on one sample; after that the answer counts as wrong.
     """
     return score(solution_str, str(ground_truth), _judge(float(time_limit_s)), rule)

@@ -1,7 +1,7 @@
 """verl's Megatron actor: log-probs of its own forward as old_log_prob, their distance to the rollout's, safe steps."""
 
 from overlay import wrap
-from verl_patches.features.compatibility import VERL_ON_NPU
+from verl_patches.features.compatibility.feature import VERL_ON_NPU
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY

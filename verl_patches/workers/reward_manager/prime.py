@@ -14,7 +14,7 @@ from verl_patches.features.measure.feature import MEASURE
 async def single_compute_score(upstream, evaluation_func, completion, reference, task, *args, **kwargs):
     score = await upstream(evaluation_func, completion, reference, task, *args, **kwargs)
     if score is None:
-        from verl_patches.features.reward import failures
+        from post_training.rewards import failures
 
         failures.note("no score within its time, or an exception, which verl has printed")
     return score

@@ -89,9 +89,9 @@ def _resharder(manager):
     if not hasattr(manager, "overlay_resharder"):
         import torch.distributed as dist
 
+        from post_training.layouts.placements import rollout_placement, train_placement
         from verl_patches.features import settings
         from verl_patches.features.reshard.resharder import resharder_for
-        from verl_patches.workers.sharding_manager.placements import rollout_placement, train_placement
 
         chosen = settings.current().reshard
         manager.overlay_resharder = resharder_for(

@@ -1,7 +1,7 @@
 """vLLM looks at a model's class in the process itself once that process uses the device."""
 
 from overlay import wrap
-from verl_patches.features.compatibility import START_UP
+from verl_patches.features.compatibility.feature import START_UP
 
 
 @wrap(

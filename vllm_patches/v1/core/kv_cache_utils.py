@@ -1,7 +1,7 @@
 """vLLM keeps to the number of KV cache blocks that it was told."""
 
 from overlay import wrap
-from verl_patches.features.compatibility import KV_CACHE_SIZE
+from verl_patches.features.compatibility.feature import KV_CACHE_SIZE
 
 
 @wrap(

@@ -1,7 +1,7 @@
 """Layer specs under the names that verl 0.4.0 imports."""
 
 from overlay import add
-from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
+from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
 
 
 @add(
@@ -15,7 +15,7 @@ from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
 def decoder_block_spec(module):
     def get_gpt_decoder_block_spec(config, use_transformer_engine=True):
         """The decoder layers of this pipeline stage; ``use_transformer_engine`` has no meaning on an NPU."""
-        from megatron_patches.core.models.gpt.packed_layer_specs import packed_block_spec
+        from post_training.models.megatron.packed_layer_specs import packed_block_spec
 
         return packed_block_spec(config)
 

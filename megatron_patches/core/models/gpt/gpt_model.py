@@ -1,7 +1,7 @@
 """GPTModel takes the argument for multi-token prediction that verl 0.4.0 always passes."""
 
 from overlay import wrap
-from verl_patches.features.compatibility import VERL_ON_MEGATRON_CORE_0_8
+from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
 
 
 @wrap(

@@ -8,9 +8,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from overlay import ConfigurationError
-from tests.verl_patches.features.checkpoint.synthetic import Synthetic, small_config
-from verl_patches.features.configuration_checks import check_configuration
+from tests.post_training.checkpoint.synthetic import Synthetic, small_config
 from verl_patches.features.direct_loading.feature import DIRECT_LOADING, KEY
+from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
 
 CONFIG = small_config(num_nextn_predict_layers=1)

@@ -11,7 +11,7 @@ from verl_patches.features.mindspeed.arguments import command_line, translate
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.main_ppo import compose
 
-PUBLISHED = Path(__file__).parents[1] / "memory_plan" / "deepseek_v3_config.json"
+PUBLISHED = Path(__file__).parents[3] / "post_training" / "plan" / "deepseek_v3_config.json"
 MEGATRON = "actor_rollout_ref.actor.megatron"
 CHECKPOINTING = "actor_rollout_ref.model.gradient_checkpointing_kwargs"
 ENGINE = "actor_rollout_ref.overlay.mindspeed"

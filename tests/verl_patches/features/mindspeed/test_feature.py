@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from overlay import ConfigurationError, SettingsError
-from verl_patches.features.configuration_checks import check_configuration
 from verl_patches.features.mindspeed import feature
 from verl_patches.features.mindspeed.feature import MINDSPEED, PACKAGES, is_importable
 from verl_patches.features.settings import OverlaySettings
+from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
 
 MEGATRON = "actor_rollout_ref.actor.megatron"

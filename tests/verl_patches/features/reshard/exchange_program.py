@@ -14,20 +14,13 @@ import torch.distributed as dist
 import torch_npu  # noqa: F401
 
 from npu_emulator import meters
-from tests.verl_patches.features.reshard.reference import (
-    SMALL,
-    State,
-    full_weights,
-    megatron_state,
-    rollout_state,
-    same_bits,
-)
+from post_training.layouts.layout import EXPERT_MARK, RolloutPlacement, TrainPlacement
+from post_training.layouts.plan import LayoutError
+from post_training.layouts.schedule import Direction
+from post_training.models.deepseek_v3 import CASTABLE, megatron, vllm_ascend
+from tests.post_training.layouts.reference import SMALL, State, full_weights, megatron_state, rollout_state, same_bits
 from verl_patches.features.reshard import exchange
-from verl_patches.features.reshard.deepseek_v3 import CASTABLE, megatron, vllm_ascend
-from verl_patches.features.reshard.layout import EXPERT_MARK, RolloutPlacement, TrainPlacement
-from verl_patches.features.reshard.plan import LayoutError
 from verl_patches.features.reshard.resharder import Resharder
-from verl_patches.features.reshard.schedule import Direction
 
 WORLD = 4
 

@@ -34,16 +34,16 @@ from vllm_ascend.distributed.parallel_state import init_ascend_model_parallel
 from vllm_ascend.models.deepseek_v2 import CustomDeepseekV3ForCausalLM
 from vllm_ascend.models.qwen2 import CustomQwen2ForCausalLM
 
-from tests.verl_patches.features.reshard import qwen2_reference, reference
-from tests.verl_patches.features.reshard.drawn_placements import draw_train_placement, rollout_placements
-from tests.verl_patches.features.reshard.reference import State, same_bits
-from verl_patches.features.reshard.deepseek_v3 import DeepseekV3Shape
-from verl_patches.features.reshard.layout import RolloutPlacement, Table, TrainPlacement
-from verl_patches.features.reshard.model_tensors import rollout_tensors
-from verl_patches.features.reshard.qwen2 import Qwen2Shape
+from post_training.layouts.layout import RolloutPlacement, Table, TrainPlacement
+from post_training.layouts.model_tensors import rollout_tensors
+from post_training.layouts.placements import rollout_placement
+from post_training.models.deepseek_v3 import DeepseekV3Shape
+from post_training.models.families import table_for
+from post_training.models.qwen2 import Qwen2Shape
+from tests.post_training.layouts import qwen2_reference, reference
+from tests.post_training.layouts.drawn_placements import draw_train_placement, rollout_placements
+from tests.post_training.layouts.reference import State, same_bits
 from verl_patches.features.reshard.resharder import Resharder
-from verl_patches.features.reshard.tables import table_for
-from verl_patches.workers.sharding_manager.placements import rollout_placement
 
 # vLLM inspects a model that it knows by name in a process of its own, which imports everything once more.
 load_general_plugins()

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
+from rehearsal.tiny_model.architecture import tiny_config
 from tests.ranks import run_ranks
-from verl_patches.features.tiny_model.architecture import tiny_config
 
 AXES = {
     "pipeline stages",

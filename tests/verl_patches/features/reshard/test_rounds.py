@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from post_training.layouts.layout import Piece
+from post_training.layouts.plan import Plan, make_plan
+from post_training.layouts.schedule import Round, schedule
 from verl_patches.features.reshard.exchange import Exchange, Side, pack
 from verl_patches.features.reshard.failure import Attempt, ReshardError, RollCall
-from verl_patches.features.reshard.layout import Piece
-from verl_patches.features.reshard.plan import Plan, make_plan
 from verl_patches.features.reshard.resharder import piece_origins
-from verl_patches.features.reshard.schedule import Round, schedule
 
 NAMES = ("bias", "norm", "scale")
 TYPES = {"bias": torch.bfloat16, "norm": torch.bfloat16, "scale": torch.float32}

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 
+from post_training.layouts.layout import Piece
 from verl_patches.features.reshard.exchange import Side
-from verl_patches.features.reshard.layout import Piece
 from verl_patches.features.reshard.verification import differing_tensors
 
 NAME = "model.layers.1.self_attn.o_proj.weight"

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from overlay import ConfigurationError, SettingsError
-from verl_patches.features.configuration_checks import check_configuration
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 from verl_patches.features.settings import OverlaySettings
+from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
 
 RANDOM_WEIGHTS = "actor_rollout_ref.actor.load_weight=false"

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import torch
 
-from tests.verl_patches.features.reshard import qwen2_reference, reference
-from verl_patches.features.reshard import deepseek_v3, qwen2
-from verl_patches.features.reshard.layout import TrainPlacement
+from post_training.layouts.layout import TrainPlacement
+from post_training.models import deepseek_v3, qwen2
+from tests.post_training.layouts import qwen2_reference, reference
 from verl_patches.features.training_checkpoint.rank import TrainingRank
 
 STATES = ("master", "exp_avg", "exp_avg_sq")
@@ -99,8 +99,8 @@ def rank_of(model, placement: TrainPlacement, rank, full=None, steps=2, dtype=to
 
 def save_all(folder, model, placement, full, **options):
     """Every rank's file and the manifest, as `save_training` leaves them."""
-    from verl_patches.features.checkpoint.manifest import Manifest
-    from verl_patches.features.checkpoint.training_files import file_name, write_file
+    from post_training.checkpoint.manifest import Manifest
+    from post_training.checkpoint.training_files import file_name, write_file
     from verl_patches.features.training_checkpoint.saving import STEPS, entries_of
 
     manifest = Manifest({}, complete=True)

@@ -6,10 +6,10 @@ import json
 import pytest
 import torch
 
+from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.safetensors_files import read_header
+from post_training.layouts.layout import TrainPlacement
 from tests.verl_patches.features.training_checkpoint.ranks import MODELS, STATES, full_states, rank_of, save_all
-from verl_patches.features.checkpoint.safetensors_files import read_header
-from verl_patches.features.reshard.files import CheckpointError
-from verl_patches.features.reshard.layout import TrainPlacement
 from verl_patches.features.training_checkpoint import restoring
 from verl_patches.features.training_checkpoint.optimizer_shards import common_steps
 from verl_patches.features.training_checkpoint.restoring import load_training
@@ -146,7 +146,7 @@ def _unfinished(folder):
 
 def _of_other_steps(folder):
     """A file of another step, listed as it is."""
-    from verl_patches.features.checkpoint.durable import hash_file
+    from post_training.checkpoint.durable import hash_file
 
     file = sorted(folder.glob("*.safetensors"))[0]
     file.write_bytes(file.read_bytes().replace(b'"optimizer_steps":"2"', b'"optimizer_steps":"3"'))

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from verl_patches.features.checkpoint.durable import hash_file
-from verl_patches.features.checkpoint.manifest import Manifest
+from post_training.checkpoint.durable import hash_file
+from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.manifest import Manifest
 from verl_patches.features.data_order.order import DataOrderError
-from verl_patches.features.reshard.files import CheckpointError
 from verl_patches.features.training_checkpoint import trainer as saving
 from verl_patches.features.training_checkpoint.run_records import take_back_steps
 from verl_patches.features.training_checkpoint.step_folders import newest_step, read_trainer, step_folder

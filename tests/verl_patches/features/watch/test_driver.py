@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from overlay import ConfigurationError
+from post_training.report import RunFacts, summarise
 from verl_patches.features.measure.run_files import RunFiles, read_faults
-from verl_patches.features.report import RunFacts, summarise
 from verl_patches.features.settings import OverlaySettings, SettingsError
 from verl_patches.features.watch.driver import Watcher
 from verl_patches.features.watch.feature import EndSeconds, WarnSeconds, WatchSettings, check_limits

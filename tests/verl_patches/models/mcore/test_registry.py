@@ -41,7 +41,7 @@ def test_deepseek_v3_never_reaches_upstream():
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_router_is_frozen_by_the_name_of_either_verl(name, frozen):
     model = SimpleNamespace(build_deepseek_v3=lambda *args, **options: options)
-    with mock.patch.dict(sys.modules, {"megatron_patches.core.models.gpt.deepseek_v3_model": model}):
+    with mock.patch.dict(sys.modules, {"post_training.models.megatron.deepseek_v3_model": model}):
         options = registry.init_mcore_model(never, "config", DEEPSEEK_V3, True, True, **{name: frozen})
     assert options == {"freeze_moe_router": frozen}
 

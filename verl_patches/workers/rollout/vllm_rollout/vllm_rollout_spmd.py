@@ -1,7 +1,7 @@
 """verl's rollout draws new samples every time, with whole weights only, and returns how likely they were."""
 
 from overlay import wrap
-from verl_patches.features.compatibility import ROLLOUT_SEED
+from verl_patches.features.compatibility.feature import ROLLOUT_SEED
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.reshard.feature import RESHARD
 

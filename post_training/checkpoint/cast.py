@@ -1,0 +1,74 @@
+"""From an FP8 folder to the same model in bfloat16: same files, same names, no scales."""
+
+import json
+from pathlib import Path
+
+from post_training.checkpoint.conversion import Conversion
+from post_training.checkpoint.files import INDEX_NAME, CheckpointError
+from post_training.checkpoint.huggingface import CONFIG_NAME, check_prediction_layers, check_tensors, open_huggingface
+from post_training.checkpoint.manifest import MANIFEST_NAME
+from post_training.checkpoint.outputs import CopiedFile, SafetensorsFile, TextFile
+from post_training.checkpoint.records import Record
+from post_training.checkpoint.source import Source
+from post_training.layouts.layout import Piece, whole_box
+from post_training.models.deepseek_v3 import DeepseekV3Shape, canonical_shapes, ignored_in_files
+
+_WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth")
+
+
+def cast_conversion(source: Path, output: Path, checksums: dict[str, str]) -> Conversion:
+    """What there is to do to cast the folder `source`. Raises CheckpointError if it is no intact FP8 checkpoint."""
+    folder = open_huggingface(source)
+    if not folder.quantised:
+        raise CheckpointError(f"{source}: no tensor is FP8; there is nothing to cast")
+    shape = DeepseekV3Shape.from_config(folder.config)
+    check_tensors(folder, canonical_shapes(shape), ignored_in_files(shape))
+    check_prediction_layers(folder, shape)
+    tensors = folder.source()
+    files = [
+        SafetensorsFile(file.name, [whole_record(tensors, name) for name in names])
+        for file, names in folder.files.items()
+        if names
+    ]
+    carried = carried_files(source)
+    copies = [CopiedFile(path.name, path) for path in carried]
+    index = index_text(files)
+    config = {key: value for key, value in folder.config.items() if key != "quantization_config"}
+    config["torch_dtype"] = "bfloat16"
+    return Conversion(
+        source_folder=source,
+        source_files=[*folder.files, *carried],
+        source=tensors,
+        output=output,
+        arguments={"tool": "fp8_cast_bf16"},
+        files=[*files, *copies, TextFile(CONFIG_NAME, json.dumps(config, indent=2) + "\n")],
+        marker=TextFile(INDEX_NAME, index),
+        checksums=checksums,
+    )
+
+
+def whole_record(source: Source, name: str) -> Record:
+    """A tensor as it stands in a HuggingFace file."""
+    tensor = source.tensors[name]
+    return Record(name, tensor.dtype, tensor.shape, (Piece(name, whole_box(tensor.shape), name),))
+
+
+def index_text(files: list[SafetensorsFile]) -> str:
+    """model.safetensors.index.json of these files."""
+    records = [(record, file.path) for file in files for record in file.records]
+    total = sum(record.nbytes for record, _ in records)
+    weight_map = {record.name: path for record, path in records}
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1) + "\n"
+
+
+def carried_files(folder: Path) -> list[Path]:
+    """Tokenizer, generation settings, model code: everything in the folder itself that is not weights."""
+    replaced = (CONFIG_NAME, INDEX_NAME, MANIFEST_NAME)
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.is_file()
+        and path.name not in replaced
+        and path.suffix not in _WEIGHT_FILES
+        and not path.name.startswith(".")
+    )

@@ -1,0 +1,16 @@
+"""Lists of SHA-256 as the program sha256sum writes them."""
+
+from pathlib import Path
+
+from post_training.checkpoint.files import CheckpointError
+
+
+def read_checksums(path: Path) -> dict[str, str]:
+    """Map file names to their hexadecimal SHA-256. Raises CheckpointError for a line of another form."""
+    digests = {}
+    for line in path.read_text().splitlines():
+        digest, _, name = line.partition(" ")
+        if len(digest) != 64 or not name.strip(" *"):
+            raise CheckpointError(f"{path}: {line!r} is no line of sha256sum")
+        digests[name.strip(" *")] = digest.lower()
+    return digests

@@ -1,0 +1,64 @@
+"""What the weight tools' command lines have in common."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from post_training.checkpoint.checksums import read_checksums
+from post_training.checkpoint.conversion import Conversion, run
+
+INTERRUPTED = 130
+
+
+def add_workers_option(parser: argparse.ArgumentParser) -> None:
+    """Add --workers."""
+    parser.add_argument(
+        "--workers",
+        type=_positive,
+        default=len(os.sched_getaffinity(0)),
+        help="processes that work at the same time (default: one for each core, %(default)s)",
+    )
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return int(text)
+
+
+def add_common_options(parser: argparse.ArgumentParser) -> None:
+    """Add --workers and --source-checksums."""
+    add_workers_option(parser)
+    parser.add_argument(
+        "--source-checksums",
+        type=Path,
+        metavar="FILE",
+        help="SHA-256 of the source files, one `digest  name` a line as sha256sum prints it; checked before anything",
+    )
+
+
+def known_checksums(options: argparse.Namespace) -> dict[str, str]:
+    """The content of --source-checksums."""
+    return read_checksums(options.source_checksums) if options.source_checksums else {}
+
+
+def run_tool(options: argparse.Namespace, plan: Callable[[argparse.Namespace], Conversion]) -> int:
+    """Plan and run a conversion, and return the exit status: 0 done, 2 refused, 130 interrupted."""
+    begun = time.monotonic()
+    try:
+        summary = run(plan(options), options.workers, lambda line: print(line, flush=True))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        return INTERRUPTED
+    kept = f", {summary.kept} verified from an earlier run" if summary.kept else ""
+    print(
+        f"complete: {summary.written} files ({summary.written_bytes} bytes) written{kept}, "
+        f"{time.monotonic() - begun:.1f} s"
+    )
+    return 0

@@ -1,0 +1,101 @@
+"""Which boxes of HuggingFace tensors lie in a stretch of a local tensor's memory.
+
+Megatron's distributed optimizer cuts a rank's parameters into stretches without looking at rows: a data-parallel rank
+may own the elements 5 to 17 of a matrix with 4 columns. In canonical terms that is the end of row 1, the rows 2 and 3,
+and the beginning of row 4: at most three boxes for every piece that the stretch touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from post_training.checkpoint.regions import Area
+from post_training.layouts.layout import Box, Piece
+
+
+@dataclass(frozen=True, slots=True)
+class FlatPart:
+    """A box of a canonical tensor inside a stretch of memory.
+
+    canonical, box: which part of which HuggingFace tensor; PADDING for memory of none.
+    area: the same elements in memory, counted from the beginning of the stretch.
+    """
+
+    canonical: str
+    box: Box
+    area: Area
+
+    def of(self, stretch: torch.Tensor) -> torch.Tensor:
+        """The live elements of the box in `stretch`, a vector; its shape is the box's extents."""
+        area = self.area
+        found = stretch.as_strided(
+            (area.rows, area.columns), (area.row_stride, 1), stretch.storage_offset() + area.start
+        )
+        if len(self.box) == 1:
+            return found.squeeze(0)
+        return found.t() if area.transposed else found
+
+
+def flat_parts(shape: tuple[int, ...], piece: Piece, start: int, stop: int) -> Iterator[FlatPart]:
+    """The parts of `piece` among the elements `start` to `stop` of its local tensor, which has this shape.
+
+    Raises ValueError if the piece does not fit the shape.
+    """
+    whole = Area.of(shape, piece.view)
+    for (top, bottom), (left, right) in _rectangles(whole, start, stop):
+        box = ((top, bottom), (left, right))
+        if whole.transposed:
+            box = box[::-1]
+        inside = box[-1:] if len(piece.box) == 1 else box
+        canonical = tuple(
+            (first + low, first + high) for (first, _), (low, high) in zip(piece.box, inside, strict=True)
+        )
+        area = Area(
+            whole.start + top * whole.row_stride + left - start,
+            bottom - top,
+            right - left,
+            whole.row_stride,
+            whole.transposed,
+        )
+        yield FlatPart(piece.canonical, canonical, area)
+
+
+def _rectangles(area: Area, start: int, stop: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Intervals of rows and columns of `area` that lie between the elements `start` and `stop` of the whole tensor."""
+
+    def columns(row: int) -> tuple[int, int]:
+        first = area.start + row * area.row_stride
+        return max(0, start - first), min(area.columns, stop - first)
+
+    def beside(row: int) -> bool:
+        return columns(row)[0] >= columns(row)[1]
+
+    top, bottom = _touched(area, start, stop)
+    while top < bottom and beside(top):
+        top += 1
+    while top < bottom and beside(bottom - 1):
+        bottom -= 1
+    if top == bottom:
+        return
+    if columns(top) != (0, area.columns):
+        yield (top, top + 1), columns(top)
+        top += 1
+    if top < bottom and columns(bottom - 1) != (0, area.columns):
+        bottom -= 1
+        last = ((bottom, bottom + 1), columns(bottom))
+    else:
+        last = None
+    if top < bottom:
+        yield (top, bottom), (0, area.columns)
+    if last:
+        yield last
+
+
+def _touched(area: Area, start: int, stop: int) -> tuple[int, int]:
+    """Rows between which all lie that the elements `start` to `stop` touch, with at most one more at each edge."""
+    stride = max(area.row_stride, 1)
+    top = min(max(0, (start - area.start - area.columns) // stride), area.rows)
+    return top, max(top, min(area.rows, (stop - area.start) // stride + 1))

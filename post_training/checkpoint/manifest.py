@@ -1,0 +1,57 @@
+"""manifest.json of an output folder: from which files, with which arguments, and the SHA-256 of every file written."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from post_training.checkpoint.durable import Written, write_durably
+from post_training.checkpoint.files import CheckpointError
+
+MANIFEST_NAME = "manifest.json"
+_FORMAT = 1
+
+
+@dataclass
+class Manifest:
+    """arguments: everything that decides the output, the tool's name included.
+    sources, files: what was read and what was written, by name relative to their folders.
+    complete: every file is there.
+    """
+
+    arguments: dict[str, Any]
+    sources: dict[str, Written] = field(default_factory=dict)
+    files: dict[str, Written] = field(default_factory=dict)
+    complete: bool = False
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest | None":
+        """The folder's manifest, None if it has none. Raises CheckpointError if it is damaged."""
+        path = folder / MANIFEST_NAME
+        if not path.is_file():
+            return None
+        try:
+            content = json.loads(path.read_text())
+            if content.pop("format") != _FORMAT:
+                raise ValueError("unknown format")
+            sources, files = (
+                {name: Written(**entry) for name, entry in content.pop(part).items()} for part in ("sources", "files")
+            )
+            return cls(sources=sources, files=files, **content)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{path}: not a manifest of these tools ({error!r})") from error
+
+    def write(self, folder: Path) -> None:
+        """Replace the folder's manifest, durably."""
+        text = json.dumps({"format": _FORMAT} | asdict(self), indent=1).encode()
+        write_durably(folder / MANIFEST_NAME, [text], len(text), lambda _: None)
+
+
+def check_digests(folder: Path, expected: dict[str, Written], found: dict[str, Written], origin: str) -> None:
+    """Raise CheckpointError for the first file of `found` that `expected` knows otherwise."""
+    for name in sorted(expected.keys() & found.keys()):
+        if expected[name] != found[name]:
+            raise CheckpointError(
+                f"{folder / name}: has SHA-256 {found[name].sha256} ({found[name].bytes} bytes), "
+                f"{origin} says {expected[name].sha256} ({expected[name].bytes} bytes): the file has changed"
+            )

@@ -1,0 +1,95 @@
+"""Tensors as they are written: streamed from a source piece by piece, never held whole."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from post_training.checkpoint.regions import Area
+from post_training.checkpoint.source import Source
+from post_training.layouts.layout import PADDING, Box, Piece
+
+WRITE_BYTES = 16 << 20
+"""Bytes produced at a time where a piece is contiguous in memory. Interleaved pieces are produced together."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A tensor of an output file, and the pieces that fill it."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the largest buffer that `stream` needs."""
+        return max((segment.stop - segment.start) * self.dtype.itemsize for segment in self.segments())
+
+    def segments(self) -> Iterator["Segment"]:
+        """Contiguous stretches of memory in order, each with the pieces inside it.
+
+        Raises ValueError if the pieces leave a gap or overlap.
+        """
+        position = 0
+        for segment in _merged((Area.of(self.shape, piece.view), piece) for piece in self.pieces):
+            filled = sum(area.rows * area.columns for area, _ in segment.parts)
+            if segment.start != position or filled != segment.stop - segment.start:
+                raise ValueError(f"{self.name}: its layout leaves a gap or overlaps at element {position}")
+            position = segment.stop
+            yield from segment.split(self.dtype.itemsize)
+        if position != torch.Size(self.shape).numel():
+            raise ValueError(f"{self.name}: its layout ends at element {position} of {tuple(self.shape)}")
+
+    def stream(self, source: Source) -> Iterator[memoryview]:
+        """The tensor's bytes in order. A view is valid until the next one is asked for."""
+        for segment in self.segments():
+            buffer = torch.empty(segment.stop - segment.start, dtype=self.dtype)
+            for area, piece in segment.parts:
+                target = buffer.as_strided((area.rows, area.columns), (area.row_stride, 1), area.start - segment.start)
+                if piece.canonical == PADDING:
+                    target.zero_()
+                    continue
+                target = target.t() if area.transposed else target
+                source.read_into(piece.canonical, piece.box, target.squeeze(0) if len(piece.box) == 1 else target)
+            yield memoryview(buffer.view(torch.uint8).numpy())
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Elements `start` to `stop` of a record, filled by one piece or by several interleaved ones."""
+
+    start: int
+    stop: int
+    parts: tuple[tuple[Area, Piece], ...]
+
+    def split(self, itemsize: int) -> Iterator["Segment"]:
+        """Rows of a single contiguous piece are produced in several steps."""
+        area, piece = self.parts[0]
+        if len(self.parts) > 1 or area.transposed or len(piece.box) == 1 or not area.contiguous:
+            yield self
+            return
+        for top, bottom in area.slabs(itemsize, WRITE_BYTES):
+            rows = area.part(((top, bottom), (0, area.columns)))
+            first = piece.box[0][0]
+            box: Box = ((first + top, first + bottom), piece.box[1])
+            yield Segment(rows.start, rows.stop, ((rows, Piece(piece.canonical, box, piece.local, piece.view)),))
+
+
+def _merged(parts: Iterable[tuple[Area, Piece]]) -> Iterator[Segment]:
+    """Areas whose stretches of memory overlap belong to one segment."""
+    waiting: list[tuple[Area, Piece]] = []
+    stop = 0
+    for area, piece in sorted(parts, key=lambda part: part[0].start):
+        if waiting and area.start >= stop:
+            yield Segment(waiting[0][0].start, stop, tuple(waiting))
+            waiting = []
+        waiting.append((area, piece))
+        stop = max(stop, area.stop) if len(waiting) > 1 else area.stop
+    if waiting:
+        yield Segment(waiting[0][0].start, stop, tuple(waiting))

@@ -1,0 +1,183 @@
+"""From a HuggingFace folder, FP8 or BF16, to Megatron shards, and back."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from post_training.checkpoint.cast import carried_files, index_text, whole_record
+from post_training.checkpoint.comparison import Difference, compared_bytes, first_difference
+from post_training.checkpoint.conversion import Conversion, progress_bar
+from post_training.checkpoint.files import INDEX_NAME, CheckpointError
+from post_training.checkpoint.huggingface import (
+    CONFIG_NAME,
+    HuggingfaceFolder,
+    check_prediction_layers,
+    check_tensors,
+    open_huggingface,
+    read_json,
+)
+from post_training.checkpoint.megatron_form import MegatronForm, all_shapes, mtp_aliases
+from post_training.checkpoint.megatron_shards import (
+    ITERATION,
+    TRACKER_NAME,
+    open_megatron,
+    recorded_form,
+    shard_files,
+    source_files,
+)
+from post_training.checkpoint.outputs import CopiedFile, OutputFile, SafetensorsFile, TextFile
+from post_training.checkpoint.records import Record
+from post_training.checkpoint.source import Source
+from post_training.models.deepseek_v3 import DeepseekV3Shape, ignored_in_files
+
+FormOf = Callable[[DeepseekV3Shape], MegatronForm]
+
+
+def to_shards(folder: HuggingfaceFolder, output: Path, form_of: FormOf, checksums: dict[str, str]) -> Conversion:
+    """What there is to do to write a folder's weights as Megatron shards.
+
+    Raises CheckpointError or ValueError if the source is not intact or the form does not fit it.
+    """
+    shape = DeepseekV3Shape.from_config(folder.config)
+    form = form_of(shape)
+    check_tensors(folder, all_shapes(shape, form.mtp_layers), ignored_in_files(shape))
+    source = folder.source()
+    if form.mtp_layers:
+        _check_aliases(source, mtp_aliases(shape))
+    config = {key: value for key, value in folder.config.items() if key != "quantization_config"}
+    return Conversion(
+        source_folder=folder.path,
+        source_files=list(folder.files),
+        source=source,
+        output=output,
+        arguments={"tool": "convert_ckpt_deepseek3", "form": form.as_arguments(), "config": config},
+        files=list(shard_files(shape, form, source)),
+        marker=TextFile(TRACKER_NAME, str(ITERATION)),
+        checksums=checksums,
+    )
+
+
+def _check_aliases(source: Source, aliases: Mapping[str, str]) -> None:
+    """Raise CheckpointError if a tensor that shards do not store is not equal to the one that they store for it."""
+    renamed = Source(source.name, [replace(source.tensors[original], name=name) for name, original in aliases.items()])
+    difference = _first_difference(source, renamed, list(aliases), "comparing multi-token prediction's copies")
+    if difference:
+        raise CheckpointError(f"Megatron shards keep one embedding and one head, but here they differ: {difference}")
+
+
+def _check_replicas(source: Source) -> None:
+    """Raise CheckpointError if ranks that hold the same part of a weight hold different values."""
+    names = [name for name, tensor in source.tensors.items() if len(tensor.fragments) > len(tensor.distinct)]
+    difference = _first_difference(source, source, names, "comparing what several ranks hold")
+    if difference:
+        raise CheckpointError(f"ranks disagree: {difference}")
+
+
+def _first_difference(left: Source, right: Source, names: list[str], what: str) -> Difference | None:
+    with progress_bar(compared_bytes(left, right, names), what) as bar:
+        return first_difference(left, right, names, 1, bar)
+
+
+def to_huggingface(
+    shards: Path,
+    model: Path,
+    output: Path,
+    form: MegatronForm,
+    config: Mapping[str, Any],
+    file_bytes: int,
+    checksums: dict[str, str],
+) -> Conversion:
+    """What there is to do to write Megatron shards as a HuggingFace folder.
+
+    model: a folder with tokenizer and other files to carry over; its weights are not looked at.
+    file_bytes: no safetensors file becomes larger, unless a single tensor is.
+    Raises CheckpointError or ValueError if the shards are not intact, of another form, or disagree with each other.
+    """
+    shape = DeepseekV3Shape.from_config(config)
+    source = open_megatron(shards, shape, form)
+    _check_replicas(source)
+    files = _grouped([whole_record(source, name) for name in all_shapes(shape, form.mtp_layers)], file_bytes)
+    written = {key: value for key, value in config.items() if key != "quantization_config"}
+    dtype = source.dtype("model.embed_tokens.weight")
+    written |= {"num_nextn_predict_layers": form.mtp_layers, "torch_dtype": str(dtype).removeprefix("torch.")}
+    carried: list[OutputFile] = [CopiedFile(path.name, path) for path in carried_files(model)]
+    return Conversion(
+        source_folder=shards,
+        source_files=source_files(source),
+        source=source,
+        output=output,
+        arguments={"tool": "export_hf", "form": form.as_arguments(), "file_bytes": file_bytes},
+        files=[*files, *carried, TextFile(CONFIG_NAME, json.dumps(written, indent=2) + "\n")],
+        marker=TextFile(INDEX_NAME, index_text(files)),
+        checksums=checksums,
+    )
+
+
+def _grouped(records: list[Record], file_bytes: int) -> list[SafetensorsFile]:
+    """Records in files of at most `file_bytes` each, in order, named as transformers names them."""
+    groups: list[list[Record]] = []
+    size = file_bytes
+    for record in records:
+        if not groups or size + record.nbytes > file_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(record)
+        size += record.nbytes
+    names = (f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1))
+    return [SafetensorsFile(name, group) for name, group in zip(names, groups, strict=True)]
+
+
+def shards_form(path: Path, form_of: FormOf, config_folder: Path | None) -> tuple[MegatronForm, dict[str, Any]]:
+    """Form and configuration of shards, from their manifest or else from the arguments."""
+    recorded = recorded_form(path)
+    if recorded is not None:
+        return recorded
+    if config_folder is None:
+        raise ValueError(
+            f"{path}: neither a HuggingFace folder nor shards with a manifest; give --hf-dir and the layout"
+        )
+    config = read_json(config_folder / CONFIG_NAME)
+    return form_of(DeepseekV3Shape.from_config(config)), config
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """difference: None if all `tensors` are equal. only_in_one: tensors that one checkpoint may lack."""
+
+    difference: Difference | None
+    tensors: int
+    bytes: int
+    only_in_one: tuple[str, ...]
+
+
+def compare_checkpoints(
+    paths: tuple[Path, Path], form_of: FormOf, config_folder: Path | None, workers: int
+) -> Comparison:
+    """Compare two checkpoints of any kinds.
+
+    form_of, config_folder: for shards without a manifest of these tools, their form and a folder with config.json.
+    Raises CheckpointError or ValueError if one of them is not intact.
+    """
+    (left, shape), (right, other) = (_open_checkpoint(path, form_of, config_folder) for path in paths)
+    if replace(shape, mtp_layers=0) != replace(other, mtp_layers=0):
+        raise CheckpointError(f"two different models: {shape} and {other}")
+    only_in_one = sorted(left.tensors.keys() ^ right.tensors.keys())
+    names = [name for name in left.tensors if name in right.tensors]
+    total = compared_bytes(left, right, names)
+    with progress_bar(total, "comparing") as bar:
+        difference = first_difference(left, right, names, workers, bar)
+    return Comparison(difference, len(names), total, tuple(only_in_one))
+
+
+def _open_checkpoint(path: Path, form_of: FormOf, config_folder: Path | None) -> tuple[Source, DeepseekV3Shape]:
+    if (path / CONFIG_NAME).is_file() and any(path.glob("*.safetensors")):
+        folder = open_huggingface(path)
+        shape = DeepseekV3Shape.from_config(folder.config)
+        check_tensors(folder, all_shapes(shape, 0), ignored_in_files(shape))
+        check_prediction_layers(folder, shape)
+        return folder.source(), shape
+    form, config = shards_form(path, form_of, config_folder)
+    shape = DeepseekV3Shape.from_config(config)
+    return open_megatron(path, shape, form), shape

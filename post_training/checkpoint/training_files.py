@@ -1,0 +1,195 @@
+"""Training state in files: what an optimizer keeps for every weight, by HuggingFace name, in safetensors.
+
+Every rank writes one file with the boxes that it owns. An entry is called `exp_avg/model.norm.weight[0:64]`: the state,
+the canonical tensor, and which box of it. Boxes of all files together cover every tensor once, so that a checkpoint can
+be read under any layout. A box is stored as it lies in the HuggingFace tensor, whatever it looks like in the rank.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+import torch
+
+from post_training.checkpoint.durable import Written, write_durably
+from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.manifest import MANIFEST_NAME, Manifest
+from post_training.checkpoint.records import Record
+from post_training.checkpoint.regions import Region, StoredTensor
+from post_training.checkpoint.safetensors_files import header, read_header, read_metadata
+from post_training.checkpoint.source import CanonicalTensor, Fragment, Source
+from post_training.layouts.layout import EXPERT_MARK, PADDING, Box, Piece, Table, TrainPlacement
+
+MASTER, WEIGHT, MOMENTS = "master", "weight", ("exp_avg", "exp_avg_sq")
+"""The float32 weight that the optimizer updates; a weight that no optimizer has, in its own type; AdamW's averages."""
+
+RANDOM = "random/"
+"""Entries that are a rank's own: states of random numbers."""
+
+_NAME = re.compile(r"(?P<state>\w+)/(?P<canonical>.+)\[(?P<box>\d+:\d+(?:,\d+:\d+)*)\]")
+
+
+def entry_name(state: str, canonical: str, box: Box) -> str:
+    """How a file calls a box of a canonical tensor's state."""
+    return f"{state}/{canonical}[{','.join(f'{start}:{stop}' for start, stop in box)}]"
+
+
+def owned_pieces(table: Table, placement: TrainPlacement, rank: int) -> list[Piece]:
+    """The pieces that this rank writes, together with its data-parallel peers.
+
+    Where several model replicas of a weight exist side by side, as of layer norms on all tensor-parallel ranks, one of
+    them writes it, another one for another weight: the name decides.
+    """
+    writer: dict[tuple[str, Box], set[tuple[int, ...]]] = {}
+    for other in range(placement.world_size):
+        for piece in table.megatron(placement, other):
+            writer.setdefault((piece.canonical, piece.box), set()).add(_replica(placement, other, piece))
+    own = []
+    for piece in table.megatron(placement, rank):
+        replicas = sorted(writer[piece.canonical, piece.box])
+        chosen = replicas[crc32(piece.canonical.encode()) % len(replicas)]
+        if piece.canonical != PADDING and chosen == _replica(placement, rank, piece):
+            own.append(piece)
+    return own
+
+
+def _replica(placement: TrainPlacement, rank: int, piece: Piece) -> tuple[int, ...]:
+    """What the ranks that cut one copy of a piece among themselves have in common."""
+    model = (placement.pp_rank(rank), placement.tp_rank(rank))
+    return (*model, placement.ep_rank(rank)) if EXPERT_MARK in piece.canonical else model
+
+
+def is_first_peer(placement: TrainPlacement, rank: int, piece: Piece) -> bool:
+    """Whether this rank is the first of those that hold the same copy of a piece, whole."""
+    peers = (other for other in range(rank) if _replica(placement, other, piece) == _replica(placement, rank, piece))
+    return next(peers, None) is None
+
+
+def file_name(rank: int, ranks: int) -> str:
+    """The file of a rank."""
+    return f"rank-{rank:05}-of-{ranks:05}.safetensors"
+
+
+def write_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> Written:
+    """Write `tensors` (on any device, of any strides) by name, one at a time on the host, and return size and SHA-256.
+
+    Raises OSError (ENOSPC, EACCES, ...); nothing is left of the file then.
+    """
+    records = [Record(name, tensor.dtype, tuple(tensor.shape), ()) for name, tensor in tensors.items()]
+    records.sort(key=lambda record: -record.dtype.itemsize)
+    head = header(records, metadata)
+
+    def chunks() -> Iterator[bytes | memoryview]:
+        yield head
+        for record in records:
+            values = tensors[record.name].detach().contiguous().cpu()
+            if values.numel():
+                yield memoryview(values.view(-1).view(torch.uint8).numpy())
+
+    return write_durably(path, chunks(), len(head) + sum(record.nbytes for record in records), lambda _: None)
+
+
+@dataclass(frozen=True)
+class TrainingFiles:
+    """A checkpoint's files, opened: their headers have been read, and no tensor.
+
+    sources: the canonical tensors by state. metadata: what each rank's file says beside its tensors, by its name.
+    random: a rank's own entries, by file.
+    """
+
+    sources: Mapping[str, Source]
+    metadata: Mapping[str, Mapping[str, str]]
+    random: Mapping[str, Mapping[str, StoredTensor]]
+
+
+def open_training_files(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> TrainingFiles:
+    """Open a checkpoint of the model whose HuggingFace tensors have these shapes. No content is hashed.
+
+    Raises CheckpointError: not complete, a file is missing, of another size or damaged, or the tensors are another
+    model's.
+    """
+    manifest = complete_manifest(folder)
+    found: dict[str, dict[str, CanonicalTensor]] = {}
+    metadata: dict[str, Mapping[str, str]] = {}
+    random: dict[str, dict[str, StoredTensor]] = {}
+    for name in sorted(manifest.files):
+        path = folder / name
+        _check_size(path, manifest.files[name])
+        metadata[name], random[name] = read_metadata(path), {}
+        for entry, stored in read_header(path).items():
+            if entry.startswith(RANDOM):
+                random[name][entry.removeprefix(RANDOM)] = stored
+            else:
+                _add(found, entry, stored, shapes)
+    sources = {state: Source(str(folder), tensors.values()) for state, tensors in found.items()}
+    held = {name for state in (MASTER, WEIGHT) for name in found.get(state, ())}
+    missing = sorted(shapes.keys() - held)
+    if missing:
+        raise CheckpointError(
+            f"{folder}: no file has any part of {missing[0]} ({len(missing)} tensors are missing); resume from another "
+            "checkpoint"
+        )
+    return TrainingFiles(sources, metadata, random)
+
+
+def complete_manifest(folder: Path) -> Manifest:
+    """The folder's manifest. Raises CheckpointError unless it says that everything was written."""
+    manifest = Manifest.read(folder)
+    if manifest is None or not manifest.complete:
+        raise CheckpointError(
+            f"{folder}: not a complete checkpoint, {MANIFEST_NAME} is missing or unfinished; resume from an older one"
+        )
+    return manifest
+
+
+def _check_size(path: Path, written: Written) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}); resume from an older checkpoint") from error
+    if size != written.bytes:
+        raise CheckpointError(f"{path}: {size} bytes instead of {written.bytes}; resume from an older checkpoint")
+
+
+def _add(
+    found: dict[str, dict[str, CanonicalTensor]],
+    entry: str,
+    stored: StoredTensor,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> None:
+    parsed = _NAME.fullmatch(entry)
+    if parsed is None or parsed["canonical"] not in shapes:
+        raise CheckpointError(
+            f"{stored.file}: {entry} is no tensor of this model; resume with the model that was saved"
+        )
+    name, bounds = parsed["canonical"], (interval.split(":") for interval in parsed["box"].split(","))
+    box = tuple((int(start), int(stop)) for start, stop in bounds)
+    shape = shapes[name]
+    fits = len(box) == len(shape) and all(stop <= extent for (_, stop), extent in zip(box, shape, strict=True))
+    if not fits or tuple(stop - start for start, stop in box) != stored.shape:
+        raise CheckpointError(
+            f"{stored.file}: {entry} does not lie in a tensor of shape {shape}; resume with the model that was saved"
+        )
+    tensor = found.setdefault(parsed["state"], {}).setdefault(name, CanonicalTensor(name, shape))
+    tensor.fragments.append(Fragment(box, Region.of(stored), stored.file.name))
+
+
+def common_metadata(files: TrainingFiles, key: str) -> str:
+    """The value that every rank's file has under `key`. Raises CheckpointError where they differ or one lacks it."""
+    values = {name: metadata.get(key) for name, metadata in files.metadata.items()}
+    known = set(values.values())
+    if len(known) != 1 or None in known:
+        raise CheckpointError(f"the ranks' files say different things of {key}: {json.dumps(values, sort_keys=True)}")
+    return next(value for value in known if value is not None)
+
+
+def read_whole(stored: StoredTensor) -> torch.Tensor:
+    """A stored vector as a tensor."""
+    out = torch.empty(stored.shape, dtype=stored.dtype)
+    Region.of(stored).read_into(out)
+    return out

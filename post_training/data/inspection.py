@@ -1,0 +1,297 @@
+"""Checking a parquet file for everything that verl reads in it, before a run fails on it deep inside.
+
+verl's data set reads the prompt and ``extra_info``, its reward manager ``reward_model.ground_truth`` and the data
+source; of all other columns it only carries the values along.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from post_training.data.records import DataError, refuse_repeated_columns, rows_of
+from post_training.rewards.answers import is_answer
+
+_BATCH_ROWS = 1024
+_SHOWN_CHARACTERS = 60
+_LISTED_ROWS = 20
+_ROLES = ("system", "user", "assistant", "tool")
+_MEDIA = ("images", "videos")
+_CONVERT = "convert the original data with scripts/json_to_parquet.py"
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """What the run that reads the file is configured with; the fields are verl's keys under ``data``.
+
+    ``max_prompt_length`` counts tokens and matters only with a tokenizer. With ``filter_overlong_prompts`` verl leaves
+    longer prompts out, and otherwise fails on them.
+    """
+
+    prompt_key: str = "prompt"
+    reward_fn_key: str = "data_source"
+    max_prompt_length: int = 1024
+    filter_overlong_prompts: bool = False
+
+
+@dataclass
+class Finding:
+    """One kind of defect in one column.
+
+    ``value`` is that of the first row, shortened. ``count`` rows have the defect, and ``rows`` are the first of them,
+    from 0 on; there are none when the column itself is wrong. A finding that is no ``error`` does not stop a run.
+    """
+
+    column: str
+    problem: str
+    remedy: str
+    value: str | None = None
+    error: bool = True
+    count: int = 0
+    rows: list[int] = field(default_factory=list)
+
+    def add_row(self, number: int) -> None:
+        """Counts one more row with the defect."""
+        self.count += 1
+        if self.count <= _LISTED_ROWS:
+            self.rows.append(number)
+
+    def sentence(self) -> str:
+        """Row, column, value, defect and remedy in one line."""
+        place = f"column {self.column}"
+        if self.rows:
+            more = f" (and {self.count - 1} more)" if self.count > 1 else ""
+            place = f"row {self.rows[0]}{more}, {place}"
+        shown = f" = {self.value}" if self.value is not None else ""
+        return f"{place}{shown}: {self.problem}; {self.remedy}."
+
+
+@dataclass(frozen=True)
+class TokenLengths:
+    """Lengths of the prompts in tokens, chat template included; ``overlong`` counts those above the limit."""
+
+    shortest: int
+    mean: float
+    longest: int
+    overlong: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was found in a file. ``tokens`` is None without a tokenizer or without a usable prompt."""
+
+    rows: int
+    findings: list[Finding]
+    tokens: TokenLengths | None = None
+
+    @property
+    def errors(self) -> list[Finding]:
+        """The findings on which verl would fail or train wrongly."""
+        return [finding for finding in self.findings if finding.error]
+
+
+Measure = Callable[[list[list[dict[str, str]]]], list[int]]
+"""Token counts of chats. Raises ValueError for a chat that the template refuses."""
+
+
+def check_configured_files(data: Mapping[str, Any]) -> None:
+    """Checks every row of a run's parquet files; ``data`` is verl's node of that name.
+
+    Files on a remote file system, and those that a data set class of the user's own reads, are left alone.
+
+    Raises:
+        DataError: verl cannot train on a file.
+    """
+    if (data.get("custom_cls") or {}).get("path"):
+        return
+    for files in (data["train_files"], data["val_files"]):
+        for file in [files] if isinstance(files, str) else files:
+            if "://" not in file:
+                check_file(Path(file).expanduser(), Expectations(data["prompt_key"], data["reward_fn_key"]))
+
+
+def check_file(path: Path, expected: Expectations = Expectations()) -> int:
+    """Checks that verl can train on a parquet file and returns its number of rows; prompts are not measured.
+
+    Raises:
+        DataError: the file cannot be used; the message is about the first defect.
+    """
+    inspection = inspect_file(path, expected)
+    if inspection.errors:
+        raise DataError(f"{path}: {inspection.errors[0].sentence()}")
+    return inspection.rows
+
+
+def inspect_file(path: Path, expected: Expectations = Expectations(), measure: Measure | None = None) -> Inspection:
+    """Looks at every row of a parquet file.
+
+    Raises:
+        DataError: the file is missing, cannot be read as parquet, names a column twice or holds text that is not UTF-8.
+    """
+    if not path.is_file():
+        raise DataError(f"The data file {path} does not exist: check the path.")
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            refuse_repeated_columns(path, file.schema_arrow.names)
+            findings = list(_column_findings(file.schema_arrow.names, expected))
+            if file.metadata.num_rows == 0:
+                findings.append(Finding("*", "the file holds no rows", "give a file with at least one row"))
+            if findings:
+                return Inspection(file.metadata.num_rows, findings)
+            return _inspect_rows(path, file, expected, measure)
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise DataError(f"{path} is not a parquet file that can be read ({reason}): {_CONVERT}.") from error
+
+
+def _column_findings(names: list[str], expected: Expectations) -> Iterator[Finding]:
+    for column in (expected.reward_fn_key, expected.prompt_key, "reward_model"):
+        if column not in names:
+            yield Finding(column, f"it is missing; the file has the columns {', '.join(names)}", _CONVERT)
+    for column in _MEDIA:
+        if column in names:
+            yield Finding(column, "verl would make a multi-modal prompt of the row", "leave the column out")
+
+
+def _inspect_rows(
+    path: Path, file: pyarrow.parquet.ParquetFile, expected: Expectations, measure: Measure | None
+) -> Inspection:
+    read = [expected.prompt_key, expected.reward_fn_key, "reward_model", "extra_info"]
+    columns = [column for column in dict.fromkeys(read) if column in file.schema_arrow.names]
+    survey = _Survey(expected, measure)
+    for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+        survey.add(rows_of(path, batch, survey.rows))
+    return survey.result()
+
+
+class _Survey:
+    """Collects the findings of all rows; defects of one kind become one finding."""
+
+    def __init__(self, expected: Expectations, measure: Measure | None) -> None:
+        self._expected = expected
+        self._measure = measure
+        self._findings: dict[tuple[str, str], Finding] = {}
+        self._first_rows: dict[str, int] = {}
+        self._lengths: list[tuple[int, int]] = []
+        self.rows = 0
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        """Checks the next rows of the file."""
+        sound_chats: list[tuple[int, list[dict[str, str]]]] = []
+        for number, row in enumerate(rows, start=self.rows):
+            chat = row[self._expected.prompt_key]
+            defects = list(_prompt_defects(self._expected.prompt_key, chat))
+            if not defects:
+                sound_chats.append((number, chat))
+                defects = list(self._repetition(number, chat))
+            defects += _answer_defects(row.get("reward_model"))
+            defects += _source_defects(self._expected.reward_fn_key, row[self._expected.reward_fn_key])
+            if "extra_info" in row:
+                defects += _extra_info_defects(row["extra_info"])
+            for defect in defects:
+                self._findings.setdefault((defect.column, defect.problem), defect).add_row(number)
+        self.rows += len(rows)
+        if self._measure is not None and sound_chats:
+            lengths = self._measure([chat for _, chat in sound_chats])
+            self._lengths += zip((number for number, _ in sound_chats), lengths, strict=True)
+
+    def _repetition(self, number: int, chat: list[dict[str, str]]) -> Iterator[Finding]:
+        first = self._first_rows.setdefault(repr(chat), number)
+        if first != number:
+            remedy = "leave repeated rows out unless they are meant to count more than once"
+            column, shown = self._expected.prompt_key, _shown(chat[-1]["content"])
+            yield Finding(column, "an earlier row has the same prompt", remedy, shown, error=False)
+
+    def result(self) -> Inspection:
+        """Everything that was found."""
+        findings = list(self._findings.values())
+        if not self._lengths:
+            return Inspection(self.rows, findings)
+        limit = self._expected.max_prompt_length
+        overlong = [(number, length) for number, length in self._lengths if length > limit]
+        if overlong:
+            findings.append(self._overlong_finding(overlong))
+        lengths = [length for _, length in self._lengths]
+        tokens = TokenLengths(min(lengths), sum(lengths) / len(lengths), max(lengths), len(overlong))
+        return Inspection(self.rows, findings, tokens)
+
+    def _overlong_finding(self, overlong: list[tuple[int, int]]) -> Finding:
+        limit, left = self._expected.max_prompt_length, len(self._lengths) - len(overlong)
+        longest = max(length for _, length in overlong)
+        fails = not self._expected.filter_overlong_prompts or left == 0
+        remedy = f"raise data.max_prompt_length to {longest}"
+        if not self._expected.filter_overlong_prompts:
+            remedy += " or set data.filter_overlong_prompts=true"
+        elif left:
+            remedy = f"verl leaves them out and trains on {left} rows"
+        finding = Finding(
+            self._expected.prompt_key,
+            f"it has more tokens than data.max_prompt_length={limit}, and the longest prompt has {longest}",
+            remedy,
+            f"{overlong[0][1]} tokens",
+            fails,
+        )
+        for number, _ in overlong:
+            finding.add_row(number)
+        return finding
+
+
+def _prompt_defects(column: str, chat: Any) -> Iterator[Finding]:
+    if not isinstance(chat, list) or not chat:
+        remedy = f"a prompt is a list of messages with role and content; {_CONVERT}"
+        yield Finding(column, "it is no chat" if chat != [] else "it holds no message", remedy, _shown(chat))
+        return
+    for message in chat:
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            yield Finding(column, "a message lacks role or content", _CONVERT, _shown(message))
+            return
+        if message["role"] not in _ROLES:
+            remedy = f"use one of {', '.join(_ROLES)}"
+            yield Finding(f"{column}.role", "chat templates know no such role", remedy, _shown(message["role"]))
+            return
+        if not isinstance(message["content"], str) or not message["content"].strip():
+            remedy = "give the message text or leave the row out"
+            yield Finding(f"{column}.content", "it is not text or empty", remedy, _shown(message["content"]))
+            return
+    if chat[-1]["role"] == "assistant":
+        remedy = "end the prompt with the user's message"
+        yield Finding(f"{column}.role", "the model would answer its own message", remedy, _shown("assistant"))
+
+
+def _answer_defects(reward_model: Any) -> Iterator[Finding]:
+    column = "reward_model.ground_truth"
+    if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
+        remedy = f"the rule reward compares with it; {_CONVERT}"
+        yield Finding(column, "reward_model has no field ground_truth", remedy, _shown(reward_model))
+        return
+    truth = reward_model["ground_truth"]
+    if isinstance(truth, bool) or not isinstance(truth, str | int | float):
+        yield Finding(column, "it is not text or a number", "give the answer as text", _shown(truth))
+    elif isinstance(truth, float) and not math.isfinite(truth):
+        yield Finding(column, "it is no number", "fill in the answer or leave the row out", _shown(truth))
+    elif not is_answer(str(truth)):
+        remedy = "no response can be right; fill in the answer or leave the row out"
+        yield Finding(column, "it is empty or NaN", remedy, _shown(truth))
+    elif "####" in str(truth):
+        remedy = f"only the answer itself can be compared; {_CONVERT}"
+        yield Finding(column, "it is a worked solution of GSM8K and no answer", remedy, _shown(truth))
+
+
+def _source_defects(column: str, source: Any) -> Iterator[Finding]:
+    if not isinstance(source, str) or not source.strip():
+        yield Finding(column, "it is not text or empty", "name where the row comes from", _shown(source))
+
+
+def _extra_info_defects(extra_info: Any) -> Iterator[Finding]:
+    if not isinstance(extra_info, dict):
+        remedy = "give every row a record such as {index: 0}, or leave the column out"
+        yield Finding("extra_info", "verl reads fields of it", remedy, _shown(extra_info))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."

@@ -1,0 +1,257 @@
+r"""Reading problems with verifiable answers from JSON, JSON-lines and parquet files.
+
+Three shapes are known, by their columns:
+
+- DeepScaleR: ``problem``, ``answer`` and, if present, ``solution``; the answer is the truth.
+- GSM8K: ``question`` and ``answer``; the truth follows the last ``####`` of the answer.
+- MATH-lighteval: ``problem`` and ``solution``; the truth is in the last ``\boxed`` of the solution.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from post_training.rewards.answers import is_answer, last_boxed
+
+if TYPE_CHECKING:
+    import pyarrow
+
+INSTRUCTION = r"Put the answer in \boxed{}."
+DEEPSCALER = "deepscaler"
+GSM8K = "openai/gsm8k"
+MATH = "DigitalLearningGmbH/MATH-lighteval"
+_GSM8K_MARK = "####"
+_PARQUET_MAGIC = b"PAR1"
+# MATH also writes \fbox{...}, and \boxed 5 for an answer of one token.
+_OTHER_BOXES = re.compile(r"\\fbox(?=\{)")
+_BARE_BOX = re.compile(r"\\boxed\s+([^\s{}$]+)")
+
+
+class DataError(ValueError):
+    """The data cannot be used; the message is one sentence that names the file, the place and the remedy."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question, its verifiable answer (never empty), and a worked solution ("" where the file has none).
+
+    ``source`` names the kind of data, as verl's rewards and metrics do.
+    """
+
+    question: str
+    answer: str
+    solution: str = ""
+    source: str = DEEPSCALER
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A record whose question an earlier record asks too; places are such as ``line 7``."""
+
+    place: str
+    first_place: str
+    same_answer: bool
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a file holds: its usable problems in the file's order, each question once, and what was left out.
+
+    ``without_answer`` has a place and a reason for each record without a verifiable answer.
+    """
+
+    problems: list[Problem]
+    without_answer: list[str]
+    repeated: list[Repetition]
+
+
+class _NoAnswer(Exception):
+    """A record has no verifiable answer; the message says why."""
+
+
+def read_problems(path: Path) -> Reading:
+    """Reads a ``.json`` file (a list of objects), a ``.jsonl`` file (an object a line) or a parquet file.
+
+    Which of them it is follows from the content. Of records with the same question (apart from white space) the first
+    is kept.
+
+    Raises:
+        DataError: the file is missing, empty, not UTF-8, not JSON, a record has no known shape, or no record has an
+            answer.
+    """
+    problems: dict[str, tuple[str, Problem]] = {}
+    without_answer, repeated = [], []
+    for place, record in _records(path):
+        try:
+            problem = _to_problem(record, f"{path}, {place}")
+            if not is_answer(problem.answer):
+                raise _NoAnswer(f"the answer is {problem.answer!r}, which nothing can be compared with")
+        except _NoAnswer as reason:
+            without_answer.append(f"{place}: {reason}")
+            continue
+        first_place, first = problems.setdefault(" ".join(problem.question.split()), (place, problem))
+        if first is not problem:
+            repeated.append(Repetition(place, first_place, first.answer == problem.answer))
+    if without_answer and not problems:
+        raise DataError(f"{path}: no record has an answer ({without_answer[0]}): give data with verifiable answers.")
+    if not problems:
+        raise DataError(f"{path} holds no problem: give a file with at least one record.")
+    return Reading([problem for _, problem in problems.values()], without_answer, repeated)
+
+
+def _records(path: Path) -> Iterator[tuple[str, Any]]:
+    if not path.exists():
+        raise DataError(f"The data file {path} does not exist: check the path.")
+    if not path.is_file():
+        raise DataError(f"{path} is not a file: give a .json, .jsonl or .parquet file.")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}): check its permissions.") from error
+    if content.startswith(_PARQUET_MAGIC):
+        return _parquet_records(path)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start}): convert it to UTF-8.") from error
+    return _list_records(path, text) if text.lstrip().startswith("[") else _line_records(path, text)
+
+
+def _list_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    for index, record in enumerate(_loaded(path, text)):
+        yield f"record {index + 1}", record
+
+
+def _line_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    # Only "\n" ends a line: JSON strings may hold the other separators that str.splitlines() knows.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        yield f"line {number}", _loaded(path, line, number)
+
+
+def _loaded(path: Path, text: str, line: int | None = None) -> Any:
+    """``text`` as JSON; ``line`` is its number in the file, None for the whole file."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = line or error.lineno
+        raise DataError(f"{path}, line {place} is not valid JSON ({error.msg}): correct that line.") from error
+    except RecursionError as error:
+        problem = "is nested too deeply: a record holds text and numbers only."
+        raise DataError(f"{path}, line {line} {problem}" if line else f"{path} {problem}") from error
+    except ValueError as error:  # Python converts no integer of more than sys.get_int_max_str_digits() digits
+        problem = f"holds a number that is too long ({str(error).partition(';')[0]}): write it as text."
+        raise DataError(f"{path}, line {line} {problem}" if line else f"{path} {problem}") from error
+
+
+def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
+    # Imported here: readers of JSON need not wait for it.
+    import pyarrow
+    import pyarrow.parquet
+
+    first = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            refuse_repeated_columns(path, file.schema_arrow.names)
+            table = file.read()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} is a broken parquet file ({_first_line(error)}): download it again.") from error
+    for batch in table.to_batches():
+        for index, record in enumerate(rows_of(path, batch, first)):
+            yield f"record {first + index + 1}", record
+        first += batch.num_rows
+
+
+def refuse_repeated_columns(path: Path, names: list[str]) -> None:
+    """Raises DataError when two columns of a parquet file have one name: which of them is read is not defined."""
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise DataError(f"{path} has {names.count(repeated[0])} columns named {repeated[0]}: keep one of them.")
+
+
+def rows_of(path: Path, batch: "pyarrow.RecordBatch", first: int) -> list[dict[str, Any]]:
+    """The rows of a batch whose first one is row ``first`` of the file.
+
+    Raises:
+        DataError: text in it is not UTF-8.
+    """
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            for number in range(len(column)):
+                try:
+                    column[number].as_py()
+                except UnicodeDecodeError as error:
+                    place = f"{path}, row {first + number}, column {name}"
+                    raise DataError(f"{place} is not UTF-8 text (byte {error.start}): write it as UTF-8.") from error
+        raise
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".")
+
+
+def _to_problem(record: Any, place: str) -> Problem:
+    if not isinstance(record, dict):
+        raise DataError(f"{place} is not a JSON object but {type(record).__name__}: every record must be an object.")
+    if "problem" in record and "answer" in record:
+        question, answer = _text(record, "problem", place), _answer(record, "answer", place)
+        return Problem(question, answer, _encodable(str(record.get("solution") or "").strip(), "solution", place))
+    if "question" in record and "answer" in record:
+        solution, mark, answer = _answer(record, "answer", place).rpartition(_GSM8K_MARK)
+        if not mark or not answer.strip():
+            raise _NoAnswer(f'the answer has no "{_GSM8K_MARK} VALUE" at its end, which GSM8K records need')
+        return Problem(_text(record, "question", place), answer.strip().replace(",", ""), solution.strip(), GSM8K)
+    if "problem" in record and "solution" in record:
+        solution = _answer(record, "solution", place)
+        return Problem(_text(record, "problem", place), _boxed_answer(solution), solution, MATH)
+    found = ", ".join(sorted(map(str, record))) or "none"
+    raise DataError(
+        f"{place} has the columns {found}: problem and answer (DeepScaleR), question and answer (GSM8K) or problem and "
+        "solution (MATH-lighteval) are needed."
+    )
+
+
+def _boxed_answer(solution: str) -> str:
+    boxed = last_boxed(_OTHER_BOXES.sub(r"\\boxed", _BARE_BOX.sub(r"\\boxed{\1}", solution)))
+    if not boxed:
+        raise _NoAnswer(r"the solution has no answer in a \boxed{}, which MATH-lighteval records need")
+    return boxed
+
+
+def _answer(record: dict[str, Any], column: str, place: str) -> str:
+    value = record[column]
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise _NoAnswer(f'the column "{column}" is empty')
+    return _text(record, column, place)
+
+
+def _text(record: dict[str, Any], column: str, place: str) -> str:
+    value = record[column]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise DataError(f'{place}: the column "{column}" holds {type(value).__name__} and not text or a number.')
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f'{place}: the column "{column}" holds {value}, which is no answer: correct it.')
+    try:
+        text = str(value).strip()
+    except ValueError as error:
+        raise DataError(f'{place}: the column "{column}" holds a number that is too long: write it as text.') from error
+    if not text:
+        raise DataError(f'{place}: the column "{column}" is empty: fill it in or leave the record out.')
+    return _encodable(text, column, place)
+
+
+def _encodable(text: str, column: str, place: str) -> str:
+    """``text`` itself. Raises DataError for half of a surrogate pair, which JSON can write and no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise DataError(f'{place}: the column "{column}" holds the lone surrogate {half}: correct it.') from error
+    return text

@@ -1,0 +1,42 @@
+"""The rows that verl's data loader and reward manager expect, and the split into training and test rows."""
+
+import random
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from post_training.data.records import DataError, Problem
+
+Item = TypeVar("Item")
+
+
+def to_row(problem: Problem, index: int, split_name: str, data_source: str | None, instruction: str) -> dict[str, Any]:
+    """Returns one row with verl's columns: data_source, prompt, ability, reward_model and extra_info.
+
+    ``data_source`` None stands for the problem's own source.
+
+    ``prompt`` is a chat of one user message: the question, a space, and ``instruction`` (nothing when it is empty).
+    ``extra_info.index`` is the row's number in its file and names the sample in verl's batches.
+    """
+    content = f"{problem.question} {instruction}" if instruction else problem.question
+    return {
+        "data_source": data_source or problem.source,
+        "prompt": [{"role": "user", "content": content}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": problem.answer},
+        "extra_info": {"split": split_name, "index": index, "question": problem.question, "solution": problem.solution},
+    }
+
+
+def split(items: Sequence[Item], test_count: int, seed: int) -> tuple[list[Item], list[Item]]:
+    """Shuffles ``items`` and splits them into training and test items; the same seed gives the same two lists.
+
+    Raises:
+        DataError: ``test_count`` is below 1 or leaves no item for training.
+    """
+    if not 1 <= test_count < len(items):
+        raise DataError(
+            f"{test_count} of {len(items)} records were asked for as test data: at least 1 test record and 1 training "
+            "record are needed."
+        )
+    shuffled = random.Random(seed).sample(items, len(items))
+    return shuffled[test_count:], shuffled[:test_count]

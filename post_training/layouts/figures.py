@@ -1,0 +1,229 @@
+"""What a reshard costs, computed from the layouts alone: no weights, no process group.
+
+Beside the plan's own figures stand the lower bound, and the per-tensor algorithm that the recipe's authors published.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from post_training.layouts.layout import EXPERT_MARK, PADDING, Box, Piece, RolloutPlacement, Table, TrainPlacement
+from post_training.layouts.plan import Plan, make_plan
+from post_training.layouts.schedule import round_count, schedule
+from verl_patches.features.reshard.resharder import piece_origins
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Minimum, mean and maximum over ranks (or nodes)."""
+
+    minimum: float
+    average: float
+    maximum: float
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "Spread":
+        return cls(float(values.min()), float(values.mean()), float(values.max()))
+
+
+@dataclass(frozen=True)
+class PlanFigures:
+    """Bytes are by rank unless they say node. `bound_*`: needed and not held by the rank itself.
+
+    collectives: of one reshard when the plan is cached: one for each round, and one in which all ranks agree that they
+    succeeded. object_collectives: those that carry Python objects instead of weights.
+    node_ingress: bytes that cross into a node. staging_peak: of the rank with most traffic. regions: received ones.
+    plan_seconds: CPU seconds of one rank for the layouts of all ranks and the plan.
+    """
+
+    ranks: int
+    received: Spread
+    sent: Spread
+    bound_received: Spread
+    expert_received: Spread
+    bound_expert_received: Spread
+    node_ingress: Spread
+    rounds: int
+    collectives: int
+    object_collectives: int
+    staging_peak: int
+    bucket_bytes: int
+    regions: Spread
+    plan_seconds: float
+
+    @property
+    def received_over_bound(self) -> float:
+        return self.received.average / max(self.bound_received.average, 1.0)
+
+    @property
+    def sent_maximum_over_average(self) -> float:
+        return self.sent.maximum / max(self.sent.average, 1.0)
+
+
+@dataclass(frozen=True)
+class PerTensorFigures:
+    """The published algorithm on the same layouts; bytes by rank, collectives that one rank takes part in.
+
+    collectives: a pipeline broadcast for each training tensor, a gather for each tensor of a stage that is cut over
+    tensor parallel ranks, and an all-to-all for each of the two expert tensors of a layer.
+    object_collectives: calls that announce a tensor (its name; its shape and type), not the messages inside them.
+    """
+
+    received: Spread
+    expert_received: Spread
+    collectives: int
+    object_collectives: int
+    staging_peak: int
+
+
+def plan_figures(
+    table: Table,
+    train: TrainPlacement,
+    rollout: RolloutPlacement,
+    bucket_bytes: int,
+    itemsize: int = 2,
+    ranks_per_node: int = 16,
+    relay: bool = False,
+) -> tuple[PlanFigures, Plan]:
+    """Plan without running. relay: regions enter a node once. Raises ValueError when the placements do not fit."""
+    begin = time.process_time()
+    ranks = range(train.world_size)
+    held = [table.megatron(train, rank) for rank in ranks]
+    needed = [table.vllm_ascend(rollout, rank) for rank in range(rollout.world_size)]
+    nodes = np.arange(len(held)) // ranks_per_node
+    plan = make_plan(held, needed, lambda name: itemsize, nodes.tolist() if relay else None)
+    seconds = time.process_time() - begin
+    legs = (plan.remote, plan.relay)
+    traffic = np.add(*(leg.between(plan.world_size) for leg in legs))
+    counts = [round_count(leg, plan.world_size, bucket_bytes) for leg in legs]
+    busiest = int((traffic.sum(0) + traffic.sum(1)).argmax())
+    bounds = np.array([_missing_bytes(held[rank], needed[rank], itemsize) for rank in ranks])
+    expert = np.array([EXPERT_MARK in name for name in plan.names])
+    figures = PlanFigures(
+        ranks=plan.world_size,
+        received=Spread.of(traffic.sum(0)),
+        sent=Spread.of(traffic.sum(1)),
+        bound_received=Spread.of(bounds.sum(1)),
+        expert_received=Spread.of(
+            np.add(*(np.bincount(leg.target, leg.bytes * expert[leg.name], plan.world_size) for leg in legs))
+        ),
+        bound_expert_received=Spread.of(bounds[:, 1]),
+        node_ingress=Spread.of(_node_ingress(traffic, nodes)),
+        rounds=sum(counts),
+        collectives=sum(counts) + 1,
+        object_collectives=0,
+        staging_peak=_staging_peak(plan, busiest, counts, held[busiest], needed[busiest]),
+        bucket_bytes=bucket_bytes,
+        regions=Spread.of(np.add(*(np.bincount(leg.target, minlength=plan.world_size) for leg in legs))),
+        plan_seconds=seconds,
+    )
+    return figures, plan
+
+
+def _staging_peak(plan: Plan, rank: int, counts: Sequence[int], held: Sequence[Piece], needed: Sequence[Piece]) -> int:
+    source, target = piece_origins(held), piece_origins(needed)
+    peak = 0
+    for leg, count, origins in ((plan.remote, counts[0], source), (plan.relay, counts[1], target)):
+        rounds = schedule(leg, plan.world_size, rank, count, (origins, target))
+        sent, received = ([getattr(step, side).size for step in rounds] for side in ("send", "receive"))
+        peak = max(peak, max(sent, default=0) + max(received, default=0))
+    return peak
+
+
+def _missing_bytes(held: Sequence[Piece], needed: Sequence[Piece], itemsize: int) -> tuple[int, int]:
+    """Bytes of the rollout pieces that the rank does not hold in training: all but experts, experts."""
+    own: dict[str, list[Box]] = {}
+    for piece in held:
+        own.setdefault(piece.canonical, []).append(piece.box)
+    missing = [0, 0]
+    for piece in needed:
+        if piece.canonical != PADDING:
+            size = _elements(piece.box) - sum(_overlap(piece.box, box) for box in own.get(piece.canonical, ()))
+            missing[EXPERT_MARK in piece.canonical] += size * itemsize
+    return missing[0], missing[1]
+
+
+def _elements(box: Box) -> int:
+    count = 1
+    for start, stop in box:
+        count *= stop - start
+    return count
+
+
+def _overlap(left: Box, right: Box) -> int:
+    edges = zip(left, right, strict=True)
+    return _elements(tuple((0, max(min(a[1], b[1]) - max(a[0], b[0]), 0)) for a, b in edges))
+
+
+def _node_ingress(traffic: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+    count = int(nodes.max()) + 1
+    into = np.array([[traffic[nodes == a][:, nodes == b].sum() for b in range(count)] for a in range(count)])
+    return into.sum(0) - np.diag(into)
+
+
+def per_tensor_figures(
+    table: Table, train: TrainPlacement, rollout: RolloutPlacement, itemsize: int = 2
+) -> PerTensorFigures:
+    """The published way: one tensor after the other, from the description in the recipe's technical report.
+
+    A tensor that is cut over tensor parallel ranks is gathered inside its stage; every stage broadcasts its tensors to
+    the others; experts are broadcast as they are stored and then sent inside the tensor-and-expert group to the ranks
+    that serve them. As in verl, two object collectives announce each tensor. Raises ValueError unless experts are laid
+    out by moe_tp_extend_ep, for which it was published.
+    """
+    if not train.moe_tp_extend_ep:
+        raise ValueError("the published algorithm is described for moe_tp_extend_ep only")
+    dense = {name: _size(dims, itemsize) for name, dims in table.shapes.items() if EXPERT_MARK not in name}
+    routed = {name: _size(dims, itemsize) for name, dims in table.shapes.items() if EXPERT_MARK in name}
+    expert_layers = {_layer(name) for name in routed}
+    count = len({name.split(".")[5] for name in routed})
+    expert = sum(routed.values()) // max(len(expert_layers) * count, 1)
+    share = count // (train.tp * train.ep)
+    received, experts = [], []
+    for rank in range(train.world_size):
+        held = sum(
+            _elements(piece.box) * itemsize
+            for piece in table.megatron(train, rank)
+            if EXPERT_MARK not in piece.canonical and piece.canonical != PADDING
+        )
+        own_layers = sum(slot.layer in expert_layers for slot in train.layers(rank))
+        first, last = rollout.experts(rank, count)
+        column = train.tp_ep_rank(rank)
+        in_column = max(min(last, (column + 1) * share) - max(first, column * share), 0)
+        experts.append(
+            expert * (share * (len(expert_layers) - own_layers) + (last - first - in_column) * len(expert_layers))
+        )
+        received.append(sum(dense.values()) - held + experts[-1])
+    local_names = [_local_names(table, train, stage) for stage in range(train.pp)]
+    tensors = sum(len(names) for names in local_names)
+    gathers = max(sum(parts > 1 for parts in names.values()) for names in local_names)
+    return PerTensorFigures(
+        received=Spread.of(np.array(received)),
+        expert_received=Spread.of(np.array(experts)),
+        collectives=tensors * (train.pp > 1) + gathers + 2 * len(expert_layers),
+        object_collectives=2 * tensors,
+        # The gathered parts, their concatenation and the rank's own part of the largest tensor live at once.
+        staging_peak=int(max(dense.values()) * (2 + 1 / train.tp)) if train.tp > 1 else max(dense.values()),
+    )
+
+
+def _size(dims: Sequence[int], itemsize: int) -> int:
+    return int(np.prod(dims)) * itemsize
+
+
+def _layer(name: str) -> int:
+    return int(name.split(".")[2])
+
+
+def _local_names(table: Table, train: TrainPlacement, stage: int) -> dict[str, int]:
+    """The training tensors of one stage, and over how many ranks of a tensor parallel group each is cut."""
+    rank = stage * train.tp * train.dp
+    shapes = table.shapes
+    names: dict[str, int] = {}
+    for piece in table.megatron(train, rank):
+        if piece.canonical != PADDING:
+            cut = EXPERT_MARK not in piece.canonical and piece.extents != shapes[piece.canonical]
+            names[piece.local] = train.tp if cut else 1
+    return names

@@ -1,0 +1,317 @@
+"""From two layouts to transfers: which region of which tensor goes from which rank to which rank.
+
+The plan is a pure function of the layouts, so that every rank computes the same one without talking to the others; it
+is built from numpy arrays because 256 ranks of DeepSeek-V3 hold a third of a million pieces.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
+
+import numpy as np
+
+from post_training.layouts.layout import PADDING, Piece
+
+Layouts = Sequence[Sequence[Piece]]
+"""The pieces of every rank, by rank."""
+
+
+class LayoutError(ValueError):
+    """Two layouts cannot be joined; the message names the tensor."""
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """Transfers as columns, one entry each; a box is (row start, row stop, column start, column stop).
+
+    source, target: ranks. source_piece, target_piece: positions in the layouts of those ranks.
+    name: number of the canonical tensor. box: its region; a vector has the single column 0:1. bytes: on the wire.
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+    source_piece: np.ndarray
+    target_piece: np.ndarray
+    name: np.ndarray
+    box: np.ndarray
+    bytes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def select(self, chosen: np.ndarray) -> "Transfers":
+        """The transfers of a mask or an array of positions."""
+        return Transfers(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    def between(self, world_size: int) -> np.ndarray:
+        """Bytes by source and target: an array (world_size, world_size) of int64."""
+        pairs = self.source * world_size + self.target
+        return np.bincount(pairs, self.bytes, world_size**2).astype(np.int64).reshape(world_size, world_size)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every rank sends, receives and copies.
+
+    names: canonical tensors by number. itemsize: bytes of one element of each, as it travels.
+    remote: transfers between ranks out of training weights, in the order in which each pair of ranks streams them.
+    relay: transfers that follow, inside a node, out of rollout weights that have arrived; `source_piece` is a position
+        in the rollout layout. Empty when all ranks are in one node.
+    local: transfers inside a rank, which need no communication.
+    digest: equal on two ranks if and only if they made the same plan.
+    """
+
+    world_size: int
+    names: tuple[str, ...]
+    itemsize: np.ndarray
+    remote: Transfers
+    relay: Transfers
+    local: Transfers
+    digest: str
+
+
+@dataclass(frozen=True)
+class _Holders:
+    """The distinct regions of one side and who holds each: entries `first[i]:first[i+1]` of `rank` and `piece`."""
+
+    name: np.ndarray
+    box: np.ndarray
+    first: np.ndarray
+    rank: np.ndarray
+    piece: np.ndarray
+
+    @property
+    def count(self) -> np.ndarray:
+        return np.diff(self.first)
+
+
+def make_plan(
+    train: Layouts, rollout: Layouts, itemsize: Callable[[str], int], node_of: Sequence[int] | None = None
+) -> Plan:
+    """Plan the transfers that give every rollout piece its content.
+
+    train, rollout: layouts of all ranks; itemsize: bytes of one element of a canonical tensor, as it travels.
+    node_of: the node of every rank, numbered from 0; None means that all are in one.
+
+    A rank that holds a region itself copies it. Otherwise an owner in its node sends it, and owners take turns. A
+    region that nobody in a node holds enters it once, at the receiver with the least to pass on, which relays it.
+    Raises LayoutError when training pieces overlap without being equal, or when a rollout piece has no complete source.
+    """
+    if len(train) != len(rollout):
+        raise LayoutError(f"{len(train)} training ranks cannot be joined with {len(rollout)} rollout ranks")
+    numbers: dict[str, int] = {}
+    owners, needs = _holders(train, numbers), _holders(rollout, numbers)
+    names = tuple(numbers)
+    sizes = np.array([itemsize(name) for name in names], dtype=np.int64)
+    _check_disjoint(owners, names)
+    need, owner, box = _overlaps(needs, owners)
+    _check_complete(needs, need, box, names)
+    nodes = np.zeros(len(train), dtype=np.int64) if node_of is None else np.asarray(node_of, dtype=np.int64)
+    direct, relay = _route(needs, owners, need, owner, box, sizes, nodes)
+    remote = direct.select(np.flatnonzero(direct.source != direct.target))
+    local = direct.select(np.flatnonzero(direct.source == direct.target))
+    return Plan(len(train), names, sizes, remote, relay, local, _digest(names, sizes, direct, relay))
+
+
+def _holders(layouts: Layouts, numbers: dict[str, int]) -> _Holders:
+    """Group the pieces of all ranks by region. Layouts share piece objects, so each object is read only once."""
+    flat = list(chain.from_iterable(layouts))
+    counts = np.array([len(pieces) for pieces in layouts], dtype=np.int64)
+    rank, piece = np.repeat(np.arange(len(layouts)), counts), _positions(counts)
+    objects = np.fromiter(map(id, flat), dtype=np.int64, count=len(flat))
+    _, first_seen, number = np.unique(objects, return_index=True, return_inverse=True)
+    # Names are numbered in the order of the layouts, which is the same on every rank, unlike addresses of objects.
+    content = [_region(flat[position], numbers) for position in np.sort(first_seen).tolist()]
+    table = np.array(content, dtype=np.int64).reshape(-1, 5)
+    row = np.argsort(np.argsort(first_seen))[number.reshape(-1)]
+    kept = np.flatnonzero(table[row, 0] >= 0)
+    distinct, inverse = _distinct_rows(table)
+    region = inverse[row[kept]]
+    order = kept[np.argsort(region, kind="stable")]
+    padding_rows = int(np.searchsorted(distinct[:, 0], 0))
+    held = np.bincount(region, minlength=len(distinct))[padding_rows:]
+    first = np.concatenate([[0], np.cumsum(held)])
+    return _Holders(distinct[padding_rows:, 0], distinct[padding_rows:, 1:], first, rank[order], piece[order])
+
+
+def _distinct_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct rows in ascending order, and which of them each row is."""
+    order = np.lexsort(table.T[::-1])
+    ascending = table[order]
+    begins = np.r_[True, (ascending[1:] != ascending[:-1]).any(axis=1)][: len(table)]
+    inverse = np.empty(len(table), dtype=np.int64)
+    inverse[order] = np.cumsum(begins) - 1
+    return ascending[begins], inverse
+
+
+def _region(piece: Piece, numbers: dict[str, int]) -> tuple[int, int, int, int, int]:
+    if piece.canonical == PADDING:
+        return -1, 0, 0, 0, 0
+    if len(piece.box) > 2:
+        raise LayoutError(f"{piece.canonical}: only vectors and matrices are planned, not {len(piece.box)} dimensions")
+    (row_start, row_stop), (start, stop) = piece.box if len(piece.box) == 2 else (*piece.box, (0, 1))
+    return numbers.setdefault(piece.canonical, len(numbers)), row_start, row_stop, start, stop
+
+
+def _pairs(left: _Holders, right: _Holders) -> tuple[np.ndarray, np.ndarray]:
+    """All pairs of regions that belong to the same canonical tensor. Both sides are sorted by name."""
+    begin = np.searchsorted(right.name, left.name, "left")
+    count = np.searchsorted(right.name, left.name, "right") - begin
+    return np.repeat(np.arange(len(left.name)), count), np.repeat(begin, count) + _positions(count)
+
+
+def _intersection(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    starts, stops = np.maximum(left[:, 0::2], right[:, 0::2]), np.minimum(left[:, 1::2], right[:, 1::2])
+    return np.stack([starts[:, 0], stops[:, 0], starts[:, 1], stops[:, 1]], axis=1)
+
+
+def _volume(box: np.ndarray) -> np.ndarray:
+    return np.maximum(box[:, 1] - box[:, 0], 0) * np.maximum(box[:, 3] - box[:, 2], 0)
+
+
+def _overlaps(needs: _Holders, owners: _Holders) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    need, owner = _pairs(needs, owners)
+    box = _intersection(needs.box[need], owners.box[owner])
+    real = np.flatnonzero(_volume(box))
+    return need[real], owner[real], box[real]
+
+
+def _check_disjoint(owners: _Holders, names: tuple[str, ...]) -> None:
+    left, right = _pairs(owners, owners)
+    volume = _volume(_intersection(owners.box[left], owners.box[right]))
+    wrong = np.flatnonzero((left < right) & (volume > 0))
+    if len(wrong):
+        region = left[wrong[0]]
+        raise LayoutError(f"{names[owners.name[region]]}: training ranks hold overlapping but different regions")
+
+
+def _check_complete(needs: _Holders, need: np.ndarray, box: np.ndarray, names: tuple[str, ...]) -> None:
+    covered = np.bincount(need, _volume(box), len(needs.name)).astype(np.int64)
+    wrong = np.flatnonzero(covered != _volume(needs.box))
+    if len(wrong):
+        region = wrong[0]
+        raise LayoutError(
+            f"{names[needs.name[region]]}: no training rank holds all of the region {needs.box[region].tolist()} that "
+            f"rollout rank {needs.rank[needs.first[region]]} needs"
+        )
+
+
+def _route(
+    needs: _Holders,
+    owners: _Holders,
+    need: np.ndarray,
+    owner: np.ndarray,
+    box: np.ndarray,
+    sizes: np.ndarray,
+    nodes: np.ndarray,
+) -> tuple[Transfers, Transfers]:
+    """Give every receiver of every overlap its source: transfers out of training weights, and relays."""
+    count = needs.count[need]
+    pair = np.repeat(np.arange(len(need)), count)
+    slot = np.repeat(needs.first[need], count) + _positions(count)
+    target, region = needs.rank[slot], owner[pair]
+    chosen = _own_holding(owners, len(nodes), region, target)
+    # Turns go on over all overlaps that share a set of owners, so that remainders do not pile up on the first owner.
+    owner_set = _owner_sets(owners)[region]
+    remote = np.flatnonzero(chosen < 0)
+    chosen[remote] = _holding_in_node(owners, nodes, region[remote], nodes[target[remote]], owner_set[remote])
+    outside = np.flatnonzero(chosen < 0)
+    volume = _volume(box) * sizes[owners.name[owner]]
+    entry = _node_entries(pair[outside], nodes[target[outside]], target[outside], volume[pair[outside]], len(nodes))
+    entering = outside[entry == np.arange(len(outside))]
+    chosen[entering] = owners.first[region[entering]] + (
+        _ordinals(owner_set[entering]) % owners.count[region[entering]]
+    )
+    relayed = np.flatnonzero(chosen < 0)
+    source = outside[entry[np.searchsorted(outside, relayed)]]
+
+    def columns(rows: np.ndarray, ranks: np.ndarray, pieces: np.ndarray) -> Transfers:
+        name = owners.name[region[rows]]
+        made = Transfers(
+            ranks, target[rows], pieces, needs.piece[slot[rows]], name, box[pair[rows]], volume[pair[rows]]
+        )
+        # Wide elements first, so that every element in a stream is aligned to its own size.
+        return made.select(np.lexsort((made.target_piece, made.box[:, 2], made.box[:, 0], name, -sizes[name])))
+
+    direct = np.flatnonzero(chosen >= 0)
+    return (
+        columns(direct, owners.rank[chosen[direct]], owners.piece[chosen[direct]]),
+        columns(relayed, target[source], needs.piece[slot[source]]),
+    )
+
+
+def _positions(counts: np.ndarray) -> np.ndarray:
+    """0, 1, ... inside every run, for runs of these lengths."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _ordinals(keys: np.ndarray) -> np.ndarray:
+    """Number the occurrences of every key 0, 1, 2, ... in order."""
+    order = np.argsort(keys, kind="stable")
+    _, counts = np.unique(keys, return_counts=True)
+    ordinals = np.empty(len(keys), dtype=np.int64)
+    ordinals[order] = _positions(counts)
+    return ordinals
+
+
+def _own_holding(owners: _Holders, world_size: int, region: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """The entry of `owners` by which `rank` holds `region` itself, or -1."""
+    keys = np.repeat(np.arange(len(owners.name)), owners.count) * world_size + owners.rank
+    position = np.minimum(np.searchsorted(keys, region * world_size + rank), len(keys) - 1)
+    return np.where(keys[position] == region * world_size + rank, position, -1)
+
+
+def _owner_sets(owners: _Holders) -> np.ndarray:
+    """A number for every region, the same for regions with the same owners."""
+    sets: dict[bytes, int] = {}
+    edges = zip(owners.first[:-1], owners.first[1:], strict=True)
+    numbers = [sets.setdefault(owners.rank[start:stop].tobytes(), len(sets)) for start, stop in edges]
+    return np.array(numbers, dtype=np.int64)
+
+
+def _holding_in_node(
+    owners: _Holders, nodes: np.ndarray, region: np.ndarray, node: np.ndarray, owner_set: np.ndarray
+) -> np.ndarray:
+    """An entry of `owners` for each receiver, from its own node and in turns, or -1 where the node has none."""
+    width = int(nodes.max()) + 1
+    held = np.repeat(np.arange(len(owners.name)), owners.count) * width + nodes[owners.rank]
+    order = np.argsort(held, kind="stable")
+    first = np.searchsorted(held[order], region * width + node, "left")
+    count = np.searchsorted(held[order], region * width + node, "right") - first
+    turn = _ordinals(owner_set * width + node)
+    found = np.minimum(first + turn % np.maximum(count, 1), len(order) - 1)
+    return np.where(count > 0, order[found], -1)
+
+
+def _node_entries(
+    pair: np.ndarray, node: np.ndarray, target: np.ndarray, volume: np.ndarray, world_size: int
+) -> np.ndarray:
+    """For each receiver, the position of the receiver at which the region enters its node.
+
+    Large regions are placed first, each at the member that has least to relay so far (longest processing time first).
+    """
+    order = np.lexsort((target, node, pair))
+    keys = pair[order] * world_size + node[order]
+    starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else np.zeros(0, dtype=np.int64)
+    counts = np.diff(np.r_[starts, len(keys)])
+    entry = np.arange(len(pair))
+    load = np.zeros(world_size, dtype=np.int64)
+    shared = np.flatnonzero(counts > 1)
+    weights = volume[order[starts[shared]]] * (counts[shared] - 1)
+    for place in np.argsort(-weights, kind="stable"):
+        group = shared[place]
+        members = order[starts[group] : starts[group] + counts[group]]
+        best = members[np.argmin(load[target[members]])]
+        load[target[best]] += weights[place]
+        entry[members] = best
+    return entry
+
+
+def _digest(names: tuple[str, ...], sizes: np.ndarray, *legs: Transfers) -> str:
+    state = hashlib.sha256("\n".join(names).encode())
+    state.update(sizes.tobytes())
+    for leg in legs:
+        for field in fields(leg):
+            state.update(np.ascontiguousarray(getattr(leg, field.name)).tobytes())
+    return state.hexdigest()

@@ -1,0 +1,137 @@
+"""Cutting transfers into rounds, so that no rank ever stages more than one bucket in either direction.
+
+Each pair of ranks has one stream of bytes, the concatenation of its transfers. Round k of R carries the k-th of R equal
+parts of every stream, cut at rows. So R is as small as the busiest rank allows, and both ends cut alike by themselves.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from post_training.layouts.plan import Transfers
+
+ALIGNMENT = 16
+"""Bytes: the part of each peer in a staging buffer starts at a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of one transfer, as they lie in a staging buffer.
+
+    piece: position in the rank's own layout. narrow: (start, stop) of rows and columns relative to the piece's box.
+    start, stop: bytes in the staging buffer.
+    """
+
+    piece: int
+    narrow: tuple[tuple[int, int], tuple[int, int]]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of one round: bytes for each peer (aligned), and the chunks in the staging buffer."""
+
+    splits: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(self.splits)
+
+    def peer(self, chunk: Chunk) -> int:
+        """The rank that a chunk goes to or comes from."""
+        return bisect_right(list(accumulate(self.splits)), chunk.start)
+
+
+@dataclass(frozen=True)
+class Round:
+    send: Direction
+    receive: Direction
+
+
+def round_count(transfers: Transfers, world_size: int, bucket_bytes: int) -> int:
+    """How many rounds keep every rank's staging within `bucket_bytes` in each direction.
+
+    Raises ValueError when the bucket cannot hold one row for every peer.
+    """
+    traffic = transfers.between(world_size)
+    busiest = int(max(traffic.sum(0).max(), traffic.sum(1).max()))
+    if busiest == 0:
+        return 0
+    peers = int(max((traffic > 0).sum(0).max(), (traffic > 0).sum(1).max()))
+    if busiest + peers * ALIGNMENT <= bucket_bytes:
+        return 1
+    # A cut moves to the start of its row, so the part of a peer can grow by one row, and by its alignment.
+    room = bucket_bytes - peers * (int(_row_bytes(transfers).max()) + ALIGNMENT)
+    if room <= 0:
+        raise ValueError(
+            f"reshard bucket_bytes={bucket_bytes} is too small: {peers} peers with rows of up to "
+            f"{int(_row_bytes(transfers).max())} bytes need more than {bucket_bytes - room} bytes"
+        )
+    return -(-busiest // room)
+
+
+def schedule(
+    transfers: Transfers, world_size: int, rank: int, rounds: int, origins: tuple[np.ndarray, np.ndarray]
+) -> list[Round]:
+    """The rounds of one rank.
+
+    origins: the first row and column of every piece of the rank's source and target layout: arrays (pieces, 2).
+    """
+    sent = transfers.select(np.flatnonzero(transfers.source == rank))
+    received = transfers.select(np.flatnonzero(transfers.target == rank))
+    sends = _directions(sent, sent.target, sent.source_piece, origins[0], world_size, rounds)
+    receives = _directions(received, received.source, received.target_piece, origins[1], world_size, rounds)
+    return [Round(send, receive) for send, receive in zip(sends, receives, strict=True)]
+
+
+def _row_bytes(transfers: Transfers) -> np.ndarray:
+    return transfers.bytes // (transfers.box[:, 1] - transfers.box[:, 0])
+
+
+def _directions(
+    transfers: Transfers, peer: np.ndarray, piece: np.ndarray, origins: np.ndarray, world_size: int, rounds: int
+) -> list[Direction]:
+    order = np.argsort(peer, kind="stable")
+    bounds = np.searchsorted(peer[order], np.arange(world_size + 1))
+    streams = [order[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    nothing: list[list[tuple[int, int, int]]] = [[]] * rounds
+    parts = [_cut(transfers.select(stream), rounds) if len(stream) else nothing for stream in streams]
+    narrowed = transfers.box - np.repeat(origins[piece], 2, axis=1)
+    row_bytes = _row_bytes(transfers)
+    directions = []
+    for number in range(rounds):
+        splits, chunks, offset = [], [], 0
+        for stream, part in zip(streams, parts, strict=True):
+            begin = offset
+            for position, first, last in part[number]:
+                entry = stream[position]
+                row, _, column, column_stop = narrowed[entry].tolist()
+                size = int(row_bytes[entry]) * (last - first)
+                rows = (row + first, row + last)
+                chunks.append(Chunk(int(piece[entry]), (rows, (column, column_stop)), offset, offset + size))
+                offset += size
+            offset += -offset % ALIGNMENT
+            splits.append(offset - begin)
+        directions.append(Direction(tuple(splits), tuple(chunks)))
+    return directions
+
+
+def _cut(stream: Transfers, rounds: int) -> list[list[tuple[int, int, int]]]:
+    """The (transfer, first row, last row) that each round carries; rows count from the start of the transfer."""
+    ends = np.cumsum(stream.bytes)
+    rows, row_bytes = stream.box[:, 1] - stream.box[:, 0], _row_bytes(stream)
+    marks = ends[-1] * np.arange(rounds + 1) // rounds
+    at = np.minimum(np.searchsorted(ends, marks, "right"), len(stream) - 1)
+    row = np.where(marks == ends[-1], rows[at], (marks - (ends - stream.bytes)[at]) // row_bytes[at])
+    parts = []
+    for first, start, last, stop in zip(at[:-1], row[:-1], at[1:], row[1:], strict=True):
+        part = [
+            (position, int(start) if position == first else 0, int(stop) if position == last else int(rows[position]))
+            for position in range(first, last + 1)
+        ]
+        parts.append([entry for entry in part if entry[1] < entry[2]])
+    return parts

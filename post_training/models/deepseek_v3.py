@@ -1,0 +1,338 @@
+"""The DeepSeek-V3 layout tables: HuggingFace files, Megatron (MindSpeed-LLM v2.0.0 names), vLLM-Ascend 0.9.1 rollout.
+
+Canonical names and shapes are those of transformers' DeepseekV3ForCausalLM; every linear weight is [out, in].
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+from post_training.layouts.layout import (
+    Box,
+    LayerSlot,
+    LocalView,
+    Piece,
+    RolloutPlacement,
+    Table,
+    TrainPlacement,
+    cut_piece,
+    gate_up_pieces,
+    gated_shapes,
+    megatron_vocabulary_pieces,
+    rollout_vocabulary_pieces,
+    share,
+    whole_box,
+)
+
+CASTABLE = (".mlp.gate.e_score_correction_bias", ".mlp.gate.weight")
+"""Endings of tensors that both sides may keep in different types: Megatron holds the expert bias in fp32, vLLM-Ascend
+in the model's type (or, with enable_super_kernel, bias and router weight in fp32)."""
+
+ACTIVE_BUFFERS = ("expert_bias", "e_score_correction_bias")
+"""Buffers that are weights; every other buffer (rotary tables, masks) is derived and never moved."""
+
+
+_CONFIGURATION_KEYS = (
+    "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers", "first_k_dense_replace",
+    "num_attention_heads", "n_routed_experts", "n_shared_experts", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+    "qk_rope_head_dim", "v_head_dim", "vocab_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DeepseekV3Shape:
+    """The sizes that decide every tensor shape of DeepSeek-V3."""
+
+    hidden: int
+    intermediate: int
+    moe_intermediate: int
+    layers: int
+    dense_layers: int
+    heads: int
+    experts: int
+    shared_experts: int
+    q_lora: int
+    kv_lora: int
+    qk_nope: int
+    qk_rope: int
+    v_head: int
+    vocab: int
+    mtp_layers: int = 0
+
+    @classmethod
+    def from_config(cls, config: Any) -> "DeepseekV3Shape":
+        """Read a transformers DeepseekV3Config (or the mapping of its config.json).
+
+        Raises ValueError for a variant that these tables do not describe.
+        """
+        values = config if isinstance(config, Mapping) else config.to_dict()
+        if values.get("q_lora_rank") is None:
+            raise ValueError("only DeepSeek models with q_lora_rank (V2, V3, R1) have a layout table, not V2-Lite")
+        if values.get("moe_layer_freq", 1) != 1 or values.get("tie_word_embeddings"):
+            raise ValueError("the DeepSeek-V3 layout needs moe_layer_freq=1 and tie_word_embeddings=False")
+        missing = [key for key in _CONFIGURATION_KEYS if key not in values]
+        if missing:
+            raise ValueError(f"the model's configuration has no {missing[0]}, which every DeepSeek-V3 has")
+        return cls(
+            hidden=values["hidden_size"],
+            intermediate=values["intermediate_size"],
+            moe_intermediate=values["moe_intermediate_size"],
+            layers=values["num_hidden_layers"],
+            dense_layers=values["first_k_dense_replace"],
+            heads=values["num_attention_heads"],
+            experts=values["n_routed_experts"],
+            shared_experts=values["n_shared_experts"],
+            q_lora=values["q_lora_rank"],
+            kv_lora=values["kv_lora_rank"],
+            qk_nope=values["qk_nope_head_dim"],
+            qk_rope=values["qk_rope_head_dim"],
+            v_head=values["v_head_dim"],
+            vocab=values["vocab_size"],
+            mtp_layers=values.get("num_nextn_predict_layers") or 0,
+        )
+
+    @property
+    def kv_a(self) -> int:
+        return self.kv_lora + self.qk_rope
+
+    @property
+    def shared_intermediate(self) -> int:
+        return self.moe_intermediate * self.shared_experts
+
+    def is_dense(self, layer: int) -> bool:
+        return layer < self.dense_layers
+
+
+def table(shape: DeepseekV3Shape) -> Table:
+    """All layouts of a DeepSeek-V3 of these sizes."""
+    return Table(
+        layers=shape.layers,
+        shapes=canonical_shapes(shape),
+        megatron=partial(megatron, shape),
+        vllm_ascend=partial(vllm_ascend, shape),
+        castable=CASTABLE,
+        ignored_in_files=ignored_in_files(shape),
+    )
+
+
+def canonical_shapes(shape: DeepseekV3Shape) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every HuggingFace tensor, without the multi-token-prediction layers."""
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab, shape.hidden)}
+    for layer in range(shape.layers):
+        shapes |= _layer_shapes(shape, layer)
+    shapes["model.norm.weight"] = (shape.hidden,)
+    shapes["lm_head.weight"] = (shape.vocab, shape.hidden)
+    return shapes
+
+
+def _layer_shapes(shape: DeepseekV3Shape, layer: int) -> dict[str, tuple[int, ...]]:
+    prefix = f"model.layers.{layer}."
+    attention = {
+        "q_a_proj": (shape.q_lora, shape.hidden),
+        "q_a_layernorm": (shape.q_lora,),
+        "q_b_proj": (shape.heads * (shape.qk_nope + shape.qk_rope), shape.q_lora),
+        "kv_a_proj_with_mqa": (shape.kv_a, shape.hidden),
+        "kv_a_layernorm": (shape.kv_lora,),
+        "kv_b_proj": (shape.heads * (shape.qk_nope + shape.v_head), shape.kv_lora),
+        "o_proj": (shape.hidden, shape.heads * shape.v_head),
+    }
+    shapes: dict[str, tuple[int, ...]] = {f"{prefix}self_attn.{name}.weight": dims for name, dims in attention.items()}
+    shapes[f"{prefix}input_layernorm.weight"] = (shape.hidden,)
+    shapes[f"{prefix}post_attention_layernorm.weight"] = (shape.hidden,)
+    if shape.is_dense(layer):
+        return shapes | gated_shapes(f"{prefix}mlp.", shape.hidden, shape.intermediate)
+    shapes[f"{prefix}mlp.gate.weight"] = (shape.experts, shape.hidden)
+    shapes[f"{prefix}mlp.gate.e_score_correction_bias"] = (shape.experts,)
+    shapes |= gated_shapes(f"{prefix}mlp.shared_experts.", shape.hidden, shape.shared_intermediate)
+    for expert in range(shape.experts):
+        shapes |= gated_shapes(f"{prefix}mlp.experts.{expert}.", shape.hidden, shape.moe_intermediate)
+    return shapes
+
+
+def ignored_in_files(shape: DeepseekV3Shape) -> tuple[str, ...]:
+    """Prefixes of tensors that a checkpoint may have and no layout uses: the multi-token-prediction layers."""
+    return tuple(f"model.layers.{shape.layers + extra}." for extra in range(shape.mtp_layers))
+
+
+def megatron(shape: DeepseekV3Shape, placement: TrainPlacement, rank: int) -> list[Piece]:
+    """The pieces of one training rank.
+
+    Raises ValueError when the layer list does not add up or a width does not divide over the ranks.
+    """
+    if sum(placement.num_layer_list) != shape.layers:
+        raise ValueError(f"num_layer_list {placement.num_layer_list} does not add up to {shape.layers} layers")
+    tp_rank = placement.tp_rank(rank)
+    pieces: list[Piece] = []
+    for slot in placement.layers(rank):
+        local = f"{placement.chunk_prefix(slot.chunk)}decoder.layers.{slot.position}."
+        pieces += _megatron_dense_part(shape, slot, local, placement.tp, tp_rank)
+        if not shape.is_dense(slot.layer):
+            pieces += _megatron_experts(shape, placement, rank, slot.layer, f"{local}mlp.experts.")
+    if placement.pp_rank(rank) == 0:
+        embedding = placement.chunk_prefix(0) + "embedding.word_embeddings.weight"
+        pieces += megatron_vocabulary_pieces(
+            "model.embed_tokens.weight", embedding, shape.vocab, shape.hidden, placement, rank
+        )
+    if placement.pp_rank(rank) == placement.pp - 1:
+        last = placement.chunk_prefix(placement.virtual_stages - 1)
+        pieces.append(Piece("model.norm.weight", whole_box((shape.hidden,)), f"{last}decoder.final_layernorm.weight"))
+        pieces += megatron_vocabulary_pieces(
+            "lm_head.weight", f"{last}output_layer.weight", shape.vocab, shape.hidden, placement, rank
+        )
+    return pieces
+
+
+@lru_cache(maxsize=4096)
+def _megatron_dense_part(shape: DeepseekV3Shape, slot: LayerSlot, local: str, tp: int, tp_rank: int) -> list[Piece]:
+    """Everything of a layer except its routed experts."""
+    canonical = f"model.layers.{slot.layer}."
+    shapes = _layer_shapes(shape, slot.layer)
+
+    def whole(name: str, local_name: str) -> Piece:
+        return Piece(canonical + name, whole_box(shapes[canonical + name]), local + local_name)
+
+    def cut(name: str, local_name: str, dimension: int) -> Piece:
+        return cut_piece(canonical + name, shapes[canonical + name], local + local_name, dimension, tp, tp_rank)
+
+    linear_qkv = local + "self_attention.linear_qkv.weight"
+    q_a, kv_a = canonical + "self_attn.q_a_proj.weight", canonical + "self_attn.kv_a_proj_with_mqa.weight"
+    pieces = [
+        whole("input_layernorm.weight", "input_layernorm.weight"),
+        whole("post_attention_layernorm.weight", "pre_mlp_layernorm.weight"),
+        whole("self_attn.q_a_layernorm.weight", "self_attention.q_layernorm.weight"),
+        whole("self_attn.kv_a_layernorm.weight", "self_attention.k_layernorm.weight"),
+        Piece(q_a, whole_box(shapes[q_a]), linear_qkv, LocalView(index=((0, shape.q_lora),))),
+        Piece(kv_a, whole_box(shapes[kv_a]), linear_qkv, LocalView(index=((shape.q_lora, shape.q_lora + shape.kv_a),))),
+        cut("self_attn.q_b_proj.weight", "self_attention.linear_qb.weight", 0),
+        cut("self_attn.kv_b_proj.weight", "self_attention.linear_kvb.weight", 0),
+        cut("self_attn.o_proj.weight", "self_attention.linear_proj.weight", 1),
+    ]
+    if shape.is_dense(slot.layer):
+        width, part = shape.intermediate, "mlp."
+    else:
+        pieces.append(whole("mlp.gate.weight", "mlp.router.weight"))
+        pieces.append(whole("mlp.gate.e_score_correction_bias", "mlp.router.expert_bias"))
+        width, part = shape.shared_intermediate, "mlp.shared_experts."
+    fused = local + part + "linear_fc1.weight"
+    pieces += gate_up_pieces(canonical + part, fused, shape.hidden, width, tp, tp_rank)
+    pieces.append(cut(part + "down_proj.weight", part + "linear_fc2.weight", 1))
+    return pieces
+
+
+def _megatron_experts(
+    shape: DeepseekV3Shape, placement: TrainPlacement, rank: int, layer: int, local: str
+) -> list[Piece]:
+    """Routed experts as GroupedMLP keeps them: weight1 (expert, hidden, gate|up), weight2 (expert, width, hidden)."""
+    width, hidden = shape.moe_intermediate, shape.hidden
+    if placement.moe_tp_extend_ep:
+        group, index, interval = placement.tp * placement.ep, placement.tp_ep_rank(rank), (0, width)
+    else:
+        group, index = placement.ep, placement.ep_rank(rank)
+        interval = share(width, placement.tp, placement.tp_rank(rank), "expert width over tensor parallel ranks")
+    first, last = share(shape.experts, group, index, "experts over the expert group")
+    views = _grouped_expert_views(last - first, hidden, interval[1] - interval[0])
+    return _expert_pieces(layer, first, views, (interval, (0, hidden)), (f"{local}weight1", f"{local}weight2"))
+
+
+ExpertViews = list[tuple[LocalView, LocalView, LocalView]]
+"""Where gate, up and down projection of every local expert lie in the two local weights."""
+
+
+@lru_cache(maxsize=64)
+def _grouped_expert_views(count: int, hidden: int, rows: int) -> ExpertViews:
+    first, second = (count, hidden, 2 * rows), (count, rows, hidden)
+    return [
+        (
+            LocalView(first, (slot, (0, hidden), (0, rows)), transposed=True),
+            LocalView(first, (slot, (0, hidden), (rows, 2 * rows)), transposed=True),
+            LocalView(second, (slot,), transposed=True),
+        )
+        for slot in range(count)
+    ]
+
+
+def _expert_pieces(layer: int, first: int, views: ExpertViews, box: Box, local: tuple[str, str]) -> list[Piece]:
+    """The pieces of consecutive experts; `box` is the region of gate and up, and transposed that of down."""
+    down_box = (box[1], box[0])
+    pieces = []
+    for expert, (gate, up, down) in enumerate(views, first):
+        prefix = f"model.layers.{layer}.mlp.experts.{expert}."
+        pieces.append(Piece(f"{prefix}gate_proj.weight", box, local[0], gate))
+        pieces.append(Piece(f"{prefix}up_proj.weight", box, local[0], up))
+        pieces.append(Piece(f"{prefix}down_proj.weight", down_box, local[1], down))
+    return pieces
+
+
+def vllm_ascend(shape: DeepseekV3Shape, placement: RolloutPlacement, rank: int) -> list[Piece]:
+    """The pieces of one rollout rank, as the model keeps them after process_weights_after_loading.
+
+    The absorbed MLA weights (W_UK_T, W_UV) are derived from kv_b_proj and rebuilt by `mla_refresh`.
+    Raises ValueError when a width does not divide over the ranks.
+    """
+    tp_rank = placement.tp_rank(rank)
+    vocabulary = partial(
+        rollout_vocabulary_pieces, valid=shape.vocab, hidden=shape.hidden, placement=placement, rank=rank
+    )
+    pieces = vocabulary("model.embed_tokens.weight", parts=placement.tp)
+    for layer in range(shape.layers):
+        pieces += _rollout_dense_part(shape, layer, placement.tp, tp_rank, placement.shared_expert_replicated)
+        if not shape.is_dense(layer):
+            pieces += _rollout_experts(shape, placement, rank, layer)
+    pieces.append(Piece("model.norm.weight", whole_box((shape.hidden,)), "model.norm.weight"))
+    return pieces + vocabulary("lm_head.weight", parts=placement.lm_head_size)
+
+
+@lru_cache(maxsize=4096)
+def _rollout_dense_part(
+    shape: DeepseekV3Shape, layer: int, tp: int, tp_rank: int, shared_expert_replicated: bool
+) -> list[Piece]:
+    """Everything of a layer except its routed experts; only the fused gate_up_proj has a name of its own."""
+    prefix = f"model.layers.{layer}."
+    cuts = {
+        f"{prefix}self_attn.q_b_proj.weight": 0,
+        f"{prefix}self_attn.kv_b_proj.weight": 0,
+        f"{prefix}self_attn.o_proj.weight": 1,
+        f"{prefix}mlp.down_proj.weight": 1,
+    }
+    pieces = []
+    for name, dims in _layer_shapes(shape, layer).items():
+        if name in cuts:
+            pieces.append(cut_piece(name, dims, name, cuts[name], tp, tp_rank))
+        elif not any(part in name for part in (".mlp.experts.", ".shared_experts.", ".gate_proj.", ".up_proj.")):
+            pieces.append(Piece(name, whole_box(dims), name))
+    if shape.is_dense(layer):
+        fused = f"{prefix}mlp.gate_up_proj.weight"
+        return pieces + gate_up_pieces(f"{prefix}mlp.", fused, shape.hidden, shape.intermediate, tp, tp_rank)
+    parts, index = (1, 0) if shared_expert_replicated else (tp, tp_rank)
+    shared, width = f"{prefix}mlp.shared_experts.", shape.shared_intermediate
+    down = f"{shared}down_proj.weight"
+    pieces += gate_up_pieces(shared, f"{shared}gate_up_proj.weight", shape.hidden, width, parts, index)
+    return pieces + [cut_piece(down, (shape.hidden, width), down, 1, parts, index)]
+
+
+def _rollout_experts(shape: DeepseekV3Shape, placement: RolloutPlacement, rank: int, layer: int) -> list[Piece]:
+    """Routed experts: w13_weight is (expert, gate|up, hidden) and w2_weight is (expert, hidden, width)."""
+    width, interval = shape.moe_intermediate, (0, shape.moe_intermediate)
+    if placement.ep == 1:
+        parts = placement.tp * placement.dp
+        interval = share(width, parts, placement.tp_dp_rank(rank), "expert width over the ranks of one instance")
+    return _rollout_layer_experts(shape.hidden, layer, placement.experts(rank, shape.experts), interval)
+
+
+@lru_cache(maxsize=1 << 14)
+def _rollout_layer_experts(hidden: int, layer: int, experts: tuple[int, int], interval: tuple[int, int]) -> list[Piece]:
+    """Instances have the same pieces; sharing them spares the planner half of its reading."""
+    local = f"model.layers.{layer}.mlp.experts."
+    views = _rollout_expert_views(experts[1] - experts[0], interval[1] - interval[0])
+    return _expert_pieces(
+        layer, experts[0], views, (interval, (0, hidden)), (f"{local}w13_weight", f"{local}w2_weight")
+    )
+
+
+@lru_cache(maxsize=64)
+def _rollout_expert_views(count: int, rows: int) -> ExpertViews:
+    return [
+        (LocalView(index=(slot, (0, rows))), LocalView(index=(slot, (rows, 2 * rows))), LocalView(index=(slot,)))
+        for slot in range(count)
+    ]

@@ -1,0 +1,92 @@
+"""Activations of a training step on the stage that keeps most, with every kind of recomputation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from post_training.plan.job import Job
+
+
+@dataclass(frozen=True)
+class StageActivations:
+    """Bytes of one micro batch on a stage: `kept` from forward to backward, and at most `at_work` more in backward."""
+
+    kept: int
+    at_work: int
+
+
+def training_activations(job: Job, stage: int) -> int:
+    """Bytes at the peak of an update: what every micro batch in flight keeps, and one of them in backward.
+
+    Megatron runs one forward and one backward in turn (1F1B, arXiv:2104.04473): stage s of p has p - s micro batches in
+    flight. With 3 stages of 2 layers that keep 10 each, and recomputation off, the first stage keeps 3 x 20.
+    """
+    tokens = job.micro_update * job.sequence_tokens
+    one = _stage(job, stage, tokens)
+    return (job.train.pp - stage) * one.kept + one.at_work + _head(job, stage, tokens)
+
+
+def _stage(job: Job, stage: int, tokens: int) -> StageActivations:
+    """By method of recomputation, with K what a layer keeps, I its input, and G the gradients of a layer at work:
+
+    - none, or `selective`: every layer keeps K. `selective` runs the core attention again, and its fused operator
+      keeps inputs and output either way.
+    - full, `block`, n: the first n layers of a stage keep I, the others K; in the backward of the last of the n, its K
+      is there again, and those of the others are gone.
+    - full, `uniform`, n: every n layers keep the I of the first one; in the backward of such a group, all their K are
+      there.
+    """
+    first = sum(job.train.num_layer_list[:stage])
+    layers = range(first, first + job.train.num_layer_list[stage])
+    whole = [_kept_by_layer(job, layer, tokens) for layer in layers]
+    inputs = tokens // job.train.tp * job.sizes.hidden * job.itemsize
+    gradients = _gradients(job, tokens)
+    how = job.recomputation
+    if how is None or how.granularity == "selective" or not whole:
+        return StageActivations(sum(whole), gradients)
+    if how.method == "uniform":
+        groups = [sum(whole[start : start + how.layers]) for start in range(0, len(whole), how.layers)]
+        return StageActivations(len(groups) * inputs, max(groups) + gradients)
+    again, others = whole[: how.layers], whole[how.layers :]
+    kept = len(again) * inputs + sum(others)
+    return StageActivations(kept, max(max(again) - sum(others), 0) + gradients)
+
+
+def _gradients(job: Job, tokens: int) -> int:
+    """Of a layer's largest tensors. With experts: rows returned, arrived, of both matrices, and between them."""
+    sizes = job.sizes
+    if not sizes.experts:
+        return tokens * job.itemsize * (sizes.hidden + 3 * sizes.intermediate // job.train.tp)
+    rows = tokens * sizes.experts_per_token // job.train.tp
+    return rows * job.itemsize * (4 * sizes.hidden + 3 * sizes.expert_width)
+
+
+def _kept_by_layer(job: Job, layer: int, tokens: int) -> int:
+    """What one layer keeps for its backward: inputs of norms and matrices, attention, and the feed-forward's middle."""
+    sizes, tp = job.sizes, job.train.tp
+    attention = 4 * sizes.hidden // tp + sizes.kept_whole + sizes.kept_by_heads // tp
+    if layer < sizes.dense_layers:
+        return tokens * job.itemsize * (attention + (sizes.hidden + 3 * sizes.intermediate) // tp)
+    shared = (sizes.hidden + 3 * sizes.shared_width) // tp
+    # In float32 the router's input and the scores of all experts; for every copy of a token four indices of eight
+    # bytes, the row that an expert gets, and the one that it returns, as it is weighed.
+    router = tokens // tp * (sizes.hidden + sizes.experts * 2) * 4
+    copies = tokens * sizes.experts_per_token // tp
+    returned = sizes.hidden * (4 if job.weighs_in_float32 else job.itemsize)
+    rows = copies * (job.itemsize * (sizes.hidden + 3 * sizes.expert_width) + returned + 4 * 8)
+    return tokens * job.itemsize * (attention + shared) + router + rows
+
+
+def _head(job: Job, stage: int, tokens: int) -> int:
+    """What follows the last layer: the logits, their input of all ranks' tokens, and both sides of the last norm."""
+    if stage < job.train.pp - 1:
+        return 0
+    inputs = tokens * job.sizes.hidden * job.itemsize
+    return logits(job, stage, tokens) + inputs + 2 * inputs // job.train.tp
+
+
+def logits(job: Job, stage: int, tokens: int) -> int:
+    """The logits of the last stage: as computed, in float32, and their exponentials."""
+    if stage < job.train.pp - 1:
+        return 0
+    return tokens * job.sizes.vocabulary // job.train.tp * (job.itemsize + 4 + 4)

@@ -1,0 +1,184 @@
+"""Device memory of a die by phase, in bytes.
+
+Weights, gradients, optimizer state, KV cache and staging follow from the layouts and from what Megatron, vLLM-Ascend
+and the residency feature do; they are nearly all of it. Activations are estimates from the largest tensors. Terms that
+do not grow with the model are constants, measured on the emulated NPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from post_training.layouts.layout import EXPERT_MARK, Piece
+from post_training.plan.activations import logits, training_activations
+from post_training.plan.job import Job
+from post_training.plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch
+
+# vLLM-Ascend's masks: of bytes, kept once a prompt has been cut into chunks, and of the model's type.
+CHUNK_MASK, PREFILL_MASK = 2048 * 2048, 512 * 512
+# Rows of its workspace for the cached context of chunks: eight full sequences or four blocks a sequence, at most these.
+WORKSPACE_ROWS = 128 * 1024
+# Input buffers of the engine, random states, rotary tables of training: measured, and small beside any real model.
+SMALL_BUFFERS = 100_000
+# Megatron's gradients, Adam's main parameters and two moments are in float32.
+GRADIENT_BYTES, MAIN_BYTES, MOMENT_BYTES = 4, 4, 8
+# vLLM-Ascend allocates this many elements more for each part of a layer's cache, to align it.
+CACHE_ALIGNMENT = 2 * 1024 * 1024
+CACHE_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Elements of one rank: dense weights, routed experts."""
+
+    dense: int
+    experts: int
+
+    @classmethod
+    def of(cls, pieces: list[Piece]) -> Rank:
+        sizes = [(prod(piece.extents), EXPERT_MARK in piece.canonical) for piece in pieces]
+        return cls(sum(size for size, expert in sizes if not expert), sum(size for size, expert in sizes if expert))
+
+    @property
+    def elements(self) -> int:
+        return self.dense + self.experts
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Peak bytes of the die that needs most, by phase, and the parts that they consist of.
+
+    phases: tensors, which torch counts. outside: what HCCL and CANN hold beside them, in every phase.
+    """
+
+    weights_training: int
+    weights_rollout: int
+    rotary_tables: int
+    gradients: int
+    optimizer: int
+    kv_cache: int
+    kv_tokens: int
+    staging: int
+    outside: int
+    phases: dict[str, int]
+
+    @property
+    def host(self) -> int:
+        """Bytes of host memory that residency needs for a die: training weights, those of the reference policy, the
+        optimizer's state, and of the rollout what no reshard writes."""
+        return 2 * self.weights_training + self.optimizer + self.rotary_tables
+
+
+def device_memory(job: Job, die_bytes: int, staging: int, outside: OutsideTorch = NOTHING_OUTSIDE) -> DeviceMemory:
+    """Work out every phase for dies of `die_bytes`; `staging` is the reshard's peak beside the weights."""
+    stages = [_stage_rank(job, stage) for stage in range(job.train.pp)]
+    rollout = Rank.of(job.table.vllm_ascend(job.rollout, 0))
+    served = rollout.elements * job.itemsize + _rollout_buffers(job)
+    tokens = _kv_tokens(job, die_bytes, served + outside.when_the_engine_is_built(job))
+    cache = tokens * _kv_bytes_of_token(job) + 2 * job.table.layers * CACHE_ALIGNMENT * job.itemsize
+    fixed = _engine_buffers(job) + (CHUNK_MASK if job.chunks_prompts and job.sizes.mla else 0)
+    weights = [rank.elements * job.itemsize for rank in stages]
+    return DeviceMemory(
+        weights_training=max(weights),
+        weights_rollout=rollout.elements * job.itemsize,
+        rotary_tables=_rotary_tables(job),
+        gradients=max(rank.elements for rank in stages) * GRADIENT_BYTES,
+        optimizer=max(_optimizer(job, rank) for rank in stages),
+        kv_cache=cache,
+        kv_tokens=tokens,
+        staging=staging,
+        outside=outside.at_most(job),
+        phases={
+            "idle": fixed + served,
+            "reshard": fixed + max(weights) + served + staging,
+            "rollout": fixed + served + cache + _forward(job, job.forward_tokens, job.rollout.tp),
+            "ref": fixed + max(w + _reference_forward(job, stage) for stage, w in enumerate(weights)),
+            "update": fixed + max(_update(job, rank, stage) for stage, rank in enumerate(stages)),
+        },
+    )
+
+
+def _stage_rank(job: Job, stage: int) -> Rank:
+    ranks = (rank for rank in range(job.train.world_size) if job.train.pp_rank(rank) == stage)
+    return Rank.of(job.table.megatron(job.train, next(ranks)))
+
+
+def _optimizer(job: Job, rank: Rank) -> int:
+    """Main parameters and moments of a rank: its share of its data-parallel replicas. In float32 the weights themselves
+    are the main parameters."""
+    each = MOMENT_BYTES + (0 if job.itemsize == 4 else MAIN_BYTES)
+    return each * sum(_shares(job, rank))
+
+
+def _shares(job: Job, rank: Rank) -> tuple[int, int]:
+    """Elements of dense weights and of experts that a rank's optimizer has."""
+    return rank.dense // job.train.dp, rank.experts // max(job.train.dp // job.train.ep, 1)
+
+
+def _update(job: Job, rank: Rank, stage: int) -> int:
+    """Weights, gradients and optimizer, and what is larger: the activations, or Adam's temporary of one optimizer."""
+    state = rank.elements * (job.itemsize + GRADIENT_BYTES) + (0 if job.swaps_optimizer else _optimizer(job, rank))
+    step = 4 * max(_shares(job, rank))
+    return state + max(training_activations(job, stage), 0 if job.swaps_optimizer else step)
+
+
+def _reference_forward(job: Job, stage: int) -> int:
+    """One layer at work, and on the last stage the logits.
+
+    What the layer leaves in the allocator's cache counts, because the logits come right after it.
+    """
+    tokens = job.micro_reference * job.sequence_tokens
+    return logits(job, stage, tokens) + _forward(job, tokens, job.train.tp)
+
+
+def _forward(job: Job, tokens: int, tp: int) -> int:
+    """The largest tensors of a layer: before, in and after the feed-forward, with a copy of a token for each expert."""
+    sizes = job.sizes
+    if not sizes.experts:
+        return tokens * job.itemsize * (2 * sizes.hidden + 3 * sizes.intermediate // tp)
+    copies = tokens * sizes.experts_per_token // tp
+    return copies * job.itemsize * (2 * sizes.hidden + 2 * sizes.expert_width)
+
+
+def _kv_bytes_of_token(job: Job) -> int:
+    return job.table.layers * job.sizes.cache(job.rollout.tp) * job.itemsize
+
+
+def _kv_tokens(job: Job, die_bytes: int, taken: int) -> int:
+    """Tokens of the KV cache: what the configuration fixes, or what is left of the engine's share of the die.
+
+    From that share vLLM-Ascend takes torch's peak in a forward, and what else is taken from the die: `taken` is
+    weights, communicators and CANN's own (`determine_available_memory` of its worker).
+    """
+    if job.blocks is not None:
+        return job.blocks * CACHE_BLOCK
+    left = (
+        int(die_bytes * job.utilization)
+        - taken
+        - _engine_buffers(job)
+        - _forward(job, job.forward_tokens, job.rollout.tp)
+    )
+    return max(left, 0) // (_kv_bytes_of_token(job) * CACHE_BLOCK) * CACHE_BLOCK
+
+
+def _engine_buffers(job: Job) -> int:
+    """What the engine holds in every phase from its start on: a mask, and the workspace of chunked prefills."""
+    if not job.sizes.mla:
+        # A mask of the longest sequence; other attention has no workspace of its own.
+        return SMALL_BUFFERS + job.sequence_tokens**2 * job.itemsize
+    size = SMALL_BUFFERS + PREFILL_MASK * job.itemsize
+    if job.chunks_prompts:
+        rows = max(8 * job.sequence_tokens, 4 * job.engine_sequences * CACHE_BLOCK)
+        size += min(rows, WORKSPACE_ROWS) * job.sizes.cache_whole * job.itemsize
+    return size
+
+
+def _rollout_buffers(job: Job) -> int:
+    """MLA's absorbed copies of kv_b_proj, and rotary tables."""
+    absorbed = job.sizes.rollout_attention // job.rollout.tp
+    return absorbed * job.table.layers * job.itemsize + _rotary_tables(job)
+
+
+def _rotary_tables(job: Job) -> int:
+    return job.sizes.rotary * job.itemsize

@@ -1,0 +1,164 @@
+"""The sizes of a job that decide its memory, read from verl's composed configuration and the model's config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from post_training.layouts.layout import RolloutPlacement, Table, TrainPlacement
+from post_training.models.families import table_for
+from post_training.plan.sizes import ModelSizes, sizes_of
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """granularity: `full` or `selective`. method, layers: of `full`, `block` or `uniform` and its number of layers."""
+
+    granularity: str
+    method: str = "block"
+    layers: int = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """Sizes are counts of tokens, sequences, prompts or dies; `itemsize` is the bytes of a weight.
+
+    micro_update, micro_reference: sequences of one forward. engine_sequences, forward_tokens: limits of an engine.
+    chunks_prompts: whether the engine's scheduler cuts prompts.
+    blocks: the KV cache's blocks where the configuration fixes them, else None. utilization: share of a die that an
+    engine may fill. saves: whether checkpoints are written.
+    weighs_in_float32: whether training adds the rows of a token's experts up in float32.
+    """
+
+    sizes: ModelSizes
+    table: Table
+    train: TrainPlacement
+    rollout: RolloutPlacement
+    itemsize: int
+    prompts: int
+    responses: int
+    sequence_tokens: int
+    micro_update: int
+    micro_reference: int
+    engine_sequences: int
+    forward_tokens: int
+    chunks_prompts: bool
+    utilization: float
+    blocks: int | None
+    bucket_bytes: int
+    dies_per_node: int
+    recomputation: Recomputation | None
+    saves: bool
+    swaps_optimizer: bool
+    weighs_in_float32: bool
+
+    @property
+    def dies(self) -> int:
+        return self.train.world_size
+
+    @property
+    def nodes(self) -> int:
+        return self.dies // self.dies_per_node
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a step."""
+        return self.prompts * self.responses
+
+
+def read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimizer: bool = False) -> Job:
+    """Read a configuration that `check_configuration` has passed; `model` is the model's config.json.
+
+    Raises:
+        ValueError: a model or a placement without layouts.
+    """
+    node = config["actor_rollout_ref"]
+    actor, rollout, overlay = node["actor"], node["rollout"], node["overlay"]
+    engine = rollout["engine_kwargs"]["vllm"]
+    table = table_for(model)
+    dies = config["trainer"]["nnodes"] * config["trainer"]["n_gpus_per_node"]
+    longest = config["data"]["max_prompt_length"] + config["data"]["max_response_length"]
+    return Job(
+        sizes=sizes_of(model),
+        table=table,
+        train=_train_placement(actor["megatron"], table.layers, dies),
+        rollout=_rollout_placement(rollout, overlay["rollout"]["expert_parallel_size"], dies),
+        itemsize=4 if overlay["precision"] == "float32" else 2,
+        prompts=config["data"]["train_batch_size"],
+        responses=rollout["n"],
+        sequence_tokens=longest,
+        micro_update=actor["ppo_micro_batch_size_per_gpu"],
+        micro_reference=node["ref"]["log_prob_micro_batch_size_per_gpu"],
+        engine_sequences=engine.get("max_num_seqs") or 256,
+        forward_tokens=rollout["max_num_batched_tokens"],
+        chunks_prompts=_chunks_prompts(engine),
+        utilization=rollout["gpu_memory_utilization"],
+        blocks=engine.get("num_gpu_blocks_override"),
+        bucket_bytes=overlay["reshard"]["bucket_bytes"],
+        dies_per_node=config["trainer"]["n_gpus_per_node"],
+        recomputation=_recomputation(node["model"]),
+        saves=config["trainer"]["save_freq"] > 0,
+        swaps_optimizer=swaps_optimizer,
+        # This project's own layer does; where MindSpeed swaps the optimizer, its fused operator does not.
+        weighs_in_float32=not swaps_optimizer,
+    )
+
+
+def _recomputation(model: Mapping[str, Any]) -> Recomputation | None:
+    """What Megatron recomputes, from verl's keys. Raises ValueError for what Megatron does not know."""
+    if not model["enable_gradient_checkpointing"]:
+        return None
+    asked = model.get("gradient_checkpointing_kwargs") or {}
+    granularity, method, layers = (
+        asked.get(f"activations_checkpoint_{name}") for name in ("granularity", "method", "num_layers")
+    )
+    key = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint"
+    if granularity == "selective":
+        return Recomputation("selective")
+    if granularity != "full":
+        raise ValueError(f"{key}_granularity is {granularity}; choose full or selective")
+    if method not in ("block", "uniform"):
+        raise ValueError(f"{key}_method is {method}; choose block or uniform")
+    if not isinstance(layers, int) or layers < 1:
+        raise ValueError(f"{key}_num_layers is {layers}; give the layers to recompute, 1 or more")
+    return Recomputation("full", method, layers)
+
+
+def _chunks_prompts(engine: Mapping[str, Any]) -> bool:
+    """vLLM's V1 scheduler always cuts prompts; the Ascend scheduler where it is told to."""
+    scheduler = (engine.get("additional_config") or {}).get("ascend_scheduler_config") or {}
+    return bool(not scheduler.get("enabled") or scheduler.get("enable_chunked_prefill"))
+
+
+def _train_placement(megatron: Mapping[str, Any], layers: int, dies: int) -> TrainPlacement:
+    tp, pp = megatron["tensor_model_parallel_size"], megatron["pipeline_model_parallel_size"]
+    transformer = megatron["override_transformer_config"]
+    return TrainPlacement(
+        tp=tp,
+        pp=pp,
+        ep=megatron["expert_model_parallel_size"],
+        dp=dies // (tp * pp),
+        num_layer_list=tuple(transformer.get("num_layer_list") or (layers // pp,) * pp),
+        moe_tp_extend_ep=transformer.get("moe_tp_extend_ep", True),
+    )
+
+
+def _rollout_placement(rollout: Mapping[str, Any], expert_parallel: int, dies: int) -> RolloutPlacement:
+    tp = rollout["tensor_model_parallel_size"]
+    spread = expert_parallel > 1
+    size = expert_parallel if spread else tp
+    additional = rollout["engine_kwargs"]["vllm"].get("additional_config") or {}
+    graph = additional.get("torchair_graph_config") or {}
+    # As rollout_placement of the sharding manager reads it from the engine.
+    choice = (graph, "enable_multistream_moe") if graph.get("enabled") else (additional, "enable_prefill_optimizations")
+    # vLLM-Ascend divides the output layer by itself only where it divides nothing else.
+    output_layer = (additional.get("lmhead_tp_size") or 0) if tp == 1 else 0
+    return RolloutPlacement(
+        tp=tp,
+        dp=size // tp,
+        ep=size if spread else 1,
+        instances=dies // size,
+        shared_expert_replicated=bool(choice[0].get(choice[1])),
+        lm_head_tp=output_layer if output_layer > 0 else None,
+    )

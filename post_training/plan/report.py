@@ -1,0 +1,200 @@
+"""A plan in words: batches, memory by phase, hosts, disks, and what does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import prod
+
+from post_training.layouts.figures import PlanFigures, plan_figures
+from post_training.plan.device import DeviceMemory, device_memory
+from post_training.plan.job import Job
+from post_training.plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch, communicators
+
+# Ray keeps objects in shared memory: by default three tenths of a node's memory, and no more than this.
+OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9
+# Memory of a worker that has imported everything and has no data yet: 0.92 GB, measured, without CANN's part.
+PROCESS = 10**9
+# Processes of a node beside a worker for each die: the trainer's on the head, and Ray's own.
+OTHER_PROCESSES = 4
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Bytes of a die, of a node's host and of the file system for checkpoints; 0 where it is not known.
+
+    outside: what is taken from a die beside tensors.
+    """
+
+    die: int
+    host: int = 0
+    disk: int = 0
+    outside: OutsideTorch = NOTHING_OUTSIDE
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes of a node. away: what residency and the optimizer keep there. objects: Ray's store. processes: of all."""
+
+    away: int
+    objects: int
+    processes: int
+
+    @property
+    def total(self) -> int:
+        return self.away + self.objects + self.processes
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """Everything that a job needs. `checkpoint` and `weights_on_disk` are bytes of the whole job; 0 where none is
+    written."""
+
+    job: Job
+    machine: Machine
+    device: DeviceMemory
+    reshard: PlanFigures
+    host: HostMemory
+    weights_on_disk: int
+    checkpoint: int
+
+    def peaks(self) -> dict[str, int]:
+        """Bytes of a die at the peak of each phase: tensors, and what HCCL and CANN hold beside them."""
+        return {phase: size + self.device.outside for phase, size in self.device.phases.items()}
+
+    def device_figures(self) -> dict[str, int | dict[str, int]]:
+        """Everything about a die in bytes, for programs: `phases` as `describe` prints them, `tensors` as torch counts
+        them, and the parts of both."""
+        parts = asdict(self.device)
+        outside = {
+            "communicators": len(communicators(self.job)),
+            "hccl_buffer": self.machine.outside.hccl_buffer,
+            "cann": self.machine.outside.cann,
+        }
+        return {"die": self.machine.die, **parts, **outside, "tensors": parts["phases"], "phases": self.peaks()}
+
+    def problems(self) -> list[str]:
+        """What does not fit, one sentence each; empty if everything does."""
+        found = [
+            f"{phase}: {size / 1e9:.2f} GB a die, and a die has {self.machine.die / 1e9:.2f}; {REMEDIES[phase]}"
+            for phase, size in self.peaks().items()
+            if size > self.machine.die
+        ]
+        if self.device.kv_tokens < self.job.sequence_tokens:
+            found.append(
+                f"KV cache: room for {self.device.kv_tokens} tokens, and one sequence may have "
+                f"{self.job.sequence_tokens}; raise gpu_memory_utilization or spread the experts over more dies"
+            )
+        if self.machine.host and self.host.total > self.machine.host:
+            found.append(f"host: {self.host.total / 1e9:.0f} GB a node, and a node has {self.machine.host / 1e9:.0f}")
+        if self.machine.disk and self.checkpoint > self.machine.disk:
+            found.append(
+                f"disk: {self.checkpoint / 1e9:.0f} GB a checkpoint, and {self.machine.disk / 1e9:.0f} are free"
+            )
+        return found
+
+    def remarks(self) -> list[str]:
+        """What fits and may still surprise, one sentence each."""
+        longest = self.job.engine_sequences * self.job.sequence_tokens
+        if self.job.sequence_tokens <= self.device.kv_tokens < longest:
+            return [
+                f"KV cache: room for {self.device.kv_tokens} of the {longest} tokens of {self.job.engine_sequences} "
+                "full sequences, so the engine preempts some if all get that long; lower max_num_seqs or HCCL_BUFFSIZE"
+            ]
+        return []
+
+
+REMEDIES = {
+    "idle": "spread the experts of the rollout over more dies",
+    "reshard": "lower actor_rollout_ref.overlay.reshard.bucket_bytes, or spread the experts over more dies",
+    "rollout": "lower actor_rollout_ref.rollout.gpu_memory_utilization",
+    "ref": "lower actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu, or use more pipeline stages",
+    "update": "let the optimizer's state stay on the host (--swap-optimizer), or use more pipeline stages or dies",
+}
+
+
+def make_job_plan(job: Job, machine: Machine) -> JobPlan:
+    """Work out a job. Raises ValueError when the placements do not fit each other."""
+    figures, _ = plan_figures(
+        job.table, job.train, job.rollout, job.bucket_bytes, job.itemsize, job.dies_per_node, relay=False
+    )
+    device = device_memory(job, machine.die, figures.staging_peak, machine.outside)
+    elements = sum(prod(shape) for shape in job.table.shapes.values())
+    return JobPlan(
+        job,
+        machine,
+        device,
+        figures,
+        host=host_memory(job, device, machine),
+        weights_on_disk=elements * job.itemsize,
+        # Weights, and in float32 the main parameters and both moments.
+        checkpoint=elements * 12 if job.saves else 0,
+    )
+
+
+def host_memory(job: Job, device: DeviceMemory, machine: Machine) -> HostMemory:
+    """What a node's host needs. Ray reserves its store when it starts and fills it with batches."""
+    store = min(OBJECT_STORE_SHARE * machine.host, OBJECT_STORE_MOST) if machine.host else OBJECT_STORE_MOST
+    processes = (job.dies_per_node + OTHER_PROCESSES) * PROCESS
+    return HostMemory(device.host * job.dies_per_node, int(store), processes)
+
+
+def describe(plan: JobPlan) -> str:
+    """The plan as a table of lines."""
+    job, device = plan.job, plan.device
+    engines = job.dies // job.rollout.tp
+    replica = job.sequences // job.train.dp
+    lines = [
+        f"dies              {job.dies} on {job.nodes} nodes",
+        f"training          TP{job.train.tp} PP{job.train.pp} EP{job.train.ep} DP{job.train.dp}, "
+        f"layers {','.join(map(str, job.train.num_layer_list))}",
+        f"rollout           {job.rollout.instances} x (TP{job.rollout.tp} DP{job.rollout.dp} EP{job.rollout.ep})",
+        f"step              {job.prompts} prompts x {job.responses} = {job.sequences} sequences of up to "
+        f"{job.sequence_tokens} tokens",
+        f"  an engine       {job.sequences // engines} sequences, {job.engine_sequences} at a time",
+        f"  a replica       {replica} sequences, {replica // job.micro_update} micro batches of {job.micro_update}",
+        "",
+        "GB a die",
+        f"  weights         {device.weights_training / 1e9:.2f} in training, "
+        f"{device.weights_rollout / 1e9:.2f} in rollout",
+        f"  gradients       {device.gradients / 1e9:.2f}",
+        f"  recomputed      {_recomputed(job)}",
+        f"  optimizer       {device.optimizer / 1e9:.2f}{' on the host' if job.swaps_optimizer else ''}",
+        f"  KV cache        {device.kv_cache / 1e9:.2f}: {device.kv_tokens} tokens, "
+        f"{device.kv_tokens // job.sequence_tokens} full sequences",
+        f"  reshard         {plan.reshard.received.average / 1e9:.2f} received in {plan.reshard.rounds} collectives, "
+        f"{device.staging / 1e9:.2f} staged",
+        "",
+        *_phases(plan),
+        "",
+        f"host              {plan.host.total / 1e9:.0f} GB a node: {plan.host.away / 1e9:.0f} away from the dies, "
+        f"up to {plan.host.objects / 1e9:.0f} of Ray's objects, {plan.host.processes / 1e9:.0f} of processes",
+        f"disk              {plan.weights_on_disk / 1e9:.0f} GB of weights; "
+        + (f"{plan.checkpoint / 1e9:.0f} GB a checkpoint" if job.saves else "no checkpoint is written"),
+        "",
+        *([f"DOES NOT FIT: {problem}" for problem in plan.problems()] or ["everything fits"]),
+        *(f"but: {remark}" for remark in plan.remarks()),
+    ]
+    return "\n".join(lines)
+
+
+def _recomputed(job: Job) -> str:
+    how = job.recomputation
+    if how is None:
+        return "nothing"
+    if how.granularity == "selective":
+        return "core attention, which frees nothing here"
+    return f"{how.layers} layers of a stage" if how.method == "block" else f"all layers, in groups of {how.layers}"
+
+
+def _phases(plan: JobPlan) -> list[str]:
+    """The peak of each phase: tensors, and with them what torch does not count."""
+    outside, taken = plan.device.outside, plan.machine.outside
+    lines = [f"GB a die at the peak of a phase, of {plan.machine.die / 1e9:.2f}"]
+    lines += [f"  {phase:<16}{size / 1e9:.3f}" for phase, size in plan.peaks().items()]
+    if outside:
+        groups = len(communicators(plan.job))
+        lines.append(
+            f"  in each of them {outside / 1e9:.3f} beside tensors: {groups} communicators of 2 x "
+            f"{taken.hccl_buffer / 2**20:.0f} MiB, and {taken.cann / 2**20:.0f} MiB of CANN"
+        )
+    return lines

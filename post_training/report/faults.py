@@ -1,0 +1,132 @@
+"""What makes a finished run untrue: updates that did not take place, values that are not finite, things not compared.
+
+The driver holds every step against this as it is logged, and whoever summarises a run does so again with the metrics
+that were written, where None stands for a value that was not finite.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from post_training.report.metrics import LOGPROB_DIFFERENCE, SKIPPED_UPDATES, UPDATE_SECONDS, WEIGHTS_EXACT
+
+# In float32 rollout and training compute the same function; what is left of a difference is summation order.
+FLOAT32_GATE = 1e-3
+REWARD_ERROR = "reward_error"
+NOT_ANSWERING = "not_answering"
+_SHOWN_STEPS = 4
+_SHOWN_METRICS = 3
+
+
+@dataclass
+class RunFaults:
+    """The faults of a run, by step; add every step once, in order.
+
+    Args:
+        precision: data type of the weights. In float32 log-probs of rollout and training differ by less than
+            `FLOAT32_GATE`; in bfloat16 a near tie between experts may be decided either way.
+    """
+
+    precision: str
+    skipped: dict[int, int] = field(default_factory=dict)
+    nonfinite: dict[str, list[int]] = field(default_factory=dict)
+    uncompared: list[int] = field(default_factory=list)
+    differing: list[int] = field(default_factory=list)
+    beyond_gate: dict[int, float] = field(default_factory=dict)
+    reward_errors: dict[int, list[str]] = field(default_factory=dict)
+
+    def add(self, step: int, metrics: Mapping[str, Any], reward_errors: Sequence[str] = ()) -> dict[str, str]:
+        """Take in the metrics of one step and what its rewards raised; returns the clauses of this step alone."""
+        alone = RunFaults(self.precision)
+        alone._take(step, metrics, reward_errors)
+        self._take(step, metrics, reward_errors)
+        return alone.clauses()
+
+    def _take(self, step: int, metrics: Mapping[str, Any], reward_errors: Sequence[str]) -> None:
+        if reward_errors:
+            self.reward_errors.setdefault(step, []).extend(reward_errors)
+        skipped = metrics.get(SKIPPED_UPDATES)
+        if skipped:
+            self.skipped[step] = int(skipped)
+        for name, value in metrics.items():
+            if not _is_finite(value):
+                self.nonfinite.setdefault(name, []).append(step)
+        if UPDATE_SECONDS not in metrics:  # a validation before the first step
+            return
+        difference = metrics.get(LOGPROB_DIFFERENCE)
+        if LOGPROB_DIFFERENCE not in metrics:
+            self.uncompared.append(step)
+        elif (
+            self.precision == "float32"
+            and difference is not None
+            and _is_finite(difference)
+            and difference >= FLOAT32_GATE
+        ):
+            self.beyond_gate[step] = difference
+        if WEIGHTS_EXACT in metrics and metrics[WEIGHTS_EXACT] != 1:
+            self.differing.append(step)
+
+    @property
+    def reward_error_count(self) -> int:
+        """How often the reward function failed."""
+        return sum(map(len, self.reward_errors.values()))
+
+    def clauses(self) -> dict[str, str]:
+        """What is wrong, a clause for each kind, the likeliest cause first; empty for a run that is what it seems."""
+        found = {}
+        if self.reward_errors:
+            first, times = next(iter(self.reward_errors.values()))[0], self.reward_error_count
+            often = "once" if times == 1 else f"{times} times"
+            found[REWARD_ERROR] = (
+                f"the reward function failed {often} at {steps_in_words(self.reward_errors)} ({first})"
+            )
+        if self.skipped:
+            count = sum(self.skipped.values())
+            updates = "1 update was" if count == 1 else f"{count} updates were"
+            found["update_skipped"] = (
+                f"{updates} skipped at {steps_in_words(self.skipped)}, because gradients held inf or nan"
+            )
+        if self.differing:
+            found["weights_differ"] = (
+                f"rollout weights differed from training weights at {steps_in_words(self.differing)}"
+            )
+        if self.uncompared:
+            found["not_compared"] = (
+                f"no log-prob of rollout and training was compared at {steps_in_words(self.uncompared)}"
+            )
+        if self.beyond_gate:
+            found["log_probs_differ"] = (
+                f"log-probs of rollout and training differed by up to {max(self.beyond_gate.values()):.2e} at "
+                f"{steps_in_words(self.beyond_gate)}, and in float32 less than {FLOAT32_GATE:g} is right"
+            )
+        if self.nonfinite:
+            found["metric_not_finite"] = self._nonfinite_in_words()
+        return found
+
+    def _nonfinite_in_words(self) -> str:
+        shown = [f"{name} at {steps_in_words(steps)}" for name, steps in list(self.nonfinite.items())[:_SHOWN_METRICS]]
+        more = len(self.nonfinite) - len(shown)
+        return "metrics were not finite: " + ", ".join(shown) + (f" and {more} more metrics" if more else "")
+
+    def sentence(self) -> str | None:
+        """One sentence with all that is wrong; None where nothing is."""
+        found = self.clauses()
+        return f"the run is not valid: {'; '.join(found.values())}" if found else None
+
+
+def steps_in_words(steps: Sequence[int] | Mapping[int, Any]) -> str:
+    """`step 3`, `steps 1 and 2`, or the first few and how many more."""
+    numbers = [str(step) for step in steps]
+    if len(numbers) == 1:
+        return f"step {numbers[0]}"
+    if len(numbers) > _SHOWN_STEPS + 1:
+        numbers = [*numbers[:_SHOWN_STEPS], f"{len(numbers) - _SHOWN_STEPS} more"]
+    return f"steps {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a metric is a finite number; text is no number and none of this module's business."""
+    if getattr(value, "shape", None) in ((), (1,)):
+        value = value.item()
+    return value is not None and not (isinstance(value, float) and not math.isfinite(value))

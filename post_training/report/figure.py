@@ -1,0 +1,74 @@
+"""The figure of a run: reward by step, and where each step's time went."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from post_training.report.metrics import REWARD, SPREAD_OVER_OTHERS, STAGES, STEP_SECONDS, ReportError, StepRecord
+from post_training.report.summary import REWARD_WINDOW
+
+_COLOURS = ("#2f6db3", "#9ec5e8", "#7a4fa3", "#c9a227", "#d8c99b", "#3f8f5f", "#c8553d")
+_OTHER_COLOUR = "#e4e4e4"
+_CURVE_COLOUR = "#2f6db3"
+# Device pixels: 110 dots an inch make it readable in a browser and a README alike.
+_DOTS_PER_INCH = 110
+
+
+def draw(records: Sequence[StepRecord], title: str, path: Path) -> None:
+    """Writes a PNG with two panels over the steps: mean reward, and seconds a stage (stacked).
+
+    Raises:
+        ReportError: there is no step to draw.
+    """
+    if not records:
+        raise ReportError("The run has not finished a single step: there is nothing to draw.")
+    figure = Figure(figsize=(9, 7.5), layout="constrained")
+    reward_axes, time_axes = figure.subplots(2, 1, sharex=True)
+    figure.suptitle(title)
+    _draw_rewards(reward_axes, records)
+    _draw_stages(time_axes, records)
+    time_axes.xaxis.get_major_locator().set_params(integer=True)
+    for axes in (reward_axes, time_axes):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#e8e8e8")
+        axes.set_axisbelow(True)
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=_DOTS_PER_INCH, format="png")
+
+
+def moving_means(values: Sequence[float], window: int) -> list[float]:
+    """Returns, for each value, the mean of it and up to ``window - 1`` values before it."""
+    return [sum(values[max(0, end - window) : end]) / min(end, window) for end in range(1, len(values) + 1)]
+
+
+def _draw_rewards(axes: Axes, records: Sequence[StepRecord]) -> None:
+    known = [(record.step, value) for record in records if (value := record.metrics.get(REWARD)) is not None]
+    steps, rewards = [step for step, _ in known], [reward for _, reward in known]
+    axes.plot(steps, rewards, "o", color=_CURVE_COLOUR, alpha=0.4, markersize=4, label="step")
+    label = f"mean of {REWARD_WINDOW} steps"
+    axes.plot(steps, moving_means(rewards, REWARD_WINDOW), color=_CURVE_COLOUR, linewidth=2, label=label)
+    axes.set_ylabel("mean reward")
+    axes.set_ylim(0, max([1.0, *rewards]) * 1.02)
+    axes.legend(loc="lower right", frameon=False)
+
+
+def _draw_stages(axes: Axes, records: Sequence[StepRecord]) -> None:
+    steps = [record.step for record in records]
+    stages = [record.stage_seconds() for record in records]
+    base = [0.0] * len(records)
+    for stage, colour in zip([name for name in STAGES if name != SPREAD_OVER_OTHERS], _COLOURS, strict=True):
+        heights = [seconds[stage] or 0.0 for seconds in stages]
+        if any(heights):
+            axes.bar(steps, heights, bottom=base, width=0.85, color=colour, label=stage)
+            base = [low + height for low, height in zip(base, heights, strict=True)]
+    totals = [record.metrics.get(STEP_SECONDS) or 0.0 for record in records]
+    rest = [max(0.0, total - used) for total, used in zip(totals, base, strict=True)]
+    if any(rest):
+        axes.bar(steps, rest, bottom=base, width=0.85, color=_OTHER_COLOUR, label="other")
+    axes.set_xlabel("step")
+    axes.set_ylabel("seconds")
+    if axes.containers:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)

@@ -1,0 +1,115 @@
+"""The recipe's own table for runs, beside the rows that it published."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+from post_training.report.flops import DIES_OF_A_CARD, UnknownModelError, utilisation
+from post_training.report.published import CARDS, DEEPSEEK_V3, PublishedRow
+from post_training.report.rates import COLUMNS, Rates, StepFigures, rates
+from post_training.report.run_folder import Run
+
+_SECONDS = {name: name for name in COLUMNS} | {"rest": "offload etc."}
+_LABEL_WIDTH, _NOTE_WIDTH = 30, 110
+
+
+@dataclass(frozen=True)
+class Column:
+    """One run or one published row, and everything that the table says of it. mfu: of the update, between 0 and 1."""
+
+    name: str
+    steps: str
+    figures: StepFigures
+    per_card: Rates
+    mfu: float | None
+    dies: int
+    notes: tuple[str, ...]
+
+    @property
+    def per_die(self) -> Rates:
+        """Tokens a second of a die."""
+        return self.per_card.over(DIES_OF_A_CARD)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON-ready values."""
+        return {**asdict(self), "per_die": asdict(self.per_die)}
+
+
+def column_of_run(run: Run, peak: float) -> Column:
+    """What the table says of a run; `peak` is TFLOPS of a die."""
+    figures, notes, mfu = run.figures, [run.conditions], None
+    if run.model is None:
+        notes.append("no MFU: the run kept no model.json and its model is not on this machine; give --model")
+    elif not run.emulated:
+        try:
+            mfu = utilisation(run.model, figures, run.dies, peak)
+        except UnknownModelError as error:
+            notes.append(f"no MFU: {error}")
+    if run.offload is not None:
+        notes.append(f"{run.offload:.2f} s of moving tensors to and from the host are part of the stages")
+    if run.planned_steps is not None:
+        notes.append(f"it has not made all of its {run.planned_steps} steps")
+    if run.emulated:
+        notes.append("on emulated dies: its seconds and tokens a second say nothing about an NPU, and it has no MFU")
+    steps = f"step {run.steps[0]}" if len(run.steps) == 1 else f"steps {run.steps[0]}-{run.steps[-1]}"
+    cards = run.dies / DIES_OF_A_CARD
+    return Column(run.name, steps, figures, rates(figures, cards), mfu, run.dies, tuple(notes))
+
+
+def column_of_published(row: PublishedRow, peak: float) -> Column:
+    """A published row as it was published, and the MFU that follows from it."""
+    dies = CARDS * DIES_OF_A_CARD
+    mfu = utilisation(DEEPSEEK_V3, row.figures, dies, peak)
+    return Column(row.name, f"step {row.step}", row.figures, row.rates, mfu, dies, row.conditions)
+
+
+def _seconds(name: str, column: Column) -> float | None:
+    return column.figures.seconds[name]
+
+
+def render(columns: Sequence[Column], peak: float, source: str) -> str:
+    """The table as lines: a column each, quantities downwards in the recipe's order, and the notes below."""
+    width = max(18, *(len(column.name) + 2 for column in columns))
+
+    def row(label: str, value: Callable[[Column], float | str | None], digits: int = 2) -> str:
+        return f"{label:<{_LABEL_WIDTH}}" + "".join(f"{_text(value(column), digits):>{width}}" for column in columns)
+
+    lines = [row("", lambda column: column.name), row("", lambda column: column.steps), "seconds"]
+    for name, label in _SECONDS.items():
+        lines.append(row(f"  {label}", partial(_seconds, name)))
+    lines.append(row("  total", lambda column: column.figures.total))
+    for unit in ("card", "die"):
+        lines.append(f"tokens a second and {unit}")
+        for name in ("rollout", "training", "system"):
+            lines.append(row(f"  {name}", attrgetter(f"per_{unit}.{name}")))
+    lines += [
+        row("MFU of the update, %", lambda column: None if column.mfu is None else 100 * column.mfu, 3),
+        row("tokens in, mean", lambda column: column.figures.prompt_tokens, 1),
+        row("tokens out, mean", lambda column: column.figures.response_tokens, 1),
+        row("responses truncated, %", lambda column: _percent(column.figures.truncated), 1),
+        row("sequences", lambda column: column.figures.sequences, 0),
+        row("dies", lambda column: column.dies, 0),
+        "",
+        f"MFU takes {peak:g} TFLOPS a die for dense BF16 ({source}).",
+        "What is recomputed does not count as work. Offload etc. is the part of the total that no other line holds.",
+    ]
+    for column in columns:
+        lines += ["", f"{column.name}:"]
+        for note in column.notes:
+            lines += textwrap.wrap(note, _NOTE_WIDTH, initial_indent="  - ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def _text(value: float | str | None, digits: int) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:.{digits}f}"

@@ -1,0 +1,173 @@
+"""A run as its folder tells it, on any machine: what was measured, on how many dies, of which model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from post_training.report.metrics import STEP_SECONDS, ReportError, StepRecord, read_records
+from post_training.report.rates import COLUMNS, StepFigures
+
+CONFIGURATION, METRICS, MODEL, METERS = "config.yaml", "metrics.jsonl", "model.json", "meters"
+LENGTHS = ("prompt_length/mean", "response_length/mean")
+TRUNCATED = "response_length/clip_ratio"
+OFFLOAD = "offload"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a folder holds.
+
+    steps: those that the figures are means of. offload: seconds in which tensors moved to and from the host, inside the
+    stages. model: its config.json, where the run kept it or this machine has it. planned_steps: None where it has made
+    all of them, or where the configuration does not say.
+    """
+
+    name: str
+    dies: int
+    steps: tuple[int, ...]
+    planned_steps: int | None
+    figures: StepFigures
+    offload: float | None
+    model: Mapping[str, Any] | None
+    emulated: bool
+    conditions: str
+
+
+def read_run(folder: Path, step: int | None = None, model: Path | None = None) -> Run:
+    """Read a run's folder: the mean of all steps but the first, which also compiles, or one step.
+
+    Args:
+        step: the step to take alone.
+        model: a config.json that counts instead of the run's own.
+
+    Raises:
+        ReportError: no run, none of its steps has ended, or a file that cannot be read; one sentence.
+    """
+    config = _configuration(folder)
+    try:
+        records = read_records(folder / METRICS)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(f"{folder / METRICS} cannot be read: {error}.") from error
+    chosen = _chosen(records, step, folder)
+    prompts = _number(config, "data.train_batch_size", folder)
+    sequences = prompts * _number(config, "actor_rollout_ref.rollout.n", folder)
+    dies = _number(config, "trainer.n_gpus_per_node", folder) * _number(config, "trainer.nnodes", folder)
+    planned = _at(config, "trainer.total_training_steps")
+    return Run(
+        name=folder.resolve().name,
+        dies=dies,
+        steps=tuple(record.step for record in chosen),
+        planned_steps=planned if isinstance(planned, int) and len(records) < planned else None,
+        figures=_figures(chosen, sequences, folder),
+        offload=_mean(record.stage_seconds()[OFFLOAD] for record in chosen),
+        model=_model(model or folder / MODEL, given=model is not None) or _model_of(config),
+        emulated=(folder / METERS).is_dir(),
+        conditions=_conditions(config),
+    )
+
+
+def _configuration(folder: Path) -> Mapping[str, Any]:
+    import yaml
+
+    if not folder.is_dir():
+        raise ReportError(f"{folder} is not a folder: give the folder of a run, which holds {METRICS}.")
+    file = folder / CONFIGURATION
+    if not file.is_file():
+        raise ReportError(f"{folder} is not the folder of a run: it has no {CONFIGURATION}.")
+    try:
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ReportError(f"{file} cannot be read: {' '.join(str(error).split())}.") from error
+    if not isinstance(config, Mapping):
+        raise ReportError(f"{file} is not the configuration of a run: it holds no keys.")
+    return config
+
+
+def _chosen(records: Sequence[StepRecord], step: int | None, folder: Path) -> Sequence[StepRecord]:
+    if not records:
+        raise ReportError(f"{folder} has no step that ended: there is nothing to summarise yet.")
+    if step is None:
+        return records[1:] or records
+    chosen = [record for record in records if record.step == step]
+    if not chosen:
+        raise ReportError(f"{folder} has no step {step}: its steps are {records[0].step} to {records[-1].step}.")
+    return chosen[-1:]
+
+
+def _figures(records: Sequence[StepRecord], sequences: int, folder: Path) -> StepFigures:
+    means = {}
+    for name in (STEP_SECONDS, *LENGTHS):
+        found = [record.metrics.get(name) for record in records]
+        values = [value for value in found if isinstance(value, int | float) and value >= 0]
+        if len(values) < len(found):
+            raise ReportError(f"{folder / METRICS}: not every step has {name}, so no table can be made.")
+        means[name] = fmean(values)
+    seconds = {name: _mean(record.stage_seconds().get(name) for record in records) for name in COLUMNS[:-1]}
+    # Offload is no summand: what moves does so at the beginning of a stage, within its seconds.
+    seconds["rest"] = max(0.0, means[STEP_SECONDS] - sum(value or 0.0 for value in seconds.values()))
+    prompt, response = (means[name] for name in LENGTHS)
+    truncated = _mean(record.metrics.get(TRUNCATED) for record in records)
+    return StepFigures(sequences, prompt, response, truncated, seconds, means[STEP_SECONDS])
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _at(config: Mapping[str, Any], key: str) -> Any:
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+def _number(config: Mapping[str, Any], key: str, folder: Path) -> int:
+    value = _at(config, key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ReportError(f"{folder / CONFIGURATION}: {key} is {value!r} and must be a number of 1 or more.")
+    return value
+
+
+def _model(file: Path, given: bool) -> Mapping[str, Any] | None:
+    if not given and not file.is_file():
+        return None
+    try:
+        model = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ReportError(f"{file} is not a model's config.json: {error}.") from error
+    if not isinstance(model, Mapping):
+        raise ReportError(f"{file} is not a model's config.json: it holds no keys.")
+    return model
+
+
+def _model_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The model that the configuration names, where this machine has it."""
+    folder = _at(config, "actor_rollout_ref.model.path")
+    try:
+        return _model(Path(folder).expanduser() / "config.json", given=False) if isinstance(folder, str) else None
+    except ReportError:
+        return None
+
+
+def _conditions(config: Mapping[str, Any]) -> str:
+    """What decides whether the run may be held against a published row."""
+    model = "actor_rollout_ref.model"
+    layers = _at(config, f"{model}.gradient_checkpointing_kwargs.activations_checkpoint_num_layers")
+    recomputed = f"{layers} layers of a stage" if _at(config, f"{model}.enable_gradient_checkpointing") else "no layer"
+    ignores = _at(config, "actor_rollout_ref.rollout.ignore_eos")
+    forced = _at(config, "actor_rollout_ref.overlay.router_balance.forced")
+    loaded = _at(config, "actor_rollout_ref.actor.load_weight")
+    return ", ".join(
+        (
+            "random weights" if loaded is False else "weights that were read",
+            "ignore_eos" if ignores else "responses end where the model ends them",
+            "experts balanced by force" if forced else "experts chosen by the router",
+            f"{recomputed} recomputed",
+        )
+    )

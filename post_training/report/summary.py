@@ -1,0 +1,171 @@
+"""The summary of a run, as numbers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+from post_training.report.faults import NOT_ANSWERING, REWARD_ERROR, RunFaults
+from post_training.report.metrics import (
+    ALLOCATED_BYTES_PREFIX,
+    COLLECTIVES_PREFIX,
+    LOGPROB_DIFFERENCE,
+    PEAK_BYTES_PREFIX,
+    PHASES,
+    REWARD,
+    SKIPPED_UPDATES,
+    STAGES,
+    STEP_SECONDS,
+    WEIGHTS_EXACT,
+    StepRecord,
+)
+
+# Rewards of single steps are noisy: the first and the last are means over this many steps.
+REWARD_WINDOW = 5
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the run's metrics do not hold.
+
+    ``precision`` is the weights' data type, which decides how close rollout and training log-probs can be;
+    ``wall_s`` and ``startup_s`` are seconds from the user's command to its end and to the first step;
+    ``startup_events`` are seconds from the command to each event of the start-up.
+    """
+
+    seed: int
+    dies: int
+    wall_s: float
+    precision: str
+    startup_s: float | None = None
+    startup_events: Mapping[str, float] = field(default_factory=dict)
+
+
+def summarise(
+    records: Sequence[StepRecord],
+    facts: RunFacts,
+    overlay: Mapping[str, Any] | None = None,
+    emulator: Mapping[str, Any] | None = None,
+    faults: Sequence[Mapping[str, Any]] = (),
+    failure: str | None = None,
+) -> dict[str, Any]:
+    """Returns the summary of a run as JSON-ready values; what was not measured is None, never 0.
+
+    A run that failed has one too, of the steps that it finished, if any. ``failure`` is the sentence with which it
+    ended and ``faults`` are the entries of its faults.jsonl.
+
+    ``stage_seconds`` are means a step over all steps but the first, which also compiles and fills caches (over the
+    first where it is the only one). ``overlay`` is the overlay's own report (applied, pending, effective) with
+    the patches that ran (executed);
+    ``emulator`` are the meters of the emulated NPU (see meters.py), which count every collective; the overlay counts
+    only its own.
+    """
+    rewards = _values(records, REWARD)
+    steady = records[1:] or records
+    counted = _collectives(records)
+    return {
+        **asdict(facts),
+        "failure": failure,
+        "steps": len(records),
+        "updates_skipped": _total(_values(records, SKIPPED_UPDATES)),
+        "nonfinite_metrics": _nonfinite(records),
+        "not_answering": _stops(faults),
+        "reward_errors": sum(len(fault["errors"]) for fault in faults if fault["kind"] == REWARD_ERROR),
+        "reward_first": _mean(rewards[:REWARD_WINDOW]),
+        "reward_last": _mean(rewards[-REWARD_WINDOW:]),
+        "step_seconds": _mean(_values(steady, STEP_SECONDS)),
+        "stage_seconds": _mean_stages(steady),
+        "rollout_logprob_diff_max": _highest(records, LOGPROB_DIFFERENCE),
+        "weights_exact": _all_true(_values(records, WEIGHTS_EXACT)),
+        "patches_applied": None if overlay is None else len(overlay["applied"]),
+        "patches_effective": None if overlay is None else sum(map(bool, overlay["effective"].values())),
+        "patches_executed": None if overlay is None else len(overlay.get("executed", ())),
+        "device_memory": _memory_timeline(records) or None,
+        "peak_device_bytes": _peaks(records) or (emulator or {}).get("peak_device_bytes"),
+        "collectives": (emulator or {}).get("collectives") or counted or None,
+        "overlay_collectives": counted or None,
+        "emulator": dict(emulator) if emulator else None,
+    }
+
+
+def _values(records: Iterable[StepRecord], name: str) -> list[float]:
+    """The finite values of a metric; a step whose value was not finite holds None."""
+    return [value for record in records if (value := record.metrics.get(name)) is not None]
+
+
+def _total(values: Sequence[float]) -> int | None:
+    return int(sum(values)) if values else None
+
+
+def _nonfinite(records: Iterable[StepRecord]) -> dict[str, list[int]]:
+    """The steps at which a metric was not finite, by its name."""
+    found = RunFaults("")
+    for record in records:
+        found.add(record.step, record.metrics)
+    return found.nonfinite
+
+
+def _stops(faults: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every process that stopped answering, once: it is written when it is named, and again if the run ends for it."""
+    stops: list[dict[str, Any]] = []
+    for fault in faults:
+        if fault["kind"] == NOT_ANSWERING:
+            stop = {key: fault[key] for key in ("rank", "phase", "step", "seconds", "waiting", "ended")}
+            if stops and stop["ended"] and stops[-1]["rank"] == stop["rank"]:
+                stops.pop()
+            stops.append(stop)
+    return stops
+
+
+def _highest(records: Iterable[StepRecord], name: str) -> float | None:
+    """The highest value over steps; None where nothing was measured or one value was not finite."""
+    values = [record.metrics[name] for record in records if name in record.metrics]
+    finite = [value for value in values if value is not None]
+    return max(finite, default=None) if len(finite) == len(values) else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _mean_stages(records: Sequence[StepRecord]) -> dict[str, float | None]:
+    stages = [record.stage_seconds() for record in records]
+    return {name: _mean([value for seconds in stages if (value := seconds[name]) is not None]) for name in STAGES}
+
+
+def _all_true(values: Sequence[float]) -> bool | None:
+    return all(values) if values else None
+
+
+def _peaks(records: Iterable[StepRecord]) -> dict[str, int]:
+    """Highest device bytes by phase, over steps; the run's own metric is already the highest over dies."""
+    peaks: dict[str, int] = {}
+    for record in records:
+        for name, value in record.metrics.items():
+            if name.startswith(PEAK_BYTES_PREFIX) and value is not None:
+                phase = name.removeprefix(PEAK_BYTES_PREFIX)
+                peaks[phase] = max(peaks.get(phase, 0), int(value))
+    return peaks
+
+
+def _memory_timeline(records: Sequence[StepRecord]) -> list[dict[str, str | int]]:
+    """Device bytes of the last step, phase after phase: the most while it lasted, and what was left at its end."""
+    metrics = records[-1].metrics if records else {}
+    timeline: list[dict[str, str | int]] = []
+    for phase in PHASES:
+        peak, end = metrics.get(PEAK_BYTES_PREFIX + phase), metrics.get(ALLOCATED_BYTES_PREFIX + phase)
+        if peak is not None and end is not None:
+            timeline.append({"phase": phase, "peak_bytes": int(peak), "end_bytes": int(end)})
+    return timeline
+
+
+def _collectives(records: Iterable[StepRecord]) -> dict[str, dict[str, int]]:
+    """Sum of the counted collectives by kind, over steps; each value holds some of the keys count and bytes."""
+    totals: dict[str, dict[str, int]] = {}
+    for record in records:
+        for name, value in record.metrics.items():
+            kind, _, quantity = name.removeprefix(COLLECTIVES_PREFIX).rpartition("/")
+            if name.startswith(COLLECTIVES_PREFIX) and kind and value is not None:
+                total = totals.setdefault(kind, {})
+                total[quantity] = total.get(quantity, 0) + int(value)
+    return totals

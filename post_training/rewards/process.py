@@ -1,0 +1,158 @@
+"""The other end of worker.py: one comparison at a time, each with a limit that is kept by killing."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+_PROJECT_ROOT = Path(__file__).resolve().parents[2]
+# Importing the algebra system takes some seconds on a busy machine, and is not part of a sample's time.
+_START_LIMIT_S = 120.0
+# Part of a sample's limit that is left for ending it, so that it is over in time on a busy machine too.
+_RESERVE = 0.1
+_WORKER = [sys.executable, "-m", "post_training.rewards.worker"]
+
+
+class ComparisonTimeout(Exception):
+    """The comparison was ended because its time was over."""
+
+
+class ComparisonLost(Exception):
+    """The comparison ended its process: out of memory, a stack overflow in C."""
+
+
+class AlgebraProcess:
+    """Compares answers in another process; safe to share between threads.
+
+    The process starts with `prepare` or the first comparison. A process forked from this one starts its own.
+
+    Args:
+        command: what starts the worker; replaced in tests.
+    """
+
+    def __init__(self, command: list[str] | None = None) -> None:
+        self._command = command or _WORKER
+        self._process: subprocess.Popen[bytes] | None = None
+        self._awaited: list[str] = []
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Starts the process without waiting for it, so that the first comparison need not wait for its imports."""
+        with self._lock:
+            self._start()
+
+    def equal(self, truth: str, answer: str, limit_s: float) -> bool:
+        r"""Says whether two answers (LaTeX or plain text, without ``\boxed``) are equal.
+
+        Raises:
+            ComparisonTimeout: ``limit_s`` seconds were over.
+            ComparisonLost: the comparison ended its process.
+            RuntimeError: the process cannot be started.
+        """
+        with self._lock:
+            self._settle()
+            reply = self._ask(json.dumps({"truth": truth, "answer": answer}).encode() + b"\n", limit_s)
+            if reply is not None and "equal" in reply:
+                return reply["equal"]
+            self._have_evaluator_replaced()
+            raise ComparisonTimeout if reply is None else ComparisonLost
+
+    def close(self) -> None:
+        """Ends the process; the next comparison starts a new one."""
+        with self._lock:
+            self._stop()
+
+    def _start(self) -> None:
+        # In a process forked from this one, poll() says that the parent's worker has ended: it is no child there.
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._stop()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_PROJECT_ROOT), *_search_path()])}
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment
+        )
+        self._awaited = ["ready"]
+
+    @property
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        """Where the process that runs takes requests, and where it gives replies."""
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        return process.stdin, process.stdout
+
+    def _settle(self) -> None:
+        """Waits until an evaluator is there, and drops what an earlier one still said."""
+        self._start()
+        if self._hear_awaited():
+            return
+        # It ended while its evaluator was replaced.
+        self._stop()
+        self._start()
+        if not self._hear_awaited():
+            self._stop()
+            raise RuntimeError(f"The reward's worker process did not start: {' '.join(self._command)}")
+
+    def _hear_awaited(self) -> bool:
+        while self._awaited:
+            reply = self._read(_START_LIMIT_S)
+            if not reply:
+                return False
+            if self._awaited[0] in reply:
+                del self._awaited[0]
+        return True
+
+    def _ask(self, request: bytes, limit_s: float) -> dict[str, bool] | None:
+        try:
+            self._pipes[0].write(request)
+        except BrokenPipeError:
+            return {}
+        return self._read(limit_s * (1 - _RESERVE))
+
+    def _have_evaluator_replaced(self) -> None:
+        """Asks for the evaluator's end; the next comparison waits for its successor, so that this one is over now."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR1)
+            self._awaited = ["killed", "ready"]
+
+    def _stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        for pipe in self._pipes:
+            pipe.close()
+        self._process = None
+
+    def _read(self, limit_s: float) -> dict[str, bool] | None:
+        """Returns a reply, {} when the process has ended, or None when ``limit_s`` seconds are over."""
+        deadline = time.monotonic() + limit_s
+        line, replies = bytearray(), self._pipes[1]
+        with selectors.DefaultSelector() as selector:
+            selector.register(replies, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or not selector.select(remaining):
+                    return None
+                # Byte by byte: two replies may lie in the pipe, and the second belongs to the next call.
+                byte = replies.read(1)
+                if not byte:
+                    return {}
+                line += byte
+        return json.loads(line)
+
+
+@cache
+def shared_process() -> AlgebraProcess:
+    """The process that all rewards of this interpreter share."""
+    return AlgebraProcess()
+
+
+def _search_path() -> list[str]:
+    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]

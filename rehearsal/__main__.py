@@ -1,0 +1,149 @@
+"""The rehearsal after rehearse.sh has read the command line and set up the environment."""
+
+import argparse
+import shlex
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rehearsal.plan import OPTIONS_NAME, ROOT, Options, Plan, make_plan
+
+DONE, FAILED, REFUSED, SIGNALLED = 0, 1, 2, 128
+ENVIRONMENT_PYTHON = ROOT / ".venv" / "bin" / "python"
+PLANNED_KEYS = (
+    "trainer.total_training_steps",
+    "trainer.n_gpus_per_node",
+    "data.seed",
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.actor.optim.lr",
+    "actor_rollout_ref.actor.recompute_old_log_prob",
+    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
+    "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.overlay.rollout.expert_parallel_size",
+)
+
+
+def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
+    """Reads the command line that rehearse.sh passes on; the second value is --dry-run."""
+    parser = argparse.ArgumentParser(prog="rehearse.sh")
+    parser.add_argument("--data", type=lambda path: Path(path).resolve())
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--seed", type=int, default=Options.seed)
+    parser.add_argument("--dies", type=int, default=Options.dies)
+    parser.add_argument("--device-memory", type=int, default=Options.device_memory_mb, dest="device_memory_mb")
+    parser.add_argument("--engine", choices=("stand-in", "cann"), default=Options.engine)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--resume", type=lambda path: Path(path).resolve())
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("overrides", nargs="*")
+    values = vars(parser.parse_args(arguments))
+    dry_run, resumed = values.pop("dry_run"), values.pop("resume")
+    if resumed is not None:
+        others = [name for name, value in values.items() if name != "overrides" and value != parser.get_default(name)]
+        if others:
+            option = next(action.option_strings[0] for action in parser._actions if action.dest == others[0])
+            parser.error(f"--resume goes on with the options of the run; take {option} away")
+        try:
+            return Options.of_run(resumed, tuple(values["overrides"])), dry_run
+        except (OSError, ValueError, TypeError, KeyError):
+            parser.error(f"--resume {resumed} is not the folder of a rehearsal, which has a {OPTIONS_NAME}")
+    return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
+
+
+def print_plan(plan: Plan, config: Mapping[str, Any] | None) -> None:
+    """Prints what a run would do, as commands that can be copied into a shell."""
+    if config is not None:
+        print("configuration")
+        for key in PLANNED_KEYS:
+            print(f"  {key} = {_lookup(config, key)}")
+    print(f"output\n  {plan.output}\ncheckpoint\n  {plan.checkpoint}\nenvironment")
+    for name, value in sorted(plan.environment().items()):
+        print(f"  export {name}={shlex.quote(value)}")
+    print("commands")
+    commands = [] if plan.checkpoint.exists() else [plan.checkpoint_command()]
+    for command in (*commands, plan.data_command(), plan.run_command()):
+        print("  " + shlex.join([str(ENVIRONMENT_PYTHON), *command[1:]]))
+
+
+def _lookup(config: Mapping[str, Any], key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def rehearse(plan: Plan, dry_run: bool) -> int:
+    """Carries out or only checks and prints a plan; returns the exit status."""
+    import psutil
+
+    from post_training.data import DataError
+    from post_training.disks import FULL, describe_full_disk
+    from post_training.report import ReportError
+    from rehearsal.display import make_console, print_summary
+    from rehearsal.preflight import PreflightError
+    from rehearsal.processes import Interrupted, SignalFlag
+    from rehearsal.stages import Rehearsal, RunFailed, check_before_anything
+    from verl_patches.trainer.own_ray import FolderError, private_folder
+
+    console = make_console()
+    try:
+        if dry_run:
+            print_plan(plan, check_before_anything(plan))
+            return DONE
+        with SignalFlag() as signals:
+            # rehearse.sh is this same process, so its start is the start of the user's command.
+            launched = psutil.Process().create_time()
+            with private_folder("rehearsal", on_removal=remove_emulated_dies) as folder:
+                summary = Rehearsal(console, signals, launched).carry_out(replace(plan, folder=folder))
+    except (PreflightError, DataError, FolderError) as error:
+        return _fail(str(error), REFUSED)
+    except ReportError as error:
+        return _fail(str(error), FAILED)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return _fail(describe_full_disk([error.filename or plan.output, plan.output]) or str(error), FAILED)
+    except RunFailed as error:
+        return _fail(f"{error}\nThe whole log: {error.log}", FAILED)
+    except Interrupted as interrupted:
+        return _fail(
+            f"{interrupted} ended the run; everything it started has been stopped.", SIGNALLED + interrupted.number
+        )
+    print_summary(console, summary, plan.output)
+    return DONE
+
+
+def remove_emulated_dies(name: str) -> None:
+    """Removes what processes that were killed have left of the emulated node `name`."""
+    for account in Path("/dev/shm").glob(f"npu_emulator-*-{name}"):
+        account.unlink(missing_ok=True)
+
+
+def _fail(sentence: str, status: int) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    return status
+
+
+def main() -> int:
+    """The command line; returns the exit status."""
+    options, dry_run = parse_arguments()
+    signal.signal(signal.SIGINT, lambda number, _: sys.exit(SIGNALLED + number))
+    plan = make_plan(options, datetime.now().strftime("%Y%m%d-%H%M%S"))
+    if dry_run and find_spec("hydra") is None:
+        # Without the environment there is nothing to compose the configuration with.
+        print_plan(plan, None)
+        return DONE
+    return rehearse(plan, dry_run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""What a rehearsal will do, worked out before anything starts. Needs nothing but the standard library."""
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from post_training.overrides import setting
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = ROOT / "outputs" / "rehearsal"
+DEFAULT_TRAIN_DATA = ROOT / "data" / "arithmetic" / "train.jsonl"
+DEFAULT_TEST_DATA = ROOT / "data" / "arithmetic" / "test.jsonl"
+CHECKPOINT_SCRIPT = ROOT / "scripts" / "make_tiny_checkpoint.py"
+REWARD = ROOT / "verl_patches" / "utils" / "reward" / "rule_reward.py"
+ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal.env"
+# In a run's folder: what it was asked to do.
+OPTIONS_NAME = "rehearsal.json"
+# The warm start does not depend on the run's seed: all seeds start from one cached checkpoint.
+CHECKPOINT_SEED = 0
+
+
+@dataclass(frozen=True)
+class Options:
+    """The user's choices. None means: what the rehearsal's configuration says."""
+
+    data: Path | None = None
+    steps: int | None = None
+    seed: int = 1
+    dies: int = 4
+    device_memory_mb: int = 1024
+    engine: str = "stand-in"
+    output: Path | None = None
+    overrides: tuple[str, ...] = ()
+    resumes: bool = False
+
+    def write(self, path: Path) -> None:
+        """Writes the choices as JSON, so that the run can go on with them."""
+        kept = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        unfinished.write_text(json.dumps(kept, indent=1) + "\n")
+        unfinished.replace(path)
+
+    @classmethod
+    def of_run(cls, output: Path, more: tuple[str, ...]) -> "Options":
+        """The choices of the run in ``output``, to go on with it; ``more`` overrides win against its own.
+
+        Raises:
+            OSError, ValueError, TypeError: there is no such run, or its choices cannot be read.
+        """
+        kept = json.loads((output / OPTIONS_NAME).read_text())
+        kept |= {"data": kept["data"] and Path(kept["data"]), "output": output, "resumes": True}
+        return cls(**kept | {"overrides": (*kept["overrides"], *more)})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every path and command of one run. ``overrides`` are Hydra's, in the order in which they win.
+
+    ``folder`` is the run's private one for temporary files; None before the run begins.
+    """
+
+    options: Options
+    output: Path
+    checkpoint: Path
+    overrides: tuple[str, ...]
+    folder: Path | None = None
+
+    @property
+    def train_data(self) -> Path:
+        """The parquet file to train on."""
+        return self.output / "data" / "train.parquet"
+
+    @property
+    def test_data(self) -> Path:
+        """The parquet file to validate on."""
+        return self.output / "data" / "test.parquet"
+
+    @property
+    def log(self) -> Path:
+        """Everything that the run's processes print."""
+        return self.output / "logs" / "run.log"
+
+    def checkpoint_command(self) -> list[str]:
+        """Makes the tiny checkpoint with its tokenizer."""
+        return [
+            sys.executable,
+            str(CHECKPOINT_SCRIPT),
+            "--output",
+            str(self.checkpoint),
+            "--seed",
+            str(CHECKPOINT_SEED),
+        ]
+
+    def data_command(self) -> list[str]:
+        """Makes the two parquet files."""
+        command = [
+            sys.executable,
+            str(ROOT / "scripts" / "json_to_parquet.py"),
+            "--output_dir",
+            str(self.output / "data"),
+        ]
+        if self.options.data is None:
+            command += ["--json_path", str(DEFAULT_TRAIN_DATA), "--test_json_path", str(DEFAULT_TEST_DATA)]
+            return [*command, "--data_source", DEFAULT_TRAIN_DATA.parent.name]
+        return [*command, "--json_path", str(self.options.data), "--seed", str(self.options.seed)]
+
+    def run_command(self) -> list[str]:
+        """Trains."""
+        return [sys.executable, "-m", "verl_patches.trainer.main_ppo", "--config-name", "rehearsal", *self.overrides]
+
+    def environment(self) -> dict[str, str]:
+        """The variables that the run's commands get on top of the user's environment."""
+        own = {
+            **run_environment(self.overrides),
+            "PYTHONPATH": _search_path(),
+            "NPU_EMULATOR_DEVICES": str(self.options.dies),
+            "NPU_EMULATOR_CAPACITY_MB": str(self.options.device_memory_mb),
+            "NPU_EMULATOR_ENGINE": self.options.engine,
+            "NPU_EMULATOR_METERS": str(self.output / "meters"),
+        }
+        if self.folder is not None:
+            # Dies of its own: other runs on this machine take none of their memory.
+            own |= {"TMPDIR": str(self.folder), "NPU_EMULATOR_NODE": self.folder.name}
+        return own
+
+    def with_overrides(self, more: Iterable[str]) -> "Plan":
+        """The plan with further overrides, which lose against the user's own."""
+        own = len(self.overrides) - len(self.options.overrides)
+        return replace(self, overrides=(*self.overrides[:own], *more, *self.options.overrides))
+
+
+def make_plan(options: Options, time_name: str) -> Plan:
+    """Works out a run; ``time_name`` names its folder unless the options say where to write."""
+    output = (options.output or RUNS / time_name).resolve()
+    checkpoint = ROOT / ".cache" / "checkpoints" / checkpoint_key()
+    plan = Plan(options, output, checkpoint, ())
+    own = [
+        setting("data.train_files", [plan.train_data]),
+        setting("data.val_files", [plan.test_data]),
+        setting("data.seed", options.seed),
+        setting("actor_rollout_ref.model.path", checkpoint),
+        setting("actor_rollout_ref.overlay.measure.output_dir", output),
+        setting("actor_rollout_ref.overlay.rollout.expert_parallel_size", options.dies),
+        setting("custom_reward_function.path", REWARD),
+        setting("trainer.n_gpus_per_node", options.dies),
+        setting("trainer.default_local_dir", output / "checkpoints"),
+    ]
+    if options.resumes:
+        own.append(setting("trainer.resume_mode", "auto"))
+    if options.steps is not None:
+        own.append(setting("trainer.total_training_steps", options.steps))
+    return replace(plan, overrides=(*own, *options.overrides))
+
+
+def _search_path() -> str:
+    inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return os.pathsep.join(dict.fromkeys([str(ROOT), *inherited]))
+
+
+def checkpoint_key() -> str:
+    """A hash of everything that the tiny checkpoint is made from."""
+    sources = [CHECKPOINT_SCRIPT, *sorted((ROOT / "rehearsal" / "tiny_model").glob("*.py"))]
+    sources += [DEFAULT_TRAIN_DATA, ROOT / "requirements" / "runtime.lock"]
+    digest = hashlib.sha256(str(CHECKPOINT_SEED).encode())
+    for path in sources:
+        digest.update(path.name.encode() + (path.read_bytes() if path.exists() else b""))
+    return digest.hexdigest()[:16]
+
+
+def run_environment(overrides: Iterable[str]) -> dict[str, str]:
+    """The variables of `ENVIRONMENT_FILE` for a run with these overrides.
+
+    Kernels that take 16 bits only refuse float32 on an NPU. A run in float32 is a reference and computes with them.
+    """
+    environment = read_environment(ENVIRONMENT_FILE)
+    if "actor_rollout_ref.overlay.precision=float32" in overrides:
+        environment["NPU_EMULATOR_STRICT"] = "float32"
+    return environment
+
+
+def read_environment(path: Path) -> dict[str, str]:
+    """Reads ``NAME=value`` lines; a ``#`` that begins a line or follows a space begins a comment."""
+    lines = (re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip() for line in path.read_text().splitlines())
+    return dict(line.split("=", 1) for line in lines if line)

@@ -1,0 +1,176 @@
+"""The checks that a rehearsal makes before it starts anything: one sentence for whatever cannot work."""
+
+import json
+import math
+import struct
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from post_training.data.inspection import check_file
+from rehearsal.plan import Plan
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+# Bytes a parameter of training in mixed precision with Adam: bf16 weight, fp32 gradient, fp32 weight, two fp32 moments.
+_TRAINING_BYTES = 2 + 4 + 4 + 4 + 4
+# What the checks of the configuration ask of the tiny model's config.json, for runs that still have to make it.
+TINY_SIZES = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "n_routed_experts": 256,
+}
+# Bytes a parameter of the colocated rollout's copy in bf16.
+_ROLLOUT_BYTES = 2
+
+
+class PreflightError(ValueError):
+    """The run cannot work; the message is one sentence with the thing, its value and the remedy."""
+
+
+def compose_checked(plan: Plan) -> Mapping[str, Any]:
+    """Composes the run's configuration and checks it and what it needs of this machine; returns it.
+
+    The tiny model may still have to be made: its sizes are known.
+
+    Raises:
+        PreflightError: an override is unknown or malformed, or the configuration cannot run.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from verl_patches.features.settings import SettingsError
+    from verl_patches.trainer.configuration_checks import ConfigurationError, check_configuration, check_machine
+    from verl_patches.trainer.configuration_checks.composition import sentence_of
+    from verl_patches.trainer.main_ppo import compose
+
+    try:
+        config = compose("rehearsal", plan.overrides)
+        to_make = not is_whole(plan.checkpoint) and _model_path(config) == str(plan.checkpoint)
+        check_configuration(config, TINY_SIZES if to_make else None)
+        check_machine(config, model_is_there=not to_make)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise PreflightError(sentence_of(error)) from error
+    except (ConfigurationError, SettingsError) as error:
+        raise PreflightError(str(error)) from error
+    check_steps(config)
+    return config
+
+
+def _model_path(config: "DictConfig") -> str | None:
+    """The model's path, whatever else is wrong with the configuration."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.select(config, "actor_rollout_ref.model.path", throw_on_resolution_failure=False)
+
+
+def check_steps(config: Mapping[str, Any]) -> None:
+    """Checks that the number of steps is given: the display counts them.
+
+    Raises:
+        PreflightError: it is not.
+    """
+    if config["trainer"]["total_training_steps"] is None:
+        raise PreflightError("trainer.total_training_steps=null: give the number of steps, or --steps.")
+
+
+def check_device_memory(parameters: int, dies: int, capacity_mb: int) -> None:
+    """Checks that the model's state fits into the dies at all; activations and KV cache come on top.
+
+    Raises:
+        PreflightError: ``parameters`` spread evenly over ``dies`` need more than ``capacity_mb`` MiB a die.
+    """
+    needed_mb = parameters * (_TRAINING_BYTES + _ROLLOUT_BYTES) / dies / 2**20
+    if needed_mb > capacity_mb:
+        raise PreflightError(
+            f"--device-memory {capacity_mb} is too little: weights, gradients and optimizer of {parameters:,} "
+            f"parameters take {needed_mb:.0f} MiB on each of {dies} dies before any activation; give at least "
+            f"{2 * needed_mb:.0f}."
+        )
+
+
+def count_parameters(checkpoint: Path) -> int:
+    """Counts the parameters in a folder's safetensors files from their headers alone.
+
+    Raises:
+        PreflightError: a file is cut, or no safetensors file.
+    """
+    return sum(
+        math.prod(entry["shape"])
+        for path in sorted(checkpoint.glob("*.safetensors"))
+        for entry in _tensors(path).values()
+    )
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Says whether a folder holds a model's files in full: lengths and JSON, not the values of the weights."""
+    weights = sorted(checkpoint.glob("*.safetensors"))
+    described = sorted(checkpoint.glob("*.json"))
+    try:
+        for path in weights:
+            _tensors(path)
+        for path in described:
+            json.loads(path.read_bytes())
+    except (PreflightError, ValueError, OSError):
+        return False
+    return bool(weights) and checkpoint / "config.json" in described
+
+
+def _tensors(path: Path) -> dict[str, Any]:
+    """The tensors that a safetensors file names, if the file has all their bytes: 8 of length, the header, the data."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        try:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length)) if length <= size else {}
+            header.pop("__metadata__", None)
+            ends = [entry["data_offsets"][1] for entry in header.values()]
+        except (struct.error, ValueError, AttributeError, KeyError, TypeError) as error:
+            raise PreflightError(f"{path} is no safetensors file ({error}): copy or make the model again.") from error
+    if size != 8 + length + max(ends, default=0):
+        raise PreflightError(f"{path} is {size} bytes long and not what its header says: copy or make the model again.")
+    return header
+
+
+def check_output(output: Path) -> None:
+    """Checks that a run's folder holds no other run, and that it can be made and written. Leaves nothing behind.
+
+    Raises:
+        PreflightError: there is something in it, or it cannot be written.
+    """
+    made: list[Path] = []
+    try:
+        if output.exists() and (not output.is_dir() or any(output.iterdir())):
+            raise PreflightError(f"{output} exists and is not an empty folder: choose another --output.")
+        for folder in reversed([output, *output.parents]):
+            if not folder.exists():
+                folder.mkdir()
+                made.append(folder)
+        with tempfile.TemporaryFile(dir=output) as probe:
+            probe.write(bytes(4096))
+    except OSError as error:
+        raise PreflightError(
+            f"--output {output} cannot be written ({error.strerror}): choose a folder that takes files."
+        ) from error
+    finally:
+        for folder in reversed(made):
+            folder.rmdir()
+
+
+def check_rows(plan: Plan, config: Mapping[str, Any]) -> None:
+    """Checks the parquet files, and that they hold at least one batch.
+
+    Raises:
+        DataError: a file is unusable.
+        PreflightError: there are fewer training rows than one step takes.
+    """
+    rows, batch = check_file(plan.train_data), config["data"]["train_batch_size"]
+    check_file(plan.test_data)
+    if rows < batch:
+        raise PreflightError(
+            f"The data give {rows} training rows, and one step takes data.train_batch_size={batch}: give more data, or "
+            f"a smaller batch after --, such as data.train_batch_size={config['trainer']['n_gpus_per_node']}."
+        )

@@ -1,0 +1,114 @@
+"""Running a command so that nothing of it is left afterwards, whatever it starts and however it ends."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from verl_patches.trainer.own_ray.processes import (
+    adopt_orphans,
+    descendants,
+    end_descendants,
+    reap_adopted,
+    send,
+    wait_until,
+)
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.2
+# How long a stopped command may take to end by itself, and its remaining processes after it.
+_GRACE_S = 20.0
+_REMAINING_GRACE_S = 3.0
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Interrupted(Exception):
+    """A signal asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class SignalFlag:
+    """Remembers the signals that ask for an end, instead of raising wherever the program happens to be."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+
+    def __enter__(self) -> "SignalFlag":
+        self._previous = {
+            number: signal.signal(number, lambda received, _: self.received.append(received))
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+def run_to_the_end(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    log: Path,
+    signals: SignalFlag,
+    while_running: Callable[[], None] = lambda: None,
+) -> int:
+    """Runs a command with its output in ``log`` and returns its exit status (negative: the signal that ended it).
+
+    ``while_running`` is called a few times a second. The command gets a session of its own; when it has ended, failed
+    or been interrupted, every process that it started and left is ended too. Processes that ran below this one before
+    are left alone.
+
+    Raises:
+        Interrupted: a signal in ``signals`` ended the run.
+    """
+    adopt_orphans()
+    earlier = descendants(os.getpid())
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        leader = subprocess.Popen(
+            command, env={**os.environ, **environment}, cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent,
+        )  # fmt: skip
+    try:
+        while leader.poll() is None and not signals.received:
+            while_running()
+            time.sleep(_POLL_S)
+    finally:
+        _end(leader, signals, earlier)
+    while_running()
+    if signals.received:
+        raise Interrupted(signals.received[0])
+    return leader.returncode
+
+
+def _end_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _end(leader: subprocess.Popen[bytes], signals: SignalFlag, earlier: Collection[int]) -> None:
+    """Ends the command and what is left of it: first politely, then by SIGKILL; a second signal shortens the wait."""
+    asked = len(signals.received)
+    if leader.poll() is None:
+        leader.terminate()
+        wait_until(lambda: leader.poll() is not None or len(signals.received) > asked, _GRACE_S)
+    for process in _remaining(leader, earlier):
+        send(process, signal.SIGTERM)
+    wait_until(lambda: not _remaining(leader, earlier), _REMAINING_GRACE_S)
+    if leader.poll() is None:
+        leader.kill()
+        leader.wait(_GRACE_S)
+    end_descendants(earlier, 0, _GRACE_S)
+
+
+def _remaining(leader: subprocess.Popen[bytes], earlier: Collection[int]) -> list[int]:
+    """Returns the processes of the command that still run, after collecting the exit status of those that ended."""
+    leader.poll()
+    reap_adopted([leader.pid, *earlier])
+    return [process for process in descendants(os.getpid()) if process not in earlier]

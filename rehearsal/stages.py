@@ -1,0 +1,200 @@
+"""The stages of a rehearsal: check, prepare, train, report."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from post_training.data import read_problems
+from post_training.disks import describe_full_disk
+from post_training.report import RunFacts, StepRecord, read_records, summarise
+from post_training.report.faults import RunFaults
+from post_training.report.meters import read_meters
+from rehearsal.display import Progress
+from rehearsal.lengths import measured_settings
+from rehearsal.plan import OPTIONS_NAME, ROOT, RUNS, Plan
+from rehearsal.preflight import (
+    check_device_memory,
+    check_output,
+    check_rows,
+    compose_checked,
+    count_parameters,
+    is_whole,
+)
+from rehearsal.processes import SignalFlag, run_to_the_end
+from verl_patches.features.measure.run_files import read_executed, read_faults
+from verl_patches.features.training_checkpoint.run_records import take_back_steps
+from verl_patches.features.training_checkpoint.step_folders import newest_step
+
+
+class RunFailed(Exception):
+    """A command of the run failed; holds the sentence for the user and the log with the details."""
+
+    def __init__(self, sentence: str, log: Path) -> None:
+        super().__init__(sentence)
+        self.log = log
+
+
+def check_before_anything(plan: Plan) -> Mapping[str, Any]:
+    """Checks what can be checked before anything is made; returns the composed configuration.
+
+    Raises:
+        DataError, PreflightError: the data or the configuration cannot be used.
+    """
+    if not plan.options.resumes:
+        check_output(plan.output)
+    if plan.options.data is not None:
+        read_problems(plan.options.data)
+    return compose_checked(plan)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Carries out a plan, showing progress on ``console`` and stopping at a signal in ``signals``.
+
+    ``launched`` is the Unix time at which the user started the command; all times shown count from it.
+    """
+
+    console: Console
+    signals: SignalFlag
+    launched: float
+
+    def carry_out(self, plan: Plan) -> dict[str, Any]:
+        """Checks, prepares, trains and reports; returns the summary.
+
+        Raises:
+            DataError, PreflightError: the input cannot be used.
+            Interrupted: a signal ended it.
+            RunFailed: a command failed.
+        """
+        check_before_anything(plan)
+        plan = self._prepare(plan)
+        config = compose_checked(plan)
+        check_rows(plan, config)
+        check_device_memory(count_parameters(plan.checkpoint), plan.options.dies, plan.options.device_memory_mb)
+        link_latest(plan.output)
+        return self._train(plan, config)
+
+    def _prepare(self, plan: Plan) -> Plan:
+        """Makes checkpoint and parquet files; returns the plan with the settings that follow from the data."""
+        plan.output.mkdir(parents=True, exist_ok=True)
+        if not plan.options.resumes:
+            plan.options.write(plan.output / OPTIONS_NAME)
+        if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
+            self.console.print(f"{plan.checkpoint} is damaged; it is made again")
+            shutil.rmtree(plan.checkpoint)
+        if not plan.checkpoint.exists():
+            self._prepare_step("Making the tiny DeepSeek-V3 checkpoint", plan.checkpoint_command(), plan)
+        if not (plan.options.resumes and plan.train_data.exists() and plan.test_data.exists()):
+            self._prepare_step("Making the parquet files", plan.data_command(), plan)
+        if plan.options.data is None:
+            return plan
+        return plan.with_overrides(measured_settings(plan.train_data, plan.checkpoint, plan.options.dies))
+
+    def _prepare_step(self, title: str, command: list[str], plan: Plan) -> None:
+        started, log = time.monotonic(), plan.output / "logs" / "prepare.log"
+        with self.console.status(f"{title} ...") as line:
+
+            def show_last_line() -> None:
+                line.update(f"{title} ... {last_line(log)}")
+
+            status = run_to_the_end(command, plan.environment(), ROOT, log, self.signals, show_last_line)
+        if status != 0:
+            raise RunFailed(f"{title} failed: {last_error(log)}", log)
+        self.console.print(f"{title:<46}{time.monotonic() - started:5.0f} s")
+
+    def _train(self, plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
+        steps = config["trainer"]["total_training_steps"]
+        if plan.options.resumes:
+            self._go_back(plan, Path(config["trainer"]["default_local_dir"]))
+        self.console.print(f"Training for {steps} steps on {plan.options.dies} emulated dies; log: {plan.log}")
+        command, environment = plan.run_command(), plan.environment()
+        with Progress(self.console, plan.output, steps, self.launched) as progress:
+            status = run_to_the_end(command, environment, ROOT, plan.log, self.signals, progress.update)
+        full_disk = describe_full_disk([plan.output]) if status != 0 else None
+        if full_disk:  # which the log and a report may lie on
+            raise RunFailed(full_disk, plan.log)
+        precision = config["actor_rollout_ref"]["overlay"]["precision"]
+        failure = failure_of(status, progress.records, steps, precision, plan.log)
+        facts = RunFacts(
+            plan.options.seed,
+            plan.options.dies,
+            wall_s=time.time() - self.launched,
+            precision=precision,
+            startup_s=progress.startup_seconds(),
+            startup_events=progress.event_seconds(),
+        )
+        summary = write_report(plan.output, facts, failure)
+        if failure is not None:
+            raise RunFailed(failure, plan.log)
+        return summary
+
+    def _go_back(self, plan: Plan, checkpoints: Path) -> None:
+        """Takes the records of steps back that will be trained again, and says from where the run goes on."""
+        step, skipped = newest_step(checkpoints)
+        for sentence in skipped:
+            self.console.print(f"skipped: {sentence}", markup=False)
+        take_back_steps(str(plan.output), step or 0)
+        where = f"after step {step}" if step else f"at step 1, because {checkpoints} has no complete checkpoint"
+        self.console.print(f"Going on {where}", markup=False)
+
+
+def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str, log: Path) -> str | None:
+    """Returns the sentence with which a run failed, or None.
+
+    A run whose own driver called it good is held against its metrics once more.
+    """
+    if status != 0:
+        return last_error(log)
+    reached = max((record.step for record in records), default=0)
+    if reached < steps:
+        return f"The run ended after {reached} of {steps} steps"
+    faults = RunFaults(precision)
+    for record in records:
+        faults.add(record.step, record.metrics)
+    return faults.sentence()
+
+
+def last_error(log: Path) -> str:
+    """Returns the sentence after the last ``error: `` of a log, or its last line that is not empty."""
+    errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
+    return errors[-1].removeprefix("error: ") if errors else last_line(log) or "it printed nothing"
+
+
+def last_line(log: Path) -> str:
+    """Returns the last line of a log that is not empty; "" where there is none."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def write_report(output: Path, facts: RunFacts, failure: str | None = None) -> dict[str, Any]:
+    """Writes summary.json beside the run's metrics and, if there is a step to draw, report.png; returns the summary."""
+    # Imported here: the figure library takes a second, in which the run is already under way.
+    from post_training.report.figure import draw
+
+    records = read_records(output / "metrics.jsonl")
+    overlay_file = output / "overlay.json"
+    overlay = json.loads(overlay_file.read_text()) if overlay_file.exists() else None
+    if overlay is not None:
+        overlay["executed"] = read_executed(output)
+    summary = summarise(records, facts, overlay, read_meters(output / "meters"), read_faults(output), failure)
+    (output / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    title = f"GRPO rehearsal: {len(records)} steps, seed {facts.seed}, {facts.dies} emulated dies"
+    if records:
+        draw(records, title, output / "report.png")
+    return summary
+
+
+def link_latest(output: Path) -> None:
+    """Points the link ``latest`` at a run's folder, in one step; runs written elsewhere are not linked."""
+    if output.parent != RUNS:
+        return
+    partial = RUNS / f".latest.{os.getpid()}"
+    partial.symlink_to(output.name)
+    partial.replace(RUNS / "latest")

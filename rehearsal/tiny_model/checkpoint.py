@@ -1,0 +1,142 @@
+"""Writing the tiny model as a HuggingFace checkpoint, once: an existing one with the same inputs is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import safetensors.torch
+import tokenizers
+import torch
+import transformers
+from transformers import DeepseekV3ForCausalLM
+
+from post_training.data import INSTRUCTION, read_problems
+from rehearsal.tiny_model import warm_start
+from rehearsal.tiny_model.architecture import tiny_config
+from rehearsal.tiny_model.task import Exercise
+from rehearsal.tiny_model.tokenizer import build_tokenizer
+
+MARKER = "tiny_model.json"
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class CheckpointRequest:
+    """What determines a checkpoint: the training problems, the seed, the dtype of the files and the warm start.
+
+    `warm_start` None leaves the weights at their random initial values (the norms drawn as well, so that
+    a path that forgets one of them shows).
+    """
+
+    data: Path
+    seed: int = 0
+    dtype: str = "bfloat16"
+    warm_start: warm_start.WarmStart | None = warm_start.WarmStart()
+
+    def fingerprint(self) -> str:
+        """Return a hash of everything the weights depend on: settings, data, this package's sources, the libraries."""
+        digest = hashlib.sha256()
+        settings = asdict(self.warm_start) if self.warm_start else None
+        versions = [torch.__version__, transformers.__version__, tokenizers.__version__]
+        digest.update(json.dumps([settings, self.seed, self.dtype, versions, INSTRUCTION]).encode())
+        for path in [*sorted(Path(__file__).parent.glob("*.py")), self.data]:
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class CheckpointResult:
+    """Where the checkpoint is, whether it was there already, and the expected reward of its policy (None if random)."""
+
+    path: Path
+    reused: bool
+    expected_reward: float | None
+
+
+def make_checkpoint(
+    request: CheckpointRequest, output: Path, progress: Callable[[int, float], None]
+) -> CheckpointResult:
+    """Write the checkpoint to the folder `output`, or keep the one there if it has the same fingerprint.
+
+    The files are written to a folder beside it, the marker last, and renamed into place, so that `output` never holds
+    a half-written checkpoint.
+
+    Raises:
+        DataError: if the data file cannot be read as problems.
+        FileExistsError: if `output` exists and is no checkpoint of this package.
+        ValueError: if a problem is no exercise of `task`.
+        KeyError: if the dtype is none of `DTYPES`.
+    """
+    exercises = [Exercise.parse(problem.question) for problem in read_problems(request.data).problems]
+    fingerprint = request.fingerprint()
+    reused = _matching(output, fingerprint)
+    if reused:
+        return reused
+    if output.exists() and not (output / MARKER).exists():
+        raise FileExistsError(f"{output} exists and holds no {MARKER}: choose another folder or remove it")
+    tokenizer = build_tokenizer()
+    model = _initial_model(tokenizer, request.seed)
+    reward = None
+    if request.warm_start:
+        reward = warm_start.train(model, tokenizer, exercises, request.warm_start, request.seed, progress)
+    else:
+        _draw_norms(model, request.seed)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
+        written = Path(scratch) / "checkpoint"
+        tokenizer.save_pretrained(written)
+        _write_model(model, DTYPES[request.dtype], written)
+        (written / MARKER).write_text(json.dumps({"fingerprint": fingerprint, "expected_reward": reward}, indent=1))
+        if output.exists():
+            output.rename(Path(scratch) / "replaced")
+        written.rename(output)
+    return CheckpointResult(output, reused=False, expected_reward=reward)
+
+
+def _matching(output: Path, fingerprint: str) -> CheckpointResult | None:
+    """Return the checkpoint at `output` if its marker has this fingerprint."""
+    marker = output / MARKER
+    if not marker.is_file():
+        return None
+    content = json.loads(marker.read_text())
+    if content["fingerprint"] != fingerprint:
+        return None
+    return CheckpointResult(output, reused=True, expected_reward=content["expected_reward"])
+
+
+def _initial_model(tokenizer: transformers.PreTrainedTokenizerFast, seed: int) -> DeepseekV3ForCausalLM:
+    """Return the model in float32 with seeded weights.
+
+    The router's biases stay as drawn; they are multiples of 1/256, which bfloat16 holds exactly.
+    """
+    torch.manual_seed(seed)
+    config = tiny_config(tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    model = DeepseekV3ForCausalLM(config)
+    for name, bias in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            bias.copy_(torch.randint(-12, 13, bias.shape) / 256)
+    return model
+
+
+def _draw_norms(model: DeepseekV3ForCausalLM, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.data.uniform_(0.5, 1.5, generator=generator)
+
+
+def _write_model(model: DeepseekV3ForCausalLM, dtype: torch.dtype, folder: Path) -> None:
+    """Write configuration and weights; the router's biases stay float32, as in DeepSeek's own checkpoints."""
+    state = {
+        name: tensor.detach().to(torch.float32 if name.endswith("e_score_correction_bias") else dtype).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    model.config.torch_dtype = dtype
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    safetensors.torch.save_file(state, folder / "model.safetensors", metadata={"format": "pt"})

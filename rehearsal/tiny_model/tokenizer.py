@@ -1,0 +1,74 @@
+"""The tiny model's tokenizer: byte-level BPE learned from a fixed text, so that any string encodes and decodes."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from post_training.data import INSTRUCTION
+from rehearsal.tiny_model.architecture import VOCABULARY_SIZE
+
+PAD, BEGIN, END, USER, ASSISTANT = "<|pad|>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>"
+BOXED_OPENING = "\\boxed{"
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] == 'user' %}" + USER + "{{ message['content'] }}"
+    "{% elif message['role'] == 'assistant' %}" + ASSISTANT + "{{ message['content'] }}{{ eos_token }}"
+    "{% else %}{{ message['content'] }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
+)
+
+_TRAINING_TEXT = r"""
+Put the answer in the box. Let us think step by step and put the final answer within the box.
+How many apples does she have in total? How much money will he earn in a week, in a month, in a year?
+There are more books on the table than there were before. Each of the students has a number of pencils.
+If the price of one ticket is half the price of the other, what is the total cost of all the tickets?
+Find the sum of all positive integers such that the remainder is the same when divided by each of them.
+Let $x$, $y$ and $z$ be real numbers with $x + y = z$. Determine the value of the expression below.
+What is the least possible value of $\frac{a}{b}$? Suppose that $f(x) = x^2 - \sqrt{x}$ for every integer $n$.
+The point $A$ lies on the circle with center $O$, and the line through $B$ and $C$ meets the triangle again.
+Then the area of the region is $\frac{m}{n}$, where $m$ and $n$ are relatively prime. Find the number $m + n$.
+From the first equation we get that $\log_{b} c = d \times e \cdot k$, so the solution is given by the other one.
+The probability that the game is won after the second move is to be found; therefore we have this result.
+\begin{align*} \left( a \right) &= \pi \\ \end{align*} and \leq \geq \ldots \text{ for all } \angle \triangle
+"""
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Learn the tokenizer from the text above; the same versions of the libraries give the same tokenizer every time.
+
+    Digits are tokens of their own, so that arithmetic works on digits. `\\boxed{` is one ordinary (not special) token:
+    special tokens would be dropped when a reward function decodes a response.
+
+    Raises:
+        ValueError: if the learned vocabulary has not exactly `VOCABULARY_SIZE` entries.
+    """
+    special_tokens = [PAD, BEGIN, END, USER, ASSISTANT]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE - 2,
+        special_tokens=special_tokens,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TRAINING_TEXT.splitlines(), trainer)
+    tokenizer.add_tokens(
+        [AddedToken(text, special=False, normalized=False) for text in (" " + INSTRUCTION, BOXED_OPENING)]
+    )
+    if tokenizer.get_vocab_size() != VOCABULARY_SIZE:
+        raise ValueError(f"the tokenizer has {tokenizer.get_vocab_size()} entries instead of {VOCABULARY_SIZE}")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BEGIN,
+        eos_token=END,
+        additional_special_tokens=[USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=2048,
+    )

@@ -1,7 +1,0 @@
-"""Prints the variables of scripts/env/rehearsal.env as NAME=value lines, for the shell."""
-
-from scripts.rehearsal.plan import ENVIRONMENT_FILE, read_environment
-
-if __name__ == "__main__":
-    for name, value in read_environment(ENVIRONMENT_FILE).items():
-        print(f"{name}={value}")

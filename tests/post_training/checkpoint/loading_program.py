@@ -1,0 +1,94 @@
+"""Loads one rank's weights in a process of its own and prints what that cost it.
+
+python -m tests.post_training.checkpoint.loading_program FOLDER (train|rollout) RANK WAY
+
+WAY is `boxes`, the loader, or `files`, which reads whole files one after the other, for comparison.
+The placements are those of 8 ranks: training TP2 PP2 EP2, rollout TP2 DP4 EP8.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from post_training.checkpoint.loading import load_from_huggingface
+from post_training.layouts.layout import Piece, RolloutPlacement, TrainPlacement
+from post_training.models.families import table_for
+
+MIB = 1 << 20
+
+
+def status(field: str) -> int:
+    """A field of /proc/self/status in bytes: VmRSS now, VmHWM at its highest."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[field].split()[0]) * 1024
+
+
+def transferred() -> dict[str, int]:
+    """The kernel's counters of what this process has read and written."""
+    return {
+        name: int(value) for name, value in (line.split(": ") for line in open("/proc/self/io").read().splitlines())
+    }
+
+
+def least_shape(piece: Piece) -> tuple[int, ...]:
+    """The smallest local tensor that has this piece's view."""
+    if piece.view.shape is not None:
+        return piece.view.shape
+    indexed = tuple(step + 1 if isinstance(step, int) else step[1] for step in piece.view.index)
+    kept = sum(not isinstance(step, int) for step in piece.view.index)
+    return indexed + piece.extents[kept:]
+
+
+def tensors_for(pieces: list[Piece]) -> dict[str, torch.Tensor]:
+    """Memory for a rank's weights, in bfloat16, untouched."""
+    sizes: dict[str, tuple[int, ...]] = {}
+    for piece in pieces:
+        shape = least_shape(piece)
+        sizes[piece.local] = tuple(map(max, shape, sizes.get(piece.local, shape)))
+    return {name: torch.empty(size, dtype=torch.bfloat16) for name, size in sizes.items()}
+
+
+def read_whole_files(folder: Path, tensors: dict[str, torch.Tensor], pieces: list[Piece]) -> None:
+    """The straightforward way: open a file, take what is needed, go on."""
+    for file in sorted(folder.glob("*.safetensors")):
+        stored = load_file(file)
+        for piece in pieces:
+            if piece.canonical in stored:
+                box = tuple(slice(*interval) for interval in piece.box)
+                piece.locate(tensors).copy_(stored[piece.canonical][box].to(torch.bfloat16))
+
+
+def main() -> None:
+    folder, kind, rank, way = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+    table = table_for(json.loads((folder / "config.json").read_text()))
+    if kind == "train":
+        stages = (table.layers - table.layers // 2, table.layers // 2)
+        pieces = table.megatron(TrainPlacement(tp=2, pp=2, ep=2, dp=2, num_layer_list=stages), rank)
+    else:
+        pieces = table.vllm_ascend(RolloutPlacement(tp=2, dp=4, ep=8), rank)
+    tensors = tensors_for(pieces)
+    Path("/proc/self/clear_refs").write_text("5")
+    before, counted = status("VmRSS"), transferred()
+    if way == "boxes":
+        load_from_huggingface(folder, tensors, pieces, table.shapes, table.ignored_in_files)
+    else:
+        read_whole_files(folder, tensors, pieces)
+    after = transferred()
+    print(
+        json.dumps(
+            {
+                "shard": sum(tensor.nbytes for tensor in tensors.values()),
+                "growth": status("VmHWM") - before,
+                "read": after["rchar"] - counted["rchar"],
+                "written": after["wchar"] - counted["wchar"],
+                "to_disk": after["write_bytes"] - counted["write_bytes"],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""A file gets its name when its content is on the disk, and the name is on the disk before the writer goes on."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from post_training.checkpoint.durable import hash_file, write_durably
+
+CONTENT = [b"one", b"two" * 1000, b""]
+SIZE = sum(map(len, CONTENT))
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """Syncs with what they are of and its size, and renames, in order."""
+    seen = []
+    fsync, rename = os.fsync, Path.rename
+
+    def synced(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        seen.append(("sync", path, None if path.is_dir() else path.stat().st_size))
+        fsync(descriptor)
+
+    def renamed(path, target):
+        seen.append(("rename", path, target))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    return seen
+
+
+def test_content_is_synced_before_the_name_and_the_name_before_the_end(events, tmp_path):
+    path, partial = tmp_path / "new" / "file", tmp_path / "new" / ".file.partial"
+    written = write_durably(path, iter(CONTENT), 1 << 20, lambda _: None)
+    assert events == [("sync", partial, SIZE), ("rename", partial, path), ("sync", path.parent, None)]
+    assert written == hash_file(path, lambda _: None) and written.bytes == SIZE
+
+
+def test_a_failed_sync_leaves_the_old_file_and_nothing_else(monkeypatch, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output"):
+        write_durably(path, iter(CONTENT), 0, lambda _: None)
+    assert path.read_bytes() == b"old" and [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_the_system_takes_in_parts_is_written_whole(monkeypatch, tmp_path):
+    path, write = tmp_path / "file", os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:100]))
+    written = write_durably(path, iter(CONTENT), 0, lambda _: None)
+    assert path.read_bytes() == b"".join(CONTENT) and written == hash_file(path, lambda _: None)

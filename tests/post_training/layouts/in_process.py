@@ -1,0 +1,75 @@
+"""All ranks of an exchange inside one process: the same planner, cutting, packing and scattering, with memory copies in
+place of the collective. It reaches rank counts that no test machine can start as processes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from post_training.layouts.layout import PADDING
+from post_training.layouts.plan import Layouts, Plan, Transfers, make_plan
+from post_training.layouts.schedule import Round, round_count, schedule
+from tests.post_training.layouts.reference import State
+from verl_patches.features.reshard.exchange import Side, pack, scatter
+from verl_patches.features.reshard.resharder import copy_local, local_copies, piece_origins
+
+
+@dataclass
+class Outcome:
+    plan: Plan
+    rounds: list[list[Round]]
+
+
+def reshard_in_process(
+    sources: Sequence[State],
+    targets: Sequence[State],
+    train: Layouts,
+    rollout: Layouts,
+    bucket_bytes: int,
+    node_of: Sequence[int] | None = None,
+) -> Outcome:
+    """Fill `targets` (one state a rank) from `sources`; all tensors have one type."""
+    kind = next(iter(sources[0].values())).dtype
+    plan = make_plan(train, rollout, lambda name: kind.itemsize, node_of)
+    types = dict.fromkeys(plan.names, kind)
+    world = range(plan.world_size)
+    source = [Side(sources[rank], train[rank], types) for rank in world]
+    target = [Side(targets[rank], rollout[rank], types) for rank in world]
+    for rank in world:
+        for piece in rollout[rank]:
+            if piece.canonical == PADDING:
+                piece.locate(targets[rank]).zero_()
+        copy_local(local_copies(plan, rank, train[rank], rollout[rank]), source[rank], target[rank])
+    rounds = run_leg(plan.remote, source, target, bucket_bytes)
+    relayed = run_leg(plan.relay, target, target, bucket_bytes)
+    return Outcome(plan, [first + second for first, second in zip(rounds, relayed, strict=True)])
+
+
+def run_leg(
+    transfers: Transfers, source: Sequence[Side], target: Sequence[Side], bucket_bytes: int
+) -> list[list[Round]]:
+    """Run one leg of a plan on all ranks and return the rounds of each."""
+    world = range(len(source))
+    count = round_count(transfers, len(source), bucket_bytes)
+    rounds = [
+        schedule(
+            transfers,
+            len(source),
+            rank,
+            count,
+            (piece_origins(source[rank].pieces), piece_origins(target[rank].pieces)),
+        )
+        for rank in world
+    ]
+    for number in range(count):
+        sent = []
+        for rank in world:
+            buffer = torch.empty(rounds[rank][number].send.size, dtype=torch.uint8)
+            pack(source[rank], rounds[rank][number].send, buffer)
+            sent.append(buffer.split(rounds[rank][number].send.splits))
+        for rank in world:
+            step = rounds[rank][number].receive
+            parts = [sent[peer][rank] for peer in world]
+            assert tuple(len(part) for part in parts) == step.splits
+            scatter(target[rank], step, torch.cat(parts))
+    return rounds

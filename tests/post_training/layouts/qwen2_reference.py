@@ -1,0 +1,86 @@
+"""A naive reference for the Qwen2.5 table: full HuggingFace tensors cut into a rank's state with plain torch."""
+
+import dataclasses
+
+import torch
+
+from post_training.layouts.layout import RolloutPlacement, TrainPlacement
+from post_training.models.qwen2 import Qwen2Shape, canonical_shapes
+from tests.post_training.layouts.reference import State, chunk, padded
+
+SMALL = Qwen2Shape(hidden=24, intermediate=48, layers=3, heads=12, kv_heads=6, head_dim=4, vocab=100, tied=False)
+TIED = dataclasses.replace(SMALL, tied=True)
+
+
+def full_weights(shape: Qwen2Shape, dtype: torch.dtype = torch.float32, seed: int = 0) -> State:
+    """Random tensors for every canonical name; values survive a trip through bfloat16."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(dims, generator=generator).to(torch.bfloat16).to(dtype)
+        for name, dims in canonical_shapes(shape).items()
+    }
+
+
+def megatron_state(full: State, shape: Qwen2Shape, placement: TrainPlacement, rank: int) -> State:
+    """The state that a rank with Megatron's own GPTModel (local layers) has."""
+    tp, tp_rank, stage = placement.tp, rank % placement.tp, rank // (placement.tp * placement.dp)
+    state, prefixes = State(), [""]
+    if placement.virtual_stages > 1:
+        prefixes = [f"chunks.{number}." for number in range(placement.virtual_stages)]
+    for number, prefix in enumerate(prefixes):
+        part = number * placement.pp + stage
+        for position in range(placement.num_layer_list[part]):
+            layer = f"model.layers.{sum(placement.num_layer_list[:part]) + position}."
+            for name, value in megatron_layer(full, shape, layer, tp, tp_rank).items():
+                state[f"{prefix}decoder.layers.{position}.{name}"] = value
+    rows = placement.vocab_padded or shape.vocab
+    embedding = chunk(padded(full["model.embed_tokens.weight"], rows), tp, tp_rank)
+    if stage == 0:
+        state[f"{prefixes[0]}embedding.word_embeddings.weight"] = embedding
+    if stage == placement.pp - 1:
+        state[f"{prefixes[-1]}decoder.final_layernorm.weight"] = full["model.norm.weight"]
+        if not shape.tied:
+            state[f"{prefixes[-1]}output_layer.weight"] = chunk(padded(full["lm_head.weight"], rows), tp, tp_rank)
+        elif placement.pp * placement.virtual_stages > 1:
+            state[f"{prefixes[-1]}output_layer.weight"] = embedding
+    return {name: value.clone() for name, value in state.items()}
+
+
+def megatron_layer(full: State, shape: Qwen2Shape, layer: str, tp: int, tp_rank: int) -> State:
+    """Query groups one after the other, each with its query heads, its key head and its value head."""
+    fused = {}
+    for kind in ("weight", "bias"):
+        parts = [full[f"{layer}self_attn.{name}_proj.{kind}"] for name in "qkv"]
+        groups = [part.reshape(shape.kv_heads, -1, *part.shape[1:]) for part in parts]
+        whole = torch.cat(groups, dim=1).flatten(0, 1)
+        fused[f"self_attention.linear_qkv.{kind}"] = chunk(whole, tp, tp_rank)
+    gate_up = [chunk(full[f"{layer}mlp.{name}_proj.weight"], tp, tp_rank) for name in ("gate", "up")]
+    return fused | {
+        "self_attention.linear_qkv.layer_norm_weight": full[f"{layer}input_layernorm.weight"],
+        "mlp.linear_fc1.layer_norm_weight": full[f"{layer}post_attention_layernorm.weight"],
+        "self_attention.linear_proj.weight": chunk(full[f"{layer}self_attn.o_proj.weight"], tp, tp_rank, 1),
+        "mlp.linear_fc1.weight": torch.cat(gate_up),
+        "mlp.linear_fc2.weight": chunk(full[f"{layer}mlp.down_proj.weight"], tp, tp_rank, 1),
+    }
+
+
+def rollout_state(full: State, shape: Qwen2Shape, placement: RolloutPlacement, rank: int) -> State:
+    """The state that a vLLM rank has; ranks in excess of the key heads share them in consecutive runs."""
+    tp, tp_rank = placement.tp, rank % placement.tp
+    state = State({"model.norm.weight": full["model.norm.weight"]})
+    rows = -(-shape.vocab // placement.vocab_multiple) * placement.vocab_multiple
+    for name in ("model.embed_tokens.weight", *(() if shape.tied else ("lm_head.weight",))):
+        state[name] = chunk(padded(full[name], rows), tp, tp_rank)
+    for layer in (f"model.layers.{number}." for number in range(shape.layers)):
+        for kind in ("weight", "bias"):
+            query, key, value = (full[f"{layer}self_attn.{name}_proj.{kind}"] for name in "qkv")
+            shared = max(tp // shape.kv_heads, 1)
+            held = [chunk(part, tp // shared, tp_rank // shared) for part in (key, value)]
+            state[f"{layer}self_attn.qkv_proj.{kind}"] = torch.cat([chunk(query, tp, tp_rank), *held])
+        state[f"{layer}self_attn.o_proj.weight"] = chunk(full[f"{layer}self_attn.o_proj.weight"], tp, tp_rank, 1)
+        gate_up = [chunk(full[f"{layer}mlp.{name}_proj.weight"], tp, tp_rank) for name in ("gate", "up")]
+        state[f"{layer}mlp.gate_up_proj.weight"] = torch.cat(gate_up)
+        state[f"{layer}mlp.down_proj.weight"] = chunk(full[f"{layer}mlp.down_proj.weight"], tp, tp_rank, 1)
+        for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
+            state[layer + name] = full[layer + name]
+    return {name: value.clone() for name, value in state.items()}

@@ -1,0 +1,108 @@
+"""The tables against a naive reference that cuts full tensors, over many layouts."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from post_training.layouts.layout import PADDING, LocalView, Piece, RolloutPlacement, TrainPlacement
+from post_training.models.deepseek_v3 import DeepseekV3Shape, canonical_shapes, megatron, table, vllm_ascend
+from tests.post_training.layouts.placements import layout_pairs
+from tests.post_training.layouts.reference import SMALL, State, full_weights, megatron_state, rollout_state
+
+FULL = full_weights(SMALL)
+
+
+def assert_table_describes(pieces: list[Piece], state: State, full: State = FULL) -> None:
+    """Every piece finds the values of its box, and the pieces cover every local element exactly once."""
+    seen = {name: torch.zeros_like(value) for name, value in state.items()}
+    for piece in pieces:
+        box = tuple(slice(*interval) for interval in piece.box)
+        held = piece.locate(state)
+        expected = torch.zeros(piece.extents) if piece.canonical == PADDING else full[piece.canonical][box]
+        assert torch.equal(held, expected), piece
+        piece.locate(seen).add_(1)
+    assert all(bool((count == 1).all()) for count in seen.values()), [k for k, v in seen.items() if (v != 1).any()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(layout_pairs())
+def test_tables_equal_the_naive_reference(pair: tuple[TrainPlacement, RolloutPlacement]) -> None:
+    train, rollout = pair
+    for rank in range(train.world_size):
+        assert_table_describes(megatron(SMALL, train, rank), megatron_state(FULL, SMALL, train, rank))
+        assert_table_describes(vllm_ascend(SMALL, rollout, rank), rollout_state(FULL, SMALL, rollout, rank))
+
+
+@settings(max_examples=60, deadline=None)
+@given(layout_pairs())
+def test_ranks_together_hold_every_element(pair: tuple[TrainPlacement, RolloutPlacement]) -> None:
+    for pieces_of, placement in zip((megatron, vllm_ascend), pair, strict=True):
+        counts = {name: torch.zeros(dims) for name, dims in canonical_shapes(SMALL).items()}
+        for rank in range(placement.world_size):
+            for piece in pieces_of(SMALL, placement, rank):
+                if piece.canonical != PADDING:
+                    counts[piece.canonical][tuple(slice(*interval) for interval in piece.box)] += 1
+        assert all(bool((count > 0).all()) for count in counts.values())
+
+
+def test_a_wrong_piece_is_noticed() -> None:
+    placement = TrainPlacement(tp=2, pp=1, ep=1, dp=1, num_layer_list=(3,))
+    state = megatron_state(FULL, SMALL, placement, 1)
+    with pytest.raises(AssertionError):
+        assert_table_describes(megatron(SMALL, placement, 0), state)
+
+
+def test_files_are_their_own_layout() -> None:
+    assert_table_describes(table(SMALL).huggingface(), FULL)
+
+
+def test_megatron_rank_order() -> None:
+    """core_r0.8.0 lays ranks out as tensor, then data (expert ranks first), then pipeline parallel."""
+    placement = TrainPlacement(tp=2, pp=2, ep=2, dp=4, num_layer_list=(2, 1))
+    ranks = range(placement.world_size)
+    assert [placement.tp_rank(rank) for rank in ranks] == [0, 1] * 8
+    assert [placement.pp_rank(rank) for rank in ranks] == [0] * 8 + [1] * 8
+    assert [placement.tp_ep_rank(rank) for rank in ranks] == [0, 1, 2, 3] * 4
+
+
+def test_the_last_rank_of_a_rollout_takes_the_experts_that_are_left_over() -> None:
+    placement = RolloutPlacement(tp=1, dp=3, ep=3)
+    assert [placement.experts(rank, 8) for rank in range(3)] == [(0, 2), (2, 4), (4, 8)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(tp=2, pp=2, ep=1, dp=1, num_layer_list=(3,)), "num_layer_list"),
+        (dict(tp=2, pp=1, ep=2, dp=3, num_layer_list=(3,)), "must divide"),
+        (dict(tp=0, pp=1, ep=1, dp=1, num_layer_list=(3,)), "positive"),
+    ],
+)
+def test_impossible_training_placements_are_refused(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainPlacement(**arguments)
+
+
+def test_impossible_tables_are_refused() -> None:
+    with pytest.raises(ValueError, match="tp \\* dp"):
+        RolloutPlacement(tp=2, dp=2, ep=2)
+    with pytest.raises(ValueError, match="does not add up"):
+        megatron(SMALL, TrainPlacement(tp=1, pp=1, ep=1, dp=1, num_layer_list=(4,)), 0)
+    with pytest.raises(ValueError, match="cannot be divided"):
+        megatron(SMALL, TrainPlacement(tp=5, pp=1, ep=1, dp=1, num_layer_list=(3,)), 0)
+
+
+def test_a_config_without_low_rank_queries_is_refused() -> None:
+    with pytest.raises(ValueError, match="q_lora_rank"):
+        DeepseekV3Shape.from_config({"q_lora_rank": None})
+
+
+def test_locate_names_the_tensor_that_does_not_fit() -> None:
+    piece = Piece("weight", ((0, 2), (0, 3)), "local", LocalView(shape=(3, 2), transposed=True))
+    assert piece.locate({"local": torch.arange(6.0)}).tolist() == [[0, 2, 4], [1, 3, 5]]
+    with pytest.raises(KeyError, match="local"):
+        piece.locate({})
+    with pytest.raises(ValueError, match="local.*does not fit"):
+        piece.locate({"local": torch.zeros(5)})
+    with pytest.raises(ValueError, match="places weight"):
+        Piece("weight", ((0, 2), (0, 3)), "local").locate({"local": torch.zeros(3, 3)})

@@ -1,0 +1,193 @@
+"""Planning and cutting into rounds, over random layouts and with all ranks of the real cluster in one process."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from post_training.layouts.layout import Piece, RolloutPlacement, TrainPlacement
+from post_training.layouts.plan import LayoutError, Plan, make_plan
+from post_training.layouts.schedule import round_count
+from post_training.models.deepseek_v3 import DeepseekV3Shape, megatron, vllm_ascend
+from tests.post_training.layouts.in_process import Outcome, reshard_in_process
+from tests.post_training.layouts.placements import layout_pairs
+from tests.post_training.layouts.reference import SMALL, State, full_weights, megatron_state, rollout_state, same_bits
+
+FULL = full_weights(SMALL)
+Pair = tuple[TrainPlacement, RolloutPlacement]
+
+
+def layouts(pair: Pair, shape: DeepseekV3Shape = SMALL) -> tuple[list[list[Piece]], list[list[Piece]]]:
+    train, rollout = pair
+    ranks = range(train.world_size)
+    return [megatron(shape, train, rank) for rank in ranks], [vllm_ascend(shape, rollout, rank) for rank in ranks]
+
+
+def plan_of(pair: Pair) -> Plan:
+    return make_plan(*layouts(pair), lambda name: 4)
+
+
+def reshard(
+    pair: Pair, full: State, shape: DeepseekV3Shape, bucket_bytes: int, node_of: list[int] | None = None
+) -> Outcome:
+    """Reshard in one process and compare every rank with the naive reference."""
+    train, rollout = pair
+    ranks = range(train.world_size)
+    sources = [megatron_state(full, shape, train, rank) for rank in ranks]
+    expected = [rollout_state(full, shape, rollout, rank) for rank in ranks]
+    targets = [{name: torch.full_like(value, torch.nan) for name, value in state.items()} for state in expected]
+    outcome = reshard_in_process(sources, targets, *layouts(pair, shape), bucket_bytes, node_of)
+    for rank in ranks:
+        for name, value in expected[rank].items():
+            assert same_bits(targets[rank][name], value), (rank, name)
+    return outcome
+
+
+@settings(max_examples=80, deadline=None)
+@given(layout_pairs(worlds=(1, 2, 3, 4, 6, 8, 12)), st.sampled_from([3000, 7000, 1 << 30]), st.sampled_from([2, 3, 99]))
+def test_random_layouts_are_exact_and_bounded(pair: Pair, bucket_bytes: int, per_node: int) -> None:
+    nodes = [rank // per_node for rank in range(pair[0].world_size)]
+    outcome = reshard(pair, FULL, SMALL, bucket_bytes, nodes)
+    sizes = [step.size for rank in outcome.rounds for r in rank for step in (r.send, r.receive)]
+    assert max(sizes, default=0) <= bucket_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(layout_pairs(worlds=(2, 3, 4, 6, 8, 12)), st.sampled_from([1, 2, 3, 99]))
+def test_each_missing_element_is_sent_once(pair: Pair, per_node: int) -> None:
+    """Against a naive count: a rank receives what it needs and does not hold itself, and nothing else."""
+    train, rollout = layouts(pair)
+    plan = make_plan(train, rollout, lambda name: 4, [rank // per_node for rank in range(len(train))])
+    received = (plan.remote.between(plan.world_size) + plan.relay.between(plan.world_size)).sum(0)
+    for rank in range(plan.world_size):
+        needed = 0
+        held = {name: torch.zeros(value.shape, dtype=torch.bool) for name, value in FULL.items()}
+        for piece in train[rank]:
+            if piece.canonical:
+                held[piece.canonical][tuple(slice(*edge) for edge in piece.box)] = True
+        for piece in rollout[rank]:
+            if piece.canonical:
+                needed += 4 * int((~held[piece.canonical][tuple(slice(*edge) for edge in piece.box)]).sum())
+        assert received[rank] == needed
+
+
+def test_plans_are_equal_on_every_rank() -> None:
+    """Ranks are processes: sets and hashes have another order in each of them."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.post_training.layouts.plan_digests"],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("1", "2")
+    ]
+    one, other = (json.loads(process.communicate()[0]) for process in processes)
+    assert one["hash"] != other["hash"]
+    assert one["digests"] == other["digests"] and len(set(one["digests"])) > 12
+
+
+def test_different_placements_have_different_digests() -> None:
+    train = TrainPlacement(tp=2, pp=1, ep=1, dp=2, num_layer_list=(3,))
+    digests = {plan_of((train, RolloutPlacement(tp=tp, dp=4 // tp, ep=4))).digest for tp in (1, 2, 4)}
+    assert len(digests) == 3
+
+
+def test_owners_take_turns() -> None:
+    """Three replicas that can all send do so equally, not the first one alone."""
+    pair = (TrainPlacement(tp=1, pp=2, ep=1, dp=3, num_layer_list=(2, 1)), RolloutPlacement(tp=1, dp=6, ep=1))
+    sent = plan_of(pair).remote.between(6).sum(1)
+    for stage in (sent[:3], sent[3:]):
+        assert stage.max() <= 1.1 * stage.min()
+
+
+def test_a_region_enters_a_node_once() -> None:
+    """Two nodes of four ranks; the stages are on different nodes, and every rank needs all of both."""
+    train = TrainPlacement(tp=1, pp=2, ep=1, dp=4, num_layer_list=(2, 1))
+    train_layouts, rollout_layouts = layouts((train, RolloutPlacement(tp=1, dp=8, ep=1, instances=1)))
+    nodes = np.array([0] * 4 + [1] * 4)
+    plan = make_plan(train_layouts, rollout_layouts, lambda name: 4, nodes)
+    entering = plan.remote.select(nodes[plan.remote.source] != nodes[plan.remote.target])
+    assert (nodes[plan.relay.source] == nodes[plan.relay.target]).all()
+    entries = Counter((int(name), *box) for name, box in zip(entering.name, entering.box.tolist(), strict=True))
+    assert set(entries.values()) == {1}
+    for relayed in plan.relay.between(8).sum(1).reshape(2, 4):
+        assert relayed.max() <= 1.1 * relayed.min()
+    # The four owners of a stage send into the other node in turn; regions differ in size.
+    for sent in entering.between(8).sum(1).reshape(2, 4):
+        assert sent.min() > 0 and sent.max() <= 2 * sent.min()
+    flat = plan_of((train, RolloutPlacement(tp=1, dp=8, ep=1)))
+    assert len(flat.relay) == 0
+    assert flat.remote.bytes.sum() == plan.remote.bytes.sum() + plan.relay.bytes.sum()
+
+
+def test_an_incomplete_source_is_refused() -> None:
+    train, rollout = layouts((TrainPlacement(1, 1, 1, 1, (3,)), RolloutPlacement(1)))
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    without = [[piece for piece in train[0] if piece.canonical != name]]
+    with pytest.raises(LayoutError, match=name):
+        make_plan(without, rollout, lambda name: 4)
+
+
+def test_overlapping_sources_are_refused() -> None:
+    held = [[Piece("weight", ((0, 3), (0, 2)), "a")], [Piece("weight", ((2, 4), (0, 2)), "a")]]
+    need = [[Piece("weight", ((0, 4), (0, 2)), "b")], []]
+    with pytest.raises(LayoutError, match="weight.*overlapping"):
+        make_plan(held, need, lambda name: 4)
+
+
+def test_world_sizes_must_agree() -> None:
+    with pytest.raises(LayoutError, match="2 training ranks"):
+        make_plan([[], []], [[]], lambda name: 4)
+
+
+def test_a_bucket_that_holds_no_row_is_refused() -> None:
+    pair = (TrainPlacement(2, 1, 1, 1, (3,)), RolloutPlacement(tp=1, dp=2, ep=2))
+    with pytest.raises(ValueError, match="too small"):
+        round_count(plan_of(pair).remote, 2, 10)
+
+
+CLUSTER = DeepseekV3Shape(
+    hidden=16,
+    intermediate=32,
+    moe_intermediate=4,
+    layers=61,
+    dense_layers=3,
+    heads=8,
+    experts=256,
+    shared_experts=1,
+    q_lora=8,
+    kv_lora=6,
+    qk_nope=2,
+    qk_rope=2,
+    v_head=2,
+    vocab=256,
+)
+"""DeepSeek-V3-671B with every width scaled down; layers and experts are the real ones."""
+CLUSTER_TRAIN = TrainPlacement(tp=4, pp=8, ep=8, dp=8, num_layer_list=(7, 7, 8, 8, 8, 8, 8, 7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rollout", "per_node"),
+    [
+        (RolloutPlacement(tp=2, dp=128, ep=256, shared_expert_replicated=True), 256),
+        (RolloutPlacement(tp=2, dp=64, ep=128, instances=2, shared_expert_replicated=True), 16),
+    ],
+    ids=["one instance, direct", "two instances, relayed"],
+)
+def test_the_cluster_layouts_on_256_ranks(rollout: RolloutPlacement, per_node: int) -> None:
+    full = full_weights(CLUSTER, torch.bfloat16)
+    nodes = [rank // per_node for rank in range(256)]
+    outcome = reshard((CLUSTER_TRAIN, rollout), full, CLUSTER, 1 << 20, nodes)
+    expert = np.array([".mlp.experts." in name for name in outcome.plan.names])[outcome.plan.remote.name]
+    receivers = Counter(zip(outcome.plan.remote.name[expert], outcome.plan.remote.target[expert], strict=True))
+    by_expert = Counter(name for name, _ in receivers)
+    assert max(by_expert.values()) <= rollout.instances

@@ -1,0 +1,73 @@
+"""The typed configuration refuses what the model cannot honour, and places layers on uneven stages."""
+
+import pytest
+
+import verl_patches.prelude_patch  # noqa: F401
+
+BASE = {
+    "num_layers": 3,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "add_bias_linear": False,
+    "num_moe_experts": 16,
+    "moe_router_num_groups": 4,
+    "moe_router_group_topk": 2,
+    "moe_router_topk": 4,
+    "first_k_dense_replace": 1,
+}
+
+
+def make(**changes):
+    from post_training.models.megatron.deepseek_v3_config import DeepseekV3TransformerConfig
+
+    return DeepseekV3TransformerConfig(**{**BASE, **changes})
+
+
+def test_uneven_stages_place_every_layer_once():
+    config = make(pipeline_model_parallel_size=2, pipeline_dtype=float, num_layer_list=[2, 1])
+    placed = [
+        list(
+            range(
+                config.first_layer_of_stage(stage), config.first_layer_of_stage(stage) + config.layers_on_stage(stage)
+            )
+        )
+        for stage in range(2)
+    ]
+    assert placed == [[0, 1], [2]]
+
+
+def test_even_stages_need_no_list():
+    config = make(num_layers=4, pipeline_model_parallel_size=2, pipeline_dtype=float)
+    assert [config.first_layer_of_stage(stage) for stage in range(2)] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"pipeline_model_parallel_size": 2}, "set num_layer_list"),
+        ({"pipeline_model_parallel_size": 2, "num_layer_list": [3]}, "must name 2 pipeline stages"),
+        ({"pipeline_model_parallel_size": 2, "num_layer_list": [2, 2]}, "add up to 3"),
+        ({"pipeline_model_parallel_size": 2, "num_layer_list": [3, 0]}, "must be positive"),
+        ({"moe_tp_extend_ep": False}, "not supported"),
+        ({"expert_model_parallel_size": 3}, "do not divide over TP x EP"),
+        ({"tensor_model_parallel_size": 2}, "sequence_parallel=True"),
+        ({"moe_router_num_groups": 3}, "do not divide into 3 groups"),
+        ({"moe_router_group_topk": 5}, "moe_router_group_topk"),
+        ({"moe_router_topk": 9}, "moe_router_topk exceeds"),
+        ({"context_parallel_size": 2}, "context_parallel_size"),
+        (
+            {"expert_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "num_layer_list": [1, 2]},
+            "every stage needs experts",
+        ),
+    ],
+)
+def test_impossible_combinations_are_refused(changes, sentence):
+    if "pipeline_model_parallel_size" in changes:
+        changes = {**changes, "pipeline_dtype": float}
+    with pytest.raises(ValueError, match=sentence):
+        make(**changes)
+
+
+def test_unknown_field_is_an_error():
+    with pytest.raises(TypeError, match="num_layers_list"):
+        make(num_layers_list=[2, 1])

@@ -1,0 +1,76 @@
+"""Choice of experts against a direct reading of the paper, one token and one group at a time."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import verl_patches.prelude_patch  # noqa: F401
+
+
+def naive_choice(scores: list[float], num_groups: int, groups_per_token: int, experts_per_token: int) -> set[int]:
+    size = len(scores) // num_groups
+    groups = [scores[group * size : (group + 1) * size] for group in range(num_groups)]
+    strength = [sum(sorted(group, reverse=True)[:2]) for group in groups]
+    best = sorted(range(num_groups), key=lambda group: -strength[group])[:groups_per_token]
+    allowed = [group * size + member for group in best for member in range(size)]
+    return set(sorted(allowed, key=lambda expert: -scores[expert])[:experts_per_token])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    groups=st.sampled_from([(1, 1), (4, 1), (4, 2), (8, 4), (8, 8)]),
+    size=st.sampled_from([2, 4, 32]),
+    top=st.integers(1, 2),
+)
+def test_choice_equals_the_definition(seed, groups, size, top):
+    from post_training.models.megatron.group_limited_router import choose_experts
+
+    num_groups, groups_per_token = groups
+    scores = torch.rand(5, num_groups * size, generator=torch.Generator().manual_seed(seed)) - 0.3
+    chosen = choose_experts(scores, num_groups, groups_per_token, top)
+    for row, experts in zip(scores.tolist(), chosen.tolist(), strict=True):
+        assert set(experts) == naive_choice(row, num_groups, groups_per_token, top)
+
+
+def test_negative_scores_never_open_a_closed_group():
+    """All scores of the open group are below zero, where filling closed groups with 0 would choose from those."""
+    from post_training.models.megatron.group_limited_router import choose_experts
+
+    scores = torch.tensor([[-0.1, -0.2, -0.3, -0.4, -0.5, -0.6]])
+    assert choose_experts(scores, 3, 1, 2).tolist() == [[0, 1]]
+
+
+def router_of(**options):
+    from post_training.models.megatron.deepseek_v3_config import DeepseekV3TransformerConfig
+    from post_training.models.megatron.group_limited_router import GroupLimitedRouter
+
+    sizes = {"num_moe_experts": 16, "moe_router_num_groups": 4, "moe_router_group_topk": 2, "moe_router_topk": 4}
+    return GroupLimitedRouter(
+        DeepseekV3TransformerConfig(
+            num_layers=1, hidden_size=8, num_attention_heads=4, add_bias_linear=False, **sizes, **options
+        )
+    )
+
+
+def test_the_expert_bias_is_not_cast_with_the_model():
+    router = router_of()
+    router.expert_bias.fill_(1 / 3)
+    router.bfloat16()
+    assert router.weight.dtype == torch.bfloat16 and router.expert_bias.dtype == torch.float32
+    assert router.expert_bias.eq(torch.tensor(1 / 3)).all()
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_a_balanced_router_deals_experts_out_and_weighs_them_by_their_own_scores(forced):
+    torch.manual_seed(0)
+    router = router_of(moe_router_force_load_balancing=forced)
+    tokens = torch.randn(8, 8).npu()
+    weights, experts = router(tokens)
+    shares = experts.flatten().bincount(minlength=16).tolist()
+    assert (shares == [2] * 16) is forced
+    scores = (tokens @ router.weight.t()).sigmoid().gather(1, experts)
+    torch.testing.assert_close(weights, scores / scores.sum(1, keepdim=True))
+    weights.sum().backward()
+    assert router.weight.grad is not None

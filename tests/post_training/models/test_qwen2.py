@@ -1,0 +1,92 @@
+"""The Qwen2.5 table against a naive reference, over many layouts, with and without tied embeddings."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from post_training.layouts.layout import RolloutPlacement, TrainPlacement
+from post_training.models.families import table_for
+from post_training.models.qwen2 import Qwen2Shape, table
+from tests.post_training.layouts.in_process import reshard_in_process
+from tests.post_training.layouts.placements import layout_pairs
+from tests.post_training.layouts.qwen2_reference import SMALL, TIED, full_weights, megatron_state, rollout_state
+from tests.post_training.layouts.reference import same_bits
+from tests.post_training.layouts.test_layout import assert_table_describes
+
+Pair = tuple[TrainPlacement, RolloutPlacement]
+
+
+def fits(pair: Pair) -> bool:
+    """Both models can divide their six key heads over these ranks."""
+    train, rollout = pair
+    return SMALL.kv_heads % train.tp == 0 and (SMALL.kv_heads % rollout.tp == 0 or rollout.tp % SMALL.kv_heads == 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layout_pairs(), st.booleans())
+def test_the_table_equals_the_naive_reference(pair: Pair, tied: bool) -> None:
+    (train, rollout), shape = pair, TIED if tied else SMALL
+    assume(fits(pair))
+    full = full_weights(shape)
+    for rank in range(train.world_size):
+        assert_table_describes(table(shape).megatron(train, rank), megatron_state(full, shape, train, rank), full)
+        state = rollout_state(full, shape, rollout, rank)
+        assert_table_describes(table(shape).vllm_ascend(rollout, rank), state, full)
+
+
+@settings(max_examples=40, deadline=None)
+@given(layout_pairs(worlds=(1, 2, 3, 6, 12)), st.booleans(), st.sampled_from([3000, 1 << 30]))
+def test_random_layouts_are_exact(pair: Pair, tied: bool, bucket_bytes: int) -> None:
+    (train, rollout), shape = pair, TIED if tied else SMALL
+    assume(fits(pair))
+    full, ranks = full_weights(shape), range(train.world_size)
+    expected = [rollout_state(full, shape, rollout, rank) for rank in ranks]
+    targets = [{name: torch.full_like(value, torch.nan) for name, value in state.items()} for state in expected]
+    reshard_in_process(
+        [megatron_state(full, shape, train, rank) for rank in ranks],
+        targets,
+        [table(shape).megatron(train, rank) for rank in ranks],
+        [table(shape).vllm_ascend(rollout, rank) for rank in ranks],
+        bucket_bytes,
+    )
+    for rank in ranks:
+        assert all(same_bits(targets[rank][name], value) for name, value in expected[rank].items())
+
+
+def test_more_ranks_than_key_heads_share_them() -> None:
+    shape = dataclasses.replace(SMALL, kv_heads=2)
+    full = full_weights(shape)
+    placement = RolloutPlacement(tp=4)
+    for rank in range(4):
+        state = rollout_state(full, shape, placement, rank)
+        assert_table_describes(table(shape).vllm_ascend(placement, rank), state, full)
+    with pytest.raises(ValueError, match="2 key heads cannot be shared by 3 ranks"):
+        table(shape).vllm_ascend(RolloutPlacement(tp=3, vocab_multiple=12), 0)
+
+
+def test_misfits_are_refused() -> None:
+    with pytest.raises(ValueError, match="query groups"):
+        table(SMALL).megatron(TrainPlacement(tp=4, pp=1, ep=1, dp=1, num_layer_list=(3,)), 0)
+    with pytest.raises(ValueError, match="does not add up to 3 layers"):
+        table(SMALL).megatron(TrainPlacement(tp=1, pp=1, ep=1, dp=1, num_layer_list=(2,)), 0)
+
+
+def test_a_model_is_found_by_its_architecture() -> None:
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 6,
+        "head_dim": 4,
+        "vocab_size": 100,
+    }
+    assert Qwen2Shape.from_config(config) == SMALL
+    assert table_for(config).shapes == table(SMALL).shapes
+    assert table_for(config | {"tie_word_embeddings": True}).ignored_in_files == ("lm_head.weight",)
+    with pytest.raises(ValueError, match="LlamaForCausalLM; known are DeepseekV3ForCausalLM, Qwen2ForCausalLM"):
+        table_for(config | {"architectures": ["LlamaForCausalLM"]})

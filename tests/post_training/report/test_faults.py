@@ -1,0 +1,90 @@
+"""What makes a run untrue, and how it is said."""
+
+import math
+
+import numpy as np
+import pytest
+
+from post_training.report.faults import RunFaults, steps_in_words
+
+GOOD = {
+    "timing_s/update_actor": 1.0,
+    "training/rollout_logprob_diff_max": 2e-4,
+    "reshard/weights_exact": 1.0,
+    "actor/nonfinite_steps": 0.0,
+    "actor/grad_norm": np.float64(0.5),
+    "text": "[1 2]",
+}
+DIFFERENCE = "training/rollout_logprob_diff_max"
+
+
+def faults_of(*steps, precision="bfloat16", rewards=()):
+    faults = RunFaults(precision)
+    for number, changes in enumerate(steps, start=1):
+        faults.add(number, {k: v for k, v in (GOOD | changes).items() if v is not ...}, rewards if number == 1 else ())
+    return faults
+
+
+def test_a_good_run_has_none():
+    faults = faults_of({}, {}, precision="float32")
+    assert faults.clauses() == {} and faults.sentence() is None
+    assert not RunFaults("bfloat16").add(0, {"val-core/acc": 0.5}), "a validation has no update to compare"
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "says"),
+    [
+        ({"actor/nonfinite_steps": 1.0}, "update_skipped", "1 update was skipped at step 2, because gradients held"),
+        ({"actor/nonfinite_steps": 2.0}, "update_skipped", "2 updates were skipped at step 2"),
+        ({"reshard/weights_exact": 0.0}, "weights_differ", "rollout weights differed from training weights at step 2"),
+        ({"reshard/weights_exact": 0.5}, "weights_differ", "differed from training weights at step 2"),
+        ({DIFFERENCE: ...}, "not_compared", "no log-prob of rollout and training was compared at step 2"),
+        ({DIFFERENCE: 1e-3}, "log_probs_differ", "differed by up to 1.00e-03 at step 2, and in float32"),
+        ({DIFFERENCE: math.nan}, "metric_not_finite", f"metrics were not finite: {DIFFERENCE} at step 2"),
+        ({DIFFERENCE: None}, "metric_not_finite", f"metrics were not finite: {DIFFERENCE} at step 2"),
+        ({"actor/grad_norm": np.float32("inf")}, "metric_not_finite", "metrics were not finite: actor/grad_norm"),
+    ],
+)
+def test_each_fault_is_named_with_its_step(changes, kind, says):
+    faults = faults_of({}, changes, {}, precision="float32")
+    assert list(faults.clauses()) == [kind] and says in faults.sentence()
+    assert faults.sentence().startswith("the run is not valid: ") and "\n" not in faults.sentence()
+
+
+def test_in_bfloat16_a_large_difference_is_no_fault():
+    assert faults_of({DIFFERENCE: 1.5}).sentence() is None
+
+
+def test_one_failure_of_a_reward_in_a_whole_run_is_a_fault():
+    faults = faults_of({}, {}, rewards=["ValueError: no answer"])
+    assert faults.sentence() == (
+        "the run is not valid: the reward function failed once at step 1 (ValueError: no answer)"
+    )
+    assert faults.reward_error_count == 1
+
+
+def test_a_step_tells_its_own_faults_only():
+    faults = RunFaults("bfloat16")
+    assert list(faults.add(1, GOOD | {"actor/nonfinite_steps": 1.0})) == ["update_skipped"]
+    assert faults.add(2, GOOD) == {}
+    assert list(faults.clauses()) == ["update_skipped"]
+
+
+def test_the_likeliest_cause_comes_first_and_many_metrics_are_cut_short():
+    nonfinite = {f"actor/{letter}": math.nan for letter in "abcde"}
+    sentence = faults_of({"actor/nonfinite_steps": 1.0} | nonfinite).sentence()
+    assert sentence.index("was skipped") < sentence.index("not finite")
+    assert sentence.endswith("actor/a at step 1, actor/b at step 1, actor/c at step 1 and 2 more metrics")
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([3], "step 3"),
+        ([1, 2], "steps 1 and 2"),
+        ([1, 2, 3, 4, 5], "steps 1, 2, 3, 4 and 5"),
+        (list(range(1, 25)), "steps 1, 2, 3, 4 and 20 more"),
+    ],
+)
+def test_steps_in_words(steps, words):
+    assert steps_in_words(steps) == words

@@ -1,0 +1,175 @@
+"""From metrics.jsonl to summary.json and the figure; what was not measured must not look measured."""
+
+import json
+
+import pytest
+
+from post_training.report import ReportError, RunFacts, StepRecord, read_records, summarise
+from post_training.report.figure import draw, moving_means
+
+FACTS = RunFacts(seed=1, dies=4, wall_s=100.0, precision="bfloat16", startup_s=50.0)
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def record(step, **metrics):
+    return StepRecord(step, 1000.0 + step, {name.replace("__", "/"): value for name, value in metrics.items()})
+
+
+def test_records_come_back_and_a_line_in_writing_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    line = json.dumps({"step": 1, "time": 2.5, "metrics": {"critic/score/mean": 0.5}})
+    path.write_text(f"{line}\n\n{line[:20]}")
+    assert read_records(path) == [StepRecord(1, 2.5, {"critic/score/mean": 0.5})]
+    assert read_records(tmp_path / "absent.jsonl") == []
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"step": 1, "time": 1}', '{"step": "x", "time": 1, "metrics": {}}'])
+def test_broken_line_is_named(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1, "time": 1, "metrics": {{}}}}\n{line}\n')
+    with pytest.raises(ReportError, match="line 2 is not a step record"):
+        read_records(path)
+
+
+def test_rewards_are_means_of_the_first_and_last_five_steps():
+    records = [record(step, critic__score__mean=step / 10) for step in range(1, 11)]
+    summary = summarise(records, FACTS)
+    assert summary["steps"] == 10 and summary["seed"] == 1 and summary["wall_s"] == 100.0
+    assert summary["reward_first"] == pytest.approx(0.3)
+    assert summary["reward_last"] == pytest.approx(0.8)
+
+
+def test_stage_seconds_leave_out_the_first_step_and_count_nothing_twice():
+    slow = record(1, timing_s__gen=90.0, timing_s__reshard=1.0, timing_s__step=100.0)
+    steady = [record(step, timing_s__gen=3.0, timing_s__reshard=1.0, timing_s__step=4.0) for step in (2, 3)]
+    summary = summarise([slow, *steady], FACTS)
+    assert summary["stage_seconds"]["rollout"] == pytest.approx(2.0)
+    assert summary["stage_seconds"]["reshard"] == pytest.approx(1.0)
+    assert summary["step_seconds"] == pytest.approx(4.0)
+    assert summarise([slow], FACTS)["stage_seconds"]["rollout"] == pytest.approx(89.0)
+
+
+def test_unmeasured_is_none_and_never_zero():
+    summary = summarise([record(1)], FACTS)
+    unmeasured = ["reward_first", "reward_last", "rollout_logprob_diff_max", "weights_exact", "patches_applied",
+                  "patches_effective", "peak_device_bytes", "device_memory", "collectives", "emulator",
+                  "step_seconds"]  # fmt: skip
+    assert {name: summary[name] for name in unmeasured} == dict.fromkeys(unmeasured)
+    assert set(summary["stage_seconds"].values()) == {None}
+    assert json.loads(json.dumps(summary)) == summary
+
+
+def test_one_inexact_step_makes_the_run_inexact():
+    exact = [record(step, reshard__weights_exact=1.0) for step in (1, 2)]
+    assert summarise(exact, FACTS)["weights_exact"] is True
+    assert summarise([*exact, record(3, reshard__weights_exact=0.0)], FACTS)["weights_exact"] is False
+    assert summarise([*exact, record(3)], FACTS)["weights_exact"] is True
+
+
+def test_device_memory_of_the_last_step_in_the_order_of_its_phases():
+    names = {"update": (30, 20), "rollout": (7, 6), "reshard": (9, 8)}
+    last = {f"memory/peak_bytes/{phase}": peak for phase, (peak, _) in names.items()}
+    last |= {f"memory/allocated_bytes/{phase}": end for phase, (_, end) in names.items()}
+    summary = summarise([record(1, **{"memory/peak_bytes/update": 99.0}), StepRecord(2, 1.0, last)], FACTS)
+    assert summary["device_memory"] == [
+        {"phase": "reshard", "peak_bytes": 9, "end_bytes": 8},
+        {"phase": "rollout", "peak_bytes": 7, "end_bytes": 6},
+        {"phase": "update", "peak_bytes": 30, "end_bytes": 20},
+    ]
+
+
+def test_every_phase_has_its_place_in_the_report():
+    pytest.importorskip("torch_npu")
+    from post_training.report.metrics import PHASES as reported
+    from verl_patches.features.residency.phases import PHASES as declared
+
+    assert tuple(declared) == reported
+
+
+def test_worst_log_prob_difference_peaks_and_collectives():
+    first = {"training/rollout_logprob_diff_max": 2e-4, "memory/peak_bytes/update": 10}
+    first |= {"collectives/all_to_all/count": 3, "collectives/all_to_all/bytes": 100}
+    second = {"training/rollout_logprob_diff_max": 1e-4, "memory/peak_bytes/update": 30}
+    second |= {"memory/peak_bytes/rollout": 7, "collectives/all_to_all/count": 4}
+    summary = summarise([StepRecord(1, 0.0, first), StepRecord(2, 1.0, second)], FACTS)
+    assert summary["rollout_logprob_diff_max"] == 2e-4
+    assert summary["peak_device_bytes"] == {"update": 30, "rollout": 7}
+    assert summary["collectives"] == summary["overlay_collectives"] == {"all_to_all": {"count": 7, "bytes": 100}}
+    everything = {"collectives": {"all_reduce": {"count": 9, "bytes": 1}}}
+    counted_by_both = summarise([StepRecord(1, 0.0, first)], FACTS, emulator=everything)
+    assert counted_by_both["collectives"] == everything["collectives"]
+    assert counted_by_both["overlay_collectives"] == {"all_to_all": {"count": 3, "bytes": 100}}
+
+
+def test_what_makes_a_run_untrue_is_in_its_summary():
+    records = [
+        record(1, actor__nonfinite_steps=0.0, actor__grad_norm=1.0),
+        record(2, actor__nonfinite_steps=2.0, actor__grad_norm=None, actor__pg_loss=None),
+        record(3, actor__nonfinite_steps=1.0, actor__grad_norm=None),
+    ]
+    faults = [
+        {"kind": "update_skipped", "message": "1 update was skipped"},
+        {"kind": "reward_error", "message": "the reward function failed", "errors": ["ValueError", "ValueError"]},
+        {"kind": "reward_error", "message": "the reward function failed", "errors": ["KeyError"]},
+    ]
+    summary = summarise(records, FACTS, faults=faults)
+    assert summary["updates_skipped"] == 3 and summary["reward_errors"] == 3
+    assert summary["nonfinite_metrics"] == {"actor/grad_norm": [2, 3], "actor/pg_loss": [2]}
+    clean = summarise(records[:1], FACTS)
+    assert (clean["updates_skipped"], clean["nonfinite_metrics"], clean["reward_errors"]) == (0, {}, 0)
+    assert clean["failure"] is None and clean["not_answering"] == []
+
+
+def test_a_process_that_stopped_is_in_the_summary_once():
+    def stop(rank, seconds, ended):
+        facts = {"rank": rank, "phase": "update", "step": 3, "seconds": seconds, "waiting": [1], "ended": ended}
+        return {"kind": "not_answering", "message": "", "time": 0.0, **facts}
+
+    faults = [stop(2, 61.0, False), stop(0, 62.0, False), stop(0, 900.0, True), stop("trainer", 70.0, False)]
+    found = summarise([record(1)], FACTS, faults=faults)["not_answering"]
+    assert [(each["rank"], each["seconds"], each["ended"]) for each in found] == [
+        (2, 61.0, False),
+        (0, 900.0, True),
+        ("trainer", 70.0, False),
+    ]
+
+
+def test_patches_and_emulator_meters():
+    overlay = {"applied": ["a", "b", "c"], "pending": [], "effective": {"a": True, "b": False, "c": True}}
+    emulator = {"peak_device_bytes": {"update": 5}, "collectives": {"all_reduce": {"count": 1, "bytes": 8}}}
+    summary = summarise([record(1)], FACTS, overlay, emulator)
+    assert (summary["patches_applied"], summary["patches_effective"]) == (3, 2)
+    assert summary["peak_device_bytes"] == {"update": 5}
+    assert summary["collectives"] == emulator["collectives"] and summary["overlay_collectives"] is None
+
+
+def test_a_run_without_a_step_has_a_summary_and_no_figure(tmp_path):
+    summary = summarise([], FACTS, failure="a die ran out of device memory")
+    assert (summary["steps"], summary["failure"]) == (0, "a die ran out of device memory")
+    assert (summary["updates_skipped"], summary["reward_last"], summary["device_memory"]) == (None, None, None)
+    with pytest.raises(ReportError, match="nothing to draw"):
+        draw([], "title", tmp_path / "report.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_figure_is_a_png_that_depends_on_the_data(tmp_path):
+    low = [record(step, critic__score__mean=0.1, timing_s__gen=1.0, timing_s__step=2.0) for step in range(1, 4)]
+    high = [record(step, critic__score__mean=0.9, timing_s__gen=2.0, timing_s__step=2.0) for step in range(1, 4)]
+    for name, records in {"low": low, "same": low, "high": high, "bare": [record(1)]}.items():
+        draw(records, "title", tmp_path / f"{name}.png")
+    images = {path.stem: path.read_bytes() for path in tmp_path.iterdir()}
+    assert all(image.startswith(PNG_SIGNATURE) for image in images.values())
+    assert images["low"] == images["same"] != images["high"]
+
+
+def test_moving_means():
+    assert moving_means([1.0, 3.0, 5.0], 2) == [1.0, 2.0, 4.0]
+    assert moving_means([], 5) == []
+
+
+def test_a_value_that_was_not_finite_hides_nothing(tmp_path):
+    records = [record(1, critic__score__mean=0.5, training__rollout_logprob_diff_max=1e-4)]
+    records.append(record(2, critic__score__mean=None, training__rollout_logprob_diff_max=None))
+    summary = summarise(records, FACTS)
+    assert summary["rollout_logprob_diff_max"] is None and summary["reward_last"] == 0.5
+    draw(records, "title", tmp_path / "report.png")

@@ -1,0 +1,434 @@
+"""The rule rewards: a table of cases, and the time limit that must hold."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from post_training.rewards import RULES, score
+from post_training.rewards.answers import compare_plainly, last_boxed, plain
+from post_training.rewards.comparison import equal_answers
+from post_training.rewards.judge import LONGEST_ANSWER, Judge, Verdict
+from post_training.rewards.process import AlgebraProcess, ComparisonLost, ComparisonTimeout
+from tests.post_training.rewards.cases import CASES, ENDLESS, RESPONSES
+
+JUDGED_ROWS = Path(__file__).with_name("judged_rows.tsv")
+HANGING_WORKER = "import time; print('{\"ready\": true}', flush=True); time.sleep(600)"
+DYING_WORKER = "import sys; print('{\"ready\": true}', flush=True); sys.stdin.readline()"
+
+
+@pytest.fixture(scope="module")
+def process():
+    process = AlgebraProcess()
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="module")
+def judge(process):
+    return Judge(time_limit_s=60.0, process=process)
+
+
+@pytest.fixture
+def forbidden_judge():
+    """A judge that fails the test when it is asked: for cases that text and numbers must decide."""
+    return Judge(process=AlgebraProcess(["/nonexistent-worker"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"so \boxed{55}", "55"),
+        (r"\boxed{1} then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{ 7 }", "7"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed{}", ""),
+        (r"first \boxed{3} and \boxed{cut off", "3"),
+        ("no box 55", None),
+        (r"\boxed{never closed", None),
+        ("", None),
+    ],
+)
+def test_last_box_is_found(text, expected):
+    assert last_boxed(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer", "expected"),
+    [
+        ("55", "55", True),
+        ("55", "54", False),
+        ("55", "55.0", True),
+        ("1234", "1,234", True),
+        ("-3", "\u22123", True),
+        ("0.5", ".5", True),
+        ("5", "", False),
+        ("12", "1,2", None),
+        ("5", r"\frac{10}{2}", True),
+        ("1/3", "0.33", None),
+        ("1/0", "0", None),
+        (r"25\%", "0.25", True),
+        ("25", "25%", True),
+        (r"25\%", "2.5", False),
+        ("1", "9" * 5000, None),
+        ("x+1", "1+x", None),
+        ("55", "5-", None),
+        (r"0.\overline{3}", "1/3", True),
+        ("2 1/3", r"\frac{7}{3}", True),
+        ("101_2", "101_3", False),
+        ("1", "9" * 400, False),
+    ],
+)
+def test_plain_comparison_decides_or_abstains(truth, answer, expected):
+    assert compare_plainly(truth, answer) is expected
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "expected"),
+    [
+        (r"\boxed{55}", "55", 1.0),
+        (r"\boxed{54}", "55", 0.0),
+        ("55", "55", 0.0),
+        (r"I count 12: \boxed{7}", "2", 0.0),
+        (r"\boxed{1}</think> no: \boxed{2}", "2", 1.0),
+        (r"\boxed{2}</think> no box here", "2", 0.0),
+        (r"<think> perhaps \boxed{2}", "2", 0.0),
+        (r"\boxed{70,000}", "70000", 1.0),
+        (r"\boxed{60}", r"\boxed{60}", 1.0),
+    ],
+)
+def test_boxed_rule_without_algebra(forbidden_judge, response, truth, expected):
+    assert score(response, truth, forbidden_judge) == expected
+
+
+TABLE = [(kind, *case) for kind, cases in CASES.items() for case in cases]
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_boxed_rule_on_the_table(judge, kind):
+    found = [(truth, answer, score(rf"so \boxed{{{answer}}}", truth, judge) == 1.0) for truth, answer, _ in CASES[kind]]
+    assert found == CASES[kind]
+    assert judge.timeouts == 0
+
+
+def judged_rows(kind):
+    """(truth, response, score) of one kind; a row without a box in it stands for what is in the box."""
+    for line in JUDGED_ROWS.read_text().splitlines()[1:]:
+        name, right, truth, answer = line.split("\t")
+        response = answer.replace("\u23ce", "\n")
+        if name == kind:
+            yield truth, response if r"\boxed" in response else rf"so \boxed{{{response}}}", float(right)
+
+
+KINDS = sorted({line.partition("\t")[0] for line in JUDGED_ROWS.read_text().splitlines()[1:]})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_boxed_rule_on_judged_rows(judge, kind):
+    rows = list(judged_rows(kind))
+    assert [(truth, response, score(response, truth, judge)) for truth, response, _ in rows] == rows
+    assert judge.timeouts == 0
+
+
+def test_there_are_many_judged_rows_of_both_verdicts():
+    scores = [score for kind in KINDS for *_, score in judged_rows(kind)]
+    assert len(scores) >= 250 and 100 < sum(scores) < len(scores) - 100
+
+
+def test_the_table_is_large_and_has_both_verdicts():
+    assert len(TABLE) + len(RESPONSES) + len(ENDLESS) >= 60
+    assert 20 < sum(expected for *_, expected in TABLE) < len(TABLE) - 20
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_boxed_rule_on_whole_responses(judge, name):
+    response, truth, expected = RESPONSES[name]
+    assert score(response, truth, judge) == expected
+
+
+@pytest.mark.slow
+def test_endless_comparisons_end_at_the_limit_and_the_worker_stays(process):
+    judge, patient = Judge(0.5, process), Judge(60.0, process)
+    assert patient.equal(r"\sqrt{4}", "2").equal
+    template = process._process.pid
+    for truth, answer in ENDLESS:
+        assert judge.equal(truth, answer) == Verdict(equal=False, timed_out=True), answer[:40]
+        assert process._process.pid == template and process._process.poll() is None
+    assert judge.timeouts == len(ENDLESS)
+    assert patient.equal(r"\sqrt{9}", "3").equal and process._process.pid == template
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (r"\boxed{60}", "60"),
+        ("$5$", "5"),
+        ("5.", "5"),
+        (r"1\,234\!567{,}890", "1234567890"),
+        (r"\sin\, x", r"\sin\, x"),
+        (r"12\, 34", r"12\, 34"),
+        ("$", "$"),
+        ("", ""),
+    ],
+)
+def test_what_surrounds_a_value_is_taken_off(answer, expected):
+    assert plain(answer) == expected
+
+
+def test_substring_rule_keeps_its_known_weakness(judge):
+    assert score(r"I count 12: \boxed{7}", "2", judge, rule="substring") == 1.0
+    assert score(r"\boxed{0.5}", r"\frac{1}{2}", judge, rule="substring") == 0.0
+    assert score(r"I count 12: \boxed{7}", "2", judge, rule="boxed") == 0.0
+
+
+def test_unknown_rule_names_the_known_ones(judge):
+    with pytest.raises(ValueError, match="boxed, substring"):
+        score("", "", judge, rule="exact")
+    assert set(RULES) == {"boxed", "substring"}
+
+
+def test_limit_must_be_positive():
+    with pytest.raises(ValueError, match="above 0"):
+        Judge(time_limit_s=0)
+
+
+def evaluator_of(process):
+    """The process number of the evaluator, the template's only child."""
+    template = process._process.pid
+    (evaluator,) = Path(f"/proc/{template}/task/{template}/children").read_text().split()
+    return int(evaluator)
+
+
+def test_stopped_evaluator_is_killed_and_later_samples_are_judged(process):
+    assert process.equal(r"\frac12", "0.5", limit_s=60)
+    template, evaluator = process._process.pid, evaluator_of(process)
+    os.kill(evaluator, signal.SIGSTOP)  # a computation that never answers
+    with pytest.raises(ComparisonTimeout):
+        process.equal("1", "x", limit_s=0.2)
+    assert process.equal(r"\frac12", "0.5", limit_s=60)
+    assert process._process.pid == template and evaluator_of(process) != evaluator
+    assert not os.path.exists(f"/proc/{evaluator}")
+
+
+def test_a_late_reply_is_not_taken_for_the_next_one(process):
+    assert process.equal("x+1", "1+x", limit_s=60)
+    evaluator = evaluator_of(process)
+    os.kill(evaluator, signal.SIGSTOP)
+    with pytest.raises(ComparisonTimeout):
+        process.equal("x", "x", limit_s=0.1)
+    os.kill(process._process.pid, signal.SIGSTOP)
+    # The template cannot act yet, so the old evaluator answers the request that was given up.
+    try:
+        os.kill(evaluator, signal.SIGCONT)
+    except ProcessLookupError:
+        pass
+    os.kill(process._process.pid, signal.SIGCONT)
+    assert not process.equal("x", "y", limit_s=60)
+
+
+def test_killed_evaluator_costs_one_sample_and_no_start(process):
+    assert process.equal("x+1", "1+x", limit_s=60)
+    template, evaluator = process._process.pid, evaluator_of(process)
+    os.kill(evaluator, signal.SIGKILL)
+    outcomes = []
+    for _ in range(3):
+        try:
+            outcomes.append(process.equal("x+1", "1+x", limit_s=60))
+        except ComparisonLost:
+            outcomes.append("lost")
+    assert outcomes in (["lost", True, True], [True, True, True]) and process._process.pid == template
+
+
+def test_killed_template_is_started_again(process):
+    assert process.equal("x+1", "1+x", limit_s=60)
+    evaluator = evaluator_of(process)
+    process._process.kill()
+    process._process.wait()
+    assert process.equal("x+1", "1+x", limit_s=60) and evaluator_of(process) != evaluator
+
+
+def test_memory_of_an_evaluator_is_limited(process):
+    assert process.equal("x+1", "1+x", limit_s=60)
+    limits = Path(f"/proc/{evaluator_of(process)}/limits").read_text().splitlines()
+    (line,) = [line for line in limits if line.startswith("Max address space")]
+    assert line.split()[3] == str(4 * 1024**3)
+
+
+def test_forked_process_asks_a_worker_of_its_own(process):
+    assert process.equal("x+1", "1+x", limit_s=60)
+    template = process._process.pid
+    child = os.fork()
+    if child == 0:
+        answered = process.equal("x+1", "1+x", limit_s=60) and process._process.pid != template
+        process.close()
+        os._exit(0 if answered else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert process._process.pid == template and process.equal("x+2", "2+x", limit_s=60)
+
+
+def test_prepared_worker_serves_the_first_comparison():
+    process = AlgebraProcess()
+    process.prepare()
+    prepared = process._process
+    assert process.equal(r"\frac12", "0.5", limit_s=60) and process._process is prepared
+    process.close()
+
+
+def test_worker_that_dies_of_a_sample_makes_it_wrong():
+    verdict = Judge(5.0, AlgebraProcess([sys.executable, "-c", DYING_WORKER])).equal("1", "x")
+    assert not verdict.equal and not verdict.timed_out
+
+
+def test_hanging_worker_is_given_up_at_the_limit():
+    process = AlgebraProcess([sys.executable, "-c", HANGING_WORKER])
+    judge = Judge(0.2, process)
+    assert judge.equal("1", "x").timed_out and judge.equal("1", "y").timed_out and judge.timeouts == 2
+    process.close()
+
+
+def test_worker_that_cannot_start_is_an_error():
+    with pytest.raises(RuntimeError, match="did not start"):
+        AlgebraProcess([sys.executable, "-c", "raise SystemExit(1)"]).equal("1", "x", limit_s=1)
+
+
+class CountingProcess:
+    """Says of every pair that it is equal, and counts."""
+
+    def __init__(self):
+        self.asked = []
+
+    def equal(self, truth, answer, limit_s):
+        self.asked.append((truth, answer))
+        if answer == "endless":
+            raise ComparisonTimeout
+        return True
+
+
+def test_a_pair_is_compared_once():
+    process = CountingProcess()
+    judge = Judge(1.0, process)
+    assert [judge.equal("1", answer).equal for answer in ("x", "y", "x", "endless", "endless")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+    assert process.asked == [("1", "x"), ("1", "y"), ("1", "endless")] and judge.timeouts == 1
+
+
+def test_threads_that_ask_for_one_pair_wait_for_one_comparison():
+    """Otherwise an endless comparison would cost its limit once a thread."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class SlowProcess(CountingProcess):
+        def equal(self, truth, answer, limit_s):
+            begun.set()
+            assert go_on.wait(60)
+            return super().equal(truth, answer, limit_s)
+
+    process, verdicts = SlowProcess(), []
+    judge = Judge(1.0, process)
+    threads = [threading.Thread(target=lambda: verdicts.append(judge.equal("1", "endless"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(60)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert process.asked == [("1", "endless")] and judge.timeouts == 1
+    assert verdicts == [Verdict(equal=False, timed_out=True)] * 8
+
+
+def test_an_error_is_not_remembered():
+    class BrokenOnce(CountingProcess):
+        def equal(self, truth, answer, limit_s):
+            if super().equal(truth, answer, limit_s) and len(self.asked) == 1:
+                raise RuntimeError("no process")
+            return True
+
+    judge = Judge(1.0, BrokenOnce())
+    with pytest.raises(RuntimeError, match="no process"):
+        judge.equal("1", "x")
+    assert judge.equal("1", "x").equal
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        " ",
+        "{",
+        r"\text{",
+        r"\text{a}",
+        r"\mathrm{cm}",
+        r"\ ",
+        "cm ",
+        "abcd ",
+        "/",
+        "^",
+        r"\circ",
+        "[1,",
+        "]",
+        "=",
+        r"\cup",
+        "(A)",
+        "%",
+    ],
+)
+def test_long_answers_are_taken_apart_in_linear_time(part):
+    """No limit holds outside the worker; a pattern that tries every way to divide these would not come back."""
+    process = CountingProcess()
+    for answer in (part * LONGEST_ANSWER, "5" + part * LONGEST_ANSWER, "5" + part * LONGEST_ANSWER + "!"):
+        for cut in (answer[:LONGEST_ANSWER], answer[: LONGEST_ANSWER - 1] + "!"):
+            assert equal_answers("7", cut, Judge(1.0, process)) in (True, False)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("truth", ["", " ", "nan", "NaN", r"\boxed{}", "$$"])
+def test_a_truth_that_is_none_is_met_by_no_response(forbidden_judge, rule, truth):
+    for response in (r"\boxed{}", r"\boxed{nan}", r"nan \boxed{NaN}", "", truth):
+        assert score(response, truth, forbidden_judge, rule) == 0.0
+
+
+def test_answers_longer_than_any_answer_are_wrong_without_algebra():
+    process = CountingProcess()
+    assert Judge(1.0, process).equal("1", "x" * LONGEST_ANSWER).equal
+    assert not Judge(1.0, process).equal("1", "x" * (LONGEST_ANSWER + 1)).equal
+    assert len(process.asked) == 1
+
+
+def test_worker_outlives_the_thread_that_started_it(process):
+    thread = threading.Thread(target=process.equal, args=("x+1", "1+x", 60))
+    thread.start()
+    thread.join()
+    template = process._process.pid
+    assert process.equal("x+2", "2+x", limit_s=60) and process._process.pid == template
+
+
+def test_worker_ends_with_its_parent():
+    parent = (
+        "import os, signal\n"
+        "from post_training.rewards.process import AlgebraProcess\n"
+        "process = AlgebraProcess()\n"
+        "process.equal('x', 'y', 60)\n"
+        "template = process._process.pid\n"
+        "evaluator = open(f'/proc/{template}/task/{template}/children').read()\n"
+        "os.kill(int(evaluator), signal.SIGSTOP)\n"
+        "print(template, evaluator, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    finished = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
+    deadline = time.monotonic() + 30
+    for worker in map(int, finished.stdout.split()):
+        while os.path.exists(f"/proc/{worker}") and not _is_zombie(worker):
+            assert time.monotonic() < deadline, "the worker outlived its parent"
+
+
+def _is_zombie(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True

@@ -1,0 +1,46 @@
+"""Overrides as text: what Hydra's own parser reads back is the path."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
+
+from post_training.overrides import quoted, setting
+
+ROOT = Path(__file__).parents[2]
+PATHS = [
+    "/plain/path-1.0",
+    "/with space/a=b,{c}/it's",
+    "/测试/目录",
+    r"/a\b",
+    r"/a\'b",
+    "/ends with\\",
+    r"/two\\b",
+    '/a]b[c#"d"&|$x;%e9\'',
+]
+
+
+def read_back(text: str) -> object:
+    return OverridesParser.create().parse_override(f"key={text}").value()
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1))
+def test_any_path_survives_hydras_grammar(path):
+    assert read_back(quoted(path)) == path
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_launchers_shell_quotes_alike(path):
+    script = 'source "$1/scripts/lib/training.sh"; training_quoted "$2"'
+    printed = subprocess.run(["bash", "-c", script, "quote", ROOT, path], capture_output=True, text=True, check=True)
+    assert read_back(printed.stdout) == path
+
+
+def test_settings_hold_values_paths_and_lists_of_paths():
+    assert setting("a.b", 3) == "a.b=3" and setting("a", "x") == "a=x"
+    assert read_back(setting("key", Path("/a b")).removeprefix("key=")) == "/a b"
+    listed = OverridesParser.create().parse_override(setting("key", [Path("/a b"), Path("/测,试"), Path("/c")]))
+    assert [getattr(entry, "text", entry) for entry in listed._value] == ["/a b", "/测,试", "/c"]

@@ -1,0 +1,148 @@
+"""A checkpoint is complete, loadable, written once for its inputs, and never half there."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from post_training.data import DataError
+from rehearsal.tiny_model.checkpoint import MARKER, CheckpointRequest, make_checkpoint
+from rehearsal.tiny_model.warm_start import WarmStart
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "train.jsonl"
+    path.write_text('{"problem": "1+1", "answer": "2"}\n')
+    return path
+
+
+@pytest.fixture(scope="module")
+def random_request(data):
+    return CheckpointRequest(data, seed=5, warm_start=None)
+
+
+@pytest.fixture(scope="module")
+def random_checkpoint(random_request, tmp_path_factory):
+    return make_checkpoint(random_request, tmp_path_factory.mktemp("random") / "tiny", ignore)
+
+
+def ignore(step: int, loss: float) -> None:
+    pass
+
+
+def tensors(folder) -> dict[str, torch.Tensor]:
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def test_transformers_loads_every_weight(random_checkpoint):
+    model, report = AutoModelForCausalLM.from_pretrained(
+        random_checkpoint.path, torch_dtype="auto", output_loading_info=True
+    )
+    assert not any(report.values())
+    assert model.dtype == torch.bfloat16
+    state = model.state_dict()
+    for name, stored in tensors(random_checkpoint.path).items():
+        assert torch.equal(state[name], stored.to(torch.bfloat16)), name
+
+
+def test_the_tokenizer_comes_with_it(random_checkpoint):
+    tokenizer = AutoTokenizer.from_pretrained(random_checkpoint.path)
+    config = json.loads((random_checkpoint.path / "config.json").read_text())
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (config["pad_token_id"], config["eos_token_id"])
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "1"}], add_generation_prompt=True)
+
+
+def test_the_model_has_the_parts_that_decide_which_code_runs(random_checkpoint):
+    config = json.loads((random_checkpoint.path / "config.json").read_text())
+    assert config["architectures"] == ["DeepseekV3ForCausalLM"]
+    assert (config["n_routed_experts"], config["n_group"], config["topk_group"]) == (256, 8, 4)
+    assert config["rope_scaling"]["type"] == "yarn"
+    assert config["first_k_dense_replace"] == 1
+
+
+def test_router_biases_are_float32_not_zero_and_exact_in_bfloat16(random_checkpoint):
+    biases = [value for name, value in tensors(random_checkpoint.path).items() if name.endswith("correction_bias")]
+    assert len(biases) == 2
+    for bias in biases:
+        assert bias.dtype == torch.float32 and bias.count_nonzero() > 200
+        assert torch.equal(bias.to(torch.bfloat16).float(), bias)
+
+
+def test_float32_holds_the_same_numbers_unrounded(random_request, random_checkpoint, tmp_path):
+    exact = make_checkpoint(dataclasses.replace(random_request, dtype="float32"), tmp_path / "tiny", ignore)
+    rounded = tensors(random_checkpoint.path)
+    for name, value in tensors(exact.path).items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value.to(rounded[name].dtype), rounded[name]), name
+
+
+def test_the_same_inputs_are_kept_and_others_replace_them(random_request, tmp_path):
+    first = make_checkpoint(random_request, tmp_path / "tiny", ignore)
+    written = (first.path / "model.safetensors").stat().st_mtime_ns
+    again = make_checkpoint(random_request, tmp_path / "tiny", ignore)
+    assert (first.reused, again.reused) == (False, True)
+    assert (first.path / "model.safetensors").stat().st_mtime_ns == written
+    other = make_checkpoint(dataclasses.replace(random_request, seed=6), tmp_path / "tiny", ignore)
+    assert not other.reused
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_the_fingerprint_covers_settings_seed_dtype_and_data(random_request, tmp_path):
+    other_data = tmp_path / "train.jsonl"
+    other_data.write_text('{"problem": "1+1", "answer": "3"}\n')
+    variants = [
+        random_request,
+        dataclasses.replace(random_request, seed=6),
+        dataclasses.replace(random_request, dtype="float32"),
+        dataclasses.replace(random_request, warm_start=WarmStart()),
+        dataclasses.replace(random_request, warm_start=WarmStart(steps=1)),
+        dataclasses.replace(random_request, data=other_data),
+    ]
+    assert len({variant.fingerprint() for variant in variants}) == len(variants)
+
+
+def test_an_interrupted_run_leaves_what_was_there(random_request, tmp_path):
+    kept = make_checkpoint(random_request, tmp_path / "tiny", ignore)
+    marker = (kept.path / MARKER).read_text()
+
+    def interrupt(step: int, loss: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_checkpoint(dataclasses.replace(random_request, warm_start=WarmStart(batch_size=2)), kept.path, interrupt)
+    assert (kept.path / MARKER).read_text() == marker
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_a_folder_that_is_no_checkpoint_of_ours_is_refused(random_request, tmp_path):
+    (tmp_path / "precious").write_text("")
+    with pytest.raises(FileExistsError, match="choose another folder"):
+        make_checkpoint(random_request, tmp_path, ignore)
+    assert (tmp_path / "precious").exists()
+
+
+def test_missing_data_is_named(random_request, tmp_path):
+    request = dataclasses.replace(random_request, data=tmp_path / "nowhere.jsonl")
+    with pytest.raises(DataError, match="nowhere.jsonl does not exist"):
+        make_checkpoint(request, tmp_path / "tiny", ignore)
+
+
+def test_a_problem_that_is_no_exercise_is_named(random_request, tmp_path):
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"problem": "How many?", "answer": "2"}\n')
+    with pytest.raises(ValueError, match='"How many[?]" is no exercise'):
+        make_checkpoint(dataclasses.replace(random_request, data=data), tmp_path / "tiny", ignore)
+
+
+def test_a_warm_started_checkpoint_records_its_expected_reward(random_request, tmp_path):
+    request = dataclasses.replace(random_request, warm_start=WarmStart(steps=2, batch_size=2))
+    steps = []
+    made = make_checkpoint(request, tmp_path / "tiny", lambda step, loss: steps.append(step))
+    assert steps == [1, 2]
+    assert 0 <= made.expected_reward < 0.5
+    assert make_checkpoint(request, tmp_path / "tiny", ignore).expected_reward == made.expected_reward

@@ -1,0 +1,173 @@
+"""What a run needs of the driver's machine: trackers, the model's folder, the reward function, the environment."""
+
+import re
+import sys
+
+import pytest
+
+from overlay import ConfigurationError
+from post_training.overrides import setting
+from verl_patches.trainer.configuration_checks import check_machine
+from verl_patches.trainer.configuration_checks.files import check_interpreter
+from verl_patches.trainer.configuration_checks.trackers import TRACKERS, check_trackers
+from verl_patches.trainer.main_ppo import REPOSITORY, compose
+
+OUR_RULES = REPOSITORY / "verl_patches" / "utils" / "reward" / "rule_reward.py"
+VARIABLES = (
+    "WANDB_API_KEY WANDB_MODE WANDB_BASE_URL SWANLAB_API_KEY SWANLAB_MODE SWANLAB_SAVE_DIR CLEARML_CONFIG_FILE NETRC "
+    "CLEARML_API_ACCESS_KEY CLEARML_API_SECRET_KEY VOLC_ACCESS_KEY_ID VOLC_SECRET_ACCESS_KEY MLP_TRACKING_REGION "
+    "TASK_QUEUE_ENABLE"
+)
+
+
+@pytest.fixture(autouse=True)
+def without_logins(monkeypatch, tmp_path):
+    for name in VARIABLES.split():
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def packages(monkeypatch, tmp_path):
+    """Every tracker's package can be found."""
+    for tracker in TRACKERS.values():
+        (tmp_path / "packages" / tracker.package).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "packages" / tracker.package / "__init__.py").touch()
+        monkeypatch.delitem(sys.modules, tracker.package, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+
+
+def logging_to(*names):
+    return {"trainer": {"logger": list(names)}}
+
+
+def refusal(*overrides, model_is_there=False):
+    with pytest.raises(ConfigurationError) as caught:
+        check_machine(compose("rehearsal", list(overrides)), model_is_there)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_tracker_whose_package_is_absent_is_refused():
+    assert "swanlab is not installed in this environment" in refusal("trainer.logger=[console,swanlab]")
+    check_machine(compose("rehearsal", [setting("custom_reward_function.path", OUR_RULES)]), model_is_there=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy", "logins"),
+    [
+        ("wandb", "set WANDB_API_KEY, or WANDB_MODE=offline", [{"WANDB_API_KEY": "x"}, {"WANDB_MODE": "offline"}]),
+        ("tracking", "set WANDB_API_KEY", [{"WANDB_MODE": "disabled"}]),
+        ("swanlab", "set SWANLAB_API_KEY", [{"SWANLAB_API_KEY": "x"}, {"SWANLAB_MODE": "local"}]),
+        (
+            "vemlp_wandb",
+            "set VOLC_ACCESS_KEY_ID",
+            [{"VOLC_ACCESS_KEY_ID": "x", "VOLC_SECRET_ACCESS_KEY": "y", "MLP_TRACKING_REGION": "z"}],
+        ),
+        ("clearml", "set CLEARML_API_ACCESS_KEY", [{"CLEARML_API_ACCESS_KEY": "x", "CLEARML_API_SECRET_KEY": "y"}]),
+    ],
+)
+def test_a_tracker_without_a_login_is_refused_and_with_one_it_is_not(name, remedy, logins, packages, monkeypatch):
+    with pytest.raises(ConfigurationError, match=f"trainer.logger has {name}, which has no login here; {remedy}"):
+        check_trackers(logging_to("console", name))
+    for login in logins:
+        with monkeypatch.context() as variables:
+            for variable, value in login.items():
+                variables.setenv(variable, value)
+            check_trackers(logging_to("console", name))
+            if len(login) > 1:  # every one of them is needed
+                variables.delenv(next(iter(login)))
+                with pytest.raises(ConfigurationError, match="no login"):
+                    check_trackers(logging_to(name))
+
+
+def test_logins_in_files_count(packages, tmp_path):
+    (tmp_path / ".netrc").write_text("machine other.host login user password x\n")
+    with pytest.raises(ConfigurationError, match="no login"):
+        check_trackers(logging_to("wandb"))
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password x\n")
+    check_trackers(logging_to("wandb"))
+    (tmp_path / ".swanlab").mkdir()
+    (tmp_path / ".swanlab" / ".netrc").touch()
+    (tmp_path / "clearml.conf").touch()
+    check_trackers(logging_to("swanlab", "clearml"))
+
+
+def test_trackers_that_ask_nobody_need_their_package_only(packages):
+    check_trackers(logging_to("mlflow", "tensorboard", "console"))
+    check_trackers({"trainer": {"logger": "console"}})
+
+
+def test_the_models_folder_must_be_there(tmp_path):
+    reward = setting("custom_reward_function.path", OUR_RULES)
+    said = refusal(reward, f"actor_rollout_ref.model.path={tmp_path}/model", model_is_there=True)
+    assert f"model.path={tmp_path}/model is no folder with a config.json" in said
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    check_machine(compose("rehearsal", [reward, f"actor_rollout_ref.model.path={tmp_path}/model"]))
+    check_machine(compose("rehearsal", [reward, "actor_rollout_ref.model.path='hdfs://cluster/model'"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["custom_reward_function.path=/nosuch.py"], "custom_reward_function.path=/nosuch.py is no file"),
+        (["custom_reward_function.name=nosuch"], "custom_reward_function.name=nosuch is not defined in"),
+        (["+custom_reward_function.reward_kwargs.rule=nosuch"], "rule=nosuch is no rule; choose one of boxed, subst"),
+        (["+custom_reward_function.reward_kwargs.ruel=boxed"], "ruel is no argument of compute_score .*mean rule?"),
+        (["+custom_reward_function.reward_kwargs.zzz=1"], "zzz is no argument of compute_score .*it takes data_so"),
+        (["+custom_reward_function.reward_kwargs.time_limit_s=0"], "time_limit_s=0 is no time limit"),
+        (["+custom_reward_function.reward_kwargs.time_limit_s=true"], "time_limit_s=True is no time limit"),
+    ],
+)
+def test_a_reward_that_cannot_be_called_is_refused(overrides, says):
+    said = refusal(setting("custom_reward_function.path", OUR_RULES), *overrides)
+    assert re.search(says, said), said
+
+
+def test_a_reward_of_the_users_own(tmp_path):
+    file = tmp_path / "own.py"
+    for text, name, arguments, says in [
+        ("def score(data_source, **rest): return 1.0", "score", "{x:1}", ""),
+        ("def score(data_source, x=1): return 1.0", "score", "{x:1}", ""),
+        ("from math import sqrt as score", "score", "{x:1}", ""),
+        ("if True:\n    score = abs", "score", "{x:1}", ""),
+        ("def score(data_source): return 1.0", "score", "{x:1}", "reward_kwargs.x is no argument of score"),
+        ("def other(): pass", "score", "{}", "name=score is not defined"),
+        ("def score(", "score", "{}", "cannot be read as Python"),
+    ]:
+        file.write_text(text)
+        overrides = [f"custom_reward_function.path={file}", f"custom_reward_function.name={name}"]
+        overrides.append(f"+custom_reward_function.reward_kwargs={arguments}")
+        if says:
+            assert says in refusal(*overrides)
+        else:
+            check_machine(compose("rehearsal", overrides), model_is_there=False)
+    check_machine(compose("rehearsal", ["custom_reward_function.path=null"]), model_is_there=False)
+
+
+def test_acl_graphs_do_not_go_with_the_second_stage_of_the_task_queue(monkeypatch):
+    reward = setting("custom_reward_function.path", OUR_RULES)
+    graphs = [
+        reward,
+        "actor_rollout_ref.rollout.enforce_eager=false",
+        "actor_rollout_ref.rollout.free_cache_engine=false",
+    ]
+    additional = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config"
+    torchair = [*graphs, f"{additional}.torchair_graph_config.enabled=true"]
+    for value, refused in (("2", True), ("1", False), ("0", False)):
+        monkeypatch.setenv("TASK_QUEUE_ENABLE", value)
+        check_machine(compose("rehearsal", [reward]), model_is_there=False)
+        check_machine(compose("rehearsal", torchair), model_is_there=False)
+        if refused:
+            assert "set TASK_QUEUE_ENABLE=1 in the file of the cluster" in refusal(*graphs)
+        else:
+            check_machine(compose("rehearsal", graphs), model_is_there=False)
+
+
+def test_a_python_that_ray_cannot_start_workers_with_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/data/o'neil/bin/python")
+    with pytest.raises(ConfigurationError, match="/data/o'neil/bin/python, and Ray starts no workers from there"):
+        check_interpreter()
+    monkeypatch.setattr(sys, "executable", "/data/of a team/bin/python")
+    check_interpreter()

@@ -1,0 +1,271 @@
+"""Types and ranges: generated bad values, verl's own file, and what is said of each kind of fault."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache, reduce
+from importlib.util import find_spec
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+
+from overlay import ConfigurationError, SettingsError
+from verl_patches.trainer.configuration_checks import check_configuration
+from verl_patches.trainer.configuration_checks.names import known_keys, nearest, schema_keys
+from verl_patches.trainer.configuration_checks.schema import field_at, group_of
+from verl_patches.trainer.configuration_checks.values import check_values, resolved
+from verl_patches.trainer.main_ppo import CONFIG_FOLDER, compose, main
+
+CONFIGURATIONS = ("rehearsal", "deepseek_v3_256die_random_init", "deepseek_v3_256die_true_weight")
+MODEL = "actor_rollout_ref.model.path=/weights"
+# Values of every kind, most of them wrong for most keys.
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.integers(-3, 3),
+    st.floats(),
+    st.text(max_size=12),
+    st.sampled_from(["abc", "null", "-1", "0x10", "1e3", "True", "", "gae", "fsdp", "cuda"]),
+    st.lists(st.one_of(st.integers(-2, 9), st.text(max_size=3), st.none()), max_size=3),
+    st.dictionaries(st.sampled_from(["a", "enable", "seed"]), st.integers(), max_size=2),
+)
+
+
+@cache
+def composed(name: str) -> DictConfig:
+    return compose(name, [MODEL])
+
+
+@cache
+def values_of(name: str) -> dict[str, Any]:
+    return resolved(composed(name))
+
+
+@cache
+def leaves(name: str) -> tuple[str, ...]:
+    """Every key of a composed configuration, groups included."""
+
+    def below(node: Any, prefix: str) -> list[str]:
+        found = []
+        for key, value in node.items() if isinstance(node, dict) else ():
+            found += [prefix + key, *below(value, f"{prefix}{key}.")]
+        return found
+
+    return tuple(below(values_of(name), ""))
+
+
+def outcome(name: str, key: str, value: Any) -> str:
+    """What the checks say of a configuration with one other value: a sentence, or nothing."""
+    config = copy.deepcopy(values_of(name))
+    *groups, last = key.split(".")
+    reduce(getitem, groups, config)[last] = value
+    try:
+        check_configuration(config)
+    except (ConfigurationError, SettingsError) as error:
+        return str(error)
+    return ""
+
+
+def assert_is_one_sentence(said: str) -> None:
+    assert said and "\n" not in said and said.isprintable(), said
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+@seed(12)
+@settings(max_examples=150, deadline=None, database=None)
+@given(data=st.data())
+def test_any_value_of_any_key_is_one_sentence_or_runs(name, data):
+    key = data.draw(st.sampled_from(leaves(name)))
+    said = outcome(name, key, data.draw(VALUES))
+    if said:
+        assert_is_one_sentence(said)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_value_of_another_type_is_refused_by_its_key(name):
+    """Every key: those of the overlay's own node are named by their settings, and `model_config` is the model's own."""
+    typed = [key for key in leaves(name) if field_at(key.split(".")) is not None and not key.endswith("model_config")]
+    assert len(typed) > 200
+    for key in typed:
+        said = outcome(name, key, {"no": {"such": "value"}})
+        assert_is_one_sentence(said)
+        assert key in said or "unknown key" in said or "refers to something" in said
+
+
+@seed(14)
+@settings(max_examples=40, deadline=None, database=None)
+@given(data=st.data())
+def test_any_override_of_the_command_line_ends_with_two_and_one_line_or_zero(data):
+    key = data.draw(st.sampled_from(leaves(CONFIGURATIONS[0])))
+    sign = data.draw(st.sampled_from(["", "+", "++", "~"]))
+    text = data.draw(
+        st.sampled_from(["abc", "-7", "nan", "null", "1e400", "[1,", "{a:1}", "'x", "${nosuch.key}", "", "0.5"])
+    )
+    printed, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(errors):
+        code = main(["--print-config", MODEL, f"{sign}{key}" + ("" if sign == "~" else f"={text}")])
+    said = errors.getvalue()
+    assert code in (0, 2) and said.count("\n") == (1 if code else 0), said
+    assert code == 0 or (said.startswith("error: ") and not printed.getvalue())
+
+
+@seed(15)
+@settings(max_examples=80, deadline=None, database=None)
+@given(data=st.data())
+def test_a_key_with_a_typo_is_refused_with_the_key_that_was_meant(data):
+    key = data.draw(st.sampled_from(sorted(key for key in known_keys() if len(key.rpartition(".")[2]) > 5)))
+    parent, _, name = key.rpartition(".")
+    place = data.draw(st.integers(1, len(name) - 2))
+    misspelt = f"{parent}.{name[:place]}{name[place + 1 :]}".lstrip(".")
+    if misspelt in known_keys():
+        return
+    meant = nearest(misspelt, known_keys())
+    assert meant is not None and meant.rpartition(".")[0] == parent
+
+
+def test_a_sibling_is_meant_before_a_key_of_the_same_name_elsewhere():
+    assert nearest("alpha.lrr", ["alpha.lr", "beta.lrr"]) == "alpha.lr"
+    assert nearest("alpha.lrr", ["alpha.unlike", "beta.lrr"]) == "beta.lrr"
+
+
+OVERLAY = "actor_rollout_ref.overlay"
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        (f"{OVERLAY}.watch.warn_s.updat", f"{OVERLAY}.watch.warn_s.update"),
+        ("overlay.watch.warn_s.updat", f"{OVERLAY}.watch.warn_s.update"),
+        (f"{OVERLAY}.wacth.enabled", f"{OVERLAY}.watch.enabled"),
+        (f"{OVERLAY}.residensy", f"{OVERLAY}.residency"),
+        (f"{OVERLAY}.reshard.bucket_byte", f"{OVERLAY}.reshard.bucket_bytes"),
+        ("actor_rollout_ref.precision", f"{OVERLAY}.precision"),
+    ],
+)
+def test_a_misspelt_key_of_the_overlay_is_answered_with_one_of_its_own(key, meant, capsys):
+    assert main(["--print-config", MODEL, f"{key}=1"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: unknown key {key}, which nothing reads; did you mean {meant}?\n"
+
+
+def test_every_key_of_the_overlay_that_the_configurations_set_is_known():
+    keys = {key for name in CONFIGURATIONS for key in leaves(name) if key.startswith(f"{OVERLAY}.")}
+    assert len(keys) > 5 and keys <= known_keys()
+    # What lies beside verl's own keys is no key of the overlay.
+    assert f"{OVERLAY}.recompute_old_log_prob" not in known_keys() and not schema_keys() & keys
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_configurations_themselves_pass(name):
+    check_configuration(composed(name))
+
+
+def test_every_key_of_verls_own_file_is_in_the_schema():
+    file = Path(find_spec("verl").submodule_search_locations[0]) / "trainer" / "config" / "ppo_megatron_trainer.yaml"
+    keys = set(OmegaConf.to_container(OmegaConf.load(file)))
+    below = {key for key in leaves(CONFIGURATIONS[0]) if key.partition(".")[0] in keys}
+    free = ("actor_rollout_ref.overlay.", "actor_rollout_ref.rollout.engine_kwargs.sglang.")
+    assert {key for key in below if field_at(key.split(".")) is None and not key.startswith(free)} == set()
+
+
+def test_every_key_that_our_files_set_is_in_the_schema():
+    def below(node: Any, prefix: str = "") -> list[str]:
+        return [
+            name
+            for key, value in node.items()
+            for name in (below(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [prefix + key])
+        ]
+
+    for file in CONFIG_FOLDER.rglob("*.yaml"):
+        values = OmegaConf.to_container(OmegaConf.load(file))
+        values.pop("defaults", None)
+        unknown = {key for key in below(values) if field_at(key.split(".")) is None}
+        assert {key for key in unknown if not key.startswith("actor_rollout_ref.overlay.")} == set()
+
+
+# Each of these values was once accepted, or ended in a Traceback.
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("trainer.n_gpus_per_node=abc", "trainer.n_gpus_per_node=abc is refused: it should be a valid integer"),
+        ("trainer.n_gpus_per_node=0", "trainer.n_gpus_per_node=0 is refused: it should be greater than or equal to 1"),
+        ("trainer.save_freq=abc", "trainer.save_freq=abc is refused: .*; give a number of steps, or -1 for never"),
+        ("trainer.save_freq=null", "trainer.save_freq=null is refused"),
+        ("ray_init.num_cpus=abc", "ray_init.num_cpus=abc is refused"),
+        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=0", "tensor_model_parallel_size=0 is refused"),
+        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=two", "tensor_model_parallel_size=two is refu"),
+        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=null", "tensor_model_parallel_size=null is re"),
+        ("data.train_batch_size=0", "data.train_batch_size=0 is refused"),
+        ("data.train_batch_size=many", "data.train_batch_size=many is refused"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=0", "ppo_mini_batch_size=0 is refused"),
+        ("trainer.project_name=${nosuch.key}", "trainer.project_name refers .*'nosuch.key' not found"),
+        ("~actor_rollout_ref.overlay", "actor_rollout_ref.overlay was taken away"),
+        ("~trainer.nnodes", "trainer.nnodes was taken away"),
+        ("actor_rollout_ref=null", "actor_rollout_ref=null is refused: it should be a group of keys"),
+        ("actor_rollout_ref.actor.optim.lr=abc", "optim.lr=abc is refused: it should be a valid number"),
+        ("actor_rollout_ref.actor.optim.lr=-1", "optim.lr=-1 is refused: it should be greater than or equal to 0"),
+        ("actor_rollout_ref.actor.optim.lr=nan", "optim.lr=NaN is refused: it should be a finite number"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=-64", "ppo_micro_batch_size_per_gpu=-64 is refused"),
+        ("actor_rollout_ref.rollout.gpu_memory_utilization=5", "gpu_memory_utilization=5 is refused"),
+        ("trainer.nnodes=2", "trainer.nnodes=2 needs a Ray of 2 nodes, and ray_init.address=local"),
+        ("ray_init.address=head", "ray_init.address=head is no address; give host:port"),
+        ("ray_init.temp_dir=/tmp/0123456789/0123456789/0123456789/0123456789", "ray_init.temp_dir=.* shorter one"),
+        ("algorithm.adv_estimator=foo", "adv_estimator=foo is refused: it should be 'grpo'"),
+        ("algorithm.adv_estimator=gae", "adv_estimator=gae is refused: .*a critic is not supported yet"),
+        ("+algorithm.filter_groups.enable=True", "algorithm.filter_groups is not supported yet"),
+        ("+reward_model.overlong_buffer.enable=True", "reward_model.overlong_buffer is not supported yet"),
+        ("+overlong_buffer.len=512", "would be reward_model.overlong_buffer, which is not supported yet"),
+        ("reward_model.enable=True", "reward_model.enable=true is refused: .*a reward model is not supported yet"),
+        ("actor_rollout_ref.actor.strategy=fsdp", "strategy=fsdp is refused: it should be 'megatron'"),
+        ("actor_rollout_ref.actor.profile.use_profile=True", "use_profile=true is refused: .*records CUDA only"),
+        ("+trainer.savefreq=5", "unknown key trainer.savefreq, which nothing reads; did you mean trainer.save_freq?"),
+        ("+algorithm.clip_ratio_high=0.28", "clip_ratio_high is called actor_rollout_ref.actor.clip_ratio_high"),
+        ("+algorithm.use_token_level_loss=true", "called actor_rollout_ref.actor.loss_agg_mode=token-mean"),
+        ("+actor_rollout_ref.model.ulysses_sequence_parallel_size=2", "belongs to FSDP"),
+        ("trainer.logger=[console,foo]", "trainer.logger.1=foo is refused: it should be 'console'"),
+        ("trainer.resume_mode=resume_path", "resume_mode=resume_path needs trainer.resume_from_path"),
+        ("trainer.resume_from_path=global_step_2", "has no effect with trainer.resume_mode=disable"),
+        ("trainer.del_local_ckpt_after_load=true", "del_local_ckpt_after_load=true is refused: .*is kept until"),
+        ("trainer.default_hdfs_dir=hdfs://a", "default_hdfs_dir=.* is refused: .*default_local_dir alone"),
+        ("actor_rollout_ref.actor.checkpoint.contents=[model]", "is not what a checkpoint holds"),
+        ("data.train_files=[]", "data.train_files=.* is refused: it should have at least 1 item"),
+        ("+ray_init.port=6379", "unknown key ray_init.port, which nothing reads"),
+    ],
+)
+def test_values_that_were_accepted_or_ended_in_a_traceback_are_one_sentence(override, says):
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        check_configuration(compose("rehearsal", [override]))
+    assert_is_one_sentence(str(caught.value))
+
+
+def test_a_misspelt_key_is_named_before_a_wrong_value():
+    with pytest.raises(ConfigurationError, match="unknown key trainer.savefreq"):
+        check_configuration(compose("rehearsal", ["+trainer.savefreq=5", "data.train_batch_size=0"]))
+
+
+def test_references_are_followed_and_values_are_not_converted():
+    config = {"a": "${b}", "b": 3}
+    assert resolved(OmegaConf.create(config)) == {"a": 3, "b": 3} and resolved({"a": 1}) == {"a": 1}
+    values = resolved(composed("rehearsal"))
+    values["data"]["train_batch_size"] = "32"
+    with pytest.raises(ConfigurationError, match="data.train_batch_size=32 is refused"):
+        check_values(values)
+    values["data"]["train_batch_size"], values["actor_rollout_ref"]["actor"]["optim"]["lr"] = 32, math.inf
+    with pytest.raises(ConfigurationError, match="finite"):
+        check_values(values)
+
+
+def test_every_description_is_a_remedy():
+    for key in schema_keys():
+        field = field_at(key.split("."))
+        assert field is not None and not (field.description or "").endswith(".")
+        assert field.description is None or group_of(field) is None

@@ -1,0 +1,107 @@
+"""What the driver checks before it starts anything, so that a bad run ends in a sentence and not in a hang.
+
+`check_configuration` holds the values against their types and ranges and against each other: it needs nothing but the
+configuration and, where this machine has it, the model's config.json. `check_machine` looks at what the run needs of
+the driver's machine. Each raises `ConfigurationError` with one sentence that says what is wrong and what to change. The
+features bring their own checks. Nothing here imports upstream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from overlay import ConfigurationError
+from verl_patches.features.catalogue import FEATURES
+from verl_patches.trainer.configuration_checks.failures import describe_failure
+from verl_patches.trainer.configuration_checks.files import check_interpreter, check_model_folder, check_reward
+from verl_patches.trainer.configuration_checks.handed_over import check_engine_arguments, check_transformer_options
+from verl_patches.trainer.configuration_checks.model import check_layout, check_model_path, described
+from verl_patches.trainer.configuration_checks.names import known_keys, unknown_key
+from verl_patches.trainer.configuration_checks.rollout import (
+    check_cache_format,
+    check_graphs,
+    check_lengths,
+    check_task_queue,
+)
+from verl_patches.trainer.configuration_checks.sizes import (
+    check_batch_sizes,
+    check_cluster_resources,
+    check_parallel_sizes,
+    check_ray,
+    check_ray_slots,
+    required_ray_slots,
+)
+from verl_patches.trainer.configuration_checks.trackers import check_trackers
+from verl_patches.trainer.configuration_checks.training import (
+    check_dynamic_batches,
+    check_recomputation,
+)
+from verl_patches.trainer.configuration_checks.values import check_values, resolved
+
+__all__ = [
+    "ConfigurationError",
+    "check_cluster_resources",
+    "check_configuration",
+    "check_machine",
+    "describe_failure",
+    "known_keys",
+    "required_ray_slots",
+    "unknown_key",
+]
+
+
+def check_configuration(config: Mapping[str, Any], model: Mapping[str, Any] | None = None) -> OverlaySettings:
+    """Run every check on verl's composed configuration and return the overlay's settings.
+
+    Args:
+        config: the whole configuration.
+        model: the values of the model's config.json; without them they are read from actor_rollout_ref.model.path,
+            and what depends on them is left out where there are none.
+
+    Raises:
+        ConfigurationError: a value is wrong, or a combination of values cannot run.
+        SettingsError: a key of the overlay is unknown or of the wrong kind.
+    """
+    values = resolved(config)
+    check_values(values)
+    settings = OverlaySettings.from_config(values["actor_rollout_ref"])
+    check_engine_arguments(values)
+    check_transformer_options(values)
+    check_model_path(values)
+    check_parallel_sizes(values)
+    for check in (
+        check_batch_sizes,
+        check_dynamic_batches,
+        check_recomputation,
+        check_lengths,
+        check_cache_format,
+    ):
+        check(values)
+    for feature in FEATURES:
+        feature.check(values, settings)
+    model = model if model is not None else described(values["actor_rollout_ref"]["model"]["path"])
+    check_layout(values, model)
+    check_graphs(values, model)
+    check_ray(values)
+    check_ray_slots(values)
+    return settings
+
+
+def check_machine(config: Mapping[str, Any], model_is_there: bool = True) -> None:
+    """Look for what the run needs of this machine; call after `check_configuration`.
+
+    Args:
+        config: the whole configuration.
+        model_is_there: false where the model will only be made.
+
+    Raises:
+        ConfigurationError: a package, a login, a file or a variable of the environment.
+    """
+    values = resolved(config)
+    check_interpreter()
+    check_trackers(values)
+    check_task_queue(values)
+    check_reward(values)
+    if model_is_there:
+        check_model_folder(values)

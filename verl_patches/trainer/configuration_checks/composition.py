@@ -1,0 +1,36 @@
+"""One sentence for what Hydra refuses while it composes a configuration."""
+
+from __future__ import annotations
+
+import re
+
+from hydra.errors import OverrideParseException
+
+from verl_patches.trainer.configuration_checks.names import known_keys, nearest, unknown_key
+
+_UNKNOWN = re.compile(r"Could not override '([^']+)'")
+_ABSENT = re.compile(r"Could not delete from config\. '([^']+)' does not exist")
+_NO_FILE = re.compile(r"Could not find '([^']+)'|Cannot find primary config '([^']+)'")
+_CHOICES = re.compile(r"Available options in '[^']*':\n((?:\t.*(?:\n|$))+)")
+
+
+def sentence_of(error: Exception) -> str:
+    """What Hydra says in several lines, with the nearest key where there is no such key."""
+    if isinstance(error, OverrideParseException):
+        cause = [line for line in error.message.splitlines() if "Error parsing" not in line and line.strip()]
+        return (
+            f"the override {error.override} cannot be read ({cause[0] if cause else 'it is none'}); write KEY=VALUE, "
+            "with quotes around what holds special characters"
+        )
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first, text = lines[0] if lines else type(error).__name__, str(error)
+    if found := _UNKNOWN.search(first):
+        return unknown_key(found[1]) if found[1] not in known_keys() else f"{' '.join(lines)}"
+    if found := _ABSENT.search(first):
+        meant = nearest(found[1], known_keys())
+        return f"~{found[1]}: there is no such key to take away" + (f"; did you mean {meant}?" if meant else "")
+    if found := _NO_FILE.search(text):
+        choices = _CHOICES.search(text)
+        listed = ", ".join(choices[1].split()) if choices else ""
+        return f"there is no configuration {found[1] or found[2]}" + (f"; choose one of {listed}" if listed else "")
+    return first

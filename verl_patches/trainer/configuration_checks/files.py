@@ -1,0 +1,95 @@
+"""The files that a run names: the model's folder and the reward function."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from overlay import ConfigurationError
+from post_training.rewards import RULES
+from verl_patches.trainer.own_ray import is_found_by_raylets
+
+_REWARD = "custom_reward_function"
+_OUR_RULES = Path(__file__).resolve().parents[2] / "utils" / "reward" / "rule_reward.py"
+
+
+def check_interpreter() -> None:
+    """Ray's workers can be started with this Python."""
+    if not is_found_by_raylets():
+        raise ConfigurationError(
+            f"Python lies at {sys.executable}, and Ray starts no workers from there, because it takes the quotes in "
+            "that path for its own; make the environment under a path without quotes and backslashes"
+        )
+
+
+def check_model_folder(config: Mapping[str, Any]) -> None:
+    """The model's folder is there with its config.json; a path on a remote file system is left to verl."""
+    path = config["actor_rollout_ref"]["model"]["path"]
+    if "://" not in path and not (Path(path).expanduser() / "config.json").is_file():
+        raise ConfigurationError(
+            f"actor_rollout_ref.model.path={path} is no folder with a config.json on this machine; give the folder "
+            "with the model's config.json, tokenizer and weights"
+        )
+
+
+def check_reward(config: Mapping[str, Any]) -> None:
+    """The file of the reward function defines the function, which takes the arguments that it is given.
+
+    The file is read and not executed.
+    """
+    section = config[_REWARD]
+    if section["path"] is None:
+        return
+    path, name, arguments = Path(section["path"]).expanduser(), section["name"], section.get("reward_kwargs") or {}
+    key = f"{_REWARD}.path={path}"
+    if not path.is_file():
+        raise ConfigurationError(f"{key} is no file on this machine; give the file that defines the reward function")
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError, OSError) as error:
+        raise ConfigurationError(f"{key} cannot be read as Python ({error}); correct the file") from error
+    function = next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == name), None)
+    if function is None:
+        if name not in _bound_names(body):
+            raise ConfigurationError(f"{_REWARD}.name={name} is not defined in {path}; give the name of its function")
+        return
+    _check_arguments(function, arguments)
+    if path.resolve() == _OUR_RULES:
+        _check_our_rule(arguments)
+
+
+def _bound_names(body: list[ast.stmt]) -> set[str]:
+    """Names that the statements of a module bind by importing, assigning and defining, at any depth."""
+    bound = set()
+    for node in (each for statement in body for each in ast.walk(statement)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+    return bound
+
+
+def _check_arguments(function: ast.FunctionDef, given: Mapping[str, Any]) -> None:
+    taken = [each.arg for each in (*function.args.args, *function.args.kwonlyargs)]
+    for name in given:
+        if name not in taken and function.args.kwarg is None:
+            close = difflib.get_close_matches(name, taken, n=1)
+            advice = f"did you mean {close[0]}?" if close else f"it takes {', '.join(taken)}"
+            raise ConfigurationError(
+                f"{_REWARD}.reward_kwargs.{name} is no argument of {function.name} in {_REWARD}.path; {advice}"
+            )
+
+
+def _check_our_rule(given: Mapping[str, Any]) -> None:
+    key = f"{_REWARD}.reward_kwargs"
+    rule, limit = given.get("rule", "boxed"), given.get("time_limit_s", 5.0)
+    if rule not in RULES:
+        raise ConfigurationError(f"{key}.rule={rule} is no rule; choose one of {', '.join(RULES)}")
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < float("inf"):
+        raise ConfigurationError(f"{key}.time_limit_s={limit} is no time limit; give seconds above 0")

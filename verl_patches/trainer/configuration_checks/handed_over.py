@@ -1,0 +1,102 @@
+"""Keys that verl hands on whole: the names that vLLM's engine and Megatron's configuration take.
+
+Names are read from the installed sources without importing them, because that takes longer than all other checks; where
+a package is not installed its names are not checked.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from overlay import ConfigurationError
+from verl_patches.trainer.configuration_checks.names import nearest
+
+ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+# What verl itself gives the engine, and which of its keys it takes it from; given twice, Python refuses the call.
+GIVEN_BY_VERL = {
+    "model": "actor_rollout_ref.model.path",
+    "tensor_parallel_size": "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "dtype": "actor_rollout_ref.rollout.dtype",
+    "enforce_eager": "actor_rollout_ref.rollout.enforce_eager",
+    "gpu_memory_utilization": "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "max_model_len": "actor_rollout_ref.rollout.max_model_len",
+    "load_format": "actor_rollout_ref.rollout.load_format",
+    "disable_log_stats": "actor_rollout_ref.rollout.disable_log_stats",
+    "max_num_batched_tokens": "actor_rollout_ref.rollout.max_num_batched_tokens",
+    "enable_chunked_prefill": "actor_rollout_ref.rollout.enable_chunked_prefill",
+    "trust_remote_code": "actor_rollout_ref.model.trust_remote_code",
+    "seed": "actor_rollout_ref.rollout.seed",
+    "limit_mm_per_prompt": "actor_rollout_ref.rollout.limit_images",
+    "distributed_executor_backend": None,
+    "disable_custom_all_reduce": None,
+    "disable_mm_preprocessor_cache": None,
+    "skip_tokenizer_init": None,
+    "enable_prefix_caching": None,
+    "enable_sleep_mode": None,
+}
+# Fields that the overlay adds to Megatron's.
+_OURS = frozenset({"num_layer_list", "moe_tp_extend_ep"})
+_TRANSFORMER = (
+    ("core/model_parallel_config.py", "ModelParallelConfig"),
+    ("core/transformer/transformer_config.py", "TransformerConfig"),
+    ("core/transformer/transformer_config.py", "MLATransformerConfig"),
+)
+
+
+def check_engine_arguments(config: Mapping[str, Any]) -> None:
+    """vLLM's engine takes every argument that it is given, and verl does not give it too."""
+    known = _fields("vllm", ("engine/arg_utils.py", "EngineArgs"))
+    for name, value in (config["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"] or {}).items():
+        if value is None:  # verl leaves such a key out
+            continue
+        if name in GIVEN_BY_VERL:
+            key = GIVEN_BY_VERL[name]
+            remedy = f"set {key} instead" if key else "take it away"
+            raise ConfigurationError(f"{ENGINE}.{name}={value} is given to the engine by verl already; {remedy}")
+        _require_known(ENGINE, name, known, "argument of vLLM's engine")
+
+
+def check_transformer_options(config: Mapping[str, Any]) -> None:
+    """Megatron's configuration of the model has every field that is overridden."""
+    known = _fields("megatron", *_TRANSFORMER)
+    trained = config["actor_rollout_ref"]
+    roles = {
+        "actor_rollout_ref.actor": trained["actor"],
+        "actor_rollout_ref.ref": trained["ref"],
+        "critic": config["critic"],
+        "reward_model": config["reward_model"],
+    }
+    for role, values in roles.items():
+        for name in values["megatron"]["override_transformer_config"]:
+            group = f"{role}.megatron.override_transformer_config"
+            _require_known(group, name, known and known | _OURS, "field of Megatron's configuration")
+
+
+def _require_known(group: str, name: str, known: frozenset[str], what: str) -> None:
+    if known and name not in known:
+        meant = nearest(f"{group}.{name}", [f"{group}.{each}" for each in known])
+        advice = f"did you mean {meant}?" if meant else "take it away"
+        raise ConfigurationError(f"unknown key {group}.{name}, which is no {what}; {advice}")
+
+
+@cache
+def _fields(package: str, *classes: tuple[str, str]) -> frozenset[str]:
+    """Annotated names in the bodies of classes, given by file and name; empty where the package is not installed."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return frozenset()
+    found: set[str] = set()
+    for file, wanted in classes:
+        path = next(
+            (Path(place, file) for place in spec.submodule_search_locations if Path(place, file).exists()), None
+        )
+        for node in ast.parse(path.read_text()).body if path else ():
+            if isinstance(node, ast.ClassDef) and node.name == wanted:
+                annotated = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+                found |= {target.id for target in annotated if isinstance(target, ast.Name)}
+    return frozenset(found)

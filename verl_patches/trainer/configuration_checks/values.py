@@ -1,0 +1,103 @@
+"""Every value of the composed configuration held against its type and range, before anything else looks at it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from overlay import ConfigurationError
+from verl_patches.features.settings import NODE
+from verl_patches.trainer.configuration_checks.names import schema_keys, unknown_key
+from verl_patches.trainer.configuration_checks.schema import Configuration, field_at, group_of
+
+_SHOWN_CHARACTERS = 80
+_A_GROUP = "it should be a group of keys"
+_ABSENT = "{key} was taken away, and it is read in every run; leave it in the configuration"
+
+
+def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration as plain values, every reference followed.
+
+    Raises:
+        ConfigurationError: a reference leads nowhere, or a value that has to be given is not.
+    """
+    if not OmegaConf.is_config(config):
+        return dict(config)
+    try:
+        return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+    except OmegaConfBaseException as error:
+        _require_groups(config)
+        key, cause = error.full_key or "the configuration", str(error.msg or error).splitlines()[0]
+        raise ConfigurationError(
+            f"{key} refers to something that cannot be worked out ({cause}); correct the ${{...}} in it"
+        ) from error
+    except RecursionError as error:
+        raise ConfigurationError("a ${...} of the configuration leads back to itself; correct it") from error
+
+
+def _require_groups(config: Mapping[str, Any]) -> None:
+    """Name a group that is not there, before the references into it are blamed."""
+    raw = OmegaConf.to_container(config, resolve=False)
+    for key in sorted(schema_keys()):
+        field = field_at(key.split("."))
+        if field is None or not field.is_required() or (group_of(field) is None and key != NODE):
+            continue
+        node: Any = raw
+        for part in key.split("."):
+            if not isinstance(node, dict) or part not in node:
+                raise ConfigurationError(_ABSENT.format(key=key))
+            node = node[part]
+        if not isinstance(node, dict | str):
+            raise ConfigurationError(f"{key}={shown(node)} is refused: {_A_GROUP}")
+
+
+def check_values(config: Mapping[str, Any]) -> None:
+    """Hold plain values against the schema.
+
+    Raises:
+        ConfigurationError: a key is unknown or missing, or its value is of the wrong type or out of range; the sentence
+            names key, value and remedy. A misspelt key is named before a wrong value.
+    """
+    try:
+        Configuration.model_validate(config)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
+        raise ConfigurationError(_sentence(first)) from error
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    key = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return unknown_key(key)
+    if error["type"] == "missing":
+        return _ABSENT.format(key=key)
+    groups = ("model_type", "model_attributes_type", "dict_type")
+    expected = _A_GROUP if error["type"] in groups else re.sub("^(Input|Value)", "it", error["msg"])
+    remedy = _remedy(error["loc"])
+    return f"{key}={shown(error['input'])} is refused: {expected}" + (f"; {remedy}" if remedy else "")
+
+
+def _remedy(place: tuple[str | int, ...]) -> str | None:
+    """The description of a field, found by its place in the configuration; of an element, that of its list."""
+    field = field_at(part for part in place if isinstance(part, str))
+    return field.description if field else None
+
+
+def shown(value: Any) -> str:
+    """A value on one line, as a user would write it, shortened."""
+    text = value if isinstance(value, str) and value.isprintable() and value else _as_json(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+
+
+def _as_json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=True)
+    except (TypeError, ValueError):
+        return repr(value)

@@ -1,0 +1,24 @@
+"""A Ray of our own on one machine: it listens on loopback alone, lies in a private folder, and is gone at the end.
+
+`ray.init` as it comes opens every server of Ray on all interfaces, among them an agent that runs shell commands for
+whoever asks, and makes its folder writable for all users. Torch's stores listen on all interfaces too, whatever their
+address. And where a worker is killed, its sockets and its shared memory stay.
+"""
+
+from verl_patches.trainer.own_ray.confinement import confine_worker, name_shared_memory
+from verl_patches.trainer.own_ray.folder import FolderError, private_folder
+from verl_patches.trainer.own_ray.interpreter import is_found_by_raylets, python_of_workers
+from verl_patches.trainer.own_ray.job_servers import without_job_servers
+from verl_patches.trainer.own_ray.machine import OwnRay, own_ray
+
+__all__ = [
+    "FolderError",
+    "OwnRay",
+    "confine_worker",
+    "is_found_by_raylets",
+    "name_shared_memory",
+    "own_ray",
+    "private_folder",
+    "python_of_workers",
+    "without_job_servers",
+]

@@ -1,0 +1,75 @@
+"""What a worker of a Ray of our own does before anything else: its stores on loopback, shared memory by name."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import ipaddress
+import secrets
+import socket
+import tempfile
+from collections.abc import Callable
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any
+
+from verl_patches.trainer.own_ray.folder import shared_memory_prefix
+
+
+def confine_worker() -> None:
+    """Torch's stores of this process listen on loopback alone, if that is their address."""
+    # Not by an import statement: the package has a function of the same name.
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    rendezvous.TCPStore = listening_at_its_address(rendezvous.TCPStore)
+
+
+def name_shared_memory() -> None:
+    """Shared memory that this process makes gets a name that tells its run, which removes it at the end.
+
+    Ray kills a worker together with Python's tracker of its shared memory, and then nobody else would. The run is told
+    by the folder for temporary files, which is its own.
+    """
+    prefix = f"/{shared_memory_prefix(Path(tempfile.gettempdir()))}"
+    vars(shared_memory)["_make_filename"] = lambda: prefix + secrets.token_hex(4)
+
+
+def listening_at_its_address(store: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a maker of torch's TCPStore that listens on loopback alone where its address is of loopback.
+
+    Torch's server listens on all interfaces, whatever its address. It takes a socket that listens already.
+    """
+
+    @functools.wraps(store, updated=())
+    def make(
+        host_name: str, port: int, world_size: int | None = None, is_master: bool = False, *rest: Any, **options: Any
+    ) -> Any:
+        if is_master and len(rest) < 4 and options.get("master_listen_fd") is None and _is_loopback(host_name):
+            listener = _listen(host_name, port)
+            if listener is not None:
+                port = listener.getsockname()[1]
+                # Torch 2.5 refuses such a socket with libuv; the other server speaks the same.
+                options |= {"master_listen_fd": listener.detach(), "use_libuv": False}
+        return store(host_name, port, world_size, is_master, *rest, **options)
+
+    return make
+
+
+def _is_loopback(host_name: str) -> bool:
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host_name)).is_loopback
+    except OSError:
+        return False
+
+
+def _listen(host_name: str, port: int) -> socket.socket | None:
+    """A listening socket, or None where another store of this process may be there already, which torch then shares."""
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        server.bind((socket.gethostbyname(host_name), port))
+        server.listen(socket.SOMAXCONN)
+    except OSError:
+        server.close()
+        return None
+    server.setblocking(False)
+    return server

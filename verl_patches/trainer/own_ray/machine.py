@@ -1,0 +1,117 @@
+"""Bringing up a Ray of our own and ending everything of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verl_patches.trainer.own_ray.folder import private_folder
+from verl_patches.trainer.own_ray.job_servers import without_job_servers
+from verl_patches.trainer.own_ray.processes import adopt_orphans, descendants, end_descendants, runs
+
+LOOPBACK = "127.0.0.1"
+# How long Ray's processes may take to end by themselves once Ray was asked to, and to vanish once they were killed.
+_GRACE_S = 10.0
+_KILL_S = 20.0
+
+
+@dataclass
+class OwnRay:
+    """A Ray of our own: its private folder, and the processes without which there is no Ray."""
+
+    folder: Path
+    vital: dict[str, int] = field(default_factory=dict)
+
+    def start(self, **arguments: Any) -> None:
+        """`ray.init` with `arguments`, on loopback, in the private folder, with agents that take no jobs.
+
+        Raises:
+            RuntimeError: Ray has taken another address.
+        """
+        import ray
+
+        with without_job_servers():
+            ray.init(address="local", include_dashboard=False, _temp_dir=str(self.folder / "r"), **arguments)
+        address = ray.util.get_node_ip_address()
+        if address != LOOPBACK:
+            raise RuntimeError(
+                f"Ray has taken the address {address} in place of {LOOPBACK}, because it was imported before it was "
+                "told; start the run in a process of its own"
+            )
+        node = ray._private.worker._global_node
+        assert node is not None, "ray.init starts one"
+        started = node.all_processes
+        for name in ("raylet", "gcs_server"):
+            self.vital[name] = started[name][0].process.pid
+
+    def describe_end(self) -> str | None:
+        """One sentence if a process without which there is no Ray has gone, though nobody asked it to; else None."""
+        gone = [name for name, process in self.vital.items() if not runs(process)]
+        if not gone:
+            return None
+        return (
+            f"Ray ended during the run: its process {' and '.join(gone)} has gone; was it killed, or did the machine "
+            "run out of memory? start the run again"
+        )
+
+
+@contextmanager
+def own_ray(base: str | None = None) -> Iterator[OwnRay]:
+    """What a Ray of our own needs around it; nothing that was started inside is left at the end.
+
+    The environment of the processes started inside says: loopback, and temporary files in the private folder.
+
+    Args:
+        base: where to make the private folder; see `private_folder`.
+    """
+    adopt_orphans()
+    earlier = set(descendants(os.getpid()))
+    with private_folder("run", base) as folder, _environment(folder):
+        try:
+            yield OwnRay(folder)
+        finally:
+            with _signals_wait():
+                end_descendants(earlier, _GRACE_S, _KILL_S)
+
+
+@contextmanager
+def _environment(folder: Path) -> Iterator[None]:
+    variables = {
+        "TMPDIR": str(folder),  # Python, and with it vLLM's sockets
+        "GLOO_SOCKET_IFNAME": "lo",  # torch
+        "VLLM_HOST_IP": LOOPBACK,  # vLLM
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray: the address of every process is that of loopback
+    }
+    earlier = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    tempfile.tempdir = None  # asks TMPDIR again
+    try:
+        yield
+    finally:
+        for name, value in earlier.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        tempfile.tempdir = None
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """A second Ctrl-C does not cut a clean end short; it is bounded."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
