@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch  # noqa: E402
 
 from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
-from post_training.layouts.placement_text import parse_bytes  # noqa: E402
+from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from rehearsal.tiny_model.architecture import tiny_config  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 

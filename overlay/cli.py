@@ -13,7 +13,7 @@ from typing import Any
 from overlay import LOCK_FILE
 from overlay import check as checking
 from overlay.configuration import defaults
-from overlay.declaration import Patch
+from overlay.declaration import Patch, patches_of
 from overlay.discovery import load, load_features
 from overlay.documentation import DOCUMENT, document
 from overlay.errors import OverlayError
@@ -108,7 +108,7 @@ def feature_as_dict(feature: Feature) -> dict[str, Any]:
     keys = {"name": feature.name, "purpose": feature.purpose, "switch": feature.switch}
     section = defaults(feature.settings) if feature.settings else {}
     configuration = [f"{feature.section}.{name}={value}" for name, value in section.items()]
-    return keys | {"configuration": configuration, "patches": [patch.name for patch in feature.patches]}
+    return keys | {"configuration": configuration, "patches": [patch.name for patch in patches_of(feature)]}
 
 
 def as_dict(patch: Patch) -> dict[str, Any]:

@@ -90,6 +90,11 @@ def declared() -> list[Patch]:
     return list(_declared)
 
 
+def patches_of(feature: Feature) -> list[Patch]:
+    """The patches of a feature, of all patch files that have been loaded."""
+    return [patch for patch in _declared if patch.feature is feature]
+
+
 def wrap(target: str, **metadata: Any) -> Callable[[Body], Body]:
     """Call the decorated function with the original callable first, then with the call's own arguments.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from overlay.configuration import defaults
-from overlay.declaration import Patch
+from overlay.declaration import Patch, patches_of
 from overlay.feature import Feature
 from overlay.pins import Pins
 
@@ -49,7 +49,7 @@ def _feature_cells(feature: Feature) -> list[str]:
     keys = defaults(feature.settings) if feature.settings else {}
     shown = ", ".join(f"`{name}: {value}`" for name, value in keys.items())
     configuration = f"`{feature.section}`: {shown}" if feature.settings else "none of its own"
-    return [feature.name, feature.purpose, _switch(feature), configuration, str(len(feature.patches))]
+    return [feature.name, feature.purpose, _switch(feature), configuration, str(len(patches_of(feature)))]
 
 
 def _switch(feature: Feature) -> str:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from overlay.errors import DeclarationError
-
-if TYPE_CHECKING:
-    from overlay.declaration import Patch
 
 Check = Callable[[Mapping[str, Any], Any], None]
 
@@ -52,13 +49,6 @@ class Feature:
         for wrong, fault in faults:
             if wrong:
                 raise DeclarationError(f"feature {self.name!r}: {fault}")
-
-    @property
-    def patches(self) -> list[Patch]:
-        """Its patches, of all patch files that have been loaded."""
-        from overlay.declaration import declared
-
-        return [patch for patch in declared() if patch.feature is self]
 
     def check(self, config: Mapping[str, Any], settings: Any) -> None:
         """Hold the feature, if it is on, against the rest of the configuration.

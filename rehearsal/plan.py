@@ -3,12 +3,12 @@
 import hashlib
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from post_training.environment_files import read_environment
 from post_training.overrides import setting
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,7 +111,7 @@ class Plan:
 
     def run_command(self) -> list[str]:
         """Trains."""
-        return [sys.executable, "-m", "verl_patches.trainer.main_ppo", "--config-name", "rehearsal", *self.overrides]
+        return [sys.executable, "-m", "rehearsal.training", "--config-name", "rehearsal", *self.overrides]
 
     def environment(self) -> dict[str, str]:
         """The variables that the run's commands get on top of the user's environment."""
@@ -181,9 +181,3 @@ def run_environment(overrides: Iterable[str]) -> dict[str, str]:
     if "actor_rollout_ref.overlay.precision=float32" in overrides:
         environment["NPU_EMULATOR_STRICT"] = "float32"
     return environment
-
-
-def read_environment(path: Path) -> dict[str, str]:
-    """Reads ``NAME=value`` lines; a ``#`` that begins a line or follows a space begins a comment."""
-    lines = (re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip() for line in path.read_text().splitlines())
-    return dict(line.split("=", 1) for line in lines if line)

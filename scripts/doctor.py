@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rehearsal.plan import read_environment  # noqa: E402
+from post_training.environment_files import read_environment  # noqa: E402
 from scripts.examination.cluster import ask_nodes, compare_nodes  # noqa: E402
 from scripts.examination.node import examine_node  # noqa: E402
 

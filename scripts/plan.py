@@ -14,12 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from post_training.layouts.placement_text import parse_bytes  # noqa: E402
+from post_training.environment_files import read_environment  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.plan.job import Job, read_job  # noqa: E402
 from post_training.plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch  # noqa: E402
+from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine, describe, make_job_plan  # noqa: E402
-from rehearsal.plan import read_environment  # noqa: E402
 from verl_patches.trainer.configuration_checks.values import resolved  # noqa: E402
 
 

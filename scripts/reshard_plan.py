@@ -15,8 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from post_training.layouts.figures import PerTensorFigures, PlanFigures, Spread, per_tensor_figures, plan_figures
-from post_training.layouts.placement_text import KNOWN, parse_bytes, parse_model, parse_placements
 from post_training.layouts.plan import Plan  # noqa: E402
+from post_training.plan.placement_text import KNOWN, parse_bytes, parse_model, parse_placements
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

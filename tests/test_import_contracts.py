@@ -2,8 +2,9 @@
 cannot say is checked here:
 
 overlay        of packages only the standard library
+post_training  no upstream at module level, but for the models that Megatron builds; those only where one is built
 features       no upstream at module level, and of overlay only Feature with what it needs
-patch files    at module level only the standard library, overlay and the rooms
+patch files    at module level only the standard library, overlay, features and the rooms
 """
 
 import ast
@@ -26,20 +27,24 @@ PINS = Pins.read()
 ROOMS = tuple(room for room in PINS.rooms() if (REPOSITORY / room).is_dir())
 UPSTREAMS = tuple(package for upstream in PINS.upstreams if upstream.room for package in upstream.packages)
 FOR_FEATURES = ("overlay.Feature", "overlay.ConfigurationError", "overlay.SettingsError", "overlay.configuration")
+# MindSpeed changes upstream itself, which the engine has to come out on top of.
+LATE_CHANGES = ("overlay.beneath", "overlay.aliases")
+MODEL_CODE = ("post_training.models.megatron", "post_training.models.mindspeed")
 SETTINGS = REPOSITORY / "pyproject.toml"
 CONTRACTS = tomllib.loads(SETTINGS.read_text())["tool"]["importlinter"]["contracts"]
 # For each contract an import that breaks it: the file, the line, the contract's name.
 FORBIDDEN = [
     ("overlay/ordering.py", "import npu_emulator", "The patch engine stands alone"),
     ("npu_emulator/operators/registry.py", "from overlay import Feature", "The emulated NPU stands alone"),
-    ("post_training/layouts/plan.py", "import verl_patches.workers.megatron_workers", "Features know no room"),
+    ("post_training/layouts/plan.py", "import overlay", "What patches nothing knows no patches"),
     (
-        "megatron_patches/core/jit.py",
-        "import vllm_patches.utils",
-        "Rooms know each other only where it is written here",
+        "verl_patches/features/reshard/exchange.py",
+        "import verl_patches.workers.megatron_workers",
+        "Rooms stand on features, and features on post_training",
     ),
-    ("vllm_patches/utils.py", "import tests.ranks", "The product needs no scripts, benchmarks or tests"),
-    ("scripts/plan.py", "import benchmarks.options", "What a user types needs no tests"),
+    ("megatron_patches/core/jit.py", "import vllm_patches.utils", "Rooms do not know each other"),
+    ("post_training/layouts/layout.py", "import post_training.models.qwen2", "No circle"),
+    ("vllm_patches/utils.py", "import tests.ranks", "What a user types needs no tests"),
     ("megatron_patches/core/jit.py", "import npu_emulator.meters", "The product knows an NPU and no emulator"),
 ]
 
@@ -56,7 +61,7 @@ def lint(folder: Path) -> str:
 
 def test_every_contract_is_broken_by_the_import_that_it_forbids(tmp_path):
     assert sorted(name for _, _, name in FORBIDDEN) == sorted(contract["name"] for contract in CONTRACTS)
-    packages = ["overlay", "scripts", "benchmarks", *ROOMS]
+    packages = ["overlay", "post_training", "rehearsal", "scripts", "benchmarks", *ROOMS]
     sources = [REPOSITORY / package for package in packages]
     sources += [
         folder for folder in (REPOSITORY / "npu_emulator" / "src").iterdir() if (folder / "__init__.py").exists()
@@ -118,10 +123,18 @@ def outside_overlay(name: str, at_import: bool) -> bool:
     return name.partition(".")[0] not in (*sys.stdlib_module_names, "overlay")
 
 
+def upstream_too_early(name: str, at_import: bool) -> bool:
+    return at_import and is_any(name, (*UPSTREAMS, *MODEL_CODE))
+
+
 def beyond_a_feature(name: str, at_import: bool) -> bool:
-    if at_import and is_any(name, UPSTREAMS):
+    if upstream_too_early(name, at_import):
         return True
     return within(name, "overlay") and not is_any(name, FOR_FEATURES)
+
+
+def beyond_a_late_change(name: str, at_import: bool) -> bool:
+    return beyond_a_feature(name, at_import) and name != "overlay" and not is_any(name, LATE_CHANGES)
 
 
 def heavy_in_patch_file(name: str, at_import: bool) -> bool:
@@ -144,7 +157,21 @@ def test_overlay_names_no_upstream():
 
 def test_features_import_no_upstream_at_module_level_and_little_of_overlay():
     found = modules("verl_patches/features")
-    assert found and violations(found, beyond_a_feature) == []
+    late = [each for each in found if each[0] == "verl_patches.features.mindspeed.megatron_adaptor"]
+    assert len(late) == 1 and violations(late, beyond_a_late_change) == []
+    assert violations([each for each in found if each not in late], beyond_a_feature) == []
+
+
+def test_post_training_imports_no_upstream_at_module_level_but_in_the_models_of_megatron():
+    found = modules("post_training")
+    models = [each for each in found if is_any(each[0], MODEL_CODE)]
+    others = [each for each in found if each not in models]
+    assert models and others and violations(others, upstream_too_early) == []
+
+
+def test_model_code_is_imported_only_where_a_model_is_built():
+    found = [each for folder in (*ROOMS, "rehearsal", "scripts") for each in modules(folder)]
+    assert violations(found, lambda name, at_import: at_import and is_any(name, MODEL_CODE)) == []
 
 
 def test_patch_files_import_nothing_heavy_at_module_level():
@@ -161,7 +188,12 @@ def test_patch_files_import_nothing_heavy_at_module_level():
         ("from megatron.core import parallel_state", beyond_a_feature, True),
         ("def f():\n    from megatron.core import parallel_state", beyond_a_feature, False),
         ("if TYPE_CHECKING:\n    import verl", beyond_a_feature, False),
-        ("from verl_patches.features.reshard import plan", beyond_a_feature, False),
+        ("from post_training.layouts import plan", beyond_a_feature, False),
+        ("from post_training.models.megatron import deepseek_v3_model", upstream_too_early, True),
+        ("def f():\n    from post_training.models.megatron import deepseek_v3_model", upstream_too_early, False),
+        ("import overlay", beyond_a_feature, True),
+        ("import overlay", beyond_a_late_change, False),
+        ("from overlay import wrap", beyond_a_late_change, True),
         ("from overlay import Feature", beyond_a_feature, False),
         ("from overlay import wrap", beyond_a_feature, True),
         ("class C:\n    import torch", heavy_in_patch_file, True),

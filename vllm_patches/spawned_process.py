@@ -1,14 +1,18 @@
 """Processes that vLLM spawns, with the overlay in them before anything of vLLM.
 
 A spawned process unpickles its process object. The class of that object is looked up first, which imports this module
-and so the prelude; what vLLM wants to run there is unpickled, and vLLM imported, only after that.
+and so turns the overlay on; what vLLM wants to run there is unpickled, and vLLM imported, only after that.
 """
 
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
-from verl_patches import prelude_patch  # noqa: F401
+import overlay
 from verl_patches.features import settings
+
+overlay.activate()
+
+overlay.activate()
 
 
 class PatchedSpawnProcess(SpawnProcess):

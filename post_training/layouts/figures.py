@@ -11,8 +11,7 @@ import numpy as np
 
 from post_training.layouts.layout import EXPERT_MARK, PADDING, Box, Piece, RolloutPlacement, Table, TrainPlacement
 from post_training.layouts.plan import Plan, make_plan
-from post_training.layouts.schedule import round_count, schedule
-from verl_patches.features.reshard.resharder import piece_origins
+from post_training.layouts.schedule import piece_origins, round_count, schedule
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from post_training.layouts.layout import Piece
-from post_training.models.deepseek_v3 import ACTIVE_BUFFERS
+
+ACTIVE_BUFFERS = ("expert_bias", "e_score_correction_bias")
+"""Buffers that are weights; every other buffer (rotary tables, masks) is derived and never moved."""
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

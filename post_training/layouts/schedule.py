@@ -5,11 +5,13 @@ parts of every stream, cut at rows. So R is as small as the busiest rank allows,
 """
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
+from post_training.layouts.layout import Piece
 from post_training.layouts.plan import Transfers
 
 ALIGNMENT = 16
@@ -50,6 +52,12 @@ class Direction:
 class Round:
     send: Direction
     receive: Direction
+
+
+def piece_origins(pieces: Iterable[Piece]) -> np.ndarray:
+    """First row and column of every piece: array (pieces, 2); a vector has column 0."""
+    rows = [(piece.box[0][0], piece.box[1][0] if len(piece.box) > 1 else 0) for piece in pieces]
+    return np.array(rows, dtype=np.int64).reshape(-1, 2)
 
 
 def round_count(transfers: Transfers, world_size: int, bucket_bytes: int) -> int:

@@ -29,9 +29,6 @@ CASTABLE = (".mlp.gate.e_score_correction_bias", ".mlp.gate.weight")
 """Endings of tensors that both sides may keep in different types: Megatron holds the expert bias in fp32, vLLM-Ascend
 in the model's type (or, with enable_super_kernel, bias and router weight in fp32)."""
 
-ACTIVE_BUFFERS = ("expert_bias", "e_score_correction_bias")
-"""Buffers that are weights; every other buffer (rotary tables, masks) is derived and never moved."""
-
 
 _CONFIGURATION_KEYS = (
     "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers", "first_k_dense_replace",

@@ -1,7 +1,7 @@
 """Fork Ray workers from one process that has already imported the stack.
 
-Four workers that each import torch, vLLM, transformers and verl spend most of a small run's start-up on it. With this
-feature the driver starts one *template* process that imports them once; Ray's documented ``py_executable`` runtime
+Four workers that each import torch, vLLM, transformers and verl spend most of a small run's start-up on it. Here
+the driver starts one *template* process that imports them once; Ray's documented ``py_executable`` runtime
 environment points at a small client, which asks the template to fork and become the worker. The workers are ordinary
 Ray workers in every other respect. It is meant for small machines without an NPU: a process that has touched a real
 device must not be forked.

@@ -53,8 +53,8 @@ def start_template(modules: Sequence[str]) -> Template:
     """
     if NPU_DRIVER.exists():
         raise PreforkError(
-            f"actor_rollout_ref.overlay.prefork.enabled=true is for machines without an NPU, but {NPU_DRIVER} exists "
-            "here; set actor_rollout_ref.overlay.prefork.enabled=false"
+            f"workers are forked on machines without an NPU only, and {NPU_DRIVER} exists here; start the training "
+            "with python -m verl_patches.trainer.main_ppo"
         )
     folder = Path(tempfile.mkdtemp(prefix="prefork-"))
     path = folder / "template.sock"

@@ -74,7 +74,7 @@ def phases():
     """The phases that the process's residency enters in the block."""
     entered = []
     residency = SimpleNamespace(enter=entered.append, close=lambda: None)
-    with mock.patch("verl_patches.features.residency.phases.process_residency", return_value=residency):
+    with mock.patch("verl_patches.workers.process_residency.process_residency", return_value=residency):
         yield entered
 
 

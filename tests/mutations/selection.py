@@ -9,8 +9,9 @@ _SWITCHES = "tests/overlay/test_real_switches.py"
 ROOMS: dict[str, tuple[str, ...]] = {
     "overlay": ("tests/overlay",),
     "megatron_patches": ("tests/megatron_patches", _SWITCHES, "tests/rig"),
-    "mindspeed_patches": ("tests/verl_patches/features/mindspeed", _SWITCHES),
     "npu_emulator": ("tests/npu_emulator", "tests/rig"),
+    "post_training": ("tests/post_training", _SWITCHES, "tests/rig"),
+    "rehearsal": ("tests/rehearsal",),
     "scripts": ("tests/scripts",),
     "verl_patches": ("tests/verl_patches", _SWITCHES, "tests/rig", "tests/rehearsal/test_rehearsal.py"),
     "vllm_ascend_patches": ("tests/vllm_ascend_patches", _SWITCHES, "tests/rig"),

@@ -15,7 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from sysconfig import get_path
 
-from rehearsal.plan import ENVIRONMENT_FILE, read_environment
+from post_training.environment_files import read_environment
+from rehearsal.plan import ENVIRONMENT_FILE
 from rehearsal.processes import SignalFlag, run_to_the_end
 from tests.mutations.fault import ROOT, Fault, FaultError
 

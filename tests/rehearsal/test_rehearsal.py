@@ -16,10 +16,11 @@ from safetensors.numpy import save_file
 
 from post_training.data import DataError, Problem, to_row
 from post_training.data.parquet import write_files
+from post_training.environment_files import read_environment
 from post_training.report import StepRecord
 from rehearsal.display import format_duration, format_row
 from rehearsal.lengths import measured_settings
-from rehearsal.plan import Options, make_plan, read_environment
+from rehearsal.plan import Options, make_plan
 from rehearsal.preflight import (
     TINY_SIZES,
     PreflightError,

@@ -189,7 +189,7 @@ def _copied(batch: Any) -> Any:
 
 def phase(state: State, name: str) -> None:
     """Enter a phase by hand."""
-    from verl_patches.features.residency.phases import process_residency
+    from verl_patches.workers.process_residency import process_residency
 
     process_residency().enter(name)
 
@@ -211,7 +211,7 @@ def bytes_copied_out(state: State, names: list[str]) -> dict[str, int]:
 
 def host_bytes(state: State) -> dict[str, int]:
     """What residency holds in host memory, by group."""
-    from verl_patches.features.residency.phases import process_residency
+    from verl_patches.workers.process_residency import process_residency
 
     def held(resident: Any) -> int:
         return sum(map(held, getattr(resident, "_parts", ()))) + sum(
@@ -391,7 +391,7 @@ def _model_runner(state: State) -> Any:
 
 def watch_rollout_addresses(state: State) -> None:
     """From now on note where the rollout weights lie: when they have come, before and after a generation."""
-    from verl_patches.features.residency.phases import process_residency
+    from verl_patches.workers.process_residency import process_residency
 
     residency, seen = process_residency(), []
     enter = type(residency).enter
@@ -408,7 +408,7 @@ def watch_rollout_addresses(state: State) -> None:
 def rollout_addresses_moved(state: State) -> dict[str, int]:
     """How many weights were watched, in all cycles together, and how many were found elsewhere: from when they had come
     to the end of the generation, and from one cycle to the next. The watch ends."""
-    from verl_patches.features.residency.phases import process_residency
+    from verl_patches.workers.process_residency import process_residency
 
     del process_residency().enter
     seen = state.pop("addresses")

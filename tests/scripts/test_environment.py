@@ -64,10 +64,11 @@ class Machine:
         self.calls = folder / "calls"
         shutil.copytree(ROOT / "scripts", self.root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(ROOT / "requirements", self.root / "requirements")
-        # A dry run composes the command's settings with what the overlay has for that.
-        overrides = Path("post_training", "overrides.py")
-        (self.root / overrides).parent.mkdir(parents=True)
-        shutil.copy(ROOT / overrides, self.root / overrides)
+        # A dry run needs what plans a run, and no more.
+        (self.root / "post_training").mkdir()
+        for name in ("post_training/overrides.py", "post_training/environment_files.py"):
+            shutil.copy(ROOT / name, self.root / name)
+        shutil.copytree(ROOT / "rehearsal", self.root / "rehearsal", ignore=shutil.ignore_patterns("__pycache__"))
         (self.root / "npu_emulator").mkdir()
         (self.root / "npu_emulator" / "device.cpp").write_text("int main() {}\n")
         for source in ("cann/build.py", "cann/csrc/device.cpp", "csrc/node.cpp", "csrc/node.h", "csrc/device.h"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.plan import read_environment
+from post_training.environment_files import read_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "scripts" / "env").glob("*.env"))

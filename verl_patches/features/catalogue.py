@@ -22,7 +22,6 @@ from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY
 from verl_patches.features.precision.feature import PRECISION
-from verl_patches.features.prefork.feature import PREFORK
 from verl_patches.features.reshard.feature import RESHARD
 from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
@@ -48,7 +47,6 @@ FEATURES = (
     PRECISION,
     MEASURE,
     WATCH,
-    PREFORK,
     ROLLOUT_SEED,
     KV_CACHE_SIZE,
     START_UP,

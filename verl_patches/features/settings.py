@@ -18,7 +18,6 @@ from verl_patches.features.measure.feature import MeasureSettings
 from verl_patches.features.mindspeed.feature import MindspeedSettings
 from verl_patches.features.nonfinite.feature import NonfiniteSettings
 from verl_patches.features.precision.feature import Precision
-from verl_patches.features.prefork.feature import PreforkSettings
 from verl_patches.features.reshard.feature import ReshardSettings
 from verl_patches.features.residency.feature import ResidencySettings
 from verl_patches.features.rollout_parallel.feature import RolloutSettings
@@ -45,7 +44,6 @@ class OverlaySettings:
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     router_balance: RouterBalanceSettings = field(default_factory=RouterBalanceSettings)
     mindspeed: MindspeedSettings = field(default_factory=MindspeedSettings)
-    prefork: PreforkSettings = field(default_factory=PreforkSettings)
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     precision: Precision = "bfloat16"

@@ -12,11 +12,11 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -26,9 +26,18 @@ if TYPE_CHECKING:
 
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
 REPOSITORY = Path(__file__).resolve().parents[2]
-# What a forked worker finds already imported: the overlay first, so that it sees every later import.
-PREFORK_MODULES = ("verl_patches.prelude_patch", "torch", "verl.workers.megatron_workers", "vllm")
 INTERRUPTED, TERMINATED = 130, 143
+
+
+class WorkerSource(Protocol):
+    """Where the Python processes of Ray's workers come from, in place of the interpreter."""
+
+    @property
+    def py_executable(self) -> str:
+        """The value of Ray's `py_executable` runtime environment."""
+
+    def close(self) -> None:
+        """Called once Ray has shut down."""
 
 
 def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
@@ -71,8 +80,10 @@ def prepare_worker_of_own_ray() -> None:
     confine_worker()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Compose, check, run. Returns the exit code."""
+def main(
+    arguments: Sequence[str] | None = None, start_workers: Callable[[], WorkerSource | None] = lambda: None
+) -> int:
+    """Compose, check, run. Returns the exit code. `start_workers` is called right before Ray starts."""
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -104,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(str(error))
     if options.check:
         return 0
-    return run(config)
+    return run(config, start_workers)
 
 
 def _refuse(sentence: str) -> int:
@@ -130,7 +141,7 @@ def _make_paths_absolute(config: DictConfig) -> None:
         reward.path = os.path.abspath(reward.path)
 
 
-def run(config: DictConfig) -> int:
+def run(config: DictConfig, start_workers: Callable[[], WorkerSource | None] = lambda: None) -> int:
     """Run verl with `config`; everything that this started has ended when it returns."""
     from post_training.report.run_error import RunError, original
     from verl_patches.trainer.configuration_checks import ConfigurationError, describe_failure
@@ -149,7 +160,7 @@ def run(config: DictConfig) -> int:
     try:
         with (
             _termination_as_interrupt(terminated),
-            _ray(config) as own,
+            _ray(config, start_workers) as own,
             _termination_as_interrupt(terminated),
             _watching(config) as watcher,
         ):
@@ -247,28 +258,30 @@ def _termination_as_interrupt(received: list[int]) -> Iterator[None]:
 
 
 @contextmanager
-def _ray(config: DictConfig) -> Iterator[OwnRay | None]:
+def _ray(config: DictConfig, start_workers: Callable[[], WorkerSource | None]) -> Iterator[OwnRay | None]:
     """A Ray with the overlay in every worker: one of our own that is gone at the end, or the one that runs (None)."""
     from verl_patches.trainer.own_ray import own_ray
 
     if config.ray_init.address != "local":
-        with _connection(config, None):
+        with _connection(config, None, start_workers):
             yield None
     else:
-        with own_ray(config.ray_init.get("temp_dir")) as own, _connection(config, own):
+        with own_ray(config.ray_init.get("temp_dir")) as own, _connection(config, own, start_workers):
             yield own
 
 
 @contextmanager
-def _connection(config: DictConfig, own: OwnRay | None) -> Iterator[None]:
-    """This process connected to its Ray, whose workers are forked from one process where that is switched on."""
+def _connection(
+    config: DictConfig, own: OwnRay | None, start_workers: Callable[[], WorkerSource | None]
+) -> Iterator[None]:
+    """This process connected to its Ray, whose workers come from `start_workers` if that gives a source."""
     import ray
 
     from verl_patches.trainer.configuration_checks import check_cluster_resources
 
-    template = _start_template(config)
+    workers = start_workers()
     try:
-        environment = _runtime_environment(config, template, own)
+        environment = _runtime_environment(config, workers, own)
         if own is None:
             ray.init(address=config.ray_init.address, runtime_env=environment)
         else:
@@ -281,20 +294,11 @@ def _connection(config: DictConfig, own: OwnRay | None) -> Iterator[None]:
         del warm_up
     finally:
         ray.shutdown()
-        if template is not None:
-            template.close()
+        if workers is not None:
+            workers.close()
 
 
-def _start_template(config: DictConfig) -> Any:
-    """The process that Ray's workers are forked from, or None when it is switched off."""
-    if not config.actor_rollout_ref.overlay.prefork.enabled:
-        return None
-    from rehearsal.prefork import start_template
-
-    return start_template(PREFORK_MODULES)
-
-
-def _runtime_environment(config: DictConfig, template: Any, own: OwnRay | None) -> dict[str, Any]:
+def _runtime_environment(config: DictConfig, workers: WorkerSource | None, own: OwnRay | None) -> dict[str, Any]:
     """Ray's runtime environment for every worker of the run."""
     from verl_patches.trainer.own_ray import python_of_workers
 
@@ -309,8 +313,8 @@ def _runtime_environment(config: DictConfig, template: Any, own: OwnRay | None) 
         "worker_process_setup_hook": f"verl_patches.trainer.main_ppo.{hook.__name__}",
         **python_of_workers(),
     }
-    if template is not None:
-        environment["py_executable"] = template.py_executable
+    if workers is not None:
+        environment["py_executable"] = workers.py_executable
     return environment
 
 

@@ -132,8 +132,8 @@ def build_model_of_finite_weights(upstream, self, *args, **kwargs):
     remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
 )
 def build_rollout(upstream, self, *args, **kwargs):
-    from verl_patches.features.residency.phases import process_residency
     from verl_patches.features.residency.registration import register_actor, register_rollout
+    from verl_patches.workers.process_residency import process_residency
 
     residency = process_residency()
     register_actor(residency, self.actor_module, self.actor_optimizer)
@@ -158,8 +158,8 @@ def init_model_resident(upstream, self):
     upstream(self)
     if not self._is_ref:
         return
-    from verl_patches.features.residency.phases import process_residency
     from verl_patches.features.residency.registration import register_reference
+    from verl_patches.workers.process_residency import process_residency
 
     residency = process_residency()
     register_reference(residency, self.ref_module)
@@ -242,7 +242,7 @@ def update_actor_measured(upstream, self, data):
     from verl_patches.features import settings
     from verl_patches.features.measure.run_files import RunFiles
     from verl_patches.features.measure.step_record import current_record, finish_step
-    from verl_patches.features.residency.phases import process_residency
+    from verl_patches.workers.process_residency import process_residency
 
     process_residency().close()
     report, record = overlay.report(), current_record()
@@ -327,7 +327,7 @@ for _method, _phase in PHASE_OF_METHOD.items():
 
 
 def _enter(phase: str) -> None:
-    from verl_patches.features.residency.phases import process_residency
+    from verl_patches.workers.process_residency import process_residency
 
     process_residency().enter(phase)
 

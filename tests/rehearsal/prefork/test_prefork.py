@@ -123,7 +123,7 @@ def test_refused_where_a_real_npu_driver_is(monkeypatch, tmp_path):
     device = tmp_path / "davinci_manager"
     device.touch()
     monkeypatch.setattr(launch, "NPU_DRIVER", device)
-    with pytest.raises(PreforkError, match=r"prefork.enabled=false"):
+    with pytest.raises(PreforkError, match=r"verl_patches.trainer.main_ppo"):
         start_template(["colorsys"])
 
 

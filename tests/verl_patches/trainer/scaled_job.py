@@ -35,8 +35,6 @@ def run_scaled_job(
     """
     given = [
         "+scale=emulated_8_dies", "ray_init.address=local",
-        # One machine: its workers are forked from one process that has imported everything.
-        "actor_rollout_ref.overlay.prefork.enabled=true",
         "actor_rollout_ref.overlay.measure.verify_weights=true",
         # In bfloat16 the log-probs of a healthy run and of stale weights differ alike.
         "actor_rollout_ref.overlay.precision=float32",
@@ -55,7 +53,8 @@ def run_scaled_job(
         # In graphs MLA's kernels take DeepSeek-V3's own widths and no others, which the tiny model does not have.
         "NPU_EMULATOR_STRICT": "0",
     }
-    line = [sys.executable, "-m", "verl_patches.trainer.main_ppo", "--config-name", job, *given, *overrides]
+    # One machine: its workers are forked from one process that has imported everything.
+    line = [sys.executable, "-m", "rehearsal.training", "--config-name", job, *given, *overrides]
     ended = subprocess.run(
         line, env=environment, cwd=folder, text=True, timeout=SECONDS_ALLOWED,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -47,7 +47,7 @@ def command(inputs, output, *overrides):
     environment = os.environ | run_environment(overrides)
     environment |= {"PYTHONPATH": str(ROOT), "NPU_EMULATOR_DEVICES": "4", "NPU_EMULATOR_CAPACITY_MB": "1024"}
     environment[MARKER] = mark
-    return [sys.executable, "-m", "verl_patches.trainer.main_ppo", *arguments], environment, mark
+    return [sys.executable, "-m", "rehearsal.training", *arguments], environment, mark
 
 
 def processes_with(mark) -> list[str]:

@@ -16,7 +16,6 @@ from post_training.report.faults import REWARD_ERROR, RunFaults
 from post_training.report.run_error import RunError, original
 from post_training.rewards import failures
 from verl_patches.features.measure.run_files import RunFiles
-from verl_patches.features.settings import OverlaySettings
 
 
 class FaultsOnDriver:
@@ -49,8 +48,8 @@ def process_faults() -> FaultsOnDriver:
 
 
 @contextmanager
-def faults_of_run(settings: OverlaySettings, step: Callable[[], int]) -> Iterator[None]:
-    """Watch over the training loop in the block; `step` is asked for its number.
+def faults_of_run(settings: Any, step: Callable[[], int]) -> Iterator[None]:
+    """Watch over the training loop in the block, by the overlay's settings; `step` is asked for its number.
 
     Raises:
         RunError: the loop came to its end, but the run is not what it looks like; or the loop raised one, which gets

@@ -13,7 +13,7 @@ from torch import nn
 from post_training.layouts.layout import EXPERT_MARK, PADDING, Piece, RolloutPlacement, TrainPlacement
 from post_training.layouts.model_tensors import rollout_tensors, train_tensors
 from post_training.layouts.plan import LayoutError, Layouts, Plan, Transfers, make_plan
-from post_training.layouts.schedule import round_count, schedule
+from post_training.layouts.schedule import piece_origins, round_count, schedule
 from post_training.models.families import table_for
 from verl_patches.features.reshard.agreement import Types, agree_on_plan, agree_on_types
 from verl_patches.features.reshard.exchange import Exchange, Side, Tensors
@@ -215,12 +215,6 @@ class Resharder:
             if held.get(name, kind) != kind and not name.endswith(self._castable):
                 raise LayoutError(f"{name}: training holds {held[name]}, rollout {kind}, and no cast is declared")
         return held | needed
-
-
-def piece_origins(pieces: Iterable[Piece]) -> np.ndarray:
-    """First row and column of every piece: array (pieces, 2); a vector has column 0."""
-    rows = [(piece.box[0][0], piece.box[1][0] if len(piece.box) > 1 else 0) for piece in pieces]
-    return np.array(rows, dtype=np.int64).reshape(-1, 2)
 
 
 def local_copies(plan: Plan, rank: int, train: Sequence[Piece], rollout: Sequence[Piece]) -> list[LocalCopy]:

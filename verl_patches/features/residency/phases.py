@@ -23,7 +23,6 @@ from types import MappingProxyType
 
 import torch
 
-from verl_patches.features import settings
 from verl_patches.features.measure.step_record import current_record
 from verl_patches.features.residency.storages import Resident
 
@@ -134,11 +133,3 @@ class Residency:
         unmapped = sum(resident.unmapped_bytes for _, resident in self._of(GROUPS))
         peak, now = torch.npu.max_memory_allocated(), torch.npu.memory_allocated()
         current_record().memory(self._phase, peak - unmapped, now - unmapped)
-
-
-_residency = Residency(lambda: settings.current().residency.enabled)
-
-
-def process_residency() -> Residency:
-    """The one `Residency` of this process: actor, rollout and reference policy share the die."""
-    return _residency

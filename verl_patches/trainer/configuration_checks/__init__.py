@@ -13,6 +13,7 @@ from typing import Any
 
 from overlay import ConfigurationError
 from verl_patches.features.catalogue import FEATURES
+from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.configuration_checks.failures import describe_failure
 from verl_patches.trainer.configuration_checks.files import check_interpreter, check_model_folder, check_reward
 from verl_patches.trainer.configuration_checks.handed_over import check_engine_arguments, check_transformer_options

@@ -13,6 +13,6 @@ from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
     evidence="executed",
 )
 def bert_padding(name):
-    from verl_patches.features.compatibility.feature import unpadding
+    from verl_patches.features.compatibility import unpadding
 
     return unpadding

@@ -24,7 +24,7 @@ def enter(upstream, self):
     from verl_patches.features.measure.step_record import current_record
     from verl_patches.features.reshard.generation import process_generation
     from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
-    from verl_patches.features.residency.phases import process_residency
+    from verl_patches.workers.process_residency import process_residency
 
     residency = process_residency()
     residency.enter("reshard")
@@ -48,7 +48,7 @@ def enter(upstream, self):
     remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
 )
 def leave(upstream, self, exc_type, exc_value, traceback):
-    from verl_patches.features.residency.phases import process_residency
+    from verl_patches.workers.process_residency import process_residency
 
     # Upstream resets the prefix cache here, through vLLM's sleep, whether or not that sleeps.
     upstream(self, exc_type, exc_value, traceback)

@@ -9,10 +9,9 @@ import torch.distributed as dist
 
 from post_training.layouts.layout import Piece
 from post_training.layouts.plan import Plan, make_plan
-from post_training.layouts.schedule import Round, schedule
+from post_training.layouts.schedule import Round, piece_origins, schedule
 from verl_patches.features.reshard.exchange import Exchange, Side, pack
 from verl_patches.features.reshard.failure import Attempt, ReshardError, RollCall
-from verl_patches.features.reshard.resharder import piece_origins
 
 NAMES = ("bias", "norm", "scale")
 TYPES = {"bias": torch.bfloat16, "norm": torch.bfloat16, "scale": torch.float32}

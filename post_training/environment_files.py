@@ -1,0 +1,10 @@
+"""The files of environment variables in scripts/env. Needs nothing but the standard library."""
+
+import re
+from pathlib import Path
+
+
+def read_environment(path: Path) -> dict[str, str]:
+    """Reads ``NAME=value`` lines; a ``#`` that begins a line or follows a space begins a comment."""
+    lines = (re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip() for line in path.read_text().splitlines())
+    return dict(line.split("=", 1) for line in lines if line)

@@ -1,0 +1,1 @@
+"""One file for each family of models, and what Megatron builds them from."""

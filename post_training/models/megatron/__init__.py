@@ -1,0 +1,1 @@
+"""Models of megatron-core. These modules import Megatron: import them where a model is built."""

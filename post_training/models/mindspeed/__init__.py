@@ -1,0 +1,1 @@
+"""The same through MindSpeed-LLM, after that has started."""

@@ -1,0 +1,1 @@
+"""The pinned upstreams with each other, and on an NPU."""
