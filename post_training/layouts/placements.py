@@ -12,8 +12,8 @@ class PlacementError(RuntimeError):
 def train_placement(transformer_config: Any) -> TrainPlacement:
     """Read Megatron's placement; `transformer_config` is the training model's.
 
-    Raises PlacementError for DeepSeek-V3 with virtual stages, and when Megatron numbers its ranks in another order than
-    the tables.
+    Raises PlacementError for stages of listed lengths that are virtual, and when Megatron numbers its ranks in another
+    order than the tables.
     """
     import torch.distributed as dist
     from megatron.core import parallel_state
@@ -22,7 +22,7 @@ def train_placement(transformer_config: Any) -> TrainPlacement:
     stages = parallel_state.get_pipeline_model_parallel_world_size()
     virtual = parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1
     if virtual > 1 and hasattr(transformer_config, "first_layer_of_stage"):
-        raise PlacementError("DeepSeek-V3 with virtual pipeline stages is not supported on megatron-core 0.8.0")
+        raise PlacementError("num_layer_list with virtual pipeline stages is not supported on megatron-core 0.8.0")
     parts = [(stage, chunk) for chunk in range(virtual) for stage in range(stages)]
     edges = [get_transformer_layer_offset(*part, transformer_config) for part in parts] + [
         transformer_config.num_layers

@@ -24,6 +24,8 @@ from post_training.layouts.layout import (
     share,
     whole_box,
 )
+from post_training.models.families import MegatronModel, MindspeedModel, ModelFamily
+from post_training.models.sizes import ModelSizes
 
 CASTABLE = (".mlp.gate.e_score_correction_bias", ".mlp.gate.weight")
 """Endings of tensors that both sides may keep in different types: Megatron holds the expert bias in fp32, vLLM-Ascend
@@ -333,3 +335,84 @@ def _rollout_expert_views(count: int, rows: int) -> ExpertViews:
         (LocalView(index=(slot, (0, rows))), LocalView(index=(slot, (rows, 2 * rows))), LocalView(index=(slot,)))
         for slot in range(count)
     ]
+
+
+def sizes(config: Mapping[str, Any]) -> ModelSizes:
+    """What plans and counts need of a DeepSeek-V3. Raises KeyError for a config.json without a size."""
+    nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    latent, query = config["kv_lora_rank"], config.get("q_lora_rank") or 0
+    scaling = config.get("rope_scaling") or {}
+    context = int(scaling.get("original_max_position_embeddings", 0) * scaling.get("factor", 1))
+    width = config["moe_intermediate_size"]
+    of_queries = heads * (nope + rope)
+    return ModelSizes(
+        hidden=hidden,
+        vocabulary=config["vocab_size"],
+        layers=config["num_hidden_layers"],
+        dense_layers=config.get("first_k_dense_replace", 0),
+        intermediate=config["intermediate_size"],
+        attention_weights=(query * (hidden + of_queries) if query else hidden * of_queries)
+        + hidden * (latent + rope)
+        + latent * heads * (nope + value)
+        + heads * value * hidden,
+        score_width=heads * (nope + rope + value),
+        # Query, key, value and output of the operator, the input of the query's rotation, and the operator's largest
+        # scores and sums, which are 8 of each and in float32.
+        kept_by_heads=heads * (2 * (nope + rope) + 2 * value + rope + 32),
+        kept_whole=query + latent + rope,
+        cache_by_heads=0,
+        cache_whole=latent + rope,
+        cache_heads=0,
+        rollout_attention=heads * latent * (nope + value),
+        # Three tables of the model's context, which all layers share.
+        rotary=3 * context * rope,
+        mla=True,
+        experts=config["n_routed_experts"],
+        experts_per_token=config["num_experts_per_tok"],
+        expert_width=width,
+        shared_width=width * (config.get("n_shared_experts") or 0),
+    )
+
+
+def _megatron_config(*args: Any, **overrides: Any) -> Any:
+    from post_training.models.megatron.deepseek_v3_config import deepseek_v3_config_from_huggingface
+
+    return deepseek_v3_config_from_huggingface(*args, **overrides)
+
+
+def _megatron_model(*args: Any, **options: Any) -> Any:
+    from post_training.models.megatron.deepseek_v3_model import build_deepseek_v3
+
+    return build_deepseek_v3(*args, **options)
+
+
+def _mindspeed_arguments(hf_config: Any) -> dict[str, Any]:
+    from post_training.models.mindspeed.deepseek_v3_arguments import model_arguments
+
+    return model_arguments(hf_config)
+
+
+def _mindspeed_config(config: Any) -> Any:
+    from post_training.models.mindspeed.packed_gpt_model import with_arguments
+
+    return with_arguments(config)
+
+
+def _mindspeed_model(*args: Any) -> Any:
+    from post_training.models.mindspeed.packed_gpt_model import build_deepseek_v3
+
+    return build_deepseek_v3(*args)
+
+
+FAMILY = ModelFamily(
+    name="DeepSeek-V3",
+    architecture="DeepseekV3ForCausalLM",
+    model_types=("deepseek_v3",),
+    table=lambda config: table(DeepseekV3Shape.from_config(config)),
+    sizes=sizes,
+    megatron=MegatronModel(_megatron_config, _megatron_model),
+    mindspeed=MindspeedModel(_mindspeed_arguments, _mindspeed_config, _mindspeed_model),
+    balances_router=True,
+    rollout_graphs="torchair",
+)

@@ -1,16 +1,103 @@
-"""Which layout table describes a model. A new model is a new table and one line here."""
+"""What the rest of the project knows of a family of models, and which family a model belongs to.
 
+Each module of this folder that has a FAMILY is one family; nothing else names it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
 
 from post_training.layouts.layout import Table
-from post_training.models import deepseek_v3, qwen2
+from post_training.models.sizes import ModelSizes
 
-TABLES: Mapping[str, Callable[[Any], Table]] = {
-    "DeepseekV3ForCausalLM": lambda config: deepseek_v3.table(deepseek_v3.DeepseekV3Shape.from_config(config)),
-    "Qwen2ForCausalLM": lambda config: qwen2.table(qwen2.Qwen2Shape.from_config(config)),
-}
-"""By the first of the `architectures` in a config.json."""
+
+@dataclass(frozen=True)
+class MegatronModel:
+    """How Megatron builds a family with this project's modules; both functions import Megatron when they are called.
+
+    config: (hf_config, dtype, **overrides of the transformer's configuration) -> that configuration.
+    build: (configuration, hf_config, pre_process, post_process, freeze_moe_router=...) -> one pipeline stage.
+    """
+
+    config: Callable[..., Any]
+    build: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class MindspeedModel:
+    """How MindSpeed-LLM builds it. arguments: hf_config -> those of its options that describe the model, which raises
+    ValueError for one that it cannot represent. config: completes Megatron's configuration. build: as of Megatron."""
+
+    arguments: Callable[[Any], dict[str, Any]]
+    config: Callable[[Any], Any]
+    build: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """Everything that differs between families; a part that a family lacks is refused by the part that needs it.
+
+    name: as its authors write it. architecture: the one in its config.json. model_types: of config.json; further ones
+    are those whose sizes are the same. table, sizes: of the values of a config.json; ValueError for a variant that they
+    do not describe, KeyError where one is missing. megatron: None where verl's own model is trained. balances_router:
+    whether its experts can be dealt out by force. rollout_graphs: the graphs in which vLLM-Ascend decodes it.
+    """
+
+    name: str
+    architecture: str
+    model_types: tuple[str, ...]
+    table: Callable[[Mapping[str, Any]], Table]
+    sizes: Callable[[Mapping[str, Any]], ModelSizes]
+    megatron: MegatronModel | None = None
+    mindspeed: MindspeedModel | None = None
+    balances_router: bool = False
+    rollout_graphs: Literal["acl", "torchair"] = "acl"
+
+
+@cache
+def families() -> tuple[ModelFamily, ...]:
+    """All families, by the names of their modules."""
+    modules = (
+        importlib.import_module(f"{__package__}.{each.name}")
+        for each in pkgutil.iter_modules([str(Path(__file__).parent)])
+        if not each.ispkg
+    )
+    return tuple(module.FAMILY for module in modules if hasattr(module, "FAMILY"))
+
+
+def find_family(config: Any) -> ModelFamily | None:
+    """The family of a model, from its transformers config or the mapping of its config.json; None if it has none.
+
+    The first of `architectures` decides, and `model_type` where there are none.
+    """
+    architecture = _architecture(config)
+    for family in families():
+        if architecture == family.architecture if architecture else _field(config, "model_type") in family.model_types:
+            return family
+    return None
+
+
+def family_of(config: Any) -> ModelFamily:
+    """The same. Raises ValueError for a model without a family."""
+    family = find_family(config)
+    if family is None:
+        known = ", ".join(each.architecture for each in families())
+        raise ValueError(f"no layout table describes architecture {_architecture(config)}; known are {known}")
+    return family
+
+
+def _architecture(config: Any) -> str | None:
+    return next(iter(_field(config, "architectures") or ()), None)
+
+
+def _field(config: Any, name: str) -> Any:
+    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 
 def table_for(config: Any) -> Table:
@@ -18,8 +105,13 @@ def table_for(config: Any) -> Table:
 
     Raises ValueError for an architecture without a table, or for a variant that its table does not describe.
     """
-    values = config if isinstance(config, Mapping) else config.to_dict()
-    architecture = next(iter(values.get("architectures") or ()), None)
-    if architecture is None or architecture not in TABLES:
-        raise ValueError(f"no layout table describes architecture {architecture}; known are {', '.join(TABLES)}")
-    return TABLES[architecture](values)
+    return family_of(config).table(config if isinstance(config, Mapping) else config.to_dict())
+
+
+def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
+    """The sizes of the model that a config.json describes. ValueError for a model without them."""
+    family = family_of(config)
+    try:
+        return family.sizes(config)
+    except KeyError as missing:
+        raise ValueError(f"the config.json of {family.architecture} lacks {missing}") from missing

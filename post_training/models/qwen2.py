@@ -23,6 +23,8 @@ from post_training.layouts.layout import (
     share,
     whole_box,
 )
+from post_training.models.families import ModelFamily
+from post_training.models.sizes import ModelSizes, grouped_attention_sizes
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
@@ -206,3 +208,17 @@ def _stacked_qkv(shape: Qwen2Shape, prefix: str, tp: int, tp_rank: int) -> list[
         pieces += _rows_with_bias(shape, prefix + name, f"{prefix}qkv_proj.", rows, row)
         row += rows[1] - rows[0]
     return pieces
+
+
+def sizes(config: Mapping[str, Any]) -> ModelSizes:
+    """What plans and counts need of a Qwen2.5. Raises KeyError for a config.json without a size."""
+    return grouped_attention_sizes(config, dense_layers=config["num_hidden_layers"])
+
+
+FAMILY = ModelFamily(
+    name="Qwen2.5",
+    architecture="Qwen2ForCausalLM",
+    model_types=("qwen2", "llama"),
+    table=lambda config: table(Qwen2Shape.from_config(config)),
+    sizes=sizes,
+)

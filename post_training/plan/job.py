@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from post_training.layouts.layout import RolloutPlacement, Table, TrainPlacement
-from post_training.models.families import table_for
-from post_training.plan.sizes import ModelSizes, sizes_of
+from post_training.models.families import sizes_of, table_for
+from post_training.models.sizes import ModelSizes
 
 
 @dataclass(frozen=True)

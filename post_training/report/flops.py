@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from post_training.models.families import find_family
 from post_training.report.rates import StepFigures
 
 DIES_OF_A_CARD = 2
@@ -46,50 +47,20 @@ def forward_flops(model: Mapping[str, Any], tokens: float) -> float:
     to), and in attention for each pair of tokens two for each width of a head's query and value.
 
     Args:
-        model: a HuggingFace config.json of deepseek_v3, qwen2 or llama.
+        model: a HuggingFace config.json of a known family.
 
     Raises:
         UnknownModelError: another model, or a field is missing.
     """
-    kind = model.get("model_type")
-    if kind not in ("deepseek_v3", "qwen2", "llama"):
-        raise UnknownModelError(f"there is no formula for models of type {kind!r}")
+    family = find_family(model)
+    if family is None:
+        raise UnknownModelError(f"there is no formula for models of type {model.get('model_type')!r}")
     try:
-        latent = kind == "deepseek_v3"
-        weights, width = _latent_attention(model) if latent else _grouped_attention(model)
-        layers, hidden = model["num_hidden_layers"], model["hidden_size"]
-        dense = model["first_k_dense_replace"] if latent else layers
-        feed_forward = dense * 3 * hidden * model["intermediate_size"]
-        if latent:
-            feed_forward += (layers - dense) * _expert_weights(model)
-        met = layers * weights + feed_forward + hidden * model["vocab_size"]
+        sizes = family.sizes(model)
     except (KeyError, TypeError) as error:
         raise UnknownModelError(f"the model's config.json lacks {error}") from error
     # Causal: half of all pairs, and each counts twice, as a multiplication and an addition.
-    attention = layers * model["num_attention_heads"] * width * tokens * tokens
-    return 2 * met * tokens + attention
-
-
-def _latent_attention(model: Mapping[str, Any]) -> tuple[int, int]:
-    """Weights of a layer's MLA, and the widths of a head's query and value together."""
-    hidden, heads = model["hidden_size"], model["num_attention_heads"]
-    nope, rope, value = model["qk_nope_head_dim"], model["qk_rope_head_dim"], model["v_head_dim"]
-    latent, query = model["kv_lora_rank"], model.get("q_lora_rank")
-    queries = hidden * query + query * heads * (nope + rope) if query else hidden * heads * (nope + rope)
-    keys_and_values = hidden * (latent + rope) + latent * heads * (nope + value)
-    return queries + keys_and_values + heads * value * hidden, nope + rope + value
-
-
-def _grouped_attention(model: Mapping[str, Any]) -> tuple[int, int]:
-    hidden, heads = model["hidden_size"], model["num_attention_heads"]
-    width = model.get("head_dim") or hidden // heads
-    return hidden * width * (2 * heads + 2 * model["num_key_value_heads"]), 2 * width
-
-
-def _expert_weights(model: Mapping[str, Any]) -> int:
-    """Of a layer: the router, and the experts that a token goes to, shared ones included."""
-    experts = model["num_experts_per_tok"] + (model.get("n_shared_experts") or 0)
-    return model["hidden_size"] * (model["n_routed_experts"] + 3 * model["moe_intermediate_size"] * experts)
+    return 2 * sizes.weights_met * tokens + sizes.layers * sizes.score_width * tokens * tokens
 
 
 def utilisation(model: Mapping[str, Any], figures: StepFigures, dies: int, peak: float) -> float | None:

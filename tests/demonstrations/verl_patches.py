@@ -16,8 +16,8 @@ import overlay
 from tests.demonstrations import Upstream, demonstrates
 from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import (
-    DEEPSEEK_V3,
     MEGATRON_ON_NPU,
+    OWN_MODELS,
     ROLLOUT_SEED,
     SETTINGS,
     VERL_ON_NPU,
@@ -92,13 +92,13 @@ def logits_are_divided(body):
     return body(lambda logits_processor: logits_processor(torch.ones(2)), logits_processor=torch.Tensor.tolist)
 
 
-@demonstrates("verl.models.mcore.registry:hf_to_mcore_config", DEEPSEEK_V3)
+@demonstrates("verl.models.mcore.registry:hf_to_mcore_config", OWN_MODELS)
 def the_configuration_is_ours(body):
     with instead_of("post_training.models.megatron.deepseek_v3_config.deepseek_v3_config_from_huggingface"):
         return asks_ours(lambda: body(Upstream(), DEEPSEEK, torch.bfloat16))
 
 
-@demonstrates("verl.models.mcore.registry:init_mcore_model", DEEPSEEK_V3)
+@demonstrates("verl.models.mcore.registry:init_mcore_model", OWN_MODELS)
 def the_model_is_ours(body):
     with instead_of("post_training.models.megatron.deepseek_v3_model.build_deepseek_v3"):
         return asks_ours(lambda: body(Upstream(), None, DEEPSEEK))
@@ -135,35 +135,35 @@ def the_engine_starts_before_the_worker(body):
         return asks_ours(lambda: body(Upstream(), SimpleNamespace(), {}, "actor"))
 
 
-@demonstrates("verl.models.mcore.registry:get_mcore_weight_converter", DEEPSEEK_V3)
+@demonstrates("verl.models.mcore.registry:get_mcore_weight_converter", OWN_MODELS)
 def no_converter_is_needed(body):
     return body(Upstream(), DEEPSEEK, torch.bfloat16)
 
 
-@demonstrates("verl.models.weight_loader_registry:get_weight_saver", DEEPSEEK_V3)
+@demonstrates("verl.models.weight_loader_registry:get_weight_saver", OWN_MODELS)
 def checkpoints_are_not_gathered_as_transformer_engines(body):
     return body(Upstream(), "DeepseekV3ForCausalLM") == "upstream"
 
 
-@demonstrates("verl.utils.megatron_utils:get_transformer_layer_offset", DEEPSEEK_V3)
+@demonstrates("verl.utils.megatron_utils:get_transformer_layer_offset", OWN_MODELS)
 def uneven_stages_have_their_own_offsets(body):
     return body(Upstream(), 1, None, SimpleNamespace(first_layer_of_stage=[0, 2].__getitem__))
 
 
-@demonstrates("verl.utils.megatron_utils:per_tensor_generator", DEEPSEEK_V3)
+@demonstrates("verl.utils.megatron_utils:per_tensor_generator", OWN_MODELS)
 def tensors_are_gathered_by_our_tables(body):
     with instead_of("post_training.models.families.table_for"):
         return asks_ours(lambda: body(Upstream(), None, DEEPSEEK, None, None))
 
 
-@demonstrates("verl.utils.model:load_megatron_gptmodel_weights", DEEPSEEK_V3)
+@demonstrates("verl.utils.model:load_megatron_gptmodel_weights", OWN_MODELS)
 def weights_are_loaded_by_our_tables(body):
     config = SimpleNamespace(model={})
     with instead_of("post_training.models.families.table_for"):
         return asks_ours(lambda: body(Upstream(), config, DEEPSEEK, None, None))
 
 
-@demonstrates("verl.utils.model:load_mcore_dist_weights", DEEPSEEK_V3)
+@demonstrates("verl.utils.model:load_mcore_dist_weights", OWN_MODELS)
 def shards_are_loaded_by_their_own_reader(body):
     with instead_of("post_training.checkpoint.shard_loading.is_shard_folder"):
         return asks_ours(lambda: body(Upstream(), None, "folder"))

@@ -1,9 +1,9 @@
 """All features, in the order in which a user meets them."""
 
 from verl_patches.features.compatibility.feature import (
-    DEEPSEEK_V3,
     KV_CACHE_SIZE,
     MEGATRON_ON_NPU,
+    OWN_MODELS,
     ROLLOUT_SEED,
     SETTINGS,
     START_UP,
@@ -51,7 +51,7 @@ FEATURES = (
     KV_CACHE_SIZE,
     START_UP,
     SETTINGS,
-    DEEPSEEK_V3,
+    OWN_MODELS,
     MEGATRON_ON_NPU,
     VERL_ON_NPU,
     VERL_ON_MEGATRON_CORE_0_8,

@@ -1,13 +1,13 @@
 """verl finds layers on pipeline stages of different lengths, and configures the optimizer for the run's precision."""
 
 from overlay import wrap
-from verl_patches.features.compatibility.feature import DEEPSEEK_V3
+from verl_patches.features.compatibility.feature import OWN_MODELS
 from verl_patches.features.precision.feature import PRECISION
 
 
 @wrap(
     "verl.utils.megatron_utils:get_transformer_layer_offset",
-    feature=DEEPSEEK_V3,
+    feature=OWN_MODELS,
     why="verl knows only stages of equal length with a shorter first or last one; num_layer_list names every stage",
     upstream="not forwarded: num_layer_list is MindSpeed-LLM's option; verl took up the pipeline layout of "
     "megatron-core 0.13 instead, https://github.com/verl-project/verl/pull/2749",
@@ -37,20 +37,22 @@ def init_megatron_optim_config(upstream, optim_config):
 
 @wrap(
     "verl.utils.megatron_utils:per_tensor_generator",
-    feature=DEEPSEEK_V3,
+    feature=OWN_MODELS,
     why="verl's generator knows neither experts over TP x EP nor DeepSeek-V3's fused weights on megatron-core 0.8.0",
     upstream="not forwarded: verl supports megatron-core 0.12 and later",
     remove_when="verl gathers DeepSeek-V3 from the pinned megatron-core",
 )
 def per_tensor_generator(upstream, actor_module, model_config, weight_converter, transformer_config, *args, **kwargs):
-    if list(model_config.architectures) != ["DeepseekV3ForCausalLM"]:
+    from post_training.models.families import find_family, table_for
+
+    family = find_family(model_config)
+    if family is None or family.megatron is None:
         return upstream(actor_module, model_config, weight_converter, transformer_config, *args, **kwargs)
     import torch
     import torch.distributed as dist
 
     from post_training.layouts.model_tensors import train_tensors
     from post_training.layouts.placements import train_placement
-    from post_training.models.families import table_for
     from verl_patches.features.reshard.per_tensor import full_tensors
 
     table, placement = table_for(model_config), train_placement(transformer_config)

@@ -1,12 +1,12 @@
 """verl's models get their HuggingFace weights through the layout tables."""
 
 from overlay import wrap
-from verl_patches.features.compatibility.feature import DEEPSEEK_V3
+from verl_patches.features.compatibility.feature import OWN_MODELS
 
 
 @wrap(
     "verl.utils.model:load_megatron_gptmodel_weights",
-    feature=DEEPSEEK_V3,
+    feature=OWN_MODELS,
     why="verl builds the whole model on rank 0's host and knows no DeepSeek-V3 parameter of megatron-core 0.8.0; every "
     "rank reads just its own boxes of the files",
     upstream="not forwarded: needs this project's layout tables",
@@ -16,7 +16,10 @@ from verl_patches.features.compatibility.feature import DEEPSEEK_V3
 def load_megatron_gptmodel_weights(
     upstream, config, model_config, parallel_model, params_dtype, is_value_model=False, **options
 ):
-    if list(model_config.architectures) != ["DeepseekV3ForCausalLM"]:
+    from post_training.models.families import find_family, table_for
+
+    family = find_family(model_config)
+    if family is None or family.megatron is None:
         return upstream(config, model_config, parallel_model, params_dtype, is_value_model, **options)
     import torch.distributed as dist
     from verl.utils.fs import copy_to_local
@@ -24,7 +27,6 @@ def load_megatron_gptmodel_weights(
     from post_training.checkpoint.loading import ignored_prefixes, load_from_huggingface
     from post_training.layouts.model_tensors import train_tensors, unwrapped
     from post_training.layouts.placements import train_placement
-    from post_training.models.families import table_for
     from verl_patches.features import settings
 
     table = table_for(model_config)
@@ -43,7 +45,7 @@ def load_megatron_gptmodel_weights(
 
 @wrap(
     "verl.utils.model:load_mcore_dist_weights",
-    feature=DEEPSEEK_V3,
+    feature=OWN_MODELS,
     why="verl reads only Megatron's distributed checkpoints; the published recipe trains from mp_rank shards, a rank "
     "from its own",
     upstream="not forwarded: verl gave up Megatron's legacy checkpoints",

@@ -8,11 +8,10 @@ import json
 import pytest
 
 from post_training.layouts.layout import TrainPlacement
-from post_training.models.families import table_for
+from post_training.models.families import sizes_of, table_for
 from post_training.plan.activations import training_activations
 from post_training.plan.device import Rank
 from post_training.plan.job import Recomputation
-from post_training.plan.sizes import sizes_of
 from tests.post_training.models.megatron.deepseek_v3_checkpoint import configuration
 from tests.post_training.plan.test_plan import job
 from tests.ranks import run_ranks

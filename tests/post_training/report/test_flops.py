@@ -65,5 +65,5 @@ def test_every_peak_of_the_a3_names_who_says_so():
 def test_a_model_without_a_formula_is_named():
     with pytest.raises(UnknownModelError, match="no formula for models of type 'gpt2'"):
         forward_flops({"model_type": "gpt2"}, 1)
-    with pytest.raises(UnknownModelError, match="lacks 'hidden_size'"):
+    with pytest.raises(UnknownModelError, match="lacks 'num_hidden_layers'"):
         forward_flops({"model_type": "qwen2"}, 1)

@@ -10,7 +10,9 @@ VERL_ON_MEGATRON_CORE_0_8 = Feature(
 )
 VERL_ON_VLLM_0_9_1 = Feature("verl_on_vllm_0_9_1", "verl 0.4.0 starts engines of vLLM 0.9.1 for text models.")
 VLLM_ON_TORCH_2_5 = Feature("vllm_on_torch_2_5", "vLLM 0.9.1, which is written for torch 2.7, runs on 2.5.1.")
-DEEPSEEK_V3 = Feature("deepseek_v3", "verl trains DeepSeek-V3 with this project's modules for megatron-core 0.8.0.")
+OWN_MODELS = Feature(
+    "own_models", "verl trains families that the pinned megatron-core cannot build with this project's modules for it."
+)
 START_UP = Feature("start_up", "vLLM does not start a second Python process for every engine to look at a model class.")
 VLLM_PROCESSES = Feature(
     "vllm_processes", "Processes that vLLM spawns have the patches and the settings of their parent."

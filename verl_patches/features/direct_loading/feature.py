@@ -10,7 +10,6 @@ from typing import Any
 from overlay import ConfigurationError, Feature
 
 KEY = "actor_rollout_ref.actor.megatron.load_from_hf"
-ARCHITECTURE = "DeepseekV3ForCausalLM"
 
 
 def check_ways_of_loading(config: Mapping[str, Any], settings: Any) -> None:
@@ -62,9 +61,15 @@ def check_folder(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def _check_architecture(values: Mapping[str, Any]) -> None:
-    found = list(values.get("architectures") or ())
-    if found != [ARCHITECTURE]:
-        raise ValueError(f"config.json has architectures {found}, and only {ARCHITECTURE} can be loaded this way")
+    from post_training.models.families import families, find_family
+
+    family = find_family(values)
+    if family is None or family.megatron is None:
+        known = " and ".join(each.architecture for each in families() if each.megatron)
+        raise ValueError(
+            f"config.json has architectures {list(values.get('architectures') or ())}, and only {known} can be loaded "
+            "this way"
+        )
 
 
 def _described(model_path: str) -> Mapping[str, Any] | None:

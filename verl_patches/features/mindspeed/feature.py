@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from overlay import ConfigurationError, Feature
 
-ARCHITECTURE = "DeepseekV3ForCausalLM"
 PACKAGES = ("megatron.training", "mindspeed", "mindspeed_llm")
 MODEL_KEYS = ("num_layer_list", "moe_tp_extend_ep")
 """What of override_transformer_config is translated."""
@@ -50,19 +49,22 @@ def check_installed(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_translation(config: Mapping[str, Any], settings: Any) -> None:
-    """Everything that is asked of a DeepSeek-V3 has an argument; other models are not trained through MindSpeed-LLM."""
-    if _architectures(config) in (None, [ARCHITECTURE]):
+    """Everything that is asked of a model has an argument; families that MindSpeed-LLM does not build are not asked."""
+    if _may_be_trained_here(config):
         _check_layout(config)
         _check_model(config)
 
 
-def _architectures(config: Mapping[str, Any]) -> list[str] | None:
-    """Those of the model's config.json; None where this machine cannot read it."""
+def _may_be_trained_here(config: Mapping[str, Any]) -> bool:
+    """Whether MindSpeed-LLM builds the model, or this machine cannot read its config.json."""
+    from post_training.models.families import find_family
+
     try:
         text = (Path(config["actor_rollout_ref"]["model"]["path"]).expanduser() / "config.json").read_text()
     except OSError:
-        return None
-    return list(json.loads(text).get("architectures") or ())
+        return True
+    family = find_family(json.loads(text))
+    return family is not None and family.mindspeed is not None
 
 
 def _check_layout(config: Mapping[str, Any]) -> None:
@@ -119,7 +121,7 @@ def _is_on(settings: Any) -> bool:
 
 MINDSPEED = Feature(
     name="mindspeed",
-    purpose="DeepSeek-V3 is trained through MindSpeed and MindSpeed-LLM where they are installed.",
+    purpose="Families that MindSpeed-LLM builds are trained through it and MindSpeed where they are installed.",
     section="actor_rollout_ref.overlay.mindspeed",
     settings=MindspeedSettings,
     switch="actor_rollout_ref.overlay.mindspeed.engine",

@@ -22,12 +22,13 @@ def start_for(config: Mapping[str, Any], settings: Any) -> None:
     from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
 
+    from post_training.models.families import find_family
     from verl_patches.features.mindspeed.arguments import command_line, translate
-    from verl_patches.features.mindspeed.feature import ARCHITECTURE
     from verl_patches.features.precision.dtypes import run_dtype
 
     hf_config = AutoConfig.from_pretrained(copy_to_local(config["model"]["path"]))
-    if list(hf_config.architectures) == [ARCHITECTURE]:
+    family = find_family(hf_config)
+    if family is not None and family.mindspeed is not None:
         words = command_line(translate(config, hf_config, settings))
         start(words, run_dtype(settings.precision))
 

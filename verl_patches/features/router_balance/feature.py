@@ -10,8 +10,6 @@ from typing import Any
 
 from overlay import ConfigurationError, Feature
 
-ARCHITECTURE = "DeepseekV3ForCausalLM"
-
 
 @dataclass(frozen=True)
 class RouterBalanceSettings:
@@ -36,15 +34,19 @@ def check_random_weights(config: Mapping[str, Any], settings: Any) -> None:
 
 def check_model(config: Mapping[str, Any], settings: Any) -> None:
     """The model is one whose router the overlay knows, where this machine can read its config.json."""
+    from post_training.models.families import families, find_family
+
     folder = config["actor_rollout_ref"]["model"]["path"]
     try:
-        architectures = json.loads((Path(folder).expanduser() / "config.json").read_text()).get("architectures")
+        described = json.loads((Path(folder).expanduser() / "config.json").read_text())
     except (OSError, ValueError):
         return
-    if list(architectures or ()) != [ARCHITECTURE]:
+    family = find_family(described)
+    if family is None or not family.balances_router:
+        known = " and ".join(each.architecture for each in families() if each.balances_router)
         raise ConfigurationError(
-            f"{ROUTER_BALANCE.switch}=True balances the routers of {ARCHITECTURE}, and the model in {folder} is "
-            f"{architectures}; set it to False"
+            f"{ROUTER_BALANCE.switch}=True balances the routers of {known}, and the model in {folder} is "
+            f"{described.get('architectures')}; set it to False"
         )
 
 

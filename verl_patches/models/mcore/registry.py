@@ -1,47 +1,53 @@
-"""verl builds DeepSeek-V3 from this project's modules.
+"""verl builds families of models from this project's modules.
 
-verl 0.4.0 already has entries for DeepSeek-V3, which need megatron-core 0.12 and transformer_engine, so its registry
-functions are wrapped: they answer for DeepSeek-V3 and leave every other model to upstream.
+verl 0.4.0 has entries of its own for them, which need megatron-core 0.12 and transformer_engine, so its registry
+functions are wrapped: they answer for these families and leave every other model to upstream.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
-from verl_patches.features.compatibility.feature import DEEPSEEK_V3
+from verl_patches.features.compatibility.feature import OWN_MODELS
 from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 
-_DEEPSEEK_V3 = "DeepseekV3ForCausalLM"
+if TYPE_CHECKING:
+    from post_training.models.families import MegatronModel, MindspeedModel
+
 _UPSTREAM = "not forwarded: verl supports megatron-core 0.12 and later"
 _OURS = "not forwarded: part of this project's features"
 _WITH_THE_ENGINE = "verl trains through MindSpeed-LLM by itself"
-_REMOVE_WHEN = "the pinned megatron-core has multi-head latent attention and DeepSeek's router"
+_REMOVE_WHEN = "the pinned megatron-core has the attention and the routers of these families"
 
 
-def _is_deepseek_v3(hf_config: Any) -> bool:
-    return list(hf_config.architectures) == [_DEEPSEEK_V3]
+def _own_model(hf_config: Any) -> "MegatronModel | None":
+    """This project's modules for a model; None where verl's are used."""
+    from post_training.models.families import find_family
+
+    family = find_family(hf_config)
+    return None if family is None else family.megatron
 
 
-def _is_trained_by_mindspeed(hf_config: Any) -> bool:
+def _mindspeed_model(hf_config: Any) -> "MindspeedModel | None":
+    """MindSpeed-LLM's modules for a model; None where they are not used."""
+    from post_training.models.families import find_family
     from verl_patches.features import settings
 
-    return _is_deepseek_v3(hf_config) and MINDSPEED.is_on(settings.current())
+    family = find_family(hf_config)
+    return None if family is None or not MINDSPEED.is_on(settings.current()) else family.mindspeed
 
 
 @wrap(
     "verl.models.mcore.registry:hf_to_mcore_config",
-    feature=DEEPSEEK_V3,
+    feature=OWN_MODELS,
     why="verl's converter fills fields that megatron-core 0.8.0 does not have; ours is typed and checked",
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
     evidence="executed",
 )
 def hf_to_mcore_config(upstream, hf_config, dtype, **override_transformer_config_kwargs):
-    if not _is_deepseek_v3(hf_config):
-        return upstream(hf_config, dtype, **override_transformer_config_kwargs)
-    from post_training.models.megatron.deepseek_v3_config import deepseek_v3_config_from_huggingface
-
-    return deepseek_v3_config_from_huggingface(hf_config, dtype, **override_transformer_config_kwargs)
+    make = upstream if (own := _own_model(hf_config)) is None else own.config
+    return make(hf_config, dtype, **override_transformer_config_kwargs)
 
 
 @wrap(
@@ -53,11 +59,8 @@ def hf_to_mcore_config(upstream, hf_config, dtype, **override_transformer_config
 )
 def hf_to_mindspeed_config(upstream, hf_config, dtype, **override_transformer_config_kwargs):
     config = upstream(hf_config, dtype, **override_transformer_config_kwargs)
-    if not _is_trained_by_mindspeed(hf_config):
-        return config
-    from post_training.models.mindspeed.packed_gpt_model import with_arguments
-
-    return with_arguments(config)
+    mindspeed = _mindspeed_model(hf_config)
+    return config if mindspeed is None else mindspeed.config(config)
 
 
 @wrap(
@@ -65,58 +68,58 @@ def hf_to_mindspeed_config(upstream, hf_config, dtype, **override_transformer_co
     feature=ROUTER_BALANCE,
     why="this project's router reads from the configuration of the model whether experts are dealt out in turn",
     upstream=_OURS,
-    remove_when="the pinned megatron-core has moe_router_force_load_balancing for DeepSeek-V3's router",
+    remove_when="the pinned megatron-core has moe_router_force_load_balancing for these routers",
 )
 def hf_to_balanced_config(upstream, hf_config, dtype, **override_transformer_config_kwargs):
+    from post_training.models.families import find_family
     from verl_patches.features import settings
 
-    if not (settings.current().router_balance.forced and _is_deepseek_v3(hf_config)):
+    family = find_family(hf_config)
+    if not settings.current().router_balance.forced or family is None or not family.balances_router:
         return upstream(hf_config, dtype, **override_transformer_config_kwargs)
     return upstream(hf_config, dtype, **override_transformer_config_kwargs, moe_router_force_load_balancing=True)
 
 
 @wrap(
     "verl.models.mcore.registry:init_mcore_model",
-    feature=DEEPSEEK_V3,
-    why="megatron-core 0.8.0 has no layer spec for DeepSeek-V3",
+    feature=OWN_MODELS,
+    why="megatron-core 0.8.0 has no layer specs for these families",
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
     evidence="executed",
 )
 def init_mcore_model(upstream, tfconfig, hf_config, pre_process=True, post_process=None, **kwargs):
-    if not _is_deepseek_v3(hf_config):
+    own = _own_model(hf_config)
+    if own is None:
         return upstream(tfconfig, hf_config, pre_process, post_process, **kwargs)
-    from post_training.models.megatron.deepseek_v3_model import build_deepseek_v3
-
     if kwargs.get("value"):
-        raise ValueError("DeepSeek-V3 as a value model is not supported: GRPO needs no critic")
+        raise ValueError(f"{hf_config.architectures[0]} as a value model is not supported: GRPO needs no critic")
     # verl at the cluster's commit calls it fix_moe_router here.
     frozen = kwargs.get("freeze_moe_router") or kwargs.get("fix_moe_router") or False
-    return build_deepseek_v3(tfconfig, hf_config, pre_process, post_process, freeze_moe_router=frozen)
+    return own.build(tfconfig, hf_config, pre_process, post_process, freeze_moe_router=frozen)
 
 
 @wrap(
     "verl.models.mcore.registry:init_mcore_model",
     feature=MINDSPEED,
-    why="MindSpeed-LLM has a layer spec of its own for DeepSeek-V3, with the kernels of the cluster",
+    why="MindSpeed-LLM has layer specs of its own, with the kernels of the cluster",
     upstream=_OURS,
     remove_when=_WITH_THE_ENGINE,
 )
 def init_mindspeed_model(upstream, tfconfig, hf_config, pre_process=True, post_process=None, **kwargs):
-    if not _is_trained_by_mindspeed(hf_config) or kwargs.get("value"):
+    mindspeed = _mindspeed_model(hf_config)
+    if mindspeed is None or kwargs.get("value"):
         return upstream(tfconfig, hf_config, pre_process, post_process, **kwargs)
-    from post_training.models.mindspeed.packed_gpt_model import build_deepseek_v3
-
-    return build_deepseek_v3(tfconfig, hf_config, pre_process, post_process)
+    return mindspeed.build(tfconfig, hf_config, pre_process, post_process)
 
 
 @wrap(
     "verl.models.mcore.registry:get_mcore_weight_converter",
-    feature=DEEPSEEK_V3,
+    feature=OWN_MODELS,
     why="verl's converter knows transformer_engine's parameter names; weights move by the reshard layouts instead",
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
     evidence="executed",
 )
 def get_mcore_weight_converter(upstream, hf_config, dtype):
-    return None if _is_deepseek_v3(hf_config) else upstream(hf_config, dtype)
+    return upstream(hf_config, dtype) if _own_model(hf_config) is None else None

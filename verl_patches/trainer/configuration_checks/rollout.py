@@ -73,15 +73,23 @@ def check_graphs(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> 
                 f"{_ADDITIONAL}.torchair_graph_config.{name}={graph[name]} is valid only with enabled=True beside it; "
                 "take it away, or enable the graph"
             )
-    kind = (model or {}).get("model_type")
-    if rollout["enforce_eager"] or not kind or graph.get("enabled", False) == ("deepseek" in kind):
+    if model and not rollout["enforce_eager"]:
+        _check_kind_of_graph(model, graph.get("enabled", False))
+
+
+def _check_kind_of_graph(model: Mapping[str, Any], torchair: bool) -> None:
+    from post_training.models.families import families, find_family
+
+    kind, family = model.get("model_type"), find_family(model)
+    if not kind or torchair == (family is not None and family.rollout_graphs == "torchair"):
         return
+    known = " and ".join(each.name for each in families() if each.rollout_graphs == "torchair")
     raise ConfigurationError(
         f"{_ROLLOUT}.enforce_eager=False decodes in "
         + (
-            f"torchair's graphs, which vLLM-Ascend has for DeepSeek and not for {kind}; set "
+            f"torchair's graphs, which vLLM-Ascend has for {known} and not for {kind}; set "
             f"{_ADDITIONAL}.torchair_graph_config.enabled=False"
-            if graph.get("enabled")
+            if torchair
             else f"ACL graphs, which vLLM-Ascend does not have for {kind}; set {_ROLLOUT}.enforce_eager=True or "
             f"{_ADDITIONAL}.torchair_graph_config.enabled=True"
         )

@@ -56,7 +56,11 @@ def check(model, *overrides):
         ),
         (TINY, GRAPHS[:1], "free_cache_engine=True does not go with graphs"),
         (TINY, GRAPHS, "ACL graphs, which vLLM-Ascend does not have for deepseek_v3"),
-        (QWEN2, [*GRAPHS, f"{TORCHAIR}.enabled=true"], "torchair's graphs, which vLLM-Ascend has for DeepSeek and not"),
+        (
+            QWEN2,
+            [*GRAPHS, f"{TORCHAIR}.enabled=true"],
+            "torchair's graphs, which vLLM-Ascend has for DeepSeek-V3 and",
+        ),
         (TINY, [f"{TORCHAIR}.enabled=true"], "enforce_eager=True and torchair_graph_config.enabled=True ask"),
         (TINY, [f"{TORCHAIR}.graph_batch_sizes=[8]"], r"graph_batch_sizes=\[8\] is valid only with enabled=True"),
         (TINY, [f"{TORCHAIR}.enable_kvnz=true"], "did you mean .*torchair_graph_config.enable_kv_nz"),

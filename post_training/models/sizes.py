@@ -1,0 +1,83 @@
+"""What plans and counts know of a model besides its weights: the widths that decide work, activations and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Widths are elements a token; `kept_*` is what the backward of an attention needs beside inputs of matrices.
+
+    kept_by_heads, cache_by_heads: divided over tensor-parallel ranks. kept_whole, cache_whole: on each of them.
+    cache_heads: the heads that the cache is divided by, at most. dense_layers: how many layers, the first ones, have
+    no experts. attention_weights: elements of the matrices of one layer's attention. score_width: widths of query and
+    value together, of all heads. rollout_attention: elements of weights that the rollout derives, of all heads and a
+    layer. rotary: elements of the rollout's rotary tables. mla: whether the attention is multi-head latent attention.
+    """
+
+    hidden: int
+    vocabulary: int
+    layers: int
+    dense_layers: int
+    intermediate: int
+    attention_weights: int
+    score_width: int
+    kept_by_heads: int
+    kept_whole: int
+    cache_by_heads: int
+    cache_whole: int
+    cache_heads: int
+    rollout_attention: int
+    rotary: int
+    mla: bool
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_width: int = 0
+    shared_width: int = 0
+
+    def cache(self, tp: int) -> int:
+        """Elements that a token has in the cache of one layer, on one of `tp` ranks."""
+        return self.cache_whole + self.cache_by_heads // min(tp, self.cache_heads or 1)
+
+    @property
+    def weights_met(self) -> int:
+        """Weights that one token is multiplied with: all but embeddings, and of the experts those that it goes to."""
+        expert_layers = self.layers - self.dense_layers
+        feed_forward = self.dense_layers * 3 * self.intermediate
+        feed_forward += expert_layers * (self.experts + 3 * (self.expert_width * self.experts_per_token))
+        feed_forward += expert_layers * 3 * self.shared_width
+        return self.layers * self.attention_weights + self.hidden * (feed_forward + self.vocabulary)
+
+
+def grouped_attention_sizes(config: Mapping[str, Any], dense_layers: int, **experts: int) -> ModelSizes:
+    """The sizes of a model whose query heads share key and value heads in groups (GQA).
+
+    Raises KeyError for a config.json without a size.
+    """
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    width = config.get("head_dim") or hidden // heads
+    return ModelSizes(
+        hidden=hidden,
+        vocabulary=config["vocab_size"],
+        layers=config["num_hidden_layers"],
+        dense_layers=dense_layers,
+        intermediate=config["intermediate_size"],
+        attention_weights=hidden * width * (2 * heads + 2 * kv_heads),
+        score_width=2 * heads * width,
+        # Query, key, value and output of the operator, inputs of two rotations, and the operator's largest scores and
+        # sums, which are 8 of each and in float32.
+        kept_by_heads=(3 * heads + 3 * kv_heads) * width + heads * 32,
+        kept_whole=0,
+        cache_by_heads=2 * kv_heads * width,
+        cache_whole=0,
+        cache_heads=kv_heads,
+        rollout_attention=0,
+        # One table of cosines and sines.
+        rotary=config.get("max_position_embeddings", 0) * width,
+        mla=False,
+        **experts,
+    )
