@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
+from post_training.layouts.experts import Experts, megatron_experts, rollout_experts
 from post_training.layouts.layout import (
-    Box,
     LayerSlot,
     LocalView,
     Piece,
@@ -21,7 +21,6 @@ from post_training.layouts.layout import (
     gated_shapes,
     megatron_vocabulary_pieces,
     rollout_vocabulary_pieces,
-    share,
     whole_box,
 )
 from post_training.models.families import MegatronModel, MindspeedModel, ModelFamily
@@ -167,7 +166,7 @@ def megatron(shape: DeepseekV3Shape, placement: TrainPlacement, rank: int) -> li
         local = f"{placement.chunk_prefix(slot.chunk)}decoder.layers.{slot.position}."
         pieces += _megatron_dense_part(shape, slot, local, placement.tp, tp_rank)
         if not shape.is_dense(slot.layer):
-            pieces += _megatron_experts(shape, placement, rank, slot.layer, f"{local}mlp.experts.")
+            pieces += megatron_experts(_experts(shape), placement, rank, slot.layer, f"{local}mlp.experts.")
     if placement.pp_rank(rank) == 0:
         embedding = placement.chunk_prefix(0) + "embedding.word_embeddings.weight"
         pieces += megatron_vocabulary_pieces(
@@ -180,6 +179,10 @@ def megatron(shape: DeepseekV3Shape, placement: TrainPlacement, rank: int) -> li
             "lm_head.weight", f"{last}output_layer.weight", shape.vocab, shape.hidden, placement, rank
         )
     return pieces
+
+
+def _experts(shape: DeepseekV3Shape) -> Experts:
+    return Experts(shape.experts, shape.hidden, shape.moe_intermediate)
 
 
 @lru_cache(maxsize=4096)
@@ -219,50 +222,6 @@ def _megatron_dense_part(shape: DeepseekV3Shape, slot: LayerSlot, local: str, tp
     return pieces
 
 
-def _megatron_experts(
-    shape: DeepseekV3Shape, placement: TrainPlacement, rank: int, layer: int, local: str
-) -> list[Piece]:
-    """Routed experts as GroupedMLP keeps them: weight1 (expert, hidden, gate|up), weight2 (expert, width, hidden)."""
-    width, hidden = shape.moe_intermediate, shape.hidden
-    if placement.moe_tp_extend_ep:
-        group, index, interval = placement.tp * placement.ep, placement.tp_ep_rank(rank), (0, width)
-    else:
-        group, index = placement.ep, placement.ep_rank(rank)
-        interval = share(width, placement.tp, placement.tp_rank(rank), "expert width over tensor parallel ranks")
-    first, last = share(shape.experts, group, index, "experts over the expert group")
-    views = _grouped_expert_views(last - first, hidden, interval[1] - interval[0])
-    return _expert_pieces(layer, first, views, (interval, (0, hidden)), (f"{local}weight1", f"{local}weight2"))
-
-
-ExpertViews = list[tuple[LocalView, LocalView, LocalView]]
-"""Where gate, up and down projection of every local expert lie in the two local weights."""
-
-
-@lru_cache(maxsize=64)
-def _grouped_expert_views(count: int, hidden: int, rows: int) -> ExpertViews:
-    first, second = (count, hidden, 2 * rows), (count, rows, hidden)
-    return [
-        (
-            LocalView(first, (slot, (0, hidden), (0, rows)), transposed=True),
-            LocalView(first, (slot, (0, hidden), (rows, 2 * rows)), transposed=True),
-            LocalView(second, (slot,), transposed=True),
-        )
-        for slot in range(count)
-    ]
-
-
-def _expert_pieces(layer: int, first: int, views: ExpertViews, box: Box, local: tuple[str, str]) -> list[Piece]:
-    """The pieces of consecutive experts; `box` is the region of gate and up, and transposed that of down."""
-    down_box = (box[1], box[0])
-    pieces = []
-    for expert, (gate, up, down) in enumerate(views, first):
-        prefix = f"model.layers.{layer}.mlp.experts.{expert}."
-        pieces.append(Piece(f"{prefix}gate_proj.weight", box, local[0], gate))
-        pieces.append(Piece(f"{prefix}up_proj.weight", box, local[0], up))
-        pieces.append(Piece(f"{prefix}down_proj.weight", down_box, local[1], down))
-    return pieces
-
-
 def vllm_ascend(shape: DeepseekV3Shape, placement: RolloutPlacement, rank: int) -> list[Piece]:
     """The pieces of one rollout rank, as the model keeps them after process_weights_after_loading.
 
@@ -277,7 +236,7 @@ def vllm_ascend(shape: DeepseekV3Shape, placement: RolloutPlacement, rank: int) 
     for layer in range(shape.layers):
         pieces += _rollout_dense_part(shape, layer, placement.tp, tp_rank, placement.shared_expert_replicated)
         if not shape.is_dense(layer):
-            pieces += _rollout_experts(shape, placement, rank, layer)
+            pieces += rollout_experts(_experts(shape), placement, rank, layer)
     pieces.append(Piece("model.norm.weight", whole_box((shape.hidden,)), "model.norm.weight"))
     return pieces + vocabulary("lm_head.weight", parts=placement.lm_head_size)
 
@@ -308,33 +267,6 @@ def _rollout_dense_part(
     down = f"{shared}down_proj.weight"
     pieces += gate_up_pieces(shared, f"{shared}gate_up_proj.weight", shape.hidden, width, parts, index)
     return pieces + [cut_piece(down, (shape.hidden, width), down, 1, parts, index)]
-
-
-def _rollout_experts(shape: DeepseekV3Shape, placement: RolloutPlacement, rank: int, layer: int) -> list[Piece]:
-    """Routed experts: w13_weight is (expert, gate|up, hidden) and w2_weight is (expert, hidden, width)."""
-    width, interval = shape.moe_intermediate, (0, shape.moe_intermediate)
-    if placement.ep == 1:
-        parts = placement.tp * placement.dp
-        interval = share(width, parts, placement.tp_dp_rank(rank), "expert width over the ranks of one instance")
-    return _rollout_layer_experts(shape.hidden, layer, placement.experts(rank, shape.experts), interval)
-
-
-@lru_cache(maxsize=1 << 14)
-def _rollout_layer_experts(hidden: int, layer: int, experts: tuple[int, int], interval: tuple[int, int]) -> list[Piece]:
-    """Instances have the same pieces; sharing them spares the planner half of its reading."""
-    local = f"model.layers.{layer}.mlp.experts."
-    views = _rollout_expert_views(experts[1] - experts[0], interval[1] - interval[0])
-    return _expert_pieces(
-        layer, experts[0], views, (interval, (0, hidden)), (f"{local}w13_weight", f"{local}w2_weight")
-    )
-
-
-@lru_cache(maxsize=64)
-def _rollout_expert_views(count: int, rows: int) -> ExpertViews:
-    return [
-        (LocalView(index=(slot, (0, rows))), LocalView(index=(slot, (rows, 2 * rows))), LocalView(index=(slot,)))
-        for slot in range(count)
-    ]
 
 
 def sizes(config: Mapping[str, Any]) -> ModelSizes:
@@ -405,6 +337,26 @@ def _mindspeed_model(*args: Any) -> Any:
     return build_deepseek_v3(*args)
 
 
+PUBLISHED = {
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "first_k_dense_replace": 3,
+    "num_attention_heads": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+    "num_nextn_predict_layers": 1,
+}
+"""DeepSeek-V3, 671B: https://huggingface.co/deepseek-ai/DeepSeek-V3/blob/main/config.json"""
+
 FAMILY = ModelFamily(
     name="DeepSeek-V3",
     architecture="DeepseekV3ForCausalLM",
@@ -413,6 +365,7 @@ FAMILY = ModelFamily(
     sizes=sizes,
     megatron=MegatronModel(_megatron_config, _megatron_model),
     mindspeed=MindspeedModel(_mindspeed_arguments, _mindspeed_config, _mindspeed_model),
+    published={"deepseek-v3": PUBLISHED},
     balances_router=True,
     rollout_graphs="torchair",
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -45,8 +45,9 @@ class ModelFamily:
 
     name: as its authors write it. architecture: the one in its config.json. model_types: of config.json; further ones
     are those whose sizes are the same. table, sizes: of the values of a config.json; ValueError for a variant that they
-    do not describe, KeyError where one is missing. megatron: None where verl's own model is trained. balances_router:
-    whether its experts can be dealt out by force. rollout_graphs: the graphs in which vLLM-Ascend decodes it.
+    do not describe, KeyError where one is missing. published: values of config.json by the name that a user types, as
+    far as layouts need them. megatron: None where verl's own model is trained. balances_router: whether its experts can
+    be dealt out by force. rollout_graphs: the graphs in which vLLM-Ascend decodes it.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ModelFamily:
     sizes: Callable[[Mapping[str, Any]], ModelSizes]
     megatron: MegatronModel | None = None
     mindspeed: MindspeedModel | None = None
+    published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     balances_router: bool = False
     rollout_graphs: Literal["acl", "torchair"] = "acl"
 

@@ -2,37 +2,14 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from post_training.layouts.layout import RolloutPlacement, Table, TrainPlacement
-from post_training.models import deepseek_v3, qwen2
-from post_training.models.families import table_for
-
-DEEPSEEK_V3_671B = deepseek_v3.DeepseekV3Shape(
-    hidden=7168,
-    intermediate=18432,
-    moe_intermediate=2048,
-    layers=61,
-    dense_layers=3,
-    heads=128,
-    experts=256,
-    shared_experts=1,
-    q_lora=1536,
-    kv_lora=512,
-    qk_nope=128,
-    qk_rope=64,
-    v_head=128,
-    vocab=129280,
-    mtp_layers=1,
-)
-
-QWEN2_5_05B = qwen2.Qwen2Shape(
-    hidden=896, intermediate=4864, layers=24, heads=14, kv_heads=2, head_dim=64, vocab=151936, tied=True
-)
+from post_training.models.families import families, table_for
 
 KNOWN: Mapping[str, Callable[[], Table]] = {
-    "deepseek-v3": lambda: deepseek_v3.table(DEEPSEEK_V3_671B),
-    "qwen2.5-0.5b": lambda: qwen2.table(QWEN2_5_05B),
+    name: partial(family.table, values) for family in families() for name, values in family.published.items()
 }
 
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}

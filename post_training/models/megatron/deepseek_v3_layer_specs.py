@@ -6,19 +6,14 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
-from post_training.models.megatron.deepseek_moe_layer import DeepseekMoELayer
 from post_training.models.megatron.deepseek_v3_config import DeepseekV3TransformerConfig
+from post_training.models.megatron.group_limited_router import GroupLimitedRouter
 from post_training.models.megatron.multi_latent_attention import MLASelfAttention
 from post_training.models.megatron.npu_rms_norm import NpuRMSNorm
-
-
-class DeepseekV3Layer(TransformerLayer):
-    """A decoder layer that knows its index when pipeline stages have different numbers of layers."""
-
-    def _get_layer_offset(self) -> int:
-        return self.config.first_layer_of_stage(parallel_state.get_pipeline_model_parallel_rank())
+from post_training.models.megatron.sharded_moe_layer import ShardedMoELayer
+from post_training.models.megatron.staged_layer import StagedLayer
 
 
 def deepseek_v3_block_spec(config: DeepseekV3TransformerConfig) -> TransformerBlockSubmodules:
@@ -33,11 +28,11 @@ def deepseek_v3_block_spec(config: DeepseekV3TransformerConfig) -> TransformerBl
 
 
 def _layer_spec(dense: bool) -> ModuleSpec:
-    feed_forward = ModuleSpec(module=DeepseekMoELayer)
+    feed_forward = ModuleSpec(module=ShardedMoELayer, params={"router": GroupLimitedRouter})
     if dense:
         feed_forward = ModuleSpec(module=MLP, submodules=MLPSubmodules(ColumnParallelLinear, RowParallelLinear))
     return ModuleSpec(
-        module=DeepseekV3Layer,
+        module=StagedLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=NpuRMSNorm,
             self_attention=ModuleSpec(module=MLASelfAttention),

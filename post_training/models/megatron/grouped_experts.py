@@ -7,7 +7,7 @@ import torch_npu
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, get_expert_parallel_rng_tracker_name
 
-from post_training.models.megatron.deepseek_v3_config import DeepseekV3TransformerConfig
+from post_training.models.megatron.moe_config import MoETransformerConfig
 
 _GROUPS_ARE_COUNTS = 1
 """group_list_type in which the group list holds the number of rows of each group."""
@@ -83,7 +83,7 @@ class GroupedExperts(torch.nn.Module):
     [local, width, hidden].
     """
 
-    def __init__(self, config: DeepseekV3TransformerConfig, local_experts: int) -> None:
+    def __init__(self, config: MoETransformerConfig, local_experts: int) -> None:
         super().__init__()
         self._local_experts = local_experts
         self._hidden_size = config.hidden_size

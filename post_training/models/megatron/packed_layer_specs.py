@@ -38,15 +38,8 @@ class NormColumnParallelLinear(ColumnParallelLinear):
         return super().forward(normed, *args, **kwargs)
 
 
-def packed_block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
-    """The dense decoder layers of this pipeline stage.
-
-    Raises ``ValueError`` for a norm other than RMSNorm and for experts, which this spec does not build.
-    """
-    if config.normalization != "RMSNorm":
-        raise ValueError(f"normalization {config.normalization!r} is not supported: only RMSNorm")
-    if config.num_moe_experts is not None:
-        raise ValueError("mixture-of-experts models other than DeepSeek-V3 are not supported on megatron-core 0.8.0")
+def packed_attention_spec(config: TransformerConfig) -> ModuleSpec:
+    """Causal attention on packed sequences, with a norm of each head of query and key where the configuration says."""
     head_norm = NpuRMSNorm if config.qk_layernorm else IdentityOp
     attention = SelfAttentionSubmodules(
         linear_qkv=NormColumnParallelLinear,
@@ -55,10 +48,22 @@ def packed_block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
         q_layernorm=head_norm,
         k_layernorm=head_norm,
     )
+    return ModuleSpec(SelfAttention, {"attn_mask_type": AttnMaskType.causal}, attention)
+
+
+def packed_block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
+    """The dense decoder layers of this pipeline stage.
+
+    Raises ``ValueError`` for a norm other than RMSNorm and for experts, which this spec does not build.
+    """
+    if config.normalization != "RMSNorm":
+        raise ValueError(f"normalization {config.normalization!r} is not supported: only RMSNorm")
+    if config.num_moe_experts is not None:
+        raise ValueError("verl's own models with experts are not supported on megatron-core 0.8.0")
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
-            self_attention=ModuleSpec(SelfAttention, {"attn_mask_type": AttnMaskType.causal}, attention),
+            self_attention=packed_attention_spec(config),
             self_attn_bda=get_bias_dropout_add,
             mlp=ModuleSpec(MLP, submodules=MLPSubmodules(NormColumnParallelLinear, RowParallelLinear)),
             mlp_bda=get_bias_dropout_add,

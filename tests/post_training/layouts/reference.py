@@ -110,6 +110,12 @@ def megatron_layer(source: State, placement: TrainPlacement, tp_rank: int, ep_ra
         return state
     state["mlp.router.weight"] = source["mlp.gate.weight"]
     state["mlp.router.expert_bias"] = source["mlp.gate.e_score_correction_bias"]
+    return state | megatron_experts(source, placement, tp_rank, ep_rank)
+
+
+def megatron_experts(source: State, placement: TrainPlacement, tp_rank: int, ep_rank: int) -> State:
+    """The routed experts of a layer on one rank."""
+    tp, state = placement.tp, State()
     count = len(source["mlp.gate.weight"])
     cut = 1 if placement.moe_tp_extend_ep else tp
     group = placement.ep * tp // cut
@@ -163,6 +169,11 @@ def rollout_layer(source: State, placement: RolloutPlacement, rank: int, tp_rank
         return state
     for name in ("mlp.gate.weight", "mlp.gate.e_score_correction_bias"):
         state[name] = source[name]
+    return state | rollout_experts(source, placement, rank)
+
+
+def rollout_experts(source: State, placement: RolloutPlacement, rank: int) -> State:
+    """The routed experts of a layer on one rank."""
     count, world = len(source["mlp.gate.weight"]), placement.tp * placement.dp
     index = rank % world
     if placement.ep == 1:
@@ -175,4 +186,4 @@ def rollout_layer(source: State, placement: RolloutPlacement, rank: int, tp_rank
         gate, up, down = (source[f"mlp.experts.{expert}.{name}_proj.weight"] for name in ("gate", "up", "down"))
         w13.append(torch.cat([chunk(gate, parts, part), chunk(up, parts, part)]))
         w2.append(chunk(down, parts, part, 1))
-    return state | {"mlp.experts.w13_weight": torch.stack(w13), "mlp.experts.w2_weight": torch.stack(w2)}
+    return {"mlp.experts.w13_weight": torch.stack(w13), "mlp.experts.w2_weight": torch.stack(w2)}

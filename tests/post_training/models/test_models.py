@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from post_training.layouts.grouped_query import GroupedQueryShape
 from post_training.models.deepseek_v3 import DeepseekV3Shape
-from post_training.models.qwen2 import Qwen2Shape
 from rehearsal.tiny_model.architecture import tiny_config
-from tests.post_training.layouts import qwen2_reference
+from tests.post_training.layouts import grouped_query_reference
 from tests.post_training.layouts.reference import full_weights
 from tests.ranks import run_ranks
 from tests.verl_patches.features.reshard.test_load_weights import write_models
@@ -59,10 +59,10 @@ def test_qwen2_moves_between_the_real_models(tmp_path: Path) -> None:
     """Through the table and through verl's own path: bit for bit what upstream's load_weights makes of the files."""
     write_models(tmp_path)
     for name in ("qwen untied", "qwen tied"):
-        shape = Qwen2Shape.from_config(json.loads((tmp_path / name / "config.json").read_text()))
-        weights = qwen2_reference.full_weights(shape, torch.bfloat16)
+        shape = GroupedQueryShape.from_config(json.loads((tmp_path / name / "config.json").read_text()), bias=True)
+        weights = grouped_query_reference.full_weights(shape, torch.bfloat16)
         save_file(weights, tmp_path / name / "model.safetensors")
-    run_ranks("tests.post_training.models.qwen2_model_program", WORLD, tmp_path, timeout=300)
+    run_ranks("tests.post_training.models.dense_model_program", WORLD, tmp_path, timeout=300)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD)]
     # Two of four layers a stage, each 7 weights in training and 7 in the rollout; a tied last stage has a copy.
     assert [result["qwen untied"]["training"] for result in found] == [15, 15, 16, 16]

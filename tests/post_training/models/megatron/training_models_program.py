@@ -27,7 +27,7 @@ from verl.models.mcore import get_mcore_forward_fn, hf_to_mcore_config, init_mco
 from verl.utils.model import load_megatron_gptmodel_weights
 
 from post_training.layouts.layout import Piece, TrainPlacement
-from post_training.models import deepseek_v3 as tables
+from post_training.models.families import table_for
 
 LEARNING_RATE = 0.01
 CLIP_NORM = 1.0
@@ -150,9 +150,9 @@ def training_pieces(hf_config: Any, layout: Layout) -> list[Piece]:
         pp=layout.pipeline,
         ep=layout.expert,
         dp=parallel_state.get_data_parallel_world_size(),
-        num_layer_list=tuple(layout.stages or [hf_config.num_hidden_layers]),
+        num_layer_list=tuple(layout.stages or [hf_config.num_hidden_layers // layout.pipeline] * layout.pipeline),
     )
-    return tables.megatron(tables.DeepseekV3Shape.from_config(hf_config), placement, dist.get_rank())
+    return table_for(hf_config).megatron(placement, dist.get_rank())
 
 
 def relative_errors(

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401
 import verl.workers.megatron_workers  # noqa: F401  (applies the overlay's bridge to megatron-core 0.8.0)
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 from verl.utils.vllm_utils import patch_vllm_moe_model_weight_loader
 from vllm import ModelRegistry
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -33,14 +33,16 @@ from vllm_ascend.ascend_config import init_ascend_config
 from vllm_ascend.distributed.parallel_state import init_ascend_model_parallel
 from vllm_ascend.models.deepseek_v2 import CustomDeepseekV3ForCausalLM
 from vllm_ascend.models.qwen2 import CustomQwen2ForCausalLM
+from vllm_ascend.models.qwen3 import CustomQwen3ForCausalLM
+from vllm_ascend.models.qwen3_moe import CustomQwen3MoeForCausalLM
 
+from post_training.layouts.grouped_query import GroupedQueryShape
 from post_training.layouts.layout import RolloutPlacement, Table, TrainPlacement
 from post_training.layouts.model_tensors import rollout_tensors
 from post_training.layouts.placements import rollout_placement
 from post_training.models.deepseek_v3 import DeepseekV3Shape
 from post_training.models.families import table_for
-from post_training.models.qwen2 import Qwen2Shape
-from tests.post_training.layouts import qwen2_reference, reference
+from tests.post_training.layouts import grouped_query_reference, reference
 from tests.post_training.layouts.drawn_placements import draw_train_placement, rollout_placements
 from tests.post_training.layouts.reference import State, same_bits
 from verl_patches.features.reshard.resharder import Resharder
@@ -49,6 +51,8 @@ from verl_patches.features.reshard.resharder import Resharder
 load_general_plugins()
 ModelRegistry.register_model("DeepseekV3ForCausalLM", CustomDeepseekV3ForCausalLM)
 ModelRegistry.register_model("Qwen2ForCausalLM", CustomQwen2ForCausalLM)
+ModelRegistry.register_model("Qwen3ForCausalLM", CustomQwen3ForCausalLM)
+ModelRegistry.register_model("Qwen3MoeForCausalLM", CustomQwen3MoeForCausalLM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,17 +76,33 @@ class Model:
             self.shape, self.naive = DeepseekV3Shape.from_config(config), reference
             self.tensor_sizes = [1, 2, 4, 8]
         else:
-            self.shape, self.naive = Qwen2Shape.from_config(config), qwen2_reference
+            self.shape, self.naive = grouped_query_shape(config), grouped_query_reference
             self.tensor_sizes = [size for size in (1, 2, 4, 8) if self.shape.kv_heads % size == 0]
         self.weights: State = self.naive.full_weights(self.shape, torch.bfloat16, seed)
 
     def rollout_placements(self, world: int) -> list[RolloutPlacement]:
         """Those that can differ: a dense model knows no experts."""
-        return [p for p in rollout_placements(world) if p.ep == 1 or self.naive is reference]
+        if self.naive is not reference and self.has_experts:
+            # There is no shared expert that could be replicated.
+            return [p for p in rollout_placements(world) if not p.shared_expert_replicated]
+        return [p for p in rollout_placements(world) if p.ep == 1 or self.has_experts]
+
+    @property
+    def has_experts(self) -> bool:
+        return bool(self.shape.experts)
 
     def train_state(self, placement: TrainPlacement, rank: int) -> State:
         state = self.naive.megatron_state(self.weights, self.shape, placement, rank)
         return {name: (value.float() if "expert_bias" in name else value).npu() for name, value in state.items()}
+
+
+def grouped_query_shape(config: PretrainedConfig) -> GroupedQueryShape:
+    """The sizes of a Qwen2.5, a Qwen3 or a Qwen3-MoE."""
+    normed = config.model_type != "qwen2"
+    experts = (config.num_experts, config.moe_intermediate_size) if config.model_type == "qwen3_moe" else (0, 0)
+    return GroupedQueryShape.from_config(
+        config, bias=not normed, head_norms=normed, experts=experts[0], expert_width=experts[1]
+    )
 
 
 def build_rollout(model: Model, placement: RolloutPlacement, rank: int) -> tuple[torch.nn.Module, VllmConfig]:
@@ -118,7 +138,7 @@ def build_rollout(model: Model, placement: RolloutPlacement, rank: int) -> tuple
 
 def upstream_weights(model: Model, rollout: torch.nn.Module) -> State:
     """Every weight as upstream's own load_weights makes it from the HuggingFace tensors."""
-    if model.naive is reference:
+    if model.has_experts:
         patch_vllm_moe_model_weight_loader(rollout)
     rollout.load_weights((name, value.npu()) for name, value in model.weights.items())
     return {name: tensor.data.cpu().clone() for name, tensor in rollout_tensors(rollout).items()}
@@ -156,7 +176,7 @@ def resharder(
 
 def axes(model: Model, train: TrainPlacement, rollout: RolloutPlacement) -> list[str]:
     """What this pair adds to the coverage."""
-    experts = model.naive is reference
+    experts, deepseek = model.has_experts, model.naive is reference
     group = train.ep * (train.tp if train.moe_tp_extend_ep else 1)
     found = {
         "pipeline stages": train.pp > 1,
@@ -169,13 +189,15 @@ def axes(model: Model, train: TrainPlacement, rollout: RolloutPlacement) -> list
         "experts over EP, cut over TP": experts and not train.moe_tp_extend_ep and train.tp > 1,
         "EP in training above rollout": experts and group > rollout.ep,
         "EP in training below rollout": experts and group < rollout.ep,
-        "one dense layer first": experts and model.shape.dense_layers == 1,
-        "two dense layers first": experts and model.shape.dense_layers == 2,
-        "shared expert replicated": experts and rollout.shared_expert_replicated,
-        "shared expert cut": experts and not rollout.shared_expert_replicated,
-        "Qwen2.5 tied": not experts and model.shape.tied,
-        "Qwen2.5 untied": not experts and not model.shape.tied,
-        "key heads shared by ranks": not experts and rollout.tp > model.shape.kv_heads,
+        "one dense layer first": deepseek and model.shape.dense_layers == 1,
+        "two dense layers first": deepseek and model.shape.dense_layers == 2,
+        "shared expert replicated": deepseek and rollout.shared_expert_replicated,
+        "shared expert cut": deepseek and not rollout.shared_expert_replicated,
+        "Qwen2.5 tied": not deepseek and model.shape.tied,
+        "Qwen2.5 untied": not deepseek and model.shape.bias and not model.shape.tied,
+        "Qwen3": not deepseek and model.shape.head_norms and not experts,
+        "Qwen3-MoE": not deepseek and experts,
+        "key heads shared by ranks": not deepseek and rollout.tp > model.shape.kv_heads,
     }
     return [axis for axis, holds in found.items() if holds]
 
@@ -204,7 +226,7 @@ def check_model(model: Model, rank: int, request: Request) -> tuple[Counter, int
     for placement in model.rollout_placements(dist.get_world_size())[:: request.every]:
         rollout, config = build_rollout(model, placement, rank)
         read = rollout_placement(config)
-        if model.naive is reference:
+        if model.has_experts:
             assert dataclasses.replace(read, lm_head_tp=None) == placement, (read, placement)
         target = rollout_tensors(rollout)
         expected = upstream_weights(model, rollout)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen2Config
+from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from rehearsal.tiny_model.architecture import tiny_config
 from tests.ranks import run_ranks
@@ -31,8 +31,10 @@ AXES = {
     "shared expert cut",
     "Qwen2.5 tied",
     "Qwen2.5 untied",
+    "Qwen3",
+    "Qwen3-MoE",
 }
-MODELS = ("deepseek one dense", "deepseek two dense", "qwen tied", "qwen untied")
+MODELS = ("deepseek one dense", "deepseek two dense", "qwen tied", "qwen untied", "qwen3", "qwen3 moe")
 
 
 def write_models(folder: Path) -> None:
@@ -58,6 +60,14 @@ def write_models(folder: Path) -> None:
             tie_word_embeddings=tied,
             torch_dtype=torch.bfloat16,
         ).save_pretrained(folder / name)
+    sizes = dict(
+        vocab_size=500, hidden_size=128, intermediate_size=64, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=32, max_position_embeddings=256, tie_word_embeddings=False,
+        torch_dtype=torch.bfloat16,
+    )  # fmt: skip
+    Qwen3Config(architectures=["Qwen3ForCausalLM"], **sizes).save_pretrained(folder / "qwen3")
+    experts = dict(num_experts=16, num_experts_per_tok=4, moe_intermediate_size=32)
+    Qwen3MoeConfig(architectures=["Qwen3MoeForCausalLM"], **experts, **sizes).save_pretrained(folder / "qwen3 moe")
 
 
 def hold_against_upstream(folder: Path, world: int, train_layouts: int, every: int) -> Counter:

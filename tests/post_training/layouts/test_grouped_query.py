@@ -1,4 +1,4 @@
-"""The Qwen2.5 table against a naive reference, over many layouts, with and without tied embeddings."""
+"""Tables of grouped query attention against a naive reference, over many layouts: tied, normed heads, experts."""
 
 import dataclasses
 
@@ -7,12 +7,18 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from post_training.layouts.grouped_query import GroupedQueryShape, table
 from post_training.layouts.layout import RolloutPlacement, TrainPlacement
 from post_training.models.families import table_for
-from post_training.models.qwen2 import Qwen2Shape, table
+from tests.post_training.layouts.grouped_query_reference import (
+    SHAPES,
+    SMALL,
+    full_weights,
+    megatron_state,
+    rollout_state,
+)
 from tests.post_training.layouts.in_process import reshard_in_process
 from tests.post_training.layouts.placements import layout_pairs
-from tests.post_training.layouts.qwen2_reference import SMALL, TIED, full_weights, megatron_state, rollout_state
 from tests.post_training.layouts.reference import same_bits
 from tests.post_training.layouts.test_layout import assert_table_describes
 
@@ -26,9 +32,9 @@ def fits(pair: Pair) -> bool:
 
 
 @settings(max_examples=60, deadline=None)
-@given(layout_pairs(), st.booleans())
-def test_the_table_equals_the_naive_reference(pair: Pair, tied: bool) -> None:
-    (train, rollout), shape = pair, TIED if tied else SMALL
+@given(layout_pairs(), st.sampled_from(SHAPES))
+def test_the_table_equals_the_naive_reference(pair: Pair, shape: GroupedQueryShape) -> None:
+    train, rollout = pair
     assume(fits(pair))
     full = full_weights(shape)
     for rank in range(train.world_size):
@@ -38,9 +44,9 @@ def test_the_table_equals_the_naive_reference(pair: Pair, tied: bool) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(layout_pairs(worlds=(1, 2, 3, 6, 12)), st.booleans(), st.sampled_from([3000, 1 << 30]))
-def test_random_layouts_are_exact(pair: Pair, tied: bool, bucket_bytes: int) -> None:
-    (train, rollout), shape = pair, TIED if tied else SMALL
+@given(layout_pairs(worlds=(1, 2, 3, 6, 12)), st.sampled_from(SHAPES), st.sampled_from([3000, 1 << 30]))
+def test_random_layouts_are_exact(pair: Pair, shape: GroupedQueryShape, bucket_bytes: int) -> None:
+    train, rollout = pair
     assume(fits(pair))
     full, ranks = full_weights(shape), range(train.world_size)
     expected = [rollout_state(full, shape, rollout, rank) for rank in ranks]
@@ -85,7 +91,7 @@ def test_a_model_is_found_by_its_architecture() -> None:
         "head_dim": 4,
         "vocab_size": 100,
     }
-    assert Qwen2Shape.from_config(config) == SMALL
+    assert GroupedQueryShape.from_config(config, bias=True) == SMALL
     assert table_for(config).shapes == table(SMALL).shapes
     assert table_for(config | {"tie_word_embeddings": True}).ignored_in_files == ("lm_head.weight",)
     with pytest.raises(ValueError, match="LlamaForCausalLM; known are DeepseekV3ForCausalLM, Qwen2ForCausalLM"):

@@ -1,4 +1,4 @@
-"""DeepSeek-V3's mixture-of-experts layer with experts sharded over tensor x expert parallel ranks."""
+"""A mixture-of-experts layer with experts sharded over tensor x expert parallel ranks."""
 
 import dataclasses
 
@@ -9,23 +9,22 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
 
-from post_training.models.megatron.deepseek_v3_config import DeepseekV3TransformerConfig
 from post_training.models.megatron.expert_dispatch import ExpertDispatch
-from post_training.models.megatron.group_limited_router import GroupLimitedRouter
 from post_training.models.megatron.grouped_experts import GroupedExperts
+from post_training.models.megatron.moe_config import MoETransformerConfig
 
 
-class DeepseekMoELayer(MegatronModule):
-    """Routed experts plus shared experts (DeepSeek-V3, arXiv:2412.19437, equation 12).
+class ShardedMoELayer(MegatronModule):
+    """Routed experts plus shared experts, if there are any (DeepSeek-V3, arXiv:2412.19437, equation 12).
 
     Each tensor-parallel rank routes its own share of the sequence. The shared experts are one dense network, cut over
     tensor-parallel ranks.
     """
 
-    def __init__(self, config: DeepseekV3TransformerConfig) -> None:
+    def __init__(self, config: MoETransformerConfig, router: type[torch.nn.Module]) -> None:
         super().__init__(config=config)
         self._group = parallel_state.get_tensor_and_expert_parallel_group()
-        self.router = GroupLimitedRouter(config)
+        self.router = router(config)
         self.experts = GroupedExperts(config, config.num_moe_experts // dist.get_world_size(self._group))
         self.shared_experts = None
         if config.moe_shared_expert_intermediate_size:

@@ -1,0 +1,262 @@
+"""Layouts of decoders whose query heads share key and value heads in groups (GQA), dense or with experts in each layer.
+
+Canonical names and shapes are those of transformers; every linear weight is [out, in]. Megatron's names are those of
+its transformer_engine spec, where a norm belongs to the projection after it: verl knows no others.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+from post_training.layouts.experts import Experts, megatron_experts, rollout_experts
+from post_training.layouts.layout import (
+    LocalView,
+    Piece,
+    RolloutPlacement,
+    Table,
+    TrainPlacement,
+    cut_piece,
+    gate_up_pieces,
+    gated_shapes,
+    megatron_vocabulary_pieces,
+    rollout_vocabulary_pieces,
+    share,
+    whole_box,
+)
+
+EMBEDDING = "model.embed_tokens.weight"
+OUTPUT = "lm_head.weight"
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+HEAD_NORMS = ("q_norm", "k_norm")
+
+
+@dataclass(frozen=True)
+class GroupedQueryShape:
+    """The sizes that decide every tensor shape. tied: the output layer is the embedding. bias: of q, k and v.
+    head_norms: the heads of query and key are normed. experts: of every layer, each `expert_width` wide; 0 for none."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool
+    bias: bool = False
+    head_norms: bool = False
+    experts: int = 0
+    expert_width: int = 0
+
+    @classmethod
+    def from_config(cls, config: Any, **more: Any) -> Self:
+        """Read a transformers config (or the mapping of its config.json), with fields that are the family's own."""
+        values = config if isinstance(config, Mapping) else config.to_dict()
+        heads = values["num_attention_heads"]
+        return cls(
+            hidden=values["hidden_size"],
+            intermediate=values["intermediate_size"],
+            layers=values["num_hidden_layers"],
+            heads=heads,
+            kv_heads=values.get("num_key_value_heads") or heads,
+            head_dim=values.get("head_dim") or values["hidden_size"] // heads,
+            vocab=values["vocab_size"],
+            tied=values.get("tie_word_embeddings", False),
+            **more,
+        )
+
+    def width(self, projection: str) -> int:
+        """Output features of q_proj, k_proj or v_proj."""
+        return (self.heads if projection == "q_proj" else self.kv_heads) * self.head_dim
+
+    @property
+    def output(self) -> str:
+        """The canonical tensor that the output layer multiplies with."""
+        return EMBEDDING if self.tied else OUTPUT
+
+
+def table(shape: GroupedQueryShape) -> Table:
+    """All layouts of a model of these sizes. Files of a tied model may repeat the embedding as output layer."""
+    return Table(
+        layers=shape.layers,
+        shapes=canonical_shapes(shape),
+        megatron=partial(megatron, shape),
+        vllm_ascend=partial(vllm_ascend, shape),
+        ignored_in_files=(OUTPUT,) if shape.tied else (),
+    )
+
+
+def canonical_shapes(shape: GroupedQueryShape) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every HuggingFace tensor."""
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (shape.vocab, shape.hidden)}
+    for layer in range(shape.layers):
+        prefix = f"model.layers.{layer}."
+        for name in PROJECTIONS:
+            shapes[f"{prefix}self_attn.{name}.weight"] = (shape.width(name), shape.hidden)
+            if shape.bias:
+                shapes[f"{prefix}self_attn.{name}.bias"] = (shape.width(name),)
+        if shape.head_norms:
+            shapes |= {f"{prefix}self_attn.{name}.weight": (shape.head_dim,) for name in HEAD_NORMS}
+        shapes[f"{prefix}self_attn.o_proj.weight"] = (shape.hidden, shape.width("q_proj"))
+        shapes[f"{prefix}input_layernorm.weight"] = (shape.hidden,)
+        shapes[f"{prefix}post_attention_layernorm.weight"] = (shape.hidden,)
+        if not shape.experts:
+            shapes |= gated_shapes(f"{prefix}mlp.", shape.hidden, shape.intermediate)
+            continue
+        shapes[f"{prefix}mlp.gate.weight"] = (shape.experts, shape.hidden)
+        for expert in range(shape.experts):
+            shapes |= gated_shapes(f"{prefix}mlp.experts.{expert}.", shape.hidden, shape.expert_width)
+    shapes["model.norm.weight"] = (shape.hidden,)
+    return shapes if shape.tied else shapes | {OUTPUT: (shape.vocab, shape.hidden)}
+
+
+def megatron(shape: GroupedQueryShape, placement: TrainPlacement, rank: int) -> list[Piece]:
+    """The pieces of one training rank.
+
+    With tied embeddings the last stage keeps a copy of the embedding, unless the first model chunk is also the last.
+    Raises ValueError when the layer list does not add up or a width does not divide over the ranks.
+    """
+    if sum(placement.num_layer_list) != shape.layers:
+        raise ValueError(f"num_layer_list {placement.num_layer_list} does not add up to {shape.layers} layers")
+    pieces: list[Piece] = []
+    for slot in placement.layers(rank):
+        local = f"{placement.chunk_prefix(slot.chunk)}decoder.layers.{slot.position}."
+        pieces += _megatron_attention(shape, slot.layer, local, placement.tp, placement.tp_rank(rank))
+        pieces += _megatron_feed_forward(shape, placement, rank, slot.layer, local)
+    vocabulary = partial(
+        megatron_vocabulary_pieces, valid=shape.vocab, hidden=shape.hidden, placement=placement, rank=rank
+    )
+    if placement.pp_rank(rank) == 0:
+        pieces += vocabulary(EMBEDDING, f"{placement.chunk_prefix(0)}embedding.word_embeddings.weight")
+    if placement.pp_rank(rank) == placement.pp - 1:
+        last = placement.chunk_prefix(placement.virtual_stages - 1)
+        pieces.append(Piece("model.norm.weight", whole_box((shape.hidden,)), f"{last}decoder.final_layernorm.weight"))
+        if not shape.tied or placement.pp * placement.virtual_stages > 1:
+            pieces += vocabulary(shape.output, f"{last}output_layer.weight")
+    return pieces
+
+
+def _megatron_attention(shape: GroupedQueryShape, layer: int, local: str, tp: int, tp_rank: int) -> list[Piece]:
+    canonical = f"model.layers.{layer}."
+    qkv = f"{local}self_attention.linear_qkv."
+    pieces = [
+        Piece(f"{canonical}input_layernorm.weight", whole_box((shape.hidden,)), f"{qkv}layer_norm_weight"),
+        *_grouped_qkv(shape, f"{canonical}self_attn.", qkv, tp, tp_rank),
+        _output_projection(shape, canonical, f"{local}self_attention.linear_proj.weight", tp, tp_rank),
+    ]
+    if shape.head_norms:
+        names = zip(HEAD_NORMS, ("q_layernorm", "k_layernorm"), strict=True)
+        pieces += [_head_norm(shape, canonical, name, f"{local}self_attention.{own}.weight") for name, own in names]
+    return pieces
+
+
+def _head_norm(shape: GroupedQueryShape, canonical: str, name: str, local: str) -> Piece:
+    return Piece(f"{canonical}self_attn.{name}.weight", whole_box((shape.head_dim,)), local)
+
+
+def _megatron_feed_forward(
+    shape: GroupedQueryShape, placement: TrainPlacement, rank: int, layer: int, local: str
+) -> list[Piece]:
+    """The norm in front of the experts is a module; that of a dense network belongs to its first projection."""
+    canonical, hidden = f"model.layers.{layer}.", whole_box((shape.hidden,))
+    norm = f"{canonical}post_attention_layernorm.weight"
+    if shape.experts:
+        gate = whole_box((shape.experts, shape.hidden))
+        return [
+            Piece(norm, hidden, f"{local}pre_mlp_layernorm.weight"),
+            Piece(f"{canonical}mlp.gate.weight", gate, f"{local}mlp.router.weight"),
+            *megatron_experts(_experts(shape), placement, rank, layer, f"{local}mlp.experts."),
+        ]
+    fc1, down, width = f"{local}mlp.linear_fc1.", f"{canonical}mlp.down_proj.weight", shape.intermediate
+    tp, tp_rank = placement.tp, placement.tp_rank(rank)
+    return [
+        Piece(norm, hidden, f"{fc1}layer_norm_weight"),
+        *gate_up_pieces(f"{canonical}mlp.", f"{fc1}weight", shape.hidden, width, tp, tp_rank),
+        cut_piece(down, (shape.hidden, width), f"{local}mlp.linear_fc2.weight", 1, tp, tp_rank),
+    ]
+
+
+def _experts(shape: GroupedQueryShape) -> Experts:
+    return Experts(shape.experts, shape.hidden, shape.expert_width)
+
+
+def _output_projection(shape: GroupedQueryShape, canonical: str, local: str, tp: int, tp_rank: int) -> Piece:
+    dims = (shape.hidden, shape.width("q_proj"))
+    return cut_piece(f"{canonical}self_attn.o_proj.weight", dims, local, 1, tp, tp_rank)
+
+
+def _grouped_qkv(shape: GroupedQueryShape, canonical: str, local: str, tp: int, tp_rank: int) -> list[Piece]:
+    """Megatron's order of rows: for each query group its query heads, its key head, its value head."""
+    first, last = share(shape.kv_heads, tp, tp_rank, f"{canonical}k_proj: query groups over tensor parallel ranks")
+    pieces, row = [], 0
+    for group in range(first, last):
+        for name in PROJECTIONS:
+            rows = shape.width(name) // shape.kv_heads
+            pieces += _fused_rows(shape, canonical + name, local, (group * rows, (group + 1) * rows), row)
+            row += rows
+    return pieces
+
+
+def _fused_rows(shape: GroupedQueryShape, canonical: str, local: str, rows: tuple[int, int], at: int) -> list[Piece]:
+    """These rows of a projection and of its bias, from row `at` on of the fused local weight and bias."""
+    view = LocalView(index=((at, at + rows[1] - rows[0]),))
+    weight = Piece(f"{canonical}.weight", (rows, (0, shape.hidden)), f"{local}weight", view)
+    return [weight, Piece(f"{canonical}.bias", (rows,), f"{local}bias", view)] if shape.bias else [weight]
+
+
+def vllm_ascend(shape: GroupedQueryShape, placement: RolloutPlacement, rank: int) -> list[Piece]:
+    """The pieces of one rollout rank. A tied output layer is the embedding itself and has no tensor of its own.
+
+    Raises ValueError when a width does not divide over the ranks.
+    """
+    vocabulary = partial(
+        rollout_vocabulary_pieces, valid=shape.vocab, hidden=shape.hidden, placement=placement, rank=rank
+    )
+    tp, tp_rank = placement.tp, placement.tp_rank(rank)
+    pieces = vocabulary(EMBEDDING, parts=tp)
+    for layer in range(shape.layers):
+        pieces += _rollout_layer(shape, f"model.layers.{layer}.", tp, tp_rank)
+        pieces += rollout_experts(_experts(shape), placement, rank, layer) if shape.experts else []
+    pieces.append(Piece("model.norm.weight", whole_box((shape.hidden,)), "model.norm.weight"))
+    return pieces if shape.tied else pieces + vocabulary(OUTPUT, parts=tp)
+
+
+def _rollout_layer(shape: GroupedQueryShape, prefix: str, tp: int, tp_rank: int) -> list[Piece]:
+    """Everything of a layer except its routed experts."""
+    norms = (f"{prefix}input_layernorm.weight", f"{prefix}post_attention_layernorm.weight")
+    pieces = [
+        *(Piece(name, whole_box((shape.hidden,)), name) for name in norms),
+        *_stacked_qkv(shape, f"{prefix}self_attn.", tp, tp_rank),
+        _output_projection(shape, prefix, f"{prefix}self_attn.o_proj.weight", tp, tp_rank),
+    ]
+    if shape.head_norms:
+        pieces += [_head_norm(shape, prefix, name, f"{prefix}self_attn.{name}.weight") for name in HEAD_NORMS]
+    if shape.experts:
+        gate = f"{prefix}mlp.gate.weight"
+        return [*pieces, Piece(gate, whole_box((shape.experts, shape.hidden)), gate)]
+    down, width = f"{prefix}mlp.down_proj.weight", shape.intermediate
+    return [
+        *pieces,
+        *gate_up_pieces(f"{prefix}mlp.", f"{prefix}mlp.gate_up_proj.weight", shape.hidden, width, tp, tp_rank),
+        cut_piece(down, (shape.hidden, width), down, 1, tp, tp_rank),
+    ]
+
+
+def _stacked_qkv(shape: GroupedQueryShape, prefix: str, tp: int, tp_rank: int) -> list[Piece]:
+    """vLLM's order of rows: all query heads of the rank, its key heads, its value heads.
+
+    With more ranks than key heads, consecutive ranks share one.
+    """
+    copies = max(tp // shape.kv_heads, 1)
+    if tp > shape.kv_heads and tp % shape.kv_heads:
+        raise ValueError(f"{prefix}k_proj: {shape.kv_heads} key heads cannot be shared by {tp} ranks")
+    pieces, row = [], 0
+    for name in PROJECTIONS:
+        heads, parts = (shape.heads, tp) if name == "q_proj" else (shape.kv_heads, tp // copies)
+        index = tp_rank if name == "q_proj" else tp_rank // copies
+        first, last = share(heads, parts, index, f"{prefix}{name}: heads over tensor parallel ranks")
+        rows = (first * shape.head_dim, last * shape.head_dim)
+        pieces += _fused_rows(shape, prefix + name, f"{prefix}qkv_proj.", rows, row)
+        row += rows[1] - rows[0]
+    return pieces

@@ -1,0 +1,135 @@
+"""Configurations of megatron-core 0.8.0 for decoders with routed experts.
+
+The fields that 0.8.0 does not know are declared here. Their names follow later megatron-core releases where those have
+one, and MindSpeed-LLM v2.0.0 for ``num_layer_list``, ``first_k_dense_replace`` and ``moe_tp_extend_ep``.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+
+@dataclass
+class MoETransformerConfig(TransformerConfig):
+    """Configuration of a decoder with routed experts, whole experts over tensor x expert parallel ranks.
+
+    Raises ``ValueError`` for a combination that the model cannot honour, and ``TypeError`` (from the generated
+    ``__init__``) for an unknown field, so a misspelt Hydra override never passes silently.
+    """
+
+    first_k_dense_replace: int = 0
+    """Number of leading layers with a dense feed-forward network instead of experts."""
+
+    moe_ffn_hidden_size: int = 0
+    """Hidden width of one routed expert."""
+
+    moe_shared_expert_intermediate_size: int = 0
+    """Hidden width of all shared experts together; 0 means none."""
+
+    moe_router_num_groups: int = 1
+    """Number of groups the experts are divided into (``n_group``)."""
+
+    moe_router_group_topk: int = 1
+    """Number of groups a token may choose experts from (``topk_group``)."""
+
+    moe_router_topk_scaling_factor: float = 1.0
+    """Factor on the routing weights (``routed_scaling_factor``)."""
+
+    moe_router_norm_topk_prob: bool = True
+    """Whether the routing weights of a token are normalised to sum 1 before scaling."""
+
+    moe_router_force_load_balancing: bool = False
+    """Deal tokens out to experts in turn instead of by their scores, for benchmarks."""
+
+    moe_tp_extend_ep: bool = True
+    """Shard whole experts over tensor x expert parallel ranks instead of cutting each expert over tensor parallel
+    ranks. The only arrangement that this model implements."""
+
+    num_layer_list: list[int] = field(default_factory=list)
+    """Number of layers on each pipeline stage; empty means an equal share each."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_pipeline()
+        self._check_experts()
+        if self.context_parallel_size > 1:
+            raise ValueError("models with experts on megatron-core 0.8.0 do not support context_parallel_size > 1")
+
+    def _check_pipeline(self) -> None:
+        stages = self.pipeline_model_parallel_size
+        if self.virtual_pipeline_model_parallel_size is not None:
+            raise ValueError("models with experts on megatron-core 0.8.0 do not support virtual pipeline stages")
+        if self.num_layer_list:
+            if len(self.num_layer_list) != stages:
+                raise ValueError(f"num_layer_list {self.num_layer_list} must name {stages} pipeline stages")
+            if sum(self.num_layer_list) != self.num_layers or min(self.num_layer_list) < 1:
+                raise ValueError(
+                    f"num_layer_list {self.num_layer_list} must be positive and add up to {self.num_layers}"
+                )
+        elif self.num_layers % stages:
+            raise ValueError(f"{self.num_layers} layers do not divide over {stages} stages: set num_layer_list")
+
+    def _check_experts(self) -> None:
+        experts = self.num_moe_experts
+        if not experts:
+            return
+        if not self.moe_tp_extend_ep:
+            raise ValueError("moe_tp_extend_ep=False is not supported: experts are sharded over TP x EP")
+        ranks = self.tensor_model_parallel_size * self.expert_model_parallel_size
+        if experts % ranks:
+            raise ValueError(f"{experts} experts do not divide over TP x EP = {ranks} ranks")
+        if self.tensor_model_parallel_size > 1 and not self.sequence_parallel:
+            # Every tensor-parallel rank would dispatch the same tokens and expert gradients would count them TP times.
+            raise ValueError("experts with tensor parallelism need sequence_parallel=True")
+        if self.expert_model_parallel_size > 1 and self.layers_on_stage(0) <= self.first_k_dense_replace:
+            # Stages with experts reduce the gradient norm of their expert optimizer over all stages, and a stage
+            # without experts has no such optimizer and would never take part.
+            raise ValueError(
+                f"the first pipeline stage has {self.layers_on_stage(0)} layers, all dense: with expert parallelism "
+                f"every stage needs experts, so num_layer_list must start with more than {self.first_k_dense_replace}"
+            )
+        if experts % self.moe_router_num_groups:
+            raise ValueError(f"{experts} experts do not divide into {self.moe_router_num_groups} groups")
+        if not 1 <= self.moe_router_group_topk <= self.moe_router_num_groups:
+            raise ValueError("moe_router_group_topk must lie between 1 and moe_router_num_groups")
+        if self.moe_router_topk > experts // self.moe_router_num_groups * self.moe_router_group_topk:
+            raise ValueError("moe_router_topk exceeds the number of experts in the chosen groups")
+
+    def layers_on_stage(self, stage: int) -> int:
+        """Number of decoder layers on pipeline stage ``stage`` (0-based)."""
+        return (
+            self.num_layer_list[stage] if self.num_layer_list else self.num_layers // self.pipeline_model_parallel_size
+        )
+
+    def first_layer_of_stage(self, stage: int) -> int:
+        """0-based index of the first decoder layer on pipeline stage ``stage``."""
+        return sum(self.layers_on_stage(earlier) for earlier in range(stage))
+
+
+def types(dtype: torch.dtype) -> dict[str, Any]:
+    """The fields that say in which type parameters are and what pipeline stages exchange."""
+    return {
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "fp16": dtype is torch.float16,
+    }
+
+
+def parallelism() -> dict[str, Any]:
+    """The fields of the parallel layout that ``parallel_state`` holds now."""
+    tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
+    return {
+        "tensor_model_parallel_size": tensor_parallel,
+        "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
+        "virtual_pipeline_model_parallel_size": parallel_state.get_virtual_pipeline_model_parallel_world_size(),
+        "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
+        "context_parallel_size": parallel_state.get_context_parallel_world_size(),
+        "sequence_parallel": tensor_parallel > 1,
+        # Packed sequences differ in length from one micro batch to the next, so stages exchange shapes first.
+        "variable_seq_lengths": True,
+        "batch_p2p_comm": False,
+    }
