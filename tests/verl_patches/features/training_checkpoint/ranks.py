@@ -6,16 +6,24 @@ from types import SimpleNamespace
 
 import torch
 
+from post_training.layouts import grouped_query
 from post_training.layouts.layout import TrainPlacement
-from post_training.models import deepseek_v3, qwen2
-from tests.post_training.layouts import qwen2_reference, reference
+from post_training.models import deepseek_v3
+from tests.post_training.layouts import grouped_query_reference, reference
 from verl_patches.features.training_checkpoint.rank import TrainingRank
 
 STATES = ("master", "exp_avg", "exp_avg_sq")
 MODELS = {
     "deepseek_v3": (deepseek_v3.table(reference.SMALL), reference.megatron_state, reference.SMALL),
-    "qwen2": (qwen2.table(qwen2_reference.SMALL), qwen2_reference.megatron_state, qwen2_reference.SMALL),
-    "qwen2_tied": (qwen2.table(qwen2_reference.TIED), qwen2_reference.megatron_state, qwen2_reference.TIED),
+    **{
+        name: (grouped_query.table(shape), grouped_query_reference.megatron_state, shape)
+        for name, shape in {
+            "qwen2": grouped_query_reference.SMALL,
+            "qwen2_tied": grouped_query_reference.TIED,
+            "qwen3": grouped_query_reference.NORMED,
+            "qwen3_moe": grouped_query_reference.WITH_EXPERTS,
+        }.items()
+    },
 }
 
 

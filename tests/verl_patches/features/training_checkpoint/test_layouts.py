@@ -26,8 +26,9 @@ PLACEMENTS = {
     "tp3 dp2 padded": TrainPlacement(3, 1, 1, 2, (3,), vocab_padded=102),
 }
 PAIRS = [("deepseek_v3", *pair) for pair in itertools.permutations(PLACEMENTS, 2) if "one" not in pair]
-PAIRS += [(model, "tp2", "dp3") for model in ("qwen2", "qwen2_tied")]
-PAIRS += [(model, "tp3 dp2 padded", "pp3") for model in ("qwen2", "qwen2_tied")]
+PAIRS += [(model, "tp2", "dp3") for model in ("qwen2", "qwen2_tied", "qwen3", "qwen3_moe")]
+PAIRS += [(model, "tp3 dp2 padded", "pp3") for model in ("qwen2", "qwen2_tied", "qwen3", "qwen3_moe")]
+PAIRS += [("qwen3_moe", "tp2 ep2 dp2", "tp2 pp2 ep2 dp2 tp_extend")]
 PAIRS += [("qwen2_tied", "pp3", "tp2"), ("deepseek_v3", "one", "one")]
 
 
