@@ -1,8 +1,13 @@
 #!/usr/bin/env python3
-"""Exports Megatron shards, or a checkpoint that verl's Megatron workers saved, to a HuggingFace folder.
+"""Exports a checkpoint of a training, or Megatron shards, to a HuggingFace folder.
 
-The layout of shards that convert_ckpt_deepseek3.py wrote is in their manifest.json; for others, give it. Interrupted,
-it goes on where it stopped when the same command is given again. docs/weights.md says more.
+    export_hf.py RUN/checkpoints/global_step_50 OUT [--hf-dir MODEL]
+    export_hf.py --load-dir SHARDS --hf-dir MODEL --save-dir OUT [layout]
+
+A checkpoint of a training needs no layout: its weights are rounded once to the `torch_dtype` of MODEL's config.json,
+and MODEL is the run's own unless it is given. The layout of shards that convert_ckpt_deepseek3.py wrote is in their
+manifest.json; for others, give it. Interrupted, it goes on where it stopped when the same command is given again.
+docs/checkpoints.md and docs/weights.md say more.
 """
 
 import argparse
@@ -16,10 +21,13 @@ if __name__ == "__main__":
     # No tensor of these tools touches a device, so torch need not load one.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
+from omegaconf import OmegaConf  # noqa: E402
+
 from post_training.checkpoint.command_line import add_common_options, known_checksums, run_tool  # noqa: E402
 from post_training.checkpoint.conversion import Conversion  # noqa: E402
 from post_training.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
 from post_training.checkpoint.shard_conversion import shards_form, to_huggingface  # noqa: E402
+from post_training.checkpoint.training_export import is_training_checkpoint, trained_to_huggingface  # noqa: E402
 
 _GB = 10**9
 
@@ -27,26 +35,48 @@ _GB = 10**9
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--load-dir", type=Path, required=True, help="folder of the shards or of the checkpoint")
-    parser.add_argument("--save-dir", type=Path, required=True, help="folder to write; empty or new")
+    parser.add_argument("checkpoint", type=Path, nargs="?", help="folder of the checkpoint; the same as --load-dir")
+    parser.add_argument("out", type=Path, nargs="?", help="folder to write; the same as --save-dir")
+    parser.add_argument("--load-dir", type=Path, help="folder of the shards or of the checkpoint")
+    parser.add_argument("--save-dir", type=Path, help="folder to write; empty or new")
     parser.add_argument(
-        "--hf-dir", type=Path, required=True, help="folder with config.json and tokenizer; its weights are not read"
+        "--hf-dir",
+        type=Path,
+        help="folder with config.json and tokenizer; its weights are not read (default: the model that the run of the "
+        "checkpoint names in its config.yaml)",
     )
     parser.add_argument("--max-file-gb", type=float, default=5.0, help="size of a safetensors file (default: 5)")
     add_layout_options(parser, "source")
     add_common_options(parser)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    for name, place in (("load_dir", "checkpoint"), ("save_dir", "out")):
+        given = [folder for folder in (getattr(options, name), getattr(options, place)) if folder is not None]
+        if len(given) != 1:
+            parser.error(f"give {place.upper()} (or --{name.replace('_', '-')}) once")
+        setattr(options, name, given[0])
+    return options
 
 
 def plan(options: argparse.Namespace) -> Conversion:
     """What the options ask for."""
     if not math.isfinite(options.max_file_gb) or options.max_file_gb * _GB < 1:
         raise ValueError(f"--max-file-gb is {options.max_file_gb:g}: it must be a size above 0")
+    size, checksums = int(options.max_file_gb * _GB), known_checksums(options)
+    if is_training_checkpoint(options.load_dir):
+        model = options.hf_dir or _model_of_run(options.load_dir)
+        return trained_to_huggingface(options.load_dir, model, options.save_dir, size, checksums)
+    if options.hf_dir is None:
+        raise ValueError("--hf-dir is missing: give the folder with the model's config.json and tokenizer")
     form, config = shards_form(options.load_dir, lambda shape: layout_form(options, "source", shape), options.hf_dir)
-    size = int(options.max_file_gb * _GB)
-    return to_huggingface(
-        options.load_dir, options.hf_dir, options.save_dir, form, config, size, known_checksums(options)
-    )
+    return to_huggingface(options.load_dir, options.hf_dir, options.save_dir, form, config, size, checksums)
+
+
+def _model_of_run(checkpoint: Path) -> Path:
+    """The folder of the model that a run trained, for a checkpoint that lies in the run's folder."""
+    for folder in checkpoint.resolve().parents[:3]:
+        if (folder / "config.yaml").is_file():
+            return Path(OmegaConf.load(folder / "config.yaml").actor_rollout_ref.model.path)
+    raise ValueError(f"{checkpoint} does not lie in a run's folder with a config.yaml; give the model's with --hf-dir")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def cast_conversion(source: Path, output: Path, checksums: dict[str, str]) -> Co
 def whole_record(source: Source, name: str) -> Record:
     """A tensor as it stands in a HuggingFace file."""
     tensor = source.tensors[name]
-    return Record(name, tensor.dtype, tensor.shape, (Piece(name, whole_box(tensor.shape), name),))
+    return Record(name, source.dtype(name), tensor.shape, (Piece(name, whole_box(tensor.shape), name),))
 
 
 def index_text(files: list[SafetensorsFile]) -> str:

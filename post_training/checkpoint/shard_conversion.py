@@ -98,7 +98,7 @@ def to_huggingface(
     shape = DeepseekV3Shape.from_config(config)
     source = open_megatron(shards, shape, form)
     _check_replicas(source)
-    files = _grouped([whole_record(source, name) for name in all_shapes(shape, form.mtp_layers)], file_bytes)
+    files = grouped([whole_record(source, name) for name in all_shapes(shape, form.mtp_layers)], file_bytes)
     written = {key: value for key, value in config.items() if key != "quantization_config"}
     dtype = source.dtype("model.embed_tokens.weight")
     written |= {"num_nextn_predict_layers": form.mtp_layers, "torch_dtype": str(dtype).removeprefix("torch.")}
@@ -115,7 +115,7 @@ def to_huggingface(
     )
 
 
-def _grouped(records: list[Record], file_bytes: int) -> list[SafetensorsFile]:
+def grouped(records: list[Record], file_bytes: int) -> list[SafetensorsFile]:
     """Records in files of at most `file_bytes` each, in order, named as transformers names them."""
     groups: list[list[Record]] = []
     size = file_bytes

@@ -1,0 +1,101 @@
+"""A checkpoint of a training as a HuggingFace folder: the float32 weights, rounded once to the model's type.
+
+Works for every family that has a layout table, since a checkpoint holds weights by their HuggingFace names. Tensors are
+read by slices; no model is built.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+
+from post_training.checkpoint.cast import carried_files, index_text, whole_record
+from post_training.checkpoint.conversion import Conversion
+from post_training.checkpoint.files import INDEX_NAME, CheckpointError
+from post_training.checkpoint.huggingface import CONFIG_NAME, read_json
+from post_training.checkpoint.outputs import CopiedFile, OutputFile, TextFile
+from post_training.checkpoint.shard_conversion import grouped
+from post_training.checkpoint.source import CanonicalTensor, Source
+from post_training.checkpoint.training_files import MASTER, WEIGHT, complete_manifest, open_training_files
+from post_training.layouts.layout import Box
+from post_training.models.families import family_of, table_for
+
+ACTOR = "actor"
+"""The folder of the trained model inside the folder of a step."""
+
+TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class RoundedSource(Source):
+    """Weights of a training: those that the optimizer updates are read in `rounded`, all others as they are stored."""
+
+    def __init__(self, name: str, tensors: list[CanonicalTensor], master: set[str], rounded: torch.dtype) -> None:
+        super().__init__(name, tensors)
+        self._master, self._rounded = master, rounded
+
+    def dtype(self, canonical: str) -> torch.dtype:
+        return self._rounded if canonical in self._master else super().dtype(canonical)
+
+    def read_into(self, canonical: str, box: Box, out: torch.Tensor) -> None:
+        """Fill `out`, of the box's extents and of `dtype(canonical)`."""
+        stored = super().dtype(canonical)
+        if stored == out.dtype:
+            super().read_into(canonical, box, out)
+        else:
+            whole = torch.empty(out.shape, dtype=stored)
+            super().read_into(canonical, box, whole)
+            out.copy_(whole)
+
+
+def is_training_checkpoint(folder: Path) -> bool:
+    """Whether this is the folder of a step, or of the model inside it, as a training saves it."""
+    return _holds_ranks(folder) or _holds_ranks(folder / ACTOR)
+
+
+def _holds_ranks(folder: Path) -> bool:
+    return any(folder.glob("rank-*-of-*.safetensors"))
+
+
+def trained_to_huggingface(
+    folder: Path, model: Path, output: Path, file_bytes: int, checksums: dict[str, str]
+) -> Conversion:
+    """What there is to do to write a checkpoint of a training as a HuggingFace folder.
+
+    folder: of a step, or of the model inside it. model: a folder with the model's config.json, whose `torch_dtype`
+    decides the type, and the files to carry over; its weights are not looked at. file_bytes: no file becomes larger,
+    unless a single tensor is.
+    Raises CheckpointError or ValueError if the checkpoint is not complete or is not of that model.
+    """
+    actor = folder if _holds_ranks(folder) else folder / ACTOR
+    if actor != folder:
+        complete_manifest(folder)
+    config = read_json(model / CONFIG_NAME)
+    named = config.get("torch_dtype")
+    if named not in TYPES:
+        raise CheckpointError(
+            f"{model / CONFIG_NAME}: torch_dtype is {named!r}; set it to one of {', '.join(TYPES)}, the type to write"
+        )
+    table = table_for(config)
+    files = open_training_files(actor, table.shapes)
+    master, others = (files.sources[state].tensors if state in files.sources else {} for state in (MASTER, WEIGHT))
+    source = RoundedSource(str(actor), list({**others, **master}.values()), set(master), TYPES[named])
+    written = grouped([whole_record(source, name) for name in table.shapes], file_bytes)
+    config = {key: value for key, value in config.items() if key != "quantization_config"}
+    if "num_nextn_predict_layers" in config:
+        config["num_nextn_predict_layers"] = 0  # such layers are not trained, so there is nothing to write of them
+    carried: list[OutputFile] = [CopiedFile(path.name, path) for path in carried_files(model)]
+    return Conversion(
+        source_folder=actor,
+        source_files=sorted({fragment.region.tensor.file for t in source.tensors.values() for fragment in t.fragments}),
+        source=source,
+        output=output,
+        arguments={
+            "tool": "export_hf",
+            "family": family_of(config).name,
+            "torch_dtype": named,
+            "file_bytes": file_bytes,
+        },
+        files=[*written, *carried, TextFile(CONFIG_NAME, json.dumps(config, indent=2) + "\n")],
+        marker=TextFile(INDEX_NAME, index_text(written)),
+        checksums=checksums,
+    )

@@ -1,0 +1,160 @@
+"""What a training saved, exported, is the model that transformers has: its weights, and its logits."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+
+from post_training.checkpoint.command_line import run_tool
+from post_training.checkpoint.manifest import Manifest
+from post_training.checkpoint.training_files import (
+    MASTER,
+    WEIGHT,
+    entry_name,
+    file_name,
+    is_first_peer,
+    owned_pieces,
+    write_file,
+)
+from post_training.layouts.layout import TrainPlacement
+from post_training.models.families import table_for
+from scripts import export_hf
+from tests.post_training.checkpoint.synthetic import small_config
+
+SIZES = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+FAMILIES = {
+    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=False),
+    "qwen2_tied": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SIZES, tie_word_embeddings=False),
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, **EXPERTS, tie_word_embeddings=False),
+    "deepseek_v3": small_config(num_hidden_layers=3, num_nextn_predict_layers=1),
+}
+PLACEMENT = TrainPlacement(2, 2, 2, 2, (1, 2))
+
+
+def trained(name):
+    """A model of transformers that stands for the trained one, in float32."""
+    torch.manual_seed(5)
+    return AutoModelForCausalLM.from_config(FAMILIES[name], torch_dtype=torch.float32).eval()
+
+
+def saved(model, folder):
+    """The folder of a step of these weights, as eight ranks write it; and the folder of the model that was trained."""
+    table, weights = table_for(model.config), model.state_dict()
+    manifest = Manifest({}, complete=True)
+    for rank in range(PLACEMENT.world_size):
+        entries = {}
+        for piece in owned_pieces(table, PLACEMENT, rank):
+            if is_first_peer(PLACEMENT, rank, piece):
+                state = WEIGHT if piece.canonical.endswith("correction_bias") else MASTER
+                part = weights[piece.canonical][tuple(slice(*interval) for interval in piece.box)]
+                entries[entry_name(state, piece.canonical, piece.box)] = part
+        name = file_name(rank, PLACEMENT.world_size)
+        (folder / "global_step_7" / "actor").mkdir(parents=True, exist_ok=True)
+        manifest.files[name] = write_file(folder / "global_step_7" / "actor" / name, entries, {"steps": "7"})
+    manifest.write(folder / "global_step_7" / "actor")
+    Manifest({}, complete=True).write(folder / "global_step_7")
+    return folder / "global_step_7"
+
+
+def base(folder, model, dtype):
+    """The folder that the training began with; only its configuration and tokenizer matter."""
+    folder.mkdir()
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    architecture = type(model).__name__
+    (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": dtype, "architectures": [architecture]}))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def export(*arguments):
+    return run_tool(export_hf.parse_arguments([*map(str, arguments), "--workers", "2"]), export_hf.plan)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_transformers_computes_the_same_logits(name, tmp_path):
+    model = trained(name)
+    step = saved(model, tmp_path)
+    assert export(step, tmp_path / "out", "--hf-dir", base(tmp_path / "base", model, "float32")) == 0
+    found, said = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not said["missing_keys"] and not said["unexpected_keys"] and found.dtype == torch.float32
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    tokens = torch.arange(2, 42).view(2, 20)
+    with torch.no_grad():
+        assert torch.equal(found.eval()(tokens).logits, model(tokens).logits)
+        # The control: one weight of one expert or projection.
+        next(p for n, p in found.named_parameters() if n.endswith("down_proj.weight")).view(-1)[0] += 1
+        assert not torch.equal(found(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_in_bfloat16_every_weight_is_rounded_once(name, tmp_path):
+    model = trained(name)
+    step = saved(model, tmp_path)
+    options = ("--hf-dir", base(tmp_path / "base", model, "bfloat16"), "--max-file-gb", "0.0001")
+    assert export("--load-dir", step / "actor", "--save-dir", tmp_path / "out", *options) == 0
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out", torch_dtype="auto").state_dict()
+    for tensor, value in model.state_dict().items():
+        assert torch.equal(found[tensor], value.to(torch.bfloat16).to(found[tensor].dtype)), tensor
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
+
+
+def test_the_model_of_the_run_is_taken_where_none_is_given(tmp_path):
+    model = trained("qwen2")
+    run = tmp_path / "run"
+    step = saved(model, run / "checkpoints")
+    path = base(tmp_path / "base", model, "float32")
+    assert export(step, tmp_path / "out") == 2
+    (run / "config.yaml").write_text(f"actor_rollout_ref:\n  model:\n    path: {path}\n")
+    assert export(step, tmp_path / "out") == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 100
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda step, base: (step / "manifest.json").unlink(), "not a complete checkpoint"),
+        (lambda step, base: (step / "actor" / file_name(3, 8)).unlink(), "cannot be read"),
+        (lambda step, base: _edit(step / "actor" / file_name(0, 8)), "SHA-256"),
+        (lambda step, base: _set(base, vocab_size=96), "does not lie in a tensor of shape"),
+        (lambda step, base: _set(base, torch_dtype="int8"), "torch_dtype is 'int8'; set it to one of"),
+        (lambda step, base: _set(base, architectures=["NoModel"]), "no layout table describes"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_sentence(change, says, tmp_path, capsys):
+    model = trained("qwen2")
+    step, model_folder = saved(model, tmp_path), base(tmp_path / "base", model, "float32")
+    change(step, model_folder)
+    assert export(step, tmp_path / "out", "--hf-dir", model_folder) == 2
+    message = capsys.readouterr().err.split("error: ")[-1]
+    assert says in message and message.count("\n") == 1
+    assert not (tmp_path / "out" / "model.safetensors.index.json").exists()
+
+
+def test_a_folder_that_is_given_twice_is_refused(tmp_path, capsys):
+    for arguments in (("a",), ("a", "b", "--load-dir", "c"), ()):
+        with pytest.raises(SystemExit) as refused:
+            export_hf.parse_arguments(list(arguments))
+        assert refused.value.code == 2
+
+
+def _edit(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def _set(folder, **values):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
