@@ -19,6 +19,8 @@ it stops. A start after a crash stops first what the crashed one left behind; a 
 refused.
 
   --cluster FILE    settings of the cluster (default: scripts/env/a3_256_dies.env)
+  --resume WHAT     go on with a checkpoint: auto for the newest complete one below OUTPUT_DIR/checkpoints (or step 1 where
+                    there is none), never, or the folder of a step; without it the configuration decides
   --dry-run         print the settings and the commands of this node, and start nothing
   --stop            end the job on this node and what an earlier start left behind, and nothing else
   --help            print this
@@ -31,8 +33,8 @@ USAGE
 
 main() {
     local configuration=$1 cluster=$project_root/scripts/env/a3_256_dies.env action=run
-    # shellcheck disable=SC2034 # training.sh reads it
-    declare -ga overrides=()
+    # shellcheck disable=SC2034 # training.sh reads them
+    declare -ga overrides=() resume=()
     shift
     while (($#)); do
         case $1 in
@@ -42,6 +44,11 @@ main() {
             --cluster)
                 argument_require_value "$1" $#
                 cluster=$2
+                shift 2
+                ;;
+            --resume)
+                argument_require_value "$1" $#
+                training_resume "$2"
                 shift 2
                 ;;
             --)

@@ -21,13 +21,26 @@ training_prepare() {
         "data.train_files=[$(training_quoted "$TRAIN_FILES")]" "data.val_files=[$(training_quoted "$TEST_FILES")]"
         "actor_rollout_ref.overlay.measure.output_dir=$(training_quoted "$training_folder")"
         "trainer.default_local_dir=$(training_quoted "$output/checkpoints")"
-        "${overrides[@]}"
+        "${resume[@]}" "${overrides[@]}"
     )
     declare -ga training_check=("${training_command[@]}" --check)
     declare -ga training_wait=(
         python3 scripts/internal/wait_for_nodes.py --address "$MASTER_ADDR:$RAY_PORT" --nodes "$NODES"
         --dies "$DIES_PER_NODE" --timeout "$NODES_TIMEOUT_S" --interval "$POLL_S"
     )
+}
+
+# Turns the value of --resume into settings of the training.
+training_resume() {
+    case $1 in
+        auto) resume=(trainer.resume_mode=auto) ;;
+        never) resume=(trainer.resume_mode=disable) ;;
+        *)
+            [[ -f $1/trainer.json ]] ||
+                fail "--resume is \"$1\", which is no folder of a complete step (global_step_N with trainer.json): give such a folder, auto or never."
+            resume=(trainer.resume_mode=resume_path "trainer.resume_from_path=$(training_quoted "$(realpath "$1")")")
+            ;;
+    esac
 }
 
 # Prints a path in Hydra's quotes, because Hydra gives meaning to =, {, comma and space. In them only the backslashes

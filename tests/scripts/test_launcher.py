@@ -550,6 +550,35 @@ SECRETS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("given", "settings"),
+    [
+        ((), []),
+        (("--resume", "auto"), ["trainer.resume_mode=auto"]),
+        (("--resume", "never"), ["trainer.resume_mode=disable"]),
+        (
+            ("--resume", "global step_5"),
+            ["trainer.resume_mode=resume_path", "trainer.resume_from_path='{folder}/global step_5'"],
+        ),
+    ],
+)
+def test_a_job_goes_on_where_it_is_told_to(head, tmp_path, given, settings, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "global step_5").mkdir()
+    (tmp_path / "global step_5" / "trainer.json").write_text("{}")
+    # What is given after -- comes last, and therefore counts.
+    code, said = head.run("--dry-run", *given, "--", "trainer.save_freq=50")
+    training = shlex.split([line for line in said.splitlines() if "main_ppo" in line][-1])
+    expected = [each.format(folder=tmp_path) for each in settings]
+    assert code == 0 and training[-len(expected) - 1 :] == [*expected, "trainer.save_freq=50"]
+
+
+@pytest.mark.parametrize("given", ["latest", "/no/global_step_5", ""])
+def test_a_folder_that_is_no_step_is_refused(head, given):
+    code, said = head.run("--dry-run", "--resume", given)
+    assert code == 2 and "give such a folder, auto or never" in said
+
+
 def test_secrets_reach_the_training_and_are_not_shown(head):
     overrides = ("+trainer.swanlab.api_key=s3cret-seven", "data.prompt_key=question")
     code, said = head.run("--dry-run", "--", *overrides, **SECRETS)
