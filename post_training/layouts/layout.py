@@ -4,12 +4,16 @@ Every table (`deepseek_v3.py`) describes a rank as a list of `Piece`. Loading, r
 pieces, so they cannot disagree about where a weight lives.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # a table of figures needs families of models and no torch
+    import torch
 
 Box = tuple[tuple[int, int], ...]
 """A region of a tensor: one half-open interval `(start, stop)` for each dimension."""

@@ -11,9 +11,10 @@ all have the same. MindSpeed-LLM v2.0.0 deals in the same way with `--fix-router
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:  # families of models are listed without torch, from all modules of this folder
+    import torch
 
 # Sigmoid and softmax alike leave the others, up to 1 away from this, a share that vanishes in bfloat16.
 CHOSEN, OTHERS = 20.0, -20.0
@@ -21,6 +22,8 @@ CHOSEN, OTHERS = 20.0, -20.0
 
 def dealt_experts(tokens: int, per_token: int, experts: int, device: torch.device) -> torch.Tensor:
     """int64 [tokens, per_token]: the experts of each token."""
+    import torch
+
     return torch.arange(tokens * per_token, device=device).view(tokens, per_token) % experts
 
 
@@ -31,6 +34,8 @@ def logits_for_dealt_experts(logits: torch.Tensor, per_token: int) -> torch.Tens
     shows. Where a router chooses from some groups of experts only, those of a token lie in one group if `per_token`
     divides a group, and in two neighbouring ones otherwise.
     """
+    import torch
+
     tokens, experts = logits.shape
     first = torch.arange(tokens, device=logits.device).unsqueeze(1) * per_token
     behind_first = (torch.arange(experts, device=logits.device).unsqueeze(0) - first) % experts
@@ -49,7 +54,7 @@ def balanced(apply: Callable[..., Any]) -> Callable[..., Any]:
         return apply(
             router_logits=logits_for_dealt_experts(router_logits, top_k),
             top_k=top_k,
-            e_score_correction_bias=None if bias is None else torch.zeros_like(bias),
+            e_score_correction_bias=None if bias is None else bias.new_zeros(bias.shape),
             **options,
         )
 

@@ -10,29 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from post_training.models.deepseek_v3 import PUBLISHED
 from post_training.report.rates import Rates, StepFigures
 
 CARDS = 128
 SEQUENCES = 512 * 16
-# DeepSeek-V3's config.json, as far as the work of a token depends on it.
-DEEPSEEK_V3: Mapping[str, Any] = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "first_k_dense_replace": 3,
-    "num_attention_heads": 128,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-}
+DEEPSEEK_V3: Mapping[str, Any] = PUBLISHED | {"model_type": "deepseek_v3", "num_nextn_predict_layers": 0}
+"""The config.json of the model that the rows trained, without the layer for multi-token prediction."""
 
 
 @dataclass(frozen=True)
