@@ -120,8 +120,9 @@ def test_a_quantised_description_is_refused(copied, folder):
 
 def test_another_architecture_is_refused(copied, folder):
     rewrite_config(copied, architectures=["Qwen2ForCausalLM"])
-    assert "only DeepseekV3ForCausalLM can be loaded" in refused(copied)
-    assert "only DeepseekV3ForCausalLM can be loaded" in refused(folder, model_path=copied)
+    expected = "['Qwen2ForCausalLM'], and only DeepseekV3ForCausalLM and Qwen3MoeForCausalLM can be loaded this way"
+    assert expected in refused(copied)
+    assert expected in refused(folder, model_path=copied)
 
 
 def test_another_size_at_the_model_path_is_refused(copied, folder):
