@@ -16,12 +16,9 @@ from post_training.checkpoint.huggingface import CONFIG_NAME, read_json
 from post_training.checkpoint.outputs import CopiedFile, OutputFile, TextFile
 from post_training.checkpoint.shard_conversion import grouped
 from post_training.checkpoint.source import CanonicalTensor, Source
-from post_training.checkpoint.training_files import MASTER, WEIGHT, complete_manifest, open_training_files
+from post_training.checkpoint.training_files import ACTOR, MASTER, WEIGHT, complete_manifest, open_training_files
 from post_training.layouts.layout import Box
 from post_training.models.families import family_of, table_for
-
-ACTOR = "actor"
-"""The folder of the trained model inside the folder of a step."""
 
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

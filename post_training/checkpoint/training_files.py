@@ -25,6 +25,9 @@ from post_training.checkpoint.safetensors_files import header, read_header, read
 from post_training.checkpoint.source import CanonicalTensor, Fragment, Source
 from post_training.layouts.layout import EXPERT_MARK, PADDING, Box, Piece, Table, TrainPlacement
 
+ACTOR = "actor"
+"""The folder of the trained model inside the folder of a step."""
+
 MASTER, WEIGHT, MOMENTS = "master", "weight", ("exp_avg", "exp_avg_sq")
 """The float32 weight that the optimizer updates; a weight that no optimizer has, in its own type; AdamW's averages."""
 

@@ -16,9 +16,9 @@ from typing import Any
 from post_training.checkpoint.durable import hash_file, sync_folder, write_durably
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.manifest import MANIFEST_NAME, Manifest, check_digests
-from post_training.checkpoint.training_files import complete_manifest
+from post_training.checkpoint.training_files import ACTOR, complete_manifest
 
-ACTOR, TRAINER_NAME, TRACKER_NAME = "actor", "trainer.json", "latest_checkpointed_iteration.txt"
+TRAINER_NAME, TRACKER_NAME = "trainer.json", "latest_checkpointed_iteration.txt"
 _PARTIAL, _DELETING = ".partial", ".deleting"
 _STEP = re.compile(r"global_step_(\d+)")
 

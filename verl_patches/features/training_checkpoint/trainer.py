@@ -8,9 +8,9 @@ from typing import Any
 
 from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.training_files import ACTOR
 from verl_patches.features.training_checkpoint.run_records import take_back_steps
 from verl_patches.features.training_checkpoint.step_folders import (
-    ACTOR,
     begin_step,
     complete_step,
     newest_step,
