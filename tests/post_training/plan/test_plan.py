@@ -17,7 +17,7 @@ from post_training.plan.device import Rank, _shares, device_memory
 from post_training.plan.job import _chunks_prompts, _rollout_placement, read_job
 from post_training.plan.outside_torch import OutsideTorch, communicators
 from post_training.plan.report import Machine, describe, make_job_plan
-from tests.scripts.cluster_files import load_script
+from tests.scripts.cluster_files import ROOT, load_script
 from verl_patches.trainer.main_ppo import compose
 
 MODEL = Path(__file__).with_name("deepseek_v3_config.json")
@@ -54,6 +54,19 @@ def test_the_optimizer_needs_the_host():
     # Experts have no replica to share with: 12 bytes for each element of a rank.
     assert kept.optimizer == pytest.approx(12 * (2818572288 + (3386509312 - 2818572288) // 8), rel=1e-6)
     assert kept.phases["update"] > DIE > swapped.phases["update"]
+
+
+def test_the_update_follows_the_number_of_layers_that_the_key_recomputes():
+    """With what lies beside tensors; the figures are those of docs/cluster.md."""
+    key = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_num_layers"
+    beside, sizes = OutsideTorch(hccl_buffer=300 << 20, cann=117 << 20), []
+    for layers in (8, 4, 1):
+        memory = device_memory(job("true_weight", f"{key}={layers}"), DIE, 0, beside)
+        sizes.append(f"{(memory.phases['update'] + memory.outside) / 1e9:.2f}")
+    assert sizes == ["28.71", "43.62", "55.30"]
+    for guide in ("cluster.md", "cluster.zh.md"):
+        text = (ROOT / "docs" / guide).read_text()
+        assert all(re.search(rf"\b{re.escape(size)}\b", text) for size in sizes)
 
 
 def test_what_the_engine_holds_beside_weights_and_cache_follows_its_scheduler():

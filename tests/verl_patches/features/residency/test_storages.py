@@ -27,6 +27,24 @@ def test_memory_leaves_and_every_view_comes_back_with_its_bytes():
     assert torch.equal(transposed.cpu(), expected.t())
 
 
+def test_memory_is_given_back_only_after_the_copies_have_ended(monkeypatch):
+    """A device only queues the copies: what is there when the host has waited is what counts."""
+    tensor = on_device(11)
+    expected, waited = tensor.cpu().view(torch.uint8), []
+    group = StorageGroup(lambda: [tensor])
+    synchronize = torch.npu.synchronize
+
+    def wait():
+        synchronize()
+        waited.append(
+            (tensor.untyped_storage().nbytes(), [torch.equal(copy, expected) for copy in group._host.values()])
+        )
+
+    monkeypatch.setattr(torch.npu, "synchronize", wait)
+    group.offload()
+    assert waited == [(44, [True])] and tensor.untyped_storage().nbytes() == 0
+
+
 def test_offload_and_onload_twice_change_nothing_more():
     tensor = on_device(5)
     expected = tensor.cpu().clone()
