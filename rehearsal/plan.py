@@ -10,6 +10,7 @@ from pathlib import Path
 
 from post_training.environment_files import read_environment
 from post_training.overrides import setting
+from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "outputs" / "rehearsal"
@@ -92,6 +93,8 @@ class Plan:
             str(CHECKPOINT_SCRIPT),
             "--output",
             str(self.checkpoint),
+            "--model-type",
+            DEFAULT_MODEL_TYPE,
             "--seed",
             str(CHECKPOINT_SEED),
         ]
@@ -162,11 +165,11 @@ def _search_path() -> str:
     return os.pathsep.join(dict.fromkeys([str(ROOT), *inherited]))
 
 
-def checkpoint_key() -> str:
-    """A hash of everything that the tiny checkpoint is made from."""
+def checkpoint_key(model_type: str = DEFAULT_MODEL_TYPE) -> str:
+    """A hash of everything that the tiny checkpoint of a family is made from."""
     sources = [CHECKPOINT_SCRIPT, *sorted((ROOT / "rehearsal" / "tiny_model").glob("*.py"))]
     sources += [DEFAULT_TRAIN_DATA, ROOT / "requirements" / "runtime.lock"]
-    digest = hashlib.sha256(str(CHECKPOINT_SEED).encode())
+    digest = hashlib.sha256(f"{model_type} {CHECKPOINT_SEED}".encode())
     for path in sources:
         digest.update(path.name.encode() + (path.read_bytes() if path.exists() else b""))
     return digest.hexdigest()[:16]

@@ -10,19 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from post_training.data.inspection import check_file
 from rehearsal.plan import Plan
+from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 # Bytes a parameter of training in mixed precision with Adam: bf16 weight, fp32 gradient, fp32 weight, two fp32 moments.
 _TRAINING_BYTES = 2 + 4 + 4 + 4 + 4
-# What the checks of the configuration ask of the tiny model's config.json, for runs that still have to make it.
-TINY_SIZES = {
-    "model_type": "deepseek_v3",
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "n_routed_experts": 256,
-}
 # Bytes a parameter of the colocated rollout's copy in bf16.
 _ROLLOUT_BYTES = 2
 
@@ -50,7 +44,8 @@ def compose_checked(plan: Plan) -> Mapping[str, Any]:
     try:
         config = compose("rehearsal", plan.overrides)
         to_make = not is_whole(plan.checkpoint) and _model_path(config) == str(plan.checkpoint)
-        check_configuration(config, TINY_SIZES if to_make else None)
+        described = {"model_type": DEFAULT_MODEL_TYPE, **TINY_MODELS[DEFAULT_MODEL_TYPE]}
+        check_configuration(config, described if to_make else None)
         check_machine(config, model_is_there=not to_make)
     except (HydraException, OmegaConfBaseException) as error:
         raise PreflightError(sentence_of(error)) from error

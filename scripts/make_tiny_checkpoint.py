@@ -1,4 +1,4 @@
-"""Writes the rehearsal's tiny DeepSeek-V3 checkpoint, warm-started on the task's training problems.
+"""Writes the checkpoint of a tiny model, DeepSeek-V3 or another family, warm-started on the task's training problems.
 
 A checkpoint made before from the same inputs is kept.
 """
@@ -6,11 +6,13 @@ A checkpoint made before from the same inputs is kept.
 import argparse
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from post_training.data import DataError
+from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS
 from rehearsal.tiny_model.checkpoint import DTYPES, CheckpointRequest, make_checkpoint
 
 _PROJECT_ROOT = Path(__file__).resolve().parents[1]
@@ -20,6 +22,9 @@ _STEPS_PER_LINE = 50
 def _arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder of the checkpoint")
+    parser.add_argument(
+        "--model-type", choices=sorted(TINY_MODELS), default=DEFAULT_MODEL_TYPE, help="family (default: %(default)s)"
+    )
     parser.add_argument(
         "--data",
         type=Path,
@@ -40,9 +45,9 @@ def main(arguments: list[str]) -> int:
         if step % _STEPS_PER_LINE == 0:
             print(f"warm start: step {step}, loss {loss:.3f}, {time.monotonic() - begun:.0f} s", flush=True)
 
-    request = CheckpointRequest(options.data, options.seed, options.dtype)
+    request = CheckpointRequest(options.data, options.seed, options.dtype, model_type=options.model_type)
     if options.no_warm_start:
-        request = CheckpointRequest(options.data, options.seed, options.dtype, warm_start=None)
+        request = replace(request, warm_start=None)
     try:
         result = make_checkpoint(request, options.output, show)
     except (DataError, FileExistsError) as error:

@@ -1,1 +1,1 @@
-"""The rehearsal's own model: a tiny DeepSeek-V3, its tokenizer, its arithmetic task and its warm start."""
+"""The rehearsal's own models: tiny ones of each family, their tokenizer, their arithmetic task and their warm start."""

@@ -1,50 +1,57 @@
-"""The shape of the tiny model: DeepSeek-V3 with every structural part of the full model and small widths."""
+"""The shapes of the tiny models: each family with every structural part of its full model and small widths.
+
+Nothing here imports transformers, so that a driver can check a configuration before a model is made.
+"""
 
 from __future__ import annotations
 
-from transformers import DeepseekV3Config
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 VOCABULARY_SIZE = 512
+DEFAULT_MODEL_TYPE = "deepseek_v3"
 
+_ALL = {
+    "vocab_size": VOCABULARY_SIZE,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "initializer_range": 0.03,
+}
 
-def tiny_config(pad_token_id: int, bos_token_id: int, eos_token_id: int) -> DeepseekV3Config:
-    """Return the configuration of the tiny DeepSeek-V3.
-
-    It keeps what decides which code runs: 256 routed experts in 8 groups (with fewer experts vllm-ascend 0.9.1 scores
-    the groups by another rule than DeepSeek-V3), a first dense layer, a shared expert, MLA with low-rank queries and
-    YaRN. Every width that tensor parallelism of two splits stays a multiple of 16.
-
-    Args:
-        pad_token_id, bos_token_id, eos_token_id: ids of the tokenizer's special tokens.
-    """
-    return DeepseekV3Config(
-        architectures=["DeepseekV3ForCausalLM"],
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=128,
-        intermediate_size=256,
-        moe_intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        first_k_dense_replace=1,
-        moe_layer_freq=1,
-        n_routed_experts=256,
-        n_shared_experts=1,
-        num_experts_per_tok=8,
-        n_group=8,
-        topk_group=4,
-        topk_method="noaux_tc",
-        scoring_func="sigmoid",
-        norm_topk_prob=True,
-        routed_scaling_factor=2.5,
-        q_lora_rank=64,
-        kv_lora_rank=64,
-        qk_nope_head_dim=32,
-        qk_rope_head_dim=32,
-        v_head_dim=32,
-        max_position_embeddings=2048,
-        rope_theta=10000.0,
-        rope_scaling={
+# Values of config.json by its model_type. Every width that tensor parallelism of two splits stays a multiple of 16.
+TINY_MODELS: dict[str, dict[str, Any]] = {
+    # 256 routed experts in 8 groups (with fewer experts vllm-ascend 0.9.1 scores the groups by another rule than
+    # DeepSeek-V3), a first dense layer, a shared expert, MLA with low-rank queries and YaRN.
+    "deepseek_v3": _ALL
+    | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "moe_intermediate_size": 32,
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 32,
+        "rope_theta": 10000.0,
+        "rope_scaling": {
             "type": "yarn",
             "rope_type": "yarn",
             "factor": 4.0,
@@ -54,13 +61,32 @@ def tiny_config(pad_token_id: int, bos_token_id: int, eos_token_id: int) -> Deep
             "mscale": 1.0,
             "mscale_all_dim": 1.0,
         },
-        rms_norm_eps=1e-6,
-        hidden_act="silu",
-        attention_bias=False,
-        initializer_range=0.03,
-        tie_word_embeddings=False,
-        num_nextn_predict_layers=0,
-        pad_token_id=pad_token_id,
-        bos_token_id=bos_token_id,
-        eos_token_id=eos_token_id,
-    )
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "num_nextn_predict_layers": 0,
+    },
+    # Two key-value heads and one matrix for embedding and output, as in Qwen2.5-0.5B and 1.5B.
+    "qwen2": _ALL
+    | {
+        "architectures": ["Qwen2ForCausalLM"],
+        "num_key_value_heads": 2,
+        "rope_theta": 1000000.0,
+        "use_sliding_window": False,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def tiny_config(
+    pad_token_id: int, bos_token_id: int, eos_token_id: int, model_type: str = DEFAULT_MODEL_TYPE
+) -> PretrainedConfig:
+    """Return the configuration of the tiny model of a family.
+
+    Args:
+        pad_token_id, bos_token_id, eos_token_id: ids of the tokenizer's special tokens.
+        model_type: a key of `TINY_MODELS`; KeyError for another one.
+    """
+    from transformers import AutoConfig
+
+    tokens = {"pad_token_id": pad_token_id, "bos_token_id": bos_token_id, "eos_token_id": eos_token_id}
+    return AutoConfig.for_model(model_type, **TINY_MODELS[model_type], **tokens)

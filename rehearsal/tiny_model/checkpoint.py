@@ -13,11 +13,11 @@ import safetensors.torch
 import tokenizers
 import torch
 import transformers
-from transformers import DeepseekV3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from post_training.data import INSTRUCTION, read_problems
 from rehearsal.tiny_model import warm_start
-from rehearsal.tiny_model.architecture import tiny_config
+from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, tiny_config
 from rehearsal.tiny_model.task import Exercise
 from rehearsal.tiny_model.tokenizer import build_tokenizer
 
@@ -27,23 +27,24 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class CheckpointRequest:
-    """What determines a checkpoint: the training problems, the seed, the dtype of the files and the warm start.
+    """What determines a checkpoint: training problems, seed, dtype of the files, warm start and family.
 
-    `warm_start` None leaves the weights at their random initial values (the norms drawn as well, so that
-    a path that forgets one of them shows).
+    `warm_start` None leaves the weights at their random initial values (the norms and biases drawn as well, so that
+    a path that forgets one of them shows). `model_type` is a key of `TINY_MODELS`.
     """
 
     data: Path
     seed: int = 0
     dtype: str = "bfloat16"
     warm_start: warm_start.WarmStart | None = warm_start.WarmStart()
+    model_type: str = DEFAULT_MODEL_TYPE
 
     def fingerprint(self) -> str:
         """Return a hash of everything the weights depend on: settings, data, this package's sources, the libraries."""
         digest = hashlib.sha256()
         settings = asdict(self.warm_start) if self.warm_start else None
         versions = [torch.__version__, transformers.__version__, tokenizers.__version__]
-        digest.update(json.dumps([settings, self.seed, self.dtype, versions, INSTRUCTION]).encode())
+        digest.update(json.dumps([settings, self.seed, self.dtype, self.model_type, versions, INSTRUCTION]).encode())
         for path in [*sorted(Path(__file__).parent.glob("*.py")), self.data]:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
         return digest.hexdigest()
@@ -70,7 +71,7 @@ def make_checkpoint(
         DataError: if the data file cannot be read as problems.
         FileExistsError: if `output` exists and is no checkpoint of this package.
         ValueError: if a problem is no exercise of `task`.
-        KeyError: if the dtype is none of `DTYPES`.
+        KeyError: if the dtype is none of `DTYPES`, or the family none of `TINY_MODELS`.
     """
     exercises = [Exercise.parse(problem.question) for problem in read_problems(request.data).problems]
     fingerprint = request.fingerprint()
@@ -80,12 +81,12 @@ def make_checkpoint(
     if output.exists() and not (output / MARKER).exists():
         raise FileExistsError(f"{output} exists and holds no {MARKER}: choose another folder or remove it")
     tokenizer = build_tokenizer()
-    model = _initial_model(tokenizer, request.seed)
+    model = _initial_model(request.model_type, tokenizer, request.seed)
     reward = None
     if request.warm_start:
         reward = warm_start.train(model, tokenizer, exercises, request.warm_start, request.seed, progress)
     else:
-        _draw_norms(model, request.seed)
+        _draw_constants(model, request.seed)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         written = Path(scratch) / "checkpoint"
@@ -109,32 +110,40 @@ def _matching(output: Path, fingerprint: str) -> CheckpointResult | None:
     return CheckpointResult(output, reused=True, expected_reward=content["expected_reward"])
 
 
-def _initial_model(tokenizer: transformers.PreTrainedTokenizerFast, seed: int) -> DeepseekV3ForCausalLM:
+def _initial_model(model_type: str, tokenizer: transformers.PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
     """Return the model in float32 with seeded weights.
 
-    The router's biases stay as drawn; they are multiples of 1/256, which bfloat16 holds exactly.
+    Biases of routers stay as drawn; they are multiples of 1/256, which bfloat16 holds exactly.
     """
     torch.manual_seed(seed)
-    config = tiny_config(tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
-    model = DeepseekV3ForCausalLM(config)
+    config = tiny_config(tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, model_type)
+    model = AutoModelForCausalLM.from_config(config)
     for name, bias in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             bias.copy_(torch.randint(-12, 13, bias.shape) / 256)
     return model
 
 
-def _draw_norms(model: DeepseekV3ForCausalLM, seed: int) -> None:
+def _draw_constants(model: PreTrainedModel, seed: int) -> None:
+    """Draw the parameters that are initialised with ones and zeros."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
             parameter.data.uniform_(0.5, 1.5, generator=generator)
+        elif name.endswith("bias"):
+            parameter.data.uniform_(-0.5, 0.5, generator=generator)
 
 
-def _write_model(model: DeepseekV3ForCausalLM, dtype: torch.dtype, folder: Path) -> None:
-    """Write configuration and weights; the router's biases stay float32, as in DeepSeek's own checkpoints."""
+def _write_model(model: PreTrainedModel, dtype: torch.dtype, folder: Path) -> None:
+    """Write configuration and weights.
+
+    Biases of routers stay float32, as in DeepSeek's own checkpoints. Tied weights are stored once.
+    """
+    tied = model._tied_weights_keys if model.config.tie_word_embeddings else ()
     state = {
         name: tensor.detach().to(torch.float32 if name.endswith("e_score_correction_bias") else dtype).contiguous()
         for name, tensor in model.state_dict().items()
+        if name not in tied
     }
     model.config.torch_dtype = dtype
     model.config.save_pretrained(folder)

@@ -84,10 +84,10 @@ def group_experts_of(model: nn.Module) -> list[nn.Parameter]:
     """Let every MoE layer of a transformers DeepSeek-V3 compute its routed experts with `grouped_experts`.
 
     The expert weights move into two tensors a layer; the modules' own weights become views of them, so `state_dict`
-    keeps its names and follows every update.
+    keeps its names and follows every update. A model without experts stays as it is.
 
     Returns:
-        The grouped tensors, two a layer: train these in place of the parameters named `mlp.experts`.
+        The grouped tensors, two a layer with experts: train these in place of the parameters named `mlp.experts`.
     """
     grouped = []
     for layer in model.model.layers:

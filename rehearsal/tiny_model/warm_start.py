@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import DeepseekV3ForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from post_training.data import INSTRUCTION
 from rehearsal.tiny_model.grouped_experts import group_experts_of
@@ -79,7 +79,7 @@ def encode_readings(tokenizer: PreTrainedTokenizerFast, exercises: Sequence[Exer
     return Readings(inputs.view(shape), labels.view(shape), asked, torch.tensor(right))
 
 
-def negative_log_likelihood(model: DeepseekV3ForCausalLM, inputs: Tensor, labels: Tensor) -> Tensor:
+def negative_log_likelihood(model: PreTrainedModel, inputs: Tensor, labels: Tensor) -> Tensor:
     """Return -log p of every label in float32, [examples, length - 1]; 0 where no label is."""
     hidden = model.model(input_ids=inputs[:, :-1], use_cache=False).last_hidden_state
     targets = labels[:, 1:]
@@ -90,7 +90,7 @@ def negative_log_likelihood(model: DeepseekV3ForCausalLM, inputs: Tensor, labels
 
 
 @torch.no_grad()
-def expected_reward(model: DeepseekV3ForCausalLM, readings: Readings) -> float:
+def expected_reward(model: PreTrainedModel, readings: Readings) -> float:
     """Return the mean probability of the readings with a right answer: the mean reward of samples at temperature 1."""
     losses = negative_log_likelihood(model, readings.inputs.flatten(0, 1), readings.labels.flatten(0, 1))
     probabilities = losses.sum(dim=1).neg().exp().view(readings.right.shape)
@@ -98,7 +98,7 @@ def expected_reward(model: DeepseekV3ForCausalLM, readings: Readings) -> float:
 
 
 def train(
-    model: DeepseekV3ForCausalLM,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     exercises: Sequence[Exercise],
     settings: WarmStart,

@@ -22,7 +22,6 @@ from rehearsal.display import format_duration, format_row
 from rehearsal.lengths import measured_settings
 from rehearsal.plan import Options, make_plan
 from rehearsal.preflight import (
-    TINY_SIZES,
     PreflightError,
     check_device_memory,
     check_output,
@@ -353,11 +352,7 @@ def test_lengths_follow_the_data(tmp_path):
     assert 3 <= lengths["short"] < 16 and lengths["long"] == 256
 
 
-def test_the_sizes_that_are_checked_before_the_model_is_made_are_the_models():
-    from rehearsal.tiny_model.architecture import tiny_config
-
-    made = tiny_config(0, 1, 2).to_dict()
-    assert {name: made[name] for name in TINY_SIZES} == TINY_SIZES
+def test_the_sizes_of_the_model_are_checked_before_it_is_made():
     assert "adds up to 10 layers" in refusal(
         "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list=[5,5]"
     )

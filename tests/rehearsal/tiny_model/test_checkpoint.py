@@ -9,6 +9,8 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from post_training.data import DataError
+from post_training.models.families import table_for
+from rehearsal.tiny_model.architecture import TINY_MODELS
 from rehearsal.tiny_model.checkpoint import MARKER, CheckpointRequest, make_checkpoint
 from rehearsal.tiny_model.warm_start import WarmStart
 
@@ -39,15 +41,42 @@ def tensors(folder) -> dict[str, torch.Tensor]:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
-def test_transformers_loads_every_weight(random_checkpoint):
+@pytest.fixture(scope="module", params=sorted(TINY_MODELS))
+def checkpoint_of_each_family(request, random_request, random_checkpoint, tmp_path_factory):
+    if request.param == random_request.model_type:
+        return random_checkpoint
+    other = dataclasses.replace(random_request, model_type=request.param)
+    return make_checkpoint(other, tmp_path_factory.mktemp("random") / "tiny", ignore)
+
+
+def test_transformers_loads_every_weight(checkpoint_of_each_family):
     model, report = AutoModelForCausalLM.from_pretrained(
-        random_checkpoint.path, torch_dtype="auto", output_loading_info=True
+        checkpoint_of_each_family.path, torch_dtype="auto", output_loading_info=True
     )
     assert not any(report.values())
     assert model.dtype == torch.bfloat16
     state = model.state_dict()
-    for name, stored in tensors(random_checkpoint.path).items():
+    for name, stored in tensors(checkpoint_of_each_family.path).items():
         assert torch.equal(state[name], stored.to(torch.bfloat16)), name
+
+
+def test_the_files_hold_the_tensors_of_the_familys_layout_table(checkpoint_of_each_family):
+    config = json.loads((checkpoint_of_each_family.path / "config.json").read_text())
+    stored = {name: tuple(value.shape) for name, value in tensors(checkpoint_of_each_family.path).items()}
+    assert stored == dict(table_for(config).shapes)
+
+
+def test_no_parameter_is_constant(checkpoint_of_each_family):
+    """A path that forgets a norm or a bias would pass unseen."""
+    for name, value in tensors(checkpoint_of_each_family.path).items():
+        assert value.float().std() > 0, name
+
+
+def test_the_tiny_qwen2_ties_its_output_to_its_embedding_and_has_biases(random_request, tmp_path):
+    made = make_checkpoint(dataclasses.replace(random_request, model_type="qwen2"), tmp_path / "tiny", ignore)
+    names = tensors(made.path).keys()
+    assert "lm_head.weight" not in names
+    assert sum(name.endswith("_proj.bias") for name in names) == 9
 
 
 def test_the_tokenizer_comes_with_it(random_checkpoint):
@@ -99,6 +128,7 @@ def test_the_fingerprint_covers_settings_seed_dtype_and_data(random_request, tmp
         random_request,
         dataclasses.replace(random_request, seed=6),
         dataclasses.replace(random_request, dtype="float32"),
+        dataclasses.replace(random_request, model_type="qwen2"),
         dataclasses.replace(random_request, warm_start=WarmStart()),
         dataclasses.replace(random_request, warm_start=WarmStart(steps=1)),
         dataclasses.replace(random_request, data=other_data),

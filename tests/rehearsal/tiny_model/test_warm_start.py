@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional
-from transformers import DeepseekV3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rehearsal.tiny_model import warm_start
 from rehearsal.tiny_model.architecture import tiny_config
@@ -14,12 +14,12 @@ TOKENIZER = build_tokenizer()
 EXERCISES = [Exercise(3, "+", 4), Exercise(6, "*", 7), Exercise(2, "*", 2)]
 
 
-@pytest.fixture
-def model() -> DeepseekV3ForCausalLM:
+@pytest.fixture(params=["deepseek_v3", "qwen2"])
+def model(request) -> PreTrainedModel:
     torch.manual_seed(0)
-    config = tiny_config(0, 1, 2)
+    config = tiny_config(0, 1, 2, request.param)
     config.n_routed_experts, config.num_hidden_layers = 32, 2
-    return DeepseekV3ForCausalLM(config)
+    return AutoModelForCausalLM.from_config(config)
 
 
 def test_labels_are_the_readings_and_the_end_and_nothing_else():
@@ -59,7 +59,7 @@ def test_expected_reward_sums_the_probabilities_of_right_readings(model):
     assert warm_start.expected_reward(model, readings) == pytest.approx(naive.mean().item(), rel=1e-3)
 
 
-def trained_reward(model: DeepseekV3ForCausalLM, right_sign_share: float) -> float:
+def trained_reward(model: PreTrainedModel, right_sign_share: float) -> float:
     settings = warm_start.WarmStart(steps=100, batch_size=16, right_sign_share=right_sign_share)
     losses = []
     exercises = EXERCISES[:2]
