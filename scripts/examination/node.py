@@ -25,7 +25,7 @@ OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9
 
 def examine_node(settings: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
     """Look at this machine; `settings` are those of the cluster's file, `root` the top of the file system."""
-    findings = [*python_and_pins(), *installed_files(), cann(root)]
+    findings = [*python_and_pins(), *installed_files(), platform_plugin(), cann(root)]
     findings += npus(int(settings["DIES_PER_NODE"]), root)
     findings += network(settings)
     findings += [limit_of_files(), limit_of_locked_memory(), jemalloc(settings["JEMALLOC"]), shared_memory(root)]
@@ -92,6 +92,13 @@ def installed_files() -> Iterator[Finding]:
             yield Finding("installed files", str(damage), f"install {damage.package.partition(' ')[0]} again")
         if not examined.damages:
             yield Finding("installed files", detail)
+
+
+def platform_plugin() -> Finding:
+    """The metadata by which vLLM finds the NPU; sources that lie in a workspace or a fork have none by themselves."""
+    named = [plugin.name for plugin in importlib.metadata.entry_points(group="vllm.platform_plugins")]
+    remedy = "write vLLM-Ascend's metadata with scripts/assemble_workspace.sh; in a fork with its --in-place"
+    return Finding("vLLM's platform", ", ".join(named) or "none", "" if "ascend" in named else remedy)
 
 
 def cann(root: Path, pin: str = "8.2.RC1") -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ def test_cann_is_held_against_its_pin(tmp_path, monkeypatch, version, bad):
         (tmp_path / "aarch64-linux").mkdir()
         (tmp_path / "aarch64-linux" / "ascend_toolkit_install.info").write_text(f"package_name=x\nversion={version}\n")
     assert bool(node.cann(tmp_path).remedy) is bad
+
+
+@pytest.mark.parametrize("named", [[], ["cuda"], ["ascend"], ["other", "ascend"]])
+def test_a_vllm_that_would_find_no_npu_is_bad(monkeypatch, named):
+    monkeypatch.setattr(
+        node.importlib.metadata,
+        "entry_points",
+        lambda group: [EntryPoint(name, "x:y", group) for name in named if group == "vllm.platform_plugins"],
+    )
+    assert ("assemble_workspace.sh" in node.platform_plugin().remedy) is ("ascend" not in named)
 
 
 def settings(**changes) -> dict[str, str]:
