@@ -21,7 +21,7 @@ from overlay.errors import (
     SettingsError,
     TargetError,
 )
-from overlay.feature import Feature
+from overlay.feature import Feature, Key
 
 if TYPE_CHECKING:
     from overlay.effective import OverlayReport
@@ -35,6 +35,7 @@ __all__ = [
     "DriftError",
     "EffectiveError",
     "Feature",
+    "Key",
     "OverlayError",
     "SettingsError",
     "TargetError",

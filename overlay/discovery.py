@@ -1,7 +1,8 @@
 """Find and load the patch files of the patch rooms.
 
-A patch file has a line that begins with one of the declaring decorators. Everything else in a room (models, features,
-entry points) is never imported from here, so a room may hold modules that are expensive to import.
+A patch file has a line that begins with one of the declaring decorators. Features are declared in a room's folder
+`features`. Everything else in a room is never imported from here, so a room may hold modules that are expensive to
+import.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ _FEATURE = re.compile(r"^[A-Z]\w* = (overlay\.)?Feature\(", re.MULTILINE)
 
 def patch_files(rooms: Iterable[str]) -> Iterator[tuple[str, Path]]:
     """The module name and the path of every patch file, room by room and then in the order of the paths."""
-    return _files(rooms, _declares)
+    return _files(rooms, "", _declares)
 
 
 def load_features(rooms: Iterable[str]) -> list[Feature]:
-    """Import every file that declares features, and return them in the order of the paths and lines."""
+    """Import every file in the rooms' folders `features` that declares features, and return these in the order of the
+    paths and lines."""
     found: dict[int, Feature] = {}
-    for module_name, _ in _files(rooms, lambda text: _FEATURE.search(text) is not None):
+    for module_name, _ in _files(rooms, "features", _declares_feature):
         values = vars(importlib.import_module(module_name)).values()
         found.update({id(value): value for value in values if isinstance(value, Feature)})
     return list(found.values())
@@ -60,10 +62,10 @@ def load(rooms: Iterable[str]) -> list[Patch]:
     return sorted(found, key=lambda patch: (positions[patch.declared_in], patch.line))
 
 
-def _files(rooms: Iterable[str], wanted: Callable[[str], bool]) -> Iterator[tuple[str, Path]]:
+def _files(rooms: Iterable[str], below: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Path]]:
     for room in rooms:
         for folder in room_folders(room):
-            for file in sorted(_python_files(str(folder))):
+            for file in sorted(_python_files(str(folder / below))):
                 with open(file, encoding="utf-8") as opened:
                     if wanted(opened.read()):
                         yield _module_name(room, folder, Path(file)), Path(file)
@@ -73,6 +75,10 @@ def _python_files(folder: str) -> Iterator[str]:
     """The Python files below a folder; links to folders are not followed. Much faster than pathlib."""
     for place, _, names in os.walk(folder):
         yield from (os.path.join(place, name) for name in names if name.endswith(".py"))
+
+
+def _declares_feature(text: str) -> bool:
+    return _FEATURE.search(text) is not None
 
 
 def _declares(text: str) -> bool:

@@ -15,6 +15,23 @@ def _always(settings: Any) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class Key:
+    """One configuration key of a feature that stands alone, in no section of the feature's own.
+
+    Args:
+        name: the attribute of the run's settings that holds the value.
+        path: the whole key.
+        kind: a class or a `Literal`, which the value has to be.
+        default: the value where the key is absent or null.
+    """
+
+    name: str
+    path: str
+    kind: Any
+    default: Any
+
+
 @dataclass(frozen=True, eq=False)
 class Feature:
     """Something that the overlay gives a run. Every patch refers to the one object of its feature.
@@ -24,7 +41,9 @@ class Feature:
         purpose: one sentence for a user.
         section: the key of its group in the composed configuration; empty if it has none of its own.
         settings: the frozen dataclass that the section is read into; fields, types and defaults are its keys.
+        keys: what it reads besides.
         switch: the key by which a user turns it off; empty if it is always on.
+        off: the value of a switch inside the section that turns the feature off.
         is_on: says of the run's settings whether it is on; left out where the switch is a key of upstream's own, which
             the patches read from what upstream hands them.
         checks: called on the driver, with the composed configuration and the run's settings, if the feature is on; each
@@ -35,7 +54,9 @@ class Feature:
     purpose: str
     section: str = ""
     settings: type | None = None
+    keys: tuple[Key, ...] = ()
     switch: str = ""
+    off: Any = False
     is_on: Callable[[Any], bool] = field(default=_always, repr=False)
     checks: tuple[Check, ...] = field(default=(), repr=False)
 
@@ -49,6 +70,17 @@ class Feature:
         for wrong, fault in faults:
             if wrong:
                 raise DeclarationError(f"feature {self.name!r}: {fault}")
+
+    @property
+    def field(self) -> str:
+        """The attribute of the run's settings that holds the section: its last name."""
+        return self.section.rpartition(".")[2]
+
+    def turned_off(self) -> Any:
+        """The section with the switch at `off`, where the switch is one of its keys, and else with its defaults."""
+        assert self.settings is not None, "asked of features with a section"
+        place, _, name = self.switch.rpartition(".")
+        return self.settings(**{name: self.off} if place == self.section else {})
 
     def check(self, config: Mapping[str, Any], settings: Any) -> None:
         """Hold the feature, if it is on, against the rest of the configuration.

@@ -26,7 +26,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PINS = Pins.read()
 ROOMS = tuple(room for room in PINS.rooms() if (REPOSITORY / room).is_dir())
 UPSTREAMS = tuple(package for upstream in PINS.upstreams if upstream.room for package in upstream.packages)
-FOR_FEATURES = ("overlay.Feature", "overlay.ConfigurationError", "overlay.SettingsError", "overlay.configuration")
+FOR_FEATURES = (
+    *(f"overlay.{name}" for name in ("Feature", "Key", "ConfigurationError", "DeclarationError", "SettingsError")),
+    # The catalogue finds the features, and the settings are read into what they declare.
+    *(f"overlay.{name}" for name in ("configuration", "discovery.load_features", "pins.Pins")),
+)
 # MindSpeed changes upstream itself, which the engine has to come out on top of.
 LATE_CHANGES = ("overlay.beneath", "overlay.aliases")
 MODEL_CODE = ("post_training.models.megatron", "post_training.models.mindspeed")

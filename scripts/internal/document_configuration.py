@@ -23,10 +23,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from overlay import Feature
+from overlay import Feature, Key
 from verl_patches.features.catalogue import FEATURES
-from verl_patches.features.precision.feature import Precision
-from verl_patches.features.settings import NODE, OverlaySettings
+from verl_patches.features.settings import NODE
 from verl_patches.trainer.configuration_checks.schema import Configuration, group_of
 
 VERL = "trainer/config/ppo_megatron_trainer.yaml"
@@ -127,6 +126,17 @@ def sentences(cls: type) -> Iterator[str]:
             yield from sentences(kind)
 
 
+def own_keys(feature: Feature) -> list[Key]:
+    """Its keys below the overlay's node that lie in no section."""
+    return [key for key in feature.keys if key.path.startswith(f"{NODE}.")]
+
+
+def key_row(key: Key) -> str:
+    """One row for a key in no section."""
+    words, allowed = kind_of(key.kind)
+    return row(f"`{key.path}`", words, shown(key.default), allowed)
+
+
 def feature_section(feature: Feature) -> list[str]:
     """The heading, what the keys do, and their table."""
     heading = ("Key", "Type", "Default", "Range")
@@ -134,11 +144,8 @@ def feature_section(feature: Feature) -> list[str]:
     if feature.settings is not None:
         for text in sentences(feature.settings):
             lines += ["", *textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)]
-        return lines + table(heading, list(overlay_rows(feature.settings, feature.section)))
-    name = feature.switch.rpartition(".")[2]
-    spec = next(each for each in fields(OverlaySettings) if each.name == name)
-    words, allowed = kind_of(Precision)
-    return lines + table(heading, [row(f"`{feature.switch}`", words, shown(default_of(spec)), allowed)])
+    sections = list(overlay_rows(feature.settings, feature.section)) if feature.settings else []
+    return lines + table(heading, [*sections, *(key_row(key) for key in own_keys(feature))])
 
 
 def verl_rows(
@@ -187,7 +194,7 @@ def document() -> str:
     owners = {
         feature.switch: feature.name for feature in FEATURES if feature.switch and not feature.switch.startswith(NODE)
     }
-    owned = [feature for feature in FEATURES if feature.settings or feature.switch.startswith(NODE)]
+    owned = [feature for feature in FEATURES if feature.settings or own_keys(feature)]
     lines = [INTRODUCTION.rstrip()]
     for feature in owned:
         lines += feature_section(feature)

@@ -7,49 +7,32 @@ feature is off, so importing the patches changes nothing by itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from overlay import SettingsError
+from overlay import DeclarationError, Key, SettingsError
 from overlay.configuration import checked, read_section
-from verl_patches.features.dp_sync.feature import DpSyncSettings
-from verl_patches.features.measure.feature import MeasureSettings
-from verl_patches.features.mindspeed.feature import MindspeedSettings
-from verl_patches.features.nonfinite.feature import NonfiniteSettings
-from verl_patches.features.precision.feature import Precision
-from verl_patches.features.reshard.feature import ReshardSettings
-from verl_patches.features.residency.feature import ResidencySettings
-from verl_patches.features.rollout_parallel.feature import RolloutSettings
-from verl_patches.features.router_balance.feature import RouterBalanceSettings
-from verl_patches.features.temperature.feature import TemperatureSettings
-from verl_patches.features.watch.feature import WatchSettings
+from verl_patches.features.catalogue import FEATURES
 
-__all__ = ["NODE", "SET_ELSEWHERE", "OverlaySettings", "SettingsError", "activate", "current"]
+__all__ = ["NODE", "SET_ELSEWHERE", "OverlaySettings", "SettingsError", "activate", "current", "overlay_defaults"]
 
-NODE = "actor_rollout_ref.overlay"
-# Fields that are set beside verl's own keys.
-SET_ELSEWHERE = ("recompute_old_log_prob", "rollout_temperature", "load_from_hf")
+_ROOT = "actor_rollout_ref"
+NODE = f"{_ROOT}.overlay"
+_BESIDE = tuple(key for feature in FEATURES for key in feature.keys if not key.path.startswith(f"{NODE}."))
+SET_ELSEWHERE = tuple(key.name for key in _BESIDE)
+"""Fields that are set beside verl's own keys."""
 
 
-@dataclass(frozen=True)
 class OverlaySettings:
-    """Everything that the overlay's features read. The last three fields lie beside verl's own keys."""
+    """Everything that the overlay's features read: a field for each section of a feature, under the section's last
+    name, and one for each of its other keys."""
 
-    reshard: ReshardSettings = field(default_factory=ReshardSettings)
-    residency: ResidencySettings = field(default_factory=ResidencySettings)
-    dp_sync: DpSyncSettings = field(default_factory=DpSyncSettings)
-    temperature: TemperatureSettings = field(default_factory=TemperatureSettings)
-    nonfinite: NonfiniteSettings = field(default_factory=NonfiniteSettings)
-    rollout: RolloutSettings = field(default_factory=RolloutSettings)
-    router_balance: RouterBalanceSettings = field(default_factory=RouterBalanceSettings)
-    mindspeed: MindspeedSettings = field(default_factory=MindspeedSettings)
-    measure: MeasureSettings = field(default_factory=MeasureSettings)
-    watch: WatchSettings = field(default_factory=WatchSettings)
-    precision: Precision = "bfloat16"
-    recompute_old_log_prob: bool = True
-    rollout_temperature: float = 1.0
-    load_from_hf: str = ""
+    if TYPE_CHECKING:  # the fields are those of the features that are found
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+        def __init__(self, **values: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> OverlaySettings:
@@ -58,31 +41,48 @@ class OverlaySettings:
         Raises:
             SettingsError: an unknown key under `overlay`, or a value of the wrong kind.
         """
-        node = config.get("overlay") or {}
-        values = read_section(cls, node, NODE, elsewhere=SET_ELSEWHERE)
-        actor, rollout = config.get("actor") or {}, config.get("rollout") or {}
-        recompute = checked(
-            actor.get("recompute_old_log_prob", True), bool, "actor_rollout_ref.actor.recompute_old_log_prob"
-        )
-        temperature = checked(rollout.get("temperature", 1.0), float, "actor_rollout_ref.rollout.temperature")
-        folder = (actor.get("megatron") or {}).get("load_from_hf")
-        folder = checked("" if folder is None else folder, str, "actor_rollout_ref.actor.megatron.load_from_hf")
-        return cls(**values, recompute_old_log_prob=recompute, rollout_temperature=temperature, load_from_hf=folder)
+        values = read_section(cls, config.get("overlay") or {}, NODE, elsewhere=SET_ELSEWHERE)
+        return cls(**values, **{key.name: _read(key, config) for key in _BESIDE})
 
     @classmethod
     def all_off(cls) -> OverlaySettings:
-        """The state before activation: every patch calls upstream."""
-        return cls(
-            reshard=ReshardSettings(enabled=False),
-            residency=ResidencySettings(enabled=False),
-            dp_sync=DpSyncSettings(enabled=False),
-            temperature=TemperatureSettings(enabled=False),
-            nonfinite=NonfiniteSettings(enabled=False),
-            mindspeed=MindspeedSettings(engine="off"),
-            watch=WatchSettings(enabled=False),
-        )
+        """The state before activation: no feature that has a switch is on."""
+        return cls(**{feature.field: feature.turned_off() for feature in FEATURES if feature.settings})
 
 
+def overlay_defaults() -> dict[str, Any]:
+    """The overlay's node with every key at its default, as a configuration file would hold it."""
+    values = {name: value for name, value in asdict(OverlaySettings()).items() if name not in SET_ELSEWHERE}
+    return {_ROOT: {"overlay": values}}
+
+
+def _read(key: Key, config: Mapping[str, Any]) -> Any:
+    """The value of a key that lies outside the overlay's node."""
+    value: Any = config
+    for name in key.path.removeprefix(f"{_ROOT}.").split("."):
+        value = None if value is None else value.get(name)
+    return key.default if value is None else checked(value, key.kind, key.path)
+
+
+def _declared_fields() -> Iterator[tuple[str, Any, Any]]:
+    """Name, type and default of every field."""
+    for feature in FEATURES:
+        if feature.settings:
+            yield feature.field, feature.settings, field(default_factory=feature.settings)
+        for key in feature.keys:
+            yield key.name, key.kind, field(default=key.default)
+
+
+def _give_fields(cls: type) -> None:
+    for name, kind, default in _declared_fields():
+        if name in cls.__annotations__:
+            raise DeclarationError(f"two features call a part of their settings {name!r}")
+        cls.__annotations__[name] = kind
+        setattr(cls, name, default)
+    dataclass(frozen=True)(cls)
+
+
+_give_fields(OverlaySettings)
 _current = OverlaySettings.all_off()
 
 

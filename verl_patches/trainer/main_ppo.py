@@ -43,14 +43,19 @@ class WorkerSource(Protocol):
 def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     """The configuration `config_name` over verl's own folder, with Hydra overrides. Imports neither torch nor verl.
 
+    A file of ours names `overlay_defaults` after verl's: every key of the features that are found, with its default.
+
     Raises:
         hydra.errors.HydraException: unknown configuration or key; the message names it.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
 
     from post_training.overrides import quoted
+    from verl_patches.features.settings import overlay_defaults
 
+    ConfigStore.instance().store("overlay_defaults", overlay_defaults(), package="_global_")
     folder = quoted(f"file://{_verl_config_folder()}")
     with initialize_config_dir(config_dir=str(CONFIG_FOLDER), version_base=None):
         return hydra_compose(config_name, [f"hydra.searchpath=[{folder}]", *overrides])

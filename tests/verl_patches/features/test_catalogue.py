@@ -1,15 +1,19 @@
-"""Every feature is in the catalogue, and its one object says the truth about its section and its switch."""
+"""Every feature is found, and its one object says the truth about its section and its switch."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 from omegaconf import OmegaConf
 
 from overlay.configuration import defaults
 from overlay.declaration import patches_of
-from overlay.discovery import load, load_features
+from overlay.discovery import load
 from overlay.pins import Pins
 from verl_patches.features.catalogue import FEATURES
 from verl_patches.features.settings import NODE, OverlaySettings
-from verl_patches.trainer.main_ppo import compose
+from verl_patches.trainer.main_ppo import REPOSITORY, compose
 
 ROOMS = Pins.read().rooms()
 WITH_SECTION = [pytest.param(feature, id=feature.name) for feature in FEATURES if feature.settings]
@@ -28,8 +32,7 @@ VALUES = {
 }
 
 
-def test_the_catalogue_holds_every_feature_and_every_patch_refers_to_one():
-    assert set(FEATURES) == set(load_features(ROOMS)) and len(FEATURES) == len(set(FEATURES))
+def test_every_feature_that_a_patch_refers_to_is_found():
     assert {patch.feature for patch in load(ROOMS)} <= set(FEATURES)
     assert len({feature.name for feature in FEATURES}) == len(FEATURES)
 
@@ -49,6 +52,36 @@ def test_the_switch_is_what_turns_it_on(feature):
         config = compose("rehearsal", [f"{feature.switch}={value}"])
         assert feature.is_on(OverlaySettings.from_config(config.actor_rollout_ref)) is expected
     assert patches_of(feature)
+
+
+def test_a_feature_in_another_folder_brings_its_keys_along(tmp_path):
+    folder = tmp_path / "verl_patches" / "features" / "greeting"
+    folder.mkdir(parents=True)
+    (folder / "feature.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from overlay import Feature, Key\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class GreetingSettings:\n"
+        "    enabled: bool = True\n"
+        "    times: int = 2\n\n\n"
+        "NODE = 'actor_rollout_ref.overlay'\n"
+        "GREETING = Feature(\n"
+        "    'greeting', 'a test', f'{NODE}.greeting', GreetingSettings, (Key('loud', f'{NODE}.loud', bool, False),),\n"
+        "    f'{NODE}.greeting.enabled', is_on=lambda settings: settings.greeting.enabled,\n"
+        ")\n"
+    )
+    program = (
+        "from verl_patches.features.settings import OverlaySettings\n"
+        "from verl_patches.trainer.main_ppo import compose\n"
+        "config = compose('rehearsal', ['actor_rollout_ref.overlay.greeting.times=3'])\n"
+        "chosen = OverlaySettings.from_config(config.actor_rollout_ref)\n"
+        "print(chosen.greeting, chosen.loud, OverlaySettings.all_off().greeting.enabled)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    result = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert result.stdout == "GreetingSettings(enabled=True, times=3) False False\n", result.stderr
 
 
 def test_all_off_means_every_switch():

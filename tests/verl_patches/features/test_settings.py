@@ -34,7 +34,10 @@ def test_integer_temperature_is_a_float():
 @pytest.mark.parametrize(
     ("overlay", "says"),
     [
-        ({"residencyy": {}}, "unknown key actor_rollout_ref.overlay.residencyy; allowed keys are reshard, residency"),
+        (
+            {"residencyy": {}},
+            "unknown key actor_rollout_ref.overlay.residencyy; allowed keys are dp_sync, .*did you mean residency",
+        ),
         ({"residency": {"enable": True}}, "unknown key actor_rollout_ref.overlay.residency.enable; .*enabled"),
         ({"residency": True}, "actor_rollout_ref.overlay.residency must be a group of keys"),
         ({"residency": {"enabled": "yes"}}, "overlay.residency.enabled must be of type bool, not 'yes'"),

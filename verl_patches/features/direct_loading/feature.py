@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from overlay import ConfigurationError, Feature
+from overlay import ConfigurationError, Feature, Key
 
 KEY = "actor_rollout_ref.actor.megatron.load_from_hf"
 
@@ -96,6 +96,7 @@ DIRECT_LOADING = Feature(
     name="direct_loading",
     purpose="Training and rollout ranks read just their own weights from a HuggingFace folder, BF16 or FP8, and write "
     "nothing.",
+    keys=(Key("load_from_hf", KEY, str, ""),),
     switch=KEY,
     is_on=lambda settings: bool(settings.load_from_hf),
     checks=(check_ways_of_loading, check_folder),

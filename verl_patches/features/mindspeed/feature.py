@@ -125,6 +125,7 @@ MINDSPEED = Feature(
     section="actor_rollout_ref.overlay.mindspeed",
     settings=MindspeedSettings,
     switch="actor_rollout_ref.overlay.mindspeed.engine",
+    off="off",
     is_on=_is_on,
     checks=(check_installed, check_translation, check_precision),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from overlay import ConfigurationError, Feature
+from overlay import ConfigurationError, Feature, Key
 from verl_patches.features.onpolicy.conditions import reason_old_log_prob_is_needed
 
 
@@ -21,6 +21,7 @@ def check_one_update(config: Mapping[str, Any], settings: Any) -> None:
 ONPOLICY = Feature(
     name="onpolicy",
     purpose="The forward that recomputes old_log_prob is left out where it would change nothing.",
+    keys=(Key("recompute_old_log_prob", "actor_rollout_ref.actor.recompute_old_log_prob", bool, True),),
     switch="actor_rollout_ref.actor.recompute_old_log_prob",
     is_on=lambda settings: not settings.recompute_old_log_prob,
     checks=(check_one_update,),

@@ -36,6 +36,7 @@ ROLLOUT_EXPERT_PARALLEL = Feature(
     section="actor_rollout_ref.overlay.rollout",
     settings=RolloutSettings,
     switch="actor_rollout_ref.overlay.rollout.expert_parallel_size",
+    off=1,
     is_on=lambda settings: settings.rollout.expert_parallel_size > 1,
     checks=(check_size,),
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from overlay import ConfigurationError, Feature
+from overlay import ConfigurationError, Feature, Key
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ TEMPERATURE = Feature(
     purpose="Training and rollout report log-probs at the temperature with which the rollout samples.",
     section="actor_rollout_ref.overlay.temperature",
     settings=TemperatureSettings,
+    keys=(Key("rollout_temperature", "actor_rollout_ref.rollout.temperature", float, 1.0),),
     switch="actor_rollout_ref.overlay.temperature.enabled",
     is_on=lambda settings: settings.temperature.enabled,
     checks=(check_positive,),
