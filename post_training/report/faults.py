@@ -4,9 +4,10 @@ The driver holds every step against this as it is logged, and whoever summarises
 that were written, where None stands for a value that was not finite.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from post_training.report.metrics import LOGPROB_DIFFERENCE, SKIPPED_UPDATES, UPDATE_SECONDS, WEIGHTS_EXACT
@@ -66,6 +67,16 @@ class RunFaults:
             self.beyond_gate[step] = difference
         if WEIGHTS_EXACT in metrics and metrics[WEIGHTS_EXACT] != 1:
             self.differing.append(step)
+
+    def state(self) -> dict[str, Any]:
+        """All of them as JSON holds them, for a run that goes on."""
+        return json.loads(json.dumps({name: value for name, value in asdict(self).items() if name != "precision"}))
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Begin with what `state` returned; steps are numbers again."""
+        for name, value in state.items():
+            by_step = name in ("skipped", "beyond_gate", "reward_errors")
+            setattr(self, name, {int(step): each for step, each in value.items()} if by_step else value)
 
     @property
     def reward_error_count(self) -> int:

@@ -43,5 +43,5 @@ def log_then_publish(upstream, self, data, step, backend=None):
     logged = upstream(self, data=data, step=step, backend=backend)
     from verl_patches.features.training_checkpoint.trainer import process_publisher
 
-    process_publisher().logged(step)
+    process_publisher().logged(step, data)
     return logged

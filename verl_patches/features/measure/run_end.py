@@ -16,6 +16,7 @@ from post_training.report.faults import REWARD_ERROR, RunFaults
 from post_training.report.run_error import RunError, original
 from post_training.rewards import failures
 from verl_patches.features.measure.run_files import RunFiles
+from verl_patches.features.training_checkpoint.kept_states import process_kept_states
 
 
 class FaultsOnDriver:
@@ -59,6 +60,7 @@ def faults_of_run(settings: Any, step: Callable[[], int]) -> Iterator[None]:
     # Experts dealt out by force are other ones in rollout and training, so the gate of float32 says nothing.
     _faults = FaultsOnDriver("bfloat16" if settings.router_balance.forced else settings.precision)
     files = RunFiles(settings.measure.output_dir)
+    process_kept_states().register("faults", lambda: _faults.found.state(), lambda state: _faults.found.restore(state))
     with failures.counted():
         try:
             yield

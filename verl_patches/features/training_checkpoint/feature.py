@@ -1,13 +1,38 @@
-"""The feature training_checkpoint: its purpose, and what verl's keys cannot ask of it."""
+"""The feature training_checkpoint: its configuration, and what verl's keys cannot ask of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from overlay import ConfigurationError, Feature
 
 _CONTENTS = ("model", "optimizer", "extra")
+_KEY = "actor_rollout_ref.overlay.checkpoint"
+_AT_LEAST = {"at_least": 0}
+
+
+@dataclass(frozen=True)
+class KeepBest:
+    """The `count` checkpoints whose step has the best value of `metric`, a name in metrics.jsonl; empty for none."""
+
+    metric: str = ""
+    mode: Literal["max", "min"] = "max"
+    count: int = field(default=1, metadata={"at_least": 1})
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """Which checkpoints stay once a newer one is complete.
+
+    keep_last: so many of the newest; 0 keeps all. keep_every: those of every so many steps besides; 0 for none.
+    keep_best: those of the best steps besides.
+    """
+
+    keep_last: int = field(default=0, metadata=_AT_LEAST)
+    keep_every: int = field(default=0, metadata=_AT_LEAST)
+    keep_best: KeepBest = field(default_factory=KeepBest)
 
 
 def check_resume(config: Mapping[str, Any], settings: Any) -> None:
@@ -34,8 +59,27 @@ def check_contents(config: Mapping[str, Any], settings: Any) -> None:
         )
 
 
+def check_retention(config: Mapping[str, Any], settings: Any) -> None:
+    """verl's key and ours do not both count, and what is kept besides goes with a number of newest ones."""
+    keep, upstream = settings.checkpoint, config["trainer"]["max_actor_ckpt_to_keep"]
+    if upstream and keep.keep_last:
+        raise ConfigurationError(
+            f"trainer.max_actor_ckpt_to_keep={upstream} and {_KEY}.keep_last={keep.keep_last} both say how many "
+            "checkpoints stay; set keep_last alone"
+        )
+    besides = {"keep_every": keep.keep_every, "keep_best.metric": keep.keep_best.metric}
+    for name, value in besides.items():
+        if value and not (keep.keep_last or upstream):
+            raise ConfigurationError(
+                f"{_KEY}.{name}={value} has no effect with {_KEY}.keep_last=0, which keeps all; set keep_last to 1 or "
+                "more"
+            )
+
+
 TRAINING_CHECKPOINT = Feature(
     name="training_checkpoint",
     purpose="Weights and optimizer are saved by HuggingFace name, each element once, and load under any layout.",
-    checks=(check_resume, check_contents),
+    section=_KEY,
+    settings=CheckpointSettings,
+    checks=(check_resume, check_contents, check_retention),
 )

@@ -19,7 +19,9 @@ class OptimizerShard:
     local, shape: of the weight. main: its float32 elements, a vector.
     state: what the inner optimizer keeps of them, empty before the first update. group: its parameter group.
     step_in_group: the inner optimizer counts updates in the group, as apex's and MindSpeed's fused Adam do, and not in
-    the state of every parameter, as torch's does.
+    the state of every parameter, as torch's and MindSpeed's swapping one do.
+    away: MindSpeed's swapping optimizer keeps the elements and their averages in these host tensors, `main` and the
+    tensors of `state` having no memory between its steps; None with any other.
     """
 
     local: str
@@ -30,16 +32,24 @@ class OptimizerShard:
     state: MutableMapping[str, Any]
     group: MutableMapping[str, Any]
     step_in_group: bool
+    away: Mapping[str, torch.Tensor] | None = None
+
+    @property
+    def master(self) -> torch.Tensor:
+        """The float32 elements where they are, a vector."""
+        return self.main if self.away is None else self.away["param"]
 
     @property
     def steps(self) -> int:
         """Updates that these elements have had."""
         if MOMENTS[0] not in self.state:
             return 0
-        return int(self.group["step"] if self.step_in_group else self.state["step"])
+        return int(self.group["step"] if self.step_in_group else self.state.get("step", 0))
 
     def moments(self) -> dict[str, torch.Tensor]:
         """AdamW's averages by name; none before the first update. Raises CheckpointError if their memory is away."""
+        if self.away is not None:
+            return {name: self.away[name] for name in MOMENTS} if self.steps else {}
         found = {name: self.state[name] for name in MOMENTS if name in self.state}
         for name, tensor in found.items():
             if tensor.untyped_storage().nbytes() < tensor.nbytes:
@@ -50,6 +60,13 @@ class OptimizerShard:
 
     def create_state(self, steps: int) -> None:
         """Begin with averages of zero after `steps` updates; with none, as a new optimizer does."""
+        if self.away is not None:
+            for name in MOMENTS:
+                self.away[name].zero_()
+            self.state.pop("step", None)
+            if steps:
+                self.state["step"] = torch.tensor(steps, dtype=torch.int64, device=self.main.device)
+            return
         self.state.clear()
         if steps:
             self.state.update({name: torch.zeros_like(self.main) for name in MOMENTS})
@@ -67,8 +84,8 @@ def optimizer_shards(optimizer: Any, tensors: Mapping[str, torch.Tensor]) -> lis
     names = {id(tensor): name for name, tensor in tensors.items()}
     found = []
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        inner = part.optimizer
-        step_in_group = not isinstance(inner, torch.optim.Adam | torch.optim.AdamW)
+        inner, away = part.optimizer, getattr(part, "param_to_cpu_states_map", {})
+        step_in_group = not away and not isinstance(inner, torch.optim.Adam | torch.optim.AdamW)
         for weights, mains in (
             (part.model_fp32_groups, part.shard_fp32_groups),
             (part.model_float16_groups, part.shard_fp32_from_float16_groups),
@@ -86,6 +103,7 @@ def optimizer_shards(optimizer: Any, tensors: Mapping[str, torch.Tensor]) -> lis
                             inner.state[main],
                             group,
                             step_in_group,
+                            away.get(main),
                         )
                     )
     return found

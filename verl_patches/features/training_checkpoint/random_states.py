@@ -21,13 +21,8 @@ def random_states(tracked: Mapping[str, torch.Tensor]) -> States:
 
     tracked: the states of Megatron's tracker by name.
     """
-    kind, keys, position, has_gauss, gauss = numpy.random.get_state()
-    texts = {
-        PYTHON: json.dumps(random.getstate()),
-        NUMPY: json.dumps([kind, [int(key) for key in keys], int(position), int(has_gauss), float(gauss)]),
-    }
     tensors = {HOST: torch.get_rng_state(), DEVICE: torch.npu.get_rng_state()}
-    return tensors | {TRACKER + name: state for name, state in tracked.items()}, texts
+    return tensors | {TRACKER + name: state for name, state in tracked.items()}, _python_states()
 
 
 def restore_random_states(
@@ -36,10 +31,33 @@ def restore_random_states(
     set_tracked: Callable[[dict[str, torch.Tensor]], None],
 ) -> None:
     """Put back what `random_states` returned."""
+    _restore_python_states(texts)
+    torch.set_rng_state(tensors[HOST])
+    torch.npu.set_rng_state(tensors[DEVICE])
+    set_tracked({name.removeprefix(TRACKER): state for name, state in tensors.items() if name.startswith(TRACKER)})
+
+
+def driver_random_states() -> dict[str, str]:
+    """Those of a process without a device, as JSON holds them."""
+    return _python_states() | {HOST: torch.get_rng_state().numpy().tobytes().hex()}
+
+
+def restore_driver_random_states(states: Mapping[str, str]) -> None:
+    """Put back what `driver_random_states` returned."""
+    _restore_python_states(states)
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(states[HOST]), dtype=torch.uint8))
+
+
+def _python_states() -> dict[str, str]:
+    kind, keys, position, has_gauss, gauss = numpy.random.get_state()
+    return {
+        PYTHON: json.dumps(random.getstate()),
+        NUMPY: json.dumps([kind, [int(key) for key in keys], int(position), int(has_gauss), float(gauss)]),
+    }
+
+
+def _restore_python_states(texts: Mapping[str, str]) -> None:
     version, internal, gauss_next = json.loads(texts[PYTHON])
     random.setstate((version, tuple(internal), gauss_next))
     kind, keys, position, has_gauss, gauss = json.loads(texts[NUMPY])
     numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, gauss))
-    torch.set_rng_state(tensors[HOST])
-    torch.npu.set_rng_state(tensors[DEVICE])
-    set_tracked({name.removeprefix(TRACKER): state for name, state in tensors.items() if name.startswith(TRACKER)})

@@ -92,7 +92,7 @@ def _fill_optimizer(files: TrainingFiles, rank: TrainingRank) -> None:
     pieces, steps = by_local(rank.pieces), _steps(files)
     for shard in rank.shards:
         shard.create_state(steps)
-        stretches = {MASTER: shard.main, **shard.moments()}
+        stretches = {MASTER: shard.master, **shard.moments()}
         for part in parts_of_shard(shard, pieces):
             for state, stretch in stretches.items():
                 target = part.of(stretch)

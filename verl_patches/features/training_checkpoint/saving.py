@@ -67,7 +67,7 @@ def entries_of(rank: TrainingRank) -> dict[str, torch.Tensor]:
     owned = owned_pieces(rank.table, rank.placement, rank.rank)
     pieces, entries = by_local(owned), {}
     for shard in rank.shards:
-        states = {MASTER: shard.main, **shard.moments()}
+        states = {MASTER: shard.master, **shard.moments()}
         for part in parts_of_shard(shard, pieces):
             for state, stretch in states.items():
                 entries[entry_name(state, part.canonical, part.box)] = part.of(stretch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from post_training.checkpoint.manifest import MANIFEST_NAME, Manifest, check_dig
 from post_training.checkpoint.training_files import ACTOR, complete_manifest
 
 TRAINER_NAME, TRACKER_NAME = "trainer.json", "latest_checkpointed_iteration.txt"
-_PARTIAL, _DELETING = ".partial", ".deleting"
+_PARTIAL, _DELETING, _SET_ASIDE = ".partial", ".deleting", ".set_aside"
 _STEP = re.compile(r"global_step_(\d+)")
 
 
@@ -46,11 +46,8 @@ def complete_step(root: Path, step: int, trainer: Mapping[str, Any]) -> None:
     Manifest({"tool": "training_checkpoint", "step": step}, files=files, complete=True).write(partial)
 
 
-def publish_step(root: Path, step: int, keep: int | None) -> None:
-    """Give the checkpoint of a step its name, and delete those that are older than the newest `keep` (None keeps all).
-
-    Nothing is deleted before the new one is there.
-    """
+def publish_step(root: Path, step: int) -> None:
+    """Give the checkpoint of a step its name."""
     final = step_folder(root, step)
     if final.exists():
         _delete(final)
@@ -58,9 +55,41 @@ def publish_step(root: Path, step: int, keep: int | None) -> None:
     sync_folder(root)
     text = str(step).encode()
     write_durably(root / TRACKER_NAME, [text], len(text), lambda _: None)
-    if keep is not None:
-        for number in sorted(_steps(root), reverse=True)[keep:]:
-            _delete(step_folder(root, number))
+
+
+def delete_steps(root: Path, steps: Iterable[int]) -> None:
+    """Delete these checkpoints, and what deletions and saves that ended early have left; nothing may be being saved."""
+    for step in steps:
+        _delete(step_folder(root, step))
+    for left in (*root.glob(f"global_step_*{_DELETING}"), *root.glob(f"global_step_*{_PARTIAL}")):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def set_aside(root: Path, after: int) -> list[Path]:
+    """Rename the checkpoints of steps behind `after`, which a run that went on from there has not written, so that they
+    are neither gone on from nor counted; returns their new names. The newest is first, so that an end in between leaves
+    no gap."""
+    moved = []
+    for step in sorted((step for step in saved_steps(root) if step > after), reverse=True):
+        number = 1
+        while (aside := step_folder(root, step).with_name(f"global_step_{step}{_SET_ASIDE}.{number}")).exists():
+            number += 1
+        step_folder(root, step).rename(aside)
+        moved.append(aside)
+    return moved
+
+
+def scores_of(root: Path, metric: str) -> dict[int, float]:
+    """The value of `metric` by step, of the checkpoints that remember one."""
+    found = {}
+    for step in saved_steps(root):
+        try:
+            score = json.loads((step_folder(root, step) / TRAINER_NAME).read_text()).get("score")
+        except (OSError, ValueError):
+            continue
+        if score and score["metric"] == metric:
+            found[step] = score["value"]
+    return found
 
 
 def newest_step(root: Path) -> tuple[int | None, list[str]]:
@@ -69,7 +98,7 @@ def newest_step(root: Path) -> tuple[int | None, list[str]]:
     No tensor is read: the workers hold every file against its digest when they load it.
     """
     skipped = []
-    for step in sorted(_steps(root), reverse=True):
+    for step in sorted(saved_steps(root), reverse=True):
         try:
             read_trainer(step_folder(root, step))
         except CheckpointError as error:
@@ -108,7 +137,8 @@ def step_of(folder: Path) -> int:
     return int(named[1])
 
 
-def _steps(root: Path) -> list[int]:
+def saved_steps(root: Path) -> list[int]:
+    """The steps whose checkpoints have their names."""
     return [int(named[1]) for folder in root.glob("global_step_*") if (named := _STEP.fullmatch(folder.name))]
 
 

@@ -2,41 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.training_files import ACTOR
+from verl_patches.features.training_checkpoint.circumstances import (
+    check_circumstances,
+    circumstances,
+    differences,
+)
+from verl_patches.features.training_checkpoint.feature import CheckpointSettings
+from verl_patches.features.training_checkpoint.kept_states import process_kept_states
+from verl_patches.features.training_checkpoint.random_states import (
+    driver_random_states,
+    restore_driver_random_states,
+)
+from verl_patches.features.training_checkpoint.retention import score_of, steps_to_delete
 from verl_patches.features.training_checkpoint.run_records import take_back_steps
 from verl_patches.features.training_checkpoint.step_folders import (
     begin_step,
     complete_step,
+    delete_steps,
     newest_step,
     publish_step,
     read_trainer,
+    saved_steps,
+    scores_of,
+    set_aside,
     step_folder,
     step_of,
 )
 
+State = Callable[[], dict[str, Any]]
+
 
 class StepPublisher:
-    """A checkpoint gets its name when the metrics of its step have been written, so that no resume lacks them."""
+    """A checkpoint is completed, and gets its name, when the metrics of its step have been written: no resume lacks
+    them, and the driver's own state is that of the end of the step.
+
+    previous: the step that this process has gone on from or published last.
+    """
 
     def __init__(self) -> None:
-        self._waiting: tuple[Path, int, int | None] | None = None
+        self.previous = 0
+        self._waiting: tuple[Path, int, State, CheckpointSettings] | None = None
 
-    def hold(self, root: Path, step: int, keep: int | None) -> None:
-        """Publish the checkpoint of `step` when its metrics have been logged."""
-        self._waiting = (root, step, keep)
+    def hold(self, root: Path, step: int, state: State, keep: CheckpointSettings) -> None:
+        """Complete the checkpoint of `step` with `state`, and publish it, when its metrics have been logged."""
+        self._waiting = (root, step, state, keep)
 
-    def logged(self, step: int) -> None:
+    def logged(self, step: int, metrics: Mapping[str, Any]) -> None:
         """The metrics of `step` are in their file."""
-        if self._waiting is not None and self._waiting[1] == step:
-            root, _, keep = self._waiting
-            self._waiting = None
-            publish_step(root, step, keep)
+        if self._waiting is None or self._waiting[1] != step:
+            return
+        root, _, state, keep = self._waiting
+        self._waiting = None
+        score = score_of(keep.keep_best, metrics)
+        if score is None and keep.keep_best.metric:
+            print(
+                f"warning: step {step} has no {keep.keep_best.metric}, so its checkpoint is none of the best by "
+                "actor_rollout_ref.overlay.checkpoint.keep_best.metric"
+            )
+        with _refused_by(root):
+            complete_step(root, step, {**state(), "score": score})
+            for aside in set_aside(root, self.previous):
+                print(f"of a run that went on from another step, set aside: {aside}")
+            publish_step(root, step)
+            self.previous = step
+            delete_steps(root, steps_to_delete(saved_steps(root), keep, scores_of(root, keep.keep_best.metric)))
 
 
 _publisher = StepPublisher()
@@ -47,19 +85,27 @@ def process_publisher() -> StepPublisher:
     return _publisher
 
 
-def save_step(trainer: Any) -> None:
-    """Save the step that verl's trainer is in: its workers' state, its own, and the manifest."""
+def save_step(trainer: Any, keep: CheckpointSettings) -> None:
+    """Save the step that verl's trainer is in: its workers' state now, its own when the step has been logged."""
     options, step = trainer.config.trainer, trainer.global_steps
     root = Path(options.default_local_dir)
-    try:
+    with _refused_by(root):
         partial = begin_step(root, step)
         trainer.actor_rollout_wg.save_checkpoint(str(partial / ACTOR), None, step)
-        complete_step(root, step, trainer_state(trainer))
+    if not keep.keep_last:
+        keep = replace(keep, keep_last=options.get("max_actor_ckpt_to_keep") or 0)
+    process_publisher().hold(root, step, lambda: trainer_state(trainer), keep)
+
+
+@contextmanager
+def _refused_by(root: Path) -> Iterator[None]:
+    """A write that fails in the block is told in one sentence."""
+    try:
+        yield
     except OSError as error:
         raise CheckpointError(
             f"trainer.default_local_dir={root} does not take a checkpoint ({error.strerror}); choose a folder with room"
         ) from error
-    process_publisher().hold(root, step, options.get("max_actor_ckpt_to_keep"))
 
 
 def trainer_state(trainer: Any) -> dict[str, Any]:
@@ -70,6 +116,9 @@ def trainer_state(trainer: Any) -> dict[str, Any]:
         "data": trainer.train_dataloader.state_dict(),
         "data_sha256": data_digests(trainer.config.data.train_files),
         "kl_coefficient": None if controller is None else controller.value,
+        "random": driver_random_states(),
+        "kept": process_kept_states().read(),
+        **circumstances(trainer.config),
     }
 
 
@@ -82,37 +131,57 @@ def data_digests(files: str | Iterable[str]) -> list[str]:
 def resume_step(trainer: Any, output_dir: str) -> None:
     """Go on from the checkpoint that the configuration asks for; from none, nothing changes.
 
-    Raises CheckpointError for a checkpoint that is asked for and cannot be used, or of other data.
+    What else than the checkpoint's has been configured or installed is said in one warning.
+    Raises CheckpointError for a checkpoint that is asked for and cannot be used, or of another model, other data or
+    other batches.
     """
-    folder = _asked_for(trainer.config.trainer)
+    process_publisher().previous = 0
+    folder, skipped = folder_to_resume(trainer.config.trainer)
+    for sentence in skipped:
+        print(f"skipped: {sentence}")
     if folder is None:
+        if trainer.config.trainer.resume_mode == "auto":
+            root = trainer.config.trainer.default_local_dir
+            print(f"no complete checkpoint in {root}; training begins at step 1")
         return
-    state = read_trainer(folder)
+    state, now = read_trainer(folder), circumstances(trainer.config)
+    check_circumstances(folder, state, now)
     files = trainer.config.data.train_files
     if state["data_sha256"] != data_digests(files):
         raise CheckpointError(f"{folder}: was trained on other data than data.train_files={files}; give the same files")
+    different = differences(state, now)
+    if different:
+        print(f"warning: not all is as when {folder} was written, so steps may differ: {different}")
     trainer.train_dataloader.load_state_dict(state["data"])
     trainer.actor_rollout_wg.load_checkpoint(str(folder / ACTOR), del_local_after_load=False)
     if state["kl_coefficient"] is not None and hasattr(trainer, "kl_ctrl_in_reward"):
         trainer.kl_ctrl_in_reward.value = state["kl_coefficient"]
-    trainer.global_steps = state["step"]
+    restore_driver_random_states(state["random"])
+    process_kept_states().restore(state["kept"])
+    process_publisher().previous = trainer.global_steps = state["step"]
     take_back_steps(output_dir, state["step"])
     print(f"going on after step {state['step']} from {folder}")
 
 
-def _asked_for(options: Mapping[str, Any]) -> Path | None:
-    """The folder of `trainer.resume_mode`: none, the newest complete one, or `trainer.resume_from_path`."""
+def kept_in_checkpoint(options: Mapping[str, Any], name: str) -> Any:
+    """What a checkpoint holds under a name of `KeptStates`, for who needs it before `resume_step` restores it; None
+    where the run begins at step 1 or the checkpoint has nothing under the name. options: verl's `trainer`.
+
+    Raises CheckpointError for a checkpoint that is asked for and not complete.
+    """
+    folder, _ = folder_to_resume(options)
+    return None if folder is None else read_trainer(folder)["kept"].get(name)
+
+
+def folder_to_resume(options: Mapping[str, Any]) -> tuple[Path | None, list[str]]:
+    """The folder that `trainer.resume_mode` means: none, the newest complete one, or `trainer.resume_from_path`; and a
+    sentence for each newer one that is not complete."""
     if options["resume_mode"] == "disable":
-        return None
+        return None, []
     if options["resume_mode"] == "resume_path":
         folder = Path(options["resume_from_path"])
         step_of(folder)
-        return folder
+        return folder, []
     root = Path(options["default_local_dir"])
     step, skipped = newest_step(root)
-    for sentence in skipped:
-        print(f"skipped: {sentence}")
-    if step is None:
-        print(f"no complete checkpoint in {root}; training begins at step 1")
-        return None
-    return step_folder(root, step)
+    return None if step is None else step_folder(root, step), skipped

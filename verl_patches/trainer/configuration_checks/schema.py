@@ -441,13 +441,13 @@ class Trainer(Group):
     default_hdfs_dir: None = Field(description=_NO_HDFS)
     default_local_dir: Name
     max_actor_ckpt_to_keep: CountOrNone
-    max_critic_ckpt_to_keep: CountOrNone
+    max_critic_ckpt_to_keep: None = Field(description="there is no critic; set actor_rollout_ref.overlay.checkpoint")
     ray_wait_register_center_timeout: Count
     device: Literal["npu"]
     val_only: bool = False
     rollout_data_dir: Name | None = None
     validation_data_dir: Name | None = None
-    remove_previous_ckpt_in_save: bool = False
+    remove_previous_ckpt_in_save: Literal[False] = Field(default=False, description=_KEPT)
     wandb_proxy: Name | None = None
 
 

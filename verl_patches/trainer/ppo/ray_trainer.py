@@ -104,9 +104,10 @@ def init_workers_that_know_the_step(upstream, self):
     remove_when="a kill at any moment leaves the pinned verl a checkpoint that it can go on from",
 )
 def save_checkpoint(upstream, self):
+    from verl_patches.features import settings
     from verl_patches.features.training_checkpoint.trainer import save_step
 
-    save_step(self)
+    save_step(self, settings.current().checkpoint)
 
 
 @wrap(

@@ -18,12 +18,14 @@ _UPSTREAM = "https://github.com/verl-project/verl/pull/3850"
     remove_when="what the pinned verl saves can be resumed bit for bit, and under another layout",
 )
 def save_checkpoint(upstream, self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None):
+    import torch
     from megatron.core import tensor_parallel
 
     from verl_patches.features.training_checkpoint.random_states import random_states
     from verl_patches.features.training_checkpoint.saving import save_training
 
     tensors, texts = random_states(tensor_parallel.get_cuda_rng_tracker().get_states())
+    torch.npu.synchronize()  # copies of an optimizer that swaps may still be on their way to the host
     save_training(Path(local_path), _rank_of(self), tensors, texts)
 
 

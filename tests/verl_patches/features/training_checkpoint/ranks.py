@@ -39,10 +39,13 @@ class Distributed:
 
     weights: parameters of one optimizer by local name. peers, peer: who cuts them, and which of them this is.
     states: float32 values by state and local name; without them the optimizer is new.
+    form: `torch` counts steps in every parameter's state, `apex` in the group; `swap` is MindSpeed's, which keeps all
+    in host tensors and leaves none of its own any memory.
     """
 
-    def __init__(self, weights, peers, peer, states, steps, step_in_group):
-        inner = SimpleNamespace if step_in_group else _Adam
+    def __init__(self, weights, peers, peer, states, steps, form):
+        step_in_group = form == "apex"
+        inner = _Adam if form == "torch" else SimpleNamespace
         self._ranges, total = {}, sum(weight.numel() for weight in weights.values())
         share = -(-total // peers)
         models, mains, kept, position = [], [], {}, 0
@@ -59,6 +62,8 @@ class Distributed:
         group = {"params": mains, "lr": 1.0} | ({"step": steps} if step_in_group and states else {})
         self.optimizer = inner()
         self.optimizer.param_groups, self.optimizer.state = [group], kept
+        if form == "swap":
+            self.param_to_cpu_states_map = {main: _swapped(main, state) for main, state in kept.items()}
         half = weights and next(iter(weights.values())).dtype == torch.bfloat16
         self.model_float16_groups, self.model_fp32_groups = ([models], [[]]) if half else ([[]], [models])
         self.shard_fp32_from_float16_groups, self.shard_fp32_groups = ([mains], [[]]) if half else ([[]], [mains])
@@ -80,12 +85,25 @@ class Distributed:
         return self._ranges[id(weight)]
 
 
+def _swapped(main, state):
+    """The host tensors of one parameter; its own have no memory from here on."""
+    state["step"] = torch.tensor(int(state["step"])) if state else None
+    held = {"param": main.clone()} | {key: state.get(key, torch.zeros_like(main)).clone() for key in STATES[1:]}
+    if state["step"] is None:
+        del state["step"]
+    for key in STATES[1:]:
+        state[key] = torch.empty_like(main)
+    for tensor in (main, *(state[key] for key in STATES[1:])):
+        tensor.untyped_storage().resize_(0)
+    return held
+
+
 class _Adam(torch.optim.AdamW):
     def __init__(self):
         pass
 
 
-def rank_of(model, placement: TrainPlacement, rank, full=None, steps=2, dtype=torch.bfloat16, step_in_group=False):
+def rank_of(model, placement: TrainPlacement, rank, full=None, steps=2, dtype=torch.bfloat16, form="torch"):
     """One rank with the values of `full`, or new, with weights that are NaN."""
     table, cut, shape = MODELS[model]
     states = {state: cut(values, shape, placement, rank) for state, values in full.items()} if full else None
@@ -99,9 +117,9 @@ def rank_of(model, placement: TrainPlacement, rank, full=None, steps=2, dtype=to
     dense = {n: t for n, t in tensors.items() if t.requires_grad and ".experts." not in n}
     experts = {n: t for n, t in tensors.items() if t.requires_grad and ".experts." in n}
     data, expert_peer = placement.dp_rank(rank), placement.dp_rank(rank) // placement.ep
-    parts = [Distributed(dense, placement.dp, data, states, steps, step_in_group)]
+    parts = [Distributed(dense, placement.dp, data, states, steps, form)]
     if experts:
-        parts.append(Distributed(experts, placement.dp // placement.ep, expert_peer, states, steps, step_in_group))
+        parts.append(Distributed(experts, placement.dp // placement.ep, expert_peer, states, steps, form))
     return TrainingRank(table, placement, rank, tensors, SimpleNamespace(chained_optimizers=parts))
 
 

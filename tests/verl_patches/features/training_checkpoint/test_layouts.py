@@ -13,6 +13,7 @@ from tests.verl_patches.features.training_checkpoint.ranks import MODELS, STATES
 from verl_patches.features.training_checkpoint import restoring
 from verl_patches.features.training_checkpoint.optimizer_shards import common_steps
 from verl_patches.features.training_checkpoint.restoring import load_training
+from verl_patches.features.training_checkpoint.saving import entries_of
 
 ONE = TrainPlacement(1, 1, 1, 1, (3,))
 PLACEMENTS = {
@@ -68,8 +69,8 @@ def differences(model, found, expected):
             theirs.stop,
             theirs.steps,
         )
-        pairs = {"master": (ours.main, theirs.main)} | {
-            name: (values, theirs.state[name]) for name, values in ours.moments().items()
+        pairs = {"master": (ours.master, theirs.master)} | {
+            name: (values, theirs.moments()[name]) for name, values in ours.moments().items()
         }
         assert set(pairs) == set(STATES)
         different += [f"{name} of {ours.local}" for name, (a, b) in pairs.items() if not torch.equal(a, b)]
@@ -81,10 +82,34 @@ def differences(model, found, expected):
 def test_any_layout_loads_any_checkpoint(saved, model, before, after, dtype):
     full, placement = full_states(model), PLACEMENTS[after]
     for rank in range(placement.world_size):
-        made = rank_of(model, placement, rank, dtype=dtype, step_in_group=rank % 2 == 1)
+        forms = ("torch", "apex", "swap") if dtype == torch.bfloat16 else ("torch", "apex")
+        made = rank_of(model, placement, rank, dtype=dtype, form=forms[rank % len(forms)])
         load_training(saved(model, before), made)
         assert common_steps(made.shards) == 2
         assert not differences(model, made, rank_of(model, placement, rank, full, dtype=dtype))
+
+
+@pytest.mark.parametrize("steps", [2, 0])
+def test_an_optimizer_that_swaps_to_the_host_is_saved_from_there_and_loaded_into_it(tmp_path, steps):
+    full, placement = full_states("qwen2"), PLACEMENTS["tp2"]
+    save_all(tmp_path, "qwen2", placement, full, form="swap", steps=steps)
+    made = rank_of("qwen2", ONE, 0, form="swap", steps=5, full={name: full["exp_avg"] for name in STATES})
+    load_training(tmp_path, made)
+    assert common_steps(made.shards) == steps and all(
+        shard.main.untyped_storage().nbytes() == 0 for shard in made.shards
+    )
+    if steps:
+        assert not differences("qwen2", made, rank_of("qwen2", ONE, 0, full))
+    else:
+        assert all(not shard.moments() and not shard.away["exp_avg"].any() for shard in made.shards)
+
+
+def test_an_optimizer_whose_memory_is_away_and_that_says_not_where_is_refused(tmp_path):
+    made = rank_of("qwen2", ONE, 0, full_states("qwen2"), form="swap")
+    for part in made.optimizer.chained_optimizers:
+        part.param_to_cpu_states_map = {}
+    with pytest.raises(CheckpointError, match="is not in memory; set trainer.save_freq=-1"):
+        entries_of(made)
 
 
 def test_the_comparison_sees_one_wrong_element(saved):

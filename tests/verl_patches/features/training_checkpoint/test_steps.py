@@ -2,21 +2,32 @@
 
 import json
 import os
+import random
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.manifest import Manifest
 from verl_patches.features.data_order.order import DataOrderError
+from verl_patches.features.training_checkpoint import circumstances
 from verl_patches.features.training_checkpoint import trainer as saving
+from verl_patches.features.training_checkpoint.feature import CheckpointSettings, KeepBest
+from verl_patches.features.training_checkpoint.kept_states import process_kept_states
 from verl_patches.features.training_checkpoint.run_records import take_back_steps
 from verl_patches.features.training_checkpoint.step_folders import newest_step, read_trainer, step_folder
-from verl_patches.features.training_checkpoint.trainer import process_publisher, resume_step, save_step
+from verl_patches.features.training_checkpoint.trainer import (
+    kept_in_checkpoint,
+    process_publisher,
+    resume_step,
+    save_step,
+)
 
 
 class Workers:
@@ -53,9 +64,9 @@ def trainer(tmp_path):
     data = tmp_path / "train.parquet"
     data.write_text("rows")
 
-    def at(step=0, **options):
+    def at(step=0, of_data=None, **options):
         keys = {"default_local_dir": str(tmp_path / "checkpoints"), "resume_mode": "auto", "resume_from_path": None}
-        config = {"trainer": keys | options, "data": {"train_files": [str(data)]}}
+        config = {"trainer": keys | options, "data": {"train_files": [str(data)]} | (of_data or {})}
         made = SimpleNamespace(config=OmegaConf.create(config), global_steps=step, actor_rollout_wg=Workers())
         made.train_dataloader, made.root, made.data = Loader(), Path(keys["default_local_dir"]), data
         made.train_dataloader.place = step
@@ -64,11 +75,16 @@ def trainer(tmp_path):
     return at
 
 
-def saved(trainer, step, **options):
+def saved(trainer, step, keep=None, metrics=None, **options):
     made = trainer(step, **options)
-    save_step(made)
-    process_publisher().logged(step)
+    save_step(made, keep or CheckpointSettings())
+    process_publisher().logged(step, metrics or {})
     return made
+
+
+def kept(root):
+    """The steps that have a checkpoint."""
+    return sorted(int(folder.name.split("_")[-1]) for folder in root.glob("global_step_*") if "." not in folder.name)
 
 
 def test_a_run_goes_on_where_it_was_saved(trainer):
@@ -95,10 +111,10 @@ def test_without_a_checkpoint_training_begins(trainer, capsys):
 
 def test_a_step_has_its_name_only_after_its_metrics_are_logged(trainer):
     made = trainer(3)
-    save_step(made)
-    process_publisher().logged(2)
+    save_step(made, CheckpointSettings())
+    process_publisher().logged(2, {})
     assert newest_step(made.root) == (None, [])
-    process_publisher().logged(3)
+    process_publisher().logged(3, {})
     assert newest_step(made.root) == (3, [])
 
 
@@ -128,6 +144,7 @@ def killed_at(monkeypatch, count):
 
 def test_a_kill_at_any_write_or_rename_leaves_a_whole_checkpoint(trainer, monkeypatch, tmp_path):
     """Step 4 is saved over step 2, keeping one. Every time the newest one is whole, and the next save succeeds."""
+    process_publisher().previous = 0
     root, template = saved(trainer, 2).root, tmp_path / "template"
     shutil.copytree(root, template)
     found, count = set(), 0
@@ -135,6 +152,7 @@ def test_a_kill_at_any_write_or_rename_leaves_a_whole_checkpoint(trainer, monkey
         count += 1
         shutil.rmtree(root)
         shutil.copytree(template, root)
+        process_publisher().previous = 2
         with monkeypatch.context() as patches:
             done = killed_at(patches, count)
             try:
@@ -156,16 +174,61 @@ def test_a_kill_at_any_write_or_rename_leaves_a_whole_checkpoint(trainer, monkey
 
 def test_a_save_that_begins_with_its_final_name_is_noticed(trainer, monkeypatch, tmp_path):
     monkeypatch.setattr("verl_patches.features.training_checkpoint.step_folders._partial", step_folder)
-    monkeypatch.setattr(saving, "publish_step", lambda root, step, keep: None)
+    monkeypatch.setattr(saving, "publish_step", lambda root, step: None)
+    monkeypatch.setattr(saving, "set_aside", lambda root, after: [])
     with pytest.raises(AssertionError, match="not a complete checkpoint"):
         test_a_kill_at_any_write_or_rename_leaves_a_whole_checkpoint(trainer, monkeypatch, tmp_path)
 
 
-def test_only_the_newest_are_kept_and_never_fewer_than_asked_for(trainer):
+@pytest.fixture(autouse=True)
+def fresh():
+    """A process that has gone on from nothing."""
+    process_publisher().previous = 0
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_only_the_newest_are_kept_and_never_fewer_than_asked_for(trainer, ours):
+    keys = {"keep": CheckpointSettings(keep_last=2)} if ours else {"max_actor_ckpt_to_keep": 2}
     for step in (1, 2, 3, 4):
-        root = saved(trainer, step, max_actor_ckpt_to_keep=2).root
-        kept = sorted(int(folder.name.split("_")[-1]) for folder in root.glob("global_step_*"))
-        assert kept == [number for number in (step - 1, step) if number]
+        assert kept(saved(trainer, step, **keys).root) == [number for number in (step - 1, step) if number]
+
+
+def test_some_steps_and_the_best_are_kept_besides(trainer, capsys):
+    keep = CheckpointSettings(keep_last=1, keep_every=4, keep_best=KeepBest("val/score", "max", 2))
+    for step, score in enumerate((0.5, 0.9, 0.1, 0.2, 0.7, None, 0.9), start=1):
+        root = saved(trainer, step, keep, {} if score is None else {"val/score": score}).root
+    assert kept(root) == [2, 4, 7]
+    (warning,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert warning.startswith("warning: step 6 has no val/score, so its checkpoint is none of the best")
+
+
+def test_the_one_that_a_run_went_on_from_stays_until_a_newer_one_is_complete(trainer, monkeypatch):
+    """A run goes back from step 6 to step 2: what it leaves behind is set aside, and neither counted nor deleted."""
+    keep = CheckpointSettings(keep_last=1)
+    for step in (2, 4, 6):
+        root = saved(trainer, step).root
+    resume_step(trainer(resume_mode="resume_path", resume_from_path=str(step_folder(root, 2))), "")
+    made = trainer(4)
+    save_step(made, keep)
+    assert kept(root) == [2, 4, 6]
+    process_publisher().logged(4, {})
+    assert kept(root) == [4] and newest_step(root) == (4, [])
+    aside = sorted(folder.name for folder in root.iterdir() if "." in folder.name and folder.is_dir())
+    assert aside == ["global_step_4.set_aside.1", "global_step_6.set_aside.1"]
+
+
+def test_without_setting_aside_the_branch_that_was_left_would_be_gone_on_from(trainer, monkeypatch):
+    monkeypatch.setattr(saving, "set_aside", lambda root, after: [])
+    with pytest.raises(AssertionError):
+        test_the_one_that_a_run_went_on_from_stays_until_a_newer_one_is_complete(trainer, monkeypatch)
+
+
+def test_what_a_deletion_left_half_done_goes_with_the_next_checkpoint(trainer):
+    root = saved(trainer, 2).root
+    (root / "global_step_1.deleting" / "actor").mkdir(parents=True)
+    (root / "global_step_3.partial").mkdir()
+    saved(trainer, 4)
+    assert sorted(folder.name for folder in root.iterdir() if folder.is_dir()) == ["global_step_2", "global_step_4"]
 
 
 @pytest.mark.parametrize(
@@ -207,18 +270,73 @@ def test_other_data_and_a_folder_that_is_none_are_refused(trainer, tmp_path):
 def test_a_folder_that_takes_nothing_is_named(trainer, tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(CheckpointError, match=r"default_local_dir=.*checkpoints does not take a checkpoint \("):
-        save_step(trainer(1))
+        save_step(trainer(1), CheckpointSettings())
 
 
 def test_the_kl_coefficient_goes_on_too(trainer):
     made = trainer(2)
     made.kl_ctrl_in_reward = SimpleNamespace(value=0.25)
-    save_step(made)
-    process_publisher().logged(2)
+    save_step(made, CheckpointSettings())
+    process_publisher().logged(2, {})
     made = trainer()
     made.kl_ctrl_in_reward = SimpleNamespace(value=0.001)
     resume_step(made, "")
     assert made.kl_ctrl_in_reward.value == 0.25
+
+
+def test_random_numbers_and_states_of_other_features_go_on_too(trainer):
+    random.seed(3), numpy.random.seed(4), torch.manual_seed(5)
+    counters, drawn = {"runs": 7}, []
+    process_kept_states().register("counters", lambda: dict(counters), drawn.append)
+    root = saved(trainer, 2).root
+    expected = random.random(), numpy.random.rand(), torch.rand(1).item()
+    assert kept_in_checkpoint(trainer().config.trainer, "counters") == {"runs": 7}
+    counters["runs"] = 9
+    resume_step(trainer(), "")
+    assert drawn == [{"runs": 7}] and (random.random(), numpy.random.rand(), torch.rand(1).item()) == expected
+    assert kept_in_checkpoint(trainer(resume_mode="disable").config.trainer, "counters") is None
+    assert kept_in_checkpoint(trainer().config.trainer, "another") is None and root.is_dir()
+
+
+def test_other_batches_and_another_model_are_refused(trainer, tmp_path):
+    def of(model_size):
+        folder = tmp_path / f"model{model_size}"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps({"hidden_size": model_size, "torch_dtype": str(model_size)}))
+        return folder
+
+    def at(step, model=32, n=4, **data):
+        made = trainer(step, data)
+        node = {"model": {"path": str(of(model))}, "rollout": {"n": n}}
+        made.config.merge_with({"actor_rollout_ref": node})
+        return made
+
+    save_step(at(2, train_batch_size=8), CheckpointSettings())
+    process_publisher().logged(2, {})
+    for changed, sentence in (
+        ({"train_batch_size": 16}, "trained with data.train_batch_size=8 and this run has 16.*; set data.train_batch"),
+        ({"train_batch_size": 8, "n": 8}, "trained with actor_rollout_ref.rollout.n=4 and this run has 8"),
+        (
+            {"train_batch_size": 8, "model": 64},
+            "has hidden_size=32, and the one of .*model.path has 64; give the model",
+        ),
+    ):
+        made = at(0, **changed)
+        with pytest.raises(CheckpointError, match=sentence):
+            resume_step(made, "")
+        assert made.global_steps == 0 and not hasattr(made.actor_rollout_wg, "loaded")
+    resume_step(at(0, train_batch_size=8), "")
+
+
+def test_other_settings_and_software_are_said_in_one_warning(trainer, monkeypatch, capsys):
+    saved(trainer, 2)
+    resume_step(trainer(resume_mode="auto", save_freq=7), "")
+    assert "warning" not in capsys.readouterr().out
+    before = circumstances.software()
+    monkeypatch.setattr(circumstances, "software", lambda: before | {"verl": "verl 0.5.0"})
+    resume_step(trainer(0, {"seed": 3}), "")
+    (warning,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert warning.endswith(f"data.seed was None and is 3; verl was {before['verl']} and is verl 0.5.0")
 
 
 def test_records_of_steps_that_are_trained_again_are_taken_back(trainer, tmp_path):
@@ -237,4 +355,5 @@ def test_nothing_that_is_saved_is_a_pickle(trainer):
     assert {file.name for file in root.rglob("*") if file.is_file()} == {
         "trainer.json", "manifest.json", "rank-00000-of-00001.safetensors", "latest_checkpointed_iteration.txt"
     }  # fmt: skip
-    assert saving.trainer_state(trainer(2)) == json.loads((step_folder(root, 2) / "trainer.json").read_text())
+    state = json.loads((step_folder(root, 2) / "trainer.json").read_text())
+    assert saving.trainer_state(trainer(2)) | {"score": None} == state
