@@ -6,8 +6,10 @@ Two epochs of two steps: the checkpoint lies at the end of the first, so that th
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import tempfile
 
 import pyarrow.parquet
 import pytest
@@ -22,7 +24,7 @@ OF_A_START = "collectives/"
 
 
 def trained(inputs, folder, data, *overrides):
-    """A run of four steps that saves every second one."""
+    """A run of four steps that saves every second one, and leaves nothing but what is in its folder."""
     line, environment, mark = command(
         (inputs[0], data),
         folder,
@@ -33,9 +35,11 @@ def trained(inputs, folder, data, *overrides):
         "actor_rollout_ref.actor.optim.warmup_style=cosine",
         *overrides,
     )
-    ended = subprocess.run(line, env=environment, cwd=folder, capture_output=True, text=True, timeout=900)
-    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
-    assert processes_with(mark) == []
+    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as temporary:
+        environment["TMPDIR"] = temporary
+        ended = subprocess.run(line, env=environment, cwd=folder, capture_output=True, text=True, timeout=900)
+        assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
+        assert processes_with(mark) == [] == os.listdir(temporary)
     return ended.stdout
 
 
