@@ -16,40 +16,77 @@ from verl_patches.trainer.configuration_checks.schema import Configuration, grou
 _NOT_YET = "is not supported yet; take it away"
 _FSDP = "belongs to FSDP, and Megatron is the only back-end that the overlay patches; take it away"
 
+_MODE = "actor_rollout_ref.actor.loss_agg_mode"
+_MEGATRON = "actor_rollout_ref.actor.megatron"
+
+# Keys, or groups of them, of verl's recipes and of guides to verl, and what they are called.
+RENAMED = {
+    "algorithm.clip_ratio_low": "actor_rollout_ref.actor.clip_ratio_low",
+    "algorithm.clip_ratio_high": "actor_rollout_ref.actor.clip_ratio_high",
+    "algorithm.clip_ratio_c": "actor_rollout_ref.actor.clip_ratio_c",
+    "algorithm.use_token_level_loss": _MODE,
+    "actor_rollout_ref.actor.use_token_level_loss": _MODE,
+    "overlong_buffer": "reward_model.overlong_buffer",
+    "algorithm.overlong_buffer": "reward_model.overlong_buffer",
+    "data.filter_groups": "algorithm.filter_groups",
+    "actor_rollout_ref.model.ulysses_sequence_parallel_size": "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+    "ulysses_sequence_parallel_size": "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.actor.use_remove_padding": "actor_rollout_ref.model.use_remove_padding",
+    "hardware.gpus_per_node": "trainer.n_gpus_per_node",
+    "hardware.total_nodes": "trainer.nnodes",
+    "parallelism.tensor_parallelism": f"{_MEGATRON}.tensor_model_parallel_size",
+    "parallelism.pipeline_parallelism": f"{_MEGATRON}.pipeline_model_parallel_size",
+    "memory_config.gradient_checkpointing": "actor_rollout_ref.model.enable_gradient_checkpointing",
+    "performance.torch_compile": "actor_rollout_ref.actor.use_torch_compile",
+}
+# What their values are called, where not the same.
+_VALUES = {_MODE: {"true": "token-mean", "false": "seq-mean-token-mean"}}
+
 # Keys, or groups of them, that are known elsewhere (verl's recipes, FSDP, other trainers), and what to do instead.
 ELSEWHERE = {
-    "algorithm.clip_ratio_low": "is called actor_rollout_ref.actor.clip_ratio_low",
-    "algorithm.clip_ratio_high": "is called actor_rollout_ref.actor.clip_ratio_high",
-    "algorithm.clip_ratio_c": "is called actor_rollout_ref.actor.clip_ratio_c",
-    "algorithm.use_token_level_loss": "is called actor_rollout_ref.actor.loss_agg_mode=token-mean",
-    "actor_rollout_ref.actor.use_token_level_loss": "is called actor_rollout_ref.actor.loss_agg_mode=token-mean",
     "algorithm.filter_groups": _NOT_YET,
-    "data.filter_groups": _NOT_YET,
     "reward_model.overlong_buffer": _NOT_YET,
-    "overlong_buffer": "would be reward_model.overlong_buffer, which " + _NOT_YET,
-    "algorithm.overlong_buffer": "would be reward_model.overlong_buffer, which " + _NOT_YET,
     "actor_rollout_ref.actor.fsdp_config": _FSDP,
     "actor_rollout_ref.ref.fsdp_config": _FSDP,
     "actor_rollout_ref.model.lora_rank": _FSDP,
     "actor_rollout_ref.model.lora_alpha": _FSDP,
     "actor_rollout_ref.model.use_remove_padding": _FSDP,
-    "actor_rollout_ref.model.ulysses_sequence_parallel_size": _FSDP,
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size": _FSDP,
     "actor_rollout_ref.ref.ulysses_sequence_parallel_size": _FSDP,
-    "ulysses_sequence_parallel_size": _FSDP,
+    "parallelism.data_parallelism": "follows from the dies and the other sizes; take it away",
+    "global_profiler": _NOT_YET,
+    "retry_options": _NOT_YET,
+    "monitoring_config": _NOT_YET,
 }
 
 
-def unknown_key(key: str) -> str:
-    """One sentence for a key that nothing reads: what it is called here, or the nearest key that there is."""
-    parts = key.split(".")
-    for length in range(len(parts), 0, -1):
-        group = ".".join(parts[:length])
+def unknown_key(key: str, value: str | None = None) -> str:
+    """One sentence for a key that nothing reads: what it and its value are called here, or the nearest key that there
+    is. The value, if it is known, is written as a user would."""
+    for group in _groups(key):
+        if group in RENAMED:
+            name = RENAMED[group] + key.removeprefix(group)
+            return f"unknown key {key}, which nothing reads: {group} is called {RENAMED[group]}{_then(name, value)}"
         if group in ELSEWHERE:
             return f"unknown key {key}, which nothing reads: {group} {ELSEWHERE[group]}"
     meant = nearest(key, known_keys())
     advice = f"did you mean {meant}?" if meant else "take it away"
     return f"unknown key {key}, which nothing reads; {advice}"
+
+
+def _then(name: str, value: str | None) -> str:
+    """What to do with a key's right name."""
+    for group in _groups(name):
+        if group in ELSEWHERE:
+            return f", which {ELSEWHERE[group]}"
+    return "" if value is None else f"; write {name}={_VALUES.get(name, {}).get(value, value)}"
+
+
+def _groups(key: str) -> Iterator[str]:
+    """The key and every group that it lies in, the smallest first."""
+    while key:
+        yield key
+        key = key.rpartition(".")[0]
 
 
 def nearest(key: str, known: Iterable[str]) -> str | None:

@@ -75,13 +75,21 @@ def check_values(config: Mapping[str, Any]) -> None:
 def _sentence(error: Mapping[str, Any]) -> str:
     key = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
-        return unknown_key(key)
+        return unknown_key(*_first_value(key, error["input"]))
     if error["type"] == "missing":
         return _ABSENT.format(key=key)
     groups = ("model_type", "model_attributes_type", "dict_type")
     expected = _A_GROUP if error["type"] in groups else re.sub("^(Input|Value)", "it", error["msg"])
     remedy = _remedy(error["loc"])
     return f"{key}={shown(error['input'])} is refused: {expected}" + (f"; {remedy}" if remedy else "")
+
+
+def _first_value(key: str, value: Any) -> tuple[str, str]:
+    """The first value of a group, and its key; a value itself where it is none."""
+    while isinstance(value, dict) and value:
+        name, value = next(iter(value.items()))
+        key = f"{key}.{name}"
+    return key, shown(value)
 
 
 def _remedy(place: tuple[str | int, ...]) -> str | None:

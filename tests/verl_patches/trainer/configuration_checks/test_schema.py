@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from overlay import ConfigurationError, SettingsError
 from verl_patches.trainer.configuration_checks import check_configuration
-from verl_patches.trainer.configuration_checks.names import known_keys, nearest, schema_keys
+from verl_patches.trainer.configuration_checks.names import ELSEWHERE, RENAMED, known_keys, nearest, schema_keys
 from verl_patches.trainer.configuration_checks.schema import field_at, group_of
 from verl_patches.trainer.configuration_checks.values import check_values, resolved
 from verl_patches.trainer.main_ppo import CONFIG_FOLDER, compose, main
@@ -223,14 +223,10 @@ def test_every_key_that_our_files_set_is_in_the_schema():
         ("algorithm.adv_estimator=gae", "adv_estimator=gae is refused: .*a critic is not supported yet"),
         ("+algorithm.filter_groups.enable=True", "algorithm.filter_groups is not supported yet"),
         ("+reward_model.overlong_buffer.enable=True", "reward_model.overlong_buffer is not supported yet"),
-        ("+overlong_buffer.len=512", "would be reward_model.overlong_buffer, which is not supported yet"),
         ("reward_model.enable=True", "reward_model.enable=true is refused: .*a reward model is not supported yet"),
         ("actor_rollout_ref.actor.strategy=fsdp", "strategy=fsdp is refused: it should be 'megatron'"),
         ("actor_rollout_ref.actor.profile.use_profile=True", "use_profile=true is refused: .*records CUDA only"),
         ("+trainer.savefreq=5", "unknown key trainer.savefreq, which nothing reads; did you mean trainer.save_freq?"),
-        ("+algorithm.clip_ratio_high=0.28", "clip_ratio_high is called actor_rollout_ref.actor.clip_ratio_high"),
-        ("+algorithm.use_token_level_loss=true", "called actor_rollout_ref.actor.loss_agg_mode=token-mean"),
-        ("+actor_rollout_ref.model.ulysses_sequence_parallel_size=2", "belongs to FSDP"),
         ("trainer.logger=[console,foo]", "trainer.logger.1=foo is refused: it should be 'console'"),
         ("trainer.resume_mode=resume_path", "resume_mode=resume_path needs trainer.resume_from_path"),
         ("trainer.resume_from_path=global_step_2", "has no effect with trainer.resume_mode=disable"),
@@ -244,6 +240,39 @@ def test_every_key_that_our_files_set_is_in_the_schema():
 def test_values_that_were_accepted_or_ended_in_a_traceback_are_one_sentence(override, says):
     with pytest.raises(ConfigurationError, match=says) as caught:
         check_configuration(compose("rehearsal", [override]))
+    assert_is_one_sentence(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("algorithm.clip_ratio_low=0.2", "write actor_rollout_ref.actor.clip_ratio_low=0.2"),
+        ("algorithm.clip_ratio_high=0.28", "write actor_rollout_ref.actor.clip_ratio_high=0.28"),
+        ("algorithm.use_token_level_loss=true", "write actor_rollout_ref.actor.loss_agg_mode=token-mean"),
+        ("algorithm.use_token_level_loss=false", "write actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"),
+        ("overlong_buffer.len=4096", "overlong_buffer is called reward_model.overlong_buffer"),
+        ("algorithm.overlong_buffer.len=4096", "algorithm.overlong_buffer is called reward_model.overlong_buffer"),
+        (
+            "actor_rollout_ref.model.ulysses_sequence_parallel_size=2",
+            "size is called actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+        ),
+        ("hardware.gpus_per_node=8", "write trainer.n_gpus_per_node=8"),
+        ("hardware.total_nodes=12", "write trainer.nnodes=12"),
+        ("parallelism.tensor_parallelism=8", "write actor_rollout_ref.actor.megatron.tensor_model_parallel_size=8"),
+        ("parallelism.pipeline_parallelism=6", "write .*megatron.pipeline_model_parallel_size=6"),
+        ("parallelism.data_parallelism=2", "data_parallelism follows from the dies and the other sizes"),
+        ("memory_config.gradient_checkpointing=true", "write .*model.enable_gradient_checkpointing=true"),
+        ("performance.torch_compile=true", "write actor_rollout_ref.actor.use_torch_compile=true"),
+        ("retry_options.max_retry_times=5", "retry_options is not supported yet"),
+        ("monitoring_config.metrics=[reward_score]", "monitoring_config is not supported yet"),
+        ("global_profiler.steps=[1,5,10]", "global_profiler is not supported yet"),
+    ],
+)
+def test_keys_of_guides_to_verl_are_refused_with_the_right_key_and_value(override, says):
+    values = OmegaConf.merge(resolved(composed("rehearsal")), OmegaConf.from_dotlist([override]))
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        check_values(resolved(values))
+    assert str(caught.value).startswith(f"unknown key {override.split('=')[0]}, which nothing reads: ")
     assert_is_one_sentence(str(caught.value))
 
 
@@ -269,3 +298,8 @@ def test_every_description_is_a_remedy():
         field = field_at(key.split("."))
         assert field is not None and not (field.description or "").endswith(".")
         assert field.description is None or group_of(field) is None
+
+
+def test_a_key_of_a_guide_leads_to_a_key_that_there_is():
+    known = known_keys() | set(ELSEWHERE)
+    assert [name for name in RENAMED.values() if name not in known] == []
