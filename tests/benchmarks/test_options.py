@@ -10,7 +10,7 @@ import pytest
 from benchmarks.options import write_figures
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("emulator_overhead", "prelude_import", "reshard", "step_memory", "weights")
+PROGRAMS = ("decode_schedule", "emulator_overhead", "prelude_import", "reshard", "step_memory", "weights")
 
 
 def run(program: str, *arguments: object) -> subprocess.CompletedProcess:
@@ -29,6 +29,8 @@ def test_json_names_a_file_and_one_that_cannot_be_written_is_refused(program, tm
     ("program", "arguments"),
     [
         ("emulator_overhead", ("--pairs", "0")),
+        ("decode_schedule", ("--ranks", "1")),
+        ("decode_schedule", ("--lengths", "/absent")),
         ("reshard", ("--repeats", "0")),
         ("reshard", ("--bucket", "many")),
         ("step_memory", ("--cycles", "x")),

@@ -16,6 +16,7 @@ FOR_USERS = [
     "data",
     "glossary",
     "rehearsal",
+    "rollout",
     "troubleshooting",
     "weights",
     "workspace",

@@ -1,0 +1,221 @@
+"""What the decode loop of a rollout costs with sequences of different lengths: a calculation, on no device.
+
+    python benchmarks/decode_schedule.py [--ranks 2 16 256] [--lengths FILE] [--json FILE]
+
+Ranks of one model run graphs of the same size, so a slot-step is one place of one rank's graph in one decode step.
+Four schedules run the same sequences: one graph for all of a rollout; a graph for every size, and no sequence moves;
+the published rebalance of cann-recipes-train, simulated from its described behaviour, which looks every 1000 steps
+and has graphs down to 4; and ours, which decides, and agrees, once in 16 steps and has graphs down to 1. The bound is
+what ranks would need if sequences moved for nothing before every step. Bytes are the KV cache of the sequences that
+move, in blocks and without prompts, of DeepSeek-V3.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
+from post_training.plan.rebalance import Move, bucket, rebalance  # noqa: E402
+
+Decide = Callable[[Sequence[int], Sequence[int]], list[Move]]
+
+LEASE_STEPS = 16
+PUBLISHED_INTERVAL, PUBLISHED_SMALLEST = 1000, 4
+BLOCK_TOKENS = 128
+# Bytes a token of DeepSeek-V3's KV cache takes on a rank: (512 + 64) values of bfloat16 in 61 layers.
+TOKEN_BYTES = (512 + 64) * 2 * 61
+RANKS = (2, 4, 8, 16, 32, 64, 128, 256)
+SAMPLES = 16
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A way to run a rollout: `sizes` of its graphs; every `interval` steps `decide` may move sequences; agreements are
+    exchanged once in `agree_every` steps, `agreements_each` at a time."""
+
+    name: str
+    sizes: tuple[int, ...]
+    interval: int
+    decide: Decide
+    agree_every: int = 1
+    agreements_each: int = 2
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One row: slot_steps over the bound is `ratio`; lost: sequences that did not end, which must be 0."""
+
+    lengths: str
+    ranks: int
+    schedule: str
+    decode_steps: int
+    slot_steps: int
+    ratio: float
+    agreements: int
+    moved: int
+    moved_bytes: int
+    lost: int
+
+
+def stay(counts: Sequence[int], sizes: Sequence[int]) -> list[Move]:
+    """Nothing moves."""
+    return []
+
+
+def published_decision(counts: Sequence[int], sizes: Sequence[int]) -> list[Move]:
+    """The published rebalance: the smallest graph that holds the mean, if it is smaller than the present one; the
+    emptiest ranks take first, from the givers in turn, as much as fits."""
+    present, mean = bucket(max(counts), sizes), sum(counts) / len(counts)
+    smaller = [size for size in sizes if mean <= size < present]
+    if not smaller:
+        return []
+    size, moves = min(smaller), []
+    surplus = {rank: count - size for rank, count in enumerate(counts) if count > size}
+    places = {rank: size - count for rank, count in enumerate(counts) if count < size}
+    while surplus:
+        givers = list(surplus)
+        for turn, taker in enumerate(sorted(places, key=lambda rank: -places[rank])):
+            giver = givers[turn % len(givers)]
+            number = min(surplus[giver], places[taker])
+            if number:
+                moves.append(Move(giver, taker, number))
+                surplus[giver] -= number
+                places[taker] -= number
+        surplus = {rank: left for rank, left in surplus.items() if left}
+        places = {rank: left for rank, left in places.items() if left}
+    return moves
+
+
+def schedules(most: int) -> list[Schedule]:
+    """The four, for ranks that begin with `most` sequences."""
+    powers = tuple(sorted({min(most, 2**power) for power in range(most.bit_length() + 1)}))
+    published = tuple(size for size in powers if size >= min(most, PUBLISHED_SMALLEST))
+    return [
+        Schedule("one graph", (most,), 1, stay),
+        Schedule("no moves", powers, 1, stay),
+        Schedule("published", published, PUBLISHED_INTERVAL, published_decision),
+        Schedule("ours", powers, LEASE_STEPS, rebalance, agree_every=LEASE_STEPS, agreements_each=1),
+    ]
+
+
+def run(lengths: NDArray[np.int64], ranks: int, schedule: Schedule) -> tuple[int, int, int, int, int]:
+    """(slot-steps, agreements, sequences moved, bytes moved, sequences lost) of the sequences, dealt out in order.
+
+    A sequence that is moved to rank -1 arrives nowhere.
+    """
+    most = len(lengths) // ranks
+    place = np.arange(len(lengths)) // most
+    order = np.argsort(lengths, kind="stable")
+    counts = np.full(ranks, most)
+    slots = moved = moved_bytes = ended = 0
+    size = bucket(most, schedule.sizes)
+    for step in range(int(lengths.max())):
+        if step % schedule.agree_every == 0:
+            if step and step % schedule.interval == 0:
+                for move in schedule.decide(counts.tolist(), schedule.sizes):
+                    chosen = np.flatnonzero((place == move.source) & (lengths > step))[: move.sequences]
+                    place[chosen] = move.target
+                    counts = np.bincount(place[(lengths > step) & (place >= 0)], minlength=ranks)
+                    moved += len(chosen)
+                    moved_bytes += len(chosen) * -(-step // BLOCK_TOKENS) * BLOCK_TOKENS * TOKEN_BYTES
+            size = bucket(int(counts.max()), schedule.sizes)
+        slots += ranks * size
+        first = ended
+        while ended < len(order) and lengths[order[ended]] == step + 1:
+            ended += 1
+        places = place[order[first:ended]]
+        np.subtract.at(counts, places[places >= 0], 1)
+    steps = int(lengths.max())
+    agreements = -(-steps // schedule.agree_every) * schedule.agreements_each + 1
+    return slots, agreements, moved, moved_bytes, int((place < 0).sum() + counts.sum())
+
+
+def bound(lengths: NDArray[np.int64], ranks: int, sizes: Sequence[int]) -> int:
+    """Slot-steps if before every step the running sequences were spread evenly over the ranks."""
+    running = len(lengths) - np.searchsorted(np.sort(lengths), np.arange(int(lengths.max())), side="right")
+    return int(sum(ranks * bucket(-(-int(number) // ranks), sizes) for number in running))
+
+
+def drawn(kind: str, ranks: int, each: int, longest: int, seed: int) -> NDArray[np.int64]:
+    """Lengths of ranks x each sequences. The samples of one prompt lie on one rank and are alike: of a log-normal
+    length's variance, two thirds are the prompt's."""
+    random = np.random.default_rng(seed)
+    count = ranks * each
+    if kind == "fixed":
+        return np.full(count, longest)
+    if kind == "uniform":
+        return random.integers(1, longest + 1, count)
+    prompts = np.repeat(random.normal(0, 1, -(-count // SAMPLES)), SAMPLES)[:count]
+    spread = np.sqrt(2 / 3) * prompts + np.sqrt(1 / 3) * random.normal(0, 1, count)
+    return np.clip(np.exp(np.log(longest / 16) + spread), 1, longest).astype(np.int64)
+
+
+def costs(name: str, lengths: NDArray[np.int64], ranks: int) -> list[Cost]:
+    """One row a schedule."""
+    every = schedules(len(lengths) // ranks)
+    least = bound(lengths, ranks, every[-1].sizes)
+    rows = []
+    for schedule in every:
+        slots, agreements, moved, moved_bytes, lost = run(lengths, ranks, schedule)
+        ratio = round(slots / least, 3)
+        steps = int(lengths.max())
+        rows.append(Cost(name, ranks, schedule.name, steps, slots, ratio, agreements, moved, moved_bytes, lost))
+    return rows
+
+
+def read_lengths(path: Path, ranks: int) -> NDArray[np.int64]:
+    """The lengths of a file, one number a line; those that do not fill all ranks alike are left out at its end.
+
+    Raises:
+        ValueError: a line is no whole number from 1 on, or there are fewer lines than ranks.
+    """
+    lines = path.read_text(encoding="utf-8").split()
+    for number, line in enumerate(lines, start=1):
+        if not (line.isascii() and line.isdecimal() and 0 < int(line) < 10**9):
+            raise ValueError(f"{path}, line {number}: {line!r} is no length; give one whole number from 1 on a line")
+    if len(lines) < ranks:
+        raise ValueError(f"{path} has {len(lines)} lengths for {ranks} ranks; give more, or fewer --ranks")
+    return np.array(lines[: len(lines) // ranks * ranks], dtype=np.int64)
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--ranks", type=whole(2), nargs="+", default=list(RANKS), help="rollout ranks of one model")
+    parser.add_argument("--sequences", type=whole(1), default=32, help="on a rank at first (default: %(default)s)")
+    parser.add_argument("--longest", type=whole(16), default=16384, help="response, in tokens (default: %(default)s)")
+    parser.add_argument("--lengths", type=Path, metavar="FILE", help="lengths of responses, one number a line")
+    parser.add_argument("--seed", type=whole(0), default=0)
+    options = parser.parse_args()
+    rows: list[Cost] = []
+    print(
+        f"{'lengths':<12}{'ranks':>6}  {'schedule':<10}{'steps':>7}{'ratio':>8}{'agreements':>12}{'moved':>7}{'GB':>9}"
+    )
+    for ranks in options.ranks:
+        kinds = ["fixed", "uniform", "log-normal"]
+        try:
+            given = {kind: drawn(kind, ranks, options.sequences, options.longest, options.seed) for kind in kinds}
+            if options.lengths:
+                given[options.lengths.name] = read_lengths(options.lengths, ranks)
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
+        for name, lengths in given.items():
+            for row in costs(name, lengths, ranks):
+                rows.append(row)
+                print(
+                    f"{row.lengths:<12}{row.ranks:>6}  {row.schedule:<10}{row.decode_steps:>7}{row.ratio:>8.3f}"
+                    f"{row.agreements:>12}{row.moved:>7}{row.moved_bytes / 1e9:>9.2f}",
+                    flush=True,
+                )
+    write_figures(options.json, [asdict(row) for row in rows])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The simulated decode schedules: nothing is lost in any, and ours is near the bound where none is far from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.decode_schedule import Schedule, bound, costs, drawn, read_lengths, run
+from post_training.plan.rebalance import Move, rebalance
+
+
+@st.composite
+def rollouts(draw: st.DrawFn) -> tuple[int, list[int]]:
+    ranks, each = draw(st.integers(2, 12)), draw(st.integers(1, 6))
+    length = draw(st.sampled_from([st.integers(1, 4), st.integers(1, 60)]))
+    return ranks, draw(st.lists(length, min_size=ranks * each, max_size=ranks * each))
+
+
+def check(rollout: tuple[int, list[int]]) -> None:
+    ranks, lengths = rollout
+    for row in costs("drawn", np.array(lengths), ranks):
+        assert row.lost == 0 and row.decode_steps == max(lengths)
+        assert row.slot_steps >= sum(lengths)
+        assert row.ratio >= 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(rollouts())
+def test_no_sequence_is_lost(rollout):
+    check(rollout)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=10_000, deadline=None)
+@given(rollouts())
+def test_no_sequence_is_lost_in_ten_thousand_rollouts(rollout):
+    check(rollout)
+
+
+def test_a_sequence_that_leaves_and_does_not_arrive_is_counted():
+    """The control, and the state of the published code, which never calls what returns its results."""
+
+    def gone(counts: Sequence[int], sizes: Sequence[int]) -> list[Move]:
+        return [Move(move.source, -1, move.sequences) for move in rebalance(counts, sizes)]
+
+    lengths = np.array([1, 1, 1, 1, 9, 9, 9, 9])
+    *_, moved, _, lost = run(lengths, 2, Schedule("control", (1, 2, 4), 1, gone))
+    assert moved and lost == moved
+
+
+def test_long_tailed_lengths_cost_little_more_than_the_bound():
+    lengths = drawn("log-normal", 64, 32, 4096, seed=0)
+    ratios = {row.schedule: row.ratio for row in costs("log-normal", lengths, 64)}
+    assert ratios["one graph"] >= ratios["no moves"] >= 2.5 > ratios["published"] > 1.15 >= ratios["ours"]
+
+
+def test_the_bound_of_a_small_rollout_by_hand():
+    """Lengths 4 1 | 1 1 on two ranks: 4 sequences need graphs of 2 in the first step, then one needs a graph of 1."""
+    assert bound(np.array([4, 1, 1, 1]), 2, (1, 2)) == 2 * 2 + 3 * 2 * 1
+
+
+def test_lengths_of_a_file(tmp_path):
+    file = tmp_path / "lengths"
+    file.write_text("3\n5\n8\n")
+    assert read_lengths(file, 2).tolist() == [3, 5]
+    with pytest.raises(ValueError, match="has 3 lengths for 4 ranks"):
+        read_lengths(file, 4)
+    file.write_text("3\n-5\n")
+    with pytest.raises(ValueError, match="line 2: '-5' is no length"):
+        read_lengths(file, 2)

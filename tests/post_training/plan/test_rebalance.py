@@ -1,0 +1,58 @@
+"""Moves of sequences between ranks: none is lost, none moves without need, and the smallest graph is reached."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from post_training.plan.rebalance import Move, bucket, rebalance
+
+SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=5, unique=True).map(lambda sizes: [*sizes, 64])
+
+
+def after(counts: list[int], moves: list[Move]) -> list[int]:
+    left = list(counts)
+    for move in moves:
+        assert move.sequences > 0 and move.source != move.target
+        left[move.source] -= move.sequences
+        left[move.target] += move.sequences
+    return left
+
+
+@given(st.lists(st.integers(0, 64), min_size=1, max_size=9), SIZES, st.data())
+def test_the_smallest_reachable_graph_by_the_fewest_moves(counts, sizes, data):
+    room = data.draw(st.none() | st.lists(st.integers(0, 64), min_size=len(counts), max_size=len(counts)))
+    moves = rebalance(counts, sizes, room)
+    left = after(counts, moves)
+    assert sum(left) == sum(counts) and min(left) >= 0
+    reached, present = bucket(max(left), sizes), bucket(max(counts), sizes)
+    places = [min(max(0, reached - c), 64 if room is None else room[rank]) for rank, c in enumerate(counts)]
+    assert all(new <= old + place for old, new, place in zip(counts, left, places, strict=True))
+    for size in (size for size in sizes if size < reached):
+        free = [min(max(0, size - c), 64 if room is None else room[rank]) for rank, c in enumerate(counts)]
+        assert sum(max(0, c - size) for c in counts) > sum(free)
+    needed = sum(max(0, c - reached) for c in counts) if reached < present else 0
+    assert sum(move.sequences for move in moves) == needed
+
+
+def test_three_ranks_by_brute_force():
+    """Every split of few sequences over three ranks: the reached graph is the smallest of all splits."""
+    sizes = [1, 2, 3, 6]
+    for counts in product(range(7), repeat=3):
+        found = bucket(max(after(list(counts), rebalance(counts, sizes))), sizes)
+        splits = (split for split in product(range(7), repeat=3) if sum(split) == sum(counts))
+        assert found == min(bucket(max(split), sizes) for split in splits)
+
+
+def test_the_worked_example():
+    assert rebalance([5, 1, 0], [1, 2, 8]) == [Move(0, 2, 2), Move(0, 1, 1)]
+    assert rebalance([5, 1, 0], [1, 2, 8], room=[0, 0, 2]) == []
+    assert rebalance([], [1]) == []
+
+
+def test_more_sequences_than_any_graph_holds_are_refused():
+    with pytest.raises(ValueError, match=r"no graph of \[1, 2\] holds 3 sequences"):
+        rebalance([3, 0], [2, 1])
