@@ -24,7 +24,12 @@ main() {
     local settings
     mapfile -t settings < <("$tools/python" -m rehearsal.environment)
     unset RAY_ADDRESS
-    exec env "${settings[@]}" PYTHONPATH="$project_root" "$tools/python" -m pytest "$@" </dev/null
+    # Much of a test is waiting for ranks, so two processes share them where all or the fast tier are run.
+    local sharing=()
+    if (($# == 0)) || [[ $* == --fast ]]; then
+        sharing=(--numprocesses=2 --dist=loadgroup --no-loadscope-reorder)
+    fi
+    exec env "${settings[@]}" PYTHONPATH="$project_root" "$tools/python" -m pytest "${sharing[@]}" "$@" </dev/null
 }
 
 main "$@"

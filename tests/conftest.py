@@ -18,6 +18,10 @@ os.environ |= MODES
 
 EMULATOR = Path(__file__).parent / "npu_emulator"
 ROOT = Path(__file__).parents[1]
+# Where two processes share the tests, what takes longest begins early, and the tests of a file stay together; of these
+# folders all do, since they share processes, and ports that the recipe fixes.
+LONGEST = Path(__file__).parent / "verl_patches" / "trainer"
+TOGETHER = (Path(__file__).parent / "rig", Path(__file__).parent / "scripts")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,7 +50,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             "a file of tests hands torch.cuda over to the NPU when it is imported, which spoils the emulator's own "
             "tests: import Megatron, verl and programs that do inside a test, or run them in a process of their own"
         )
-    items.sort(key=lambda item: not item.path.is_relative_to(EMULATOR))
+    items.sort(key=lambda item: (not item.path.is_relative_to(EMULATOR), not item.path.is_relative_to(LONGEST)))
+    for item in items:
+        together = next((folder for folder in TOGETHER if item.path.is_relative_to(folder)), item.path)
+        item.add_marker(pytest.mark.xdist_group(together.relative_to(ROOT).as_posix()))
     if not config.getoption("exhaustive"):
         skipped = pytest.mark.skip(reason="takes many minutes; --exhaustive runs it")
         for item in items:

@@ -82,6 +82,7 @@ def test_an_entry_is_the_file_with_the_bug(tree):
     assert (entry.source, entry.tiers) == (SOURCE.replace("2 * x", "x / 2"), (("tests/test_product.py",),))
 
 
+@pytest.mark.slow
 def test_the_draw_is_reproducible_and_changes_programs():
     first, again, other = draw(4, 1), draw(4, 1), draw(4, 2)
     assert first == again
@@ -105,6 +106,7 @@ def test_annotations_and_layout_are_no_change_of_the_program(other, differs):
     assert _changes_something("def f(x: int | None = 0) -> int:\n    return x\n", other) is differs
 
 
+@pytest.mark.slow
 def test_a_trial_asks_tier_by_tier_and_leaves_the_tree_as_it_was(tree):
     with SignalFlag() as signals, Workbench(signals, 60, tree) as bench:
         assert bench.try_fault(fault("product")).outcome is Outcome.NOTICED
@@ -116,6 +118,7 @@ def test_a_trial_asks_tier_by_tier_and_leaves_the_tree_as_it_was(tree):
     assert (tree / "product.py").read_text() == SOURCE
 
 
+@pytest.mark.slow
 def test_tests_that_are_red_without_the_fault_say_nothing(tree):
     with SignalFlag() as signals, Workbench(signals, 60, tree) as bench:
         verdict = bench.try_fault(fault("red"))

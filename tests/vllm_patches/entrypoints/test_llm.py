@@ -6,6 +6,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from verl_patches.features import settings
+from verl_patches.features.residency.feature import ResidencySettings
 from vllm_patches.entrypoints import llm
 
 FROM_VERL = {
@@ -47,7 +48,7 @@ def test_multi_modal_options_of_a_multi_modal_model_are_kept(active):
 
 
 def test_sleep_mode_is_off_where_residency_manages_memory(active):
-    active(residency=settings.ResidencySettings(enabled=True))
+    active(residency=ResidencySettings(enabled=True))
     upstream = Recorder()
     llm.init_without_sleep_mode(upstream, object(), **FROM_VERL)
     assert upstream.kwargs["enable_sleep_mode"] is False
