@@ -3,7 +3,6 @@
 Rows never change once printed, so a CI log without a terminal reads like a terminal does.
 """
 
-import json
 import textwrap
 import time
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from post_training.report import StepRecord, read_records
-from post_training.report.metrics import REWARD, STEP_SECONDS
+from post_training.report.metrics import ENDED, REWARD, STEP_SECONDS, read_entries
 from verl_patches.features.measure.run_files import read_faults
 
 # Width of a log without a terminal: enough for every row, so that none is broken.
@@ -104,7 +103,8 @@ class Progress:
 
     def _events(self) -> list[dict[str, Any]]:
         """The events of this launch; a run that goes on has those of earlier ones too."""
-        return [event for event in read_events(self._events_file) if event["time"] >= self._started]
+        events = (event for event in read_entries(self._events_file) if event["event"] != ENDED)
+        return [event for event in events if event["time"] >= self._started]
 
     def _status_text(self) -> str:
         elapsed = format_duration(time.time() - self._started)
@@ -116,14 +116,6 @@ class Progress:
         spent = [record.metrics.get(STEP_SECONDS) or 0.0 for record in self.records[1:] or self.records]
         remaining = format_duration(left * sum(spent) / len(spent))
         return f"step {len(self.records) + 1} of {self.steps}, {elapsed}, about {remaining} left"
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Reads the events that a run has noted so far; a last line still being written is left out."""
-    if not path.exists():
-        return []
-    complete, _, _ = path.read_text().rpartition("\n")
-    return [json.loads(line) for line in complete.split("\n") if line]
 
 
 def format_row(record: StepRecord, steps: int, encoding: str = "utf-8") -> str:
@@ -167,6 +159,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], output: Path) ->
         "patches": f"{_shown(summary['patches_applied'], 'd')} applied, {_shown(summary['patches_effective'], 'd')} "
         "effective",
         "device peak": ", ".join(f"{phase} {size / 2**20:.0f} MiB" for phase, size in peaks.items()) or "not measured",
+        "report": str(output / "report.html"),
         "files": str(output),
     }
     title = f"{summary['steps']} steps on {summary['dies']} emulated dies, seed {summary['seed']}"

@@ -16,6 +16,7 @@ from post_training.disks import describe_full_disk
 from post_training.report import RunFacts, StepRecord, read_records, summarise
 from post_training.report.faults import RunFaults
 from post_training.report.meters import read_meters
+from post_training.report.run_folder import CONFIGURATION
 from rehearsal.display import Progress
 from rehearsal.lengths import measured_settings
 from rehearsal.plan import OPTIONS_NAME, ROOT, RUNS, Plan
@@ -174,9 +175,13 @@ def last_line(log: Path) -> str:
 
 
 def write_report(output: Path, facts: RunFacts, failure: str | None = None) -> dict[str, Any]:
-    """Writes summary.json beside the run's metrics and, if there is a step to draw, report.png; returns the summary."""
+    """Writes summary.json beside the run's metrics, report.html and, if there is a step to draw, report.png.
+
+    Returns the summary.
+    """
     # Imported here: the figure library takes a second, in which the run is already under way.
     from post_training.report.figure import draw
+    from post_training.report.run_page import write_page
 
     records = read_records(output / "metrics.jsonl")
     overlay_file = output / "overlay.json"
@@ -188,6 +193,8 @@ def write_report(output: Path, facts: RunFacts, failure: str | None = None) -> d
     title = f"GRPO rehearsal: {len(records)} steps, seed {facts.seed}, {facts.dies} emulated dies"
     if records:
         draw(records, title, output / "report.png")
+    if (output / CONFIGURATION).exists():  # a run that failed before it had one has nothing to show
+        write_page(output)
     return summary
 
 

@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from post_training.report.metrics import REWARD, SPREAD_OVER_OTHERS, STAGES, STEP_SECONDS, ReportError, StepRecord
-from post_training.report.summary import REWARD_WINDOW
+from post_training.report.summary import REWARD_WINDOW, moving_means
 
 _COLOURS = ("#2f6db3", "#9ec5e8", "#7a4fa3", "#c9a227", "#d8c99b", "#3f8f5f", "#c8553d")
 _OTHER_COLOUR = "#e4e4e4"
@@ -37,11 +37,6 @@ def draw(records: Sequence[StepRecord], title: str, path: Path) -> None:
         axes.set_axisbelow(True)
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=_DOTS_PER_INCH, format="png")
-
-
-def moving_means(values: Sequence[float], window: int) -> list[float]:
-    """Returns, for each value, the mean of it and up to ``window - 1`` values before it."""
-    return [sum(values[max(0, end - window) : end]) / min(end, window) for end in range(1, len(values) + 1)]
 
 
 def _draw_rewards(axes: Axes, records: Sequence[StepRecord]) -> None:

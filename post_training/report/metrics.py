@@ -1,9 +1,10 @@
 """Reading the metrics that a run writes: one JSON object a line and a step."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 # Stage of the published results table -> verl's metric with its seconds a step.
 STAGES: Mapping[str, str] = {
@@ -31,6 +32,9 @@ ALLOCATED_BYTES_PREFIX = "memory/allocated_bytes/"
 # In the order in which a step goes through them; see features/residency/phases.py.
 PHASES = ("init", "reshard", "rollout", "idle", "old_log_prob", "ref", "update", "checkpoint")
 COLLECTIVES_PREFIX = "collectives/"
+# Of events.jsonl: the first event of every start, and how one ended, with `status` and `message`.
+BEGAN, ENDED = "ray_ready", "ended"
+MEMORY = "memory"  # the folder with a file for each die
 
 
 class ReportError(ValueError):
@@ -71,6 +75,38 @@ def read_records(path: Path) -> list[StepRecord]:
     complete, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     lines = enumerate(complete.split("\n"), start=1)
     return [_parse(line, f"{path}, line {number}") for number, line in lines if line.strip()]
+
+
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file with one JSON object a line; a last line still being written is left out.
+
+    A missing file has none.
+
+    Raises:
+        ReportError: a complete line is not JSON.
+    """
+    complete, _, _ = (path.read_text(encoding="utf-8") if path.exists() else "").rpartition("\n")
+    try:
+        return [json.loads(line) for line in complete.split("\n") if line]
+    except ValueError as error:
+        raise ReportError(f"{path} has a line that is not JSON: {error}.") from error
+
+
+def read_objects(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """The JSON objects of files, one each, in the order of the paths; a missing file has none.
+
+    Raises:
+        ReportError: a file is not JSON.
+    """
+    found = []
+    for path in paths:
+        try:
+            found.append(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            continue
+        except ValueError as error:
+            raise ReportError(f"{path} is not JSON: {error}.") from error
+    return found
 
 
 def _parse(line: str, place: str) -> StepRecord:

@@ -48,7 +48,7 @@ def read_run(folder: Path, step: int | None = None, model: Path | None = None) -
     Raises:
         ReportError: no run, none of its steps has ended, or a file that cannot be read; one sentence.
     """
-    config = _configuration(folder)
+    config = read_configuration(folder)
     try:
         records = read_records(folder / METRICS)
     except (OSError, UnicodeDecodeError) as error:
@@ -57,7 +57,7 @@ def read_run(folder: Path, step: int | None = None, model: Path | None = None) -
     prompts = _number(config, "data.train_batch_size", folder)
     sequences = prompts * _number(config, "actor_rollout_ref.rollout.n", folder)
     dies = _number(config, "trainer.n_gpus_per_node", folder) * _number(config, "trainer.nnodes", folder)
-    planned = _at(config, "trainer.total_training_steps")
+    planned = at(config, "trainer.total_training_steps")
     return Run(
         name=folder.resolve().name,
         dies=dies,
@@ -71,7 +71,12 @@ def read_run(folder: Path, step: int | None = None, model: Path | None = None) -
     )
 
 
-def _configuration(folder: Path) -> Mapping[str, Any]:
+def read_configuration(folder: Path) -> Mapping[str, Any]:
+    """The configuration that a run kept.
+
+    Raises:
+        ReportError: no run, or a configuration that cannot be read; one sentence.
+    """
     import yaml
 
     if not folder.is_dir():
@@ -120,7 +125,8 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _at(config: Mapping[str, Any], key: str) -> Any:
+def at(config: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key; None where there is none."""
     node: Any = config
     for part in key.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
@@ -128,7 +134,7 @@ def _at(config: Mapping[str, Any], key: str) -> Any:
 
 
 def _number(config: Mapping[str, Any], key: str, folder: Path) -> int:
-    value = _at(config, key)
+    value = at(config, key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ReportError(f"{folder / CONFIGURATION}: {key} is {value!r} and must be a number of 1 or more.")
     return value
@@ -148,7 +154,7 @@ def _model(file: Path, given: bool) -> Mapping[str, Any] | None:
 
 def _model_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The model that the configuration names, where this machine has it."""
-    folder = _at(config, "actor_rollout_ref.model.path")
+    folder = at(config, "actor_rollout_ref.model.path")
     try:
         return _model(Path(folder).expanduser() / "config.json", given=False) if isinstance(folder, str) else None
     except ReportError:
@@ -158,11 +164,11 @@ def _model_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _conditions(config: Mapping[str, Any]) -> str:
     """What decides whether the run may be held against a published row."""
     model = "actor_rollout_ref.model"
-    layers = _at(config, f"{model}.gradient_checkpointing_kwargs.activations_checkpoint_num_layers")
-    recomputed = f"{layers} layers of a stage" if _at(config, f"{model}.enable_gradient_checkpointing") else "no layer"
-    ignores = _at(config, "actor_rollout_ref.rollout.ignore_eos")
-    forced = _at(config, "actor_rollout_ref.overlay.router_balance.forced")
-    loaded = _at(config, "actor_rollout_ref.actor.load_weight")
+    layers = at(config, f"{model}.gradient_checkpointing_kwargs.activations_checkpoint_num_layers")
+    recomputed = f"{layers} layers of a stage" if at(config, f"{model}.enable_gradient_checkpointing") else "no layer"
+    ignores = at(config, "actor_rollout_ref.rollout.ignore_eos")
+    forced = at(config, "actor_rollout_ref.overlay.router_balance.forced")
+    loaded = at(config, "actor_rollout_ref.actor.load_weight")
     return ", ".join(
         (
             "random weights" if loaded is False else "weights that were read",

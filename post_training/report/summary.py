@@ -88,6 +88,11 @@ def summarise(
     }
 
 
+def moving_means(values: Sequence[float], window: int) -> list[float]:
+    """Returns, for each value, the mean of it and up to ``window - 1`` values before it."""
+    return [sum(values[max(0, end - window) : end]) / min(end, window) for end in range(1, len(values) + 1)]
+
+
 def _values(records: Iterable[StepRecord], name: str) -> list[float]:
     """The finite values of a metric; a step whose value was not finite holds None."""
     return [value for record in records if (value := record.metrics.get(name)) is not None]

@@ -400,7 +400,7 @@ def the_step_is_measured(body):
     output = SimpleNamespace(meta_info={"metrics": {}})
     finished = mock.patch("verl_patches.features.measure.step_record.finish_step", return_value={"timing_s/x": 1.0})
     with phases(), finished:
-        body(lambda self, data: output, SimpleNamespace(), None)
+        body(lambda self, data: output, SimpleNamespace(rank=0), None)
     return output.meta_info["metrics"]
 
 

@@ -90,6 +90,7 @@ def test_good_run_shows_every_step_and_writes_the_report(tmp_path):
     assert set(summary["stage_seconds"]) == set("rollout old_log_prob ref reward adv update reshard offload".split())
     assert (summary["seed"], summary["steps"], summary["dies"], summary["weights_exact"]) == (7, 3, 4, True)
     assert (tmp_path / "run" / "report.png").stat().st_size > 1000
+    assert "3 of 3 steps" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,7 @@ def test_failed_run_is_one_sentence_and_the_log(tmp_path, mode, message):
     assert second == f"The whole log: {tmp_path}/run/logs/run.log"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert message in summary["failure"] and summary["steps"] == 1
+    assert message in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

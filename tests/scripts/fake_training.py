@@ -37,6 +37,7 @@ def main(mode, folder, steps):
     """Modes: good, failing (an error after the first step), short (ends early), endless (until a signal), and WRONG."""
     overlay = {"applied": ["a:b", "c:d"], "pending": [], "effective": {"a:b": True, "c:d": True}}
     (folder / "overlay.json").write_text(json.dumps(overlay))
+    (folder / "config.yaml").write_text(f"trainer: {{n_gpus_per_node: 4, total_training_steps: {steps}}}\n")
     for event in ("ray_ready", "models_ready", "training_begins"):
         append(folder / "events.jsonl", {"time": time.time(), "event": event})
     for step in range(1, steps + 1):

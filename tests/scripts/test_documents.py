@@ -17,6 +17,7 @@ FOR_USERS = [
     "glossary",
     "rehearsal",
     "rollout",
+    "tracking",
     "troubleshooting",
     "weights",
     "workspace",

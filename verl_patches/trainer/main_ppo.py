@@ -148,10 +148,6 @@ def _make_paths_absolute(config: DictConfig) -> None:
 
 def run(config: DictConfig, start_workers: Callable[[], WorkerSource | None] = lambda: None) -> int:
     """Run verl with `config`; everything that this started has ended when it returns."""
-    from post_training.report.run_error import RunError, original
-    from verl_patches.trainer.configuration_checks import ConfigurationError, describe_failure
-    from verl_patches.trainer.own_ray import FolderError
-
     try:
         _write_resolved(config)
     except OSError as error:
@@ -160,6 +156,19 @@ def run(config: DictConfig, start_workers: Callable[[], WorkerSource | None] = l
             f"actor_rollout_ref.overlay.measure.output_dir={folder} cannot be written ({error.strerror}); choose "
             "a folder that takes files"
         )
+    code, sentence = _carry_out(config, start_workers)
+    if sentence:
+        print(sentence, file=sys.stderr)
+    _conclude(config, code, sentence)
+    return code
+
+
+def _carry_out(config: DictConfig, start_workers: Callable[[], WorkerSource | None]) -> tuple[int, str]:
+    """Run verl; returns the exit code and what the user is told."""
+    from post_training.report.run_error import RunError, original
+    from verl_patches.trainer.configuration_checks import ConfigurationError, describe_failure
+    from verl_patches.trainer.own_ray import FolderError
+
     terminated: list[int] = []
     watcher = None
     try:
@@ -172,23 +181,37 @@ def run(config: DictConfig, start_workers: Callable[[], WorkerSource | None] = l
             _train(config, own)
     except KeyboardInterrupt:
         if watcher is not None and watcher.sentence:
-            print(f"error: {watcher.sentence}", file=sys.stderr)
-            return 1
-        print("interrupted; everything that this run started has been stopped", file=sys.stderr)
-        return TERMINATED if terminated else INTERRUPTED
+            return 1, f"error: {watcher.sentence}"
+        sentence = "interrupted; everything that this run started has been stopped"
+        return (TERMINATED if terminated else INTERRUPTED), sentence
     except (ConfigurationError, FolderError) as error:
-        return _refuse(str(error))
+        return 2, f"error: {error}"
     except RunError as error:
-        print(f"error: {original(error)}", file=sys.stderr)
-        return 1
+        return 1, f"error: {original(error)}"
     except Exception as error:  # verl and Ray raise anything; the user gets one sentence and the trace above it
         import traceback
 
         traceback.print_exc()
-        sentence = str(error) if isinstance(error, SurroundingsFailed) else describe_failure(error)
-        print(f"error: {sentence}", file=sys.stderr)
-        return 1
-    return 0
+        return 1, f"error: {error if isinstance(error, SurroundingsFailed) else describe_failure(error)}"
+    return 0, ""
+
+
+def _conclude(config: DictConfig, code: int, sentence: str) -> None:
+    """Note how the run ended and write its report.html; what fails here does not change how it ended."""
+    from post_training.report import ReportError
+    from post_training.report.metrics import ENDED
+    from post_training.report.run_page import write_page
+    from verl_patches.features.measure.run_files import RunFiles
+
+    folder = config.actor_rollout_ref.overlay.measure.output_dir
+    if not folder:
+        return
+    status = {0: "finished", INTERRUPTED: "killed", TERMINATED: "killed"}.get(code, "failed")
+    try:
+        RunFiles(folder).note(ENDED, status=status, message=sentence.removeprefix("error: "))
+        write_page(Path(folder))
+    except (OSError, ReportError) as error:
+        print(f"warning: {folder} has no report.html: {error}", file=sys.stderr)
 
 
 class SurroundingsFailed(RuntimeError):
@@ -232,13 +255,16 @@ def _watching(config: DictConfig) -> AbstractContextManager[Watcher]:
 
 
 def _write_resolved(config: DictConfig) -> None:
-    """`config.yaml` in the output folder, every reference resolved, and the model's config.json as `model.json`."""
+    """`config.yaml` in the output folder, with references resolved and secrets masked, and the model's config.json."""
     from omegaconf import OmegaConf
+
+    from post_training.report.masking import masked
 
     folder = config.actor_rollout_ref.overlay.measure.output_dir
     if folder:
         os.makedirs(folder, exist_ok=True)
-        OmegaConf.save(config, os.path.join(folder, "config.yaml"), resolve=True)
+        plain = masked(OmegaConf.to_container(config, resolve=True))
+        OmegaConf.save(OmegaConf.create(plain), os.path.join(folder, "config.yaml"))
         model = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json"
         if model.is_file():
             shutil.copyfile(model, os.path.join(folder, "model.json"))

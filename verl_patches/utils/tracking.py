@@ -19,12 +19,14 @@ def log(upstream, self, data, step, backend=None):
     from verl_patches.features.measure.reported_names import true_metrics
     from verl_patches.features.measure.run_end import process_faults
     from verl_patches.features.measure.run_files import RunFiles
+    from verl_patches.features.measure.samples import take_samples
 
     current = settings.current()
     metrics = true_metrics(data, old_log_prob_computed=current.recompute_old_log_prob)
     files = RunFiles(current.measure.output_dir)
     files.step(step, metrics)
     files.executed(overlay.executed())
+    files.samples(step, take_samples())
     process_faults().logged(step, metrics, files)
     return upstream(self, data=metrics, step=step, backend=backend)
 

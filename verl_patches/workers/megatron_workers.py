@@ -248,11 +248,13 @@ def update_actor_measured(upstream, self, data):
     report, record = overlay.report(), current_record()
     record.count("overlay/patches_applied", len(report.applied))
     record.count("overlay/patches_ineffective", len(report.applied) - sum(report.effective.values()))
+    files = RunFiles(settings.current().measure.output_dir)
+    files.memory(self.rank, record.peak_bytes, record.allocated_bytes)
     metrics = finish_step()
     if "reshard/weights_differing" in metrics:
         metrics["reshard/weights_exact"] = float(metrics["reshard/weights_differing"] == 0)
     output.meta_info["metrics"].update(metrics)
-    RunFiles(settings.current().measure.output_dir).executed(overlay.executed())
+    files.executed(overlay.executed())
     return output
 
 

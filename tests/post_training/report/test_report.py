@@ -5,7 +5,8 @@ import json
 import pytest
 
 from post_training.report import ReportError, RunFacts, StepRecord, read_records, summarise
-from post_training.report.figure import draw, moving_means
+from post_training.report.figure import draw
+from post_training.report.summary import moving_means
 
 FACTS = RunFacts(seed=1, dies=4, wall_s=100.0, precision="bfloat16", startup_s=50.0)
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"

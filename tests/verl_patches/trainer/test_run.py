@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from post_training.overrides import setting
 from post_training.report import RunFacts, read_records, summarise
+from post_training.report.samples import read_samples
 from rehearsal.plan import run_environment
 from tests.verl_patches.trainer.surroundings import surroundings
 from verl_patches.features.measure.run_files import read_faults
@@ -276,7 +277,11 @@ def test_float32_run_is_exact_at_every_step(float32_run):
         "rollout_ready",
         "models_ready",
         "training_begins",
+        "ended",
     ]
+    assert "finished" in (tmp_path / "report.html").read_text()
+    assert [len(step.samples) > 0 for step in read_samples(tmp_path)] == [True, True]
+    assert len(list((tmp_path / "memory").iterdir())) == 4
     assert (tmp_path / "config.yaml").exists() and list((tmp_path / "tensorboard").iterdir())
 
 

@@ -6,11 +6,17 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from post_training.report.metrics import MEMORY, read_entries
+from post_training.report.samples import FIRST, LAST, Sample
+
+# Of this process: what it has written, and the most of its device's memory by phase.
 _written: set[str] = set()
+_peak_bytes: dict[str, int] = {}
+_end_bytes: dict[str, int] = {}
 
 
 class RunFiles:
@@ -21,6 +27,10 @@ class RunFiles:
     faults.jsonl    one object a fault: {"time": unix seconds, "kind": name, "step": int, "message": clause, ...}
     overlay.json    the patches of a worker process
     patches.jsonl   one object whenever patches ran for the first time in a process: {"process": id, "executed": labels}
+    samples.first.json, samples.last.json
+                    {"step": int, "samples": [...]}: some responses of the first and of the last step, with rewards
+    memory/RANK.json
+                    {"rank": int, "peak_bytes": {phase: int}, "end_bytes": {phase: int}}: the highest of a process
     """
 
     def __init__(self, output_dir: str):
@@ -31,9 +41,9 @@ class RunFiles:
         plain = {name: _plain(value) for name, value in metrics.items()}
         self._append("metrics.jsonl", {"step": step, "time": time.time(), "metrics": plain})
 
-    def note(self, event: str) -> None:
-        """Append one event with the present time."""
-        self._append("events.jsonl", {"time": time.time(), "event": event})
+    def note(self, event: str, **facts: Any) -> None:
+        """Append one event with the present time; `facts` are further keys."""
+        self._append("events.jsonl", {"time": time.time(), "event": event, **facts})
 
     def fault(self, kind: str, message: str, step: int | None, **facts: Any) -> None:
         """Append something that makes the run untrue or ends it; `facts` are further keys."""
@@ -41,12 +51,37 @@ class RunFiles:
 
     def overlay(self, report: Mapping[str, Any]) -> None:
         """Write the report on patches, replacing an earlier one at once."""
+        self._replace("overlay.json", report)
+
+    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Keep the samples of a step: as the last step's, and as the first's unless those of an earlier one are there.
+
+        A run that goes on from before its first samples takes them anew.
+        """
+        if self._folder is None or not samples:
+            return
+        content = {"step": step, "samples": [sample.as_dict() for sample in samples]}
+        kept = self._folder / FIRST
+        if not kept.exists() or json.loads(kept.read_text())["step"] >= step:
+            self._replace(FIRST, content)
+        self._replace(LAST, content)
+
+    def memory(self, rank: int, peak_bytes: Mapping[str, int], end_bytes: Mapping[str, int]) -> None:
+        """Take in the device memory of a step by phase, and write the highest that this process has had."""
+        for kept, seen in ((_peak_bytes, peak_bytes), (_end_bytes, end_bytes)):
+            for phase, size in seen.items():
+                kept[phase] = max(size, kept.get(phase, 0))
+        self._replace(f"{MEMORY}/{rank}.json", {"rank": rank, "peak_bytes": _peak_bytes, "end_bytes": _end_bytes})
+
+    def _replace(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a file of one JSON object, replacing an earlier one at once."""
         if self._folder is None:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        unfinished = self._folder / f"overlay.json.{os.getpid()}"
-        unfinished.write_text(json.dumps(report, indent=1) + "\n")
-        unfinished.replace(self._folder / "overlay.json")
+        file = self._folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_name(f"{file.name}.{os.getpid()}")
+        unfinished.write_text(json.dumps(content, indent=1) + "\n")
+        unfinished.replace(file)
 
     def executed(self, labels: Iterable[str]) -> None:
         """Append those of the executed patches that this process has not written yet."""
@@ -70,16 +105,12 @@ class RunFiles:
 
 def read_executed(folder: Path) -> list[str]:
     """The labels of the patches that ran in any process of the run in `folder`, sorted; none if it recorded nothing."""
-    file = folder / "patches.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return sorted({label for line in lines for label in json.loads(line)["executed"]})
+    return sorted({label for entry in read_entries(folder / "patches.jsonl") for label in entry["executed"]})
 
 
 def read_faults(folder: Path) -> list[dict[str, Any]]:
     """The faults that a run in `folder` has written so far, in order."""
-    file = folder / "faults.jsonl"
-    complete, _, _ = (file.read_text() if file.exists() else "").rpartition("\n")
-    return [json.loads(line) for line in complete.splitlines()]
+    return read_entries(folder / "faults.jsonl")
 
 
 def _plain(value: Any) -> Any:

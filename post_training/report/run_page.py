@@ -1,0 +1,298 @@
+"""report.html: everything that a run's folder tells, as one page that needs neither a server nor a network."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from post_training.report import charts
+from post_training.report.charts import Series
+from post_training.report.masking import masked
+from post_training.report.meters import read_meters
+from post_training.report.metrics import (
+    ALLOCATED_BYTES_PREFIX,
+    BEGAN,
+    COLLECTIVES_PREFIX,
+    ENDED,
+    MEMORY,
+    PEAK_BYTES_PREFIX,
+    PHASES,
+    REWARD,
+    SPREAD_OVER_OTHERS,
+    STAGES,
+    STEP_SECONDS,
+    StepRecord,
+    read_entries,
+    read_objects,
+    read_records,
+)
+from post_training.report.run_folder import METERS, METRICS, at, read_configuration
+from post_training.report.samples import read_samples
+from post_training.report.summary import REWARD_WINDOW, RunFacts, moving_means, summarise
+
+NAME = "report.html"
+"""The file's name in the run's folder."""
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A chart with its title and a sentence about what it shows; without a chart the sentence says why."""
+
+    title: str
+    note: str
+    chart: Markup
+
+
+@dataclass(frozen=True)
+class _Curves:
+    """Which metrics one panel shows, by name with their labels; a name that ends in * is the beginning of several."""
+
+    title: str
+    note: str
+    metrics: Mapping[str, str]
+    text: Callable[[float], str] = charts.number
+    logarithmic: bool = False
+    zero: bool = False
+
+
+_CURVES = (
+    _Curves(
+        "Response lengths",
+        "Tokens of a response; a flat line at the limit means that most are cut.",
+        {
+            "response_length/mean": "mean",
+            "response_length/max": "longest",
+            "response_length/min": "shortest",
+            "prompt_length/mean": "prompt, mean",
+        },
+        zero=True,
+    ),
+    _Curves(
+        "Truncated responses",
+        "Share of responses that were cut at their greatest length.",
+        {"response_length/clip_ratio": "share"},
+        zero=True,
+    ),
+    _Curves(
+        "KL",
+        "Distance to the reference policy (loss), and between the policy before and after an update (ppo_kl).",
+        {"actor/kl_loss": "loss", "actor/ppo_kl": "ppo_kl", "critic/kl": "in the reward"},
+    ),
+    _Curves(
+        "Entropy",
+        "Of the next token, mean over the responses. It is measured with old_log_prob, which on-policy runs leave out.",
+        {"actor/entropy_loss": "entropy", "actor/entropy": "entropy of the update"},
+    ),
+    _Curves(
+        "Rollout and training log-probs",
+        "|difference| for the same tokens. In float32 the largest stays below 1e-3; in bfloat16 a near tie between "
+        "experts may be decided either way.",
+        {"training/rollout_logprob_diff_max": "largest", "training/rollout_logprob_diff_mean": "mean"},
+        logarithmic=True,
+    ),
+    _Curves("Gradient norm", "Before clipping.", {"actor/grad_norm": "norm"}, zero=True),
+    _Curves("Policy loss", "Of the update.", {"actor/pg_loss": "loss"}),
+    _Curves("Learning rate", "Of the update.", {"actor/lr": "rate"}, zero=True),
+    _Curves(
+        "Tokens a second", "Prompts and responses of a step, for each die.", {"perf/throughput": "tokens"}, zero=True
+    ),
+    _Curves(
+        "Memory by phase",
+        "Highest use of the fullest die.",
+        {PEAK_BYTES_PREFIX + phase: phase for phase in PHASES},
+        charts.size,
+        zero=True,
+    ),
+    _Curves(
+        "Bytes of the overlay's collectives",
+        "A step, of the rank that sent most.",
+        {f"{COLLECTIVES_PREFIX}*/bytes": ""},
+        charts.size,
+        zero=True,
+    ),
+)
+
+
+def write_page(folder: Path, path: Path | None = None) -> Path:
+    """Write the report of the run in `folder`, by default to its report.html, replacing an earlier one at once.
+
+    Raises:
+        ReportError: no run, or a file of it that cannot be read; one sentence.
+    """
+    target = path or folder / NAME
+    text = render_page(folder)
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(target)
+    return target
+
+
+def render_page(folder: Path, live: bool = False) -> str:
+    """The page as HTML. live: it asks the server that it came from for a newer one, as long as the run goes on.
+
+    Raises:
+        ReportError: see `write_page`.
+    """
+    config = read_configuration(folder)
+    records = read_records(folder / METRICS)
+    faults = read_entries(folder / "faults.jsonl")
+    state = _state(folder, read_entries(folder / "events.jsonl"), records)
+    meters = read_meters(folder / METERS)
+    facts = RunFacts(
+        seed=at(config, "data.seed") or 0,
+        dies=(at(config, "trainer.n_gpus_per_node") or 0) * (at(config, "trainer.nnodes") or 1),
+        wall_s=state.seconds,
+        precision=at(config, "actor_rollout_ref.overlay.precision") or "",
+    )
+    overlay = next(iter(read_objects([folder / "overlay.json"])), None)
+    summary = summarise(records, facts, overlay, meters, faults, state.message or None)
+    return (
+        environment()
+        .get_template("run.html")
+        .render(
+            live=live and state.goes_on,
+            name=folder.resolve().name,
+            state=state,
+            model=at(config, "actor_rollout_ref.model.path"),
+            planned=at(config, "trainer.total_training_steps"),
+            emulated=meters is not None,
+            summary=summary,
+            panels=[_rewards(records), _stages(records), *(_curves(records, curves) for curves in _CURVES)],
+            collectives=_collectives(summary["collectives"]),
+            memory=_memory(folder),
+            samples=read_samples(folder),
+            faults=faults,
+            metrics=_table(records),
+            config=yaml.safe_dump(masked(dict(config)), sort_keys=False, allow_unicode=True),
+            made=_time(time.time()),
+        )
+    )
+
+
+def environment() -> Environment:
+    """The pages' templates; what a model wrote is escaped like everything else."""
+    made = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"number": charts.number, "size": charts.size}
+    return made
+
+
+@dataclass(frozen=True)
+class _State:
+    """How far a run is. status: going on, finished, failed or killed; message: why it ended."""
+
+    status: str
+    message: str
+    seconds: float
+    last: str
+
+    @property
+    def goes_on(self) -> bool:
+        return self.status == "going on"
+
+
+def _state(folder: Path, events: Sequence[Mapping[str, Any]], records: Sequence[StepRecord]) -> _State:
+    """From the events of the last start, and from the judgement of who started it, which is in summary.json.
+
+    A run that was killed hard has neither and seems to go on.
+    """
+    begin = max((index for index, event in enumerate(events) if event["event"] == BEGAN), default=0)
+    latest = events[begin:]
+    times = [event["time"] for event in latest] + [record.time for record in records]
+    seconds = max(times) - latest[0]["time"] if latest else 0.0
+    last = _time(max(times)) if times else "nothing yet"
+    judged = folder / "summary.json"
+    if judged.exists() and not (latest and judged.stat().st_mtime < latest[0]["time"]):
+        failure = next(iter(read_objects([judged])))["failure"]
+        return _State("failed" if failure else "finished", failure or "", seconds, last)
+    end = next((event for event in latest if event["event"] == ENDED), None)
+    if end is None:
+        return _State("going on", "", seconds, last)
+    return _State(end["status"], end["message"], seconds, last)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def _points(records: Sequence[StepRecord], name: str) -> list[tuple[int, float]]:
+    """The finite values of a metric with their steps."""
+    found = ((record.step, record.metrics.get(name)) for record in records)
+    return [(step, float(value)) for step, value in found if isinstance(value, int | float)]
+
+
+def _rewards(records: Sequence[StepRecord]) -> Panel:
+    points = _points(records, REWARD)
+    means = moving_means([value for _, value in points], REWARD_WINDOW)
+    smooth = [(step, mean) for (step, _), mean in zip(points, means, strict=True)]
+    series = [Series("step", points, dots=True), Series(f"mean of {REWARD_WINDOW} steps", smooth)]
+    validated = sorted(
+        {name for record in records for name in record.metrics if name.startswith(("val-core/", "val/"))}
+    )
+    series += [Series(name, _points(records, name)) for name in validated]
+    return Panel("Reward", "Mean over the responses of a step.", charts.lines(series, zero=True))
+
+
+def _stages(records: Sequence[StepRecord]) -> Panel:
+    timed = [record for record in records if record.metrics.get(STEP_SECONDS) is not None]
+    seconds = [record.stage_seconds() for record in timed]
+    parts = [(name, [each[name] or 0.0 for each in seconds]) for name in STAGES if name != SPREAD_OVER_OTHERS]
+    used = [sum(values) for values in zip(*(values for _, values in parts), strict=True)]
+    totals = [record.metrics[STEP_SECONDS] or 0.0 for record in timed]
+    parts.append(("other", [max(0.0, total - part) for total, part in zip(totals, used, strict=True)]))
+    shown = [(name, values) for name, values in parts if any(values)]
+    note = "Seconds of a step by stage. The time in which tensors move to and from the host is part of the stages."
+    return Panel("Seconds by stage", note, charts.stacked([record.step for record in timed], shown))
+
+
+def _curves(records: Sequence[StepRecord], curves: _Curves) -> Panel:
+    names = {name for record in records for name in record.metrics}
+    series = []
+    for wanted, label in curves.metrics.items():
+        begin, star, end = wanted.partition("*")
+        for name in sorted(names) if star else [wanted]:
+            if name.startswith(begin) and name.endswith(end) and (points := _points(records, name)):
+                series.append(Series(label or name.removeprefix(begin).removesuffix(end), points))
+    chart = charts.lines(series, curves.text, curves.logarithmic, curves.zero)
+    return Panel(curves.title, curves.note, chart)
+
+
+def _collectives(counted: Mapping[str, Mapping[str, int]] | None) -> Markup:
+    values = [(kind, float(each["bytes"])) for kind, each in (counted or {}).items() if "bytes" in each]
+    return charts.bars(sorted(values, key=lambda pair: -pair[1]), charts.size)
+
+
+def _memory(folder: Path) -> dict[str, Any]:
+    """The highest bytes of each die by phase: the phases, and rows of a die and its figures."""
+    dies = sorted(read_objects(sorted((folder / MEMORY).glob("*.json"))), key=lambda die: die["rank"])
+    phases = [phase for phase in PHASES if any(phase in die["peak_bytes"] for die in dies)]
+    rows = [(die["rank"], [die["peak_bytes"].get(phase) for phase in phases]) for die in dies]
+    return {"phases": phases, "rows": rows}
+
+
+def _table(records: Sequence[StepRecord]) -> list[tuple[str, list[str]]]:
+    """Every metric with its first, last, lowest and highest value and in how many steps it was not finite."""
+    rows = []
+    for name in sorted({name for record in records for name in record.metrics}):
+        values = [value for _, value in _points(records, name)]
+        text = charts.size if name.startswith((PEAK_BYTES_PREFIX, ALLOCATED_BYTES_PREFIX)) else charts.number
+        figures = [text(each) for each in (values[0], values[-1], min(values), max(values))] if values else ["-"] * 4
+        unknown = sum(name in record.metrics and record.metrics[name] is None for record in records)
+        rows.append((name, [*figures, str(unknown or "")]))
+    return rows

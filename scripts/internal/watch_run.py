@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Serves the report of one run on loopback until Ctrl-C: `watch_run.py RUN PORT`; port 0 takes a free one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from html import escape
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from post_training.report import ReportError  # noqa: E402
+from post_training.report.run_page import render_page  # noqa: E402
+
+_LOOPBACK = "127.0.0.1"
+# What a run's page is made of.
+_PARTS = ("*.json", "*.jsonl", "*.yaml", "memory/*.json", "meters/*.json")
+
+
+class RunServer(ThreadingHTTPServer):
+    """The page of the run in `folder` at /, and nothing else; it is rendered when the run has written something."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, port: int) -> None:
+        super().__init__((_LOOPBACK, port), _Handler)
+        self._folder = folder
+        self._rendered: tuple[object, bytes] = (None, b"")
+
+    @property
+    def names(self) -> set[str]:
+        """What a browser of this machine may call this server; another name is another site's, pointed here."""
+        return {f"{host}:{self.server_port}" for host in (_LOOPBACK, "localhost")}
+
+    def page(self) -> bytes:
+        """The page of this moment.
+
+        Raises:
+            ReportError: the run has written nothing that can be shown.
+        """
+        files = sorted(file for part in _PARTS for file in self._folder.glob(part))
+        seen = [(file, status.st_mtime_ns, status.st_size) for file in files if (status := _status(file))]
+        if self._rendered[0] != seen:
+            self._rendered = (seen, render_page(self._folder, live=True).encode())
+        return self._rendered[1]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: RunServer
+
+    def do_GET(self) -> None:
+        """Answers / for a browser of this machine."""
+        if self.headers.get("Host") not in self.server.names:
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif self.path != "/":
+            self.send_error(HTTPStatus.NOT_FOUND)
+        else:
+            try:
+                status, page = HTTPStatus.OK, self.server.page()
+            except ReportError as error:  # a run that is only starting
+                status, page = HTTPStatus.SERVICE_UNAVAILABLE, _waiting(str(error))
+            self._answer(status, page)
+
+    def _answer(self, status: HTTPStatus, page: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(page)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing: the terminal shows the address."""
+
+
+def _status(file: Path) -> os.stat_result | None:
+    try:
+        return file.stat()
+    except FileNotFoundError:  # replaced at this moment
+        return None
+
+
+def _waiting(sentence: str) -> bytes:
+    head = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="3">'
+    return f"{head}<p>{escape(sentence)}</p>".encode()
+
+
+def main() -> int:
+    """Serves until Ctrl-C; returns the exit code."""
+    folder, port = Path(sys.argv[1]), int(sys.argv[2])
+    try:
+        server = RunServer(folder, port)
+    except OSError as error:
+        print(
+            f"error: port {port} of {_LOOPBACK} cannot be used ({error.strerror}); give another --port", file=sys.stderr
+        )
+        return 2
+    print(f"{folder}: http://{_LOOPBACK}:{server.server_port}/ (Ctrl-C ends)", flush=True)
+    with server, suppress(KeyboardInterrupt):
+        server.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

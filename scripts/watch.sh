@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Shows the report of a run in a browser of this machine while the run goes on. See --help.
+set -euo pipefail
+
+project_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+readonly project_root
+# shellcheck source=scripts/lib/terminal.sh
+source "$project_root/scripts/lib/terminal.sh"
+# shellcheck source=scripts/lib/arguments.sh
+source "$project_root/scripts/lib/arguments.sh"
+
+usage() {
+    cat <<'USAGE'
+Usage: bash scripts/watch.sh RUN [--port PORT]
+
+Serves the report of the run in the folder RUN at http://127.0.0.1:PORT/ until Ctrl-C. The page refreshes itself as long
+as the run goes on. Nobody outside this machine reaches it; from another one, go through ssh -L PORT:127.0.0.1:PORT.
+
+  --port PORT   default: a free one, which is printed
+  --help        print this
+USAGE
+}
+
+main() {
+    local run="" port=0 python=$project_root/.venv/bin/python
+    while (($#)); do
+        case $1 in
+            --help) usage; return ;;
+            --port)
+                argument_require_value "$1" $#
+                argument_require_decimal "$1" "$2" 0 65535
+                port=$2
+                shift 2
+                ;;
+            -*) fail "Unknown option \"$1\": see --help." ;;
+            *)
+                [[ -z $run ]] || fail "\"$1\" is a second folder; give one run."
+                run=$1
+                shift
+                ;;
+        esac
+    done
+    [[ -n $run ]] || fail "Which run? Give its output folder: see --help."
+    [[ -d $run ]] || fail "$run is not a folder: give the output folder of a run."
+    [[ -x $python ]] || python=python3
+    exec "$python" "$project_root/scripts/internal/watch_run.py" "$run" "$port"
+}
+
+main "$@"

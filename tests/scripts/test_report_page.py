@@ -1,0 +1,81 @@
+"""scripts/report.py and the server behind scripts/watch.sh."""
+
+import http.client
+import json
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from scripts import report
+from scripts.internal.watch_run import RunServer
+from tests.html_pages import StrictPage
+from tests.post_training.report.test_run_page import end, write_run
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_is_written_where_it_is_asked_for(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    assert report.main([str(run)]) == 0
+    assert capsys.readouterr().out.strip() == str(run / "report.html")
+    StrictPage((run / "report.html").read_text())
+    assert report.main([str(run), "--output", str(tmp_path / "other.html")]) == 0
+    assert (tmp_path / "other.html").exists()
+
+
+@pytest.mark.parametrize("arguments", [["absent"], ["run", "--output", "absent/page.html"]])
+def test_what_cannot_be_done_is_one_sentence(tmp_path, capsys, monkeypatch, arguments):
+    write_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert report.main(arguments) == 2
+    ended = capsys.readouterr()
+    assert ended.out == "" and ended.err.startswith("error: ") and ended.err.count("\n") == 1
+
+
+@pytest.fixture
+def server(tmp_path):
+    run = write_run(tmp_path / "run")
+    with RunServer(run, 0) as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield run, made
+        made.shutdown()
+
+
+def get(server, path="/", host=None):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection.request("GET", path, headers={"Host": host} if host else {})
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def test_the_page_grows_with_the_run(server):
+    run, server = server
+    assert server.server_address[0] == "127.0.0.1"
+    status, page = get(server)
+    assert status == 200 and "3 of 5 steps" in page and "setInterval" in page
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 4, "time": 1.0, "metrics": {}}) + "\n")
+    assert "4 of 5 steps" in get(server)[1]
+    end(run, "finished")
+    assert "setInterval" not in get(server)[1]
+
+
+def test_nothing_else_is_served_and_no_other_site_may_ask(server):
+    run, server = server
+    for path in ("/config.yaml", "/../run/config.yaml", "/?x"):
+        assert get(server, path)[0] == 404
+    assert get(server, host="example.org")[0] == 403
+    assert get(server, host=f"localhost:{server.server_port}")[0] == 200
+    (run / "config.yaml").unlink()
+    status, page = get(server)
+    assert status == 503 and "has no config.yaml" in page and 'http-equiv="refresh"' in page
+
+
+@pytest.mark.parametrize("arguments", [[], ["absent"], [".", "--port", "x"], [".", "more"], [".", "--wrong"]])
+def test_watch_refuses_what_it_does_not_understand(arguments):
+    ended = subprocess.run(
+        ["bash", "scripts/watch.sh", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 2 and ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
