@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
 """Works out what a job needs before anything starts: batches, memory by phase, hosts, disks, and what does not fit.
 
-Example, the job with true weights on dies of 64 GB:
+Example, the job with true weights on dies of 64 GB, and how long its steps would take on the cluster of a file:
   scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --swap-optimizer
+  scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --time --cluster FILE
 Exit codes: 0 everything fits, 1 something does not, 2 the configuration is refused.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -20,6 +24,7 @@ from post_training.plan.job import Job, read_job  # noqa: E402
 from post_training.plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine, describe, make_job_plan  # noqa: E402
+from post_training.plan.step_time import Step, describe_time, step_seconds  # noqa: E402
 from verl_patches.trainer.configuration_checks.values import resolved  # noqa: E402
 
 
@@ -51,11 +56,21 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--emulated", action="store_true", help="dies of the emulated NPU: no HCCL buffers, no CANN")
     parser.add_argument("--json", action="store_true", help="print bytes of a die as JSON")
+    parser.add_argument(
+        "--time",
+        action="store_true",
+        help="instead, the seconds of a step on the dies of --cluster, modelled from published figures",
+    )
+    parser.add_argument("--prompt-tokens", type=float, default=78, help="mean of a prompt (default: %(default)s)")
+    parser.add_argument("--response-tokens", type=float, help="mean of a response (default: as long as allowed)")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     try:
+        if options.time:
+            print(_time(options))
+            return 0
         die, host, disk = (_bytes(size) for size in (options.die_memory, options.host_memory, options.disk))
-        plan = make_job_plan(_job(options), Machine(die, host, disk, _outside(options)))
+        plan = make_job_plan(_job(options)[0], Machine(die, host, disk, _outside(options)))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -92,7 +107,65 @@ def _model(path: Path) -> dict:
     return model
 
 
-def _job(options: argparse.Namespace) -> Job:
+def _time(options: argparse.Namespace) -> str:
+    """The modelled step as text, or its seconds as JSON."""
+    job, config = _job(options)
+    step = modelled_step(config, job, _model(options.model), _dies(options.cluster))
+    longest = float(step.longest)
+    response = longest if options.response_tokens is None else options.response_tokens
+    if not 0 <= options.prompt_tokens <= job.sequence_tokens or not 0 < response <= longest:
+        raise ValueError(
+            f"--prompt-tokens {options.prompt_tokens:g} and --response-tokens {response:g} must lie within "
+            f"{job.sequence_tokens} and {longest:g} tokens, which the configuration allows"
+        )
+    step = replace(step, prompt_tokens=options.prompt_tokens, response_tokens=response)
+    return json.dumps(step_seconds(step), indent=1) if options.json else describe_time(step)
+
+
+def modelled_step(config: Mapping[str, Any], job: Job, model: dict, dies: int) -> Step:
+    """The job's step on so many dies: with more of them data parallelism grows, and what does not fit shrinks."""
+    overlay, pp = config["actor_rollout_ref"]["overlay"], min(job.train.pp, dies)
+    agreed = overlay["dp_sync"]
+    recomputation = job.recomputation
+    return Step(
+        model=model,
+        dies=dies,
+        sequences=job.sequences,
+        prompt_tokens=0,
+        response_tokens=0,
+        longest=config["data"]["max_response_length"],
+        rollout_tp=min(job.rollout.tp, dies),
+        rollout_ep=min(job.rollout.ep, dies),
+        engine_sequences=job.engine_sequences,
+        pp=pp,
+        dp=max(1, dies // (job.train.tp * pp)),
+        micro=job.micro_update,
+        stage_layers=max(job.train.num_layer_list),
+        recomputed=recomputation.layers if recomputation and recomputation.granularity == "full" else 0,
+        balanced=overlay["router_balance"]["forced"],
+        between_dies=False,
+        agreements="hccl" if agreed["enabled"] else "gloo",
+        a_forward=2,
+    )
+
+
+def _dies(cluster: Path) -> int:
+    """The dies of a cluster's file."""
+    if not cluster.is_file():
+        raise ValueError(f"--cluster: {cluster} is no file; give one like scripts/env/a3_256_dies.env")
+    values, dies = read_environment(cluster), 1
+    for name in ("NODES", "DIES_PER_NODE"):
+        text = values.get(name, "")
+        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 4096):
+            raise ValueError(f"{name} in {cluster} is {text!r}: give a number from 1 to 4096")
+        dies *= int(text)
+    if dies > 4096:
+        raise ValueError(f"{cluster} describes {dies} dies; the model of a step reaches to 4096")
+    return dies
+
+
+def _job(options: argparse.Namespace) -> tuple[Job, dict[str, Any]]:
+    """The job, and the configuration that describes it."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -110,7 +183,7 @@ def _job(options: argparse.Namespace) -> Job:
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(sentence_of(error)) from error
     swaps = options.swap_optimizer or (MINDSPEED.is_on(settings) and settings.mindspeed.swap_optimizer)
-    return read_job(resolved(config), model, swaps)
+    return read_job(resolved(config), model, swaps), resolved(config)
 
 
 if __name__ == "__main__":
