@@ -193,9 +193,10 @@ in_place() {
             stage_metadata "$package" "$repository" "$reference"
         fi
     done <<<"$rows"
-    [[ " ${changed[*]} " == *" verl "* ]] || fail "$project_root has no verl, where the prelude line belongs; copy it there first."
+    ((${#changed[@]})) || fail "$project_root has no package of overlay/pins.toml; copy them there first."
     [[ " ${changed[*]} " != *" vllm_ascend "* ]] || apply_series
-    insert_prelude
+    # Without a verl here, an entry point of the overlay turns it on.
+    [[ " ${changed[*]} " != *" verl "* ]] || insert_prelude
     (cd "$project_root" && "$python" -m overlay check "${checked[@]}") ||
         fail "these sources do not fit the patches; nothing was changed in $project_root."
     replace_changed "${changed[@]}"

@@ -1,5 +1,7 @@
 """Megatron's calls to torch.cuda go to the NPU."""
 
+from importlib.util import find_spec
+
 from overlay import before_import
 from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
 
@@ -16,5 +18,6 @@ from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
 def transfer_to_npu() -> None:
     # verl.utils.device asks torch.cuda.is_available() while it is imported. Afterwards torch.cuda is the NPU, and verl
     # would take its CUDA branches.
-    import verl.utils.device  # noqa: F401
+    if find_spec("verl") is not None:
+        import verl.utils.device  # noqa: F401
     from torch_npu.contrib import transfer_to_npu  # noqa: F401

@@ -1,16 +1,12 @@
 """scripts/assemble_workspace.sh on a throw-away project: the overlay's folders copied beside throw-away upstreams."""
 
-import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from overlay.pins import Pins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORKERS = '"""Workers."""\n\nfrom __future__ import annotations\n\nimport os\n\n\ndef work(x):\n    return x\n'
@@ -252,7 +248,7 @@ def test_a_fork_is_prepared_where_it_lies_and_a_second_time_nothing_changes(proj
 
 
 def test_a_fork_that_cannot_be_prepared_stays_as_it_is(project):
-    refused(project.assemble("--in-place"), "has no verl, where the prelude line belongs")
+    refused(project.assemble("--in-place"), "has no package of overlay/pins.toml")
     forked(project)
     # The package alone does not say which plugins it has.
     refused(project.assemble("--in-place", "--from", "/nowhere"), "vllm_ascend: its metadata cannot be written")
@@ -264,31 +260,6 @@ def test_a_fork_that_cannot_be_prepared_stays_as_it_is(project):
     assert "prelude" not in (project.root / "verl/workers/megatron_workers.py").read_text()
     assert (project.root / "vllm_ascend/core.py").read_text() == "VALUE = 1\n"
     assert not list(project.root.glob("*.dist-info")) and not (project.root / ".workspace.new").exists()
-
-
-def test_the_folders_that_the_documentation_names_are_enough_in_a_fork(tmp_path):
-    section = (REPOSITORY / "docs/workspace.md").read_text().partition("## In a fork of your own")[2].partition("##")[0]
-    named = set(re.findall(r"`(\w+)/`", section))
-    assert named >= {"overlay", "scripts", *(room for room in Pins.read().rooms() if (REPOSITORY / room).is_dir())}
-    # The commands as they stand there, up to the one that needs upstream's packages.
-    copies = [line.strip() for line in section.splitlines() if line.startswith("    cp -a ")]
-    for line in copies:
-        words = line.removesuffix(" FORK").split()
-        subprocess.run([*words, str(tmp_path)], cwd=REPOSITORY, check=True)
-    assert all((tmp_path / name).is_dir() for name in named)
-    assert (tmp_path / "verl_patches/scripts/plan.py").is_file(), "the recipe's folder of scripts is a link"
-    assert "bash scripts/assemble_workspace.sh --in-place vllm_ascend=VLLM_ASCEND" in section
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False}
-    script = "from verl_patches import prelude_patch; import overlay; print(overlay.__file__)"
-    prelude = subprocess.run([sys.executable, "-c", script], **options)
-    assert prelude.stdout.strip() == str(tmp_path / "overlay/__init__.py"), prelude.stderr
-    if importlib.util.find_spec("verl") is not None:
-        checked = subprocess.run([sys.executable, "-m", "overlay", "check"], **options)
-        assert checked.returncode == 0, checked.stdout + checked.stderr
-    shutil.rmtree(tmp_path / "vllm_patches")
-    fewer = subprocess.run([sys.executable, "-m", "overlay", "list"], **options)
-    assert "vllm.entrypoints" not in fewer.stdout
 
 
 @pytest.mark.parametrize(

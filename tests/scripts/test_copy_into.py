@@ -1,0 +1,186 @@
+"""scripts/copy_into.sh on git checkouts of the packages that are installed here."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from overlay.pins import Pins
+
+ROOT = Path(__file__).resolve().parents[2]
+SECTION = (ROOT / "docs/workspace.md").read_text().partition("## In a fork of your own")[2].partition("##")[0]
+SETUP = 'setup(name="vllm-ascend", entry_points={"vllm.platform_plugins": ["ascend = vllm_ascend:register"]})\n'
+PRELUDE = "from verl_patches import prelude_patch"
+# Only what is in the fork, which does not have verl: torch_npu and Megatron come from where they are installed.
+ACTIVATE = """
+import sys
+sys.modules["verl"] = None
+import overlay
+overlay.activate()
+{lines}
+report = overlay.assert_effective()
+print(overlay.__file__, len(report.applied), *sorted({{name.partition('.')[0] for name in report.pending}}))
+"""
+
+
+def installed(package: str) -> Path:
+    """The folder of an installed package, or a skip."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"{package} is not installed here")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def checkout(folder: Path, *packages: str) -> Path:
+    """A git repository with the Python files of packages, and with scripts of its own."""
+    for package in packages:
+        source = installed(package)
+        for file in source.rglob("*.py"):
+            place = folder / package / file.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
+    (folder / "scripts").mkdir()
+    (folder / "scripts" / "theirs.sh").write_text("echo theirs\n")
+    (folder / "setup.py").write_text(SETUP)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "all")
+    return folder
+
+
+def copy_into(folder: Path, *arguments: str, script: Path = ROOT / "scripts/copy_into.sh") -> str:
+    """Run the script; what it prints."""
+    command = ["bash", str(script), "--into", str(folder), *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run(
+        command, env={**environment, "PYTHON": sys.executable}, capture_output=True, text=True, timeout=120
+    )
+    if result.returncode:
+        assert result.returncode == 2 and result.stderr.splitlines()[-1].startswith("error: "), result.stderr
+        raise RuntimeError(result.stderr)
+    return result.stdout
+
+
+def run_in(folder: Path, program: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def fork(tmp_path_factory) -> Path:
+    return checkout(tmp_path_factory.mktemp("fork"), "verl", "vllm_ascend")
+
+
+def clean(folder: Path) -> bool:
+    """Whether git finds nothing changed, and no folder of ours is left either."""
+    ours = [folder / each for each in ("overlay", "post_training", ".overlay_copy", *Pins.read().rooms())]
+    return git(folder, "status", "--porcelain", "--ignored") == "" and not any(each.exists() for each in ours)
+
+
+def test_a_fork_gets_everything_twice_the_same_and_is_as_it_was_after_an_undo(fork):
+    assert "nothing was changed" in copy_into(fork, "--dry-run") and clean(fork)
+    said = copy_into(fork)
+    assert "changes verl/workers/megatron_workers.py" in said and "overlay check is clean" in said
+    assert PRELUDE in (fork / "verl/workers/megatron_workers.py").read_text()
+    assert git(fork, "diff", "--name-only").split() == [
+        "verl/workers/megatron_workers.py",
+        "vllm_ascend/attention/mla_v1.py",
+    ]
+    (metadata,) = fork.glob("vllm_ascend-*.dist-info")
+    assert "ascend = vllm_ascend:register" in (metadata / "entry_points.txt").read_text()
+    # What the guide names, beside the fork's own scripts.
+    named = set(re.findall(r"`(\w+)/`", SECTION))
+    assert named >= {"overlay", "scripts", *(room for room in Pins.read().rooms() if (ROOT / room).is_dir())}
+    assert all((fork / name).is_dir() for name in named) and (fork / "scripts/theirs.sh").is_file()
+    assert (fork / "verl_patches/scripts/plan.py").is_file(), "the recipe's folder of scripts is a link"
+    used = run_in(fork, f"{PRELUDE}; import overlay; print(overlay.__file__)")
+    assert used.strip() == str(fork / "overlay/__init__.py")
+
+    before = git(fork, "status", "--porcelain", "--untracked-files=all")
+    assert "has all of it already" in copy_into(fork)
+    assert git(fork, "status", "--porcelain", "--untracked-files=all") == before
+    # The copy can undo itself too.
+    assert "is as it was" in copy_into(fork, "--undo", script=fork / "scripts/copy_into.sh") and clean(fork)
+    assert "nothing to undo" in copy_into(fork, "--undo")
+
+
+def test_what_somebody_changed_is_neither_replaced_nor_removed(fork):
+    copy_into(fork, "--only", "verl")
+    changed = fork / "verl_patches/prelude_patch.py"
+    changed.write_text("mine = 1\n")
+    for arguments in (("--undo",), ()):
+        with pytest.raises(RuntimeError, match="prelude_patch.py was changed since it was put there"):
+            copy_into(fork, *arguments)
+    assert changed.read_text() == "mine = 1\n"
+    copy_into(fork, "--undo", "--discard")
+    assert clean(fork)
+
+
+def test_a_checkout_that_does_not_fit_or_has_something_in_the_way_stays_as_it_is(fork):
+    registry = fork / "verl/models/mcore/registry.py"
+    text = registry.read_text()
+    registry.write_text(text.replace("def init_mcore_model(", "def init_another_model("))
+    with pytest.raises(RuntimeError, match="these sources do not fit the patches"):
+        copy_into(fork)
+    registry.write_text(text)
+    (fork / "overlay").mkdir()
+    (fork / "overlay/__init__.py").write_text("theirs = 1\n")
+    with pytest.raises(RuntimeError, match="overlay/__init__.py is in the way"):
+        copy_into(fork)
+    shutil.rmtree(fork / "overlay")
+    assert clean(fork)
+
+
+@pytest.mark.parametrize(
+    ("packages", "only", "lines", "room"),
+    [
+        (["megatron"], "megatron", "import megatron.core.packed_seq_params", "megatron_patches"),
+        pytest.param(["vllm"], "vllm", "import vllm.utils", "vllm_patches", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_room_alone_can_be_activated(tmp_path, packages, only, lines, room):
+    folder = checkout(tmp_path, *packages)
+    copy_into(folder, "--only", only)
+    rooms = [each for each in Pins.read().rooms() if (folder / each).exists()]
+    assert sorted(rooms) == sorted(["verl_patches", room]), "features lie with verl's"
+    assert [path.name for path in (folder / "verl_patches").iterdir()] == ["features"]
+    assert list((folder / "scripts").iterdir()) == [folder / "scripts/theirs.sh"]
+    file, applied, *pending = run_in(folder, ACTIVATE.format(lines=lines)).splitlines()[-1].split()
+    assert file == str(folder / "overlay/__init__.py") and int(applied) >= 1
+    assert set(pending) <= {*packages, "torch", "apex"}, "no other room's patches"
+    copy_into(folder, "--undo")
+    assert clean(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--into", "/nowhere"], "--into /nowhere: there is no such folder"),
+        (["--into", "EMPTY"], "there is none of verl vllm vllm_ascend megatron mindspeed in it"),
+        (["--into", "EMPTY", "--only", "sglang"], "--only sglang: there are patches of verl"),
+        (["--into", str(ROOT)], "is this project itself"),
+        (["--wrong"], "--wrong is not understood"),
+        ([], "--into CHECKOUT is missing"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(tmp_path, arguments, sentence):
+    given = [str(tmp_path) if each == "EMPTY" else each for each in arguments]
+    command = ["bash", str(ROOT / "scripts/copy_into.sh"), *given]
+    result = subprocess.run(
+        command, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 2 and sentence in result.stderr and result.stderr.startswith("error: ")
