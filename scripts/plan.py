@@ -37,6 +37,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--host-memory", default="", help="memory of a node's host")
     parser.add_argument("--disk", default="", help="free space for checkpoints")
     parser.add_argument(
+        "--storage-speed",
+        type=_speed,
+        default=0.0,
+        metavar="GB/s",
+        help="what all nodes together write to the storage for checkpoints; measure it",
+    )
+    parser.add_argument(
         "--swap-optimizer",
         action="store_true",
         help="the job runs where MindSpeed is installed, which keeps the optimizer on the host; needless where it is "
@@ -70,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(_time(options))
             return 0
         die, host, disk = (_bytes(size) for size in (options.die_memory, options.host_memory, options.disk))
-        plan = make_job_plan(_job(options)[0], Machine(die, host, disk, _outside(options)))
+        plan = make_job_plan(_job(options)[0], Machine(die, host, disk, _outside(options), options.storage_speed))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -80,6 +87,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _bytes(text: str) -> int:
     return parse_bytes(text) if text else 0
+
+
+def _speed(text: str) -> float:
+    """GB/s as bytes a second. Raises ArgumentTypeError for anything but a number above 0."""
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not 0 < speed < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no speed; give GB a second, above 0")
+    return speed * 1e9
 
 
 def _outside(options: argparse.Namespace) -> OutsideTorch:

@@ -27,7 +27,8 @@ class Job:
     micro_update, micro_reference: sequences of one forward. engine_sequences, forward_tokens: limits of an engine.
     chunks_prompts: whether the engine's scheduler cuts prompts.
     blocks: the KV cache's blocks where the configuration fixes them, else None. utilization: share of a die that an
-    engine may fill. saves: whether checkpoints are written.
+    engine may fill. saves_every: steps between checkpoints, 0 for none.
+    keeps: checkpoints that stay when a newer one is complete, 0 for all.
     weighs_in_float32: whether training adds the rows of a token's experts up in float32.
     """
 
@@ -49,7 +50,8 @@ class Job:
     bucket_bytes: int
     dies_per_node: int
     recomputation: Recomputation | None
-    saves: bool
+    saves_every: int
+    keeps: int
     swaps_optimizer: bool
     weighs_in_float32: bool
 
@@ -98,7 +100,8 @@ def read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimize
         bucket_bytes=overlay["reshard"]["bucket_bytes"],
         dies_per_node=config["trainer"]["n_gpus_per_node"],
         recomputation=_recomputation(node["model"]),
-        saves=config["trainer"]["save_freq"] > 0,
+        saves_every=max(config["trainer"]["save_freq"], 0),
+        keeps=overlay.get("checkpoint", {}).get("keep_last") or config["trainer"]["max_actor_ckpt_to_keep"] or 0,
         swaps_optimizer=swaps_optimizer,
         # This project's own layer does; where MindSpeed swaps the optimizer, its fused operator does not.
         weighs_in_float32=not swaps_optimizer,

@@ -20,15 +20,17 @@ OTHER_PROCESSES = 4
 
 @dataclass(frozen=True)
 class Machine:
-    """Bytes of a die, of a node's host and of the file system for checkpoints; 0 where it is not known.
+    """Bytes of a die, of a node's host and free for checkpoints; 0 where it is not known.
 
-    outside: what is taken from a die beside tensors.
+    outside: what is taken from a die beside tensors. storage: bytes a second that all nodes together write for
+    checkpoints; 0 where it is not known.
     """
 
     die: int
     host: int = 0
     disk: int = 0
     outside: OutsideTorch = NOTHING_OUTSIDE
+    storage: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ class JobPlan:
     host: HostMemory
     weights_on_disk: int
     checkpoint: int
+
+    @property
+    def checkpoints(self) -> int:
+        """Bytes of the checkpoints that lie on the disk at one time: those that stay, and the one being written; of
+        one, where all stay."""
+        return self.checkpoint * (self.job.keeps + 1)
 
     def peaks(self) -> dict[str, int]:
         """Bytes of a die at the peak of each phase: tensors, and what HCCL and CANN hold beside them."""
@@ -86,9 +94,10 @@ class JobPlan:
             )
         if self.machine.host and self.host.total > self.machine.host:
             found.append(f"host: {self.host.total / 1e9:.0f} GB a node, and a node has {self.machine.host / 1e9:.0f}")
-        if self.machine.disk and self.checkpoint > self.machine.disk:
+        if self.machine.disk and self.checkpoints > self.machine.disk:
             found.append(
-                f"disk: {self.checkpoint / 1e9:.0f} GB a checkpoint, and {self.machine.disk / 1e9:.0f} are free"
+                f"disk: {self.checkpoints / 1e9:.0f} GB of checkpoints, and {self.machine.disk / 1e9:.0f} are free; "
+                "lower actor_rollout_ref.overlay.checkpoint.keep_last, or set trainer.save_freq=-1"
             )
         return found
 
@@ -127,7 +136,7 @@ def make_job_plan(job: Job, machine: Machine) -> JobPlan:
         host=host_memory(job, device, machine),
         weights_on_disk=elements * job.itemsize,
         # Weights, and in float32 the main parameters and both moments.
-        checkpoint=elements * 12 if job.saves else 0,
+        checkpoint=elements * 12 if job.saves_every else 0,
     )
 
 
@@ -169,12 +178,27 @@ def describe(plan: JobPlan) -> str:
         f"host              {plan.host.total / 1e9:.0f} GB a node: {plan.host.away / 1e9:.0f} away from the dies, "
         f"up to {plan.host.objects / 1e9:.0f} of Ray's objects, {plan.host.processes / 1e9:.0f} of processes",
         f"disk              {plan.weights_on_disk / 1e9:.0f} GB of weights; "
-        + (f"{plan.checkpoint / 1e9:.0f} GB a checkpoint" if job.saves else "no checkpoint is written"),
+        + ("no checkpoint is written" if not job.saves_every else f"a checkpoint every {job.saves_every} steps"),
+        *_checkpoints(plan),
         "",
         *([f"DOES NOT FIT: {problem}" for problem in plan.problems()] or ["everything fits"]),
         *(f"but: {remark}" for remark in plan.remarks()),
     ]
     return "\n".join(lines)
+
+
+def _checkpoints(plan: JobPlan) -> list[str]:
+    """What a job that saves writes, and how long that takes at the machine's speed."""
+    job, size = plan.job, plan.checkpoint
+    if not size:
+        return []
+    number = job.keeps + 1
+    room = f"{plan.checkpoints / 1e9:.0f} GB for {number} at a time" if job.keeps else "all of them stay"
+    lines = [f"  a checkpoint    {size / 1e9:.0f} GB, {size / job.dies / 1e9:.3g} a die; {room}"]
+    if plan.machine.storage:
+        seconds = size / plan.machine.storage
+        lines.append(f"  writing one     {seconds:.0f} s at {plan.machine.storage / 1e9:g} GB/s")
+    return lines
 
 
 def _recomputed(job: Job) -> str:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
 REPOSITORY = Path(__file__).resolve().parents[2]
 INTERRUPTED, TERMINATED = 130, 143
+# For a worker of every node to start and look for a file.
+_STORAGE_LIMIT_S = 600
 
 
 class WorkerSource(Protocol):
@@ -319,6 +321,7 @@ def _connection(
             memory = config.ray_init.get("object_store_memory")
             own.start(num_cpus=_slots(config), object_store_memory=memory, runtime_env=environment)
         check_cluster_resources(config, ray.cluster_resources())
+        _check_storage(config)
         _note(config, "ray_ready")
         warm_up = ray.remote(num_cpus=0)(lambda: None).remote()
         yield
@@ -327,6 +330,26 @@ def _connection(
         ray.shutdown()
         if workers is not None:
             workers.close()
+
+
+def _check_storage(config: DictConfig) -> None:
+    """Every node of the connected Ray sees the folder for checkpoints, if the run has any and there are several."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from verl_patches.features.training_checkpoint.storage import check_shared, read_nonce, uses_checkpoints
+
+    nodes = {each["NodeManagerAddress"]: each["NodeID"] for each in ray.nodes() if each["Alive"]}
+    if len(nodes) < 2 or not uses_checkpoints(config.trainer):
+        return
+
+    def read_everywhere(path: str) -> dict[str, str]:
+        read = ray.remote(num_cpus=0)(read_nonce)
+        there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes.values()]
+        asked = [read.options(scheduling_strategy=each).remote(path) for each in there]
+        return dict(zip(nodes, ray.get(asked, timeout=_STORAGE_LIMIT_S), strict=True))
+
+    check_shared(Path(config.trainer.default_local_dir), read_everywhere)
 
 
 def _runtime_environment(config: DictConfig, workers: WorkerSource | None, own: OwnRay | None) -> dict[str, Any]:

@@ -130,12 +130,16 @@ def test_communicators_take_their_buffers_twice_and_some_before_the_cache_is_mea
 
 
 def test_what_is_saved_and_what_the_host_holds():
-    plan = scaled_plan()
+    saving = scaled_plan()
+    plan = make_job_plan(dataclasses.replace(saving.job, saves_every=0), saving.machine)
     assert plan.checkpoint == 0 and "no checkpoint is written" in describe(plan)
     elements = plan.weights_on_disk // 2
-    saving = make_job_plan(dataclasses.replace(plan.job, saves=True), plan.machine)
-    # Weights in bfloat16; main parameters and two moments of Adam in float32.
-    assert saving.checkpoint == elements * (4 + 8) and " GB a checkpoint" in describe(saving)
+    # Main parameters and two moments of Adam in float32.
+    assert saving.checkpoint == elements * (4 + 8) and saving.checkpoints == 3 * saving.checkpoint
+    assert "a checkpoint every 20 steps" in describe(saving) and "GB for 3 at a time" in describe(saving)
+    assert "writing one" not in describe(saving)
+    keeping_all = dataclasses.replace(saving, job=dataclasses.replace(saving.job, keeps=0))
+    assert keeping_all.checkpoints == keeping_all.checkpoint and "all of them stay" in describe(keeping_all)
     assert plan.host.away == 8 * plan.device.host
     # Ray's own default: three tenths of the memory, 200 GB at most.
     assert plan.host.objects == 200 * 10**9

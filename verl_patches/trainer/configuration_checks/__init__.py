@@ -15,7 +15,12 @@ from overlay import ConfigurationError
 from verl_patches.features.catalogue import FEATURES
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.configuration_checks.failures import describe_failure
-from verl_patches.trainer.configuration_checks.files import check_interpreter, check_model_folder, check_reward
+from verl_patches.trainer.configuration_checks.files import (
+    check_checkpoint_room,
+    check_interpreter,
+    check_model_folder,
+    check_reward,
+)
 from verl_patches.trainer.configuration_checks.handed_over import check_engine_arguments, check_transformer_options
 from verl_patches.trainer.configuration_checks.model import check_layout, check_model_path, described
 from verl_patches.trainer.configuration_checks.names import known_keys, unknown_key
@@ -97,7 +102,7 @@ def check_machine(config: Mapping[str, Any], model_is_there: bool = True) -> Non
         model_is_there: false where the model will only be made.
 
     Raises:
-        ConfigurationError: a package, a login, a file or a variable of the environment.
+        ConfigurationError: a package, a login, a file, a variable of the environment, or room on a disk.
     """
     values = resolved(config)
     check_interpreter()
@@ -106,3 +111,4 @@ def check_machine(config: Mapping[str, Any], model_is_there: bool = True) -> Non
     check_reward(values)
     if model_is_there:
         check_model_folder(values)
+        check_checkpoint_room(values, OverlaySettings.from_config(values["actor_rollout_ref"]))

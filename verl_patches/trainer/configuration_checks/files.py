@@ -6,11 +6,14 @@ import ast
 import difflib
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from overlay import ConfigurationError
 from post_training.rewards import RULES
+from verl_patches.features.training_checkpoint.storage import check_room
+from verl_patches.trainer.configuration_checks.model import described
 from verl_patches.trainer.own_ray import is_found_by_raylets
 
 _REWARD = "custom_reward_function"
@@ -34,6 +37,16 @@ def check_model_folder(config: Mapping[str, Any]) -> None:
             f"actor_rollout_ref.model.path={path} is no folder with a config.json on this machine; give the folder "
             "with the model's config.json, tokenizer and weights"
         )
+
+
+def check_checkpoint_room(config: Mapping[str, Any], settings: Any) -> None:
+    """The disk has room for the checkpoints of a run that saves."""
+    options = config["trainer"]
+    model = described(config["actor_rollout_ref"]["model"]["path"])
+    if options["save_freq"] > 0 and model is not None:
+        keep = settings.checkpoint
+        keep = keep if keep.keep_last else replace(keep, keep_last=options["max_actor_ckpt_to_keep"] or 0)
+        check_room(Path(options["default_local_dir"]).expanduser().absolute(), model, keep)
 
 
 def check_reward(config: Mapping[str, Any]) -> None:
