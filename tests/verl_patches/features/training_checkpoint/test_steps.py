@@ -1,5 +1,6 @@
 """The driver's side of a checkpoint: what a kill leaves at any write, what is taken up again, and what is refused."""
 
+import errno
 import json
 import os
 import random
@@ -271,6 +272,28 @@ def test_a_folder_that_takes_nothing_is_named(trainer, tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(CheckpointError, match=r"default_local_dir=.*checkpoints does not take a checkpoint \("):
         save_step(trainer(1), CheckpointSettings())
+
+
+@pytest.mark.parametrize("where", ["workers", "driver"])
+def test_a_save_that_fails_is_told_and_the_one_before_it_is_gone_on_from(trainer, monkeypatch, where):
+    saved(trainer, 2)
+    made = trainer(4)
+
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patches:
+        if where == "workers":
+            made.actor_rollout_wg.save_checkpoint = full
+        else:
+            patches.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match="does not take a checkpoint .No space left on device.; choose"):
+            save_step(made, CheckpointSettings(keep_last=1))
+            process_publisher().logged(4, {})
+    assert newest_step(made.root) == (2, [])
+    made = trainer()
+    resume_step(made, "")
+    assert made.global_steps == 2
 
 
 def test_the_kl_coefficient_goes_on_too(trainer):
