@@ -9,6 +9,8 @@ from post_training.report.faults import NOT_ANSWERING, REWARD_ERROR, RunFaults
 from post_training.report.metrics import (
     ALLOCATED_BYTES_PREFIX,
     COLLECTIVES_PREFIX,
+    GENERATED_PROMPTS,
+    GROUPS_WITH_GRADIENT,
     LOGPROB_DIFFERENCE,
     PEAK_BYTES_PREFIX,
     PHASES,
@@ -16,6 +18,8 @@ from post_training.report.metrics import (
     SKIPPED_UPDATES,
     STAGES,
     STEP_SECONDS,
+    TRAINED_PROMPTS,
+    TRUNCATED_SHARE,
     WEIGHTS_EXACT,
     StepRecord,
 )
@@ -54,6 +58,8 @@ def summarise(
     A run that failed has one too, of the steps that it finished, if any. ``failure`` is the sentence with which it
     ended and ``faults`` are the entries of its faults.jsonl.
 
+    ``groups_with_gradient`` is the share of trained groups whose rewards differ, a mean over the last steps;
+    ``generated_prompts`` and ``trained_prompts`` are totals of the run, ``truncated_share`` is of the trained answers.
     ``stage_seconds`` are means a step over all steps but the first, which also compiles and fills caches (over the
     first where it is the only one). ``overlay`` is the overlay's own report (applied, pending, effective) with
     the patches that ran (executed);
@@ -73,6 +79,10 @@ def summarise(
         "reward_errors": sum(len(fault["errors"]) for fault in faults if fault["kind"] == REWARD_ERROR),
         "reward_first": _mean(rewards[:REWARD_WINDOW]),
         "reward_last": _mean(rewards[-REWARD_WINDOW:]),
+        "groups_with_gradient": _mean(_values(records, GROUPS_WITH_GRADIENT)[-REWARD_WINDOW:]),
+        "generated_prompts": _total(_values(records, GENERATED_PROMPTS)),
+        "trained_prompts": _total(_values(records, TRAINED_PROMPTS)),
+        "truncated_share": _mean(_values(records, TRUNCATED_SHARE)),
         "step_seconds": _mean(_values(steady, STEP_SECONDS)),
         "stage_seconds": _mean_stages(steady),
         "rollout_logprob_diff_max": _highest(records, LOGPROB_DIFFERENCE),

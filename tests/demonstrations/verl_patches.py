@@ -23,12 +23,15 @@ from verl_patches.features.compatibility.feature import (
     VERL_ON_NPU,
 )
 from verl_patches.features.data_order.feature import DATA_ORDER
+from verl_patches.features.dynamic_sampling import source as prompt_source
+from verl_patches.features.dynamic_sampling.feature import DYNAMIC_SAMPLING
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure import step_record
 from verl_patches.features.measure.feature import MEASURE, MeasureSettings
 from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY
+from verl_patches.features.overlong.feature import OVERLONG
 from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.reshard.feature import RESHARD
 from verl_patches.features.residency.feature import RESIDENCY
@@ -190,6 +193,68 @@ def the_place_in_the_data_is_two_integers(body):
 
     body(upstream, trainer, None, None, None, None)
     return trainer.train_dataloader.state_dict()
+
+
+@demonstrates(f"{TRAINER}._create_dataloader", DYNAMIC_SAMPLING)
+def the_loader_filters_its_prompts(body):
+    config = {
+        "data": {"train_batch_size": 2, "shuffle": True},
+        "actor_rollout_ref": {"rollout": {"n": 2}},
+        "algorithm": {"filter_groups": {"enable": True, "metric": "acc"}},
+        "trainer": {"total_epochs": 1},
+    }
+    trainer = SimpleNamespace(config=OmegaConf.create(config), train_dataset=[0, 1, 2], total_training_steps=1)
+    with mock.patch.object(prompt_source, "_source", None):
+        body(lambda self, *_: setattr(self, "train_dataloader", "upstream"), trainer, None, None, None, None)
+    return type(trainer.train_dataloader).__name__
+
+
+@demonstrates("verl.trainer.ppo.ray_trainer:_timer", DYNAMIC_SAMPLING)
+def seconds_before_the_step_are_its_own(body):
+    source, timing = SimpleNamespace(seconds={"gen": 2.0}), {"gen": 1.0}
+    with mock.patch.object(prompt_source, "_source", source), body(lambda *_: contextlib.nullcontext(), "gen", timing):
+        pass
+    return timing
+
+
+class ExhaustedSource(prompt_source.PromptSource):
+    """A source that has no prompts left."""
+
+    def __init__(self):
+        self.ended_by = "no prompts are left"
+
+
+@demonstrates(f"{TRAINER}.init_workers", DYNAMIC_SAMPLING)
+def answers_are_those_of_the_source(body):
+    trainer = SimpleNamespace(train_dataloader=ExhaustedSource(), reward_fn=Upstream())
+    workers = SimpleNamespace(generate_sequences="upstream", world_size=2)
+    body(lambda self: setattr(self, "actor_rollout_wg", workers), trainer)
+    return getattr(workers.generate_sequences, "__name__", "upstream")
+
+
+@demonstrates(f"{TRAINER}.fit", DYNAMIC_SAMPLING)
+def the_end_of_the_prompts_is_the_end_of_the_run(body):
+    with instead_of("verl_patches.features.dynamic_sampling.ending.end_early"):
+        return asks_ours(lambda: body(Upstream(), SimpleNamespace(train_dataloader=ExhaustedSource())))
+
+
+@demonstrates(f"{TRAINER}.init_workers", OVERLONG)
+def long_answers_cost_and_cut_ones_do_not_count(body):
+    config = {
+        "data": {"max_response_length": 4},
+        "algorithm": {"overlong_filtering": True},
+        "reward_model": {"overlong_buffer": {"enable": True, "len": 2, "penalty_factor": 1.0}},
+    }
+    trainer = SimpleNamespace(config=OmegaConf.create(config), reward_fn=len)
+    body(lambda self: setattr(self, "actor_rollout_wg", SimpleNamespace(update_actor=len)), trainer)
+    return trainer.reward_fn is len, trainer.actor_rollout_wg.update_actor is len
+
+
+@demonstrates(f"{TRAINER}.init_workers", MEASURE)
+def the_batch_is_reported(body):
+    trainer = SimpleNamespace(config=None, tokenizer=None)
+    body(lambda self: setattr(self, "actor_rollout_wg", SimpleNamespace(update_actor="upstream")), trainer)
+    return callable(trainer.actor_rollout_wg.update_actor)
 
 
 @demonstrates(f"{TRAINER}.init_workers", ONPOLICY)

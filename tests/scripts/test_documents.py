@@ -11,6 +11,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 CHINESE = [path for path in DOCUMENTS if path.name.endswith(".zh.md")]
 FOR_USERS = [
     "README",
+    "algorithms",
     "checkpoints",
     "cluster",
     "data",

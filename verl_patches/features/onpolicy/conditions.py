@@ -20,7 +20,9 @@ def reason_old_log_prob_is_needed(config: Mapping[str, Any]) -> str | None:
     actor = config["actor_rollout_ref"]["actor"]
     if actor["ppo_epochs"] != 1:
         return f"actor_rollout_ref.actor.ppo_epochs={actor['ppo_epochs']}; set it to 1"
-    prompts = config["data"].get("gen_batch_size") or config["data"]["train_batch_size"]
+    data, filtered = config["data"], (config["algorithm"].get("filter_groups") or {}).get("enable")
+    # Of filtered prompts gen_batch_size is the largest wave of generation, and not what is trained on.
+    prompts = data["train_batch_size"] if filtered else data.get("gen_batch_size") or data["train_batch_size"]
     mini = actor["ppo_mini_batch_size"]
     if mini != prompts:
         return (

@@ -44,8 +44,6 @@ _VALUES = {_MODE: {"true": "token-mean", "false": "seq-mean-token-mean"}}
 
 # Keys, or groups of them, that are known elsewhere (verl's recipes, FSDP, other trainers), and what to do instead.
 ELSEWHERE = {
-    "algorithm.filter_groups": _NOT_YET,
-    "reward_model.overlong_buffer": _NOT_YET,
     "actor_rollout_ref.actor.fsdp_config": _FSDP,
     "actor_rollout_ref.ref.fsdp_config": _FSDP,
     "actor_rollout_ref.model.lora_rank": _FSDP,

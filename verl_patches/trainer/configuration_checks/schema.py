@@ -379,6 +379,13 @@ class Sandbox(Group):
     max_concurrent: Count
 
 
+class OverlongBuffer(Group):
+    enable: bool = False
+    len: Whole = 0
+    penalty_factor: NotNegative = 0.0
+    log: bool = False
+
+
 class RewardModel(Group):
     enable: Literal[False] = Field(description="a reward model is not supported yet; set custom_reward_function")
     strategy: Literal["megatron"] = Field(description=_MEGATRON)
@@ -394,6 +401,7 @@ class RewardModel(Group):
     sandbox_fusion: Sandbox
     forward_max_token_len_per_gpu: Count = 32768
     reward_kwargs: dict[str, Any] = {}
+    overlong_buffer: OverlongBuffer | None = None
 
 
 class CustomReward(Group):
@@ -405,6 +413,15 @@ class CustomReward(Group):
 class Reweighting(Group):
     reweight_method: Literal["pow", "max_min", "max_random"]
     weight_pow: float
+
+
+class FilterGroups(Group):
+    enable: bool = False
+    metric: Name | None = None
+    max_num_gen_batches: int = 0
+    lower_bound: float | None = None
+    upper_bound: float | None = None
+    on_exhausted: Literal["fail", "stop_and_save"] = "fail"
 
 
 class Algorithm(Group):
@@ -419,6 +436,8 @@ class Algorithm(Group):
     kl_ctrl: KlControl
     use_pf_ppo: bool = False
     pf_ppo: Reweighting | None = None
+    filter_groups: FilterGroups | None = None
+    overlong_filtering: bool = False
 
 
 class Trainer(Group):
@@ -468,6 +487,12 @@ class RolloutInstance(Group):
     half_of_the_dies: Count
 
 
+class MiniBatch(Group):
+    """Ours: prompts of an update, for a job with several updates of a batch."""
+
+    of_several: Count
+
+
 class Configuration(Group):
     """The whole of it."""
 
@@ -480,6 +505,7 @@ class Configuration(Group):
     trainer: Trainer
     ray_init: RayInit
     rollout_instance: RolloutInstance | None = None
+    mini_batch: MiniBatch | None = None
 
 
 def field_at(place: Iterable[str]) -> FieldInfo | None:

@@ -1,15 +1,18 @@
-"""verl's driver: no call for an old_log_prob that the update computes anyway, and marks of how far a start is."""
+"""verl's driver: its prompts and how they are chosen, calls that need no worker, and marks of how far a run is."""
 
 from overlay import wrap
 from verl_patches.features.compatibility.feature import SETTINGS
 from verl_patches.features.data_order.feature import DATA_ORDER
+from verl_patches.features.dynamic_sampling.feature import DYNAMIC_SAMPLING
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.onpolicy.feature import ONPOLICY
+from verl_patches.features.overlong.feature import OVERLONG
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
 
-_TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
+_MODULE = "verl.trainer.ppo.ray_trainer"
+_TRAINER = f"{_MODULE}:RayPPOTrainer"
 _OWN_RECORD = {
     "upstream": "not forwarded: part of this project's features",
     "remove_when": "never: it is this project's own record",
@@ -60,6 +63,57 @@ def create_dataloader(upstream, self, train_dataset, val_dataset, collate_fn, tr
 
 
 @wrap(
+    f"{_TRAINER}._create_dataloader",
+    feature=DYNAMIC_SAMPLING,
+    evidence="executed",
+    relies_on=[f"{_TRAINER}.fit"],
+    why="prompts whose answers are all right or all wrong teach nothing, and fit trains on whatever its loader gives",
+    upstream="https://github.com/verl-project/verl/pull/7082",
+    remove_when="the pinned verl's fit filters groups on Megatron and FSDP and loses no prompt",
+    after=[f"{_TRAINER}._create_dataloader@data_order"],
+)
+def create_prompt_source(upstream, self, train_dataset, val_dataset, collate_fn, train_sampler):
+    from verl_patches.features.dynamic_sampling.feature import FilterGroups
+
+    upstream(self, train_dataset, val_dataset, collate_fn, train_sampler)
+    chosen = FilterGroups.of(self.config)
+    if chosen is None:
+        return
+    from verl.utils.dataset.rl_dataset import collate_fn as default_collate_fn
+
+    from verl_patches.features.data_order.order import DataOrder
+    from verl_patches.features.dynamic_sampling.queue import PromptQueue
+    from verl_patches.features.dynamic_sampling.source import PromptSource, Sizes, put_in_force
+
+    data, answers = self.config.data, self.config.actor_rollout_ref.rollout.n
+    size = data.train_batch_size
+    order = DataOrder(len(self.train_dataset), size, data.get("seed", 1) if data.shuffle else None)
+    queue = PromptQueue(order, self.config.trainer.total_epochs)
+    sizes = Sizes(size, data.get("gen_batch_size") or 3 * size, answers, self.total_training_steps)
+    self.train_dataloader = PromptSource(self.train_dataset, collate_fn or default_collate_fn, queue, chosen, sizes)
+    put_in_force(self.train_dataloader)
+
+
+@wrap(
+    f"{_MODULE}:_timer",
+    feature=DYNAMIC_SAMPLING,
+    evidence="executed",
+    relies_on=[f"{_TRAINER}.fit"],
+    why="the step's answers are generated and scored before fit's own timers of it begin",
+    upstream="not forwarded: part of this project's features",
+    remove_when="see _create_dataloader",
+)
+def timer(upstream, name, timing_raw):
+    from verl_patches.features.dynamic_sampling.source import current_source
+    from verl_patches.features.dynamic_sampling.timers import with_seconds_before
+
+    source = current_source()
+    if source is None:
+        return upstream(name, timing_raw)
+    return with_seconds_before(upstream(name, timing_raw), timing_raw, name, source.seconds)
+
+
+@wrap(
     f"{_TRAINER}.init_workers",
     feature=ONPOLICY,
     evidence="executed",
@@ -93,6 +147,100 @@ def init_workers_that_know_the_step(upstream, self):
 
     workers = self.actor_rollout_wg
     workers.update_actor = sending_step(workers.update_actor, lambda: self.global_steps)
+
+
+@wrap(
+    f"{_TRAINER}.init_workers",
+    feature=MEASURE,
+    evidence="executed",
+    relies_on=[f"{_TRAINER}.fit"],
+    why="which groups carry a gradient and which answers were cut is known on the driver alone",
+    after=[f"{_TRAINER}.init_workers@onpolicy", f"{_TRAINER}.init_workers@learning_rate"],
+    **_OWN_RECORD,
+)
+def init_workers_that_report_the_batch(upstream, self):
+    upstream(self)
+    from verl_patches.features.dynamic_sampling.source import current_source
+    from verl_patches.features.measure.batch_figures import end_tokens_of, with_batch_figures
+
+    def of_the_source():
+        source = current_source()
+        return {} if source is None else source.figures
+
+    workers = self.actor_rollout_wg
+    workers.update_actor = with_batch_figures(workers.update_actor, lambda: end_tokens_of(self), of_the_source)
+
+
+@wrap(
+    f"{_TRAINER}.init_workers",
+    feature=OVERLONG,
+    evidence="executed",
+    relies_on=[f"{_TRAINER}.fit"],
+    why="verl's penalty belongs to a reward manager that main_ppo cannot configure, and its loss counts answers that "
+    "were cut like any other",
+    upstream="not forwarded: verl's recipe for DAPO, which copies fit, has the penalty",
+    remove_when="the pinned verl's fit reads reward_model.overlong_buffer and can leave out answers that were cut",
+    after=[f"{_TRAINER}.init_workers@measure"],
+)
+def init_workers_with_length_limits(upstream, self):
+    upstream(self)
+    from verl_patches.features.measure.batch_figures import end_tokens_of
+    from verl_patches.features.overlong.feature import OverlongBuffer, filters_truncated
+    from verl_patches.features.overlong.filtering import filtering
+    from verl_patches.features.overlong.penalty import with_penalty
+
+    buffer, workers = OverlongBuffer.of(self.config), self.actor_rollout_wg
+    if buffer is not None:
+        self.reward_fn = with_penalty(self.reward_fn, buffer)
+    if filters_truncated(self.config):
+        workers.update_actor = filtering(workers.update_actor, lambda: end_tokens_of(self))
+
+
+@wrap(
+    f"{_TRAINER}.init_workers",
+    feature=DYNAMIC_SAMPLING,
+    evidence="executed",
+    relies_on=[f"{_TRAINER}.fit"],
+    why="fit generates for every batch of its loader and scores it, which has been done when the batch was chosen",
+    upstream="not forwarded: part of this project's features",
+    remove_when="see _create_dataloader",
+    after=[f"{_TRAINER}.init_workers@overlong"],
+)
+def init_workers_of_the_source(upstream, self):
+    upstream(self)
+    from verl_patches.features.dynamic_sampling.source import PromptSource, Workers
+
+    source, workers, reward_fn = self.train_dataloader, self.actor_rollout_wg, self.reward_fn
+    if not isinstance(source, PromptSource):
+        return
+
+    def reward(answers):
+        from verl.trainer.ppo.reward import compute_reward
+
+        return compute_reward(answers, reward_fn)
+
+    source.connect(Workers(workers.generate_sequences, workers.world_size, reward))
+    workers.generate_sequences, self.reward_fn = source.answering, source.stored_reward(reward_fn)
+
+
+@wrap(
+    f"{_TRAINER}.fit",
+    feature=DYNAMIC_SAMPLING,
+    evidence="executed",
+    why="fit validates and saves at its last step alone, which a run whose prompts are used up does not reach",
+    upstream="not forwarded: part of this project's features",
+    remove_when="see _create_dataloader",
+)
+def fit_while_prompts_last(upstream, self):
+    fitted = upstream(self)
+    from verl_patches.features.dynamic_sampling.source import PromptSource
+
+    source = self.train_dataloader
+    if isinstance(source, PromptSource) and source.ended_by is not None:
+        from verl_patches.features.dynamic_sampling.ending import end_early
+
+        end_early(self, source.ended_by)
+    return fitted
 
 
 @wrap(
@@ -132,6 +280,7 @@ def load_checkpoint(upstream, self):
     evidence="executed",
     why="the time from the start to here is the start-up time that a run reports; what verl lets pass makes it fail at "
     "its end: skipped updates, metrics that are not finite, a reward function that failed",
+    after=[f"{_TRAINER}.fit@dynamic_sampling"],
     **_OWN_RECORD,
 )
 def fit(upstream, self):
@@ -150,7 +299,7 @@ def fit(upstream, self):
     why="the training loop can stop as its workers can, and until it asks for them none is missing",
     upstream="not forwarded: part of this project's features",
     remove_when="never: it is this project's own watch",
-    after=[f"{_TRAINER}.init_workers@onpolicy", f"{_TRAINER}.init_workers@learning_rate"],
+    after=[f"{_TRAINER}.init_workers@{name}" for name in ("onpolicy", "learning_rate", "measure", "dynamic_sampling")],
 )
 def init_workers_with_signs_of_life(upstream, self):
     from verl_patches.features import settings

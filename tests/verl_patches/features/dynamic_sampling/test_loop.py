@@ -1,0 +1,352 @@
+"""verl's own loop over the prompts that qualify: what each step trains on, how it ends, how it resumes."""
+
+import json
+import shutil
+from collections import Counter
+from contextlib import nullcontext
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from overlay import ConfigurationError
+from post_training.report.run_error import RunError
+from tests.verl_patches.features.dynamic_sampling import scripted
+from tests.verl_patches.features.dynamic_sampling.scripted import Killed, Prompts, accuracy_reward, fit, make_trainer
+from verl_patches.features.data_order.order import DataOrder
+from verl_patches.features.dynamic_sampling import source as sources
+from verl_patches.features.dynamic_sampling.feature import FilterGroups
+from verl_patches.features.dynamic_sampling.queue import PromptQueue
+from verl_patches.features.dynamic_sampling.source import PromptSource, Sizes
+from verl_patches.features.dynamic_sampling.timers import with_seconds_before
+from verl_patches.features.dynamic_sampling.wave import Group, Workers
+from verl_patches.trainer.configuration_checks import check_configuration
+from verl_patches.trainer.main_ppo import compose
+
+FILTER = "algorithm.filter_groups"
+
+
+def of_steps(records, name):
+    return [records[step][name] for step in sorted(records)]
+
+
+def test_every_step_trains_on_the_configured_number_of_groups_and_all_of_them_differ(tmp_path):
+    trainer = make_trainer(tmp_path)
+    records = fit(trainer)
+    assert list(records) == [1, 2, 3, 4, 5, 6]
+    assert of_steps(records, "sampling/trained_prompts") == [4] * 6
+    assert of_steps(records, "sampling/groups_with_gradient") == [1.0] * 6
+    generated = of_steps(records, "sampling/generated_prompts")
+    assert sum(generated) > 24
+    assert sum(map(len, trainer.actor_rollout_wg.asked)) >= sum(generated), "less what only fills a wave"
+    assert {len(rows) for rows in trainer.actor_rollout_wg.trained} == {4}
+
+
+def test_without_the_filter_some_groups_teach_nothing(tmp_path):
+    """The control: the same workers, and the loader that verl makes."""
+    records = fit(make_trainer(tmp_path, f"{FILTER}.enable=false"))
+    assert of_steps(records, "sampling/generated_prompts") == of_steps(records, "sampling/trained_prompts") == [4] * 6
+    assert min(of_steps(records, "sampling/groups_with_gradient")) < 1
+
+
+def test_the_filter_sees_the_metric_and_not_the_score(tmp_path):
+    """All answers are right, and long ones score less: acc alone says that nothing differs."""
+    certain = {"chance": lambda row, weight: 1.0 if row % 2 else 0.5}
+    by_accuracy = make_trainer(tmp_path, **certain)
+    records = fit(by_accuracy)
+    assert all(row % 2 == 0 for rows in by_accuracy.actor_rollout_wg.trained for row in rows)
+    assert of_steps(records, "sampling/groups_with_gradient") == [1.0] * 6
+    by_score = make_trainer(tmp_path, f"{FILTER}.metric=seq_reward", **certain)
+    fit(by_score)
+    assert any(row % 2 for rows in by_score.actor_rollout_wg.trained for row in rows)
+
+
+def test_rewards_are_computed_once_and_found_in_any_order(tmp_path):
+    """verl reorders the batch to balance its lengths; the score of an answer is still its own."""
+    calls = []
+
+    def counted(data, return_dict=False):
+        calls.append(len(data))
+        return accuracy_reward(data, return_dict)
+
+    trainer = make_trainer(tmp_path, "trainer.balance_batch=true", reward=counted)
+    seen = []
+    update = trainer.actor_rollout_wg.update_actor
+
+    def look(batch):
+        expected = accuracy_reward(batch)
+        assert torch.equal(batch.batch["token_level_scores"], expected)
+        assert [float(a) for a in batch.non_tensor_batch["acc"]] == (batch.batch["responses"][:, 0] == 6).tolist()
+        seen.append([int(place) for place in batch.non_tensor_batch[sources.PLACE]])
+        return update(batch)
+
+    trainer.actor_rollout_wg.update_actor = look
+    records = fit(trainer)
+    assert sum(calls) == 4 * sum(of_steps(records, "sampling/generated_prompts"))
+    assert all(sorted(places) == list(range(16)) for places in seen) and any(p != sorted(p) for p in seen)
+
+
+def test_the_time_of_the_waves_belongs_to_the_step(tmp_path):
+    trainer = make_trainer(tmp_path)
+    fit(trainer)
+    timing, before = scripted.Records.timing[6], trainer.train_dataloader.seconds
+    assert all(timing[f"timing_s/{name}"] > before[name] > 0 for name in ("gen", "reward"))
+    assert timing["timing_s/step"] > before["gen"] + before["reward"]
+
+
+def test_seconds_before_a_timer_are_added_to_its_own_and_to_the_steps():
+    found = {}
+    for name in ("gen", "ref", "step"):
+        with with_seconds_before(nullcontext(found.update({name: 1.0})), found, name, {"gen": 10.0, "reward": 5.0}):
+            pass
+    assert found == {"gen": 11.0, "ref": 1.0, "step": 16.0}
+
+
+def test_the_last_step_validates_and_saves(tmp_path):
+    trainer = make_trainer(tmp_path, "trainer.test_freq=100", "trainer.save_freq=100")
+    fit(trainer)
+    assert trainer.validations == 1 and len(trainer.actor_rollout_wg.trained) == 6
+    assert (tmp_path / "checkpoints" / "global_step_6" / "manifest.json").exists()
+
+
+# Exhaustion ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("trainer.total_epochs=1",), "within all epochs, trainer.total_epochs"),
+        ((f"{FILTER}.max_num_gen_batches=5", "+data.gen_batch_size=4"), "within 5 waves, .*max_num_gen_batches"),
+    ],
+)
+def test_a_step_that_cannot_be_filled_ends_the_run(tmp_path, overrides, says):
+    rarely = {"chance": lambda row, weight: 0.5 if row < 6 else 0.0}
+    failing = make_trainer(tmp_path, *overrides, **rarely)
+    with pytest.raises(RunError, match=says):
+        fit(failing)
+    trained = len(failing.actor_rollout_wg.trained)
+    assert 1 <= trained < 6 and not (tmp_path / "checkpoints").exists()
+
+    stopping = make_trainer(
+        tmp_path, *overrides, f"{FILTER}.on_exhausted=stop_and_save", "trainer.test_freq=100", **rarely
+    )
+    records = fit(stopping)
+    assert len(records) == trained and stopping.validations == 1
+    saved = json.loads((tmp_path / "checkpoints" / f"global_step_{trained}" / "trainer.json").read_text())
+    assert saved["step"] == trained == saved["data"]["given"]
+
+
+def test_what_was_not_trained_in_the_end_is_in_the_checkpoint(tmp_path):
+    """The queue is that of a run which stops right there; with more epochs the stopped run goes on."""
+    rarely = {"chance": lambda row, weight: 0.5 if row < 6 else 0.0}
+    stopping = (f"{FILTER}.on_exhausted=stop_and_save", "trainer.resume_mode=auto", "trainer.total_epochs=1")
+    folder, other = fresh(tmp_path, "stopped"), fresh(tmp_path, "unbroken")
+    (step,) = fit(make_trainer(folder, *stopping, **rarely))
+    fit(make_trainer(other, "trainer.save_freq=1", f"trainer.total_training_steps={step}", **rarely))
+    assert place_of(folder, step) == place_of(other, step)
+    assert list(fit(make_trainer(folder, *stopping[:2], **rarely))) == list(range(step + 1, 7))
+
+
+def place_of(folder, step):
+    return json.loads((folder / "checkpoints" / f"global_step_{step}" / "trainer.json").read_text())["data"]
+
+
+def test_nothing_to_keep_is_a_failure(tmp_path):
+    never = make_trainer(
+        tmp_path, f"{FILTER}.on_exhausted=stop_and_save", "trainer.total_epochs=1", chance=lambda row, weight: 1.0
+    )
+    with pytest.raises(RunError, match="of 23 prompts that were generated for, 0 qualified by .*=acc, and the 4 of a"):
+        fit(never)
+
+
+def test_a_metric_that_the_reward_does_not_give_is_named_at_the_first_wave(tmp_path):
+    trainer = make_trainer(tmp_path, f"{FILTER}.metric=accuracy")
+    with pytest.raises(
+        RunError, match="has no accuracy, which algorithm.filter_groups.metric names; it has acc, seq_r"
+    ):
+        fit(trainer)
+    assert len(trainer.actor_rollout_wg.asked) == 1
+
+
+# A kill and a resume ------------------------------------------------------------------------------------------------
+
+
+def fresh(tmp_path, name):
+    (tmp_path / name).mkdir()
+    return tmp_path / name
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unbroken")
+    trainer = make_trainer(folder, *SAVING)
+    return fit(trainer), trainer.actor_rollout_wg, folder
+
+
+SAVING = ("trainer.save_freq=2", "trainer.resume_mode=auto", "+data.gen_batch_size=8")
+
+
+def waves_before(workers, records, step):
+    """The waves of all steps before `step`."""
+    return int(sum(records[number]["sampling/waves"] for number in range(1, step)))
+
+
+@pytest.mark.parametrize(("step", "wave", "waves"), [(3, 2, 3), (5, 2, 2)])
+def test_a_run_killed_in_a_wave_goes_on_bit_for_bit(tmp_path, unbroken, step, wave, waves):
+    """In the second of three waves; and where the checkpoint has prompts that were given back."""
+    expected, workers, folder = unbroken
+    assert expected[step]["sampling/waves"] == waves
+    killed = make_trainer(tmp_path, *SAVING)
+    killed.actor_rollout_wg.killed_at = waves_before(workers, expected, step) + wave
+    with pytest.raises(Killed):
+        fit(killed)
+    resumed = make_trainer(tmp_path, *SAVING)
+    found = fit(resumed)
+    begun = step - 1
+    assert bool(place_of(folder, begun)["queue"]["returned"]) == (step == 5)
+    assert found == {number: record for number, record in expected.items() if number > begun}
+    assert resumed.actor_rollout_wg.trained == workers.trained[begun:]
+    assert resumed.actor_rollout_wg.weight == workers.weight
+    assert place_of(tmp_path, 6) == place_of(folder, 6)
+
+
+@pytest.mark.parametrize("lost", ["returned", "acceptance", "position"])
+def test_a_resume_without_part_of_the_queue_differs(tmp_path, unbroken, lost):
+    """The control: each part of the state is needed."""
+    expected, _, folder = unbroken
+    differs = []
+    for step in (2, 4):
+        copied = tmp_path / f"{lost}{step}"
+        shutil.copytree(folder, copied)
+        for later in range(step + 2, 7, 2):
+            shutil.rmtree(copied / "checkpoints" / f"global_step_{later}")
+        trainer = make_trainer(copied, *SAVING)
+        load = trainer.train_dataloader.load_state_dict
+
+        def incomplete(state, load=load):
+            queue = state["queue"] | ({} if lost == "acceptance" else {lost: [] if lost == "returned" else 0})
+            counts = {"last": [0, 0], "now": [0, 0]} if lost == "acceptance" else state["acceptance"]
+            load(state | {"queue": queue, "acceptance": counts})
+
+        trainer.train_dataloader.load_state_dict = incomplete
+        found = fit(trainer)
+        differs.append(found != {number: record for number, record in expected.items() if number > step})
+    assert any(differs)
+
+
+# The source against a naive reference -------------------------------------------------------------------------------
+
+
+class Scripted(PromptSource):
+    """A source whose groups come without tensors: `verdict(prompt, attempt)` says whether one qualifies."""
+
+    verdict = attempts = handed_out = None
+
+    def _generated(self, prompts):
+        self.handed_out.update(prompts)
+        return [Group(prompt, {"prompt": prompt}, None, torch.zeros(1), {}) for prompt in prompts]
+
+    def _qualifies(self, group):
+        self.attempts[group.prompt] += 1
+        return self.verdict(group.prompt, self.attempts[group.prompt])
+
+
+def scripted_source(rows, epochs, batch, largest, multiple, verdict):
+    queue = PromptQueue(DataOrder(rows, batch, 3), epochs)
+    made = Scripted(
+        None, list, queue, FilterGroups("acc", on_exhausted="stop_and_save"), Sizes(batch, largest, 1, 10**9)
+    )
+    made.connect(Workers(None, multiple, None))
+    made.verdict, made.attempts, made.handed_out = verdict, Counter(), Counter()
+    return made
+
+
+def steps_of(source, epochs):
+    return [[item["prompt"] for item in batch] for _ in range(epochs) for batch in source]
+
+
+SIZES = st.tuples(st.integers(1, 12), st.integers(1, 4), st.integers(1, 5), st.integers(1, 9), st.integers(1, 3))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(SIZES, st.randoms(use_true_random=False))
+def test_the_steps_are_the_qualified_prompts_in_their_order_cut_into_batches(sizes, random):
+    """Naive: go through all prompts, keep those that qualify, cut. However large the waves are."""
+    rows, epochs, batch, largest, multiple = sizes
+    good = {(epoch, row): random.random() < 0.6 for epoch in range(epochs) for row in range(rows)}
+    found = steps_of(scripted_source(rows, epochs, batch, largest, multiple, lambda p, _: good[p]), epochs)
+    order = DataOrder(rows, batch, 3)
+    kept = [(e, row) for e in range(epochs) for row in order.permutation(e) if good[e, row]]
+    assert found == [kept[start : start + batch] for start in range(0, len(kept) - batch + 1, batch)]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(SIZES, st.randoms(use_true_random=False))
+def test_no_prompt_is_lost_and_none_is_trained_twice_in_an_epoch(sizes, random):
+    """A prompt that was given back may fail the second time: trained, refused and remaining are all of them, once."""
+    rows, epochs, batch, largest, multiple = sizes
+    refused = Counter()
+
+    def verdict(prompt, attempt):
+        qualified = random.random() < 0.6
+        refused[prompt] = not qualified
+        return qualified
+
+    source = scripted_source(rows, epochs, batch, largest, multiple, verdict)
+    before, trained = source.state_dict(), Counter()
+    for prompts in steps_of(source, epochs):
+        assert len(prompts) == batch
+        trained.update(prompts)
+        before = source.state_dict()
+    left = PromptQueue(DataOrder(rows, batch, 3), epochs)
+    left.load_state_dict(before["queue"])
+    remaining = Counter(left.take(10**6))
+    everything = {(epoch, row) for epoch in range(epochs) for row in range(rows)}
+    assert max((trained + remaining).values(), default=1) == 1
+    gone = everything - set(trained) - set(remaining)
+    assert all(refused[prompt] for prompt in gone)
+
+
+def test_a_surplus_that_is_thrown_away_is_noticed(monkeypatch):
+    monkeypatch.setattr(PromptQueue, "give_back", lambda self, prompts: None)
+    with pytest.raises(AssertionError):
+        test_the_steps_are_the_qualified_prompts_in_their_order_cut_into_batches()
+
+
+# Configuration ------------------------------------------------------------------------------------------------------
+
+ON = (f"{FILTER}.enable=true",)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ((f"{FILTER}.metric=null",), f"{FILTER}.metric=null; name what"),
+        ((f"{FILTER}.lower_bound=0.8", f"{FILTER}.upper_bound=0.2"), "lower_bound=0.8 is above .*upper_bound=0.2"),
+        (("reward_model.launch_reward_fn_async=true",), "launch_reward_fn_async=True computes them after"),
+        (("trainer.total_training_steps=null",), "needs trainer.total_training_steps, .* trainer.total_epochs=1000"),
+        (("+data.gen_batch_size=42",), "data.gen_batch_size=42, .* does not divide among 4 dies"),
+        (
+            ("actor_rollout_ref.actor.ppo_mini_batch_size=16",),
+            "recompute_old_log_prob=False is exact only with one update .* makes 2 updates of the 32 prompts",
+        ),
+        ((f"{FILTER}.on_exhausted=train_smaller",), "on_exhausted=train_smaller"),
+        ((f"{FILTER}.lower_bound=.nan",), "lower_bound"),
+    ],
+)
+def test_what_the_filter_cannot_do_is_refused(overrides, says):
+    with pytest.raises(ConfigurationError, match=says):
+        check_configuration(compose("rehearsal", [*ON, *overrides]))
+
+
+def test_bounds_waves_and_larger_waves_than_batches_are_accepted():
+    more = (f"{FILTER}.lower_bound=0.1", f"{FILTER}.upper_bound=0.9", f"{FILTER}.max_num_gen_batches=10")
+    config = compose("rehearsal", [*ON, *more, "+data.gen_batch_size=96"])
+    check_configuration(config)
+    assert FilterGroups.of(config) == FilterGroups("seq_reward", 10, 0.1, 0.9, "fail")
+    assert FilterGroups.of(compose("rehearsal", [])) is None
+
+
+def test_the_prompts_of_the_script_are_as_verl_reads_them():
+    assert set(Prompts(3)[0]) >= {"input_ids", "attention_mask", "position_ids", "raw_prompt_ids", "data_source"}

@@ -1,0 +1,165 @@
+"""What long answers cost, and that those which were cut count nowhere in the loss; the two clips beside them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from overlay import ConfigurationError
+from verl_patches.features.measure.batch_figures import truncated
+from verl_patches.features.overlong.feature import OverlongBuffer
+from verl_patches.features.overlong.filtering import filtering, without_truncated
+from verl_patches.features.overlong.penalty import penalties, with_penalty
+from verl_patches.trainer.configuration_checks import check_configuration
+from verl_patches.trainer.main_ppo import compose
+
+PENALTY = "reward_model.overlong_buffer"
+END = 9
+
+
+def upstreams(length, buffer):
+    """verl's recipe, which has no lower clamp because no answer is longer than the longest."""
+    return min(-(length - (buffer.longest - buffer.length)) / buffer.length * buffer.factor, 0)
+
+
+@pytest.mark.parametrize(("factor", "length"), [(1.0, 4), (0.5, 1), (2.0, 20)])
+def test_the_penalty_is_linear_over_the_last_tokens(factor, length):
+    buffer = OverlongBuffer(length, 20, factor, False)
+    found = penalties(torch.arange(26), buffer)
+    assert found[:21].tolist() == pytest.approx([upstreams(each, buffer) for each in range(21)])
+    assert found[0] == found[20 - length] == 0 and found[20] == -factor
+    assert (found[20:] == -factor).all(), "clamped beyond"
+    assert found[20 - length + 1] == pytest.approx(-factor / length)
+
+
+def batch_of(lengths, width=4, last=END, **columns):
+    """A `DataProto` of answers of these lengths behind prompts of two tokens; each ends with `last` if it may."""
+    from verl import DataProto
+
+    responses = torch.full((len(lengths), width), 5)
+    mask = (torch.arange(width)[None] < torch.tensor(lengths)[:, None]).long()
+    responses[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = torch.tensor(last)
+    attention = torch.cat([torch.ones(len(lengths), 2, dtype=torch.long), mask], -1)
+    return DataProto.from_dict({"responses": responses * mask, "attention_mask": attention, **columns})
+
+
+def test_it_is_taken_from_the_last_token_and_leaves_the_rewards_metrics_alone():
+    def reward_fn(data, return_dict=False):
+        rewards = torch.zeros(3, 4)
+        rewards[torch.arange(3), torch.tensor([0, 2, 3])] = 1.0
+        return {"reward_tensor": rewards, "reward_extra_info": {"acc": [1, 1, 1]}} if return_dict else rewards
+
+    batch = batch_of([1, 3, 4])
+    found = with_penalty(reward_fn, OverlongBuffer(2, 4, 1.0, True))(batch, return_dict=True)
+    assert found["reward_tensor"].tolist() == [[1, 0, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 0]]
+    assert found["reward_extra_info"] == {"acc": [1, 1, 1], "overlong_reward": [0.0, -0.5, -1.0]}
+    silent = with_penalty(reward_fn, OverlongBuffer(2, 4, 1.0, False))
+    assert torch.equal(silent(batch), found["reward_tensor"])
+    assert silent(batch, return_dict=True)["reward_extra_info"] == {"acc": [1, 1, 1]}
+
+
+def test_an_answer_was_cut_if_it_fills_its_place_and_does_not_end():
+    batch = batch_of([2, 4, 4, 4], last=[END, END, 7, 8])
+    mask = batch.batch["attention_mask"][:, -4:]
+    assert truncated(batch.batch["responses"], mask, {END}).tolist() == [False, False, True, True]
+    assert truncated(batch.batch["responses"], mask, {END, 8}).tolist() == [False, False, True, False]
+
+
+def policy_loss(batch, log_probs, mode="token-mean"):
+    """verl's loss of one batch, whose mask is the attention mask's as in verl's actors."""
+    from verl.trainer.ppo.core_algos import compute_policy_loss
+
+    columns = batch.batch
+    mask = columns["attention_mask"][:, -4:]
+    old, advantages = columns["old_log_probs"], columns["advantages"]
+    return compute_policy_loss(old, log_probs, advantages, mask, 0.2, 0.2, 0.28, 3.0, mode)[0]
+
+
+def test_cut_answers_are_in_neither_numerator_nor_denominator():
+    random = torch.Generator().manual_seed(0)
+    lengths, last = [2, 4, 3, 4], [END, 7, END, END]
+    columns = {
+        name: torch.randn(4, 4, generator=random, dtype=torch.double) for name in ("old_log_probs", "advantages")
+    }
+    batch = batch_of(lengths, last=last, **columns, response_mask=torch.ones(4, 4, dtype=torch.long))
+    filtered = without_truncated(batch, frozenset([END]))
+    log_probs = (columns["old_log_probs"] + 0.1).requires_grad_()
+    others = batch.select_idxs([0, 2, 3])
+    expected = policy_loss(others, log_probs[[0, 2, 3]])
+    found = policy_loss(filtered, log_probs)
+    assert torch.allclose(found, expected, rtol=1e-9)
+    (gradient,) = torch.autograd.grad(found, log_probs)
+    assert (gradient[1] == 0).all() and (gradient[[0, 2, 3]] != 0).any()
+    assert batch.batch["attention_mask"][1].all(), "the driver's metrics see every token"
+    assert filtered.batch["response_mask"].tolist() == filtered.batch["attention_mask"][:, -4:].tolist()
+    # The control: without the row's rewards, but with its tokens in the denominator.
+    batch.batch["advantages"][1] = 0
+    assert not torch.allclose(policy_loss(batch, log_probs), expected, rtol=1e-2)
+
+
+def test_the_update_gets_the_filtered_batch():
+    batch = batch_of([4, 1], last=[7, END], old_log_probs=torch.full((2, 4), torch.nan))
+    batch.meta_info["training_step"] = 3
+    update = filtering(lambda data: data, lambda: frozenset([END]))
+    given = update(batch)
+    assert given.batch["attention_mask"][:, -4:].sum(-1).tolist() == [0, 1]
+    assert given.meta_info == {"training_step": 3}
+    assert (given.batch["old_log_probs"][0] == 0).all() and given.batch["old_log_probs"][1].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "high", "carries"),
+    [(1.25, 1.0, 0.28, True), (1.25, 1.0, 0.2, False), (0.75, -1.0, 0.28, False), (0.75, 1.0, 0.28, True)],
+)
+def test_clip_higher_lets_a_likelier_token_become_likelier_still(ratio, advantage, high, carries):
+    """D5: a ratio of 1.25 has a gradient with clip_ratio_high=0.28 and none with 0.2; the lower clip stays."""
+    from verl.trainer.ppo.core_algos import compute_policy_loss
+
+    log_prob = torch.tensor([[ratio]]).log().requires_grad_()
+    loss, *_ = compute_policy_loss(
+        torch.zeros(1, 1), log_prob, torch.tensor([[advantage]]), torch.ones(1, 1), 0.2, 0.2, high
+    )
+    loss.backward()
+    assert (log_prob.grad.item() != 0) == carries
+
+
+@pytest.mark.parametrize(("ratio", "carries"), [(2.9, True), (3.1, False), (9.9, False)])
+def test_dual_clip_ends_the_gradient_of_a_bad_token_that_became_much_likelier(ratio, carries):
+    from verl.trainer.ppo.core_algos import compute_policy_loss
+
+    log_prob = torch.tensor([[ratio]]).log().requires_grad_()
+    one = torch.ones(1, 1)
+    loss, *_, share = compute_policy_loss(torch.zeros(1, 1), log_prob, -one, one, 0.2, 0.2, 0.28, 3.0)
+    loss.backward()
+    assert (log_prob.grad.item() != 0) == carries and share == (not carries)
+    assert loss.item() == pytest.approx(min(ratio, 3.0))
+
+
+ON = (f"{PENALTY}.enable=true", f"{PENALTY}.len=4")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ((*ON, f"{PENALTY}.len=0"), "len=0 is no part of the 10 tokens of an answer .* give 1 to 10"),
+        ((*ON, f"{PENALTY}.len=11"), "len=11 is no part of the 10 tokens"),
+        ((*ON, "reward_model.launch_reward_fn_async=true"), "launch_reward_fn_async=True computes them elsewhere"),
+        (("reward_model.reward_manager=dapo",), "choose naive, which reward_model.overlong_buffer.enable=True gives"),
+        ((*ON, f"{PENALTY}.penalty_factor=-1"), "penalty_factor"),
+        (
+            ("algorithm.overlong_filtering=true", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"),
+            "loss_agg_mode=seq-mean-token-mean takes; choose token-mean",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(overrides, says):
+    with pytest.raises(ConfigurationError, match=says):
+        check_configuration(compose("rehearsal", overrides))
+
+
+def test_the_keys_are_read():
+    config = compose("rehearsal", [*ON, "algorithm.overlong_filtering=true"])
+    check_configuration(config)
+    assert OverlongBuffer.of(config) == OverlongBuffer(4, 10, 1.0, False)
+    assert OverlongBuffer.of(compose("rehearsal", [])) is None
+    assert OverlongBuffer.of({"reward_model": SimpleNamespace(get=lambda name: None)}) is None

@@ -1,0 +1,48 @@
+"""How many prompts a wave of generation needs, from the share of them that qualified lately."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+
+@dataclass
+class Acceptance:
+    """Prompts that were generated for and prompts that qualified, in the last step and in this one so far."""
+
+    last: tuple[int, int] = (0, 0)
+    now: tuple[int, int] = field(default=(0, 0))
+
+    def begin_step(self) -> None:
+        """What was counted until now is the last step's."""
+        if self.now != (0, 0):
+            self.last, self.now = self.now, (0, 0)
+
+    def count(self, generated: int, qualified: int) -> None:
+        """Take in one wave."""
+        self.now = self.now[0] + generated, self.now[1] + qualified
+
+    @property
+    def rate(self) -> float:
+        """The share that qualifies, above 0: one more prompt counts, which qualified. 1 before anything is known."""
+        return (self.last[1] + self.now[1] + 1) / (self.last[0] + self.now[0] + 1)
+
+    def wave(self, missing: int, multiple: int, largest: int) -> int:
+        """Prompts to generate for when `missing` are still to qualify: multiples of `multiple`, at most `largest`.
+
+        With half of the prompts qualifying and 20 missing, 40 prompts; 44 in multiples of 4 at a rate of 0.46.
+        """
+        wanted = ceil(missing / self.rate)
+        return min(ceil(wanted / multiple) * multiple, largest)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts, as JSON holds them."""
+        return {"last": list(self.last), "now": list(self.now)}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Acceptance:
+        """What `state_dict` wrote."""
+        (a, b), (c, d) = state["last"], state["now"]
+        return cls((int(a), int(b)), (int(c), int(d)))

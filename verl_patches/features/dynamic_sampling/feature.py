@@ -1,0 +1,85 @@
+"""The feature dynamic_sampling: its keys, upstream's recipe's and a few more, and what cannot go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from overlay import ConfigurationError, Feature
+
+KEY = "algorithm.filter_groups"
+SEQUENCE_REWARD = "seq_reward"
+Exhausted = Literal["fail", "stop_and_save"]
+
+
+@dataclass(frozen=True)
+class FilterGroups:
+    """Which prompts are trained on, `algorithm.filter_groups`.
+
+    metric: a name of the reward function's output, or seq_reward, the sum of an answer's rewards.
+    max_num_gen_batches: waves of generation that a step may take; none or fewer is no limit.
+    lower_bound, upper_bound: of a group's mean of the metric, inclusive.
+    on_exhausted: what happens when a step cannot be filled.
+    """
+
+    metric: str
+    max_num_gen_batches: int = 0
+    lower_bound: float | None = None
+    upper_bound: float | None = None
+    on_exhausted: Exhausted = "fail"
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> FilterGroups | None:
+        """Read verl's composed configuration; None where the filter is off."""
+        node = config["algorithm"].get("filter_groups")
+        if node is None or node.get("enable") is not True:
+            return None
+        known = {name: node.get(name) for name in cls.__dataclass_fields__}
+        return cls(**{name: value for name, value in known.items() if value is not None or name == "metric"})
+
+
+def check_filter(config: Mapping[str, Any], settings: Any) -> None:
+    """What the filter needs is there, and it is asked for something that can be."""
+    chosen = FilterGroups.of(config)
+    if chosen is None:
+        return
+    if not chosen.metric:
+        raise ConfigurationError(
+            f"{KEY}.metric=null; name what the reward function returns beside the score, such as acc, or take "
+            f"{SEQUENCE_REWARD}, the answer's reward"
+        )
+    lower, upper = chosen.lower_bound, chosen.upper_bound
+    if lower is not None and upper is not None and lower > upper:
+        raise ConfigurationError(
+            f"{KEY}.lower_bound={lower} is above {KEY}.upper_bound={upper}, so that no group qualifies; exchange them"
+        )
+    _check_surroundings(config)
+
+
+def _check_surroundings(config: Mapping[str, Any]) -> None:
+    trainer, generated = config["trainer"], config["data"].get("gen_batch_size")
+    if config["reward_model"]["launch_reward_fn_async"]:
+        raise ConfigurationError(
+            f"{KEY}.enable=True needs the rewards before a step begins, and "
+            "reward_model.launch_reward_fn_async=True computes them after; set it to False"
+        )
+    if trainer["total_training_steps"] is None:
+        raise ConfigurationError(
+            f"{KEY}.enable=True needs trainer.total_training_steps, because how many steps trainer.total_epochs="
+            f"{trainer['total_epochs']} give depends on how many prompts qualify; give a number"
+        )
+    dies = trainer["n_gpus_per_node"] * trainer["nnodes"]
+    if generated is not None and generated % dies:
+        raise ConfigurationError(
+            f"data.gen_batch_size={generated}, the prompts of the largest wave, does not divide among {dies} dies for "
+            f"generation; use a multiple of {dies}"
+        )
+
+
+DYNAMIC_SAMPLING = Feature(
+    name="dynamic_sampling",
+    purpose="Every step trains on as many prompts as configured whose answers differ; others are replaced.",
+    switch=f"{KEY}.enable",
+    checks=(check_filter,),
+)
