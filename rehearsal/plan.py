@@ -35,6 +35,7 @@ class Options:
     dies: int = 4
     device_memory_mb: int = 1024
     engine: str = "stand-in"
+    recipe: str = "grpo"
     output: Path | None = None
     overrides: tuple[str, ...] = ()
     resumes: bool = False
@@ -153,6 +154,8 @@ def make_plan(options: Options, time_name: str) -> Plan:
         setting("trainer.n_gpus_per_node", options.dies),
         setting("trainer.default_local_dir", output / "checkpoints"),
     ]
+    if options.recipe != Options.recipe:
+        own.append(setting("+recipe", options.recipe))
     if options.resumes:
         own.append(setting("trainer.resume_mode", "auto"))
     if options.steps is not None:

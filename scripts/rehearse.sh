@@ -26,6 +26,7 @@ outputs/rehearsal/TIME/ (and the link outputs/rehearsal/latest). Everything it s
   --device-memory MIB   memory of each die (default: 1024)
   --engine NAME         what stands behind torch_npu: stand-in (default), or cann, the published torch_npu on an emulated
                         CANN (npu_emulator/README.md)
+  --recipe NAME         grpo (default), or dapo: clip-higher, prompts whose answers differ alone, a penalty for length
   --output DIR          where to write instead of outputs/rehearsal/TIME
   --resume DIR          go on with the run that was written to DIR, from its newest checkpoint, to the end of its steps;
                         it saves with -- trainer.save_freq=N. Its other options are the run's own
@@ -42,7 +43,7 @@ main() {
             --help) usage; return ;;
             --dry-run) dry_run=true; options+=("$1"); shift ;;
             --) shift; overrides=("$@"); break ;;
-            --data | --output | --steps | --seed | --dies | --device-memory | --engine | --resume)
+            --data | --output | --steps | --seed | --dies | --device-memory | --engine | --recipe | --resume)
                 argument_require_value "$1" $#
                 case $1 in
                     --data) argument_require_file "$1" "$2" ;;
@@ -52,6 +53,9 @@ main() {
                         engine=$2
                         [[ $engine == stand-in || $engine == cann ]] ||
                             fail "--engine is \"$engine\", and the engines are stand-in and cann."
+                        ;;
+                    --recipe)
+                        [[ $2 == grpo || $2 == dapo ]] || fail "--recipe is \"$2\", and the recipes are grpo and dapo."
                         ;;
                 esac
                 options+=("$1" "$2")

@@ -13,6 +13,7 @@ from rehearsal.plan import run_environment
 
 ROOT = Path(__file__).parents[3]
 RANDOM, TRUE = "deepseek_v3_256die_random_init", "deepseek_v3_256die_true_weight"
+DAPO = "deepseek_v3_256die_dapo"
 # Sizes again, for two dies: TP2, one stage, experts over the two; one rollout instance.
 TWO_DIES = (
     "trainer.n_gpus_per_node=2", "rollout_instance.half_of_the_dies=2", "trainer.total_training_steps=2",

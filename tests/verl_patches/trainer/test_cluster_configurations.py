@@ -18,6 +18,7 @@ from scripts import plan
 from tests.scripts.cluster_files import lines_of_a_first_step
 from tests.verl_patches.trainer.published_weights import cast, describe, write_published
 from tests.verl_patches.trainer.scaled_job import (
+    DAPO,
     RANDOM,
     TRUE,
     TWO_DIES,
@@ -33,7 +34,7 @@ from verl_patches.trainer.main_ppo import CONFIG_FOLDER, compose
 
 ROOT = Path(__file__).parents[3]
 JOBS = (RANDOM, TRUE)
-FILES = ("deepseek_v3_256die", *JOBS, "scale/emulated_8_dies", "graph/off")
+FILES = ("deepseek_v3_256die", *JOBS, DAPO, "recipe/dapo", "scale/emulated_8_dies", "graph/off")
 MODEL = "actor_rollout_ref.model.path=/weights"
 ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 GRAPH = f"{ENGINE}.additional_config.torchair_graph_config"
@@ -84,6 +85,24 @@ RECIPE = {
 }
 
 
+# What verl's recipe for DAPO on Qwen2.5-32B sets and the other jobs do not.
+DAPOS = {
+    "actor_rollout_ref.actor.recompute_old_log_prob": True,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 32,
+    "actor_rollout_ref.actor.use_kl_loss": False,
+    "actor_rollout_ref.actor.clip_ratio_low": 0.2,
+    "actor_rollout_ref.actor.clip_ratio_high": 0.28,
+    "actor_rollout_ref.actor.clip_ratio_c": 10.0,
+    "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": 10,
+    "actor_rollout_ref.actor.optim.weight_decay": 0.1,
+    "actor_rollout_ref.rollout.temperature": 1.0,
+    "actor_rollout_ref.rollout.top_k": -1,
+    "algorithm.filter_groups.enable": True,
+    "algorithm.filter_groups.max_num_gen_batches": 10,
+    "reward_model.overlong_buffer.enable": True,
+    "reward_model.overlong_buffer.penalty_factor": 1.0,
+}
 # What the published job with random weights sets for its benchmark, and the other leaves: ignore_eos, fix_router and
 # VLLM_ENABLE_FIX_ROUTE, and a recomputation that is on without saying of what.
 CHECKPOINTING = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_"
@@ -141,11 +160,63 @@ def test_values_are_those_of_the_recipe(job):
     assert {key: config[key] for key in expected} == expected
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", (*JOBS, DAPO))
 @pytest.mark.parametrize("variant", [(), ("+graph=off",), ("+scale=emulated_8_dies",)])
 def test_every_variant_passes_the_checks_of_the_entry_point(job, variant):
     settings = check_configuration(compose(job, [MODEL, *variant]))
     assert settings.residency.enabled and settings.dp_sync.enabled and settings.reshard.enabled
+
+
+def test_the_dapo_job_is_the_true_weight_job_with_verls_numbers_for_dapo():
+    dapo = flat(DAPO)
+    actor, filter_groups = "actor_rollout_ref.actor", "algorithm.filter_groups"
+    assert {key: dapo[key] for key in DAPOS} == DAPOS
+    differing = changed(dapo, flat(TRUE)) - set(DAPOS)
+    assert differing == {
+        f"{actor}.kl_loss_coef",
+        f"{filter_groups}.metric",
+        "actor_rollout_ref.rollout.top_p",
+        "actor_rollout_ref.overlay.measure.output_dir",
+        "critic.ppo_mini_batch_size",
+        "custom_reward_function.name",
+        "trainer.default_local_dir",
+        "trainer.experiment_name",
+        "trainer.save_freq",
+        "trainer.total_epochs",
+        "trainer.total_training_steps",
+    }
+
+
+QWEN = {
+    "model_type": "qwen2",
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
+
+
+def test_the_job_with_qwen2_5_32b_has_the_numbers_of_verls_recipe_and_is_planned(tmp_path, capsys):
+    config = flat("qwen2_5_32b_dapo")
+    numbers = {
+        "data.train_batch_size": 512,
+        "data.gen_batch_size": 1536,
+        "data.max_prompt_length": 2048,
+        "data.max_response_length": 20480,
+        "data.truncation": "left",
+        "reward_model.overlong_buffer.len": 4096,
+        "actor_rollout_ref.rollout.n": 16,
+        "actor_rollout_ref.actor.optim.lr": 1e-6,
+        "trainer.test_freq": 5,
+    }
+    assert {key: config[key] for key in DAPOS | numbers} == DAPOS | numbers
+    check_configuration(compose("qwen2_5_32b_dapo", [MODEL]), QWEN)
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    assert plan.main(["--config-name", "qwen2_5_32b_dapo", "--model", str(tmp_path / "config.json")]) == 0
+    assert "everything fits" in capsys.readouterr().out
 
 
 def test_a_job_without_a_model_is_refused():
@@ -169,14 +240,14 @@ def test_the_jobs_differ_in_weights_instances_length_and_what_makes_a_benchmark(
     }
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", (*JOBS, DAPO))
 def test_scaling_down_changes_sizes_only(job):
     large, small = flat(job), flat(job, "+scale=emulated_8_dies")
     size = re.compile(
-        r"^(data\.(train_batch_size|max_\w+_length|dataloader_num_workers)|rollout_instance\.\w+"
+        r"^(data\.(train_batch_size|max_\w+_length|dataloader_num_workers)|rollout_instance\.\w+|mini_batch\.\w+"
         r"|trainer\.(nnodes|n_gpus_per_node|total_training_steps)|(.*\.)?\w+_parallel_size|.*\.num_layer_list"
         r"|.*\.(bucket_bytes|dies_per_node|ppo_mini_batch_size|max_num_seqs|max_num_batched_tokens|graph_batch_sizes)"
-        r"|.*\.num_gpu_blocks_override"
+        r"|.*\.(num_gpu_blocks_override|overlong_buffer\.len)"
         r"|actor_rollout_ref\.rollout\.(n|prompt_length|response_length)|critic\.(rollout_n|ppo_mini_batch_size)"
         r"|critic\.megatron\.override_transformer_config\.num_layer_list)$"
     )

@@ -1,7 +1,7 @@
 """The rule rewards in the form that verl's ``custom_reward_function`` configuration loads.
 
 custom_reward_function.path=verl_patches/utils/reward/rule_reward.py
-custom_reward_function.name=compute_score
+custom_reward_function.name=compute_score             # or compute_score_and_accuracy
 +custom_reward_function.reward_kwargs.rule=boxed
 +custom_reward_function.reward_kwargs.time_limit_s=5
 
@@ -43,3 +43,16 @@ def compute_score(
         time_limit_s: seconds that the algebra may spend on one sample; after that the answer counts as wrong.
     """
     return score(solution_str, str(ground_truth), _judge(float(time_limit_s)), rule)
+
+
+def compute_score_and_accuracy(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: dict[str, Any] | None = None,
+    rule: str = "boxed",
+    time_limit_s: float = 5.0,
+) -> dict[str, float]:
+    """The same score, and beside it as acc, which stays what it is when a penalty is taken from the score."""
+    found = compute_score(data_source, solution_str, ground_truth, extra_info, rule, time_limit_s)
+    return {"score": found, "acc": found}
