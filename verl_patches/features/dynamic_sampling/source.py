@@ -129,18 +129,25 @@ class PromptSource:
         return generate_groups(prompts, items, self._collate, self._sizes.answers, self._workers, self.seconds)
 
     def _qualifies(self, group: Group) -> bool:
+        return qualifies(self._values(group), self._chosen.lower_bound, self._chosen.upper_bound)
+
+    def _values(self, group: Group) -> list[float]:
+        """The metric of each answer."""
         name = self._chosen.metric
         if name == SEQUENCE_REWARD:
-            values = group.rewards.sum(-1).tolist()
-        elif name in group.further:
-            values = [float(value) for value in group.further[name]]
-        else:
+            return group.rewards.sum(-1).tolist()
+        if name not in group.further:
             found = ", ".join([*group.further, SEQUENCE_REWARD])
             raise RunError(
                 f"the reward function's output has no {name}, which {KEY}.metric names; it has {found}: name one of "
                 "them, or let the reward function return it"
             )
-        return qualifies(values, self._chosen.lower_bound, self._chosen.upper_bound)
+        try:
+            return [float(value) for value in group.further[name]]
+        except (TypeError, ValueError) as error:
+            raise RunError(
+                f"the reward function's {name}, which {KEY}.metric names, is no number ({error}); name another value"
+            ) from error
 
     def answering(self, prompts: Any) -> Any:
         """In the place of verl's call for the answers to a batch: those that are there. Other calls are passed on.

@@ -169,6 +169,14 @@ def test_a_metric_that_the_reward_does_not_give_is_named_at_the_first_wave(tmp_p
     assert len(trainer.actor_rollout_wg.asked) == 1
 
 
+def test_a_metric_that_is_no_number_is_refused(tmp_path):
+    def reward(data, return_dict=False):
+        return {"reward_tensor": torch.zeros(len(data), 4), "reward_extra_info": {"acc": ["seven"] * len(data)}}
+
+    with pytest.raises(RunError, match="acc, which .*metric names, is no number .*'seven'"):
+        fit(make_trainer(tmp_path, reward=reward))
+
+
 # A kill and a resume ------------------------------------------------------------------------------------------------
 
 
