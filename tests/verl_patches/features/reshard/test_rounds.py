@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from post_training.layouts.layout import Piece
 from post_training.layouts.plan import Plan, make_plan
-from post_training.layouts.schedule import Round, piece_origins, schedule
+from post_training.layouts.schedule import ALIGNMENT, Round, piece_origins, schedule
 from verl_patches.features.reshard.exchange import Exchange, Side, pack
 from verl_patches.features.reshard.failure import Attempt, ReshardError, RollCall
 
@@ -35,6 +35,14 @@ def test_elements_of_several_widths_are_aligned_in_their_stream() -> None:
     buffer = torch.empty(sends.send.size, dtype=torch.uint8)
     pack(Side(VALUES, HELD, TYPES), sends.send, buffer)
     assert buffer[:12].view(torch.float32).tolist() == [0, 1, 2]
+
+
+def test_the_part_of_every_peer_begins_aligned() -> None:
+    """Three elements of two bytes for rank 1; the four-byte ones for rank 2 would begin at byte 6."""
+    plan = plan_of([[HELD[0], HELD[2]], [], []], [[], [HELD[0]], [HELD[2]]])
+    (round_,) = schedule(plan.remote, 3, 0, 1, (piece_origins([HELD[0], HELD[2]]), piece_origins([HELD[0]])))
+    assert round_.send.splits == (0, ALIGNMENT, ALIGNMENT)
+    assert [chunk.start for chunk in round_.send.chunks] == [0, ALIGNMENT]
 
 
 def test_plans_that_differ_in_what_is_relayed_alone_have_different_digests() -> None:

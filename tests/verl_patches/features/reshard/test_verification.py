@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 
-from post_training.layouts.layout import Piece
+from post_training.layouts.layout import PADDING, LocalView, Piece
 from verl_patches.features.reshard.exchange import Side
 from verl_patches.features.reshard.verification import differing_tensors
 
@@ -30,3 +30,20 @@ def test_infinity_and_zero_are_compared_by_their_bits(lone_rank):
     values[0, 0] = float("inf")
     assert compared(values, values.clone(), lone_rank) == []
     assert compared(values, torch.where(values == 0, -values, values), lone_rank) == [NAME]
+
+
+def test_padding_that_is_not_zero_is_named_as_the_rollout_names_it(lone_rank):
+    """The rollout's vocabulary has two rows more than the weight."""
+    values = torch.randn(4, 6).npu()
+    padded = torch.cat([values, torch.zeros(2, 6).npu()])
+    held = Piece(NAME, PIECE.box, "padded", LocalView(index=((0, 4),)))
+    padding = Piece(PADDING, ((0, 2), (0, 6)), "padded", LocalView(index=((4, 6),)))
+    train = Side({"weight": values}, [PIECE], {NAME: values.dtype})
+    rollout = Side({"padded": padded}, [held, padding], {NAME: values.dtype})
+
+    def differing() -> list[str]:
+        return differing_tensors(train, rollout, [[PIECE]], lone_rank, 1 << 20, torch.device("npu"))
+
+    assert differing() == []
+    padded[5, 0] = 1e-30
+    assert differing() == ["padded"]
