@@ -40,6 +40,24 @@ def test_rewards_are_means_of_the_first_and_last_five_steps():
     assert summary["reward_last"] == pytest.approx(0.8)
 
 
+def test_prompts_are_totals_and_groups_with_gradient_those_of_the_last_five_steps():
+    steps = range(1, 8)
+    records = [
+        record(
+            step,
+            sampling__generated_prompts=10 + step,
+            sampling__trained_prompts=8,
+            sampling__groups_with_gradient=step / 10,
+            sampling__truncated_share=0.5 * (step % 2),
+        )
+        for step in steps
+    ]
+    summary = summarise(records, FACTS)
+    assert (summary["generated_prompts"], summary["trained_prompts"]) == (98, 56)
+    assert summary["groups_with_gradient"] == pytest.approx(0.5)
+    assert summary["truncated_share"] == pytest.approx(2 / 7)
+
+
 def test_stage_seconds_leave_out_the_first_step_and_count_nothing_twice():
     slow = record(1, timing_s__gen=90.0, timing_s__reshard=1.0, timing_s__step=100.0)
     steady = [record(step, timing_s__gen=3.0, timing_s__reshard=1.0, timing_s__step=4.0) for step in (2, 3)]
@@ -54,7 +72,8 @@ def test_unmeasured_is_none_and_never_zero():
     summary = summarise([record(1)], FACTS)
     unmeasured = ["reward_first", "reward_last", "rollout_logprob_diff_max", "weights_exact", "patches_applied",
                   "patches_effective", "peak_device_bytes", "device_memory", "collectives", "emulator",
-                  "step_seconds"]  # fmt: skip
+                  "step_seconds", "groups_with_gradient", "generated_prompts", "trained_prompts",
+                  "truncated_share"]  # fmt: skip
     assert {name: summary[name] for name in unmeasured} == dict.fromkeys(unmeasured)
     assert set(summary["stage_seconds"].values()) == {None}
     assert json.loads(json.dumps(summary)) == summary

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from overlay import ConfigurationError
 from post_training.report.run_error import RunError
+from rehearsal.plan import Options, make_plan
 from tests.verl_patches.features.dynamic_sampling import scripted
 from tests.verl_patches.features.dynamic_sampling.scripted import Killed, Prompts, accuracy_reward, fit, make_trainer
 from verl_patches.features.data_order.order import DataOrder
@@ -21,6 +22,7 @@ from verl_patches.features.dynamic_sampling.queue import PromptQueue
 from verl_patches.features.dynamic_sampling.source import PromptSource, Sizes
 from verl_patches.features.dynamic_sampling.timers import with_seconds_before
 from verl_patches.features.dynamic_sampling.wave import Group, Workers
+from verl_patches.features.overlong.feature import OverlongBuffer
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
 
@@ -354,6 +356,18 @@ def test_bounds_waves_and_larger_waves_than_batches_are_accepted():
     check_configuration(config)
     assert FilterGroups.of(config) == FilterGroups("seq_reward", 10, 0.1, 0.9, "fail")
     assert FilterGroups.of(compose("rehearsal", [])) is None
+
+
+def test_the_recipe_switches_dapo_on_in_a_rehearsal():
+    (recipe,) = [each for each in make_plan(Options(recipe="dapo"), "time").overrides if "recipe" in each]
+    config = compose("rehearsal", [recipe])
+    check_configuration(config)
+    assert FilterGroups.of(config) == FilterGroups("acc", 10)
+    assert OverlongBuffer.of(config) == OverlongBuffer(2, 10, 1.0, False)
+    actor = config.actor_rollout_ref.actor
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.28, 10.0)
+    assert not actor.use_kl_loss and actor.loss_agg_mode == "token-mean"
+    assert not [each for each in make_plan(Options(), "time").overrides if "recipe" in each]
 
 
 def test_the_prompts_of_the_script_are_as_verl_reads_them():
