@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Compares two checkpoints bit for bit: HuggingFace FP8, HuggingFace BF16, Megatron shards, in any pair.
 
-FP8 weights are compared as the bfloat16 values that they mean. Exit status: 0 equal, 1 different (the first difference
-is printed), 2 a checkpoint is damaged or cannot be read. docs/weights.md says more.
+FP8 weights are compared as the bfloat16 values that they mean. A checkpoint of a training is compared with another one
+by all that it holds, and with a HuggingFace folder by its float32 weights, rounded to the folder's types. Exit status:
+0 equal, 1 different (the first difference is printed), 2 a checkpoint is damaged or cannot be read. More in
+docs/weights.md.
 """
 
 import argparse
@@ -17,13 +19,19 @@ if __name__ == "__main__":
 
 from post_training.checkpoint.command_line import add_workers_option  # noqa: E402
 from post_training.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
-from post_training.checkpoint.shard_conversion import compare_checkpoints  # noqa: E402
+from post_training.checkpoint.shard_conversion import Comparison, compare_checkpoints  # noqa: E402
+from post_training.checkpoint.training_comparison import compare_trained  # noqa: E402
+from post_training.checkpoint.training_export import is_training_checkpoint  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("left", type=Path, help="a HuggingFace folder or a folder of Megatron shards")
+    parser.add_argument(
+        "left",
+        type=Path,
+        help="a HuggingFace folder, a folder of Megatron shards, or the folder of a step of a training",
+    )
     parser.add_argument("right", type=Path, help="another one")
     parser.add_argument(
         "--hf-dir", type=Path, help="folder with config.json, for shards that these tools did not write"
@@ -33,16 +41,20 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _comparison(options: argparse.Namespace) -> Comparison:
+    paths = (options.left, options.right)
+    if any(map(is_training_checkpoint, paths)):
+        return compare_trained(paths, options.hf_dir, options.workers)
+    return compare_checkpoints(
+        paths, lambda shape: layout_form(options, "source", shape), options.hf_dir, options.workers
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Compares; returns the exit status."""
     options = parse_arguments(arguments)
     try:
-        comparison = compare_checkpoints(
-            (options.left, options.right),
-            lambda shape: layout_form(options, "source", shape),
-            options.hf_dir,
-            options.workers,
-        )
+        comparison = _comparison(options)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

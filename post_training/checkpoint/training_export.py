@@ -49,6 +49,17 @@ def is_training_checkpoint(folder: Path) -> bool:
     return _holds_ranks(folder) or _holds_ranks(folder / ACTOR)
 
 
+def model_folder(folder: Path) -> Path:
+    """The folder of the trained model: `folder` itself, or the one inside the folder of a step.
+
+    Raises CheckpointError for a step that is not complete.
+    """
+    if _holds_ranks(folder):
+        return folder
+    complete_manifest(folder)
+    return folder / ACTOR
+
+
 def _holds_ranks(folder: Path) -> bool:
     return any(folder.glob("rank-*-of-*.safetensors"))
 
@@ -63,9 +74,7 @@ def trained_to_huggingface(
     unless a single tensor is.
     Raises CheckpointError or ValueError if the checkpoint is not complete or is not of that model.
     """
-    actor = folder if _holds_ranks(folder) else folder / ACTOR
-    if actor != folder:
-        complete_manifest(folder)
+    actor = model_folder(folder)
     config = read_json(model / CONFIG_NAME)
     named = config.get("torch_dtype")
     if named not in TYPES:

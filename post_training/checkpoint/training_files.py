@@ -28,6 +28,9 @@ from post_training.layouts.layout import EXPERT_MARK, PADDING, Box, Piece, Table
 ACTOR = "actor"
 """The folder of the trained model inside the folder of a step."""
 
+TRAINER_NAME = "trainer.json"
+"""The driver's own state in the folder of a step."""
+
 MASTER, WEIGHT, MOMENTS = "master", "weight", ("exp_avg", "exp_avg_sq")
 """The float32 weight that the optimizer updates; a weight that no optimizer has, in its own type; AdamW's averages."""
 

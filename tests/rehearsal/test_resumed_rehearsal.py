@@ -95,11 +95,18 @@ def test_the_start_is_timed_from_this_launch(tmp_path):
     assert progress.startup_seconds() == 28.0 and progress.event_seconds() == {"training_begins": 20.0}
 
 
+@pytest.fixture
+def marked(tmp_path):
+    """An environment by whose mark every process of a test is found, and killed at its end whatever became of it."""
+    mark = tmp_path.name + str(os.getpid())
+    yield os.environ | {MARKER: mark}, mark
+    kill_all(mark)
+
+
 @pytest.mark.slow
-def test_a_killed_rehearsal_goes_on_to_its_last_step(tmp_path):
+def test_a_killed_rehearsal_goes_on_to_its_last_step(tmp_path, marked):
     """Every process is killed after the first checkpoint; the second command ends the run that the first began."""
-    output, mark = tmp_path / "run", tmp_path.name + str(os.getpid())
-    environment = os.environ | {MARKER: mark}
+    output, (environment, mark) = tmp_path / "run", marked
     command = ["bash", str(ROOT / "scripts" / "rehearse.sh")]
     saving = ["--steps", "3", "--output", str(output), "--", "trainer.save_freq=1", "data.train_batch_size=8"]
     with (tmp_path / "said").open("w") as said:
@@ -108,7 +115,7 @@ def test_a_killed_rehearsal_goes_on_to_its_last_step(tmp_path):
         kill_all(mark)
         first.wait(60)
     ended = subprocess.run(
-        [*command, "--resume", str(output)], env=environment, capture_output=True, text=True, timeout=600
+        [*command, "--resume", str(output)], env=environment, capture_output=True, text=True, timeout=500
     )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert "Going on after step" in ended.stdout and "Done in" in ended.stdout
@@ -118,16 +125,16 @@ def test_a_killed_rehearsal_goes_on_to_its_last_step(tmp_path):
 
 
 def wait_for(process, folder, said):
-    deadline = time.monotonic() + 500
+    deadline = time.monotonic() + 300
     while not folder.exists():
         assert time.monotonic() < deadline and process.poll() is None, said.read_text()[-3000:]
         time.sleep(0.05)
 
 
 def kill_all(mark):
-    """SIGKILL for everything that carries the mark, until nothing is left."""
-    needle = f"{MARKER}={mark}".encode()
-    while True:
+    """SIGKILL for everything that carries the mark, until nothing is left, which it is after a minute at most."""
+    needle, deadline = f"{MARKER}={mark}".encode(), time.monotonic() + 60
+    while time.monotonic() < deadline:
         found = []
         for place in Path("/proc").glob("[0-9]*"):
             try:
@@ -142,3 +149,4 @@ def kill_all(mark):
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+    raise AssertionError(f"processes {found} cannot be killed")

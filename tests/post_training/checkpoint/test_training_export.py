@@ -20,7 +20,7 @@ from post_training.checkpoint.training_files import (
 )
 from post_training.layouts.layout import TrainPlacement
 from post_training.models.families import table_for
-from scripts import export_hf
+from scripts import export_hf, verify_ckpt
 from tests.post_training.checkpoint.synthetic import small_config
 
 SIZES = {
@@ -50,18 +50,18 @@ def trained(name):
     return AutoModelForCausalLM.from_config(FAMILIES[name], torch_dtype=torch.float32).eval()
 
 
-def saved(model, folder):
+def saved(model, folder, placement=PLACEMENT):
     """The folder of a step of these weights, as eight ranks write it; and the folder of the model that was trained."""
     table, weights = table_for(model.config), model.state_dict()
     manifest = Manifest({}, complete=True)
-    for rank in range(PLACEMENT.world_size):
+    for rank in range(placement.world_size):
         entries = {}
-        for piece in owned_pieces(table, PLACEMENT, rank):
-            if is_first_peer(PLACEMENT, rank, piece):
+        for piece in owned_pieces(table, placement, rank):
+            if is_first_peer(placement, rank, piece):
                 state = WEIGHT if piece.canonical.endswith("correction_bias") else MASTER
                 part = weights[piece.canonical][tuple(slice(*interval) for interval in piece.box)]
                 entries[entry_name(state, piece.canonical, piece.box)] = part
-        name = file_name(rank, PLACEMENT.world_size)
+        name = file_name(rank, placement.world_size)
         (folder / "global_step_7" / "actor").mkdir(parents=True, exist_ok=True)
         manifest.files[name] = write_file(folder / "global_step_7" / "actor" / name, entries, {"steps": "7"})
     manifest.write(folder / "global_step_7" / "actor")
@@ -113,6 +113,40 @@ def test_in_bfloat16_every_weight_is_rounded_once(name, tmp_path):
         # What no optimizer updates is left as it is.
         expected = value if tensor.endswith("correction_bias") else value.to(torch.bfloat16)
         assert found[tensor].dtype == expected.dtype and torch.equal(found[tensor], expected), tensor
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("deepseek_v3", "bfloat16"), ("qwen2_tied", "float32"), ("qwen3_moe", "bfloat16")]
+)
+def test_an_export_is_verified_against_its_training(name, dtype, tmp_path, capsys):
+    model = trained(name)
+    step, out = saved(model, tmp_path), tmp_path / "out"
+    assert export(step, out, "--hf-dir", base(tmp_path / "base", model, dtype)) == 0
+    assert verify_ckpt.main([str(step), str(out), "--workers", "1"]) == 0
+    assert f"equal: {len(table_for(model.config).shapes)} tensors" in capsys.readouterr().out
+    file = next(out.glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 0x40
+    file.write_bytes(content)
+    assert verify_ckpt.main([str(out), str(step / "actor"), "--workers", "1"]) == 1
+    assert "different: " in capsys.readouterr().out
+
+
+def test_two_trainings_are_compared_by_all_that_they_hold(tmp_path, capsys):
+    model = trained("qwen3_moe")
+    one, other = saved(model, tmp_path / "one"), saved(model, tmp_path / "other", TrainPlacement(2, 1, 1, 1, (3,)))
+    line = [str(one), str(other), "--workers", "1"]
+    assert verify_ckpt.main(line) == 2
+    assert "does not say of which model it is; give --hf-dir" in capsys.readouterr().err
+    (one / "trainer.json").write_text(json.dumps({"model": model.config.to_dict()}))
+    assert verify_ckpt.main(line) == 0
+    with torch.no_grad():
+        model.model.norm.weight[3] += 1e-6
+    changed = saved(model, tmp_path / "changed")
+    assert verify_ckpt.main([str(one), str(changed), "--workers", "1"]) == 1
+    assert "different: master/model.norm.weight: [3] is" in capsys.readouterr().out
+    assert verify_ckpt.main([str(one), str(saved(trained("qwen2"), tmp_path / "qwen2"))]) == 2
+    assert "is no tensor of this model" in capsys.readouterr().err
 
 
 def test_the_model_of_the_run_is_taken_where_none_is_given(tmp_path):

@@ -1,0 +1,104 @@
+"""A checkpoint of a training compared with another one, or with a HuggingFace folder of the same model, bit for bit."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from post_training.checkpoint.comparison import compared_bytes, first_difference
+from post_training.checkpoint.conversion import progress_bar
+from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.huggingface import CONFIG_NAME, open_huggingface, read_json
+from post_training.checkpoint.regions import Region
+from post_training.checkpoint.shard_conversion import Comparison
+from post_training.checkpoint.source import CanonicalTensor, Source
+from post_training.checkpoint.training_export import is_training_checkpoint, model_folder
+from post_training.checkpoint.training_files import MASTER, TRAINER_NAME, WEIGHT, open_training_files
+from post_training.models.families import table_for
+
+
+@dataclass(frozen=True)
+class RoundedRegion(Region):
+    """A region that reads in another type than it is stored in."""
+
+    rounded: torch.dtype = torch.float32
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rounded
+
+    def read(self) -> torch.Tensor:
+        """The region as a tensor of its own, rounded."""
+        return Region(self.tensor, self.area).read().to(self.rounded)
+
+
+def compare_trained(paths: tuple[Path, Path], config_folder: Path | None, workers: int) -> Comparison:
+    """Compare two checkpoints, of which one at least is a training's.
+
+    Two trainings are compared by all that an optimizer keeps; a training and a HuggingFace folder by the float32
+    weights, rounded to the types of the folder. config_folder: with the model's config.json, where neither says it.
+    Raises CheckpointError or ValueError if one of them is not complete, or they are of different models.
+    """
+    given = None if config_folder is None else read_json(config_folder / CONFIG_NAME)
+    config = next(filter(None, (given, *map(_config, paths))), None)
+    if config is None:
+        raise CheckpointError(f"{paths[0]}: does not say of which model it is; give --hf-dir with its config.json")
+    shapes = table_for(config).shapes
+    both = all(map(is_training_checkpoint, paths))
+    sources = [_tensors(path, shapes, all_states=both) for path in paths]
+    if not both:
+        held = next(found for path, found in zip(paths, sources, strict=True) if not is_training_checkpoint(path))
+        sources = [_rounded_like(found, held) for found in sources]
+    left, right = (Source(str(path), list(found.values())) for path, found in zip(paths, sources, strict=True))
+    missing = sorted(left.tensors.keys() ^ right.tensors.keys())
+    if missing:
+        raise CheckpointError(f"{missing[0]} is in one of {paths[0]} and {paths[1]} only; they are of different models")
+    names = list(left.tensors)
+    total = compared_bytes(left, right, names)
+    with progress_bar(total, "comparing") as bar:
+        difference = first_difference(left, right, names, workers, bar)
+    return Comparison(difference, len(names), total, ())
+
+
+def _config(path: Path) -> dict[str, Any] | None:
+    """What a checkpoint itself says of its model; None where it does not."""
+    if (path / CONFIG_NAME).is_file():
+        return read_json(path / CONFIG_NAME)
+    state = (path if (path / TRAINER_NAME).is_file() else path.parent) / TRAINER_NAME
+    try:
+        return json.loads(state.read_text()).get("model")
+    except (OSError, ValueError):
+        return None
+
+
+def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], all_states: bool) -> dict[str, CanonicalTensor]:
+    """The tensors by name; of a training with `all_states`, by state and name."""
+    if not is_training_checkpoint(path):
+        return dict(open_huggingface(path).source(list(shapes)).tensors)
+    files = open_training_files(model_folder(path), shapes)
+    if not all_states:
+        states = [files.sources[state].tensors for state in (WEIGHT, MASTER) if state in files.sources]
+        return {name: tensor for state in states for name, tensor in state.items()}
+    return {
+        f"{state}/{name}": replace(tensor, name=f"{state}/{name}")
+        for state, source in files.sources.items()
+        for name, tensor in source.tensors.items()
+    }
+
+
+def _rounded_like(found: dict[str, CanonicalTensor], held: dict[str, CanonicalTensor]) -> dict[str, CanonicalTensor]:
+    """`found` in the types of `held`, where those are other ones."""
+    rounded = {}
+    for name, tensor in found.items():
+        if name in held and tensor.dtype != held[name].dtype:
+            kind = held[name].dtype
+            fragments = [
+                replace(each, region=RoundedRegion(each.region.tensor, each.region.area, rounded=kind))
+                for each in tensor.fragments
+            ]
+            tensor = CanonicalTensor(name, tensor.shape, fragments)
+        rounded[name] = tensor
+    return rounded
