@@ -156,8 +156,9 @@ def resume_step(trainer: Any, output_dir: str) -> None:
     trainer.actor_rollout_wg.load_checkpoint(str(folder / ACTOR), del_local_after_load=False)
     if state["kl_coefficient"] is not None and hasattr(trainer, "kl_ctrl_in_reward"):
         trainer.kl_ctrl_in_reward.value = state["kl_coefficient"]
-    restore_driver_random_states(state["random"])
-    process_kept_states().restore(state["kept"])
+    if "random" in state:  # a checkpoint of an earlier version has no more than the above
+        restore_driver_random_states(state["random"])
+        process_kept_states().restore(state["kept"])
     process_publisher().previous = trainer.global_steps = state["step"]
     take_back_steps(output_dir, state["step"])
     print(f"going on after step {state['step']} from {folder}")
@@ -170,7 +171,7 @@ def kept_in_checkpoint(options: Mapping[str, Any], name: str) -> Any:
     Raises CheckpointError for a checkpoint that is asked for and not complete.
     """
     folder, _ = folder_to_resume(options)
-    return None if folder is None else read_trainer(folder)["kept"].get(name)
+    return None if folder is None else read_trainer(folder).get("kept", {}).get(name)
 
 
 def folder_to_resume(options: Mapping[str, Any]) -> tuple[Path | None, list[str]]:

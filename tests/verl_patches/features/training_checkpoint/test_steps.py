@@ -351,6 +351,18 @@ def test_other_batches_and_another_model_are_refused(trainer, tmp_path):
     resume_step(at(0, train_batch_size=8), "")
 
 
+def test_a_checkpoint_that_says_less_is_gone_on_from(trainer, monkeypatch, capsys):
+    """As earlier versions wrote them."""
+    known = {"step", "data", "data_sha256", "kl_coefficient"}
+    whole = saving.trainer_state
+    monkeypatch.setattr(saving, "trainer_state", lambda made: {k: v for k, v in whole(made).items() if k in known})
+    saved(trainer, 2)
+    made = trainer()
+    resume_step(made, "")
+    assert made.global_steps == 2 and "warning" not in capsys.readouterr().out
+    assert kept_in_checkpoint(made.config.trainer, "faults") is None
+
+
 def test_other_settings_and_software_are_said_in_one_warning(trainer, monkeypatch, capsys):
     saved(trainer, 2)
     resume_step(trainer(resume_mode="auto", save_freq=7), "")
