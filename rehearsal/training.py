@@ -6,16 +6,22 @@ a small machine without an NPU.
 
 import sys
 
+from omegaconf import DictConfig
+
 from rehearsal.prefork import Template, start_template
 from verl_patches.trainer import main_ppo
+from verl_patches.trainer.configuration_checks.backends import Backend, backend_of
 
-# What a forked worker finds already imported: the overlay first, so that it sees every later import.
-MODULES = ("verl_patches.prelude_patch", "torch", "verl.workers.megatron_workers", "vllm")
+# verl's workers of each back-end.
+WORKERS: dict[Backend, str] = {"megatron": "verl.workers.megatron_workers", "fsdp": "verl.workers.fsdp_workers"}
 
 
-def start_workers() -> Template:
-    """The process that Ray's workers are forked from."""
-    return start_template(MODULES)
+def start_workers(config: DictConfig) -> Template:
+    """The process that Ray's workers are forked from.
+
+    What they find already imported: the overlay first, so that it sees every later import.
+    """
+    return start_template(("verl_patches.prelude_patch", "torch", WORKERS[backend_of(config)], "vllm"))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,10 @@ TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
 ACTOR = "verl.workers.actor.megatron_actor:MegatronPPOActor"
 CHECKPOINTS = "verl.utils.checkpoint.megatron_checkpoint_manager:MegatronCheckpointManager"
 MANAGER = "verl.workers.sharding_manager.megatron_vllm:MegatronVLLMShardingManager"
+FSDP_WORKER = "verl.workers.fsdp_workers:ActorRolloutRefWorker"
+FSDP_ACTOR = "verl.workers.actor.dp_actor:DataParallelPPOActor"
+FSDP_MANAGER = "verl.workers.sharding_manager.fsdp_vllm:FSDPVLLMShardingManager"
+FSDP_CHECKPOINTS = "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager"
 ROLLOUT = "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout"
 DEEPSEEK = SimpleNamespace(architectures=["DeepseekV3ForCausalLM"])
 
@@ -407,6 +411,7 @@ def steps_are_guarded(body):
     return body(lambda self, dataloader: type(self.actor_optimizer).__name__, actor, None)
 
 
+@demonstrates(f"{FSDP_WORKER}.__init__", SETTINGS)
 @demonstrates(f"{WORKER}.__init__", SETTINGS)
 def the_workers_settings_are_in_force(body):
     with mock.patch.object(settings, "_current", settings.OverlaySettings.all_off()):
@@ -435,6 +440,7 @@ def the_reference_policy_leaves(body):
     return entered
 
 
+@demonstrates(f"{FSDP_WORKER}.init_model", MEASURE)
 @demonstrates(f"{WORKER}.init_model", MEASURE)
 def the_patches_in_use_are_asserted_and_written(body):
     worker = SimpleNamespace(rank=0, _is_rollout=True)
@@ -458,14 +464,19 @@ def phase_entered(*arguments):
 for method in ("compute_log_prob", "compute_ref_log_prob", "update_actor", "save_checkpoint", "load_checkpoint"):
     demonstrates(f"{WORKER}.{method}", RESIDENCY)(phase_entered(None))
 demonstrates(f"{MANAGER}.__exit__", RESIDENCY)(phase_entered(None, None, None))
+for method in ("compute_log_prob", "compute_ref_log_prob"):
+    demonstrates(f"{FSDP_WORKER}.{method}", MEASURE)(phase_entered(None))
+demonstrates(f"{FSDP_MANAGER}.__enter__", MEASURE)(phase_entered())
+demonstrates(f"{FSDP_MANAGER}.__exit__", MEASURE)(phase_entered(None, None, None))
 
 
+@demonstrates(f"{FSDP_WORKER}.update_actor", MEASURE)
 @demonstrates(f"{WORKER}.update_actor", MEASURE)
 def the_step_is_measured(body):
     output = SimpleNamespace(meta_info={"metrics": {}})
     finished = mock.patch("verl_patches.features.measure.step_record.finish_step", return_value={"timing_s/x": 1.0})
     with phases(), finished:
-        body(lambda self, data: output, SimpleNamespace(rank=0), None)
+        body(lambda self, data: output, SimpleNamespace(rank=0), SimpleNamespace(batch={}))
     return output.meta_info["metrics"]
 
 
@@ -529,11 +540,14 @@ def phase_seen_within(*arguments):
 
 for method in PHASE_OF_METHOD:
     demonstrates(f"{WORKER}.{method}", WATCH)(phase_seen_within(SimpleNamespace()))
+    demonstrates(f"{FSDP_WORKER}.{method}", WATCH)(phase_seen_within(SimpleNamespace()))
+demonstrates(f"{FSDP_MANAGER}.__enter__", WATCH)(phase_seen_within(SimpleNamespace()))
 demonstrates(f"{TRAINER}.fit", WATCH)(phase_seen_within(SimpleNamespace()))
 demonstrates(f"{MANAGER}.__enter__", WATCH)(phase_seen_within(SimpleNamespace()))
 demonstrates("verl.trainer.ppo.reward:compute_reward", WATCH)(phase_seen_within(None, None))
 
 
+@demonstrates(f"{FSDP_WORKER}.__init__", WATCH)
 @demonstrates(f"{WORKER}.__init__", WATCH)
 def a_worker_gives_signs_of_life(body):
     rank, begun = mock.patch.dict("os.environ", RANK="3"), mock.Mock()
@@ -580,3 +594,33 @@ def a_logged_step_is_published(body):
     with mock.patch("verl_patches.features.training_checkpoint.trainer.process_publisher") as publisher:
         body(Upstream(), None, data={}, step=4)
     return [call.args for call in publisher.return_value.logged.call_args_list]
+
+
+@demonstrates(f"{FSDP_WORKER}._build_model_optimizer", PRECISION)
+def fsdp_shards_float32(body):
+    upstream, given = Upstream(), OmegaConf.create({"param_offload": True})
+    with mock.patch.object(settings, "_current", settings.OverlaySettings(precision="float32")):
+        body(upstream, SimpleNamespace(), fsdp_config=given)
+    return OmegaConf.to_container(upstream.options["fsdp_config"])
+
+
+@demonstrates(f"{FSDP_ACTOR}.__init__", PRECISION)
+def nothing_is_cast_on_the_device(body):
+    actor = SimpleNamespace(device_name="npu")
+    with mock.patch.object(settings, "_current", settings.OverlaySettings(precision="float32")):
+        body(Upstream(), actor)
+    return actor.device_name
+
+
+@demonstrates(f"{FSDP_ACTOR}._optimizer_step", NONFINITE)
+def an_update_that_fsdp_skips_is_counted(body):
+    with mock.patch.object(step_record, "_record", step_record.StepRecord()) as record:
+        body(lambda self: torch.tensor(float("nan")), SimpleNamespace())
+        return record.counts
+
+
+@demonstrates(f"{FSDP_CHECKPOINTS}.save_checkpoint", TRAINING_CHECKPOINT)
+def fsdp_saves_a_folder_of_weights(body):
+    with instead_of("verl_patches.features.training_checkpoint.whole_weights.save_weights"):
+        manager = SimpleNamespace(model=None, processing_class=None, rank=0)
+        return asks_ours(lambda: body(Upstream(), manager, "folder"))

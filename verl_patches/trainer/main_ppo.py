@@ -42,6 +42,13 @@ class WorkerSource(Protocol):
         """Called once Ray has shut down."""
 
 
+StartWorkers = Callable[["DictConfig"], WorkerSource | None]
+
+
+def _no_source(config: DictConfig) -> None:
+    """Ray's workers come from the interpreter."""
+
+
 def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     """The configuration `config_name` over verl's own folder, with Hydra overrides. Imports neither torch nor verl.
 
@@ -87,9 +94,7 @@ def prepare_worker_of_own_ray() -> None:
     confine_worker()
 
 
-def main(
-    arguments: Sequence[str] | None = None, start_workers: Callable[[], WorkerSource | None] = lambda: None
-) -> int:
+def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers = _no_source) -> int:
     """Compose, check, run. Returns the exit code. `start_workers` is called right before Ray starts."""
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -133,8 +138,8 @@ def _refuse(sentence: str) -> int:
 def _make_paths_absolute(config: DictConfig) -> None:
     """Workers run in folders of Ray's, so a relative path would mean something else there."""
     measure, reward = config.actor_rollout_ref.overlay.measure, config.custom_reward_function
-    megatron = config.actor_rollout_ref.actor.megatron
-    if megatron.get("load_from_hf"):
+    megatron = config.actor_rollout_ref.actor.get("megatron")
+    if megatron and megatron.get("load_from_hf"):
         megatron.load_from_hf = os.path.abspath(os.path.expanduser(megatron.load_from_hf))
     if measure.output_dir:
         measure.output_dir = os.path.abspath(measure.output_dir)
@@ -148,7 +153,7 @@ def _make_paths_absolute(config: DictConfig) -> None:
         reward.path = os.path.abspath(reward.path)
 
 
-def run(config: DictConfig, start_workers: Callable[[], WorkerSource | None] = lambda: None) -> int:
+def run(config: DictConfig, start_workers: StartWorkers = _no_source) -> int:
     """Run verl with `config`; everything that this started has ended when it returns."""
     try:
         _write_resolved(config)
@@ -165,7 +170,7 @@ def run(config: DictConfig, start_workers: Callable[[], WorkerSource | None] = l
     return code
 
 
-def _carry_out(config: DictConfig, start_workers: Callable[[], WorkerSource | None]) -> tuple[int, str]:
+def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, str]:
     """Run verl; returns the exit code and what the user is told."""
     from post_training.report.run_error import RunError, original
     from verl_patches.trainer.configuration_checks import ConfigurationError, describe_failure
@@ -291,7 +296,7 @@ def _termination_as_interrupt(received: list[int]) -> Iterator[None]:
 
 
 @contextmanager
-def _ray(config: DictConfig, start_workers: Callable[[], WorkerSource | None]) -> Iterator[OwnRay | None]:
+def _ray(config: DictConfig, start_workers: StartWorkers) -> Iterator[OwnRay | None]:
     """A Ray with the overlay in every worker: one of our own that is gone at the end, or the one that runs (None)."""
     from verl_patches.trainer.own_ray import own_ray
 
@@ -304,15 +309,13 @@ def _ray(config: DictConfig, start_workers: Callable[[], WorkerSource | None]) -
 
 
 @contextmanager
-def _connection(
-    config: DictConfig, own: OwnRay | None, start_workers: Callable[[], WorkerSource | None]
-) -> Iterator[None]:
+def _connection(config: DictConfig, own: OwnRay | None, start_workers: StartWorkers) -> Iterator[None]:
     """This process connected to its Ray, whose workers come from `start_workers` if that gives a source."""
     import ray
 
     from verl_patches.trainer.configuration_checks import check_cluster_resources
 
-    workers = start_workers()
+    workers = start_workers(config)
     try:
         environment = _runtime_environment(config, workers, own)
         if own is None:

@@ -1,7 +1,5 @@
 """verl's Megatron worker enters the phases of a step and reports what it measured."""
 
-import os
-
 from overlay import wrap
 from verl_patches.features.compatibility.feature import SETTINGS
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
@@ -54,14 +52,11 @@ def init_with_engine(upstream, self, config, role):
 )
 def init_with_signs_of_life(upstream, self, config, role):
     from verl_patches.features import settings
-    from verl_patches.features.watch.signs import process_signs, start_in_ray
+    from verl_patches.features.watch.signs import in_phase, start_worker
 
     watch = settings.current().watch
-    if not watch.enabled:
-        return upstream(self, config, role)
-    start_in_ray(os.environ["RANK"], watch.interval_s)
-    with process_signs().phase("init"):
-        return upstream(self, config, role)
+    start_worker(watch)
+    return in_phase(watch, "init", upstream, self, config, role)
 
 
 @wrap(
@@ -176,17 +171,10 @@ def init_model_resident(upstream, self):
 )
 def init_model_reported(upstream, self):
     upstream(self)
-    import overlay
-
-    report = overlay.assert_effective()
-    if self.rank != 0:
-        return
     from verl_patches.features import settings
-    from verl_patches.features.measure.run_files import RunFiles
+    from verl_patches.features.measure.worker import report_start
 
-    files = RunFiles(settings.current().measure.output_dir)
-    files.overlay(report.as_dict())
-    files.note("rollout_ready" if self._is_rollout else "reference_ready")
+    report_start(self, settings.current().measure)
 
 
 @wrap(
@@ -238,23 +226,12 @@ def update_actor_resident(upstream, self, data):
 )
 def update_actor_measured(upstream, self, data):
     output = upstream(self, data)
-    import overlay
     from verl_patches.features import settings
-    from verl_patches.features.measure.run_files import RunFiles
-    from verl_patches.features.measure.step_record import current_record, finish_step
+    from verl_patches.features.measure.worker import finish_update
     from verl_patches.workers.process_residency import process_residency
 
     process_residency().close()
-    report, record = overlay.report(), current_record()
-    record.count("overlay/patches_applied", len(report.applied))
-    record.count("overlay/patches_ineffective", len(report.applied) - sum(report.effective.values()))
-    files = RunFiles(settings.current().measure.output_dir)
-    files.memory(self.rank, record.peak_bytes, record.allocated_bytes)
-    metrics = finish_step()
-    if "reshard/weights_differing" in metrics:
-        metrics["reshard/weights_exact"] = float(metrics["reshard/weights_differing"] == 0)
-    output.meta_info["metrics"].update(metrics)
-    files.executed(overlay.executed())
+    finish_update(output.meta_info["metrics"], self.rank, settings.current().measure)
     return output
 
 
@@ -305,12 +282,9 @@ def _in_phase(phase):
 
     def method(upstream, self, *args, **kwargs):
         from verl_patches.features import settings
-        from verl_patches.features.watch.signs import process_signs
+        from verl_patches.features.watch.signs import in_phase
 
-        if not settings.current().watch.enabled:
-            return upstream(self, *args, **kwargs)
-        with process_signs().phase(phase):
-            return upstream(self, *args, **kwargs)
+        return in_phase(settings.current().watch, phase, upstream, self, *args, **kwargs)
 
     return method
 

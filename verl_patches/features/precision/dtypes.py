@@ -32,3 +32,13 @@ def optimizer_in_float32(optimizer_config: Any) -> Any:
     optimizer_config.fp16 = False
     optimizer_config.params_dtype = torch.float32
     return optimizer_config
+
+
+def sharded_in_float32(fsdp_config: Any) -> Any:
+    """A copy of verl's `fsdp_config` (a DictConfig) under which weights, gradients and buffers are float32."""
+    from omegaconf import OmegaConf
+
+    values = OmegaConf.to_container(fsdp_config, resolve=True)
+    assert isinstance(values, dict)
+    mixed = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
+    return OmegaConf.create(values | {"model_dtype": "fp32", "mixed_precision": mixed})

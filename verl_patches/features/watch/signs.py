@@ -17,6 +17,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
+
+from verl_patches.features.watch.feature import WatchSettings
 
 Send = Callable[[str, bytes], None]
 
@@ -101,6 +104,20 @@ _sender: threading.Thread | None = None
 def process_signs() -> Signs:
     """Those of this process."""
     return _signs
+
+
+def in_phase(watch: WatchSettings, name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What `call` returns, called in this phase of the process if the watch is on."""
+    if not watch.enabled:
+        return call(*args, **kwargs)
+    with _signs.phase(name):
+        return call(*args, **kwargs)
+
+
+def start_worker(watch: WatchSettings) -> None:
+    """Start sending as the worker of the rank that verl's environment names, if the watch is on."""
+    if watch.enabled:
+        start_in_ray(os.environ["RANK"], watch.interval_s)
 
 
 def start_in_ray(name: str, interval_s: float) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from overlay import ConfigurationError
 from verl_patches.features.catalogue import FEATURES
 from verl_patches.features.settings import OverlaySettings
+from verl_patches.trainer.configuration_checks.backends import backend_of
 from verl_patches.trainer.configuration_checks.failures import describe_failure
 from verl_patches.trainer.configuration_checks.files import (
     check_checkpoint_room,
@@ -21,8 +22,17 @@ from verl_patches.trainer.configuration_checks.files import (
     check_model_folder,
     check_reward,
 )
+from verl_patches.trainer.configuration_checks.fsdp import (
+    check_features,
+    check_no_resume,
+)
 from verl_patches.trainer.configuration_checks.handed_over import check_engine_arguments, check_transformer_options
-from verl_patches.trainer.configuration_checks.model import check_layout, check_model_path, described
+from verl_patches.trainer.configuration_checks.model import (
+    check_layout,
+    check_model_path,
+    check_rollout_heads,
+    described,
+)
 from verl_patches.trainer.configuration_checks.names import known_keys, unknown_key
 from verl_patches.trainer.configuration_checks.rollout import (
     check_cache_format,
@@ -41,6 +51,7 @@ from verl_patches.trainer.configuration_checks.sizes import (
 from verl_patches.trainer.configuration_checks.trackers import check_trackers
 from verl_patches.trainer.configuration_checks.training import (
     check_dynamic_batches,
+    check_group_size,
     check_recomputation,
 )
 from verl_patches.trainer.configuration_checks.values import check_values, resolved
@@ -55,6 +66,13 @@ __all__ = [
     "required_ray_slots",
     "unknown_key",
 ]
+
+
+_BOTH = (check_parallel_sizes, check_group_size, check_batch_sizes, check_lengths, check_cache_format)
+_OF_BACK_END = {
+    "megatron": (check_transformer_options, check_model_path, *_BOTH, check_dynamic_batches, check_recomputation),
+    "fsdp": (check_model_path, *_BOTH, check_no_resume),
+}
 
 
 def check_configuration(config: Mapping[str, Any], model: Mapping[str, Any] | None = None) -> OverlaySettings:
@@ -73,21 +91,16 @@ def check_configuration(config: Mapping[str, Any], model: Mapping[str, Any] | No
     check_values(values)
     settings = OverlaySettings.from_config(values["actor_rollout_ref"])
     check_engine_arguments(values)
-    check_transformer_options(values)
-    check_model_path(values)
-    check_parallel_sizes(values)
-    for check in (
-        check_batch_sizes,
-        check_dynamic_batches,
-        check_recomputation,
-        check_lengths,
-        check_cache_format,
-    ):
+    backend = backend_of(values)
+    for check in _OF_BACK_END[backend]:
         check(values)
+    if backend == "fsdp":
+        check_features(values, settings)
     for feature in FEATURES:
         feature.check(values, settings)
     model = model if model is not None else described(values["actor_rollout_ref"]["model"]["path"])
-    check_layout(values, model)
+    check_model = check_layout if backend == "megatron" else check_rollout_heads
+    check_model(values, model)
     check_graphs(values, model)
     check_ray(values)
     check_ray_slots(values)

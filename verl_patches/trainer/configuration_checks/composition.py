@@ -6,7 +6,7 @@ import re
 
 from hydra.errors import OverrideParseException
 
-from verl_patches.trainer.configuration_checks.names import known_keys, nearest, unknown_key
+from verl_patches.trainer.configuration_checks.names import known_keys, nearest, only_back_end, unknown_key
 
 _UNKNOWN = re.compile(r"Could not override '([^']+)'")
 _ABSENT = re.compile(r"Could not delete from config\. '([^']+)' does not exist")
@@ -25,7 +25,7 @@ def sentence_of(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first, text = lines[0] if lines else type(error).__name__, str(error)
     if found := _UNKNOWN.search(first):
-        return unknown_key(found[1]) if found[1] not in known_keys() else f"{' '.join(lines)}"
+        return _not_there(found[1], " ".join(lines))
     if found := _ABSENT.search(first):
         meant = nearest(found[1], known_keys())
         return f"~{found[1]}: there is no such key to take away" + (f"; did you mean {meant}?" if meant else "")
@@ -34,3 +34,16 @@ def sentence_of(error: Exception) -> str:
         listed = ", ".join(choices[1].split()) if choices else ""
         return f"there is no configuration {found[1] or found[2]}" + (f"; choose one of {listed}" if listed else "")
     return first
+
+
+def _not_there(key: str, said: str) -> str:
+    """A key that the configuration does not have, of which Hydra has `said` that it may be appended."""
+    if key not in known_keys():
+        return unknown_key(key)
+    named = only_back_end(key)
+    if named is None:
+        return said
+    return (
+        f"{key} is not in this configuration and belongs to {named}; take it away, or, if this configuration trains "
+        f"with {named}, write +{key}"
+    )

@@ -45,19 +45,12 @@ def check_layout(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> 
 
     Sizes that the model does not name are not checked.
     """
-    megatron, rollout = (config["actor_rollout_ref"][name] for name in ("actor", "rollout"))
-    megatron = megatron["megatron"]
+    megatron = config["actor_rollout_ref"]["actor"]["megatron"]
     _check_stages(megatron, (model or {}).get("num_hidden_layers"))
     if model is None:
         return
-    heads = model.get("num_attention_heads")
-    tensor_parallel = {
-        f"{_MEGATRON}.tensor_model_parallel_size": megatron["tensor_model_parallel_size"],
-        "actor_rollout_ref.rollout.tensor_model_parallel_size": rollout["tensor_model_parallel_size"],
-    }
-    for key, size in tensor_parallel.items():
-        if isinstance(heads, int) and heads % size:
-            raise ConfigurationError(f"{key}={size} does not divide the model's {heads} attention heads; use a divisor")
+    _check_heads(f"{_MEGATRON}.tensor_model_parallel_size", megatron["tensor_model_parallel_size"], model)
+    check_rollout_heads(config, model)
     experts = model.get("n_routed_experts") or model.get("num_experts")
     ranks = megatron["expert_model_parallel_size"]
     if megatron["override_transformer_config"].get("moe_tp_extend_ep"):
@@ -67,6 +60,18 @@ def check_layout(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> 
             f"{_MEGATRON}.expert_model_parallel_size={megatron['expert_model_parallel_size']} puts the model's "
             f"{experts} experts on {ranks} ranks, which does not go evenly; change it"
         )
+
+
+def check_rollout_heads(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
+    """The attention heads divide among the dies of a rollout instance."""
+    size = config["actor_rollout_ref"]["rollout"]["tensor_model_parallel_size"]
+    _check_heads("actor_rollout_ref.rollout.tensor_model_parallel_size", size, model or {})
+
+
+def _check_heads(key: str, size: int, model: Mapping[str, Any]) -> None:
+    heads = model.get("num_attention_heads")
+    if isinstance(heads, int) and heads % size:
+        raise ConfigurationError(f"{key}={size} does not divide the model's {heads} attention heads; use a divisor")
 
 
 def _check_stages(megatron: Mapping[str, Any], layers: int | None) -> None:

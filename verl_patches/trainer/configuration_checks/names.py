@@ -11,11 +11,10 @@ from typing import get_type_hints
 from pydantic import BaseModel
 
 from verl_patches.features.settings import NODE, SET_ELSEWHERE, OverlaySettings
+from verl_patches.trainer.configuration_checks.backends import NAMES, SCHEMAS
 from verl_patches.trainer.configuration_checks.schema import Configuration, group_of
 
 _NOT_YET = "is not supported yet; take it away"
-_FSDP = "belongs to FSDP, and Megatron is the only back-end that the overlay patches; take it away"
-
 _MODE = "actor_rollout_ref.actor.loss_agg_mode"
 _MEGATRON = "actor_rollout_ref.actor.megatron"
 
@@ -42,15 +41,8 @@ RENAMED = {
 # What their values are called, where not the same.
 _VALUES = {_MODE: {"true": "token-mean", "false": "seq-mean-token-mean"}}
 
-# Keys, or groups of them, that are known elsewhere (verl's recipes, FSDP, other trainers), and what to do instead.
+# Keys, or groups of them, that are known elsewhere (verl's recipes, other trainers), and what to do instead.
 ELSEWHERE = {
-    "actor_rollout_ref.actor.fsdp_config": _FSDP,
-    "actor_rollout_ref.ref.fsdp_config": _FSDP,
-    "actor_rollout_ref.model.lora_rank": _FSDP,
-    "actor_rollout_ref.model.lora_alpha": _FSDP,
-    "actor_rollout_ref.model.use_remove_padding": _FSDP,
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": _FSDP,
-    "actor_rollout_ref.ref.ulysses_sequence_parallel_size": _FSDP,
     "parallelism.data_parallelism": "follows from the dies and the other sizes; take it away",
     "global_profiler": _NOT_YET,
     "retry_options": _NOT_YET,
@@ -67,6 +59,11 @@ def unknown_key(key: str, value: str | None = None) -> str:
             return f"unknown key {key}, which nothing reads: {group} is called {RENAMED[group]}{_then(name, value)}"
         if group in ELSEWHERE:
             return f"unknown key {key}, which nothing reads: {group} {ELSEWHERE[group]}"
+    if named := only_back_end(key):
+        return (
+            f"unknown key {key}, which nothing reads: it belongs to {named}, and this configuration trains with the "
+            "other back-end; take it away"
+        )
     meant = nearest(key, known_keys())
     advice = f"did you mean {meant}?" if meant else "take it away"
     return f"unknown key {key}, which nothing reads; {advice}"
@@ -77,6 +74,8 @@ def _then(name: str, value: str | None) -> str:
     for group in _groups(name):
         if group in ELSEWHERE:
             return f", which {ELSEWHERE[group]}"
+    if only_back_end(name) == NAMES["fsdp"]:
+        return ", which belongs to FSDP"
     return "" if value is None else f"; write {name}={_VALUES.get(name, {}).get(value, value)}"
 
 
@@ -85,6 +84,12 @@ def _groups(key: str) -> Iterator[str]:
     while key:
         yield key
         key = key.rpartition(".")[0]
+
+
+def only_back_end(key: str) -> str | None:
+    """The name of the only back-end that has a key; None if none has it, or both."""
+    having = [NAMES[backend] for backend, schema in SCHEMAS.items() if key in schema_keys(schema)]
+    return having[0] if len(having) == 1 else None
 
 
 def nearest(key: str, known: Iterable[str]) -> str | None:
@@ -103,14 +108,16 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
 
 @cache
 def known_keys() -> frozenset[str]:
-    """Every key of the schema and of the overlay, groups included."""
-    return schema_keys() | frozenset(_keys_of_settings(OverlaySettings, f"{NODE}.", SET_ELSEWHERE))
+    """Every key of the schemas and of the overlay, groups included."""
+    return frozenset().union(*map(schema_keys, SCHEMAS.values())) | frozenset(
+        _keys_of_settings(OverlaySettings, f"{NODE}.", SET_ELSEWHERE)
+    )
 
 
 @cache
-def schema_keys() -> frozenset[str]:
-    """Every key of the schema, groups included; of the overlay only its group."""
-    return frozenset(_keys_of(Configuration, ""))
+def schema_keys(schema: type[BaseModel] = Configuration) -> frozenset[str]:
+    """Every key of a schema, groups included; of the overlay only its group."""
+    return frozenset(_keys_of(schema, ""))
 
 
 def _keys_of(group: type[BaseModel], prefix: str) -> Iterator[str]:

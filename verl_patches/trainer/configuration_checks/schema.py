@@ -1,5 +1,7 @@
 """The keys of verl's PPO configuration for Megatron with this overlay: type and range of each, as typed groups.
 
+Those for FSDP are in `fsdp_schema`, over the groups that both have.
+
 One class is one group of keys; a field without a default is a key that verl reads without asking whether it is there.
 Fields with a default are keys that verl reads with `get`, or that only one of the two supported releases has. What verl
 hands on whole is open here and checked where its reader is known: `vllm` and `override_transformer_config` in
@@ -36,7 +38,7 @@ Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
 KlEstimator = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
 Backend = Literal["console", "tensorboard", "wandb", "tracking", "mlflow", "swanlab", "vemlp_wandb", "clearml"]
 
-_MEGATRON = "Megatron is the only back-end that the overlay patches"
+_MEGATRON = "this configuration trains with Megatron; for FSDP choose one that has actor_rollout_ref.actor.fsdp_config"
 _NO_CRITIC = "a critic is not supported yet; choose one of the others"
 _KEPT = "the checkpoint that a run goes on from is kept until a newer one is complete; set it to false"
 _NO_HDFS = "checkpoints are written to trainer.default_local_dir alone; take it away"
@@ -171,8 +173,9 @@ class SavedContents(Group):
     contents: list[Literal["model", "optimizer", "extra", "hf_model"]]
 
 
-class Actor(Group):
-    strategy: Literal["megatron"] = Field(description=_MEGATRON)
+class PolicyUpdate(Group):
+    """What Megatron and FSDP have of an actor."""
+
     ppo_mini_batch_size: Count
     ppo_micro_batch_size: None = Field(description="set ppo_micro_batch_size_per_gpu, which replaces it")
     ppo_micro_batch_size_per_gpu: CountOrNone
@@ -188,27 +191,36 @@ class Actor(Group):
     kl_loss_coef: NotNegative
     kl_loss_type: KlEstimator
     ppo_epochs: Count
-    data_loader_seed: Seed | None
     shuffle: bool
-    optim: Optim
-    megatron: ActorMegatron
-    profile: Profile
-    load_weight: bool
     checkpoint: SavedContents
     recompute_old_log_prob: bool = True
     ppo_max_token_len_per_gpu: Count = 16384
 
 
-class Reference(Group):
+class Actor(PolicyUpdate):
     strategy: Literal["megatron"] = Field(description=_MEGATRON)
-    use_torch_compile: bool
-    megatron: Megatron
+    data_loader_seed: Seed | None
+    optim: Optim
+    megatron: ActorMegatron
     profile: Profile
     load_weight: bool
+
+
+class LogProbs(Group):
+    """What Megatron and FSDP have of a reference policy."""
+
+    use_torch_compile: bool
     log_prob_micro_batch_size: None = Field(description="set log_prob_micro_batch_size_per_gpu, which replaces it")
     log_prob_micro_batch_size_per_gpu: CountOrNone
     log_prob_use_dynamic_bsz: bool = False
     log_prob_max_token_len_per_gpu: Count = 16384
+
+
+class Reference(LogProbs):
+    strategy: Literal["megatron"] = Field(description=_MEGATRON)
+    megatron: Megatron
+    profile: Profile
+    load_weight: bool
 
 
 TopK = Annotated[int, Field(ge=-1, le=_LARGEST, description="give a number of tokens, or -1 for all of them")]
@@ -294,7 +306,9 @@ class MultiTurn(Group):
     format: Name
 
 
-class Rollout(Group):
+class Generation(Group):
+    """What both have of a rollout."""
+
     name: Literal["vllm"] = Field(description="vLLM-Ascend is the only rollout that the overlay patches")
     mode: Literal["sync"] = Field(description="asynchronous rollouts are not supported")
     temperature: NotNegative
@@ -317,7 +331,6 @@ class Rollout(Group):
     disable_log_stats: bool
     enable_chunked_prefill: bool
     do_sample: bool
-    layer_name_map: LayerNames
     n: Count
     engine_kwargs: EngineOptions
     val_kwargs: ValidationSampling
@@ -326,6 +339,10 @@ class Rollout(Group):
     log_prob_max_token_len_per_gpu: Count = 16384
     seed: Seed | None = None
     limit_images: CountOrNone = None
+
+
+class Rollout(Generation):
+    layer_name_map: LayerNames
 
 
 class ActorRolloutRef(Group):
@@ -386,12 +403,11 @@ class OverlongBuffer(Group):
     log: bool = False
 
 
-class RewardModel(Group):
+class Rewards(Group):
+    """What both have of a reward model, and of the functions that stand in for it."""
+
     enable: Literal[False] = Field(description="a reward model is not supported yet; set custom_reward_function")
-    strategy: Literal["megatron"] = Field(description=_MEGATRON)
-    megatron: Megatron
     model: RewardNetwork
-    load_weight: bool
     micro_batch_size: CountOrNone
     micro_batch_size_per_gpu: CountOrNone
     use_dynamic_bsz: bool
@@ -402,6 +418,12 @@ class RewardModel(Group):
     forward_max_token_len_per_gpu: Count = 32768
     reward_kwargs: dict[str, Any] = {}
     overlong_buffer: OverlongBuffer | None = None
+
+
+class RewardModel(Rewards):
+    strategy: Literal["megatron"] = Field(description=_MEGATRON)
+    megatron: Megatron
+    load_weight: bool
 
 
 class CustomReward(Group):
@@ -508,9 +530,9 @@ class Configuration(Group):
     mini_batch: MiniBatch | None = None
 
 
-def field_at(place: Iterable[str]) -> FieldInfo | None:
-    """The field of the schema that lies at a place, given by the names of the groups and its own; None for no such."""
-    group: type[BaseModel] | None = Configuration
+def field_at(place: Iterable[str], schema: type[BaseModel] = Configuration) -> FieldInfo | None:
+    """The field of a schema that lies at a place, given by the names of the groups and its own; None for no such."""
+    group: type[BaseModel] | None = schema
     field = None
     for part in place:
         named = {each.alias or name: each for name, each in group.model_fields.items()} if group else {}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from overlay import ConfigurationError
+from verl_patches.trainer.configuration_checks.backends import backend_of
 
 # Beside the worker of every die Ray places verl's task runner and, while the first worker starts, its register center.
 SLOTS_BESIDE_WORKERS = 2
@@ -26,6 +27,8 @@ def training_data_parallel_size(config: Mapping[str, Any]) -> int:
 
 
 def _model_parallel_size(config: Mapping[str, Any]) -> int:
+    if backend_of(config) == "fsdp":
+        return 1
     megatron = config["actor_rollout_ref"]["actor"]["megatron"]
     return (
         megatron["tensor_model_parallel_size"]
@@ -48,7 +51,8 @@ def check_parallel_sizes(config: Mapping[str, Any]) -> None:
             f"{dies} dies cannot hold whole rollout instances of "
             f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout_tp}; use a divisor of {dies}"
         )
-    _check_experts(config)
+    if backend_of(config) == "megatron":
+        _check_experts(config)
 
 
 def _check_experts(config: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What training on Megatron would ignore or do wrongly."""
+"""What training would ignore or do wrongly."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ def check_dynamic_batches(config: Mapping[str, Any]) -> None:
                 f"actor_rollout_ref.{section}.{key}=True is ignored, or weighs tokens unequally, by verl's Megatron "
                 "actor; set it to False and choose *_micro_batch_size_per_gpu"
             )
+
+
+def check_group_size(config: Mapping[str, Any]) -> None:
+    """The advantage of a response is what it is above those to the same prompt: one alone has none."""
+    responses, estimator = config["actor_rollout_ref"]["rollout"]["n"], config["algorithm"]["adv_estimator"]
+    if responses == 1 and estimator in ("grpo", "grpo_passk", "rloo", "opo"):
+        raise ConfigurationError(
+            f"actor_rollout_ref.rollout.n=1 gives algorithm.adv_estimator={estimator} one response to compare with "
+            "itself, so nothing is learnt; use at least 2"
+        )
 
 
 def check_recomputation(config: Mapping[str, Any]) -> None:

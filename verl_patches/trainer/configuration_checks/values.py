@@ -9,12 +9,13 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from overlay import ConfigurationError
 from verl_patches.features.settings import NODE
+from verl_patches.trainer.configuration_checks.backends import SCHEMAS, backend_of
 from verl_patches.trainer.configuration_checks.names import schema_keys, unknown_key
-from verl_patches.trainer.configuration_checks.schema import Configuration, field_at, group_of
+from verl_patches.trainer.configuration_checks.schema import field_at, group_of
 
 _SHOWN_CHARACTERS = 80
 _A_GROUP = "it should be a group of keys"
@@ -43,9 +44,10 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _require_groups(config: Mapping[str, Any]) -> None:
     """Name a group that is not there, before the references into it are blamed."""
-    raw = OmegaConf.to_container(config, resolve=False)
-    for key in sorted(schema_keys()):
-        field = field_at(key.split("."))
+    raw = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+    schema = SCHEMAS[backend_of(raw)]
+    for key in sorted(schema_keys(schema)):
+        field = field_at(key.split("."), schema)
         if field is None or not field.is_required() or (group_of(field) is None and key != NODE):
             continue
         node: Any = raw
@@ -58,21 +60,22 @@ def _require_groups(config: Mapping[str, Any]) -> None:
 
 
 def check_values(config: Mapping[str, Any]) -> None:
-    """Hold plain values against the schema.
+    """Hold plain values against the schema of their back-end.
 
     Raises:
         ConfigurationError: a key is unknown or missing, or its value is of the wrong type or out of range; the sentence
             names key, value and remedy. A misspelt key is named before a wrong value.
     """
+    schema = SCHEMAS[backend_of(config)]
     try:
-        Configuration.model_validate(config)
+        schema.model_validate(config)
     except ValidationError as error:
         found = error.errors(include_url=False)
         first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
-        raise ConfigurationError(_sentence(first)) from error
+        raise ConfigurationError(_sentence(first, schema)) from error
 
 
-def _sentence(error: Mapping[str, Any]) -> str:
+def _sentence(error: Mapping[str, Any], schema: type[BaseModel]) -> str:
     key = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         return unknown_key(*_first_value(key, error["input"]))
@@ -80,7 +83,7 @@ def _sentence(error: Mapping[str, Any]) -> str:
         return _ABSENT.format(key=key)
     groups = ("model_type", "model_attributes_type", "dict_type")
     expected = _A_GROUP if error["type"] in groups else re.sub("^(Input|Value)", "it", error["msg"])
-    remedy = _remedy(error["loc"])
+    remedy = _remedy(error["loc"], schema)
     return f"{key}={shown(error['input'])} is refused: {expected}" + (f"; {remedy}" if remedy else "")
 
 
@@ -92,9 +95,9 @@ def _first_value(key: str, value: Any) -> tuple[str, str]:
     return key, shown(value)
 
 
-def _remedy(place: tuple[str | int, ...]) -> str | None:
+def _remedy(place: tuple[str | int, ...], schema: type[BaseModel]) -> str | None:
     """The description of a field, found by its place in the configuration; of an element, that of its list."""
-    field = field_at(part for part in place if isinstance(part, str))
+    field = field_at((part for part in place if isinstance(part, str)), schema)
     return field.description if field else None
 
 

@@ -66,12 +66,9 @@ def leave(upstream, self, exc_type, exc_value, traceback):
 )
 def enter_in_phase(upstream, self):
     from verl_patches.features import settings
-    from verl_patches.features.watch.signs import process_signs
+    from verl_patches.features.watch.signs import in_phase
 
-    if not settings.current().watch.enabled:
-        return upstream(self)
-    with process_signs().phase("reshard"):
-        return upstream(self)
+    return in_phase(settings.current().watch, "reshard", upstream, self)
 
 
 def _run_plan(manager: Any) -> None:

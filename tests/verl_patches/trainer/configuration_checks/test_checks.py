@@ -233,6 +233,7 @@ def test_a_mini_batch_must_divide_among_the_replicas():
         "data.train_batch_size=24",
         "actor_rollout_ref.actor.recompute_old_log_prob=true",
         "actor_rollout_ref.rollout.n=1",
+        "algorithm.adv_estimator=reinforce_plus_plus",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
     ]
     with pytest.raises(

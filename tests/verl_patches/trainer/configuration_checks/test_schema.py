@@ -19,12 +19,19 @@ from omegaconf import DictConfig, OmegaConf
 
 from overlay import ConfigurationError, SettingsError
 from verl_patches.trainer.configuration_checks import check_configuration
+from verl_patches.trainer.configuration_checks.backends import SCHEMAS, backend_of
 from verl_patches.trainer.configuration_checks.names import ELSEWHERE, RENAMED, known_keys, nearest, schema_keys
 from verl_patches.trainer.configuration_checks.schema import field_at, group_of
 from verl_patches.trainer.configuration_checks.values import check_values, resolved
 from verl_patches.trainer.main_ppo import CONFIG_FOLDER, compose, main
 
-CONFIGURATIONS = ("rehearsal", "deepseek_v3_256die_random_init", "deepseek_v3_256die_true_weight")
+CONFIGURATIONS = (
+    "rehearsal",
+    "deepseek_v3_256die_random_init",
+    "deepseek_v3_256die_true_weight",
+    "qwen2_5_0_5b_gsm8k",
+)
+VERLS_FILES = {"rehearsal": "ppo_megatron_trainer.yaml", "qwen2_5_0_5b_gsm8k": "ppo_trainer.yaml"}
 MODEL = "actor_rollout_ref.model.path=/weights"
 # Values of every kind, most of them wrong for most keys.
 VALUES = st.one_of(
@@ -93,8 +100,10 @@ def test_any_value_of_any_key_is_one_sentence_or_runs(name, data):
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_value_of_another_type_is_refused_by_its_key(name):
     """Every key: those of the overlay's own node are named by their settings, and `model_config` is the model's own."""
-    typed = [key for key in leaves(name) if field_at(key.split(".")) is not None and not key.endswith("model_config")]
-    assert len(typed) > 200
+    schema = SCHEMAS[backend_of(composed(name))]
+    typed = [key for key in leaves(name) if field_at(key.split("."), schema) is not None]
+    typed = [key for key in typed if not key.endswith(("model_config", "model.override_config"))]
+    assert len(typed) > 180
     for key in typed:
         said = outcome(name, key, {"no": {"such": "value"}})
         assert_is_one_sentence(said)
@@ -169,12 +178,16 @@ def test_the_configurations_themselves_pass(name):
     check_configuration(composed(name))
 
 
-def test_every_key_of_verls_own_file_is_in_the_schema():
-    file = Path(find_spec("verl").submodule_search_locations[0]) / "trainer" / "config" / "ppo_megatron_trainer.yaml"
-    keys = set(OmegaConf.to_container(OmegaConf.load(file)))
-    below = {key for key in leaves(CONFIGURATIONS[0]) if key.partition(".")[0] in keys}
-    free = ("actor_rollout_ref.overlay.", "actor_rollout_ref.rollout.engine_kwargs.sglang.")
-    assert {key for key in below if field_at(key.split(".")) is None and not key.startswith(free)} == set()
+@pytest.mark.parametrize("name", VERLS_FILES)
+def test_every_key_of_verls_own_file_is_in_the_schema(name):
+    file = Path(find_spec("verl").submodule_search_locations[0]) / "trainer" / "config" / VERLS_FILES[name]
+    keys, schema = set(OmegaConf.to_container(OmegaConf.load(file))), SCHEMAS[backend_of(composed(name))]
+    below = {key for key in leaves(name) if key.partition(".")[0] in keys}
+    free = ["actor_rollout_ref.overlay.", "actor_rollout_ref.rollout.engine_kwargs.sglang."]
+    free += ["critic.", "reward_model.model.fsdp_config."] if schema is SCHEMAS["fsdp"] else []
+    assert {
+        key for key in below if field_at(key.split("."), schema) is None and not key.startswith(tuple(free))
+    } == set()
 
 
 def test_every_key_that_our_files_set_is_in_the_schema():
@@ -188,7 +201,10 @@ def test_every_key_that_our_files_set_is_in_the_schema():
     for file in CONFIG_FOLDER.rglob("*.yaml"):
         values = OmegaConf.to_container(OmegaConf.load(file))
         values.pop("defaults", None)
-        unknown = {key for key in below(values) if field_at(key.split(".")) is None}
+        places = [key.split(".") for key in below(values)]
+        unknown = {
+            ".".join(place) for place in places if all(field_at(place, each) is None for each in SCHEMAS.values())
+        }
         assert {key for key in unknown if not key.startswith("actor_rollout_ref.overlay.")} == set()
 
 
@@ -223,7 +239,11 @@ def test_every_key_that_our_files_set_is_in_the_schema():
         ("algorithm.adv_estimator=gae", "adv_estimator=gae is refused: .*a critic is not supported yet"),
         ("+data.filter_groups.enable=True", "data.filter_groups is called algorithm.filter_groups"),
         ("reward_model.enable=True", "reward_model.enable=true is refused: .*a reward model is not supported yet"),
-        ("actor_rollout_ref.actor.strategy=fsdp", "strategy=fsdp is refused: it should be 'megatron'"),
+        ("actor_rollout_ref.actor.strategy=fsdp", "strategy=fsdp is refused: it should be 'megatron'; .* Megatron"),
+        (
+            "+actor_rollout_ref.actor.fsdp_config.param_offload=True",
+            "actor.fsdp_config.param_offload, .*: it belongs to FSDP",
+        ),
         ("actor_rollout_ref.actor.profile.use_profile=True", "use_profile=true is refused: .*records CUDA only"),
         ("+trainer.savefreq=5", "unknown key trainer.savefreq, which nothing reads; did you mean trainer.save_freq?"),
         ("trainer.logger=[console,foo]", "trainer.logger.1=foo is refused: it should be 'console'"),
@@ -292,9 +312,10 @@ def test_references_are_followed_and_values_are_not_converted():
         check_values(values)
 
 
-def test_every_description_is_a_remedy():
-    for key in schema_keys():
-        field = field_at(key.split("."))
+@pytest.mark.parametrize("schema", SCHEMAS.values())
+def test_every_description_is_a_remedy(schema):
+    for key in schema_keys(schema):
+        field = field_at(key.split("."), schema)
         assert field is not None and not (field.description or "").endswith(".")
         assert field.description is None or group_of(field) is None
 

@@ -1,0 +1,145 @@
+"""A configuration for FSDP: what it resolves to, and what is refused of it in one sentence."""
+
+from __future__ import annotations
+
+import json
+from functools import cache, reduce
+from operator import getitem
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_patches.trainer.configuration_checks import ConfigurationError, check_configuration
+from verl_patches.trainer.configuration_checks.backends import backend_of
+from verl_patches.trainer.main_ppo import compose, main
+
+NAME = "qwen2_5_0_5b_gsm8k"
+MODEL = "actor_rollout_ref.model.path=/weights"
+# The settings of the published quick start, but for the paths of model and data, as its command line writes them.
+PUBLISHED = """
+algorithm.adv_estimator=grpo
+data.train_batch_size=128
+data.max_prompt_length=512
+data.max_response_length=128
+data.filter_overlong_prompts=True
+data.truncation='error'
+actor_rollout_ref.actor.optim.lr=5e-7
+actor_rollout_ref.model.use_remove_padding=False
+actor_rollout_ref.actor.entropy_coeff=0.001
+actor_rollout_ref.actor.ppo_mini_batch_size=64
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=20
+actor_rollout_ref.actor.use_kl_loss=True
+actor_rollout_ref.actor.kl_loss_coef=0.001
+actor_rollout_ref.actor.kl_loss_type=low_var_kl
+actor_rollout_ref.model.enable_gradient_checkpointing=True
+actor_rollout_ref.actor.fsdp_config.param_offload=False
+actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=40
+actor_rollout_ref.rollout.enable_chunked_prefill=False
+actor_rollout_ref.rollout.tensor_model_parallel_size=2
+actor_rollout_ref.rollout.name=vllm
+actor_rollout_ref.rollout.gpu_memory_utilization=0.6
+actor_rollout_ref.rollout.n=5
+actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=40
+actor_rollout_ref.ref.fsdp_config.param_offload=True
+algorithm.kl_ctrl.kl_coef=0.001
+trainer.critic_warmup=0
+trainer.logger=['console']
+trainer.project_name='verl_grpo_example_gsm8k'
+trainer.experiment_name='qwen2_7b_function_rm'
+trainer.n_gpus_per_node=8
+trainer.nnodes=1
+trainer.save_freq=-1
+trainer.test_freq=5
+trainer.total_epochs=1
+trainer.device=npu
+""".split()
+OTHERS = {"True": "false", "False": "true"}
+
+
+@cache
+def plain(*overrides):
+    return OmegaConf.to_container(compose(NAME, [MODEL, *overrides]), resolve=True)
+
+
+def test_the_configuration_is_the_published_command_line():
+    """Each published setting changes nothing when it is given again, and is one that verl reads."""
+    configuration = plain()
+    assert plain(*PUBLISHED) == configuration
+    check_configuration(configuration)
+
+
+def test_a_setting_that_is_not_the_published_one_would_be_noticed():
+    """The control of the test above, for each line: another value makes another configuration."""
+    others = [f"{line.partition('=')[0]}={OTHERS.get(line.partition('=')[2], 7)}" for line in PUBLISHED]
+    configuration, changed = plain(), plain(*others)
+    for line in PUBLISHED:
+        key = line.partition("=")[0].split(".")
+        assert reduce(getitem, key, configuration) != reduce(getitem, key, changed), line
+
+
+def test_a_megatron_configuration_is_not_taken_for_one_of_fsdp():
+    assert backend_of(compose(NAME, [MODEL])) == "fsdp"
+    assert backend_of(compose("rehearsal", [MODEL])) == backend_of({}) == "megatron"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("actor_rollout_ref.overlay.reshard.enabled=true", "reshard.enabled=True is for Megatron, .*; set it to false"),
+        ("actor_rollout_ref.overlay.residency.enabled=true", "residency.enabled=True is for Megatron"),
+        ("actor_rollout_ref.overlay.mindspeed.engine=auto", "mindspeed.engine=auto is for Megatron, .*; set it to off"),
+        ("actor_rollout_ref.overlay.measure.verify_weights=true", "verify_weights=True .* find stale weights; set"),
+        ("+actor_rollout_ref.overlay.rollout.expert_parallel_size=2", "expert_parallel_size=2 is for Megatron"),
+        ("actor_rollout_ref.actor.strategy=fsdp2", "strategy=fsdp2 is refused: it should be 'fsdp'"),
+        ("+algorithm.filter_groups.enable=true", "filter_groups=.* is refused: .*nothing else has been run"),
+        ("actor_rollout_ref.actor.strategy=megatron", "strategy=megatron is refused: .*trains with FSDP; for Megatron"),
+        (
+            "+actor_rollout_ref.actor.megatron.seed=1",
+            "unknown key actor_rollout_ref.actor.megatron.seed, .*: it belongs to Megatron",
+        ),
+        ("actor_rollout_ref.actor.fsdp_config.offload_policy=true", "offload_policy=true is refused"),
+        ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "fsdp_size=2 is refused"),
+        ("actor_rollout_ref.model.use_remove_padding=true", "use_remove_padding=true is refused"),
+        ("actor_rollout_ref.model.lora_rank=8", "lora_rank=8 is refused"),
+        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "ulysses_sequence_parallel_size=2 is refused"),
+        ("+actor_rollout_ref.actor.recompute_old_log_prob=false", "recompute_old_log_prob=false is refused"),
+        ("actor_rollout_ref.actor.optim.warmup_style=linear", "warmup_style=linear is refused"),
+        ("actor_rollout_ref.rollout.n=1", "rollout.n=1 gives algorithm.adv_estimator=grpo one response"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size=3", "8 dies cannot hold whole rollout instances"),
+        ("trainer.device=cuda", "trainer.device=cuda is refused: it should be 'npu'"),
+        ("trainer.resume_mode=auto", "resume_mode=auto is not supported with FSDP, .*; set it to disable, and begin"),
+        ("data.train_batch_size=100", "data.train_batch_size=100 does not divide among 8 dies"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=24", "=24 does not divide the 40 sequences"),
+        ("+trainer.savefreq=5", "unknown key trainer.savefreq, .*did you mean trainer.save_freq"),
+    ],
+)
+def test_what_cannot_run_is_one_sentence(override, says):
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        check_configuration(compose(NAME, [MODEL, override]))
+    assert "\n" not in str(caught.value)
+
+
+def test_heads_that_do_not_divide_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 14, "model_type": "qwen2"}))
+    overrides = [f"actor_rollout_ref.model.path={tmp_path}", "actor_rollout_ref.rollout.tensor_model_parallel_size=4"]
+    with pytest.raises(ConfigurationError, match="=4 does not divide the model's 14 attention heads"):
+        check_configuration(compose(NAME, overrides))
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        (
+            "actor_rollout_ref.actor.megatron.seed=1",
+            "is not in this configuration and belongs to Megatron; take it away",
+        ),
+        ("actor_rollout_ref.actor.fsdp_config.model_dtype=fp32", "belongs to FSDP; .*write [+]actor_rollout_ref"),
+        ("trainer.savefreq=1", "unknown key trainer.savefreq"),
+    ],
+)
+def test_a_key_of_the_other_back_end_is_named(override, says, capsys):
+    import re
+
+    assert main(["--config-name", NAME, MODEL, override, "--check"]) == 2
+    assert re.search(says, capsys.readouterr().err)

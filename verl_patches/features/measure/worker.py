@@ -1,0 +1,52 @@
+"""What a worker records at the end of its start and of every update, whatever it trains with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import overlay
+from verl_patches.features.measure.feature import MeasureSettings
+from verl_patches.features.measure.run_files import RunFiles
+
+
+def report_start(worker: Any, measure: MeasureSettings) -> None:
+    """Write which patches are in use, and that the model of verl's worker is ready; the first rank does it for all.
+
+    Raises:
+        EffectiveError: a patch is not in use.
+    """
+    report = overlay.assert_effective()
+    if worker.rank != 0:
+        return
+    files = RunFiles(measure.output_dir)
+    files.overlay(report.as_dict())
+    files.note("rollout_ready" if worker._is_rollout else "reference_ready")
+
+
+def finish_update(metrics: dict[str, Any], rank: int, measure: MeasureSettings) -> None:
+    """Add the figures of the step, agreed over the ranks, to the metrics of an update. Collective."""
+    from verl_patches.features.measure.step_record import current_record, finish_step
+
+    report, record = overlay.report(), current_record()
+    record.count("overlay/patches_applied", len(report.applied))
+    record.count("overlay/patches_ineffective", len(report.applied) - sum(report.effective.values()))
+    files = RunFiles(measure.output_dir)
+    files.memory(rank, record.peak_bytes, record.allocated_bytes)
+    figures = finish_step()
+    if "reshard/weights_differing" in figures:
+        figures["reshard/weights_exact"] = float(figures["reshard/weights_differing"] == 0)
+    metrics.update(figures)
+    files.executed(overlay.executed())
+
+
+def compare_log_probs(batch: Any) -> None:
+    """Take in the distance of the rollout's log-probs to the actor's own, where the batch of an update has both.
+
+    batch: tensors by name, `responses` [sequences, length] and what belongs to its tokens.
+    """
+    from verl_patches.features.measure.step_record import current_record
+
+    if not {"rollout_log_probs", "old_log_probs"} <= set(batch.keys()):
+        return
+    mask = batch["attention_mask"][:, -batch["responses"].size(1) :]
+    current_record().difference.add(batch["rollout_log_probs"], batch["old_log_probs"], mask)

@@ -1,0 +1,162 @@
+"""The keys of verl's PPO configuration for FSDP, as `schema` has those for Megatron.
+
+What has not been run with this overlay is refused by its value: FSDP2, padding removed, LoRA, sequence parallelism,
+hybrid sharding, dynamic batches.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from verl_patches.trainer.configuration_checks.schema import (
+    Algorithm,
+    Count,
+    CountOrNone,
+    CustomReward,
+    Data,
+    Fraction,
+    Generation,
+    Group,
+    LogProbs,
+    Name,
+    NotNegative,
+    PolicyUpdate,
+    PositiveFraction,
+    RayInit,
+    RewardNetwork,
+    Rewards,
+    Trainer,
+)
+
+_FSDP = "this configuration trains with FSDP; for Megatron choose one that has actor_rollout_ref.actor.megatron"
+_NOT_RUN = "nothing else has been run with the overlay on FSDP"
+Strategy = Annotated[Literal["fsdp"], Field(description=_FSDP)]
+FloatingPoint = Literal["fp32", "bf16", "float32", "bfloat16"]
+
+
+class WrapPolicy(Group):
+    min_num_params: Annotated[int, Field(ge=0)] = 0
+    disable: bool = False
+    transformer_layer_cls_to_wrap: list[Name] | None = None
+
+
+class MixedPrecision(Group):
+    param_dtype: FloatingPoint = "bf16"
+    reduce_dtype: FloatingPoint = "fp32"
+    buffer_dtype: FloatingPoint = "fp32"
+
+
+class Sharding(Group):
+    wrap_policy: WrapPolicy
+    param_offload: bool
+    reshard_after_forward: bool = True
+    model_dtype: FloatingPoint | None = None
+    mixed_precision: MixedPrecision | None = None
+
+
+class TrainedSharding(Sharding):
+    optimizer_offload: bool
+    offload_policy: Literal[False] = Field(default=False, description=_NOT_RUN)
+    fsdp_size: Literal[-1] = Field(default=-1, description=_NOT_RUN)
+
+
+class FsdpModel(Group):
+    path: str | None
+    external_lib: Name | None
+    override_config: dict[str, Any]
+    enable_gradient_checkpointing: bool
+    enable_activation_offload: Literal[False] = Field(default=False, description=_NOT_RUN)
+    use_remove_padding: Literal[False] = Field(default=False, description=_NOT_RUN)
+    use_liger: Literal[False] = Field(default=False, description="its kernels are CUDA's")
+    use_fused_kernels: Literal[False] = Field(default=False, description="its kernels are CUDA's")
+    trust_remote_code: bool = False
+    use_shm: bool = False
+    lora_rank: Literal[0] = Field(default=0, description=_NOT_RUN)
+    lora_alpha: Count = 16
+    target_modules: str | list[Name] = "all-linear"
+
+
+class FsdpOptim(Group):
+    lr: NotNegative
+    lr_warmup_steps: Annotated[int, Field(ge=-1)] = -1
+    lr_warmup_steps_ratio: Fraction
+    min_lr_ratio: Fraction = 0.0
+    num_cycles: NotNegative = 0.5
+    warmup_style: Literal["constant", "cosine"]
+    total_training_steps: Annotated[int, Field(ge=-1)]
+    weight_decay: NotNegative
+    betas: list[PositiveFraction] | None = None
+
+
+class FsdpActor(PolicyUpdate):
+    strategy: Strategy
+    grad_clip: Annotated[float, Field(gt=0)]
+    optim: FsdpOptim
+    fsdp_config: TrainedSharding
+    use_dynamic_bsz: Literal[False] = Field(description=_NOT_RUN)
+    recompute_old_log_prob: Literal[True] = Field(default=True, description="only Megatron's update can do without")
+    ulysses_sequence_parallel_size: Literal[1] = Field(default=1, description=_NOT_RUN)
+
+
+class FsdpReference(LogProbs):
+    strategy: Strategy
+    fsdp_config: Sharding
+    log_prob_use_dynamic_bsz: Literal[False] = Field(default=False, description=_NOT_RUN)
+    ulysses_sequence_parallel_size: Literal[1] = Field(default=1, description=_NOT_RUN)
+
+
+class FsdpRollout(Generation):
+    chat_scheduler: None = Field(default=None, description="asynchronous rollouts are not supported")
+    use_fire_sampling: Literal[False] = Field(default=False, description=_NOT_RUN)
+    layered_summon: bool = False
+    log_prob_use_dynamic_bsz: Literal[False] = Field(default=False, description=_NOT_RUN)
+
+
+class FsdpActorRolloutRef(Group):
+    hybrid_engine: Literal[True]
+    model: FsdpModel
+    actor: FsdpActor
+    ref: FsdpReference
+    rollout: FsdpRollout
+    overlay: dict[str, Any]
+
+
+class UnusedCritic(Group):
+    """A critic is not supported yet, and nothing reads the rest of what verl's file says of it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    strategy: Strategy
+
+
+class FsdpRewardNetwork(RewardNetwork):
+    use_shm: bool = False
+    use_remove_padding: bool = False
+    use_fused_kernels: bool = False
+    fsdp_config: dict[str, Any] = {}
+
+
+class FsdpRewards(Rewards):
+    strategy: Strategy
+    overlong_buffer: None = Field(default=None, description=_NOT_RUN)
+    model: FsdpRewardNetwork
+    ulysses_sequence_parallel_size: CountOrNone = 1
+
+
+class FsdpAlgorithm(Algorithm):
+    filter_groups: None = Field(default=None, description=_NOT_RUN)
+
+
+class FsdpConfiguration(Group):
+    """The whole of it."""
+
+    data: Data
+    actor_rollout_ref: FsdpActorRolloutRef
+    critic: UnusedCritic
+    reward_model: FsdpRewards
+    custom_reward_function: CustomReward
+    algorithm: FsdpAlgorithm
+    trainer: Trainer
+    ray_init: RayInit

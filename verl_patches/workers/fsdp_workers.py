@@ -1,0 +1,153 @@
+"""verl's FSDP worker has the overlay's settings, enters the phases of a step and reports what it measured."""
+
+from overlay import wrap
+from verl_patches.features.compatibility.feature import SETTINGS
+from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.precision.feature import PRECISION
+from verl_patches.features.watch.feature import WATCH
+from verl_patches.features.watch.signs import PHASE_OF_METHOD
+
+_WORKER = "verl.workers.fsdp_workers:ActorRolloutRefWorker"
+_OURS = "not forwarded: part of this project's features"
+_OWN_RECORD = {"upstream": _OURS, "remove_when": "never: it is this project's own record"}
+
+
+@wrap(
+    f"{_WORKER}.__init__",
+    feature=WATCH,
+    evidence="executed",
+    why="a worker that stops answering is noticed by the signs of life that it no longer gives; from its groups on",
+    upstream=_OURS,
+    remove_when="never: it is this project's own watch",
+)
+def init_with_signs_of_life(upstream, self, config, role):
+    from verl_patches.features import settings
+    from verl_patches.features.watch.signs import in_phase, start_worker
+
+    watch = settings.current().watch
+    start_worker(watch)
+    return in_phase(watch, "init", upstream, self, config, role)
+
+
+@wrap(
+    f"{_WORKER}.__init__",
+    feature=SETTINGS,
+    evidence="executed",
+    why="every process that holds a model needs the overlay's settings before it builds anything",
+    upstream=_OURS,
+    remove_when="never: it is how this project is configured",
+    after=[f"{_WORKER}.__init__@watch"],
+)
+def init(upstream, self, config, role):
+    from verl_patches.features import settings
+
+    settings.activate(settings.OverlaySettings.from_config(config))
+    upstream(self, config, role)
+
+
+@wrap(
+    f"{_WORKER}._build_model_optimizer",
+    feature=PRECISION,
+    why="one key makes training and rollout float32; verl has one for each of four types, and none for the rollout's",
+    upstream="not forwarded: verl can be told all of them",
+    remove_when="verl compares training with rollout in float32 by one key",
+)
+def build_model_optimizer(upstream, self, *args, **kwargs):
+    from verl_patches.features import settings
+
+    if PRECISION.is_on(settings.current()):
+        from verl_patches.features.precision.dtypes import sharded_in_float32
+
+        kwargs["fsdp_config"] = sharded_in_float32(kwargs["fsdp_config"])
+    return upstream(self, *args, **kwargs)
+
+
+@wrap(
+    f"{_WORKER}.init_model",
+    feature=MEASURE,
+    evidence="executed",
+    why="a worker starts only with all patches in use, and a run must be able to show which they are",
+    **_OWN_RECORD,
+)
+def init_model_reported(upstream, self):
+    upstream(self)
+    from verl_patches.features import settings
+    from verl_patches.features.measure.worker import report_start
+
+    report_start(self, settings.current().measure)
+
+
+@wrap(
+    f"{_WORKER}.compute_log_prob",
+    feature=MEASURE,
+    evidence="executed",
+    why="device memory is measured by phase",
+    **_OWN_RECORD,
+)
+def compute_log_prob(upstream, self, data):
+    _enter("old_log_prob")
+    return upstream(self, data)
+
+
+@wrap(
+    f"{_WORKER}.compute_ref_log_prob",
+    feature=MEASURE,
+    evidence="executed",
+    why="device memory is measured by phase",
+    **_OWN_RECORD,
+)
+def compute_ref_log_prob(upstream, self, data):
+    _enter("ref")
+    return upstream(self, data)
+
+
+@wrap(
+    f"{_WORKER}.update_actor",
+    feature=MEASURE,
+    evidence="executed",
+    why="verl reports the first rank's figures; time and memory are of the slowest die, and log-probs of all tokens",
+    **_OWN_RECORD,
+)
+def update_actor(upstream, self, data):
+    from verl_patches.features import settings
+    from verl_patches.features.measure.worker import compare_log_probs, finish_update
+    from verl_patches.workers.process_residency import process_residency
+
+    _enter("update")
+    compare_log_probs(data.batch)
+    output = upstream(self, data)
+    process_residency().close()
+    finish_update(output.meta_info["metrics"], self.rank, settings.current().measure)
+    return output
+
+
+def _in_phase(phase):
+    """The body of a patch of a worker's method that is this phase."""
+
+    def method(upstream, self, *args, **kwargs):
+        from verl_patches.features import settings
+        from verl_patches.features.watch.signs import in_phase
+
+        return in_phase(settings.current().watch, phase, upstream, self, *args, **kwargs)
+
+    return method
+
+
+# Where one method has a patch of ours already, the phase is around that too.
+for _method, _phase in PHASE_OF_METHOD.items():
+    _measured = _method in ("init_model", "compute_log_prob", "compute_ref_log_prob", "update_actor")
+    wrap(
+        f"{_WORKER}.{_method}",
+        feature=WATCH,
+        evidence="checked" if _phase == "checkpoint" else "executed",
+        why="what a worker does when it stops answering, and how long it may take",
+        upstream=_OURS,
+        remove_when="never: it is this project's own watch",
+        after=[f"{_WORKER}.{_method}@measure"] if _measured else [],
+    )(_in_phase(_phase))
+
+
+def _enter(phase: str) -> None:
+    from verl_patches.workers.process_residency import process_residency
+
+    process_residency().enter(phase)
