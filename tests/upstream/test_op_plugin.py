@@ -6,7 +6,8 @@ import pytest
 
 from tests.upstream import op_plugin
 
-pytestmark = pytest.mark.slow
+# The first test waits for all files, 120 programs of their own.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 NOT_EMULATED = "needs operators that are not emulated, or cases of them that nothing here reaches"
 OF_ATEN = "torch's own CPU kernel sums in 16 bits, and no operator of torch_npu is called"
