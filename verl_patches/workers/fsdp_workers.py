@@ -15,7 +15,6 @@ _OWN_RECORD = {"upstream": _OURS, "remove_when": "never: it is this project's ow
 @wrap(
     f"{_WORKER}.__init__",
     feature=WATCH,
-    evidence="executed",
     why="a worker that stops answering is noticed by the signs of life that it no longer gives; from its groups on",
     upstream=_OURS,
     remove_when="never: it is this project's own watch",
@@ -32,7 +31,6 @@ def init_with_signs_of_life(upstream, self, config, role):
 @wrap(
     f"{_WORKER}.__init__",
     feature=SETTINGS,
-    evidence="executed",
     why="every process that holds a model needs the overlay's settings before it builds anything",
     upstream=_OURS,
     remove_when="never: it is how this project is configured",
@@ -65,7 +63,6 @@ def build_model_optimizer(upstream, self, *args, **kwargs):
 @wrap(
     f"{_WORKER}.init_model",
     feature=MEASURE,
-    evidence="executed",
     why="a worker starts only with all patches in use, and a run must be able to show which they are",
     **_OWN_RECORD,
 )
@@ -80,7 +77,6 @@ def init_model_reported(upstream, self):
 @wrap(
     f"{_WORKER}.compute_log_prob",
     feature=MEASURE,
-    evidence="executed",
     why="device memory is measured by phase",
     **_OWN_RECORD,
 )
@@ -92,7 +88,6 @@ def compute_log_prob(upstream, self, data):
 @wrap(
     f"{_WORKER}.compute_ref_log_prob",
     feature=MEASURE,
-    evidence="executed",
     why="device memory is measured by phase",
     **_OWN_RECORD,
 )
@@ -104,7 +99,6 @@ def compute_ref_log_prob(upstream, self, data):
 @wrap(
     f"{_WORKER}.update_actor",
     feature=MEASURE,
-    evidence="executed",
     why="verl reports the first rank's figures; time and memory are of the slowest die, and log-probs of all tokens",
     **_OWN_RECORD,
 )
@@ -139,7 +133,6 @@ for _method, _phase in PHASE_OF_METHOD.items():
     wrap(
         f"{_WORKER}.{_method}",
         feature=WATCH,
-        evidence="checked" if _phase == "checkpoint" else "executed",
         why="what a worker does when it stops answering, and how long it may take",
         upstream=_OURS,
         remove_when="never: it is this project's own watch",

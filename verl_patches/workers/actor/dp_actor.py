@@ -26,7 +26,6 @@ def init(upstream, self, *args, **kwargs):
 @wrap(
     f"{_ACTOR}._optimizer_step",
     feature=NONFINITE,
-    evidence="executed",
     why="verl skips an update with non-finite gradients and prints a line; a run must end with it counted",
     upstream="not forwarded: part of this project's features",
     remove_when="verl reports skipped updates as a metric",

@@ -11,7 +11,6 @@ _OURS = "not forwarded: part of this project's features"
 @wrap(
     f"{_MANAGER}.__enter__",
     feature=MEASURE,
-    evidence="executed",
     why="time and memory of the weights' way into the rollout are figures of their own",
     upstream=_OURS,
     remove_when="never: it is this project's own record",
@@ -30,7 +29,6 @@ def enter(upstream, self):
 @wrap(
     f"{_MANAGER}.__exit__",
     feature=MEASURE,
-    evidence="executed",
     why="the rollout's memory is measured when it ends",
     upstream=_OURS,
     remove_when="never: it is this project's own record",
@@ -45,7 +43,6 @@ def leave(upstream, self, exc_type, exc_value, traceback):
 @wrap(
     f"{_MANAGER}.__enter__",
     feature=WATCH,
-    evidence="executed",
     why="giving the rollout its weights lies inside verl's call for a generation, and has a limit of its own",
     upstream=_OURS,
     remove_when="never: it is this project's own watch",
