@@ -37,6 +37,7 @@ from verl_patches.features.reshard.feature import RESHARD
 from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 from verl_patches.features.temperature.feature import TEMPERATURE
+from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
 from verl_patches.features.watch.signs import PHASE_OF_METHOD, process_signs
@@ -295,6 +296,37 @@ def the_beginning_of_training_is_noted(body):
     with output_folder() as folder:
         body(Upstream(), SimpleNamespace())
         return "training_begins" in "".join(file.read_text() for file in folder.iterdir())
+
+
+@demonstrates("verl.utils.tracking:Tracking.__init__", TRACKING)
+def trackers_are_made_when_they_are_needed(body):
+    upstream, tracking = Upstream(), SimpleNamespace()
+    body(upstream, tracking, "project", "experiment", ["console"], {})
+    return str(upstream.calls)
+
+
+@demonstrates("verl.utils.tracking:Tracking.log", TRACKING)
+def a_step_goes_through_the_trackers_of_the_run(body):
+    with mock.patch("verl_patches.features.tracking.run.process_trackers") as trackers:
+        body(Upstream(), SimpleNamespace(), data={"reward": 0.5}, step=1)
+    return trackers.return_value.log.call_count
+
+
+@demonstrates("verl.utils.tracking:Tracking.__del__", TRACKING)
+def trackers_that_were_refused_are_not_ended(body):
+    upstream = Upstream()
+    body(upstream, SimpleNamespace())
+    return str(upstream.calls)
+
+
+@demonstrates(f"{TRAINER}.fit", TRACKING)
+def trackers_learn_how_the_training_ended(body):
+    def failing(self):
+        raise ValueError
+
+    with mock.patch("verl_patches.features.tracking.run._trackers") as trackers, contextlib.suppress(ValueError):
+        body(failing, SimpleNamespace())
+    return [call.args for call in trackers.close.call_args_list]
 
 
 @demonstrates("verl.utils.tracking:Tracking.log", MEASURE)

@@ -209,16 +209,24 @@ def _conclude(config: DictConfig, code: int, sentence: str) -> None:
     from post_training.report.metrics import ENDED
     from post_training.report.run_page import write_page
     from verl_patches.features.measure.run_files import RunFiles
+    from verl_patches.features.tracking.backends import Ending
+    from verl_patches.features.tracking.run import end_left_run
 
     folder = config.actor_rollout_ref.overlay.measure.output_dir
     if not folder:
         return
-    status = {0: "finished", INTERRUPTED: "killed", TERMINATED: "killed"}.get(code, "failed")
+    endings: dict[int, Ending] = {0: "finished", INTERRUPTED: "killed", TERMINATED: "killed"}
+    status = endings.get(code, "failed")
     try:
         RunFiles(folder).note(ENDED, status=status, message=sentence.removeprefix("error: "))
         write_page(Path(folder))
     except (OSError, ReportError) as error:
         print(f"warning: {folder} has no report.html: {error}", file=sys.stderr)
+    if status != "finished":
+        try:
+            end_left_run(Path(folder), status)
+        except Exception as error:  # a tracker's client raises anything
+            print(f"warning: MLflow was not told that the run {status}: {error}", file=sys.stderr)
 
 
 class SurroundingsFailed(RuntimeError):

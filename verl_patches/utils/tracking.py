@@ -1,17 +1,81 @@
-"""verl's tracking writes every step to a file of JSON lines, without metrics that would be made up."""
+"""verl's tracking: a file of JSON lines without metrics that would be made up, and trackers that survive a resume."""
 
 from overlay import wrap
 from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
+
+_TRACKING = "verl.utils.tracking:Tracking"
+_OWN_RUNS = {
+    "feature": TRACKING,
+    "upstream": "docs/upstream/verl-tracking-runs.md",
+    "remove_when": "the pinned verl keeps its trackers' run ids in its checkpoints and ends the runs as it ends itself",
+}
 
 
 @wrap(
-    "verl.utils.tracking:Tracking.log",
+    f"{_TRACKING}.__init__",
+    evidence="executed",
+    relies_on=["verl.trainer.ppo.ray_trainer:RayPPOTrainer.fit"],
+    why="verl makes its trackers before it reads the checkpoint that it goes on from, so that each start is a new run; "
+    "SwanLab asks for a login in the middle of a run, and one tracker that fails ends the training",
+    **_OWN_RUNS,
+)
+def init(upstream, self, project_name, experiment_name, default_backend="console", config=None):
+    from pathlib import Path
+
+    from verl_patches.features import settings
+    from verl_patches.features.tracking import run
+
+    current = settings.current()
+    if not current.tracking.enabled:
+        return upstream(self, project_name, experiment_name, default_backend, config)
+
+    def make(name, known):
+        upstream(self, project_name, experiment_name, [name], known)
+
+    names = [default_backend] if isinstance(default_backend, str) else default_backend
+    folder = Path(current.measure.output_dir) if current.measure.output_dir else None
+    run.begin(run.RunTrackers(self, make, names, config or {}, folder))
+
+
+@wrap(
+    f"{_TRACKING}.log",
+    evidence="executed",
+    why="a resumed run gives its trackers steps that they have, and a tracker that dies or refuses a value ends the "
+    "training",
+    **_OWN_RUNS,
+)
+def log_where_it_is_new(upstream, self, data, step, backend=None):
+    from verl_patches.features.tracking.run import process_trackers
+
+    trackers = process_trackers()
+    if trackers is None:
+        return upstream(self, data=data, step=step, backend=backend)
+    trackers.log(lambda name, metrics: upstream(self, data=metrics, step=step, backend=[name]), data, step)
+
+
+@wrap(
+    f"{_TRACKING}.__del__",
+    why="verl ends its trackers' runs as good ones whatever happened, MLflow's never, and raises where one was "
+    "refused; here they have ended with the training loop",
+    **_OWN_RUNS,
+)
+def delete(upstream, self):
+    from verl_patches.features import settings
+
+    if not settings.current().tracking.enabled or "logger" in vars(self):
+        return upstream(self)
+
+
+@wrap(
+    f"{_TRACKING}.log",
     feature=MEASURE,
     evidence="executed",
     why="the summary and the live display read metrics.jsonl; verl derives some metrics from an absent old_log_prob",
     upstream="not forwarded: part of this project's features",
     remove_when="never: it is this project's own record",
+    after=[f"{_TRACKING}.log@tracking"],
 )
 def log(upstream, self, data, step, backend=None):
     import overlay
@@ -20,11 +84,13 @@ def log(upstream, self, data, step, backend=None):
     from verl_patches.features.measure.run_end import process_faults
     from verl_patches.features.measure.run_files import RunFiles
     from verl_patches.features.measure.samples import take_samples
+    from verl_patches.features.training_checkpoint.trainer import process_publisher
 
     current = settings.current()
     metrics = true_metrics(data, old_log_prob_computed=current.recompute_old_log_prob)
     files = RunFiles(current.measure.output_dir)
-    files.step(step, metrics)
+    if not 0 < step <= process_publisher().previous:  # verl validates once more as it goes on after a step
+        files.step(step, metrics)
     files.executed(overlay.executed())
     files.samples(step, take_samples())
     process_faults().logged(step, metrics, files)
@@ -32,14 +98,14 @@ def log(upstream, self, data, step, backend=None):
 
 
 @wrap(
-    "verl.utils.tracking:Tracking.log",
+    f"{_TRACKING}.log",
     feature=TRAINING_CHECKPOINT,
     evidence="executed",
     why="verl saves a step before it logs it; a checkpoint with its final name whose step has no metrics would leave a "
     "hole in the records of the run that goes on from it",
     upstream="not forwarded: part of this project's features",
     remove_when="verl logs a step before it saves it",
-    after=["verl.utils.tracking:Tracking.log@measure"],
+    after=[f"{_TRACKING}.log@measure"],
 )
 def log_then_publish(upstream, self, data, step, backend=None):
     logged = upstream(self, data=data, step=step, backend=backend)

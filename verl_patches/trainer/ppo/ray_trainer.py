@@ -8,6 +8,7 @@ from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.onpolicy.feature import ONPOLICY
 from verl_patches.features.overlong.feature import OVERLONG
+from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
 
@@ -293,6 +294,25 @@ def fit(upstream, self):
 
 
 @wrap(
+    f"{_TRAINER}.fit",
+    feature=TRACKING,
+    evidence="executed",
+    why="verl's trackers end with the process and know nothing of how the training ended",
+    upstream="docs/upstream/verl-tracking-runs.md",
+    remove_when="the pinned verl ends its trackers' runs as finished or failed",
+    after=[f"{_TRAINER}.fit@measure"],
+)
+def fit_with_trackers(upstream, self):
+    from verl_patches.features import settings
+    from verl_patches.features.tracking.run import closed_at_the_end
+
+    if not settings.current().tracking.enabled:
+        return upstream(self)
+    with closed_at_the_end():
+        return upstream(self)
+
+
+@wrap(
     f"{_TRAINER}.init_workers",
     feature=WATCH,
     evidence="executed",
@@ -317,7 +337,7 @@ def init_workers_with_signs_of_life(upstream, self):
     why="what the loop does itself between its calls of the workers has a limit too, and its step belongs to any stop",
     upstream="not forwarded: part of this project's features",
     remove_when="never: it is this project's own watch",
-    after=[f"{_TRAINER}.fit@measure"],
+    after=[f"{_TRAINER}.fit@measure", f"{_TRAINER}.fit@tracking"],
 )
 def fit_in_phase(upstream, self):
     from verl_patches.features import settings

@@ -37,8 +37,9 @@ def packages(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path / "packages"))
 
 
-def logging_to(*names):
-    return {"trainer": {"logger": list(names)}}
+def logging_to(*names, stays_offline=False):
+    node = {"overlay": {"tracking": {"enabled": stays_offline}}}
+    return {"trainer": {"logger": list(names)}, "actor_rollout_ref": node}
 
 
 def refusal(*overrides, model_is_there=False):
@@ -95,7 +96,13 @@ def test_logins_in_files_count(packages, tmp_path):
 
 def test_trackers_that_ask_nobody_need_their_package_only(packages):
     check_trackers(logging_to("mlflow", "tensorboard", "console"))
-    check_trackers({"trainer": {"logger": "console"}})
+    check_trackers({**logging_to(), "trainer": {"logger": "console"}})
+
+
+def test_trackers_that_stay_offline_need_no_login(packages):
+    check_trackers(logging_to("wandb", "swanlab", stays_offline=True))
+    with pytest.raises(ConfigurationError, match="no login"):
+        check_trackers(logging_to("clearml", stays_offline=True))
 
 
 def test_the_models_folder_must_be_there(tmp_path):

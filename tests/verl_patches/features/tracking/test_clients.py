@@ -1,0 +1,171 @@
+"""What the trackers' own libraries read back of a run that was killed after step 4 and went on after step 2.
+
+W&B, SwanLab and MLflow are not in the environment, whose packages contradict theirs. They are tested where
+requirements/trackers.lock has been installed to .venv/trackers (docs/tracking.md); without a network, key or login.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+TRACKERS = ROOT / ".venv" / "trackers"
+JOB = Path(__file__).with_name("job.py")
+NUMBERS = {"critic/score/mean", "begun", "val/acc@1(数)", "bad"}
+needs_clients = pytest.mark.skipif(
+    not TRACKERS.is_dir(), reason="NOT RUN: requirements/trackers.lock is not installed in .venv/trackers"
+)
+
+
+def python(*arguments, tmp_path):
+    """A process of its own with the trackers' packages, without a home, a key or a network."""
+    unwanted = ("WANDB", "SWANLAB", "MLFLOW", "TENSORBOARD")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+    path = os.pathsep.join([str(TRACKERS), str(ROOT)])
+    environment = {**kept, "PYTHONPATH": path, "HOME": str(tmp_path / "home"), "NPU_EMULATOR_ENGINE": "stand-in"}
+    command = ["unshare", "--net", "--map-root-user", sys.executable, *map(str, arguments)]
+    if subprocess.run([*command[:3], "true"], capture_output=True).returncode:
+        command = command[3:]  # a container that may not make namespaces
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "warning: the tracker" not in ended.stderr, ended.stderr[-3000:]
+    return ended.stdout
+
+
+def killed_and_resumed(name, tmp_path, ending="finished"):
+    """The folder of a run with that tracker; and the ids that its checkpoint held."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    ids = next(
+        line for line in python(JOB, folder, name, 1, 4, "none", tmp_path=tmp_path).splitlines() if line[0] == "{"
+    )
+    python(JOB, folder, name, 2, 5, ending, 2, ids, tmp_path=tmp_path)
+    return folder, json.loads(ids)
+
+
+def test_tensorboard_shows_one_curve(tmp_path, monkeypatch):
+    """The writer of the killed start is left open."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from tests.verl_patches.features.tracking import job
+
+    monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
+    killed = job.log_steps(tmp_path, "tensorboard", 1, 4)
+    killed.tracking.logger["tensorboard"].writer.flush()
+    job.log_steps(tmp_path, "tensorboard", 2, 5, {"step": 2, "runs": {}}).close("finished")
+    monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
+
+    def read(purge):
+        events = EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=purge)
+        events.Reload()
+        assert set(events.Tags()["scalars"]) == NUMBERS
+        return [(each.step, each.value) for each in events.Scalars("begun")]
+
+    assert read(True) == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]
+    assert len(read(False)) == 7  # the control: what the resumed start took back is there
+
+
+@needs_clients
+@pytest.mark.slow
+@pytest.mark.parametrize(("ending", "status"), [("finished", "FINISHED"), ("failed", "FAILED"), ("killed", "KILLED")])
+def test_mlflow_has_one_run_with_every_step_once(tmp_path, ending, status):
+    folder, ids = killed_and_resumed("mlflow", tmp_path, ending)
+    read = """if True:
+        import json, sys
+        from mlflow import MlflowClient
+        client = MlflowClient(sys.argv[1])
+        experiment = client.get_experiment_by_name("project").experiment_id
+        (run,) = client.search_runs([experiment])
+        history = {key: [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, key)]
+                   for key in run.data.metrics}
+        print(json.dumps([run.info.run_id, run.info.status, run.data.params, history]))
+    """
+    run, found, params, history = json.loads(
+        python("-c", read, f"sqlite:///{folder / 'mlflow.db'}", tmp_path=tmp_path).splitlines()[-1]
+    )
+    assert (run, found) == (ids["mlflow"], status)
+    assert params["api_key"] == "***" and params["trainer/name"] == "x"
+    assert set(history) == {"critic/score/mean", "begun", "val/acc_at_1_数_", "bad"}
+    # Steps 3 and 4 were trained again, with the same values; what is there stays.
+    assert history["begun"] == [[1, 1], [2, 1], [3, 1], [4, 1], [5, 2]]
+    assert [step for step, _ in history["bad"]] == [1, 2, 3, 4, 5]
+
+
+@needs_clients
+@pytest.mark.slow
+def test_wandb_keeps_one_run_offline(tmp_path):
+    folder, ids = killed_and_resumed("wandb", tmp_path)
+    read = """if True:
+        import json, sys
+        from pathlib import Path
+        from wandb.proto.wandb_internal_pb2 import Record
+        found = []
+
+        def records(data):  # a log of LevelDB's after 7 bytes: blocks of 32 KiB; crc (4), length (2) and kind (1) first
+            place, parts = 7, b""
+            while place + 7 <= len(data):
+                if 32768 - place % 32768 < 7:
+                    place += 32768 - place % 32768
+                    continue
+                length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+                parts += data[place + 7 : place + 7 + length]
+                place += 7 + length
+                if kind in (1, 4):  # whole, or the last of several
+                    yield parts
+                    parts = b""
+
+        for file in sorted(Path(sys.argv[1]).glob("wandb/offline-run-*/run-*.wandb")):
+            for data in records(file.read_bytes()):
+                record = Record()
+                record.ParseFromString(data)
+                if record.WhichOneof("record_type") == "run":
+                    found.append(["run", record.run.run_id])
+                if record.WhichOneof("record_type") == "history":
+                    names = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+                    own = sorted(set(names) - {"_step", "_timestamp", "_runtime"})
+                    found.append(["history", int(names["_step"]), int(names["begun"]), own])
+        print(json.dumps(found))
+    """
+    found = json.loads(python("-c", read, folder, tmp_path=tmp_path).splitlines()[-1])
+    assert {each[1] for each in found if each[0] == "run"} == {ids["wandb"]}
+    steps = [each[1:] for each in found if each[0] == "history" and each[2] == 2]
+    # The first start lost its buffer; what comes after the checkpoint is there from the second.
+    assert [step for step, *_ in steps] == [3, 4, 5] and all(set(names) == NUMBERS for *_, names in steps)
+
+
+@needs_clients
+@pytest.mark.slow
+def test_swanlab_keeps_one_run_offline_and_gets_no_nan(tmp_path):
+    folder, ids = killed_and_resumed("swanlab", tmp_path, "failed")
+    read = """if True:
+        import json, sys
+        from pathlib import Path
+        from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+        from swanlab.sdk.internal.core_python.store import DataStoreReader
+        found = []
+        files = sorted(Path(sys.argv[1]).glob("swanlog/run-*/*.swanlab"))
+        for file in (each for each in files if each.stat().st_size):  # the killed start may have written nothing yet
+            reader = DataStoreReader()
+            reader.open(file)
+            for data in reader:
+                record = Record()
+                record.ParseFromString(data)
+                if record.HasField("start"):
+                    found.append(["start", record.start.id])
+                if record.HasField("finish"):
+                    found.append(["finish", record.finish.state])
+                if record.HasField("scalar"):
+                    found.append(["scalar", record.scalar.key, record.scalar.step, record.scalar.value.number])
+        print(json.dumps(found))
+    """
+    found = json.loads(python("-c", read, folder, tmp_path=tmp_path).splitlines()[-1])
+    assert {each[1] for each in found if each[0] == "start"} == {ids["swanlab"]}
+    assert [each[1] for each in found if each[0] == "finish"] == [2]  # RUN_STATE_CRASHED
+    scalars = [each[1:] for each in found if each[0] == "scalar" and each[1] in NUMBERS]
+    assert {name for name, *_ in scalars} == NUMBERS - {"bad"}
+    # The first start lost its buffer; what comes after the checkpoint is there from the second.
+    assert [step for name, step, value in scalars if name == "begun" and value == 2] == [3, 4, 5]

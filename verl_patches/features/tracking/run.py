@@ -1,0 +1,180 @@
+"""The trackers of the run that this process drives, between verl's Tracking and their clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from post_training.report.masking import masked
+from verl_patches.features.tracking.backends import MLFLOW_STATUS, Ending, backend, set_variables
+from verl_patches.features.training_checkpoint.kept_states import process_kept_states
+
+RECORD = "trackers.json"
+"""In the run's folder: for each tracker its run's id and the last step that it was given."""
+
+CONSOLE = "console"
+
+
+class RunTrackers:
+    """Opens trackers when they are first needed, which is after verl has read the checkpoint that it goes on from.
+
+    Args:
+        tracking: verl's Tracking; `tracking.logger` maps a tracker's name to verl's logger.
+        make: verl's constructor for one tracker, by its name in verl and the configuration for it; fills
+            `tracking.logger`.
+        names: of the trackers.
+        config: the run's configuration, plain.
+        folder: of the run; None where it keeps none.
+    """
+
+    def __init__(
+        self,
+        tracking: Any,
+        make: Callable[[str, Mapping[str, Any] | None], None],
+        names: Iterable[str],
+        config: Mapping[str, Any],
+        folder: Path | None,
+    ):
+        self.tracking, self._make, self._folder = tracking, make, folder
+        self._names, self._config = tuple(names), masked(config)
+        self._resumed: dict[str, str] = {}
+        self._resumed_step: int | None = None
+        self._record: dict[str, dict[str, Any]] = {}
+        self._logged = 0
+        self._open = False
+        tracking.logger = {}
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """The run goes on from a checkpoint with this `state`."""
+        self._resumed, self._resumed_step = dict(state["runs"]), state["step"]
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint: the step that was logged last, and the runs' ids by tracker."""
+        self._ensure_open()
+        runs = {name: entry["run"] for name, entry in self._record.items() if entry["run"]}
+        return {"step": self._logged, "runs": runs}
+
+    def log(self, send: Callable[[str, Mapping[str, Any]], None], metrics: Mapping[str, Any], step: int) -> None:
+        """Give a step to every tracker that does not have it; `send` is verl's way to one of them."""
+        self._ensure_open()
+        for name in list(self.tracking.logger):
+            entry = self._record[name]
+            if name != CONSOLE and entry["step"] is not None and step <= entry["step"]:
+                continue
+            with self._dropped_where_it_fails(name):
+                send(name, metrics if name == CONSOLE else backend(name).values(metrics))
+                entry["step"] = step
+        self._logged = step
+        self._write_record()
+
+    def close(self, ending: Ending) -> None:
+        """End every run; nothing can be logged afterwards."""
+        for name, logger in list(self.tracking.logger.items()):
+            with self._dropped_where_it_fails(name):
+                backend(name).end(logger, ending)
+        self.tracking.logger = {}
+        self._names, self._open = (), True
+
+    def _ensure_open(self) -> None:
+        if self._open:
+            return
+        self._open = True
+        made: dict[str, Any] = {}
+        known = self._read_record()
+        for name in self._names:
+            with self._dropped_where_it_fails(name):
+                made |= self._opened(name, known.get(name, {}))
+        self.tracking.logger = made
+
+    def _opened(self, name: str, known: Mapping[str, Any]) -> dict[str, Any]:
+        """verl's logger of one tracker under its name; `known` is what an earlier start has recorded of it."""
+        kind, run = backend(name), self._resumed.get(name)
+        set_variables(kind.defaults(self._folder or Path.cwd()), only_absent=True)
+        if run is not None:
+            set_variables(kind.resuming(run), only_absent=False)
+        # A run that goes on keeps the configuration that it began with: MLflow refuses another one.
+        self._make(name, None if run is not None and name == "mlflow" else self._config)
+        ((actual, logger),) = self.tracking.logger.items()
+        last = self._resumed_step
+        if last is not None and kind.purge is not None:
+            kind.purge(logger, last)
+        elif last is not None and run is not None and known.get("run") == run and kind.keeps:
+            last = max(last, known.get("step") or last)  # steps that the killed run logged and that are trained again
+        self._record[actual] = {"run": kind.run_id(), "step": last}
+        return {actual: logger}
+
+    @contextmanager
+    def _dropped_where_it_fails(self, name: str) -> Iterator[None]:
+        """A tracker that raises in the block is not used again; the training goes on."""
+        try:
+            yield
+        except Exception as error:
+            self.tracking.logger.pop(name, None)
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            print(f"warning: the tracker {name} failed and is not used again ({reason})", file=sys.stderr, flush=True)
+
+    def _read_record(self) -> dict[str, dict[str, Any]]:
+        file = self._folder / RECORD if self._folder else None
+        try:
+            return json.loads(file.read_text()) if file is not None else {}
+        except (OSError, ValueError):  # none yet
+            return {}
+
+    def _write_record(self) -> None:
+        if self._folder is None or not self._folder.is_dir():
+            return
+        unfinished = self._folder / f"{RECORD}.{os.getpid()}"
+        unfinished.write_text(json.dumps(self._record, indent=1) + "\n")
+        unfinished.replace(self._folder / RECORD)
+
+
+_trackers: RunTrackers | None = None
+
+
+def begin(trackers: RunTrackers) -> None:
+    """Make these the trackers of this process, whose runs its checkpoints name."""
+    global _trackers
+    _trackers = trackers
+    process_kept_states().register("trackers", trackers.state, trackers.go_on)
+
+
+def process_trackers() -> RunTrackers | None:
+    """Those of the run in this process; None where verl's own Tracking is in use."""
+    return _trackers
+
+
+@contextmanager
+def closed_at_the_end() -> Iterator[None]:
+    """End the runs of this process's trackers as the block ends: well, by an exception, or by a signal."""
+    ending: Ending = "killed"
+    try:
+        yield
+        ending = "finished"
+    except Exception:
+        ending = "failed"
+        raise
+    finally:
+        if _trackers is not None:
+            _trackers.close(ending)
+
+
+def end_left_run(folder: Path, ending: Ending) -> None:
+    """End MLflow's run of a training whose process was killed, which would stay RUNNING; the others have no such state.
+
+    For the process that outlives it. Does nothing where the run has ended, or where there is none.
+    """
+    try:
+        run = json.loads((folder / RECORD).read_text())["mlflow"]["run"]
+    except (OSError, ValueError, KeyError):
+        return
+    set_variables(backend("mlflow").defaults(folder), only_absent=True)
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    if client.get_run(run).info.status == "RUNNING":
+        client.set_terminated(run, MLFLOW_STATUS[ending])
