@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+from overlay import Feature
 from overlay.discovery import load
 from overlay.pins import Pins
 from post_training.plan.job import read_job
@@ -50,8 +51,14 @@ def executed_with_their_feature_on(output: Path) -> set[str]:
     """The patches that ran in a rehearsal, less those whose feature was off and which only called upstream."""
     config = OmegaConf.load(output / "config.yaml")
     chosen = OverlaySettings.from_config(config.actor_rollout_ref)
-    on = {patch.label for patch in load(Pins.read().rooms()) if patch.feature.is_on(chosen)}
+    on = {patch.label for patch in load(Pins.read().rooms()) if is_on(patch.feature, config, chosen)}
     return on & set(read_executed(output))
+
+
+def is_on(feature: Feature, config: DictConfig, chosen: OverlaySettings) -> bool:
+    """Whether a feature is on; where the settings do not say it, its switch is a key of upstream's own."""
+    of_upstream = feature.switch and feature.is_on(OverlaySettings.all_off())
+    return feature.is_on(chosen) and not (of_upstream and OmegaConf.select(config, feature.switch) is False)
 
 
 @pytest.fixture(scope="module")

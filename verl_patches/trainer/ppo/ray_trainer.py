@@ -66,7 +66,6 @@ def create_dataloader(upstream, self, train_dataset, val_dataset, collate_fn, tr
 @wrap(
     f"{_TRAINER}._create_dataloader",
     feature=DYNAMIC_SAMPLING,
-    evidence="executed",
     relies_on=[f"{_TRAINER}.fit"],
     why="prompts whose answers are all right or all wrong teach nothing, and fit trains on whatever its loader gives",
     upstream="https://github.com/verl-project/verl/pull/7082",
@@ -98,7 +97,6 @@ def create_prompt_source(upstream, self, train_dataset, val_dataset, collate_fn,
 @wrap(
     f"{_MODULE}:_timer",
     feature=DYNAMIC_SAMPLING,
-    evidence="executed",
     relies_on=[f"{_TRAINER}.fit"],
     why="the step's answers are generated and scored before fit's own timers of it begin",
     upstream="not forwarded: part of this project's features",
@@ -175,7 +173,6 @@ def init_workers_that_report_the_batch(upstream, self):
 @wrap(
     f"{_TRAINER}.init_workers",
     feature=OVERLONG,
-    evidence="executed",
     relies_on=[f"{_TRAINER}.fit"],
     why="verl's penalty belongs to a reward manager that main_ppo cannot configure, and its loss counts answers that "
     "were cut like any other",
@@ -200,7 +197,6 @@ def init_workers_with_length_limits(upstream, self):
 @wrap(
     f"{_TRAINER}.init_workers",
     feature=DYNAMIC_SAMPLING,
-    evidence="executed",
     relies_on=[f"{_TRAINER}.fit"],
     why="fit generates for every batch of its loader and scores it, which has been done when the batch was chosen",
     upstream="not forwarded: part of this project's features",
@@ -227,7 +223,6 @@ def init_workers_of_the_source(upstream, self):
 @wrap(
     f"{_TRAINER}.fit",
     feature=DYNAMIC_SAMPLING,
-    evidence="executed",
     why="fit validates and saves at its last step alone, which a run whose prompts are used up does not reach",
     upstream="not forwarded: part of this project's features",
     remove_when="see _create_dataloader",
