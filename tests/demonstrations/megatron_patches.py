@@ -1,5 +1,6 @@
 """What the patches of Megatron-core change."""
 
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from unittest import mock
 
@@ -29,6 +30,7 @@ def torch_cuda_is_sent_to_the_npu(body):
     device = ModuleType("verl.utils.device")
     verl, utils = ModuleType("verl"), ModuleType("verl.utils")
     verl.utils, utils.device = utils, device
+    verl.__spec__ = ModuleSpec("verl", loader=None)  # by which it is seen to be installed
     modules = {"verl": verl, "verl.utils": utils, "verl.utils.device": device}
     with mock.patch.dict("sys.modules", modules | {"torch_npu.contrib": Contrib("torch_npu.contrib")}):
         body()
