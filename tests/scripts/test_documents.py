@@ -12,6 +12,7 @@ CHINESE = [path for path in DOCUMENTS if path.name.endswith(".zh.md")]
 FOR_USERS = [
     "README",
     "algorithms",
+    "architecture",
     "checkpoints",
     "cluster",
     "data",
