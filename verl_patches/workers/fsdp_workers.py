@@ -69,7 +69,7 @@ def build_model_optimizer(upstream, self, *args, **kwargs):
 def init_model_reported(upstream, self):
     upstream(self)
     from verl_patches.features import settings
-    from verl_patches.features.measure.worker import report_start
+    from verl_patches.workers.worker_report import report_start
 
     report_start(self, settings.current().measure)
 
@@ -104,8 +104,8 @@ def compute_ref_log_prob(upstream, self, data):
 )
 def update_actor(upstream, self, data):
     from verl_patches.features import settings
-    from verl_patches.features.measure.worker import compare_log_probs, finish_update
     from verl_patches.workers.process_residency import process_residency
+    from verl_patches.workers.worker_report import compare_log_probs, finish_update
 
     _enter("update")
     compare_log_probs(data.batch)

@@ -172,7 +172,7 @@ def init_model_resident(upstream, self):
 def init_model_reported(upstream, self):
     upstream(self)
     from verl_patches.features import settings
-    from verl_patches.features.measure.worker import report_start
+    from verl_patches.workers.worker_report import report_start
 
     report_start(self, settings.current().measure)
 
@@ -227,8 +227,8 @@ def update_actor_resident(upstream, self, data):
 def update_actor_measured(upstream, self, data):
     output = upstream(self, data)
     from verl_patches.features import settings
-    from verl_patches.features.measure.worker import finish_update
     from verl_patches.workers.process_residency import process_residency
+    from verl_patches.workers.worker_report import finish_update
 
     process_residency().close()
     finish_update(output.meta_info["metrics"], self.rank, settings.current().measure)
