@@ -171,7 +171,7 @@ def _check_metadata(kind: Kind, target: str, metadata: dict[str, Any]) -> None:
     missing = [key for key in required if not str(metadata.get(key, "")).strip()]
     unknown = sorted(set(metadata) - {*required, *optional})
     if missing or unknown:
-        faults = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(unknown)}"] * bool(unknown)
+        faults = [f"{word} {', '.join(keys)}" for word, keys in (("missing", missing), ("unknown", unknown)) if keys]
         raise DeclarationError(f"{kind} of {target!r}: {'; '.join(faults)}")
     if not isinstance(metadata["feature"], Feature):
         raise DeclarationError(f"{kind} of {target!r}: feature must be a Feature object, not {metadata['feature']!r}")

@@ -77,10 +77,6 @@ class Engine:
             when_import_ends(module, self._after_import)
         self._apply_ready(range(len(self.plan.patches)))
 
-    def deactivate(self) -> None:
-        """Stop hooking imports; what has been patched stays patched."""
-        self._finder.remove()
-
     @contextmanager
     def beneath(self) -> Iterator[None]:
         """Whatever changes upstream in here comes beneath the patches: they are taken out before and put back after.

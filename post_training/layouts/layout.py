@@ -309,7 +309,3 @@ class Table:
     vllm_ascend: Callable[[RolloutPlacement, int], list[Piece]]
     castable: tuple[str, ...] = ()
     ignored_in_files: tuple[str, ...] = ()
-
-    def huggingface(self) -> list[Piece]:
-        """The layout of the files themselves: every tensor, whole, under its own name."""
-        return [Piece(name, whole_box(dims), name) for name, dims in self.shapes.items()]

@@ -95,7 +95,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench
     yield bench
     for engine in bench.engines:
         if engine._finder in sys.meta_path:
-            engine.deactivate()
+            engine._finder.remove()
     for name in set(sys.modules) - known:
         if name.partition(".")[0] in ("acme", "acme_patches", "other", "other_patches", "absent"):
             del sys.modules[name]

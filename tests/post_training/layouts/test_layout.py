@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 
 from post_training.layouts.layout import PADDING, LocalView, Piece, RolloutPlacement, TrainPlacement
-from post_training.models.deepseek_v3 import DeepseekV3Shape, canonical_shapes, megatron, table, vllm_ascend
+from post_training.models.deepseek_v3 import DeepseekV3Shape, canonical_shapes, megatron, vllm_ascend
 from tests.post_training.layouts.placements import layout_pairs
 from tests.post_training.layouts.reference import SMALL, State, full_weights, megatron_state, rollout_state
 
@@ -50,10 +50,6 @@ def test_a_wrong_piece_is_noticed() -> None:
     state = megatron_state(FULL, SMALL, placement, 1)
     with pytest.raises(AssertionError):
         assert_table_describes(megatron(SMALL, placement, 0), state)
-
-
-def test_files_are_their_own_layout() -> None:
-    assert_table_describes(table(SMALL).huggingface(), FULL)
 
 
 def test_megatron_rank_order() -> None:

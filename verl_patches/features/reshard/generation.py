@@ -15,11 +15,6 @@ class WeightsGeneration:
     def __init__(self) -> None:
         self._begun = self._committed = 0
 
-    @property
-    def committed(self) -> int:
-        """The number of the last complete set; 0 before the first."""
-        return self._committed
-
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Inside, all weights are written. After an exception the set stays incomplete."""

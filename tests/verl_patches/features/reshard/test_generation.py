@@ -6,11 +6,10 @@ from verl_patches.features.reshard.generation import WeightsGeneration, WeightsN
 def test_a_complete_set_may_be_used() -> None:
     weights = WeightsGeneration()
     weights.require_whole()
-    for number in (1, 2):
+    for _ in range(2):
         with weights.writing():
             pass
         weights.require_whole()
-        assert weights.committed == number
 
 
 def test_while_weights_are_written_nobody_generates() -> None:
@@ -31,7 +30,6 @@ def test_after_a_failure_only_a_complete_set_helps() -> None:
     with weights.writing():
         pass
     weights.require_whole()
-    assert weights.committed == 2
 
 
 def test_weights_that_were_given_up_are_no_weights() -> None:
