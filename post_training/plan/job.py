@@ -10,6 +10,9 @@ from post_training.layouts.layout import RolloutPlacement, Table, TrainPlacement
 from post_training.models.families import sizes_of, table_for
 from post_training.models.sizes import ModelSizes
 
+# verl's limit of a micro batch where none is given.
+_TOKENS = 16384
+
 
 @dataclass(frozen=True)
 class Recomputation:
@@ -24,7 +27,9 @@ class Recomputation:
 class Job:
     """Sizes are counts of tokens, sequences, prompts or dies; `itemsize` is the bytes of a weight.
 
-    micro_update, micro_reference: sequences of one forward. engine_sequences, forward_tokens: limits of an engine.
+    update_tokens: the most tokens of a micro batch, or None where it has a number of sequences. micro_update,
+    micro_reference: sequences of one forward, of full length where tokens limit it.
+    engine_sequences, forward_tokens: limits of an engine.
     chunks_prompts: whether the engine's scheduler cuts prompts.
     blocks: the KV cache's blocks where the configuration fixes them, else None. utilization: share of a die that an
     engine may fill. saves_every: steps between checkpoints, 0 for none.
@@ -40,6 +45,7 @@ class Job:
     prompts: int
     responses: int
     sequence_tokens: int
+    update_tokens: int | None
     micro_update: int
     micro_reference: int
     engine_sequences: int
@@ -90,8 +96,9 @@ def read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimize
         prompts=config["data"]["train_batch_size"],
         responses=rollout["n"],
         sequence_tokens=longest,
-        micro_update=actor["ppo_micro_batch_size_per_gpu"],
-        micro_reference=node["ref"]["log_prob_micro_batch_size_per_gpu"],
+        update_tokens=actor.get("ppo_max_token_len_per_gpu", _TOKENS) if actor["use_dynamic_bsz"] else None,
+        micro_update=_sequences(actor, "", "ppo_", longest),
+        micro_reference=_sequences(node["ref"], "log_prob_", "log_prob_", longest),
         engine_sequences=engine.get("max_num_seqs") or 256,
         forward_tokens=rollout["max_num_batched_tokens"],
         chunks_prompts=_chunks_prompts(engine),
@@ -106,6 +113,13 @@ def read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimize
         # This project's own layer does; where MindSpeed swaps the optimizer, its fused operator does not.
         weighs_in_float32=not swaps_optimizer,
     )
+
+
+def _sequences(group: Mapping[str, Any], switch: str, size: str, longest: int) -> int:
+    """Sequences of `longest` tokens in a micro batch, rounded up where its limit is a number of tokens."""
+    if group.get(f"{switch}use_dynamic_bsz"):
+        return -(-int(group.get(f"{size}max_token_len_per_gpu", _TOKENS)) // longest)
+    return int(group[f"{size}micro_batch_size_per_gpu"])
 
 
 def _recomputation(model: Mapping[str, Any]) -> Recomputation | None:

@@ -147,6 +147,12 @@ def host_memory(job: Job, device: DeviceMemory, machine: Machine) -> HostMemory:
     return HostMemory(device.host * job.dies_per_node, int(store), processes)
 
 
+def _micro_batches(job: Job, sequences: int) -> str:
+    if job.update_tokens is not None:
+        return f"micro batches of at most {job.update_tokens} tokens"
+    return f"{sequences // job.micro_update} micro batches of {job.micro_update}"
+
+
 def describe(plan: JobPlan) -> str:
     """The plan as a table of lines."""
     job, device = plan.job, plan.device
@@ -160,7 +166,7 @@ def describe(plan: JobPlan) -> str:
         f"step              {job.prompts} prompts x {job.responses} = {job.sequences} sequences of up to "
         f"{job.sequence_tokens} tokens",
         f"  an engine       {job.sequences // engines} sequences, {job.engine_sequences} at a time",
-        f"  a replica       {replica} sequences, {replica // job.micro_update} micro batches of {job.micro_update}",
+        f"  a replica       {replica} sequences, {_micro_batches(job, replica)}",
         "",
         "GB a die",
         f"  weights         {device.weights_training / 1e9:.2f} in training, "

@@ -16,6 +16,7 @@ import overlay
 from tests.demonstrations import Upstream, demonstrates
 from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import (
+    ENTROPY_BONUS,
     MEGATRON_ON_NPU,
     OWN_MODELS,
     ROLLOUT_SEED,
@@ -23,8 +24,10 @@ from verl_patches.features.compatibility.feature import (
     VERL_ON_NPU,
 )
 from verl_patches.features.data_order.feature import DATA_ORDER
+from verl_patches.features.dynamic_batches.feature import DYNAMIC_BATCHES
 from verl_patches.features.dynamic_sampling import source as prompt_source
 from verl_patches.features.dynamic_sampling.feature import DYNAMIC_SAMPLING
+from verl_patches.features.exact_loss.feature import EXACT_LOSS
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure import step_record
 from verl_patches.features.measure.feature import MEASURE, MeasureSettings
@@ -428,6 +431,35 @@ def the_distance_to_the_rollout_is_recorded(body):
     with mock.patch.object(step_record, "_record", record):
         update_of(body)
     return record.difference.largest
+
+
+@demonstrates("verl.workers.actor.megatron_actor:get_forward_backward_func", EXACT_LOSS)
+def the_loss_is_that_of_the_whole_mini_batch(body):
+    megatron = SimpleNamespace(mpu=SimpleNamespace(get_data_parallel_group=lambda: None))
+    ours = "verl_patches.features.exact_loss.schedule.with_exact_loss"
+    with mock.patch.dict("sys.modules", {"megatron.core": megatron}), instead_of(ours):
+        return asks_ours(lambda: body(Upstream()))
+
+
+@demonstrates("verl.workers.actor.megatron_actor:get_forward_backward_func", DYNAMIC_BATCHES)
+def the_schedule_can_cut_by_tokens(body):
+    names = ("data_parallel_group", "tensor_model_parallel_world_size", "context_parallel_world_size")
+    megatron = SimpleNamespace(mpu=SimpleNamespace(**{f"get_{name}": lambda: 1 for name in names}))
+    ours = "verl_patches.features.dynamic_batches.schedule.with_dynamic_batches"
+    with mock.patch.dict("sys.modules", {"megatron.core": megatron}), instead_of(ours):
+        return asks_ours(lambda: body(Upstream()))
+
+
+@demonstrates(f"{ACTOR}.forward_backward_batch", DYNAMIC_BATCHES)
+def the_batch_is_handed_on_whole(body):
+    actor, data = SimpleNamespace(actor_optimizer=None), SimpleNamespace(batch=[1, 2, 3], meta_info={})
+    return body(lambda self, data, **given: {"given": given}, actor, data, use_dynamic_bsz=True, micro_batch_size=1)
+
+
+@demonstrates("verl.workers.actor.megatron_actor:vocab_parallel_entropy", ENTROPY_BONUS)
+def the_entropy_has_logits_of_its_own(body):
+    logits = torch.zeros(1, requires_grad=True)
+    return body(lambda given: given is logits, logits)
 
 
 @demonstrates(f"{ACTOR}.forward_backward_batch", VERL_ON_NPU)

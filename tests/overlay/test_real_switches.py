@@ -48,6 +48,7 @@ def everything_on(monkeypatch):
         precision="float32",
         recompute_old_log_prob=False,
         rollout_temperature=0.5,
+        dynamic_update=True,
         load_from_hf="folder",
     )
     monkeypatch.setattr(settings, "_current", on)

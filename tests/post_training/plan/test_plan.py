@@ -321,3 +321,10 @@ def test_a_dense_model_has_a_plan_too():
     assert plan.device.kv_cache == 64 * 128 * 24 * 2 * 64 * 2 + 2 * 24 * 2 * 1024 * 1024 * 2
     assert {each.name for each in communicators(plan.job)}.isdisjoint({"training: experts", "rollout: experts"})
     assert plan.problems() == [] and "everything fits" in describe(plan)
+
+
+def test_micro_batches_by_tokens_are_planned_for_with_their_limit():
+    limit = ["actor_rollout_ref.actor.use_dynamic_bsz=true", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8193"]
+    fixed, limited = job("random_init"), job("random_init", *limit)
+    assert fixed.update_tokens is None and limited.update_tokens == 8193
+    assert (limited.micro_update, limited.micro_reference, limited.sequence_tokens) == (3, 3, 4096)

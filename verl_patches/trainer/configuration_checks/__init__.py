@@ -50,7 +50,6 @@ from verl_patches.trainer.configuration_checks.sizes import (
 )
 from verl_patches.trainer.configuration_checks.trackers import check_trackers
 from verl_patches.trainer.configuration_checks.training import (
-    check_dynamic_batches,
     check_group_size,
     check_recomputation,
 )
@@ -70,7 +69,7 @@ __all__ = [
 
 _BOTH = (check_parallel_sizes, check_group_size, check_batch_sizes, check_lengths, check_cache_format)
 _OF_BACK_END = {
-    "megatron": (check_transformer_options, check_model_path, *_BOTH, check_dynamic_batches, check_recomputation),
+    "megatron": (check_transformer_options, check_model_path, *_BOTH, check_recomputation),
     "fsdp": (check_model_path, *_BOTH, check_no_resume),
 }
 

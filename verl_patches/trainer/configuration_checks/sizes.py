@@ -99,7 +99,7 @@ def check_batch_sizes(config: Mapping[str, Any]) -> None:
     ):
         if config["actor_rollout_ref"][section][key] is None:
             raise ConfigurationError(f"actor_rollout_ref.{section}.{key}=null; give the sequences of a micro batch")
-    if not micro or micro > per_replica or per_replica % micro:
+    if not actor["use_dynamic_bsz"] and (not micro or micro > per_replica or per_replica % micro):
         raise ConfigurationError(
             f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro} does not divide the {per_replica} sequences "
             "that a replica gets from a mini batch, so no whole number of gradient accumulation steps exists; "

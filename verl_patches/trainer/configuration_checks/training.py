@@ -8,24 +8,6 @@ from typing import Any
 from overlay import ConfigurationError
 
 
-def check_dynamic_batches(config: Mapping[str, Any]) -> None:
-    """Micro batches have a fixed number of sequences.
-
-    At the cluster's commit verl's Megatron actor ignores the keys. In release 0.4.0 every micro batch has the same
-    weight in the loss, whatever it holds.
-    """
-    for section, key in (
-        ("actor", "use_dynamic_bsz"),
-        ("ref", "log_prob_use_dynamic_bsz"),
-        ("rollout", "log_prob_use_dynamic_bsz"),
-    ):
-        if config["actor_rollout_ref"][section].get(key):
-            raise ConfigurationError(
-                f"actor_rollout_ref.{section}.{key}=True is ignored, or weighs tokens unequally, by verl's Megatron "
-                "actor; set it to False and choose *_micro_batch_size_per_gpu"
-            )
-
-
 def check_group_size(config: Mapping[str, Any]) -> None:
     """The advantage of a response is what it is above those to the same prompt: one alone has none."""
     responses, estimator = config["actor_rollout_ref"]["rollout"]["n"], config["algorithm"]["adv_estimator"]

@@ -1,12 +1,16 @@
-"""verl's Megatron actor: log-probs of its own forward as old_log_prob, their distance to the rollout's, safe steps."""
+"""verl's Megatron actor: log-probs of its own forward as old_log_prob, their distance to the rollout's, safe steps
+and exact losses."""
 
 from overlay import wrap
-from verl_patches.features.compatibility.feature import VERL_ON_NPU
+from verl_patches.features.compatibility.feature import ENTROPY_BONUS, VERL_ON_NPU
+from verl_patches.features.dynamic_batches.feature import DYNAMIC_BATCHES
+from verl_patches.features.exact_loss.feature import EXACT_LOSS
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY
 
 _ACTOR = "verl.workers.actor.megatron_actor:MegatronPPOActor"
+_SCHEDULE = "verl.workers.actor.megatron_actor:get_forward_backward_func"
 
 
 @wrap(
@@ -25,7 +29,7 @@ def make_minibatch_iterator(upstream, self, data):
 
 
 @wrap(
-    "verl.workers.actor.megatron_actor:get_forward_backward_func",
+    _SCHEDULE,
     feature=MEASURE,
     evidence="executed",
     relies_on=[f"{_ACTOR}.forward_backward_batch"],
@@ -42,7 +46,7 @@ def get_measuring_forward_backward_func(upstream):
 
 
 @wrap(
-    "verl.workers.actor.megatron_actor:get_forward_backward_func",
+    _SCHEDULE,
     feature=ONPOLICY,
     evidence="executed",
     relies_on=[f"{_ACTOR}.forward_backward_batch"],
@@ -60,6 +64,85 @@ def get_forward_backward_func(upstream):
 
 
 @wrap(
+    _SCHEDULE,
+    feature=EXACT_LOSS,
+    evidence="executed",
+    relies_on=[f"{_ACTOR}.forward_backward_batch", "verl.trainer.ppo.core_algos:agg_loss"],
+    why="verl takes the mean of each micro batch and Megatron the mean of those over micro batches and ranks: a token "
+    "with few beside it counts for more, and gradients depend on how the batch was cut",
+    upstream="https://github.com/verl-project/verl/issues/5863",
+    remove_when="the pinned verl's Megatron actor divides by the tokens and sequences of the whole mini batch",
+    only_here=True,
+)
+def get_exact_forward_backward_func(upstream):
+    from verl_patches.features import settings
+
+    schedule, current = upstream(), settings.current()
+    if not current.exact_loss.enabled:
+        return schedule
+    from megatron.core import mpu
+
+    from verl_patches.features.exact_loss.schedule import with_exact_loss
+
+    return with_exact_loss(schedule, current.loss_agg_mode, mpu.get_data_parallel_group())
+
+
+@wrap(
+    _SCHEDULE,
+    feature=DYNAMIC_BATCHES,
+    relies_on=[f"{_ACTOR}.forward_backward_batch"],
+    why="verl 0.4.0 gives micro batches of different sizes the same weight in the loss, and the cluster's commit "
+    "ignores the keys; at Megatron's schedule the batch can be cut for both",
+    upstream="https://github.com/verl-project/verl/pull/1617",
+    remove_when="the pinned verl's Megatron actor cuts by tokens and weighs micro batches by what they hold",
+    after=[f"{_SCHEDULE}@{name}" for name in ("exact_loss", "measure", "onpolicy")],
+    only_here=True,
+)
+def get_cutting_forward_backward_func(upstream):
+    from verl_patches.features import settings
+
+    schedule = upstream()
+    if not DYNAMIC_BATCHES.is_on(settings.current()):
+        return schedule
+    from megatron.core import mpu
+
+    from verl_patches.features.dynamic_batches.schedule import Agreement, with_dynamic_batches
+
+    parts = mpu.get_context_parallel_world_size()
+    alignment = mpu.get_tensor_model_parallel_world_size() * (2 * parts if parts > 1 else 1)
+    return with_dynamic_batches(schedule, Agreement(mpu.get_data_parallel_group(), alignment, parts))
+
+
+@wrap(
+    f"{_ACTOR}.forward_backward_batch",
+    feature=DYNAMIC_BATCHES,
+    why="says how many tokens a micro batch of this pass may have, and hands the batch on whole",
+    upstream="https://github.com/verl-project/verl/pull/1617",
+    remove_when="see get_forward_backward_func",
+)
+def forward_backward_whole_batch(upstream, self, data, forward_only=False, **kwargs):
+    from verl_patches.features import settings
+    from verl_patches.features.dynamic_batches.feature import TokenLimits
+    from verl_patches.features.dynamic_batches.schedule import limited
+
+    limits = TokenLimits.of(settings.current())
+    of_a_pass = limits.old_log_prob if self.actor_optimizer is not None else limits.ref
+    limit = of_a_pass if forward_only else limits.update
+    if limit is None:
+        return upstream(self, data, forward_only=forward_only, **kwargs)
+    rows = len(data.batch)
+    data.meta_info = {**data.meta_info, "micro_batch_size": rows}  # where the cluster's commit looks
+    asked = kwargs.get("use_dynamic_bsz")
+    if asked is not None:
+        kwargs.update(use_dynamic_bsz=False, micro_batch_size=rows)
+    with limited(limit):
+        output = upstream(self, data, forward_only=forward_only, **kwargs)
+    if asked:
+        output["indices"] = [range(rows)]  # in order already
+    return output
+
+
+@wrap(
     f"{_ACTOR}.forward_backward_batch",
     feature=VERL_ON_NPU,
     evidence="executed",
@@ -71,6 +154,21 @@ def get_forward_backward_func(upstream):
 def forward_backward_batch(upstream, self, data, *args, **kwargs):
     data.batch = data.batch.clone()  # a storage for each tensor
     return upstream(self, data, *args, **kwargs)
+
+
+@wrap(
+    "verl.workers.actor.megatron_actor:vocab_parallel_entropy",
+    feature=ENTROPY_BONUS,
+    relies_on=[f"{_ACTOR}.forward_backward_batch"],
+    why="Megatron's cross entropy writes into the logits that the entropy's backward needs, so that every "
+    "actor.entropy_coeff but 0 ends the first update",
+    upstream="https://github.com/verl-project/verl/pull/2484",
+    remove_when="the pinned verl contains the fix",
+    only_here=True,
+)
+def vocab_parallel_entropy(upstream, vocab_parallel_logits):
+    # Without a backward the logits may be written into.
+    return upstream(vocab_parallel_logits.clone() if vocab_parallel_logits.requires_grad else vocab_parallel_logits)
 
 
 @wrap(

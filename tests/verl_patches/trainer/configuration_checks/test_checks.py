@@ -75,9 +75,6 @@ def test_the_rehearsal_configuration_passes():
         (["actor_rollout_ref.ref.megatron.param_offload=true"], "ref.megatron.param_offload=True and .*would both"),
         (["actor_rollout_ref.rollout.temperature=0"], "temperature=0.0 has no training log-probs"),
         (["ray_init.num_cpus=5"], "ray_init.num_cpus=5 is too few .*use at least 6"),
-        (["actor_rollout_ref.actor.use_dynamic_bsz=true"], "actor.use_dynamic_bsz=True is ignored, or weighs"),
-        (["actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true"], "ref.log_prob_use_dynamic_bsz=True is ignored"),
-        (["actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true"], "rollout.log_prob_use_dynamic_bsz=True"),
         (["actor_rollout_ref.actor.optim.min_lr_ratio=0.1"], "min_lr_ratio=0.1 has no effect with .*=constant"),
         ([*GRAPH, PRIVATE_FORMAT], "enable_kv_nz=True gives wrong tokens with chunked prefill"),
         (

@@ -1,0 +1,115 @@
+"""How a batch passes Megatron's schedule, which is stood in for: cut anew on the way in, in order on the way out."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from overlay import ConfigurationError
+from verl_patches.features.dynamic_batches import schedule as dynamic
+from verl_patches.features.dynamic_batches.feature import TokenLimits
+from verl_patches.features.dynamic_batches.schedule import Agreement, limited, with_dynamic_batches
+from verl_patches.features.settings import OverlaySettings
+from verl_patches.trainer.configuration_checks import check_configuration
+from verl_patches.trainer.main_ppo import compose
+
+LENGTHS = [3, 9, 1, 4, 2, 7, 5, 1]
+UPDATE = "actor_rollout_ref.actor.use_dynamic_bsz=true"
+
+
+def whole_batch():
+    """Row i has i as its only id."""
+    mask = torch.arange(10) < torch.tensor(LENGTHS)[:, None]
+    rows = torch.arange(len(LENGTHS))[:, None].expand(-1, 10)
+    return TensorDict({"attention_mask": mask, "input_ids": rows}, [len(LENGTHS)]).to("npu")
+
+
+class MegatronSchedule:
+    """Notes the micro batches; a forward-only pass hands back one output for each, in the two forms of verl's."""
+
+    def __init__(self, entropy=True):
+        self.lengths, self._entropy = [], entropy
+
+    def __call__(self, *, data_iterator, num_microbatches, forward_only):
+        outputs = []
+        for batch in data_iterator:
+            self.lengths.append(batch["attention_mask"].sum(-1).tolist())
+            log_probs = {"log_probs": batch["input_ids"].float() / 10}
+            outputs.append([log_probs, batch["input_ids"].float() * 2] if self._entropy else log_probs)
+        assert len(self.lengths) == num_microbatches
+        return outputs
+
+
+def run(group, tokens, forward_only=True, alignment=1, **options):
+    upstream = MegatronSchedule(**options)
+    schedule = with_dynamic_batches(upstream, Agreement(group, alignment))
+    batch = whole_batch()
+    with limited(tokens):
+        outputs = schedule(data_iterator=iter(batch.split(2)), num_microbatches=4, forward_only=forward_only)
+    return upstream.lengths, outputs
+
+
+def test_a_forward_only_pass_hands_back_the_order_of_the_batch(lone_rank):
+    lengths, ((log_probs, entropy),) = run(lone_rank, 10)
+    assert lengths != [[3, 9], [1, 4], [2, 7], [5, 1]] and sorted(sum(lengths, [])) == sorted(LENGTHS)
+    assert all(sum(each) <= 10 for each in lengths)
+    rows = torch.arange(len(LENGTHS), device="npu").float()
+    assert torch.equal(log_probs["log_probs"][:, 0], rows / 10) and torch.equal(entropy[:, 0], rows * 2)
+    _, (plain,) = run(lone_rank, 10, entropy=False)
+    assert torch.equal(plain["log_probs"], log_probs["log_probs"])
+
+
+def test_an_order_that_is_not_restored_would_be_noticed(lone_rank, monkeypatch):
+    monkeypatch.setattr(dynamic, "_in_order", lambda outputs, places: dynamic._joined(outputs, torch.arange(8)))
+    _, ((log_probs, _),) = run(lone_rank, 10)
+    assert not torch.equal(log_probs["log_probs"][:, 0], torch.arange(8, device="npu") / 10)
+
+
+def test_an_update_hands_back_what_each_micro_batch_reported(lone_rank):
+    lengths, outputs = run(lone_rank, 10, forward_only=False)
+    assert len(outputs) == len(lengths) == 4
+
+
+def test_a_longer_sequence_is_alone_and_tokens_of_alignment_count(lone_rank):
+    lengths, _ = run(lone_rank, 8)
+    assert [9] in lengths and all(sum(each) <= 8 for each in lengths if each != [9])
+    aligned, _ = run(lone_rank, 8, alignment=4)
+    assert all(sum(-(-length // 4) * 4 for length in each) <= 8 for each in aligned if len(each) > 1)
+
+
+def test_without_a_limit_nothing_is_touched(lone_rank):
+    upstream, iterator = MegatronSchedule(), iter(whole_batch().split(4))
+    with_dynamic_batches(upstream, Agreement(lone_rank))(data_iterator=iterator, num_microbatches=2, forward_only=False)
+    assert upstream.lengths == [LENGTHS[:4], LENGTHS[4:]]
+
+
+def test_each_pass_has_verls_keys():
+    keys = [UPDATE, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=96"]
+    keys += [
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=false",
+    ]
+    keys += ["actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=128"]
+    config = compose("rehearsal", keys)
+    assert TokenLimits.of(OverlaySettings.from_config(config.actor_rollout_ref)) == TokenLimits(96, None, 128)
+    check_configuration(config)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ("actor_rollout_ref.overlay.exact_loss.enabled=false", "exact_loss.enabled=False weighs alike; set it to True"),
+        (
+            "actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size=2",
+            "virtual_pipeline_model_parallel_size=2 is not supported with dynamic batches; set it to null, or",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(other, says):
+    with pytest.raises(ConfigurationError, match=says):
+        check_configuration(compose("rehearsal", [UPDATE, other]))
+
+
+def test_passes_of_which_nothing_is_said_follow_the_update():
+    settings = OverlaySettings.from_config({"actor": {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 96}})
+    assert TokenLimits.of(settings) == TokenLimits(96, 96, 96)
+    assert TokenLimits.of(OverlaySettings()) == TokenLimits()

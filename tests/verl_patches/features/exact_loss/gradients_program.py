@@ -1,0 +1,166 @@
+"""Ranks of the comparison of verl's Megatron actor with one plain pass; test_gradients.py judges what they measured.
+
+The processes take every layout that their number allows, in turn.
+"""
+
+# Its first import is the prelude.
+from tests.post_training.models.megatron.training_models_program import Layout, Trial, start_layout, training_pieces
+
+# isort: split
+import json
+import os
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from omegaconf import OmegaConf
+from verl import DataProto
+from verl.workers.actor.megatron_actor import MegatronPPOActor
+
+from tests.verl_patches.features.exact_loss.whole_pass import CLIP, ENTROPY, KL, SEQUENCES
+from verl_patches.features import settings
+from verl_patches.features.dynamic_batches import schedule as dynamic
+from verl_patches.features.exact_loss.feature import ExactLossSettings
+
+LAYOUTS = [
+    Layout("data1"),
+    Layout("data2"),
+    Layout("tensor2", tensor=2),
+    Layout("pipeline2", pipeline=2),
+    Layout("tensor2_pipeline2", tensor=2, pipeline=2),
+    Layout("tensor2_data2", tensor=2),
+    Layout("pipeline2_data2", pipeline=2),
+    Layout("tensor2_pipeline2_data2", tensor=2, pipeline=2),
+]
+RANKS = {"data1": 1, "data2": 2, "tensor2": 2, "pipeline2": 2, "tensor2_pipeline2": 4, "tensor2_data2": 4,
+         "pipeline2_data2": 4, "tensor2_pipeline2_data2": 8}  # fmt: skip
+CONFIGURATION = {
+    "clip_ratio": CLIP, "clip_ratio_low": None, "clip_ratio_high": None, "clip_ratio_c": 3.0, "entropy_coeff": ENTROPY,
+    "use_kl_loss": True, "kl_loss_coef": KL, "kl_loss_type": "low_var_kl", "ppo_epochs": 1, "shuffle": False,
+    "data_loader_seed": 1, "use_dynamic_bsz": False, "loss_agg_mode": "token-mean", "ppo_mini_batch_size": SEQUENCES,
+    "ppo_micro_batch_size_per_gpu": 1, "ppo_max_token_len_per_gpu": 1,
+    "megatron": {"tensor_model_parallel_size": 1, "sequence_parallel": False, "context_parallel_size": 1},
+    "profile": {"use_profile": False, "profile_ranks": None, "step_start": -1, "step_end": -1, "save_path": None},
+}  # fmt: skip
+
+
+class Recorder:
+    """Stands for Megatron's optimizer: keeps every update's gradients and changes no weight."""
+
+    param_groups = [{"lr": 0.0}]
+
+    def __init__(self, module: torch.nn.Module):
+        self._module = module
+        self.gradients: list[dict[str, torch.Tensor]] = []
+
+    def zero_grad(self) -> None:
+        pass
+
+    def step(self) -> tuple[bool, float, int]:
+        gradients = {name: parameter.main_grad.clone() for name, parameter in self._module.named_parameters()}
+        self.gradients.append(gradients)
+        return True, 0.0, 0
+
+
+class Updates:
+    """verl's actor in one layout, and how far its gradients are from those of the plain passes."""
+
+    def __init__(self, folder: Path, layout: Layout, reference: dict[str, Any]):
+        self._layout, self._reference = layout, reference
+        trial = Trial(folder / "checkpoint", layout)
+        self._pieces = training_pieces(trial.hf_config, layout)
+        self._module = trial.module
+        config = OmegaConf.create(CONFIGURATION)
+        config.megatron.tensor_model_parallel_size = layout.tensor
+        self._actor = MegatronPPOActor(config, trial.hf_config, trial.hf_config, trial.config, [trial.model], None)
+
+    def run(
+        self,
+        mode: str,
+        micro: int = 1,
+        limit: int | None = None,
+        exact: bool = True,
+        mini: int = SEQUENCES,
+        epochs: int = 1,
+    ) -> dict[str, Any]:
+        """Updates with the whole batch. Returns the error of each update's gradients, and what it reports.
+
+        limit: the most tokens of a micro batch, in place of `micro` sequences. mini: sequences of an update, over all
+        ranks; 8 takes the first and the second half, in turn.
+        """
+        data = parallel_state.get_data_parallel_world_size()
+        self._choose(limit, exact_loss=ExactLossSettings(exact), loss_agg_mode=mode)
+        self._actor.config.update(
+            loss_agg_mode=mode, ppo_mini_batch_size=mini // data, ppo_epochs=epochs, ppo_micro_batch_size_per_gpu=micro
+        )
+        self._actor.actor_optimizer = recorder = Recorder(self._module)
+        batch = self._batch(mini, micro)
+        metrics = self._actor.update_policy(self._actor.make_minibatch_iterator(batch))
+        passes = ["all"] if mini == SEQUENCES else ["first", "second"] * epochs
+        assert len(recorder.gradients) == len(passes)
+        found = zip(recorder.gradients, passes, strict=True)
+        return {
+            "errors": [self._error(gradients, f"{mode}/{name}") for gradients, name in found],
+            "losses": [metrics[name] for name in ("actor/pg_loss", "actor/kl_loss") if name in metrics],
+            "expected_losses": [self._reference["passes"][f"{mode}/{name}"]["losses"] for name in passes],
+        }
+
+    def log_probs(self, limit: int) -> dict[str, Any]:
+        """Log-probs and entropies in micro batches of at most `limit` tokens, beside those of one sequence each."""
+        found = {}
+        for name, most in {"fixed": None, "dynamic": limit, "disordered": limit}.items():
+            self._choose(most)
+            batch = self._batch(SEQUENCES, 1)
+            batch.meta_info |= {"use_dynamic_bsz": most is not None, "max_token_len": limit}
+            patched = mock.patch.object(
+                dynamic, "_in_order", lambda outputs, places: dynamic._joined(outputs, slice(None))
+            )
+            with patched if name == "disordered" else nullcontext():
+                found[name] = torch.stack(self._actor.compute_log_prob(batch, calculate_entropy=True))
+        return {
+            name: {"equal": torch.equal(each, found["fixed"]), "difference": (each - found["fixed"]).abs().max().item()}
+            for name, each in found.items()
+        }
+
+    def _choose(self, limit: int | None, **chosen: Any) -> None:
+        tokens = {"dynamic_update": limit is not None, "update_tokens": limit}
+        settings.activate(replace(settings.current(), **tokens, **chosen))
+        self._actor.config.use_dynamic_bsz = limit is not None
+
+    def _batch(self, mini: int, micro: int) -> DataProto:
+        """This rank's sequences of every update."""
+        data, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
+        rows = torch.cat([part.chunk(data)[rank] for part in torch.arange(SEQUENCES).split(mini)])
+        columns = {name: value[rows].npu() for name, value in self._reference["batch"].items()}
+        return DataProto.from_dict(columns, meta_info={"micro_batch_size": micro})
+
+    def _error(self, gradients: dict[str, torch.Tensor], name: str) -> list[float]:
+        """Squares of the differences and of the expected values, summed over this rank's weights."""
+        expected = self._reference["passes"][name]["gradients"]
+        squares = torch.zeros(2, dtype=torch.float64)
+        for piece in self._pieces:
+            share = expected[piece.canonical][tuple(slice(*interval) for interval in piece.box)].double()
+            mine = piece.view.of(gradients[piece.local]).cpu().double()
+            squares += torch.stack([(mine - share).square().sum(), share.square().sum()])
+        return squares.tolist()
+
+
+def main(folder: Path) -> None:
+    torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("hccl")
+    reference = torch.load(folder / "reference.pt", weights_only=True)
+    plan = json.loads((folder / "plan.json").read_text())
+    results: dict[str, Any] = {}
+    for layout in LAYOUTS:
+        if RANKS[layout.name] == dist.get_world_size():
+            start_layout(layout)
+            updates = Updates(folder, layout, reference)
+            results[layout.name] = {name: updates.run(**options) for name, options in plan["updates"].items()}
+            results[layout.name] |= {f"log_probs {limit}": updates.log_probs(limit) for limit in plan["limits"]}
+    (folder / f"rank{dist.get_rank()}of{dist.get_world_size()}.json").write_text(json.dumps(results))
+    dist.barrier()

@@ -1,0 +1,127 @@
+"""Gradients of verl's Megatron actor against one plain pass over the whole batch, for every cut of the batch.
+
+The error is the norm of the difference over the norm of the expected gradients, over all weights and ranks.
+"""
+
+import json
+import math
+
+import pytest
+
+from tests.ranks import run_ranks
+from tests.verl_patches.features.exact_loss.whole_pass import LENGTHS, make_batch, write_reference
+from verl_patches.features.dynamic_batches.packing import first_fit
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = "tests.verl_patches.features.exact_loss.gradients_program"
+MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+TOLERANCE = 1e-6
+NOTICEABLE = 1e-2
+ROUNDING = 2e-6
+# Tokens: with 1 every sequence is alone, with 40 the long ones are, and 160 holds several of any length.
+ALONE, LIMITS = 1, (40, 160)
+EVERY_CUT = {f"{mode} {micro}": {"mode": mode, "micro": micro} for mode in MODES for micro in (1, 2, 4, 8)}
+EVERY_CUT |= {f"{mode} at most {limit}": {"mode": mode, "limit": limit} for mode in MODES for limit in LIMITS}
+FEW_CUTS = {
+    name: EVERY_CUT[name]
+    for name in (
+        "token-mean 2",
+        "seq-mean-token-sum 8",
+        "seq-mean-token-mean 4",
+        "token-mean at most 160",
+        "seq-mean-token-mean at most 40",
+    )
+}
+OTHERS = {
+    "upstream": {"mode": "token-mean", "micro": 2, "exact": False},
+    "two updates, two epochs": {"mode": "token-mean", "micro": 2, "mini": 8, "epochs": 2},
+}
+
+
+def measure(folder, world_size, updates):
+    """By layout and update: the errors of gradients, and losses as the last stage reports them."""
+    write_reference(folder, MODES)
+    (folder / "plan.json").write_text(json.dumps({"updates": updates, "limits": [ALONE, *LIMITS]}))
+    run_ranks(PROGRAM, world_size, folder, timeout=500)
+    ranks = [json.loads((folder / f"rank{rank}of{world_size}.json").read_text()) for rank in range(world_size)]
+    found = {
+        layout: {name: combined([rank[layout][name] for rank in ranks]) for name in updates} for layout in ranks[0]
+    }
+    for layout, measured in found.items():
+        measured |= {limit: [rank[layout][f"log_probs {limit}"] for rank in ranks] for limit in (ALONE, *LIMITS)}
+    return found
+
+
+def combined(ranks):
+    errors = []
+    for squares in zip(*(rank["errors"] for rank in ranks), strict=True):
+        difference, expected = (sum(part) for part in zip(*squares, strict=True))
+        errors.append(math.sqrt(difference / expected))
+    for rank in ranks:
+        if rank["losses"]:  # on the last stage
+            policy, kl = rank["losses"]
+            reported = [[*one, other] for one, other in zip(policy, kl, strict=True)]
+    return {"errors": errors, "losses": reported, "expected_losses": ranks[0]["expected_losses"]}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return measure(tmp_path_factory.mktemp("two"), 2, FEW_CUTS | OTHERS)
+
+
+def judge(found, plan, tolerance=TOLERANCE):
+    for layout, updates in found.items():
+        for name in plan:
+            worst = max(updates[name]["errors"])
+            assert worst < tolerance, f"{layout}, {name}: {worst:.2e}"
+            for found_losses, expected in zip(updates[name]["losses"], updates[name]["expected_losses"], strict=True):
+                assert found_losses == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_gradients_and_reported_losses_are_those_of_one_pass(two):
+    assert len(two) == 3 and max(LENGTHS) == 64 and min(LENGTHS) == 1
+    judge(two, FEW_CUTS)
+
+
+def test_each_of_several_updates_is_exact(two):
+    for updates in two.values():
+        assert len(updates["two updates, two epochs"]["errors"]) == 4
+    # Half the batch has smaller gradients, and its plain pass in float32 an error of 0.9e-6 already.
+    judge(two, ["two updates, two epochs"], 2 * TOLERANCE)
+
+
+def test_upstreams_gradients_are_others(two):
+    for layout, updates in two.items():
+        assert updates["upstream"]["errors"][0] > NOTICEABLE, layout
+        assert len(updates["upstream"]["losses"]) > 1, "a mean of means"
+
+
+def judge_log_probs(found):
+    """A sequence's log-probs have the same bits in any order; products with more rows are rounded in other places."""
+    for layout, measured in found.items():
+        for limit in (ALONE, *LIMITS):
+            for rank in measured[limit]:
+                difference = rank["dynamic"]["difference"]
+                assert difference < ROUNDING, f"{layout}, {limit}: {difference:.2e}"
+                assert rank["dynamic"]["equal"] or limit != ALONE, f"{layout}: {difference:.2e}"
+            assert max(rank["disordered"]["difference"] for rank in measured[limit]) > NOTICEABLE
+
+
+def test_log_probs_of_dynamic_batches_are_in_the_order_of_the_batch(two):
+    judge_log_probs(two)
+
+
+def test_the_ranks_need_different_numbers_of_micro_batches():
+    lengths = make_batch()["attention_mask"].sum(-1).tolist()
+    needed = [len(first_fit(part, min(LIMITS))) for part in (lengths[:8], lengths[8:])]
+    assert needed[0] != needed[1] and max(lengths) > min(LIMITS)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_gradients_of_every_layout_and_cut(tmp_path, world_size):
+    found = measure(tmp_path, world_size, EVERY_CUT)
+    assert len(found) == {1: 1, 2: 3, 4: 3, 8: 1}[world_size]
+    judge(found, EVERY_CUT)
+    judge_log_probs(found)

@@ -1,0 +1,110 @@
+"""What the loss, the metrics and the schedule itself become, with Megatron's schedules stood in for."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from overlay import ConfigurationError
+from verl_patches.features.exact_loss.schedule import with_exact_loss
+from verl_patches.features.settings import OverlaySettings
+from verl_patches.trainer.configuration_checks import check_configuration
+from verl_patches.trainer.main_ppo import compose
+
+
+def micro_batch(*lengths):
+    """Responses of at most four tokens after a prompt of two."""
+    mask = torch.arange(6, device="npu") < 2 + torch.tensor(lengths, device="npu")[:, None]
+    return {"responses": torch.zeros(len(lengths), 4, device="npu"), "attention_mask": mask}
+
+
+class MegatronSchedule:
+    """Every chunk's forwards in turn; the last stage takes `losses` and hands back what they report."""
+
+    def __init__(self, last_stage=True):
+        self.losses, self._last_stage = [], last_stage
+
+    def __call__(self, *, forward_step_func, data_iterator, forward_only, num_microbatches):
+        iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator]
+        reported = []
+        for _ in range(num_microbatches):
+            for iterator in iterators:
+                output, loss = forward_step_func(iterator, None)
+            if self._last_stage:
+                value, report = loss(output)
+                self.losses.append(value.item())
+                reported.append(report)
+        return reported
+
+
+def forward_step(batches, model):
+    """As verl's: the loss is the mean length of the micro batch, and so is what it reports."""
+
+    def loss(output, data, meta_info):
+        mean = data["attention_mask"][:, 2:].sum(-1).float().mean()
+        length = mean.item()
+        metrics = {"actor/kl_loss": length, "actor/pg_loss": [length], "actor/ppo_kl": [length], "actor/kl_coef": 0.5}
+        return mean, [metrics, "entropy"]
+
+    return None, partial(loss, data=next(batches), meta_info=None)
+
+
+def run(group, mode, iterator, count, forward_only=False, last_stage=True):
+    """What the last stage takes the mean of, and what it reports."""
+    schedule = MegatronSchedule(last_stage)
+    outputs = with_exact_loss(schedule, mode, group)(
+        forward_step_func=forward_step, data_iterator=iterator, num_microbatches=count, forward_only=forward_only
+    )
+    return schedule.losses, outputs
+
+
+def test_losses_have_their_factors_and_metrics_are_the_mini_batchs(lone_rank):
+    losses, outputs = run(lone_rank, "token-mean", iter([micro_batch(1), micro_batch(3, 4)]), 2)
+    assert losses == pytest.approx([1 * 1 / 8 * 2, 3.5 * 7 / 8 * 2])
+    whole = 1 * 1 / 8 + 3.5 * 7 / 8
+    (first, entropy), (second, _) = outputs
+    assert first["actor/kl_loss"] == pytest.approx(whole) and entropy == "entropy"
+    assert first["actor/pg_loss"] == first["actor/ppo_kl"] == [pytest.approx(whole)]
+    assert (first["actor/kl_coef"], second) == (0.5, {"actor/kl_coef": 0.5})
+
+
+def test_sequences_weigh_losses_and_tokens_weigh_means_over_tokens(lone_rank):
+    losses, outputs = run(lone_rank, "seq-mean-token-sum", iter([micro_batch(1), micro_batch(3, 4)]), 2)
+    assert losses == pytest.approx([1 * 1 / 3 * 2, 3.5 * 2 / 3 * 2])
+    assert outputs[0][0]["actor/pg_loss"] == [pytest.approx(1 / 3 + 3.5 * 2 / 3)]
+    assert outputs[0][0]["actor/ppo_kl"] == [pytest.approx(1 / 8 + 3.5 * 7 / 8)]
+
+
+def test_one_micro_batch_of_one_rank_keeps_its_bits(lone_rank):
+    losses, outputs = run(lone_rank, "token-mean", iter([micro_batch(1, 3, 4)]), 1)
+    assert losses == [torch.tensor(8 / 3).item()] == outputs[0][0]["actor/pg_loss"]
+
+
+def test_every_chunk_of_a_virtual_pipeline_gets_the_micro_batches(lone_rank):
+    batches = [micro_batch(1), micro_batch(3, 4)]
+    losses, outputs = run(lone_rank, "token-mean", [iter(batches), iter(batches)], 2)
+    assert losses == pytest.approx([1 * 1 / 8 * 2, 3.5 * 7 / 8 * 2])
+
+
+def test_a_stage_without_the_loss_has_nothing_to_report(lone_rank):
+    assert run(lone_rank, "token-mean", iter([micro_batch(1)]), 1, last_stage=False) == ([], [])
+
+
+def test_forward_only_passes_go_through_untouched(lone_rank):
+    iterator = iter([micro_batch(1), micro_batch(3, 4)])
+    losses, reported = run(lone_rank, "token-mean", iterator, 2, forward_only=True)
+    assert losses == [1.0, 3.5] and reported[1][0]["actor/pg_loss"] == [3.5]
+
+
+def test_the_mode_is_verls_key():
+    config = compose("rehearsal", ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"])
+    assert OverlaySettings.from_config(config.actor_rollout_ref).loss_agg_mode == "seq-mean-token-sum"
+    assert OverlaySettings.from_config(config.actor_rollout_ref).exact_loss.enabled
+
+
+def test_megatrons_own_division_by_tokens_is_refused():
+    key = "actor_rollout_ref.actor.megatron.override_transformer_config.calculate_per_token_loss"
+    with pytest.raises(ConfigurationError, match=f"{key}=True makes Megatron divide by tokens that verl does not"):
+        check_configuration(compose("rehearsal", [f"+{key}=true"]))
+    off = "actor_rollout_ref.overlay.exact_loss.enabled=false"
+    check_configuration(compose("rehearsal", [f"+{key}=true", off]))

@@ -1,0 +1,74 @@
+"""The feature dynamic_batches: verl's keys for it, and what they need beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from overlay import ConfigurationError, Feature, Key
+
+_NODE = "actor_rollout_ref"
+_LIMIT = 16384  # verl's
+
+
+@dataclass(frozen=True)
+class TokenLimits:
+    """The most tokens of a micro batch in each pass of a step; None where micro batches have a number of sequences."""
+
+    update: int | None = None
+    old_log_prob: int | None = None
+    ref: int | None = None
+
+    @classmethod
+    def of(cls, settings: Any) -> TokenLimits:
+        """Read the run's settings; the other passes follow the update where nothing is said of them."""
+        on, limit = settings.dynamic_update, settings.update_tokens
+        others = {
+            "old_log_prob": (settings.dynamic_old_log_prob, settings.old_log_prob_tokens),
+            "ref": (settings.dynamic_ref, settings.ref_tokens),
+        }
+        return cls(
+            limit if on else None,
+            **{
+                name: (limit if most is None else most) if (on if its is None else its) else None
+                for name, (its, most) in others.items()
+            },
+        )
+
+
+def check_exact(config: Mapping[str, Any], settings: Any) -> None:
+    """Micro batches that hold different numbers of sequences need weights of their own in the loss."""
+    if settings.dynamic_update and not settings.exact_loss.enabled:
+        raise ConfigurationError(
+            f"{DYNAMIC_BATCHES.switch}=True makes micro batches of unequal sizes, which "
+            "actor_rollout_ref.overlay.exact_loss.enabled=False weighs alike; set it to True"
+        )
+
+
+def check_virtual_pipeline(config: Mapping[str, Any], settings: Any) -> None:
+    """Megatron's interleaved schedule takes a multiple of the pipeline's stages in micro batches."""
+    megatron = config[_NODE]["actor"]["megatron"]
+    if megatron["virtual_pipeline_model_parallel_size"] not in (None, 1):
+        raise ConfigurationError(
+            f"{_NODE}.actor.megatron.virtual_pipeline_model_parallel_size="
+            f"{megatron['virtual_pipeline_model_parallel_size']} is not supported with dynamic batches; set it to "
+            "null, or use_dynamic_bsz and log_prob_use_dynamic_bsz to False"
+        )
+
+
+DYNAMIC_BATCHES = Feature(
+    name="dynamic_batches",
+    purpose="Micro batches on Megatron hold as many sequences as fit into a number of tokens.",
+    keys=(
+        Key("dynamic_update", f"{_NODE}.actor.use_dynamic_bsz", bool, False),
+        Key("update_tokens", f"{_NODE}.actor.ppo_max_token_len_per_gpu", int, _LIMIT),
+        Key("dynamic_old_log_prob", f"{_NODE}.rollout.log_prob_use_dynamic_bsz", bool, None),
+        Key("old_log_prob_tokens", f"{_NODE}.rollout.log_prob_max_token_len_per_gpu", int, None),
+        Key("dynamic_ref", f"{_NODE}.ref.log_prob_use_dynamic_bsz", bool, None),
+        Key("ref_tokens", f"{_NODE}.ref.log_prob_max_token_len_per_gpu", int, None),
+    ),
+    switch="actor_rollout_ref.actor.use_dynamic_bsz",
+    is_on=lambda settings: TokenLimits.of(settings) != TokenLimits(),
+    checks=(check_exact, check_virtual_pipeline),
+)

@@ -1,0 +1,1 @@
+"""A loss that does not depend on how a batch is cut."""

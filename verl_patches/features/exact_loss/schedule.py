@@ -1,0 +1,118 @@
+"""The exact loss at Megatron's schedule, where every micro batch of an update, its loss and its metrics pass by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from verl_patches.features.exact_loss.shares import TOKEN_MEAN, Amounts, count, share
+
+# What verl reports of every micro batch: terms of the loss, aggregated like it, and means over tokens.
+LOSSES = ("actor/pg_loss", "actor/kl_loss")
+TOKEN_MEANS = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
+
+
+def with_exact_loss(schedule: Callable[..., Any], mode: str, group: dist.ProcessGroup) -> Callable[..., Any]:
+    """Megatron's forward-backward `schedule`, with the loss and the metrics of one pass over the whole mini batch.
+
+    verl's forward step returns the loss as a `functools.partial` with the micro batch under the keyword `data`, and the
+    loss returns itself and `[metrics, entropy]`. Forward-only passes go through untouched.
+
+    Args:
+        mode: verl's `loss_agg_mode`.
+        group: the data-parallel ranks, which hold the mini batch together and whose gradients Megatron averages.
+    """
+
+    def run(*, forward_step_func: Callable[..., Any], data_iterator: Any, forward_only: bool, **options: Any) -> Any:
+        if forward_only:
+            return schedule(
+                forward_step_func=forward_step_func, data_iterator=data_iterator, forward_only=True, **options
+            )
+        batches, iterator = _drawn(data_iterator)
+        update = _Update(mode, batches, group)
+        outputs = schedule(
+            forward_step_func=update.weighing(forward_step_func),
+            data_iterator=iterator,
+            forward_only=False,
+            **options,
+        )
+        update.report(outputs)
+        return outputs
+
+    return run
+
+
+def _drawn(data_iterator: Any) -> tuple[list[Any], Any]:
+    """The micro batches, and an iterator over them again: one for each model chunk of a virtual pipeline."""
+    if isinstance(data_iterator, list):
+        chunks = [list(each) for each in data_iterator]
+        return chunks[0], [iter(batches) for batches in chunks]
+    batches = list(data_iterator)
+    return batches, iter(batches)
+
+
+class _Update:
+    """The micro batches of one update on this rank, and what each weighs in it. Collective: one all-reduce."""
+
+    def __init__(self, mode: str, batches: list[Any], group: dist.ProcessGroup):
+        mine = torch.stack([count(_response_mask(batch)) for batch in batches])
+        self._group, self._device = group, mine.device
+        total = mine.sum(dim=0)
+        dist.all_reduce(total, group=group)
+        *parts, whole = (Amounts(*row) for row in torch.cat([mine, total[None]]).tolist())
+        self._average = 1 / (len(batches) * dist.get_world_size(group))
+        self._shares = {
+            id(batch): (share(mode, part, whole), share(TOKEN_MEAN, part, whole))
+            for batch, part in zip(batches, parts, strict=True)
+        }
+
+    def weighing(self, forward_step: Callable[..., Any]) -> Callable[..., Any]:
+        """`forward_step`, the loss of whose micro batch has its factor."""
+
+        def step(batches: Iterator[Any], model: Any) -> Any:
+            output, loss = forward_step(batches, model)
+            # A partial again, as other features that look at the micro batch expect.
+            return output, partial(self._weighed, loss, data=loss.keywords["data"])
+
+        return step
+
+    def _weighed(self, loss: partial, output: Any, *, data: Any) -> Any:
+        value, (metrics, entropy) = loss(output)
+        of_loss, of_tokens = self._shares[id(data)]
+        weighed = {name: of_loss for name in LOSSES} | {name: of_tokens for name in TOKEN_MEANS}
+        for name in weighed.keys() & metrics.keys():
+            metrics[name] = _times(metrics[name], weighed[name])
+        return value * (of_loss / self._average), [metrics, entropy]
+
+    def report(self, outputs: list[Any]) -> None:
+        """Let the first micro batch report the sums over all micro batches and ranks, which are the mini batch's, and
+        the others what is not known here. Collective on the last stage, which alone has outputs."""
+        if not outputs:
+            return
+        names = [name for name in (*LOSSES, *TOKEN_MEANS) if name in outputs[0][0]]
+        values = torch.tensor([[_number(metrics[name]) for name in names] for metrics, _ in outputs]).sum(dim=0)
+        values = values.to(self._device)
+        dist.all_reduce(values, group=self._group)
+        for name, value in zip(names, values.tolist(), strict=True):
+            listed = isinstance(outputs[0][0][name], list)
+            for metrics, _ in outputs:
+                del metrics[name]
+            outputs[0][0][name] = [value] if listed else value
+
+
+def _response_mask(batch: Any) -> torch.Tensor:
+    """[sequences, response length]: the tokens of responses that verl's loss counts."""
+    return batch["attention_mask"][:, -batch["responses"].size(1) :]
+
+
+def _times(value: Any, factor: float) -> Any:
+    """verl reports a number, or a list of one."""
+    return [each * factor for each in value] if isinstance(value, list) else value * factor
+
+
+def _number(value: Any) -> float:
+    return value[0] if isinstance(value, list) else value
