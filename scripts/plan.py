@@ -163,7 +163,7 @@ def modelled_step(config: Mapping[str, Any], job: Job, model: dict, dies: int) -
         balanced=overlay["router_balance"]["forced"],
         between_dies=False,
         agreements="hccl" if agreed["enabled"] else "gloo",
-        a_forward=2,
+        a_forward=1 / agreed["lease_steps"] if agreed["enabled"] else 2,
     )
 
 

@@ -1,4 +1,4 @@
-"""vLLM's data-parallel ranks agree over the device whether anyone has unfinished requests."""
+"""vLLM's data-parallel ranks know from the last forward's agreement whether anyone has unfinished requests."""
 
 from overlay import wrap
 from verl_patches.features.dp_sync.feature import DP_SYNC
@@ -15,10 +15,15 @@ from verl_patches.features.dp_sync.feature import DP_SYNC
 def has_unfinished_dp(upstream, dp_group, has_unfinished):
     from verl_patches.features import settings
 
-    if not settings.current().dp_sync.enabled:
+    chosen = settings.current().dp_sync
+    if not chosen.enabled:
         return upstream(dp_group, has_unfinished)
+    import vllm.envs
     from vllm.distributed.parallel_state import get_dp_group
 
     from verl_patches.features.dp_sync.agreement import any_rank
+    from verl_patches.features.dp_sync.decode_loop import loop_of
 
-    return any_rank(has_unfinished, get_dp_group().device_group)
+    if vllm.envs.VLLM_ENABLE_V1_MULTIPROCESSING:  # an engine core in another process asks every now and then
+        return any_rank(has_unfinished, get_dp_group().device_group)
+    return loop_of(get_dp_group(), chosen.lease_steps).goes_on(has_unfinished)

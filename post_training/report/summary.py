@@ -7,8 +7,10 @@ from typing import Any
 
 from post_training.report.faults import NOT_ANSWERING, REWARD_ERROR, RunFaults
 from post_training.report.metrics import (
+    AGREEMENTS,
     ALLOCATED_BYTES_PREFIX,
     COLLECTIVES_PREFIX,
+    DECODE_STEPS,
     GENERATED_PROMPTS,
     GROUPS_WITH_GRADIENT,
     LOGPROB_DIFFERENCE,
@@ -94,6 +96,8 @@ def summarise(
         "peak_device_bytes": _peaks(records) or (emulator or {}).get("peak_device_bytes"),
         "collectives": (emulator or {}).get("collectives") or counted or None,
         "overlay_collectives": counted or None,
+        "agreements": _total(_values(records, AGREEMENTS)),
+        "decode_steps": _total(_values(records, DECODE_STEPS)),
         "emulator": dict(emulator) if emulator else None,
     }
 

@@ -10,8 +10,8 @@ import torch
 from tests.demonstrations import Upstream, demonstrates
 from tests.demonstrations.vllm_patches import module_with
 from verl_patches.features import settings
-from verl_patches.features.dp_sync.agreement import AgreedForward
 from verl_patches.features.dp_sync.feature import DP_SYNC
+from verl_patches.features.dp_sync.lease import Agreement
 from verl_patches.features.residency.feature import RESIDENCY, ResidencySettings
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL, RolloutSettings
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
@@ -24,10 +24,12 @@ def the_next_forward_is_agreed_on_the_device(body):
     runner = SimpleNamespace(
         dp_size=2, dp_rank=0, is_kv_producer=False, is_kv_consumer=False, torchair_graph_enabled=False
     )
-    agreed = AgreedForward(torch.tensor([4, 8]), torch.tensor([3, 7]), False, True)
-    exchange = mock.patch("verl_patches.features.dp_sync.agreement.exchange_forward", return_value=agreed)
-    get_group = mock.Mock(return_value=SimpleNamespace(device_group="device"))
-    with module_with("vllm.distributed.parallel_state", get_dp_group=get_group), exchange:
+    agreed = Agreement((4, 8), (3, 7), with_prefill=False, two_batches=True, steps=1, wasted=0)
+    loop = SimpleNamespace(forward=lambda mine, stand_in: agreed)
+    with (
+        mock.patch("verl_patches.features.dp_sync.decode_loop.going", return_value=loop),
+        module_with("vllm.distributed.parallel_state", get_dp_group=None),
+    ):
         return str(body(Upstream(), runner, 4, 3, False, True))
 
 

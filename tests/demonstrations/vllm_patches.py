@@ -40,11 +40,36 @@ def module_with(name, **content):
 
 
 @demonstrates("vllm.config:ParallelConfig.has_unfinished_dp", DP_SYNC)
-def the_device_is_asked(body):
-    group = SimpleNamespace(device_group="device")
-    agreement = mock.patch("verl_patches.features.dp_sync.agreement.any_rank", side_effect=lambda flag, group: group)
-    with module_with("vllm.distributed.parallel_state", get_dp_group=lambda: group), agreement:
+def the_last_agreement_is_asked(body):
+    loop = SimpleNamespace(goes_on=lambda unfinished: f"unfinished: {unfinished}")
+    found = mock.patch("verl_patches.features.dp_sync.decode_loop.loop_of", return_value=loop)
+    state = module_with("vllm.distributed.parallel_state", get_dp_group=lambda: None)
+    with state, found, mock.patch.dict(sys.modules, {"vllm.envs": (envs := ModuleType("vllm.envs"))}):
+        envs.VLLM_ENABLE_V1_MULTIPROCESSING = False
+        sys.modules["vllm"].envs = envs
         return body(Upstream(), "host", True)
+
+
+@contextlib.contextmanager
+def a_rollout_goes_on():
+    """With a loop that says what it was asked."""
+    loop = SimpleNamespace(step=lambda core, step: "leased", idle_step=lambda run: None)
+    with mock.patch("verl_patches.features.dp_sync.decode_loop.going", return_value=loop):
+        yield
+
+
+@demonstrates("vllm.v1.engine.core:EngineCore.step", DP_SYNC)
+def a_step_is_made_under_the_lease(body):
+    with a_rollout_goes_on():
+        return body(Upstream(), SimpleNamespace())
+
+
+@demonstrates("vllm.v1.engine.core:EngineCore.execute_dummy_batch", DP_SYNC)
+def nobody_runs_a_batch_for_nobody(body):
+    upstream = Upstream()
+    with a_rollout_goes_on():
+        body(upstream, SimpleNamespace())
+    return len(upstream.calls)
 
 
 @demonstrates("vllm.engine.arg_utils:EngineArgs._is_v1_supported_oracle", PRECISION)

@@ -542,8 +542,9 @@ def served_expert_bytes(state: State) -> int:
     return sum(p.numel() * p.element_size() for name, p in named if name.endswith(("w13_weight", "w2_weight")))
 
 
-def rollout_collectives(state: State, prompts: list[list[int]], most_tokens: int | None = None) -> dict[str, int]:
-    """Generate as `rollout` does and count all-reduces of host tensors and agreements on the device."""
+def rollout_collectives(state: State, prompts: list[list[int]], most_tokens: int | None = None) -> dict[str, Any]:
+    """Generate as `rollout` does and count all-reduces of host tensors and agreements on the device. Returns these
+    two, what `rollout` returns, and the figures of the decode loop."""
     import torch.distributed as dist
 
     from verl_patches.features.measure.step_record import current_record
@@ -556,11 +557,12 @@ def rollout_collectives(state: State, prompts: list[list[int]], most_tokens: int
 
     dist.all_reduce = counting
     try:
-        rollout(state, prompts, most_tokens)
+        found = rollout(state, prompts, most_tokens)
     finally:
         dist.all_reduce = upstream
+    counts = {name: int(value) for name, value in current_record().counts.items() if name.startswith("rollout/")}
     agreements = current_record().counts.get("collectives/rollout_agreement/count", 0)
-    return count | {"agreements": int(agreements)}
+    return found | counts | count | {"agreements": int(agreements)}
 
 
 def activate_again(state: State) -> bool:
@@ -646,9 +648,58 @@ def _forward_agreement(runner: Any, *forward: Any) -> tuple[Any, ...]:
     return padded, across.tolist(), str(across.dtype), str(across.device), with_prefill, both
 
 
-def has_unfinished(state: State, unfinished: list[bool]) -> list[bool]:
-    """vLLM's own question whether any engine has unfinished requests; this rank's engine answers from `unfinished`."""
-    from vllm.config import ParallelConfig
+def generate_under_lease(
+    state: State, prompts: list[list[int]], running: int | None = None, fault: str | None = None
+) -> dict[str, Any]:
+    """Generate as `rollout` does, the likeliest tokens: responses and the figures of the decode loop, or the error.
+
+    running: so many requests at a time, the others wait. fault: what the engine of ranks 2 and 3 does wrong.
+    """
+    from verl_patches.features.dp_sync.lease import LeaseError
+    from verl_patches.features.measure.step_record import current_record
 
     engine = state["actor"].rollout.inference_engine.llm_engine
-    return [ParallelConfig.has_unfinished_dp(engine.dp_group, mine) for mine in unfinished]
+    scheduler = engine.engine_core.engine_core.scheduler
+    most = running or scheduler.max_num_running_reqs
+    with (
+        mock.patch.object(state["actor"].rollout.sampling_params, "top_k", 1),
+        mock.patch.object(scheduler, "max_num_running_reqs", most),
+        _LEASE_FAULTS[fault]() if fault and state["rank"] >= 2 else nullcontext(),
+    ):
+        try:
+            found: dict[str, Any] = rollout(state, prompts)
+        except LeaseError as error:
+            engine.abort_request(list(engine.output_processor.request_states))
+            return {"error": str(error)}
+    counts = current_record().counts
+    return found | {name.removeprefix("rollout/"): int(v) for name, v in counts.items() if name.startswith("rollout/")}
+
+
+def _prompts_within_a_lease() -> Any:
+    from verl_patches.features.dp_sync.decode_loop import DecodeLoop
+
+    return mock.patch.object(DecodeLoop, "_holding_still", lambda self, scheduler: nullcontext())
+
+
+@contextmanager
+def _request_loses_its_blocks() -> Iterator[None]:
+    """In the second forward of a lease the scheduler believes that no block is left."""
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    from verl_patches.features.dp_sync import decode_loop
+
+    allocate = KVCacheManager.allocate_slots
+
+    def short(self: Any, *arguments: Any, **options: Any) -> Any:
+        loop = decode_loop.going()
+        lost = loop is not None and loop.lease.left and loop.lease.left < loop.lease.agreement.steps
+        return None if lost else allocate(self, *arguments, **options)
+
+    with mock.patch.object(KVCacheManager, "allocate_slots", short):
+        yield
+
+
+_LEASE_FAULTS: dict[str, Any] = {
+    "a prompt within a lease": _prompts_within_a_lease,
+    "a request loses its blocks": _request_loses_its_blocks,
+}

@@ -211,23 +211,50 @@ def test_a_graph_keeps_the_addresses_of_weights_only_if_they_never_change(rig, c
     assert rig.run(jobs.graph_freezes_weights, cached) == [True] * 4
 
 
-def test_agreements_run_on_the_device_only_when_switched_on(rig):
-    on = rig.run(jobs.rollout_collectives, PROMPTS)[0]
+def generated(rig, **dp_sync):
+    """Responses and the decode loop's figures under settings of dp_sync, from the weights of the start."""
     rig.run(jobs.recall)
-    rig.run(jobs.switch, dp_sync={"enabled": False})
-    off = rig.run(jobs.rollout_collectives, PROMPTS)[0]
-    assert on["host"] == 0 and on["agreements"] > 0
-    assert off["host"] == on["agreements"] and off["agreements"] == 0
+    rig.run(jobs.switch, dp_sync=dp_sync)
+    found = rig.run(jobs.rollout_collectives, PROMPTS)
+    assert all(each["agreements"] == found[0]["agreements"] for each in found)
+    return found[0]
+
+
+def test_ranks_agree_once_a_lease_and_the_tokens_are_those_of_upstream(rig):
+    off = generated(rig, enabled=False)
+    every, leased = generated(rig, lease_steps=1), generated(rig, lease_steps=3)
+    assert off["responses"] == every["responses"] == leased["responses"]
+    assert off["agreements"] == every["host"] == leased["host"] == 0
+    forwards = every["rollout/decode_steps"] + every["rollout/prefill_steps"]
+    assert off["host"] == 2 * forwards + 1 and every["agreements"] == forwards + 1
+    steps, prompts = leased["rollout/decode_steps"], leased["rollout/prefill_steps"]
+    assert steps >= every["rollout/decode_steps"] > 3
+    assert leased["agreements"] <= prompts + steps / 3 + 2 < forwards
+    assert leased["rollout/wasted_steps"] < 3
+
+
+def test_requests_that_wait_are_admitted_between_leases_and_none_is_lost(rig):
+    plain = rig.run(jobs.generate_under_lease, PROMPTS)[0]
+    rig.run(jobs.recall)
+    waiting = rig.run(jobs.generate_under_lease, PROMPTS, running=ByRank([12, 12, 20, 20]))
+    assert waiting[0]["responses"] == plain["responses"]
+    assert waiting[0]["prefill_steps"] > plain["prefill_steps"]
+    figures = ("agreements", "decode_steps", "prefill_steps")
+    assert all(each[name] == waiting[0][name] for each in waiting for name in figures)
+    assert waiting[0]["agreements"] <= waiting[0]["prefill_steps"] + waiting[0]["decode_steps"] / 16 + 2
+
+
+@pytest.mark.parametrize("fault", ["a prompt within a lease", "a request loses its blocks"])
+def test_an_engine_that_breaks_its_lease_is_named_on_all_ranks(rig, fault):
+    found = rig.run(jobs.generate_under_lease, PROMPTS, running=ByRank([32, 32, 12, 12]), fault=fault)
+    assert len(found) == 4 and all("rollout rank 1 could not keep the lease" in each["error"] for each in found)
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_agreements_have_the_outcome_of_upstreams(rig, graphs):
     on = rig.run(jobs.forward_agreements, 30, graphs)
-    unfinished = ByRank([[False, True, False], [False, True, False], [False, False, True], [False, False, True]])
-    on_unfinished = rig.run(jobs.has_unfinished, unfinished)
     rig.run(jobs.switch, dp_sync={"enabled": False})
     assert rig.run(jobs.forward_agreements, 30, graphs) == on
-    assert rig.run(jobs.has_unfinished, unfinished) == on_unfinished == [[False, True, True]] * 4
     assert {with_prefill for *_, with_prefill, _ in on[0]} == {True, False}
     alike = [one == other for one, other in zip(on[0], on[2], strict=True)]
     assert not all(alike)

@@ -26,11 +26,13 @@ def get_forward_metadata_across_dp(upstream, self, maybe_padded_num_tokens, num_
         return upstream(self, maybe_padded_num_tokens, num_tokens, with_prefill, enable_dbo)
     from vllm.distributed.parallel_state import get_dp_group
 
-    from verl_patches.features.dp_sync.agreement import ForwardShape, exchange_forward, forward_of_rank
+    from verl_patches.features.dp_sync import decode_loop
+    from verl_patches.features.dp_sync.agreement import forward_of_rank
+    from verl_patches.features.dp_sync.lease import Offer
 
-    mine = ForwardShape(maybe_padded_num_tokens, num_tokens, with_prefill, enable_dbo)
-    agreed = exchange_forward(mine, self.dp_rank, self.dp_size, get_dp_group().device_group)
-    return forward_of_rank(mine, agreed, fixed_sizes=self.torchair_graph_enabled)
+    mine, loop = Offer(maybe_padded_num_tokens, num_tokens, with_prefill, enable_dbo), decode_loop.going()
+    agreed = loop.forward(mine, lambda: self._dummy_run(1)) if loop else decode_loop.agree_once(mine, get_dp_group())
+    return forward_of_rank(mine, agreed, self.dp_rank, fixed_sizes=self.torchair_graph_enabled)
 
 
 @wrap(

@@ -98,6 +98,13 @@ def test_device_memory_of_the_last_step_in_the_order_of_its_phases():
     ]
 
 
+def test_agreements_and_decode_steps_are_those_of_the_whole_run():
+    steps = [StepRecord(n, float(n), {"rollout/agreements": 3.0, "rollout/decode_steps": 31.0}) for n in (1, 2)]
+    summary = summarise(steps, FACTS)
+    assert (summary["agreements"], summary["decode_steps"]) == (6, 62)
+    assert summarise([record(1)], FACTS)["agreements"] is None
+
+
 def test_every_phase_has_its_place_in_the_report():
     pytest.importorskip("torch_npu")
     from post_training.report.metrics import PHASES as reported

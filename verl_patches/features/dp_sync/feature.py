@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from overlay import Feature
+from overlay import ConfigurationError, Feature
 
 
 @dataclass(frozen=True)
 class DpSyncSettings:
-    """Let rollout ranks agree over the device's collectives instead of gloo on the host."""
+    """Let rollout ranks agree over the device's collectives instead of gloo on the host.
+
+    lease_steps: one agreement holds for at most so many decode steps, for which blocks of the KV cache are reserved;
+    with 1 the ranks agree before every forward.
+    """
 
     enabled: bool = True
+    lease_steps: int = field(default=16, metadata={"at_least": 1})
+
+
+def check_one_machine(config: Mapping[str, Any], settings: Any) -> None:
+    """Ranks that agree also generate: prefill and decode on machines of their own decide by themselves."""
+    options = (config["actor_rollout_ref"]["rollout"].get("engine_kwargs") or {}).get("vllm") or {}
+    if settings.dp_sync.enabled and options.get("kv_transfer_config"):
+        raise ConfigurationError(
+            f"{DP_SYNC.switch}=true cannot be combined with "
+            "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_transfer_config: engines that hand their KV cache on do "
+            "not make the same forwards; take one of them away"
+        )
 
 
 DP_SYNC = Feature(
     name="dp_sync",
-    purpose="Data-parallel rollout ranks agree on every decode step over the device's collectives, not on the host.",
+    purpose="Data-parallel rollout ranks agree over the device's collectives, once for several decode steps.",
     section="actor_rollout_ref.overlay.dp_sync",
     settings=DpSyncSettings,
     switch="actor_rollout_ref.overlay.dp_sync.enabled",
     is_on=lambda settings: settings.dp_sync.enabled,
+    checks=(check_one_machine,),
 )

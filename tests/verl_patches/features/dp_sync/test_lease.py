@@ -1,0 +1,180 @@
+"""The lease in simulated schedules: every rank makes the same forwards, and a promise that is not kept is found."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.verl_patches.features.dp_sync.simulated_ranks import Diverged, Rank, Sequence, Totals, run
+from verl_patches.features.dp_sync.feature import DpSyncSettings
+from verl_patches.features.dp_sync.lease import (
+    Agreement,
+    DecodeLease,
+    LeaseError,
+    Offer,
+    Progress,
+    decide,
+    encode,
+    steps_in_hand,
+)
+
+SCHEDULES = 150
+LONGEST = 40  # prompt and response, in tokens
+BLOCK = 4
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> Sequence:
+    prompt = draw(st.integers(1, 12))
+    return Sequence(prompt, draw(st.integers(1, LONGEST - prompt)), draw(st.sampled_from([0, 0, 0, 0, 3, 17, 40])))
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> tuple[int, list[Rank]]:
+    """(longest lease, ranks). The smallest cache holds one sequence, and there may be less work than ranks."""
+    limit, ranks = draw(st.sampled_from([1, 2, 5, 16])), draw(st.sampled_from([2, 3, 4, 8, 64]))
+    several = st.lists(sequences(), max_size=6 if ranks < 64 else 2)
+    return limit, [
+        Rank(DecodeLease(rank, ranks, limit), draw(several), draw(st.integers(LONGEST // BLOCK, 30)), BLOCK)
+        for rank in range(ranks)
+    ]
+
+
+def lengths(ranks: list[Rank]) -> list[Sequence]:
+    return [each for rank in ranks for each in rank.sequences]
+
+
+def check_schedule(limit: int, ranks: list[Rank]) -> Totals:
+    """No divergence, every token made, and as few agreements as promised."""
+    everything = lengths(ranks)
+    totals = run(ranks)
+    assert not totals.errors
+    late = [each for rank in ranks for each in rank.sequences]  # came after all had ended: the next rollout's
+    assert all(each.done == each.length for each in everything if each not in late)
+    assert {rank.forwards for rank in ranks} == {totals.forwards}
+    prefills = ranks[0].prefills
+    assert totals.agreements <= prefills + (totals.forwards - prefills) / limit + 2 + interrupted(everything)
+    return totals
+
+
+def interrupted(everything: list[Sequence]) -> int:
+    """Leases that end early because no rank had work for longer, until a late prompt came."""
+    return len({each.arrives for each in everything if each.arrives})
+
+
+def exhaustively(test):
+    return settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)(test)
+
+
+@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schedules())
+def test_all_ranks_make_the_same_forwards(schedule):
+    check_schedule(*schedule)
+
+
+@pytest.mark.exhaustive
+@exhaustively
+@given(schedules())
+def test_all_ranks_make_the_same_forwards_in_ten_thousand_schedules(schedule):
+    check_schedule(*schedule)
+
+
+def tight_ranks(limit: int, **of_rank_1: bool) -> list[Rank]:
+    """Three ranks whose sequences need more blocks than there are."""
+    work = [Sequence(4, 30) for _ in range(4)]
+    options: list[dict[str, bool]] = [{}, of_rank_1, {}]
+    return [Rank(DecodeLease(rank, 3, limit), copy.deepcopy(work), 12, BLOCK, **options[rank]) for rank in range(3)]
+
+
+def test_preemption_happens_between_leases_only():
+    ranks = tight_ranks(limit=16)
+    check_schedule(16, ranks)
+    assert all(rank.preempted for rank in ranks)
+
+
+@pytest.mark.parametrize("fault", ["overstates", "sneaks_prompts_in"])
+def test_a_rank_that_promises_too_much_is_named_on_all_ranks(fault):
+    totals = run(tight_ranks(16, **{fault: True}))
+    assert len(totals.errors) == 3 and len(set(totals.errors)) == 1
+    assert "rank 1 could not keep the lease" in totals.errors[0]
+
+
+def test_a_rank_that_leaves_its_lease_at_once_diverges(monkeypatch):
+    """The control of the test above: without the forwards that stand in, the others would wait."""
+    monkeypatch.setattr(DecodeLease, "cannot_keep", _leave)
+    with pytest.raises(Diverged):
+        run(tight_ranks(16, sneaks_prompts_in=True))
+
+
+def _leave(lease: DecodeLease) -> None:
+    lease.left = 0
+
+
+def test_a_rank_that_does_not_say_that_it_is_unfinished_is_left_behind(monkeypatch):
+    """The control of the unfinished flag, which rides on the work that a rank announces."""
+    promise = Rank._promise
+
+    def silent(self: Rank, mine: Offer) -> Offer:
+        offer = promise(self, mine)
+        return replace(offer, work=0) if self.lease.rank == 1 else offer
+
+    monkeypatch.setattr(Rank, "_promise", silent)
+    ranks = tight_ranks(16)
+    del ranks[0].sequences[1:], ranks[2].sequences[1:]
+    with pytest.raises(AssertionError):
+        check_schedule(16, ranks)
+
+
+def test_the_worked_example_of_a_vector():
+    offer = Offer(4, 3, with_prefill=True, two_batches=False, steps=7, work=5)
+    assert encode(offer, Progress(forwards=9, idle=2), 1, 2) == [0, 4, 0, 3, 1, 1, -7, 5, 0, 9, -9, -2]
+
+
+def reduced(*offers: Offer) -> list[int]:
+    vectors = [encode(offer, Progress(3), rank, len(offers)) for rank, offer in enumerate(offers)]
+    return [max(column) for column in zip(*vectors, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "work", "prefill", "limit", "lease"),
+    [
+        ((9, 12), (20, 3), False, 16, 9),
+        ((9, 12), (20, 3), False, 4, 4),
+        ((9, 12), (2, 3), False, 16, 3),
+        ((9, 12), (20, 3), True, 16, 1),
+        ((16, 16), (0, 0), False, 16, 0),
+        ((0, 12), (20, 3), False, 16, 1),
+    ],
+)
+def test_the_lease_is_the_smallest_promise(steps, work, prefill, limit, lease):
+    offers = [Offer(2, 2, prefill and not rank, True, steps[rank], work[rank]) for rank in range(2)]
+    agreed = decide(reduced(*offers), 2, limit)
+    assert agreed == Agreement((2, 2), (2, 2), prefill, True, lease, 0)
+    assert agreed.unfinished == bool(lease)
+
+
+def test_ranks_that_made_different_forwards_all_raise():
+    vectors = [encode(Offer(1, 1, False, False), Progress(forwards), rank, 2) for rank, forwards in enumerate((4, 5))]
+    with pytest.raises(LeaseError, match="different numbers of forwards, from 4 to 5"):
+        decide([max(column) for column in zip(*vectors, strict=True)], 2, 16)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), max_size=5), st.integers(1, 16))
+def test_steps_in_hand_end_before_the_first_block_that_is_missing(requests, limit):
+    assert steps_in_hand(requests, limit) == _naive(requests, limit)
+
+
+def _naive(requests: list[tuple[int, int]], limit: int) -> int:
+    """Forward by forward: the first needs no further slot, each later one a slot of every request that still runs."""
+    made = 1
+    while made < limit and all(needed <= made or slots >= made for slots, needed in requests):
+        made += 1
+    return made
+
+
+def test_a_lease_of_no_step_is_refused():
+    assert DpSyncSettings.__dataclass_fields__["lease_steps"].metadata["at_least"] == 1

@@ -1,0 +1,164 @@
+"""A vLLM engine's decode loop under a lease: what its scheduler may do, and what it can promise the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from verl_patches.features.dp_sync.agreement import largest
+from verl_patches.features.dp_sync.lease import Agreement, DecodeLease, Offer, Progress, decide, encode, steps_in_hand
+from verl_patches.features.measure.step_record import current_record
+
+FIGURES = ("agreements", "decode_steps", "prefill_steps", "idle_steps", "wasted_steps")
+
+
+class DecodeLoop:
+    """One engine among the data-parallel engines of an instance. `group` is vLLM's data-parallel group."""
+
+    def __init__(self, group: Any, limit: int) -> None:
+        self.group = group
+        self.lease = DecodeLease(group.rank_in_group, group.world_size, limit)
+        self._unfinished = False
+        self._idle = False
+        self._scheduler: Any = None
+
+    def goes_on(self, unfinished: bool) -> bool:
+        """Whether the engine makes another forward; `unfinished`: it has unfinished requests of its own. Exchanges
+        nothing: what others have is known from the last agreement."""
+        self._unfinished = unfinished
+        return self.lease.goes_on()
+
+    def step(self, core: Any, step: Callable[[], Any]) -> Any:
+        """One step of vLLM's EngineCore. A step that schedules nothing makes a forward too, as the others wait for its
+        experts."""
+        before = self.lease.progress.forwards
+        self._scheduler = core.scheduler
+        with self._holding_still(core.scheduler) if self.lease.left else _reserving(core.scheduler, self.lease.limit):
+            outputs = step()
+        if self.lease.progress.forwards == before:
+            core.execute_dummy_batch()
+        return outputs
+
+    def idle_step(self, run: Callable[[], Any]) -> None:
+        """A forward without requests, unless all ranks find that nobody has any."""
+        lease = self.lease
+        if not lease.left:
+            stuck = self._unfinished
+            steps, work = (1, lease.limit) if stuck else (lease.limit, 0)
+            if not self._agree(Offer(1, 1, False, False, steps, work)).unfinished:
+                return
+        self._idle = True
+        try:
+            run()
+        finally:
+            self._idle = False
+
+    def forward(self, mine: Offer, stand_in: Callable[[], Any]) -> Agreement:
+        """The agreement under which this rank runs `mine`. Exchanges only where no lease is in force.
+
+        stand_in: runs a forward without requests. With it a rank that cannot keep its lease gets to the lease's end,
+        where all ranks raise; to stop earlier would leave the others waiting.
+
+        Raises:
+            LeaseError: see `lease.decide`.
+        """
+        lease = self.lease
+        if not lease.left:
+            self._agree(mine if self._idle else _promise(mine, self._scheduler, lease.limit))
+        elif not lease.fits(mine):
+            lease.cannot_keep()
+            while lease.left:
+                self.idle_step(stand_in)
+            self._agree(mine)
+        agreed = lease.agreement
+        assert agreed is not None
+        lease.take(self._idle)
+        _count(decode_steps=not agreed.with_prefill, prefill_steps=agreed.with_prefill, idle_steps=self._idle)
+        return agreed
+
+    def _agree(self, offer: Offer) -> Agreement:
+        agreed = self.lease.accept(largest(self.lease.vector(offer), self.group.device_group))
+        _count(agreements=1, wasted_steps=0 if agreed.unfinished else agreed.wasted)
+        return agreed
+
+    @contextmanager
+    def _holding_still(self, scheduler: Any) -> Iterator[None]:
+        """Within a lease no waiting request is admitted, and a request that loses its blocks breaks the lease."""
+        waiting, scheduler.waiting = scheduler.waiting, type(scheduler.waiting)()
+        try:
+            yield
+        finally:
+            preempted, scheduler.waiting = scheduler.waiting, waiting
+            if preempted:
+                self.lease.cannot_keep()
+                waiting.extendleft(reversed(preempted))
+
+
+@contextmanager
+def _reserving(scheduler: Any, limit: int) -> Iterator[None]:
+    """What is scheduled now gets the blocks of `limit` forwards at once, or waits.
+
+    The scheduler allots and preempts as ever; it only looks further ahead. Where the cache does not hold the longest
+    sequence, that could keep a request out for ever, and the lease is as long as the blocks in hand.
+    """
+    blocks = scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1  # one block is vLLM's own
+    ahead = limit - 1 if blocks * scheduler.block_size >= scheduler.max_model_len else 0
+    scheduler.num_lookahead_tokens += ahead
+    try:
+        yield
+    finally:
+        scheduler.num_lookahead_tokens -= ahead
+
+
+def _promise(mine: Offer, scheduler: Any, limit: int) -> Offer:
+    """`mine` with what the engine can promise after it has scheduled this forward."""
+    running = scheduler.running
+    needed = [_forwards_needed(request, scheduler.max_model_len) for request in running]
+    work = limit if scheduler.waiting else min(limit, max(needed, default=1))
+    decodes = not mine.with_prefill and not scheduler.num_spec_tokens and mine.tokens == len(running)
+    if not decodes or any(request.num_computed_tokens != request.num_tokens for request in running):
+        return replace(mine, work=work)
+    slots = [_slots_left(request, scheduler) for request in running]
+    return replace(mine, steps=steps_in_hand(zip(slots, needed, strict=True), limit), work=work)
+
+
+def _forwards_needed(request: Any, longest: int) -> int:
+    """At most so many forwards until the request ends, the one that is about to run included."""
+    return max(1, min(request.max_tokens - request.num_output_tokens, longest - request.num_tokens))
+
+
+def _slots_left(request: Any, scheduler: Any) -> int:
+    """Tokens for which the request holds blocks beyond those of the forward that is about to run."""
+    groups = scheduler.kv_cache_manager.coordinator.get_blocks(request.request_id)
+    return min(len(blocks) for blocks in groups) * scheduler.block_size - request.num_computed_tokens
+
+
+def _count(**amounts: float) -> None:
+    """Every figure is counted at every event, so that all ranks have the same figures."""
+    for name in FIGURES:
+        current_record().count(f"rollout/{name}", amounts.get(name, 0))
+
+
+_loop: DecodeLoop | None = None
+
+
+def loop_of(group: Any, limit: int) -> DecodeLoop:
+    """The loop of this process's engine, whose data-parallel group is `group`."""
+    global _loop
+    if _loop is None or _loop.group is not group or _loop.lease.limit != limit:
+        _loop = DecodeLoop(group, limit)
+    return _loop
+
+
+def going() -> DecodeLoop | None:
+    """The loop of the rollout that goes on in this process."""
+    return _loop if _loop is not None and _loop.lease.going else None
+
+
+def agree_once(mine: Offer, group: Any) -> Agreement:
+    """Agree on one forward outside a rollout, such as a warm-up."""
+    ranks = group.world_size
+    reduced = largest(encode(mine, Progress(), group.rank_in_group, ranks), group.device_group)
+    return decide(reduced, ranks, limit=1)

@@ -1,0 +1,165 @@
+"""How many forwards data-parallel rollout ranks may make before they exchange anything again.
+
+Ranks whose experts form one model must make the same forwards with the same padding. They exchange one vector, and what
+it says holds for a lease of several forwards: nobody brings a prompt in, everybody runs at most the tokens that it
+announced, and a rank without work keeps the others company. A rank may promise that because the blocks of its requests
+are reserved. Nothing is decided from anything but the reduced vector, so no two ranks decide differently.
+
+This file is arithmetic on integers; `decode_loop` asks the engine, and `agreement` the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+class LeaseError(RuntimeError):
+    """A rank could not keep its lease, or the ranks did not make the same forwards; raised on every rank alike."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one rank is about to run, and what it can promise.
+
+    padded_tokens, tokens: token count with and without padding; with_prefill: a prompt is among them; two_batches: the
+    rank could split its batch into two that overlap; steps: forwards, this one included, that it can make without a
+    prompt and without taking blocks away from a request; work: forwards, this one included, that its requests may still
+    need, 0 if it has none unfinished.
+    """
+
+    padded_tokens: int
+    tokens: int
+    with_prefill: bool
+    two_batches: bool
+    steps: int = 1
+    work: int = 1
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks have agreed on.
+
+    padded_tokens, tokens: by rank, at the beginning of the lease; with_prefill: on any rank; two_batches: on all ranks;
+    steps: forwards in which it holds, 0 where nobody has unfinished requests; wasted: forwards that all ranks have just
+    made without a request.
+    """
+
+    padded_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+    with_prefill: bool
+    two_batches: bool
+    steps: int
+    wasted: int
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether any rank has unfinished requests."""
+        return self.steps > 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one rank has done since its rollout began: forwards; idle: those of them, at the end, that had no request;
+    broken: whether it could not keep a lease."""
+
+    forwards: int = 0
+    idle: int = 0
+    broken: bool = False
+
+
+def encode(offer: Offer, progress: Progress, rank: int, ranks: int) -> list[int]:
+    """The rank's vector of 2 x ranks + 8 integers, to be reduced by MAX.
+
+    For rank 1 of 2 with 3 tokens padded to 4:
+    `[0, 4, 0, 3, prefill, not two_batches, -steps, work, culprit, forwards, -forwards, -idle]`.
+    """
+    vector = [0] * (2 * ranks)
+    vector[rank], vector[ranks + rank] = offer.padded_tokens, offer.tokens
+    culprit = rank + 1 if progress.broken else 0
+    flags = [int(offer.with_prefill), int(not offer.two_batches)]
+    return [*vector, *flags, -offer.steps, offer.work, culprit, progress.forwards, -progress.forwards, -progress.idle]
+
+
+def decide(reduced: Sequence[int], ranks: int, limit: int) -> Agreement:
+    """What the reduced vector says, on every rank alike. A lease is at most `limit` forwards; with a prompt it is one.
+
+    Raises:
+        LeaseError: a rank reports a lease that it could not keep, or the ranks have not made the same forwards.
+    """
+    prefill, split, steps, work, culprit, most, least, idle = reduced[2 * ranks :]
+    if culprit:
+        raise LeaseError(
+            f"rollout rank {culprit - 1} could not keep the lease that it had promised; set "
+            "actor_rollout_ref.overlay.dp_sync.lease_steps=1 to go on, and report it"
+        )
+    if most != -least:
+        raise LeaseError(f"rollout ranks have made different numbers of forwards, from {-least} to {most}")
+    length = 1 if prefill else max(1, min(limit, -steps, work))
+    return Agreement(
+        padded_tokens=tuple(reduced[:ranks]),
+        tokens=tuple(reduced[ranks : 2 * ranks]),
+        with_prefill=bool(prefill),
+        two_batches=not split,
+        steps=length if work else 0,
+        wasted=-idle,
+    )
+
+
+def steps_in_hand(requests: Iterable[tuple[int, int]], limit: int) -> int:
+    """Forwards that a rank can promise, at most `limit`: until the first of its requests would need another block.
+
+    requests: (free slots that the request holds beyond this forward, forwards that it may still need). With 2 free
+    slots a request makes this forward and two more; one that needs only 3 forwards never asks for a block.
+    """
+    return min([limit, *(slots + 1 for slots, needed in requests if needed > slots + 1)])
+
+
+class DecodeLease:
+    """One rank's part of a rollout: when it must agree, and what it may run until then."""
+
+    def __init__(self, rank: int, ranks: int, limit: int) -> None:
+        self.rank, self.ranks, self.limit = rank, ranks, limit
+        self.going = False
+        self.left = 0
+        self.agreement: Agreement | None = None
+        self.progress = Progress()
+
+    def goes_on(self) -> bool:
+        """Whether this rank makes another forward. The first call begins a rollout: before the first agreement nobody
+        knows that there is nothing to do."""
+        if not self.going:
+            self.going, self.left, self.agreement, self.progress = True, 0, None, Progress()
+        elif not self.left and self.agreement is not None and not self.agreement.unfinished:
+            self.going = False
+        return self.going
+
+    def vector(self, offer: Offer) -> list[int]:
+        """What this rank brings to the next agreement."""
+        return encode(offer, self.progress, self.rank, self.ranks)
+
+    def accept(self, reduced: Sequence[int]) -> Agreement:
+        """Begin the lease that the reduced vector gives. Raises LeaseError, see `decide`, which ends the rollout."""
+        try:
+            self.agreement = decide(reduced, self.ranks, self.limit)
+        except LeaseError:
+            self.going = False
+            raise
+        self.left = self.agreement.steps
+        return self.agreement
+
+    def fits(self, offer: Offer) -> bool:
+        """Whether a forward is one of the lease's. A rank without work runs one token of no request."""
+        agreed = self.agreement
+        assert agreed is not None and self.left
+        return offer.with_prefill <= agreed.with_prefill and offer.tokens <= max(1, agreed.tokens[self.rank])
+
+    def take(self, idle: bool) -> None:
+        """Make one forward of the lease."""
+        self.left -= 1
+        done = self.progress
+        self.progress = Progress(done.forwards + 1, done.idle + 1 if idle else 0, done.broken)
+
+    def cannot_keep(self) -> None:
+        """The lease was broken on this rank. It goes on to the lease's end, where every rank hears of it."""
+        self.progress = Progress(self.progress.forwards, self.progress.idle, broken=True)
