@@ -72,7 +72,8 @@ def test_no_parameter_is_constant(checkpoint_of_each_family):
         assert value.float().std() > 0, name
 
 
-def test_the_tiny_qwen2_ties_its_output_to_its_embedding_and_has_biases(random_request, tmp_path):
+def test_tied_weights_are_stored_once_and_the_tiny_qwen2_has_biases(random_request, tmp_path, monkeypatch):
+    monkeypatch.setitem(TINY_MODELS, "qwen2", TINY_MODELS["qwen2"] | {"tie_word_embeddings": True})
     made = make_checkpoint(dataclasses.replace(random_request, model_type="qwen2"), tmp_path / "tiny", ignore)
     names = tensors(made.path).keys()
     assert "lm_head.weight" not in names
