@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from post_training.report.metrics import ReportError
 FIRST, LAST = "samples.first.json", "samples.last.json"
 # A run keeps this many prompts of a step, with at most so many responses each, and of a text so many characters.
 PROMPTS, RESPONSES, CHARACTERS = 4, 8, 4000
+
+_UNSHOWN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,11 @@ class StepSamples:
 
 
 def shortened(text: str) -> str:
-    """At most CHARACTERS of a text, its beginning and its end, with the number of those left out between them."""
+    """At most CHARACTERS of a text, its beginning and its end, with the number of those left out between them.
+
+    What no page can hold (control characters, halves of surrogate pairs) becomes U+FFFD.
+    """
+    text = _UNSHOWN.sub("\N{REPLACEMENT CHARACTER}", text)
     left_out = len(text) - CHARACTERS
     if left_out <= 0:
         return text

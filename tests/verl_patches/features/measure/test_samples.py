@@ -64,6 +64,10 @@ def test_a_long_text_keeps_its_beginning_and_its_end():
     assert shortened(text[:CHARACTERS]) == text[:CHARACTERS]
 
 
+def test_what_no_page_can_hold_is_replaced():
+    assert shortened("a\x00b\ud800c\n\td") == "a\ufffdb\ufffdc\n\td"
+
+
 def test_the_first_and_the_last_step_are_kept_also_where_a_run_goes_back(tmp_path):
     files, sample = RunFiles(str(tmp_path)), Sample(0, "p", "r", "t", 1.0, 1)
     for step in (3, 4, 5):
