@@ -131,11 +131,18 @@ class UnusedCritic(Group):
     strategy: Strategy
 
 
+class RewardSharding(Group):
+    wrap_policy: WrapPolicy | None = None
+    param_offload: bool = False
+    reshard_after_forward: bool = True
+    fsdp_size: Annotated[int, Field(ge=-1)] = -1
+
+
 class FsdpRewardNetwork(RewardNetwork):
     use_shm: bool = False
     use_remove_padding: bool = False
     use_fused_kernels: bool = False
-    fsdp_config: dict[str, Any] = {}
+    fsdp_config: RewardSharding | None = None
 
 
 class FsdpRewards(Rewards):
