@@ -78,10 +78,6 @@ FORBIDDEN = {
         *[torch.ones(1, 1, 4, 8, **on)] * 3, 1, "BNSD", atten_mask=torch.ones(4, 4, dtype=torch.bool, **on),
         sparse_mode=2,
     ),
-    "npu::npu_fusion_attention: atten_mask must be the upper triangle": lambda: torch_npu.npu_fusion_attention(
-        *[torch.ones(1, 1, 4, 8, **on)] * 3, 1, "BNSD", sparse_mode=3,
-        atten_mask=torch.ones(2048, 2048, dtype=torch.bool, **on).triu(2),
-    ),
     "npu::npu_fusion_attention: sparse_mode 1 to 4 needs atten_mask": lambda: torch_npu.npu_fusion_attention(
         *[torch.ones(1, 1, 4, 8, **on)] * 3, 1, "BNSD", sparse_mode=3
     ),

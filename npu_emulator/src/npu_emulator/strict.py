@@ -88,22 +88,9 @@ def _both(argument: str, other: str) -> Rule:
     return Rule(argument, f"needs {other}", lambda given: given[other] is not None)
 
 
-@functools.lru_cache(maxsize=1)
-def _triangle() -> Tensor:
-    return torch.ones(2048, 2048, dtype=torch.bool).triu(1)
-
-
-def _hides_the_future(given: dict) -> bool:
-    """The kernel reads the compressed mask: it hides a key exactly where the mask, moved to the block, says so."""
-    return given["sparse_mode"] not in (2, 3, 4) or torch.equal(
-        given["atten_mask"].cpu().bool().view(2048, 2048), _triangle()
-    )
-
-
 _MASKED = [
     _dtype("atten_mask", torch.bool, torch.uint8),
     Rule("atten_mask", "must be [2048, 2048] with sparse_mode 2, 3 and 4", _compressed_mask),
-    Rule("atten_mask", "must be the upper triangle with sparse_mode 2, 3 and 4", _hides_the_future, of_values=True),
     Rule("sparse_mode", "1 to 4 needs atten_mask", _mask_where_needed),
 ]
 _ATTENTION_GRADIENT = [

@@ -421,7 +421,9 @@ def test_the_scaled_job_is_exact_and_reads_every_key(scaled_run):
     assert_left_the_reference(steps)
     assert ran_graphs(folder)
     keys = {key for file in FILES for key in keys_of(file)}
-    assert not unread(keys, folder / "reads")
+    # Read where DAPO is on, which it is not in this job.
+    keys = {key for key in keys if not key.startswith(("algorithm.filter_groups.", "reward_model.overlong_buffer."))}
+    assert unread(keys, folder / "reads") == set()
     # What verl 0.4.0 does not read on Megatron is found.
     never_read = {
         "actor_rollout_ref.rollout.max_num_seqs",

@@ -1,5 +1,6 @@
 """The order of prompts after a resume, against verl's own loader in a run that was never broken."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -131,7 +132,7 @@ def test_verls_trainer_trains_in_its_own_order_and_resumes_in_it(shuffle):
 
     from verl_patches.trainer.ppo.ray_trainer import create_dataloader
 
-    upstream = getattr(RayPPOTrainer._create_dataloader, "__wrapped__", RayPPOTrainer._create_dataloader)
+    upstream = inspect.unwrap(RayPPOTrainer._create_dataloader)
     unbroken = trainer_of(shuffle)
     upstream(unbroken, *unbroken.datasets, Batch, None)
     expected, _ = trained(unbroken.train_dataloader, 10**9)
