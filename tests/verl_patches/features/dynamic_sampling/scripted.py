@@ -188,21 +188,7 @@ def make_trainer(
     data = folder / "train.parquet"
     data.write_text("rows")
     trainer = Trainer()
-    trainer.config = compose(
-        "rehearsal",
-        [
-            "algorithm.filter_groups.enable=true",
-            "algorithm.filter_groups.metric=acc",
-            "data.train_batch_size=4",
-            f"data.train_files={data}",
-            f"actor_rollout_ref.rollout.n={n}",
-            f"trainer.default_local_dir={folder}/checkpoints",
-            "trainer.total_training_steps=6",
-            "trainer.total_epochs=50",
-            "trainer.balance_batch=false",
-            *overrides,
-        ],
-    )
+    trainer.config = _job(folder, data, n, overrides)
     trainer.tokenizer = SimpleNamespace(eos_token_id=END, pad_token_id=PADDING)
     trainer.reward_fn = trainer.val_reward_fn = reward
     trainer.async_rollout_mode = trainer.use_rm = trainer.use_critic = trainer.use_reference_policy = False
@@ -218,6 +204,24 @@ def make_trainer(
         init = _around(body, init)
     init(trainer)
     return trainer
+
+
+def _job(folder: Path, data: Path, n: int, overrides: tuple[str, ...]) -> Any:
+    return compose(
+        "rehearsal",
+        [
+            "algorithm.filter_groups.enable=true",
+            "algorithm.filter_groups.metric=acc",
+            "data.train_batch_size=4",
+            f"data.train_files={data}",
+            f"actor_rollout_ref.rollout.n={n}",
+            f"trainer.default_local_dir={folder}/checkpoints",
+            "trainer.total_training_steps=6",
+            "trainer.total_epochs=50",
+            "trainer.balance_batch=false",
+            *overrides,
+        ],
+    )
 
 
 def _around(body: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
