@@ -48,6 +48,18 @@ def check_installed(config: Mapping[str, Any], settings: Any) -> None:
         )
 
 
+def check_family(config: Mapping[str, Any], settings: Any) -> None:
+    """What `on` demands is a model that MindSpeed-LLM builds."""
+    from post_training.models.families import families
+
+    if settings.mindspeed.engine == "on" and not _may_be_trained_here(config):
+        known = " and ".join(each.name for each in families() if each.mindspeed)
+        raise ConfigurationError(
+            f"{MINDSPEED.switch}=on trains through MindSpeed-LLM, which builds {known} and not the model in "
+            f"{config['actor_rollout_ref']['model']['path']}; set it to auto or off"
+        )
+
+
 def check_translation(config: Mapping[str, Any], settings: Any) -> None:
     """Everything that is asked of a model has an argument; families that MindSpeed-LLM does not build are not asked."""
     if _may_be_trained_here(config):
@@ -127,5 +139,5 @@ MINDSPEED = Feature(
     switch="actor_rollout_ref.overlay.mindspeed.engine",
     off="off",
     is_on=_is_on,
-    checks=(check_installed, check_translation, check_precision),
+    checks=(check_installed, check_family, check_translation, check_precision),
 )

@@ -7,7 +7,7 @@ import pytest
 
 from overlay import ConfigurationError, SettingsError
 from verl_patches.features.mindspeed import feature
-from verl_patches.features.mindspeed.feature import MINDSPEED, PACKAGES, is_importable
+from verl_patches.features.mindspeed.feature import MINDSPEED, MODEL_KEYS, PACKAGES, is_importable
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
@@ -99,7 +99,11 @@ def test_what_is_not_translated_is_refused_by_name(installed, overrides, says):
 def test_another_model_is_left_to_its_own_code(installed, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"]}))
     asked = [*VIRTUAL_STAGES, f"{MODEL}.path={tmp_path}"]
+    with pytest.raises(ConfigurationError, match="engine=on .* builds DeepSeek-V3 and not the model in "):
+        check(*asked, f"{MINDSPEED.switch}=on")
+    asked += [f"~{MEGATRON}.override_transformer_config.{name}" for name in MODEL_KEYS]
     check(*asked)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["DeepseekV3ForCausalLM"]}))
+    asked = asked[:3]
     with pytest.raises(ConfigurationError, match="virtual_pipeline_model_parallel_size"):
         check(*asked)
