@@ -12,12 +12,13 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from post_training.models.families import sizes_of
+from post_training.models.families import families, sizes_of
 from post_training.plan.device import Rank, _shares, device_memory
 from post_training.plan.job import _chunks_prompts, _rollout_placement, read_job
 from post_training.plan.outside_torch import OutsideTorch, communicators
 from post_training.plan.report import Machine, describe, make_job_plan
 from tests.scripts.cluster_files import ROOT, load_script
+from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
 
 MODEL = Path(__file__).with_name("deepseek_v3_config.json")
@@ -320,6 +321,44 @@ def test_a_dense_model_has_a_plan_too():
     assert plan.device.kv_tokens == 64 * 128
     assert plan.device.kv_cache == 64 * 128 * 24 * 2 * 64 * 2 + 2 * 24 * 2 * 1024 * 1024 * 2
     assert {each.name for each in communicators(plan.job)}.isdisjoint({"training: experts", "rollout: experts"})
+    assert plan.problems() == [] and "everything fits" in describe(plan)
+
+
+TRAINING = "actor_rollout_ref.actor.megatron"
+STAGES = f"{TRAINING}.override_transformer_config.num_layer_list"
+ONE_NODE = [
+    "trainer.nnodes=1",
+    f"{TRAINING}.tensor_model_parallel_size=4",
+    f"{TRAINING}.pipeline_model_parallel_size=1",
+]
+# Parameters of the published files, the job, what differs from it, and elements of a token in the cache of a die: keys
+# and values of the heads that the die has of 8 or 4, each 128 wide, in all layers.
+QWEN3 = {
+    "qwen3-8b": (8_190_735_360, "qwen2_5_32b_dapo", ONE_NODE, 2 * 2 * 128 * 36),
+    "qwen3-32b": (32_762_123_264, "qwen2_5_32b_dapo", [], 2 * 2 * 128 * 64),
+    "qwen3-30b-a3b": (
+        30_532_122_624, "deepseek_v3_256die_true_weight", ["+graph=off", f"{STAGES}=[6,6,6,6,6,6,6,6]"],
+        2 * 2 * 128 * 48,
+    ),
+    "qwen3-235b-a22b": (
+        235_093_634_560, "deepseek_v3_256die_true_weight", ["+graph=off", f"{STAGES}=[12,12,12,12,12,12,11,11]"],
+        2 * 2 * 128 * 94,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", QWEN3)
+def test_published_qwen3_models_are_checked_and_planned(name):
+    parameters, configuration, overrides, token = QWEN3[name]
+    family = next(each for each in families() if name in each.published)
+    model = {"architectures": [family.architecture], "model_type": family.model_types[0], **family.published[name]}
+    config = compose(configuration, ["actor_rollout_ref.model.path=/m", *overrides])
+    check_configuration(config, model)
+    plan = make_job_plan(read_job(OmegaConf.to_container(config, resolve=True), model), Machine(DIE))
+    assert plan.weights_on_disk == 2 * parameters
+    assert plan.device.kv_cache == pytest.approx(plan.device.kv_tokens * token * 2, rel=0.02)
+    experts = {each.name for each in communicators(plan.job)} & {"training: experts", "rollout: experts"}
+    assert len(experts) == (2 if "num_experts" in model else 0)
     assert plan.problems() == [] and "everything fits" in describe(plan)
 
 
