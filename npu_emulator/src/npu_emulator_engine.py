@@ -9,6 +9,7 @@ Standard library only: this runs in every Python process of the environment.
 
 import atexit
 import ctypes
+import importlib
 import importlib.abc
 import importlib.machinery
 import os
@@ -67,17 +68,30 @@ class _Loader(importlib.machinery.SourceFileLoader):
         super().exec_module(module)
 
 
+class _GraphLoader(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        importlib.import_module("npu_emulator_graph_bridge").install(module)
+
+
+_LOADERS = {"torch_npu": _Loader, "torchair.npu_fx_compiler": _GraphLoader}
+
+
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the wheel's torch_npu where Python does, and has the libraries loaded before it."""
+    """Finds the wheel's torch_npu where Python does, and has the libraries loaded before it.
+
+    torchair's module that hands graphs to the graph engine, which is not emulated, gets a bridge when it is loaded.
+    """
 
     def find_spec(self, name, path=None, target=None):
         if name == "npu_emulator":
             raise ModuleNotFoundError(f"{name} is a package of the engine stand-in; {SETTING} is cann", name=name)
-        if name != "torch_npu":
+        loader = _LOADERS.get(name)
+        if loader is None:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, [str(FOLDER)])
+        spec = importlib.machinery.PathFinder.find_spec(name, path or [str(FOLDER)])
         if spec is not None:
-            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+            spec.loader = loader(spec.loader.name, spec.loader.path)
         return spec
 
 

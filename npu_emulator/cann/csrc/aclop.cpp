@@ -1,10 +1,11 @@
-// The older interface, operators by name: only what torch_npu still moves data with. All else is refused by name.
+// The older interface, operators by name: only what torch_npu still moves data with, which is also how it changes the
+// format of a tensor. All else is refused by name.
 #include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
 
-#include "runtime.h"
+#include "formats.h"
 #include <acl/acl_op_compiler.h>
 
 using namespace cann;
@@ -12,7 +13,8 @@ using namespace cann;
 struct aclTensorDesc {
   aclDataType dtype;
   aclFormat format;
-  std::vector<int64_t> dims;
+  std::vector<int64_t> dims;   // of the memory
+  std::vector<int64_t> plain;  // of the tensor
 };
 struct aclDataBuffer {
   void* data;
@@ -35,9 +37,28 @@ std::string described(int count, const aclTensorDesc* const* descriptions) {
   return text;
 }
 
-bool is_plain(aclFormat format) {
-  return format == ACL_FORMAT_ND || format == ACL_FORMAT_NCHW || format == ACL_FORMAT_NHWC ||
-         format == ACL_FORMAT_NCDHW || format == ACL_FORMAT_UNDEFINED;
+Tensor memory_of(const aclTensorDesc& description, const aclDataBuffer& buffer, const Ints& dims) {
+  return at::from_blob(buffer.data, dims, at::TensorOptions().dtype(scalar_type(description.dtype)));
+}
+
+// The work of Identity, which also changes a format; empty where one of the formats is not known.
+std::function<void()> identity(const aclTensorDesc& in, const aclDataBuffer& from, const aclTensorDesc& out,
+                               const aclDataBuffer& to) {
+  const bool reads_tiles = in.format == ACL_FORMAT_FRACTAL_NZ, writes_tiles = out.format == ACL_FORMAT_FRACTAL_NZ;
+  if ((reads_tiles && writes_tiles) || (is_plain(in.format) && is_plain(out.format)))
+    return [=] { std::memmove(to.data, from.data, std::min(from.bytes, to.bytes)); };
+  if (reads_tiles && is_plain(out.format))
+    return [=] {
+      const HostKernels guard;
+      const auto plain = memory_of(out, to, out.plain);
+      plain.copy_(from_tiles(memory_of(in, from, in.dims), plain.size(-2), plain.size(-1)).reshape(plain.sizes()));
+    };
+  if (writes_tiles && is_plain(in.format))
+    return [=] {
+      const HostKernels guard;
+      to_tiles(memory_of(in, from, in.plain), memory_of(out, to, out.dims));
+    };
+  return {};
 }
 
 }  // namespace
@@ -47,11 +68,12 @@ CANN_API aclError aclopCompileAndExecute(const char* name, int inputs, const acl
                                          const aclTensorDesc* const out_descriptions[], aclDataBuffer* const out[],
                                          const aclopAttr*, aclopEngineType, aclopCompileType, const char*,
                                          aclrtStream stream) {
-  if (std::string(name) == "Identity" && inputs > 0 && outputs == 1 && is_plain(in_descriptions[0]->format) &&
-      is_plain(out_descriptions[0]->format)) {
-    const auto from = *in[0], to = *out[0];
-    submit(stream, "Identity", [=] { std::memmove(to.data, from.data, std::min(from.bytes, to.bytes)); });
-    return ACL_SUCCESS;
+  if (std::string(name) == "Identity" && inputs > 0 && outputs == 1) {
+    auto work = identity(*in_descriptions[0], *in[0], *out_descriptions[0], *out[0]);
+    if (work) {
+      submit(stream, "Identity", std::move(work));
+      return ACL_SUCCESS;
+    }
   }
   return fail(kOpNotFound, std::string("the aclop operator ") + name + " is not emulated; its inputs are " +
                                described(inputs, in_descriptions) + ", its results " +
@@ -59,7 +81,7 @@ CANN_API aclError aclopCompileAndExecute(const char* name, int inputs, const acl
 }
 
 CANN_API aclTensorDesc* aclCreateTensorDesc(aclDataType dtype, int dims, const int64_t* sizes, aclFormat format) {
-  return new aclTensorDesc{dtype, format, {sizes, sizes + dims}};
+  return new aclTensorDesc{dtype, format, {sizes, sizes + dims}, {sizes, sizes + dims}};
 }
 CANN_API void aclDestroyTensorDesc(const aclTensorDesc* description) { delete description; }
 CANN_API aclDataType aclGetTensorDescType(const aclTensorDesc* description) { return description->dtype; }

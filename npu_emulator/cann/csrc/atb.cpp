@@ -44,13 +44,33 @@ Tensor of_blocks(const Tensor& cache, const Tensor& blocks, int64_t tokens) {
   return cache.index_select(0, blocks.narrow(0, 0, used).to(at::kLong)).flatten(0, 1).narrow(0, 0, tokens);
 }
 
+enum CachesOf { kBoth = 0, kKeyOnly = 1, kBothInTiles = 2 };
+constexpr int64_t kTileBytes = 32;  // the width of a tile of NZ
+
+// Whether an operation knows that tensors lie in NZ. Others must not read them as if they were in plain order.
+template <class Parameters>
+bool reads_tiles(const Parameters&) {
+  return false;
+}
+bool reads_tiles(const atb::infer::ReshapeAndCacheParam& parameters) { return parameters.kvCacheCfg == kBothInTiles; }
+
 void run(const atb::infer::ReshapeAndCacheParam& parameters, const Tensors& in, const Tensors&) {
   TORCH_CHECK(parameters.compressType == 0, "compressType ", parameters.compressType, " is not emulated");
-  enum { kBoth = 0, kKeyOnly = 1 };
-  TORCH_CHECK(parameters.kvCacheCfg <= kKeyOnly, "kvCacheCfg ", parameters.kvCacheCfg, " (NZ) is not emulated");
-  const size_t caches = parameters.kvCacheCfg == kBoth ? 2 : 1;
+  const size_t caches = parameters.kvCacheCfg == kKeyOnly ? 1 : 2;
   const auto slots = in.at(2 * caches).to(at::kLong).flatten();
   const auto kept = slots.ge(0), to = slots.masked_select(kept);
+  if (parameters.kvCacheCfg == kBothInTiles) {
+    // A block [columns, tokens, width] holds one column of tiles of each token beneath the other.
+    for (size_t index = 0; index < caches; ++index) {
+      const auto& cache = in[caches + index];
+      const auto width = cache.size(-1), tokens = cache.size(2);
+      TORCH_CHECK(cache.dim() == 4 && width * cache.element_size() == kTileBytes, "a cache in NZ of the shape ",
+                  cache.sizes(), " is not emulated");
+      const auto rows = in[index].narrow(0, 0, slots.numel()).index({kept}).flatten(1).unflatten(-1, {-1, width});
+      cache.permute({0, 2, 1, 3}).index_put_({to.div(tokens, "floor"), to.remainder(tokens)}, rows);
+    }
+    return;
+  }
   for (size_t index = 0; index < caches; ++index)
     in[caches + index].flatten(0, 1).index_copy_(0, to, in[index].narrow(0, 0, slots.numel()).index({kept}));
 }
@@ -161,6 +181,9 @@ struct EmulatedOperation : EmptyOperation {
     try {
       const HostKernels guard;
       Tensors in, out;
+      for (const auto& tensor : pack.inTensors)
+        TORCH_CHECK(tensor.desc.format != ACL_FORMAT_FRACTAL_NZ || reads_tiles(parameters), "private format ",
+                    int(tensor.desc.format), " is not emulated here");
       for (const auto& tensor : pack.inTensors) in.push_back(tensor_of(tensor));
       for (const auto& tensor : pack.outTensors) out.push_back(tensor_of(tensor));
       submit(context->GetExecuteStream(), name, [parameters = parameters, in, out] {

@@ -119,19 +119,81 @@ void each_sequence(const Ints& query_ends, const Ints& key_ends, One one) {
 
 }  // namespace
 
+// The operators below come in two versions. The second adds where the position encoding starts, and its kind.
+namespace {
+
+void score(const Setting& setting, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask,
+           const Tensor& most, const Tensor& total, const Tensor& out) {
+  const auto key_heads = heads_of_keys(setting, query, key);
+  const auto q = heads_first(query, setting.layout, setting.heads), k = heads_first(key, setting.layout, key_heads);
+  const auto sum = at::empty(most.sizes().slice(0, 3), at::kFloat), largest = at::empty_like(sum);
+  attend(q, k, heads_first(value, setting.layout, key_heads), setting.scale,
+         hidden_keys(setting, mask, q.size(2), k.size(2)), largest, sum,
+         heads_first(out, setting.layout, setting.heads));
+  most.copy_(largest.unsqueeze(-1).expand_as(most));
+  total.copy_(sum.unsqueeze(-1).expand_as(total));
+}
+
+// What a gradient is computed from, and where it goes.
+struct Backward {
+  Tensor query, key, value, gradient, mask, most, total, output;
+  Gradients out;
+};
+
+void score_gradient(const Setting& setting, const Backward& given) {
+  const auto key_heads = heads_of_keys(setting, given.query, given.key);
+  const auto q = [&](const Tensor& t) { return heads_first(t, setting.layout, setting.heads); };
+  const auto k = [&](const Tensor& t) { return heads_first(t, setting.layout, key_heads); };
+  differentiate(q(given.query), k(given.key), k(given.value), q(given.gradient), q(given.output),
+                given.most.select(-1, 0), given.total.select(-1, 0), setting.scale,
+                hidden_keys(setting, given.mask, q(given.query).size(2), k(given.key).size(2)),
+                {q(given.out.query), k(given.out.key), k(given.out.value)});
+}
+
+Tensor hidden_of_sequence(const Setting& setting, const Tensor& mask, int64_t queries, int64_t keys) {
+  const auto hidden = hidden_keys(setting, mask, queries, keys);
+  return hidden.defined() ? hidden.narrow(-2, 0, queries).narrow(-1, 0, keys) : hidden;
+}
+
+void packed_score(const Setting& setting, const Ints& query_ends, const Ints& key_ends, const Tensor& query,
+                  const Tensor& key, const Tensor& value, const Tensor& mask, const Tensor& most, const Tensor& total,
+                  const Tensor& out) {
+  each_sequence(query_ends, key_ends, [&](auto queries, auto keys) {
+    const auto q = queries(query), k = keys(key);
+    const auto sum = at::empty(q.sizes().slice(0, 3), at::kFloat), largest = at::empty_like(sum);
+    attend(q, k, keys(value), setting.scale, hidden_of_sequence(setting, mask, q.size(2), k.size(2)), largest, sum,
+           queries(out));
+    queries(most).copy_(largest.unsqueeze(-1).expand_as(queries(most)));
+    queries(total).copy_(sum.unsqueeze(-1).expand_as(queries(total)));
+  });
+}
+
+void packed_score_gradient(const Setting& setting, const Ints& query_ends, const Ints& key_ends,
+                           const Backward& given) {
+  each_sequence(query_ends, key_ends, [&](auto queries, auto keys) {
+    const auto q = queries(given.query), k = keys(given.key);
+    differentiate(q, k, keys(given.value), queries(given.gradient), queries(given.output),
+                  queries(given.most).select(-1, 0), queries(given.total).select(-1, 0), setting.scale,
+                  hidden_of_sequence(setting, given.mask, q.size(2), k.size(2)),
+                  {queries(given.out.query), keys(given.out.key), keys(given.out.value)});
+  });
+}
+
+}  // namespace
+
 OP(FlashAttentionScore, [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor, Tensor padding, Tensor mask,
                            Ints prefix, double scale, double kept, int64_t before, int64_t after, int64_t heads,
                            std::string layout, int64_t, int64_t sparse_mode, Tensor most, Tensor total, Tensor,
                            Tensor out) {
   refuse_extras(pse, padding, prefix, kept);
-  const Setting setting{scale, before, after, heads, layout, sparse_mode};
-  const auto key_heads = heads_of_keys(setting, query, key);
-  const auto q = heads_first(query, layout, heads), k = heads_first(key, layout, key_heads);
-  const auto sum = at::empty(most.sizes().slice(0, 3), at::kFloat), largest = at::empty_like(sum);
-  attend(q, k, heads_first(value, layout, key_heads), scale, hidden_keys(setting, mask, q.size(2), k.size(2)), largest,
-         sum, heads_first(out, layout, heads));
-  most.copy_(largest.unsqueeze(-1).expand_as(most));
-  total.copy_(sum.unsqueeze(-1).expand_as(total));
+  score({scale, before, after, heads, layout, sparse_mode}, query, key, value, mask, most, total, out);
+})
+OP(FlashAttentionScoreV2, [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor, Tensor padding, Tensor mask,
+                             Ints prefix, Ints, Ints, double scale, double kept, int64_t before, int64_t after,
+                             int64_t heads, std::string layout, int64_t, int64_t sparse_mode, int64_t, Tensor most,
+                             Tensor total, Tensor, Tensor out) {
+  refuse_extras(pse, padding, prefix, kept);
+  score({scale, before, after, heads, layout, sparse_mode}, query, key, value, mask, most, total, out);
 })
 
 OP(FlashAttentionScoreGrad,
@@ -140,13 +202,17 @@ OP(FlashAttentionScoreGrad,
       int64_t after, int64_t heads, std::string layout, int64_t, int64_t sparse_mode, Tensor of_query, Tensor of_key,
       Tensor of_value, Tensor) {
      refuse_extras(pse, padding, prefix, kept);
-     const Setting setting{scale, before, after, heads, layout, sparse_mode};
-     const auto key_heads = heads_of_keys(setting, query, key);
-     const auto q = [&](const Tensor& t) { return heads_first(t, layout, heads); };
-     const auto k = [&](const Tensor& t) { return heads_first(t, layout, key_heads); };
-     differentiate(q(query), k(key), k(value), q(gradient), q(output), most.select(-1, 0), total.select(-1, 0), scale,
-                   hidden_keys(setting, mask, q(query).size(2), k(key).size(2)),
-                   {q(of_query), k(of_key), k(of_value)});
+     score_gradient({scale, before, after, heads, layout, sparse_mode},
+                    {query, key, value, gradient, mask, most, total, output, {of_query, of_key, of_value}});
+   })
+OP(FlashAttentionScoreGradV2,
+   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor, Tensor padding, Tensor mask,
+      Tensor most, Tensor total, Tensor, Tensor output, Ints prefix, Ints, Ints, double scale, double kept,
+      int64_t before, int64_t after, int64_t heads, std::string layout, int64_t, int64_t sparse_mode, int64_t,
+      Tensor of_query, Tensor of_key, Tensor of_value, Tensor) {
+     refuse_extras(pse, padding, prefix, kept);
+     score_gradient({scale, before, after, heads, layout, sparse_mode},
+                    {query, key, value, gradient, mask, most, total, output, {of_query, of_key, of_value}});
    })
 
 OP(FlashAttentionVarLenScore,
@@ -154,16 +220,17 @@ OP(FlashAttentionVarLenScore,
       Ints query_ends, Ints key_ends, double scale, double kept, int64_t before, int64_t after, int64_t heads,
       std::string layout, int64_t, int64_t sparse_mode, Tensor most, Tensor total, Tensor, Tensor out) {
      refuse_extras(pse, padding, prefix, kept);
-     const Setting setting{scale, before, after, heads, layout, sparse_mode};
-     each_sequence(query_ends, key_ends, [&](auto queries, auto keys) {
-       const auto q = queries(query), k = keys(key);
-       auto hidden = hidden_keys(setting, mask, q.size(2), k.size(2));
-       if (hidden.defined()) hidden = hidden.narrow(-2, 0, q.size(2)).narrow(-1, 0, k.size(2));
-       const auto sum = at::empty(q.sizes().slice(0, 3), at::kFloat), largest = at::empty_like(sum);
-       attend(q, k, keys(value), scale, hidden, largest, sum, queries(out));
-       queries(most).copy_(largest.unsqueeze(-1).expand_as(queries(most)));
-       queries(total).copy_(sum.unsqueeze(-1).expand_as(queries(total)));
-     });
+     packed_score({scale, before, after, heads, layout, sparse_mode}, query_ends, key_ends, query, key, value, mask,
+                  most, total, out);
+   })
+OP(FlashAttentionVarLenScoreV2,
+   [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor, Tensor padding, Tensor mask, Ints prefix,
+      Ints query_ends, Ints key_ends, Ints, Ints, double scale, double kept, int64_t before, int64_t after,
+      int64_t heads, std::string layout, int64_t, int64_t sparse_mode, int64_t, Tensor most, Tensor total, Tensor,
+      Tensor out) {
+     refuse_extras(pse, padding, prefix, kept);
+     packed_score({scale, before, after, heads, layout, sparse_mode}, query_ends, key_ends, query, key, value, mask,
+                  most, total, out);
    })
 
 OP(FlashAttentionUnpaddingScoreGrad,
@@ -172,12 +239,15 @@ OP(FlashAttentionUnpaddingScoreGrad,
       double kept, int64_t before, int64_t after, int64_t heads, std::string layout, int64_t, int64_t sparse_mode,
       Tensor of_query, Tensor of_key, Tensor of_value, Tensor) {
      refuse_extras(pse, padding, prefix, kept);
-     const Setting setting{scale, before, after, heads, layout, sparse_mode};
-     each_sequence(query_ends, key_ends, [&](auto queries, auto keys) {
-       const auto q = queries(query), k = keys(key);
-       auto hidden = hidden_keys(setting, mask, q.size(2), k.size(2));
-       if (hidden.defined()) hidden = hidden.narrow(-2, 0, q.size(2)).narrow(-1, 0, k.size(2));
-       differentiate(q, k, keys(value), queries(gradient), queries(output), queries(most).select(-1, 0),
-                     queries(total).select(-1, 0), scale, hidden, {queries(of_query), keys(of_key), keys(of_value)});
-     });
+     packed_score_gradient({scale, before, after, heads, layout, sparse_mode}, query_ends, key_ends,
+                           {query, key, value, gradient, mask, most, total, output, {of_query, of_key, of_value}});
+   })
+OP(FlashAttentionUnpaddingScoreGradV2,
+   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor, Tensor padding, Tensor mask,
+      Tensor most, Tensor total, Tensor, Tensor output, Ints prefix, Ints query_ends, Ints key_ends, Ints, Ints,
+      double scale, double kept, int64_t before, int64_t after, int64_t heads, std::string layout, int64_t,
+      int64_t sparse_mode, int64_t, Tensor of_query, Tensor of_key, Tensor of_value, Tensor) {
+     refuse_extras(pse, padding, prefix, kept);
+     packed_score_gradient({scale, before, after, heads, layout, sparse_mode}, query_ends, key_ends,
+                           {query, key, value, gradient, mask, most, total, output, {of_query, of_key, of_value}});
    })

@@ -2,7 +2,7 @@
 // float32 and round once, as the references in op-plugin's tests do.
 #include <limits>
 
-#include "operators.h"
+#include "quantised.h"
 
 using namespace cann;
 
@@ -158,8 +158,9 @@ OP(MoeFinalizeRoutingV2, [](Tensor expanded, Tensor places, Tensor skip1, Tensor
   const auto tokens = out.size(0), k = places.numel() / tokens;
   const bool row_by_row = mode == 2 || mode == 3;  // else the first choices of all tokens come first
   const auto order = row_by_row ? places.view({tokens, k}) : places.view({k, tokens}).t();
-  auto rows = wide(expanded.reshape({-1, expanded.size(-1)})).index_select(0, order.reshape({-1}).to(at::kLong));
-  rows = rows.view({tokens, k, -1});
+  const auto places_in_order = order.reshape({-1}).to(at::kLong);  // -1: the row was dropped, and adds nothing
+  auto rows = wide(expanded.reshape({-1, expanded.size(-1)})).index_select(0, places_in_order.clamp_min(0));
+  rows = rows.masked_fill(places_in_order.lt(0).unsqueeze(1), 0).view({tokens, k, -1});
   if (bias.defined()) rows = rows + wide(bias).index_select(0, experts.reshape({-1}).to(at::kLong)).view_as(rows);
   if (scales.defined()) rows = rows * wide(scales).unsqueeze(-1);
   auto sum = rows.sum(1);
@@ -209,10 +210,30 @@ Tensors by_group(const Tensors& given, int64_t dims_of_one) {
 }
 
 struct Grouped {
-  Tensors self, weights, bias;
+  Tensors self, weights, bias, scale, offset, weight_scale, weight_offset, row_scale;
   Tensor list;
-  int64_t split, type, list_type, activation;
+  int64_t type, list_type, activation;
 };
+
+// The product of rows from `start` on with the weight of a group. Whole numbers have scales; weights of whole numbers for
+// other rows have scales and offsets of their own, which come first.
+void product_of_group(const Grouped& call, const Tensor& rows, int64_t start, size_t group, const Tensor& out) {
+  const auto weight = by_group(call.weights, 2).at(group);
+  const auto of_group = [&](const Tensors& given) { return given.empty() ? Tensor() : by_group(given, 1).at(group); };
+  const auto bias = of_group(call.bias);
+  if (!call.weight_scale.empty()) {
+    const auto shifted = wide(whole_operand(weight)) + wide(of_group(call.weight_offset));
+    const auto result = at::matmul(wide(rows), shifted * wide(of_group(call.weight_scale)));
+    put(out, bias.defined() ? result + wide(bias) : result);
+  } else if (rows.scalar_type() == at::kChar || rows.scalar_type() == at::kInt) {
+    const auto of_rows =
+        call.row_scale.empty() ? Tensor() : call.row_scale[0].flatten().narrow(0, start, rows.size(0));
+    quant_matmul(rows, weight, of_group(call.scale), of_group(call.offset), of_rows, bias, out);
+  } else {
+    const auto result = at::matmul(rows, weight);
+    put(out, bias.defined() ? result + bias : result);
+  }
+}
 
 void grouped_matmul(const Grouped& call, const Tensors& out) {
   enum { kNotGrouped = -1, kRows = 0, kReducedColumns = 2 };
@@ -232,35 +253,42 @@ void grouped_matmul(const Grouped& call, const Tensors& out) {
     return;
   }
   TORCH_CHECK(call.type == kNotGrouped || call.type == kRows, "group_type ", call.type, " is not emulated");
-  const auto weights = by_group(call.weights, 2), bias = by_group(call.bias, 1);
-  const auto product = [&](const Tensor& rows, size_t group) {
-    const auto result = at::matmul(rows, weights.at(group));
-    return bias.empty() ? result : result + bias.at(group);
-  };
-  if (call.self.size() > 1 || !call.list.defined()) {
-    Tensors products;
-    for (size_t group = 0; group < call.self.size(); ++group) products.push_back(product(call.self[group], group));
-    if (out.size() == 1 && products.size() > 1) put(out[0], at::cat(products));
-    else put(out, products);
-    return;
-  }
-  const auto counts = rows_of_groups(call.list, call.list_type);
+  const bool is_split = call.self.size() > 1 || !call.list.defined();
+  const auto counts = is_split ? Ints() : rows_of_groups(call.list, call.list_type);
+  const auto groups = is_split ? call.self.size() : counts.size();
   int64_t start = 0;
-  for (size_t group = 0; group < counts.size(); start += counts[group++]) {
-    if (!counts[group]) continue;
-    const auto rows = product(call.self[0].narrow(0, start, counts[group]), group);
-    if (out.size() == 1) out[0].narrow(0, start, counts[group]).copy_(rows);
-    else put(out.at(group), rows);
+  for (size_t group = 0; group < groups; ++group) {
+    const auto count = is_split ? call.self[group].size(0) : counts[group];
+    const auto rows = is_split ? call.self[group] : call.self[0].narrow(0, start, count);
+    const auto to = out.size() == 1 && groups > 1 ? out[0].narrow(0, start, count) : out.at(group);
+    if (count) product_of_group(call, rows, start, group, to);
+    start += count;
   }
 }
+
+Tensors matrices(const Weights& weights) { return {weights.begin(), weights.end()}; }
 
 }  // namespace
 
 OP(GroupedMatmulV4,
-   [](Tensors self, Tensors weights, Tensors bias, Tensors, Tensors, Tensors, Tensors, Tensors, Tensor list, Tensors,
-      Tensors, Tensors, int64_t split, int64_t type, int64_t list_type, int64_t activation, Tensors out, Tensors,
-      Tensors) { grouped_matmul({self, weights, bias, list, split, type, list_type, activation}, out); })
+   [](Tensors self, Weights weights, Tensors bias, Tensors scale, Tensors offset, Tensors weight_scale,
+      Tensors weight_offset, Tensors row_scale, Tensor list, Tensors, Tensors, Tensors, int64_t, int64_t type,
+      int64_t list_type, int64_t activation, Tensors out, Tensors, Tensors) {
+     grouped_matmul({self, matrices(weights), bias, scale, offset, weight_scale, weight_offset, row_scale, list, type,
+                     list_type, activation}, out);
+   })
 OP(GroupedMatmulV5,
-   [](Tensors self, Tensors weights, Tensors bias, Tensors, Tensors, Tensors, Tensors, Tensors, Tensor list, Tensors,
-      Tensors, Tensors, int64_t split, int64_t type, int64_t list_type, int64_t activation, Ints, Tensors out, Tensors,
-      Tensors) { grouped_matmul({self, weights, bias, list, split, type, list_type, activation}, out); })
+   [](Tensors self, Weights weights, Tensors bias, Tensors scale, Tensors offset, Tensors weight_scale,
+      Tensors weight_offset, Tensors row_scale, Tensor list, Tensors, Tensors, Tensors, int64_t, int64_t type,
+      int64_t list_type, int64_t activation, Ints, Tensors out, Tensors, Tensors) {
+     grouped_matmul({self, matrices(weights), bias, scale, offset, weight_scale, weight_offset, row_scale, list, type,
+                     list_type, activation}, out);
+   })
+OP(GroupedMatmulWeightNz,
+   [](Tensors self, Weights weights, Tensors bias, Tensors scale, Tensors offset, Tensors weight_scale,
+      Tensors weight_offset, Tensors row_scale, Tensor list, Tensors, Tensors, Tensors, int64_t, int64_t type,
+      int64_t list_type, int64_t activation, Ints, int64_t group_size, Tensors out, Tensors, Tensors) {
+     TORCH_CHECK(group_size == 0, "quantPerGroupSize ", group_size, " is not emulated");
+     grouped_matmul({self, matrices(weights), bias, scale, offset, weight_scale, weight_offset, row_scale, list, type,
+                     list_type, activation}, out);
+   })

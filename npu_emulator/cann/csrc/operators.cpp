@@ -1,4 +1,4 @@
-#include "operators.h"
+#include "formats.h"
 
 #include <cstring>
 #include <sstream>
@@ -28,28 +28,21 @@ namespace {
 
 size_t width(int acl_dtype) { return c10::elementSize(scalar_type(acl_dtype)); }
 
-bool is_plain(aclFormat format) {
-  switch (format) {
-    case ACL_FORMAT_UNDEFINED:
-    case ACL_FORMAT_ND:
-    case ACL_FORMAT_NCHW:
-    case ACL_FORMAT_NHWC:
-    case ACL_FORMAT_NCDHW:
-    case ACL_FORMAT_NDHWC:
-    case ACL_FORMAT_NCL: return true;
-    default: return false;
-  }
-}
-
 void* data_of(const aclTensor& tensor) { return static_cast<char*>(tensor.data) + tensor.offset * width(tensor.dtype); }
 
 }  // namespace
 
 Tensor view(const aclTensor* tensor) {
   if (!tensor) return {};
-  TORCH_CHECK(is_plain(tensor->format), "private format ", static_cast<int>(tensor->format), " is not emulated");
+  TORCH_CHECK(is_plain(tensor->format), "private format ", static_cast<int>(tensor->format),
+              " is not emulated here: npu_format_cast(tensor, 2) gives the plain one");
   return at::from_blob(data_of(*tensor), tensor->dims, tensor->strides,
                        at::TensorOptions().dtype(scalar_type(tensor->dtype)));
+}
+
+Weight weight(const aclTensor* tensor) {
+  if (tensor && tensor->format == ACL_FORMAT_FRACTAL_NZ) return {{}, *tensor};
+  return {view(tensor), std::nullopt};
 }
 
 Scalar value(const aclScalar* scalar) {
@@ -94,8 +87,10 @@ int execute(void*, uint64_t, aclOpExecutor* executor, void* stream) {
 using namespace cann;
 
 CANN_API aclTensor* aclCreateTensor(const int64_t* dims, uint64_t count, aclDataType dtype, const int64_t* strides,
-                                    int64_t offset, aclFormat format, const int64_t*, uint64_t, void* data) {
-  return new aclTensor{{dims, dims + count}, {strides, strides + count}, offset, dtype, format, data};
+                                    int64_t offset, aclFormat format, const int64_t* storage, uint64_t storage_count,
+                                    void* data) {
+  return new aclTensor{{dims, dims + count}, {strides, strides + count}, offset, dtype, format, data,
+                       {storage, storage + storage_count}};
 }
 CANN_API int aclDestroyTensor(const aclTensor* tensor) {
   delete tensor;

@@ -28,6 +28,7 @@ struct aclTensor {
   aclDataType dtype;
   aclFormat format;
   void* data;
+  std::vector<int64_t> storage;  // of a private format, the shape of its memory
 };
 struct aclScalar {
   aclDataType dtype;
@@ -68,6 +69,8 @@ using MaybeScalar = std::optional<Scalar>;
 at::ScalarType scalar_type(int acl_dtype);
 // Throws for a private format: its memory must not be read as if it were in plain order.
 Tensor view(const aclTensor* tensor);
+// What a tensor in NZ holds, in plain order. Throws for other private formats, and for a part of a tensor.
+Tensor plain_copy(const aclTensor& tensor);
 Scalar value(const aclScalar* scalar);
 
 struct DType {
@@ -80,6 +83,15 @@ struct Dynamic {
   aclTensor* raw;
   void fill(const Tensor& result) const;
 };
+
+// A matrix that is only read, and that may lie in memory in NZ. It is read when the operator runs.
+struct Weight {
+  Tensor plain;
+  std::optional<aclTensor> tiles;
+  operator Tensor() const { return tiles ? plain_copy(*tiles) : plain; }
+};
+Weight weight(const aclTensor* tensor);
+using Weights = std::vector<Weight>;
 
 // The C type of a parameter, its name in the table of calls, and how it is read.
 template <class T>
@@ -115,6 +127,7 @@ auto read_list(const List* list, Read read) {
   return result;
 }
 CANN_ABI(Tensor, const aclTensor*, "Tensor", view(given))
+CANN_ABI(Weight, const aclTensor*, "Tensor", weight(given))
 CANN_ABI(Dynamic, const aclTensor*, "Tensor", Dynamic{const_cast<aclTensor*>(given)})
 CANN_ABI(Scalar, const aclScalar*, "Scalar", value(given))
 CANN_ABI(MaybeScalar, const aclScalar*, "Scalar", given ? MaybeScalar(value(given)) : std::nullopt)
@@ -122,6 +135,7 @@ CANN_ABI(Ints, const aclIntArray*, "IntArray", given ? given->values : Ints())
 CANN_ABI(Floats, const aclFloatArray*, "FloatArray", given ? given->values : Floats())
 CANN_ABI(Bools, const aclBoolArray*, "BoolArray", given ? given->values : Bools())
 CANN_ABI(Tensors, const aclTensorList*, "TensorList", read_list(given, &view))
+CANN_ABI(Weights, const aclTensorList*, "TensorList", read_list(given, &weight))
 CANN_ABI(Scalars, const aclScalarList*, "ScalarList", read_list(given, &value))
 CANN_ABI(DType, int, "DataType", DType{given})
 CANN_ABI(std::string, const char*, "char*", given ? given : "")

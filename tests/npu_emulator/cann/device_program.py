@@ -82,15 +82,122 @@ def thread_without_device() -> dict:
 
 @check
 def refusals() -> dict:
-    image, half = torch.ones(1, 2, 5, 5, device=DEVICE), torch.ones(32, 32, dtype=torch.float16, device=DEVICE)
-    torch.npu.config.allow_internal_format = True
+    image = torch.ones(1, 2, 5, 5, device=DEVICE)
     return {
         "operator": message_of(lambda: torch.nn.functional.adaptive_avg_pool2d(image, 2)),
-        "format": message_of(lambda: torch_npu.npu_format_cast(half, 29) + 1),
         "shapes": message_of(lambda: torch.ones(2, 3, device=DEVICE).add_(torch.ones(4, device=DEVICE))),
         "device": message_of(lambda: torch.npu.set_device(5)),
         "afterwards": (torch.ones(2, device=DEVICE) * 2).cpu().tolist(),
     }
+
+
+@check
+def tiles() -> dict:
+    """A matrix in the private format NZ: its memory, what it is when it is cast back, and who refuses it."""
+    torch.npu.config.allow_internal_format = True
+    generator = torch.Generator().manual_seed(4)
+    plain = torch.randint(-9, 9, (24, 40), generator=generator).half()
+    cast = torch_npu.npu_format_cast(plain.to(DEVICE), 29)
+    torch.npu.synchronize()
+    memory = (ctypes.c_int16 * (32 * 48)).from_address(cast.data_ptr())
+    # Caches of 2 blocks with 16 tokens, of 2 heads with 32 and 16 elements: columns of 16, each with all tokens.
+    states = [torch.randn(3, 2, size, generator=generator).half() for size in (32, 16)]
+    caches = [torch_npu.npu_format_cast(torch.zeros(2, columns, 16, 16).half().to(DEVICE), 29) for columns in (4, 2)]
+    slots = torch.tensor([17, -1, 5], dtype=torch.int32)
+    torch_npu._npu_reshape_and_cache(*(given.to(DEVICE) for given in states), *caches, slots.to(DEVICE))
+    plain_caches = [torch_npu.npu_format_cast(cache, 2).cpu() for cache in caches]
+    return {
+        "caches": [
+            [
+                torch.equal(cache[slot // 16, :, slot % 16].flatten(), given[token].flatten())
+                for token, slot in ((0, 17), (2, 5))
+            ]
+            + [int(cache.count_nonzero()) == 2 * given[0].numel()]
+            for cache, given in zip(plain_caches, states, strict=True)
+        ],
+        "format": torch_npu.get_npu_format(cast),
+        "memory": torch.tensor(memory[:], dtype=torch.int16).view(torch.float16).tolist(),
+        "plain": plain.tolist(),
+        "back": torch.equal(torch_npu.npu_format_cast(cast, 2).cpu(), plain),
+        "sum": message_of(lambda: cast + 1),
+        "product": message_of(lambda: torch.ones(5, 24, dtype=torch.float16, device=DEVICE) @ cast),
+    }
+
+
+@check
+def quantised() -> dict:
+    """Products of rows and weights in 8 bits, with weights in plain order and in NZ, beside exact ones."""
+    generator = torch.Generator().manual_seed(5)
+    rows, weight = torch.randn(6, 64, generator=generator), torch.randn(64, 32, generator=generator)
+    whole, of_rows = torch_npu.npu_dynamic_quant(rows.half().to(DEVICE))
+    columns, of_columns = torch_npu.npu_dynamic_quant(weight.t().half().contiguous().to(DEVICE))
+    columns = columns.t().contiguous()
+    exact = (whole.cpu().double() @ columns.cpu().double()) * of_rows.cpu()[:, None] * of_columns.cpu()
+
+    def product(matrix: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        dtype = torch.bfloat16
+        return torch_npu.npu_quant_matmul(whole, matrix, scales, pertoken_scale=of_rows, output_dtype=dtype).cpu()
+
+    groups = torch.tensor([2, 6], device=DEVICE)
+    scales = torch.stack([of_columns, 2 * of_columns]).bfloat16()
+
+    def grouped(matrices: torch.Tensor) -> torch.Tensor:
+        (result,) = torch_npu.npu_grouped_matmul(
+            [whole], [matrices], scale=[scales], per_token_scale=[of_rows], group_list=groups,
+            split_item=2, group_type=0, group_list_type=0, output_dtype=torch.bfloat16,
+        )  # fmt: skip
+        return result.cpu()
+
+    def cast(matrix: torch.Tensor) -> torch.Tensor:
+        return torch_npu.npu_format_cast(matrix.contiguous(), 29)
+
+    # Numbers of 4 bits, eight in an int32: the same ones unpacked, and their product.
+    small, of_small = torch_npu.npu_dynamic_quant(rows.half().to(DEVICE), dst_type=torch.quint4x2)
+    low = small.cpu().view(torch.uint8)
+    unpacked = torch.stack([low & 15, low >> 4], -1).flatten(-2).to(torch.int16)
+    unpacked = torch.where(unpacked > 7, unpacked - 16, unpacked)
+    ones = torch.ones(1, device=DEVICE)
+    four = torch_npu.npu_quantize(weight.t().contiguous().to(DEVICE), ones, None, torch.quint4x2, -1, False)
+    of_four = torch_npu.npu_quant_matmul(
+        small, four.t(), ones, pertoken_scale=of_small, output_dtype=torch.bfloat16
+    ).cpu()
+    by_hand = (unpacked.float() @ weight.round().clamp(-8, 7)) * of_small.cpu()[:, None]
+    matrices = torch.stack([columns, columns])
+    twice = exact * torch.tensor([1.0, 1, 2, 2, 2, 2])[:, None]
+    return {
+        "rounded once": torch.equal(product(columns, of_columns), exact.float().bfloat16()),
+        "tiles": torch.equal(product(cast(columns), of_columns), product(columns, of_columns)),
+        "tiles transposed": torch.equal(product(cast(columns.t()).t(), of_columns), product(columns, of_columns)),
+        "of the float product": ((exact - rows @ weight).norm() / (rows @ weight).norm()).item(),
+        "4 bits": [
+            ((unpacked * of_small.cpu()[:, None] - rows).abs().amax(-1) <= of_small.cpu() * 0.51).all().item(),
+            torch.equal(of_four, by_hand.bfloat16()),
+        ],
+        "other scales": torch.equal(product(columns, 2 * of_columns), exact.float().bfloat16()),
+        "grouped": ((grouped(matrices) - twice).norm() / twice.norm()).item(),
+        "grouped tiles": torch.equal(grouped(cast(matrices)), grouped(matrices)),
+    }
+
+
+@check
+def torchair_graph() -> dict:
+    """A function compiled by the wheel's torchair, with a scope and a wait, and one that it cannot convert."""
+    import torchair
+
+    def step(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        with torchair.scope.npu_stream_switch("side", 1):
+            normal = torch_npu.npu_rms_norm(x, weight, 1e-6)[0]
+        normal.add_(1)
+        return torchair.scope.npu_wait_tensor(normal, x) * 2
+
+    def compiled(function: Callable) -> Callable:
+        return torch.compile(function, backend=torchair.get_npu_backend(), dynamic=True, fullgraph=True)
+
+    x, weight = torch.randn(3, 64).to(DEVICE), torch.randn(64).to(DEVICE)
+    expected = (torch_npu.npu_rms_norm(x, weight, 1e-6)[0] + 1) * 2
+    # The graph engine has no converter for this operator, whether or not it is emulated.
+    unknown = message_of(lambda: compiled(lambda t: torch.special.bessel_j0(t))(x))
+    return {"equal": torch.equal(compiled(step)(x, weight).cpu(), expected.cpu()), "unknown": unknown}
 
 
 @check

@@ -20,9 +20,10 @@ import pytest
 
 from tests.npu_emulator.cann.engine_process import finish, start
 
-# Refusals first: whether private formats are allowed is asked once, before the first operator.
+# Tiles first: whether private formats are allowed is asked once, before the first operator.
 CHECKS = (
-    "refusals loaded chip arithmetic thread_without_device allocator graph training fused kernels_of_vllm_ascend"
+    "tiles refusals loaded chip arithmetic thread_without_device allocator graph training fused quantised"
+    " kernels_of_vllm_ascend torchair_graph"
 ).split()
 CAPACITY_MB = 256
 
@@ -91,10 +92,49 @@ def test_what_is_not_emulated_is_refused_by_name_with_its_arguments(device):
     refused = device["refusals"]
     assert "aclnnAdaptiveAvgPool2d is not emulated" in refused["operator"]
     assert "self:Tensor=Float[1, 2, 5, 5]" in refused["operator"]
-    assert "the aclop operator" in refused["format"] and "in aclFormat 29" in refused["format"]
     assert "The size of tensor a (3) must match the size of tensor b (4)" in refused["shapes"]
     assert "device" in refused["device"]
     assert refused["afterwards"] == [2, 2], "the process goes on after refusals"
+
+
+def in_tiles(matrix: list[list[float]], size: int = 16) -> list[float]:
+    """Elements in the order of NZ: tiles row by row, tiles that lie beneath each other one after the other."""
+    padded = [len(edge) + -len(edge) % size for edge in (matrix, matrix[0])]
+    filled = [[*row, *[0] * (padded[1] - len(row))] for row in matrix] + [[0] * padded[1]] * (padded[0] - len(matrix))
+    return [
+        filled[top + row][left + column]
+        for left in range(0, padded[1], size)
+        for top in range(0, padded[0], size)
+        for row in range(size)
+        for column in range(size)
+    ]
+
+
+def test_a_matrix_in_nz_lies_in_tiles_and_nobody_reads_it_as_plain(device):
+    answer = device["tiles"]
+    assert answer["format"] == 29
+    assert answer["memory"] == in_tiles(answer["plain"])
+    assert answer["memory"] != sum(answer["plain"], []), "control: plain order is another"
+    assert answer["back"]
+    assert answer["caches"] == [[True] * 3] * 2, "two tokens are where their slots say, and nothing else is written"
+    assert "format 29" in answer["sum"].lower()
+    assert "the aclop operator MatMul is not emulated" in answer["product"]
+
+
+def test_products_in_8_bits_are_summed_exactly_and_read_weights_in_tiles(device):
+    answer = device["quantised"]
+    assert answer["rounded once"] and answer["tiles"] and answer["tiles transposed"]
+    assert 0.001 < answer["of the float product"] < 0.02, "what quantisation itself costs"
+    assert answer["grouped"] < 0.006, "scales of the groups are bfloat16"
+    assert answer["grouped tiles"]
+    assert answer["4 bits"] == [True, True], "rounding to the nearest, and the product of packed numbers"
+    assert not answer["other scales"], "control: the scales count"
+
+
+def test_a_graph_of_torchair_is_converted_and_runs_node_by_node(device):
+    answer = device["torchair_graph"]
+    assert answer["equal"]
+    assert "bessel_j0" in answer["unknown"], "control: a node that the graph engine would not take is refused"
 
 
 def test_caching_allocator_keeps_and_returns_memory_of_a_small_device(device):
