@@ -21,7 +21,7 @@ from overlay.errors import (
     SettingsError,
     TargetError,
 )
-from overlay.feature import Feature, Key
+from overlay.feature import Feature, Key, read_settings_from
 
 if TYPE_CHECKING:
     from overlay.effective import OverlayReport
@@ -46,6 +46,7 @@ __all__ = [
     "beneath",
     "executed",
     "provide",
+    "read_settings_from",
     "register",
     "replace",
     "report",

@@ -108,6 +108,7 @@ def feature_as_dict(feature: Feature) -> dict[str, Any]:
     keys = {"name": feature.name, "purpose": feature.purpose, "switch": feature.switch}
     section = defaults(feature.settings) if feature.settings else {}
     configuration = [f"{feature.section}.{name}={value}" for name, value in section.items()]
+    configuration += [f"{key.path}={json.dumps(key.default)}" for key in feature.keys]
     return keys | {"configuration": configuration, "patches": [patch.name for patch in patches_of(feature)]}
 
 
@@ -115,7 +116,7 @@ def as_dict(patch: Patch) -> dict[str, Any]:
     """A patch's declaration as plain data."""
     keys = ("why", "upstream", "remove_when", "switch", "evidence", "only_here", "line")
     head = {"name": patch.name, "kind": patch.kind, "feature": patch.feature.name}
-    listed = {"relies_on": list(patch.relies_on), "after": list(patch.after)}
+    listed = {key: list(getattr(patch, key)) for key in ("relies_on", "after", "outside", "inside")}
     return head | {key: getattr(patch, key) for key in keys} | listed | {"declared_in": patch.declared_in}
 
 

@@ -20,6 +20,7 @@ Body = TypeVar("Body", bound=Callable[..., Any])
 
 MODULE_KINDS = ("before_import", "provide")
 EVIDENCE = ("executed", "checked", "hardware only")
+_SEQUENCES = ("relies_on", "after", "outside", "inside")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Patch:
     remove_when: str
     relies_on: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
     only_here: bool = False
     evidence: Evidence = "checked"
 
@@ -98,13 +101,16 @@ def patches_of(feature: Feature) -> list[Patch]:
 def wrap(target: str, **metadata: Any) -> Callable[[Body], Body]:
     """Call the decorated function with the original callable first, then with the call's own arguments.
 
+    While its feature is off, the original is called in its place.
     If the target is a value that cannot be called, the function gets that value and returns the one to put there.
 
     Args:
         target: `package.module:Qualified.name`.
         metadata: feature (a Feature), why, upstream (link of the issue or pull request, path of a draft under
-            docs/upstream or "not forwarded: reason"), remove_when; optionally relies_on (targets), after (names or
-            labels of patches), only_here (change this one name and not the copies of it elsewhere), evidence.
+            docs/upstream or "not forwarded: reason"), remove_when; optionally relies_on (targets), outside and inside
+            (names of features whose wraps of this target are called inside this one, or around it), after (names or
+            labels of patches of other targets, which are applied first), only_here (change this one name and not the
+            copies of it elsewhere), evidence.
 
     Raises:
         DeclarationError: a malformed target, or metadata that is missing, empty or unknown.
@@ -147,7 +153,7 @@ def provide(target: str, **metadata: Any) -> Callable[[Body], Body]:
 def _declare(kind: Kind, target: str, metadata: dict[str, Any]) -> Callable[[Body], Body]:
     _check_target(kind, target)
     _check_metadata(kind, target, metadata)
-    for sequence in ("relies_on", "after"):
+    for sequence in _SEQUENCES:
         metadata[sequence] = _texts(target, sequence, metadata.get(sequence, ()))
 
     def record(body: Body) -> Body:
@@ -167,7 +173,7 @@ def _check_target(kind: Kind, target: str) -> None:
 
 def _check_metadata(kind: Kind, target: str, metadata: dict[str, Any]) -> None:
     required = ("feature", "why", "upstream", "remove_when")
-    optional = ("relies_on", "after", "only_here", "evidence")
+    optional = (*_SEQUENCES, "only_here", "evidence")
     missing = [key for key in required if not str(metadata.get(key, "")).strip()]
     unknown = sorted(set(metadata) - {*required, *optional})
     if missing or unknown:
@@ -175,6 +181,11 @@ def _check_metadata(kind: Kind, target: str, metadata: dict[str, Any]) -> None:
         raise DeclarationError(f"{kind} of {target!r}: {'; '.join(faults)}")
     if not isinstance(metadata["feature"], Feature):
         raise DeclarationError(f"{kind} of {target!r}: feature must be a Feature object, not {metadata['feature']!r}")
+    if kind != "wrap" and metadata["feature"].can_be_off:
+        raise DeclarationError(
+            f"{kind} of {target!r}: feature {metadata['feature'].name} can be off, and only a wrap asks at every call; "
+            "declare it as a wrap"
+        )
     if metadata.get("evidence", EVIDENCE[0]) not in EVIDENCE:
         raise DeclarationError(f"{kind} of {target!r}: evidence must be one of {', '.join(EVIDENCE)}")
 

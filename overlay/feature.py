@@ -11,6 +11,15 @@ from overlay.errors import DeclarationError
 Check = Callable[[Mapping[str, Any], Any], None]
 
 
+_settings_of_process: Callable[[], Any] | None = None
+
+
+def read_settings_from(source: Callable[[], Any]) -> None:
+    """Say where this process keeps its settings, by which a feature that has a switch is on or off."""
+    global _settings_of_process
+    _settings_of_process = source
+
+
 def _always(settings: Any) -> bool:
     return True
 
@@ -44,8 +53,8 @@ class Feature:
         keys: what it reads besides.
         switch: the key by which a user turns it off; empty if it is always on.
         off: the value of a switch inside the section that turns the feature off.
-        is_on: says of the run's settings whether it is on; left out where the switch is a key of upstream's own, which
-            the patches read from what upstream hands them.
+        is_on: says of the run's settings whether it is on; its patches are not called while it is off. Left out where
+            the switch is a key of upstream's own, which the patches read from what upstream hands them.
         checks: called on the driver, with the composed configuration and the run's settings, if the feature is on; each
             raises ConfigurationError in one sentence that names the keys and the remedy.
     """
@@ -70,6 +79,17 @@ class Feature:
         for wrong, fault in faults:
             if wrong:
                 raise DeclarationError(f"feature {self.name!r}: {fault}")
+
+    @property
+    def can_be_off(self) -> bool:
+        """Whether it depends on the settings if its patches are called."""
+        return self.is_on is not _always
+
+    def is_in_force(self) -> bool:
+        """Whether it is on by the settings of this process; without settings only what is always on is."""
+        if not self.can_be_off:
+            return True
+        return _settings_of_process is not None and self.is_on(_settings_of_process())
 
     @property
     def field(self) -> str:

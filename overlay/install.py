@@ -17,18 +17,32 @@ from overlay.errors import TargetError
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def wrapped(raw: Any, body: Callable[..., Any], called: Callable[[], None] = lambda: None) -> Any:
-    """The object to install for a `wrap`; `called` is called at every call of the body.
+def wrapped(
+    raw: Any,
+    body: Callable[..., Any],
+    called: Callable[[], None] = lambda: None,
+    is_on: Callable[[], bool] | None = None,
+) -> Any:
+    """The object to install for a `wrap`.
+
+    Args:
+        raw: what is in the target's place.
+        body: called with upstream's function and the arguments of the call.
+        called: called before every call of the body.
+        is_on: asked at every call; while it says False, upstream's function is called instead. None means always.
 
     Raises:
-        TargetError: the target is a class; wrap one of its methods instead.
+        TargetError: the target is a class; wrap one of its methods instead. Or a value, which is read and not called,
+            so that nothing can ask whether it is on.
     """
     if isinstance(raw, type):
         raise TargetError("a class cannot be wrapped, because isinstance and subclassing need it: wrap its __init__")
     if _is_value(raw):
+        if is_on is not None:
+            raise TargetError("a value cannot be patched by a feature that can be off: wrap what reads it")
         called()
         return body(raw)
-    return _in_kind(raw, lambda upstream: _calling(upstream, body, called))
+    return _in_kind(raw, lambda upstream: _calling(upstream, body, called, is_on or _always))
 
 
 def replaced(raw: Any, body: Callable[..., Any]) -> Any:
@@ -44,6 +58,10 @@ def replaced(raw: Any, body: Callable[..., Any]) -> Any:
     if _is_value(raw):
         return body()
     return _in_kind(raw, lambda upstream: _renamed(upstream, body))
+
+
+def _always() -> bool:
+    return True
 
 
 def _is_value(raw: Any) -> bool:
@@ -65,17 +83,23 @@ def _in_kind(raw: Any, make: Make) -> Any:
     return make(raw)
 
 
-def _calling(upstream: Callable[..., Any], body: Callable[..., Any], called: Callable[[], None]) -> Callable[..., Any]:
+def _calling(
+    upstream: Callable[..., Any], body: Callable[..., Any], called: Callable[[], None], is_on: Callable[[], bool]
+) -> Callable[..., Any]:
     installed: Callable[..., Any]
     if inspect.iscoroutinefunction(upstream):
 
         async def installed(*args: Any, **kwargs: Any) -> Any:
+            if not is_on():
+                return await upstream(*args, **kwargs)
             called()
             return await body(upstream, *args, **kwargs)
 
     else:
 
         def installed(*args: Any, **kwargs: Any) -> Any:
+            if not is_on():
+                return upstream(*args, **kwargs)
             called()
             return body(upstream, *args, **kwargs)
 

@@ -34,7 +34,8 @@ def make_plan(patches: Sequence[Patch]) -> Plan:
     Raises:
         ConflictError: with every conflict found.
     """
-    conflicts = [*_exclusive(patches), *_repeated(patches), *_unknown_after(patches), *_two_of_one_name(patches)]
+    checks = (_exclusive, _repeated, _unknown_after, _unknown_neighbour, _two_of_one_name)
+    conflicts = [conflict for check in checks for conflict in check(patches)]
     if conflicts:
         raise ConflictError("the declared patches conflict:\n  " + "\n  ".join(conflicts))
     edges = _edges(patches)
@@ -73,6 +74,15 @@ def _unknown_after(patches: Sequence[Patch]) -> Iterable[str]:
                 yield f"{patch.describe()} says after={name!r}, which names no patch"
 
 
+def _unknown_neighbour(patches: Sequence[Patch]) -> Iterable[str]:
+    known = {(patch.target, patch.feature.name) for patch in patches}
+    for patch in patches:
+        for word, names in (("outside", patch.outside), ("inside", patch.inside)):
+            for name in names:
+                if (patch.target, name) not in known:
+                    yield f"{patch.describe()} says {word}={name!r}, and no patch of this target is that feature's"
+
+
 def _two_of_one_name(patches: Sequence[Patch]) -> Iterable[str]:
     """A feature is one object, so that its configuration and its switch are found in one place."""
     owners: dict[str, Patch] = {}
@@ -90,8 +100,16 @@ def _edges(patches: Sequence[Patch]) -> list[set[int]]:
         after = set(patch.after)
         named = [index for index, other in enumerate(patches) if after & {other.name, other.label}] if after else []
         made = [index for index in makers if _comes_first(patches[index], patch)]
-        edges.append({*named, *made} - {later})
+        within = [index for index, other in enumerate(patches) if _is_called_inside(other, patch)]
+        edges.append({*named, *made, *within} - {later})
     return edges
+
+
+def _is_called_inside(other: Patch, patch: Patch) -> bool:
+    """Whether `other` is applied first, so that `patch` is around it."""
+    if other.target != patch.target:
+        return False
+    return other.feature.name in patch.outside or patch.feature.name in other.inside
 
 
 def _comes_first(other: Patch, patch: Patch) -> bool:

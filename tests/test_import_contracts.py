@@ -28,6 +28,7 @@ ROOMS = tuple(room for room in PINS.rooms() if (REPOSITORY / room).is_dir())
 UPSTREAMS = tuple(package for upstream in PINS.upstreams if upstream.room for package in upstream.packages)
 FOR_FEATURES = (
     *(f"overlay.{name}" for name in ("Feature", "Key", "ConfigurationError", "DeclarationError", "SettingsError")),
+    "overlay.read_settings_from",
     # The catalogue finds the features, and the settings are read into what they declare.
     *(f"overlay.{name}" for name in ("configuration", "discovery.load_features", "pins.Pins")),
 )

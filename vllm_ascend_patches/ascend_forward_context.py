@@ -14,10 +14,8 @@ from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALL
     relies_on=["vllm_ascend.ascend_config:get_ascend_config"],
 )
 def get_fused_moe_state(upstream, ep_size, with_prefill):
-    from verl_patches.features import settings
-
     chosen = upstream(ep_size, with_prefill)
-    if with_prefill or settings.current().rollout.expert_parallel_size == 1:
+    if with_prefill:
         return chosen
     from vllm_ascend.ascend_config import get_ascend_config
 

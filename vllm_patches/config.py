@@ -1,6 +1,7 @@
 """vLLM's data-parallel ranks know from the last forward's agreement whether anyone has unfinished requests."""
 
 from overlay import wrap
+from verl_patches.features import settings
 from verl_patches.features.dp_sync.feature import DP_SYNC
 
 
@@ -13,11 +14,6 @@ from verl_patches.features.dp_sync.feature import DP_SYNC
     remove_when="vLLM's offline engine agrees on the device group",
 )
 def has_unfinished_dp(upstream, dp_group, has_unfinished):
-    from verl_patches.features import settings
-
-    chosen = settings.current().dp_sync
-    if not chosen.enabled:
-        return upstream(dp_group, has_unfinished)
     import vllm.envs
     from vllm.distributed.parallel_state import get_dp_group
 
@@ -26,4 +22,4 @@ def has_unfinished_dp(upstream, dp_group, has_unfinished):
 
     if vllm.envs.VLLM_ENABLE_V1_MULTIPROCESSING:  # an engine core in another process asks every now and then
         return any_rank(has_unfinished, get_dp_group().device_group)
-    return loop_of(get_dp_group(), chosen.lease_steps).goes_on(has_unfinished)
+    return loop_of(get_dp_group(), settings.current().dp_sync.lease_steps).goes_on(has_unfinished)

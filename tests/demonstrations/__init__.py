@@ -15,6 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from overlay import Feature
+from overlay.declaration import declared
+from overlay.install import wrapped
 
 Demonstration = Callable[[Callable[..., Any]], Any]
 _found: dict[str, Demonstration] = {}
@@ -56,6 +58,12 @@ def observed(demonstration: Demonstration, body: Callable[..., Any]) -> Any:
         return demonstration(body)
     except Exception as error:
         return f"raises {type(error).__name__}"
+
+
+def installed(body: Callable[..., Any], upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """What the engine puts in the place of `upstream` for the wrap whose body this is."""
+    (patch,) = [each for each in declared() if each.body is body]
+    return wrapped(upstream, body, is_on=patch.feature.is_in_force)
 
 
 class Upstream:

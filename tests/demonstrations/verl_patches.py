@@ -36,8 +36,8 @@ from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY
 from verl_patches.features.overlong.feature import OVERLONG
 from verl_patches.features.precision.feature import PRECISION
-from verl_patches.features.reshard.feature import RESHARD
-from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features.reshard.feature import RESHARD, WHOLE_WEIGHTS
+from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 from verl_patches.features.temperature.feature import TEMPERATURE
 from verl_patches.features.tracking.feature import TRACKING
@@ -265,6 +265,21 @@ def the_batch_is_reported(body):
     return callable(trainer.actor_rollout_wg.update_actor)
 
 
+def event_noted(event, *arguments):
+    """A demonstration that an event is written to the run's files."""
+
+    def demonstration(body):
+        with output_folder() as folder:
+            body(Upstream(), SimpleNamespace(), *arguments)
+            return event in "".join(file.read_text() for file in folder.iterdir())
+
+    return demonstration
+
+
+demonstrates(f"{TRAINER}.__init__", MEASURE)(event_noted("data_ready", None))
+demonstrates(f"{TRAINER}.fit", MEASURE)(event_noted("training_begins"))
+
+
 @demonstrates(f"{TRAINER}.init_workers", ONPOLICY)
 def old_log_prob_is_answered_without_a_worker(body):
     forward = Upstream()
@@ -292,13 +307,6 @@ def the_rate_follows_the_step(body):
     answer = SimpleNamespace(meta_info={"metrics": {}})
     body(lambda self, data: answer, worker, SimpleNamespace(meta_info={"training_step": 3}))
     return groups, answer.meta_info
-
-
-@demonstrates(f"{TRAINER}.fit", MEASURE)
-def the_beginning_of_training_is_noted(body):
-    with output_folder() as folder:
-        body(Upstream(), SimpleNamespace())
-        return "training_begins" in "".join(file.read_text() for file in folder.iterdir())
 
 
 @demonstrates("verl.utils.tracking:Tracking.__init__", TRACKING)
@@ -483,7 +491,7 @@ def the_workers_settings_are_in_force(body):
         return settings.current().precision
 
 
-@demonstrates(f"{WORKER}._build_rollout", RESIDENCY)
+@demonstrates(f"{WORKER}._build_rollout", PHASES)
 def training_state_is_away_while_the_engine_starts(body):
     runner = SimpleNamespace(worker=SimpleNamespace(model_runner=None))
     engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=runner))
@@ -497,7 +505,7 @@ def training_state_is_away_while_the_engine_starts(body):
     return entered
 
 
-@demonstrates(f"{WORKER}.init_model", RESIDENCY)
+@demonstrates(f"{WORKER}.init_model", PHASES)
 def the_reference_policy_leaves(body):
     with phases() as entered, mock.patch("verl_patches.features.residency.registration.register_reference"):
         body(Upstream(), SimpleNamespace(_is_ref=True, ref_module=[]))
@@ -526,12 +534,11 @@ def phase_entered(*arguments):
 
 
 for method in ("compute_log_prob", "compute_ref_log_prob", "update_actor", "save_checkpoint", "load_checkpoint"):
-    demonstrates(f"{WORKER}.{method}", RESIDENCY)(phase_entered(None))
-demonstrates(f"{MANAGER}.__exit__", RESIDENCY)(phase_entered(None, None, None))
-for method in ("compute_log_prob", "compute_ref_log_prob"):
-    demonstrates(f"{FSDP_WORKER}.{method}", MEASURE)(phase_entered(None))
-demonstrates(f"{FSDP_MANAGER}.__enter__", MEASURE)(phase_entered())
-demonstrates(f"{FSDP_MANAGER}.__exit__", MEASURE)(phase_entered(None, None, None))
+    demonstrates(f"{WORKER}.{method}", PHASES)(phase_entered(None))
+for method in ("compute_log_prob", "compute_ref_log_prob", "update_actor"):
+    demonstrates(f"{FSDP_WORKER}.{method}", PHASES)(phase_entered(None))
+for manager in (MANAGER, FSDP_MANAGER):
+    demonstrates(f"{manager}.__exit__", PHASES)(phase_entered(None, None, None))
 
 
 @demonstrates(f"{FSDP_WORKER}.update_actor", MEASURE)
@@ -563,7 +570,7 @@ def every_engine_has_a_seed_of_its_own(body):
     return seeds, rollout.sampling_params.seed
 
 
-@demonstrates(f"{ROLLOUT}.generate_sequences", RESHARD)
+@demonstrates(f"{ROLLOUT}.generate_sequences", WHOLE_WEIGHTS)
 def half_new_weights_are_refused(body):
     with instead_of("verl_patches.features.reshard.generation.process_generation"):
         return asks_ours(lambda: body(Upstream(), SimpleNamespace(), None))
@@ -587,8 +594,31 @@ def log_probs_of_the_samples_are_kept(body):
 def the_plan_runs_instead_of_the_gather(body):
     from verl_patches.workers.sharding_manager import megatron_vllm
 
-    with phases(), mock.patch.object(megatron_vllm, "_run_plan", side_effect=OursIsAsked):
+    with mock.patch.object(megatron_vllm, "_run_plan", side_effect=OursIsAsked):
         return asks_ours(lambda: body(Upstream(), SimpleNamespace()))
+
+
+@demonstrates(f"{MANAGER}.__enter__", WHOLE_WEIGHTS)
+def derived_weights_follow(body):
+    from verl_patches.workers.sharding_manager import megatron_vllm
+
+    refreshed = instead_of("verl_patches.features.reshard.mla_refresh.refresh_absorbed_weights")
+    with refreshed, mock.patch.object(megatron_vllm, "_rollout_model"):
+        with mock.patch("verl_patches.features.reshard.generation.process_generation"):
+            return asks_ours(lambda: body(Upstream(), SimpleNamespace()))
+
+
+@demonstrates(f"{FSDP_MANAGER}.__enter__", MEASURE)
+@demonstrates(f"{MANAGER}.__enter__", MEASURE)
+def a_reshard_is_timed(body):
+    record = step_record.StepRecord()
+    with mock.patch.object(step_record, "_record", record):
+        body(Upstream(), SimpleNamespace())
+    return sorted(record.seconds)
+
+
+for manager in (MANAGER, FSDP_MANAGER):
+    demonstrates(f"{manager}.__enter__", PHASES)(phase_entered())
 
 
 def phase_seen_within(*arguments):

@@ -171,7 +171,7 @@ def calls_of_sleeping_engine(body):
 
 
 for method in ("sleep", "wake_up"):
-    demonstrates(f"vllm.v1.engine.llm_engine:LLMEngine.{method}", RESIDENCY)(calls_of_sleeping_engine)
+    demonstrates(f"vllm.v1.engine.llm_engine:LLMEngine.{method}", VERL_ON_VLLM_0_9_1)(calls_of_sleeping_engine)
 
 
 @demonstrates("vllm.v1.sample.sampler:Sampler.forward", TEMPERATURE)

@@ -1,11 +1,14 @@
 """What applying does to upstream, in this process, on throw-away packages."""
 
+import asyncio
 import importlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from overlay import EffectiveError, TargetError
+import overlay
+from overlay import EffectiveError, Feature, TargetError
 from overlay.effective import require
 
 CORE = """
@@ -32,6 +35,9 @@ CORE = """
         class Inner:
             def deep(self):
                 return "deep"
+
+    async def later(x):
+        return x
 
     LIMIT = 4
     REGISTRY = {"one": 1}
@@ -86,6 +92,32 @@ def test_a_second_engine_call_or_import_changes_nothing(acme):
     acme.activate(acme.patch("wrap", "acme.core:f", ours))
     core = importlib.import_module("acme.core")
     assert importlib.import_module("acme.core").f(1) == ("ours", ("f", 1)) and core.f(1) == ("ours", ("f", 1))
+
+
+@pytest.fixture
+def switched(monkeypatch):
+    """A feature, and the settings of this process by which it is on or off; there are none at first."""
+    monkeypatch.setattr(overlay.feature, "_settings_of_process", None)
+    settings = SimpleNamespace(on=True)
+    return Feature("switched", "a test", switch="on", is_on=lambda settings: settings.on), settings
+
+
+def test_a_patch_is_called_only_while_its_feature_is_on(acme, switched):
+    feature, settings = switched
+    engine = acme.activate(*(acme.patch("wrap", f"acme.core:{name}", ours, feature=feature) for name in ("f", "later")))
+    core = importlib.import_module("acme.core")
+    assert core.f(1) == ("f", 1) and asyncio.run(core.later(1)) == 1 and not engine.called
+    overlay.read_settings_from(lambda: settings)
+    assert core.f(1) == ("ours", ("f", 1)) and engine.called == {"acme.core:f@switched"}
+    settings.on = False
+    assert core.f(1) == ("f", 1) and asyncio.run(core.later(1)) == 1
+    assert engine.called == {"acme.core:f@switched"}
+
+
+def test_a_value_cannot_be_switched(acme, switched):
+    acme.activate(acme.patch("wrap", "acme.core:LIMIT", lambda value: 5, feature=switched[0]))
+    with pytest.raises(TargetError, match="a value cannot be patched by a feature that can be off"):
+        importlib.import_module("acme.core")
 
 
 def test_wraps_nest_in_the_declared_order_around_a_replacement(acme):

@@ -1,6 +1,6 @@
 import pytest
 
-from overlay import DeclarationError, add, before_import, declaration, wrap
+from overlay import DeclarationError, Feature, add, before_import, declaration, wrap
 from tests.overlay.conftest import METADATA
 
 
@@ -41,6 +41,13 @@ def test_missing_and_empty_metadata_are_refused(key):
         add("acme:name", **incomplete)
     with pytest.raises(DeclarationError, match=f"missing {key}"):
         add("acme:name", **incomplete, **{key: "  "})
+
+
+def test_only_a_wrap_belongs_to_a_feature_that_can_be_off():
+    feature = Feature("some", "a test", switch="some.enabled", is_on=lambda settings: settings.some)
+    wrap("acme:name", **{**METADATA, "feature": feature})
+    with pytest.raises(DeclarationError, match="feature some can be off, and only a wrap asks at every call"):
+        add("acme:name", **{**METADATA, "feature": feature})
 
 
 def test_unknown_metadata_is_refused():

@@ -29,6 +29,23 @@ def test_after_is_obeyed_by_name_and_by_label(bench):
         assert labels(make_plan(order)) == [first.label, middle.label, last.label]
 
 
+def test_outside_and_inside_say_how_wraps_of_one_target_are_nested(bench):
+    outer = bench.patch("wrap", "acme:f", nothing, feature="outer", outside=["middle"])
+    middle = bench.patch("wrap", "acme:f", nothing, feature="middle")
+    inner = bench.patch("wrap", "acme:f", nothing, feature="inner", inside=["middle"])
+    elsewhere = bench.patch("wrap", "acme:g", nothing, feature="middle")
+    for order in itertools.permutations([outer, middle, inner, elsewhere]):
+        found = [label for label in labels(make_plan(order)) if label.startswith("acme:f")]
+        assert found == [inner.label, middle.label, outer.label]
+
+
+@pytest.mark.parametrize("word", ["outside", "inside"])
+def test_a_neighbour_that_has_no_patch_of_the_target_is_a_conflict(bench, word):
+    lonely = bench.patch("wrap", "acme:f", nothing, **{word: ["other"]})
+    with pytest.raises(ConflictError, match=f"says {word}='other', and no patch of this target is that feature's"):
+        make_plan([lonely, bench.patch("wrap", "acme:g", nothing, feature="other")])
+
+
 def test_what_makes_a_target_comes_before_what_changes_it(bench):
     member = bench.patch("wrap", "acme:Class.method", nothing)
     outer = bench.patch("wrap", "acme:f", nothing)

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+from tests.demonstrations import installed
 from tests.demonstrations.vllm_patches import module_with
 from verl_patches.features import settings
 from verl_patches.features.rollout_parallel.feature import RolloutSettings
@@ -23,7 +24,7 @@ def chosen(upstreams: Exchange, with_prefill: bool = False, in_graph: bool = Tru
         mock.patch.object(settings, "current", return_value=ours),
         module_with("vllm_ascend.ascend_config", get_ascend_config=lambda: config),
     ):
-        return get_fused_moe_state(lambda ep_size, prefill: upstreams, spread, with_prefill)
+        return installed(get_fused_moe_state, lambda ep_size, prefill: upstreams)(spread, with_prefill)
 
 
 def test_a_decode_in_a_graph_goes_through_the_fused_exchange():

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from overlay import ConfigurationError
-from tests.demonstrations import Upstream
+from tests.demonstrations import Upstream, installed
 from verl_patches.features import settings
 from verl_patches.features.residency.feature import ResidencySettings
 from vllm_ascend_patches.worker.model_runner_v1 import load_model
@@ -31,5 +31,5 @@ def test_acl_graphs_need_addresses_that_stay(residency, captures, refused):
         mock.patch("verl_patches.features.residency.reserved.reserve_weights"),
         pytest.raises(ConfigurationError, match="choose reserved") if refused else nullcontext(),
     ):
-        load_model(upstream, runner)
+        installed(load_model, upstream)(runner)
     assert len(upstream.calls) == (not refused)

@@ -1,8 +1,9 @@
 """The overlay's typed configuration and the copy of it that is in force in this process.
 
 The Hydra node is `actor_rollout_ref.overlay`; verl hands `config.actor_rollout_ref` to every worker, and so to every
-process. Worker adapters call `activate` once; patches read `current()` at call time. Until something is activated every
-feature is off, so importing the patches changes nothing by itself.
+process. Worker adapters call `activate` once. The engine asks these settings at every call whether a patch's feature is
+on, and patches read what else they need from `current()`. Until something is activated every feature that has a switch
+is off.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from overlay import DeclarationError, Key, SettingsError
+from overlay import DeclarationError, Key, SettingsError, read_settings_from
 from overlay.configuration import checked, read_section
 from verl_patches.features.catalogue import FEATURES
 
@@ -95,3 +96,6 @@ def activate(settings: OverlaySettings) -> None:
 def current() -> OverlaySettings:
     """The settings in force in this process."""
     return _current
+
+
+read_settings_from(lambda: current())

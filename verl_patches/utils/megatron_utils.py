@@ -28,11 +28,9 @@ def get_transformer_layer_offset(upstream, pipeline_rank, vp_rank, config):
     remove_when="verl's Megatron worker reads its dtype from the configuration",
 )
 def init_megatron_optim_config(upstream, optim_config):
-    from verl_patches.features import settings
     from verl_patches.features.precision.dtypes import optimizer_in_float32
 
-    config = upstream(optim_config)
-    return optimizer_in_float32(config) if settings.current().precision == "float32" else config
+    return optimizer_in_float32(upstream(optim_config))
 
 
 @wrap(

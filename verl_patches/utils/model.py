@@ -1,6 +1,7 @@
 """verl's models get their HuggingFace weights through the layout tables."""
 
 from overlay import wrap
+from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import OWN_MODELS
 
 
@@ -27,7 +28,6 @@ def load_megatron_gptmodel_weights(
     from post_training.checkpoint.loading import ignored_prefixes, load_from_huggingface
     from post_training.layouts.model_tensors import train_tensors, unwrapped
     from post_training.layouts.placements import train_placement
-    from verl_patches.features import settings
 
     table = table_for(model_config)
     placement = train_placement(unwrapped(parallel_model[0]).config)

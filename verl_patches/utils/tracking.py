@@ -1,6 +1,7 @@
 """verl's tracking: a file of JSON lines without metrics that would be made up, and trackers that survive a resume."""
 
 from overlay import wrap
+from verl_patches.features import settings
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
@@ -24,19 +25,14 @@ _OWN_RUNS = {
 def init(upstream, self, project_name, experiment_name, default_backend="console", config=None):
     from pathlib import Path
 
-    from verl_patches.features import settings
     from verl_patches.features.tracking import run
-
-    current = settings.current()
-    if not current.tracking.enabled:
-        return upstream(self, project_name, experiment_name, default_backend, config)
 
     def make(name, known):
         upstream(self, project_name, experiment_name, [name], known)
 
     names = [default_backend] if isinstance(default_backend, str) else default_backend
-    folder = Path(current.measure.output_dir) if current.measure.output_dir else None
-    run.begin(run.RunTrackers(self, make, names, config or {}, folder))
+    folder = settings.current().measure.output_dir
+    run.begin(run.RunTrackers(self, make, names, config or {}, Path(folder) if folder else None))
 
 
 @wrap(
@@ -62,10 +58,8 @@ def log_where_it_is_new(upstream, self, data, step, backend=None):
     **_OWN_RUNS,
 )
 def delete(upstream, self):
-    from verl_patches.features import settings
-
-    if not settings.current().tracking.enabled or "logger" in vars(self):
-        return upstream(self)
+    if "logger" in vars(self):  # trackers that upstream has made by itself
+        upstream(self)
 
 
 @wrap(
@@ -75,11 +69,10 @@ def delete(upstream, self):
     why="the summary and the live display read metrics.jsonl; verl derives some metrics from an absent old_log_prob",
     upstream="not forwarded: part of this project's features",
     remove_when="never: it is this project's own record",
-    after=[f"{_TRACKING}.log@tracking"],
+    outside=["tracking"],
 )
 def log(upstream, self, data, step, backend=None):
     import overlay
-    from verl_patches.features import settings
     from verl_patches.features.measure.reported_names import true_metrics
     from verl_patches.features.measure.run_end import process_faults
     from verl_patches.features.measure.run_files import RunFiles
@@ -105,7 +98,7 @@ def log(upstream, self, data, step, backend=None):
     "hole in the records of the run that goes on from it",
     upstream="not forwarded: part of this project's features",
     remove_when="verl logs a step before it saves it",
-    after=[f"{_TRACKING}.log@measure"],
+    outside=["measure"],
 )
 def log_then_publish(upstream, self, data, step, backend=None):
     logged = upstream(self, data=data, step=step, backend=backend)

@@ -1,15 +1,24 @@
 """verl's FSDP worker has the overlay's settings, enters the phases of a step and reports what it measured."""
 
 from overlay import wrap
+from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import SETTINGS
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.precision.feature import PRECISION
+from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.watch.feature import WATCH
 from verl_patches.features.watch.signs import PHASE_OF_METHOD
 
 _WORKER = "verl.workers.fsdp_workers:ActorRolloutRefWorker"
 _OURS = "not forwarded: part of this project's features"
 _OWN_RECORD = {"upstream": _OURS, "remove_when": "never: it is this project's own record"}
+# The features whose patches of a method are called inside the watch's.
+_INSIDE = {
+    "init_model": ["measure"],
+    "update_actor": ["phases", "measure"],
+    "compute_log_prob": ["phases"],
+    "compute_ref_log_prob": ["phases"],
+}
 
 
 @wrap(
@@ -20,12 +29,11 @@ _OWN_RECORD = {"upstream": _OURS, "remove_when": "never: it is this project's ow
     remove_when="never: it is this project's own watch",
 )
 def init_with_signs_of_life(upstream, self, config, role):
-    from verl_patches.features import settings
-    from verl_patches.features.watch.signs import in_phase, start_worker
+    from verl_patches.features.watch.signs import process_signs, start_worker
 
-    watch = settings.current().watch
-    start_worker(watch)
-    return in_phase(watch, "init", upstream, self, config, role)
+    start_worker(settings.current().watch.interval_s)
+    with process_signs().phase("init"):
+        return upstream(self, config, role)
 
 
 @wrap(
@@ -34,11 +42,9 @@ def init_with_signs_of_life(upstream, self, config, role):
     why="every process that holds a model needs the overlay's settings before it builds anything",
     upstream=_OURS,
     remove_when="never: it is how this project is configured",
-    after=[f"{_WORKER}.__init__@watch"],
+    outside=["watch"],
 )
 def init(upstream, self, config, role):
-    from verl_patches.features import settings
-
     settings.activate(settings.OverlaySettings.from_config(config))
     upstream(self, config, role)
 
@@ -51,13 +57,9 @@ def init(upstream, self, config, role):
     remove_when="verl compares training with rollout in float32 by one key",
 )
 def build_model_optimizer(upstream, self, *args, **kwargs):
-    from verl_patches.features import settings
+    from verl_patches.features.precision.dtypes import sharded_in_float32
 
-    if PRECISION.is_on(settings.current()):
-        from verl_patches.features.precision.dtypes import sharded_in_float32
-
-        kwargs["fsdp_config"] = sharded_in_float32(kwargs["fsdp_config"])
-    return upstream(self, *args, **kwargs)
+    return upstream(self, *args, **{**kwargs, "fsdp_config": sharded_in_float32(kwargs["fsdp_config"])})
 
 
 @wrap(
@@ -67,16 +69,15 @@ def build_model_optimizer(upstream, self, *args, **kwargs):
     **_OWN_RECORD,
 )
 def init_model_reported(upstream, self):
-    upstream(self)
-    from verl_patches.features import settings
     from verl_patches.workers.worker_report import report_start
 
+    upstream(self)
     report_start(self, settings.current().measure)
 
 
 @wrap(
     f"{_WORKER}.compute_log_prob",
-    feature=MEASURE,
+    feature=PHASES,
     why="device memory is measured by phase",
     **_OWN_RECORD,
 )
@@ -87,7 +88,7 @@ def compute_log_prob(upstream, self, data):
 
 @wrap(
     f"{_WORKER}.compute_ref_log_prob",
-    feature=MEASURE,
+    feature=PHASES,
     why="device memory is measured by phase",
     **_OWN_RECORD,
 )
@@ -98,16 +99,26 @@ def compute_ref_log_prob(upstream, self, data):
 
 @wrap(
     f"{_WORKER}.update_actor",
-    feature=MEASURE,
-    why="verl reports the first rank's figures; time and memory are of the slowest die, and log-probs of all tokens",
+    feature=PHASES,
+    why="device memory is measured by phase",
     **_OWN_RECORD,
 )
 def update_actor(upstream, self, data):
-    from verl_patches.features import settings
+    _enter("update")
+    return upstream(self, data)
+
+
+@wrap(
+    f"{_WORKER}.update_actor",
+    feature=MEASURE,
+    why="verl reports the first rank's figures; time and memory are of the slowest die, and log-probs of all tokens",
+    outside=["phases"],
+    **_OWN_RECORD,
+)
+def update_actor_measured(upstream, self, data):
     from verl_patches.workers.process_residency import process_residency
     from verl_patches.workers.worker_report import compare_log_probs, finish_update
 
-    _enter("update")
     compare_log_probs(data.batch)
     output = upstream(self, data)
     process_residency().close()
@@ -119,24 +130,23 @@ def _in_phase(phase):
     """The body of a patch of a worker's method that is this phase."""
 
     def method(upstream, self, *args, **kwargs):
-        from verl_patches.features import settings
-        from verl_patches.features.watch.signs import in_phase
+        from verl_patches.features.watch.signs import process_signs
 
-        return in_phase(settings.current().watch, phase, upstream, self, *args, **kwargs)
+        with process_signs().phase(phase):
+            return upstream(self, *args, **kwargs)
 
     return method
 
 
 # Where one method has a patch of ours already, the phase is around that too.
 for _method, _phase in PHASE_OF_METHOD.items():
-    _measured = _method in ("init_model", "compute_log_prob", "compute_ref_log_prob", "update_actor")
     wrap(
         f"{_WORKER}.{_method}",
         feature=WATCH,
         why="what a worker does when it stops answering, and how long it may take",
         upstream=_OURS,
         remove_when="never: it is this project's own watch",
-        after=[f"{_WORKER}.{_method}@measure"] if _measured else [],
+        outside=_INSIDE.get(_method, ()),
     )(_in_phase(_phase))
 
 

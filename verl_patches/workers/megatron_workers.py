@@ -1,25 +1,28 @@
 """verl's Megatron worker enters the phases of a step and reports what it measured."""
 
 from overlay import wrap
+from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import SETTINGS
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.precision.feature import PRECISION
-from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features.reshard.feature import RESHARD
+from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.watch.feature import WATCH
 from verl_patches.features.watch.signs import PHASE_OF_METHOD
 
 _WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
 _OURS = "not forwarded: part of this project's features"
-_AROUND = {
-    "init_model": [f"{_WORKER}.init_model@residency", f"{_WORKER}.init_model@measure"],
-    "update_actor": [f"{_WORKER}.update_actor@{name}" for name in ("residency", "measure", "learning_rate")],
-    **{
-        method: [f"{_WORKER}.{method}@residency"]
-        for method in ("compute_log_prob", "compute_ref_log_prob", "save_checkpoint", "load_checkpoint")
-    },
+# The features whose patches of a method are called inside the watch's.
+_INSIDE = {
+    "init_model": ["phases", "measure"],
+    "update_actor": ["phases", "measure", "learning_rate"],
+    "compute_log_prob": ["phases"],
+    "compute_ref_log_prob": ["phases"],
+    "save_checkpoint": ["phases"],
+    "load_checkpoint": ["phases"],
 }
 
 
@@ -32,13 +35,9 @@ _AROUND = {
     remove_when="verl starts MindSpeed-LLM with arguments of its own",
 )
 def init_with_engine(upstream, self, config, role):
-    from verl_patches.features import settings
+    from verl_patches.features.mindspeed.megatron_adaptor import start_for
 
-    current = settings.current()
-    if MINDSPEED.is_on(current):
-        from verl_patches.features.mindspeed.megatron_adaptor import start_for
-
-        start_for(config, current)
+    start_for(config, settings.current())
     upstream(self, config, role)
 
 
@@ -51,12 +50,11 @@ def init_with_engine(upstream, self, config, role):
     remove_when="never: it is this project's own watch",
 )
 def init_with_signs_of_life(upstream, self, config, role):
-    from verl_patches.features import settings
-    from verl_patches.features.watch.signs import in_phase, start_worker
+    from verl_patches.features.watch.signs import process_signs, start_worker
 
-    watch = settings.current().watch
-    start_worker(watch)
-    return in_phase(watch, "init", upstream, self, config, role)
+    start_worker(settings.current().watch.interval_s)
+    with process_signs().phase("init"):
+        return upstream(self, config, role)
 
 
 @wrap(
@@ -66,11 +64,9 @@ def init_with_signs_of_life(upstream, self, config, role):
     why="every process that holds a model needs the overlay's settings before it builds anything",
     upstream=_OURS,
     remove_when="never: it is how this project is configured",
-    after=[f"{_WORKER}.__init__@mindspeed", f"{_WORKER}.__init__@watch"],
+    outside=["mindspeed", "watch"],
 )
 def init(upstream, self, config, role):
-    from verl_patches.features import settings
-
     settings.activate(settings.OverlaySettings.from_config(config))
     upstream(self, config, role)
 
@@ -83,12 +79,9 @@ def init(upstream, self, config, role):
     remove_when="verl's Megatron worker reads its dtype from the configuration",
 )
 def build_model_optimizer(upstream, self, *args, **kwargs):
-    from verl_patches.features import settings
     from verl_patches.features.precision.dtypes import run_dtype
 
-    current = settings.current()
-    if PRECISION.is_on(current):
-        self.param_dtype = self.dtype = run_dtype(current.precision)
+    self.param_dtype = self.dtype = run_dtype(settings.current().precision)
     return upstream(self, *args, **kwargs)
 
 
@@ -100,27 +93,24 @@ def build_model_optimizer(upstream, self, *args, **kwargs):
     "them skipped",
     upstream=_OURS,
     remove_when="verl looks at the weights that it has loaded",
-    after=[f"{_WORKER}._build_model_optimizer@precision"],
+    outside=["precision"],
 )
 def build_model_of_finite_weights(upstream, self, *args, **kwargs):
+    from verl_patches.features.nonfinite.weights import check_weights
+
     built = upstream(self, *args, **kwargs)
-    from verl_patches.features import settings
-
-    if settings.current().nonfinite.enabled:
-        from verl_patches.features.nonfinite.weights import check_weights
-
-        model = "actor's" if self._is_actor else "reference policy's"
-        check_weights(
-            built[0],
-            f"before training, the {model} weights",
-            f"verify what they were loaded from (actor_rollout_ref.model.path={self.config.model.path})",
-        )
+    model = "actor's" if self._is_actor else "reference policy's"
+    check_weights(
+        built[0],
+        f"before training, the {model} weights",
+        f"verify what they were loaded from (actor_rollout_ref.model.path={self.config.model.path})",
+    )
     return built
 
 
 @wrap(
     f"{_WORKER}._build_rollout",
-    feature=RESIDENCY,
+    feature=PHASES,
     evidence="executed",
     why="vLLM sizes its KV cache by the free memory, so the training state must be away while the engine starts",
     upstream=_OURS,
@@ -143,7 +133,7 @@ def build_rollout(upstream, self, *args, **kwargs):
 
 @wrap(
     f"{_WORKER}.init_model",
-    feature=RESIDENCY,
+    feature=PHASES,
     evidence="executed",
     why="the reference policy's weights are needed in its own phase only",
     upstream=_OURS,
@@ -170,16 +160,15 @@ def init_model_resident(upstream, self):
     remove_when="never: it is this project's own record",
 )
 def init_model_reported(upstream, self):
-    upstream(self)
-    from verl_patches.features import settings
     from verl_patches.workers.worker_report import report_start
 
+    upstream(self)
     report_start(self, settings.current().measure)
 
 
 @wrap(
     f"{_WORKER}.compute_log_prob",
-    feature=RESIDENCY,
+    feature=PHASES,
     why="the actor's weights must be on the device, and nothing else need be",
     upstream=_OURS,
     remove_when="see _build_rollout",
@@ -191,7 +180,7 @@ def compute_log_prob(upstream, self, data):
 
 @wrap(
     f"{_WORKER}.compute_ref_log_prob",
-    feature=RESIDENCY,
+    feature=PHASES,
     evidence="executed",
     why="the reference policy's weights must be on the device, and nothing else need be",
     upstream=_OURS,
@@ -204,7 +193,7 @@ def compute_ref_log_prob(upstream, self, data):
 
 @wrap(
     f"{_WORKER}.update_actor",
-    feature=RESIDENCY,
+    feature=PHASES,
     evidence="executed",
     why="the training state must be on the device, and the rollout away from it",
     upstream=_OURS,
@@ -222,14 +211,13 @@ def update_actor_resident(upstream, self, data):
     why="verl reads metrics from the last stage of the first replica only; time and memory are of the slowest die",
     upstream=_OURS,
     remove_when="never: it is this project's own record",
-    after=[f"{_WORKER}.update_actor@residency"],
+    outside=["phases"],
 )
 def update_actor_measured(upstream, self, data):
-    output = upstream(self, data)
-    from verl_patches.features import settings
     from verl_patches.workers.process_residency import process_residency
     from verl_patches.workers.worker_report import finish_update
 
+    output = upstream(self, data)
     process_residency().close()
     finish_update(output.meta_info["metrics"], self.rank, settings.current().measure)
     return output
@@ -242,7 +230,7 @@ def update_actor_measured(upstream, self, data):
     why="verl's Megatron worker has no learning rate scheduler: every step has the same rate, whatever is configured",
     upstream="https://github.com/verl-project/verl/pull/1701",
     remove_when="the pinned verl's Megatron worker has a schedule that a resume continues",
-    after=[f"{_WORKER}.update_actor@residency", f"{_WORKER}.update_actor@measure"],
+    outside=["phases", "measure"],
 )
 def update_actor_at_its_rate(upstream, self, data):
     from verl_patches.features.learning_rate.rates import report_rate, set_rate
@@ -255,7 +243,7 @@ def update_actor_at_its_rate(upstream, self, data):
 
 @wrap(
     f"{_WORKER}.save_checkpoint",
-    feature=RESIDENCY,
+    feature=PHASES,
     why="weights and optimizer state are read",
     upstream=_OURS,
     remove_when="see _build_rollout",
@@ -267,7 +255,7 @@ def save_checkpoint(upstream, self, *args, **kwargs):
 
 @wrap(
     f"{_WORKER}.load_checkpoint",
-    feature=RESIDENCY,
+    feature=PHASES,
     why="weights and optimizer state are written",
     upstream=_OURS,
     remove_when="see _build_rollout",
@@ -281,10 +269,10 @@ def _in_phase(phase):
     """The body of a patch of a worker's method that is this phase."""
 
     def method(upstream, self, *args, **kwargs):
-        from verl_patches.features import settings
-        from verl_patches.features.watch.signs import in_phase
+        from verl_patches.features.watch.signs import process_signs
 
-        return in_phase(settings.current().watch, phase, upstream, self, *args, **kwargs)
+        with process_signs().phase(phase):
+            return upstream(self, *args, **kwargs)
 
     return method
 
@@ -298,7 +286,7 @@ for _method, _phase in PHASE_OF_METHOD.items():
         why="what a worker does when it stops answering, and how long it may take",
         upstream=_OURS,
         remove_when="never: it is this project's own watch",
-        after=_AROUND.get(_method, ()),
+        outside=_INSIDE.get(_method, ()),
     )(_in_phase(_phase))
 
 
@@ -310,9 +298,7 @@ def _enter(phase: str) -> None:
 
 def _rewritten_weights(engine, runner):
     """The rollout weights that every reshard writes; none when verl moves them, which says nothing about it."""
-    from verl_patches.features import settings
-
-    if not settings.current().reshard.enabled:
+    if not RESHARD.is_in_force():
         return []
     import torch.distributed as dist
 

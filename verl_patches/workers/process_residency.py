@@ -1,9 +1,9 @@
 """The residency of a worker's process."""
 
-from verl_patches.features import settings
+from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.residency.phases import Residency
 
-_residency = Residency(lambda: settings.current().residency.enabled)
+_residency = Residency(RESIDENCY.is_in_force)
 
 
 def process_residency() -> Residency:

@@ -13,11 +13,8 @@ from verl_patches.features.router_balance.feature import ROUTER_BALANCE
     relies_on=["vllm_ascend.ops.fused_moe:AscendUnquantizedFusedMoEMethod.apply"],
 )
 def __init__(upstream, self, moe=None):
-    from verl_patches.features import settings
+    from post_training.models.router_balance import balanced
 
     upstream(self, moe=moe)
-    if settings.current().router_balance.forced:
-        from post_training.models.router_balance import balanced
-
-        # On the object, so that the graph that is captured of its call meets no code of the overlay's engine.
-        self.apply = balanced(self.apply)
+    # On the object, so that the graph that is captured of its call meets no code of the overlay's engine.
+    self.apply = balanced(self.apply)

@@ -2,6 +2,7 @@
 weights that leave the device, to come back where they were or with a graph that looks where they are."""
 
 from overlay import wrap
+from verl_patches.features import settings
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.residency.feature import RESIDENCY
 
@@ -18,11 +19,9 @@ _RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
     relies_on=["vllm.distributed.parallel_state:get_dp_group"],
 )
 def get_forward_metadata_across_dp(upstream, self, maybe_padded_num_tokens, num_tokens, with_prefill, enable_dbo):
-    from verl_patches.features import settings
-
     # Prefill and decode on separate machines decide by themselves; that is not this project's rollout.
     apart = self.is_kv_producer or self.is_kv_consumer
-    if self.dp_size == 1 or apart or not settings.current().dp_sync.enabled:
+    if self.dp_size == 1 or apart:
         return upstream(self, maybe_padded_num_tokens, num_tokens, with_prefill, enable_dbo)
     from vllm.distributed.parallel_state import get_dp_group
 
@@ -46,15 +45,13 @@ def get_forward_metadata_across_dp(upstream, self, maybe_padded_num_tokens, num_
     remove_when="vLLM-Ascend lets a caller map and unmap weights without its sleep mode",
 )
 def load_model(upstream, self):
-    from verl_patches.features import settings
+    from verl_patches.features.residency.graph import refuse_captured_graphs
 
-    residency = settings.current().residency
-    if residency.enabled and not residency.reserves_addresses:
-        from verl_patches.features.residency.graph import refuse_captured_graphs
-
+    reserves = settings.current().residency.reserves_addresses
+    if not reserves:
         refuse_captured_graphs(self)
     upstream(self)
-    if residency.reserves_addresses:
+    if reserves:
         from verl_patches.features.residency.reserved import reserve_weights
 
         reserve_weights(self)
@@ -70,11 +67,9 @@ def load_model(upstream, self):
     remove_when="vLLM-Ascend can free and create its KV cache without sleep mode",
 )
 def initialize_kv_cache(upstream, self, kv_cache_config):
-    from verl_patches.features import settings
     from verl_patches.features.residency.kv_cache import CONFIGURATION
 
-    if settings.current().residency.enabled:
-        setattr(self, CONFIGURATION, kv_cache_config)
+    setattr(self, CONFIGURATION, kv_cache_config)
     upstream(self, kv_cache_config)
 
 
@@ -86,11 +81,9 @@ def initialize_kv_cache(upstream, self, kv_cache_config):
     remove_when="residency.rollout_addresses=reserved is known to work on NPUs, and is the only way left",
 )
 def get_torchair_lazy_compiled_model(upstream, self, batch_size):
-    from verl_patches.features import settings
     from verl_patches.features.residency.graph import weights_that_move
 
-    residency = settings.current().residency
-    if not residency.enabled or residency.reserves_addresses:
+    if settings.current().residency.reserves_addresses:
         return upstream(self, batch_size)
     with weights_that_move():
         return upstream(self, batch_size)

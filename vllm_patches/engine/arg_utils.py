@@ -12,9 +12,6 @@ from verl_patches.features.precision.feature import PRECISION
     remove_when="the pinned vLLM accepts float32 for V1",
 )
 def is_v1_supported_oracle(upstream, self, model_config):
-    from verl_patches.features import settings
     from verl_patches.features.precision.dtypes import as_if_half
 
-    if settings.current().precision == "float32":
-        model_config = as_if_half(model_config)
-    return upstream(self, model_config)
+    return upstream(self, as_if_half(model_config))

@@ -1,6 +1,7 @@
 """verl's arguments to the vLLM engine, in the form that vLLM 0.9.1 takes."""
 
 from overlay import wrap
+from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import VERL_ON_VLLM_0_9_1
 from verl_patches.features.direct_loading.feature import DIRECT_LOADING
 from verl_patches.features.residency.feature import RESIDENCY
@@ -31,11 +32,7 @@ def init(upstream, self, *args, limit_mm_per_prompt=None, disable_mm_preprocesso
     evidence="executed",
 )
 def init_without_sleep_mode(upstream, self, *args, **kwargs):
-    from verl_patches.features import settings
-
-    if settings.current().residency.enabled:
-        kwargs["enable_sleep_mode"] = False
-    upstream(self, *args, **kwargs)
+    upstream(self, *args, **{**kwargs, "enable_sleep_mode": False})
 
 
 @wrap(
@@ -47,12 +44,6 @@ def init_without_sleep_mode(upstream, self, *args, **kwargs):
     evidence="executed",
 )
 def init_with_expert_parallel(upstream, self, *args, **kwargs):
-    from verl_patches.features import settings
-
-    expert_parallel = settings.current().rollout.expert_parallel_size
-    if expert_parallel == 1:
-        return upstream(self, *args, **kwargs)
-
     import torch.distributed as dist
 
     from verl_patches.features.rollout_parallel.engine_environment import (
@@ -61,6 +52,7 @@ def init_with_expert_parallel(upstream, self, *args, **kwargs):
         set_engine_environment,
     )
 
+    expert_parallel = settings.current().rollout.expert_parallel_size
     place = EnginePlace(dist.get_rank(), dist.get_world_size(), kwargs.get("tensor_parallel_size", 1), expert_parallel)
     check_expert_parallel(place)
     set_engine_environment(place)
@@ -77,12 +69,6 @@ def init_with_expert_parallel(upstream, self, *args, **kwargs):
     remove_when="vLLM loads DeepSeek-V3 from FP8 files into bfloat16, each rank reading its own part",
 )
 def init_with_direct_loading(upstream, self, *args, **kwargs):
-    from verl_patches.features import settings
-
-    folder = settings.current().load_from_hf
-    if not folder:
-        return upstream(self, *args, **kwargs)
-
     import torch.distributed as dist
 
     from post_training.checkpoint.loading import ignored_prefixes, load_from_huggingface
@@ -92,6 +78,7 @@ def init_with_direct_loading(upstream, self, *args, **kwargs):
     from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
 
     upstream(self, *args, **kwargs)
+    folder = settings.current().load_from_hf
     config = self.llm_engine.vllm_config
     model = self.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
     table = table_for(config.model_config.hf_config)

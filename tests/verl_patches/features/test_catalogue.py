@@ -54,34 +54,71 @@ def test_the_switch_is_what_turns_it_on(feature):
     assert patches_of(feature)
 
 
-def test_a_feature_in_another_folder_brings_its_keys_along(tmp_path):
-    folder = tmp_path / "verl_patches" / "features" / "greeting"
-    folder.mkdir(parents=True)
-    (folder / "feature.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from overlay import Feature, Key\n\n\n"
-        "@dataclass(frozen=True)\n"
-        "class GreetingSettings:\n"
-        "    enabled: bool = True\n"
-        "    times: int = 2\n\n\n"
-        "NODE = 'actor_rollout_ref.overlay'\n"
-        "GREETING = Feature(\n"
-        "    'greeting', 'a test', f'{NODE}.greeting', GreetingSettings, (Key('loud', f'{NODE}.loud', bool, False),),\n"
-        "    f'{NODE}.greeting.enabled', is_on=lambda settings: settings.greeting.enabled,\n"
-        ")\n"
-    )
-    program = (
-        "from verl_patches.features.settings import OverlaySettings\n"
-        "from verl_patches.trainer.main_ppo import compose\n"
-        "config = compose('rehearsal', ['actor_rollout_ref.overlay.greeting.times=3'])\n"
-        "chosen = OverlaySettings.from_config(config.actor_rollout_ref)\n"
-        "print(chosen.greeting, chosen.loud, OverlaySettings.all_off().greeting.enabled)\n"
-    )
+FEATURE = """
+from dataclasses import dataclass
+from overlay import Feature, Key
+
+NODE = "actor_rollout_ref.overlay"
+
+
+@dataclass(frozen=True)
+class GreetingSettings:
+    enabled: bool = True
+    times: int = 2
+
+
+GREETING = Feature(
+    name="greeting",
+    purpose="a test",
+    section=f"{NODE}.greeting",
+    settings=GreetingSettings,
+    keys=(Key("loud", f"{NODE}.loud", bool, False),),
+    switch=f"{NODE}.greeting.enabled",
+    is_on=lambda settings: settings.greeting.enabled,
+)
+"""
+PATCH = """
+from mindspeed_patches.features.greeting.feature import GREETING
+from overlay import wrap
+from verl_patches.features import settings
+
+
+@wrap("mindspeed.greeting:greet", feature=GREETING, why="a test", upstream="not forwarded: a test", remove_when="never")
+def greet(upstream, name):
+    return [upstream(name)] * settings.current().greeting.times
+"""
+PROGRAM = """
+import overlay
+overlay.activate()
+from mindspeed.greeting import greet
+from verl_patches.features import settings
+from verl_patches.trainer.main_ppo import compose
+
+key, said = "actor_rollout_ref.overlay.greeting", [greet("you")]
+for enabled in ("false", "true"):
+    config = compose("rehearsal", [f"{key}.enabled={enabled}", f"{key}.times=3"])
+    settings.activate(settings.OverlaySettings.from_config(config.actor_rollout_ref))
+    said.append(greet("you"))
+print(said, settings.current().loud, settings.OverlaySettings.all_off().greeting.enabled)
+"""
+
+
+def test_a_feature_is_one_file_of_settings_and_its_patches(tmp_path):
+    """In a folder of their own, for an upstream that is not installed here, off and on."""
+    for name, text in {
+        "mindspeed/__init__.py": "",
+        "mindspeed/greeting.py": "def greet(name):\n    return f'hello {name}'\n",
+        "mindspeed_patches/features/greeting/feature.py": FEATURE,
+        "mindspeed_patches/greeting.py": PATCH,
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
     result = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+        [sys.executable, "-c", PROGRAM], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
     )
-    assert result.stdout == "GreetingSettings(enabled=True, times=3) False False\n", result.stderr
+    said = ["hello you", "hello you", ["hello you"] * 3]
+    assert result.stdout == f"{said} False False\n", result.stderr
 
 
 def test_all_off_means_every_switch():

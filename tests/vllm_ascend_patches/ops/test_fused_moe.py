@@ -9,6 +9,7 @@ import torch
 
 import verl_patches.prelude_patch  # noqa: F401
 from post_training.models.router_balance import logits_for_dealt_experts
+from tests.demonstrations import installed
 from verl_patches.features import settings
 from verl_patches.features.router_balance.feature import RouterBalanceSettings
 from vllm_ascend_patches.ops import fused_moe
@@ -26,7 +27,7 @@ def test_the_choice_of_every_layer_is_dealt_out_where_it_is_on(forced):
     ours = replace(settings.current(), router_balance=RouterBalanceSettings(forced=forced))
     method, made = Method(), []
     with mock.patch.object(settings, "current", return_value=ours):
-        fused_moe.__init__(lambda self, moe: made.append((self, moe)), method, moe="configuration")
+        installed(fused_moe.__init__, lambda self, moe: made.append((self, moe)))(method, moe="configuration")
     assert made == [(method, "configuration")]
     logits = torch.randn(4, 16)
     method.apply(router_logits=logits, top_k=2)

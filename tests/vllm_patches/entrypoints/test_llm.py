@@ -5,6 +5,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from tests.demonstrations import installed
 from verl_patches.features import settings
 from verl_patches.features.residency.feature import ResidencySettings
 from vllm_patches.entrypoints import llm
@@ -50,14 +51,14 @@ def test_multi_modal_options_of_a_multi_modal_model_are_kept(active):
 def test_sleep_mode_is_off_where_residency_manages_memory(active):
     active(residency=ResidencySettings(enabled=True))
     upstream = Recorder()
-    llm.init_without_sleep_mode(upstream, object(), **FROM_VERL)
+    installed(llm.init_without_sleep_mode, upstream)(object(), **FROM_VERL)
     assert upstream.kwargs["enable_sleep_mode"] is False
 
 
 def test_direct_loading_off_changes_nothing(active):
     active()
     upstream = Recorder()
-    llm.init_with_direct_loading(upstream, object(), **FROM_VERL)
+    installed(llm.init_with_direct_loading, upstream)(object(), **FROM_VERL)
     assert upstream.kwargs == FROM_VERL
 
 
@@ -84,5 +85,5 @@ def test_what_was_absorbed_at_random_follows_the_weights_that_were_loaded(active
 def test_expert_parallelism_off_changes_nothing(active):
     active()
     upstream = Recorder()
-    llm.init_with_expert_parallel(upstream, object(), **FROM_VERL)
+    installed(llm.init_with_expert_parallel, upstream)(object(), **FROM_VERL)
     assert upstream.kwargs == FROM_VERL

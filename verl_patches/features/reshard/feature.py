@@ -22,6 +22,11 @@ class ReshardSettings:
     dies_per_node: int = field(default=0, metadata={"at_least": 0})
 
 
+WHOLE_WEIGHTS = Feature(
+    name="whole_weights",
+    purpose="The rollout samples from whole weights: derived ones follow the others, half-written ones are refused.",
+)
+
 RESHARD = Feature(
     name="reshard",
     purpose="Updated weights reach the rollout by a plan of byte ranges: every die receives what it serves, no more.",

@@ -1,4 +1,4 @@
-"""The feature residency: its configuration, its switch, and what it does not go together with."""
+"""The feature residency: its configuration, its switch, and what it does not go together with; and the phases."""
 
 from __future__ import annotations
 
@@ -57,6 +57,12 @@ def refuse_expandable_segments() -> None:
             "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True allows none; choose released, or take that option away"
         )
 
+
+PHASES = Feature(
+    name="phases",
+    purpose="A step goes through phases, by which device memory is metered and, with residency, what is on the device "
+    "changes.",
+)
 
 RESIDENCY = Feature(
     name="residency",

@@ -17,9 +17,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
-
-from verl_patches.features.watch.feature import WatchSettings
 
 Send = Callable[[str, bytes], None]
 
@@ -106,18 +103,9 @@ def process_signs() -> Signs:
     return _signs
 
 
-def in_phase(watch: WatchSettings, name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What `call` returns, called in this phase of the process if the watch is on."""
-    if not watch.enabled:
-        return call(*args, **kwargs)
-    with _signs.phase(name):
-        return call(*args, **kwargs)
-
-
-def start_worker(watch: WatchSettings) -> None:
-    """Start sending as the worker of the rank that verl's environment names, if the watch is on."""
-    if watch.enabled:
-        start_in_ray(os.environ["RANK"], watch.interval_s)
+def start_worker(interval_s: float) -> None:
+    """Start sending as the worker of the rank that verl's environment names."""
+    start_in_ray(os.environ["RANK"], interval_s)
 
 
 def start_in_ray(name: str, interval_s: float) -> None:

@@ -1,6 +1,7 @@
 """Log-probs of training at the temperature of the rollout."""
 
 from overlay import wrap
+from verl_patches.features import settings
 from verl_patches.features.temperature.feature import TEMPERATURE
 
 
@@ -13,9 +14,8 @@ from verl_patches.features.temperature.feature import TEMPERATURE
     remove_when="the pinned verl contains the fix",
 )
 def gptmodel_forward(upstream, *args, logits_processor=None, **kwargs):
-    from verl_patches.features import settings
     from verl_patches.features.temperature.scaling import at_temperature
 
-    if logits_processor is not None and settings.current().temperature.enabled:
+    if logits_processor is not None:
         logits_processor = at_temperature(logits_processor, settings.current().rollout_temperature)
     return upstream(*args, logits_processor=logits_processor, **kwargs)

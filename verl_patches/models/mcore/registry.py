@@ -29,12 +29,11 @@ def _own_model(hf_config: Any) -> "MegatronModel | None":
 
 
 def _mindspeed_model(hf_config: Any) -> "MindspeedModel | None":
-    """MindSpeed-LLM's modules for a model; None where they are not used."""
+    """MindSpeed-LLM's modules for a model; None where it has none."""
     from post_training.models.families import find_family
-    from verl_patches.features import settings
 
     family = find_family(hf_config)
-    return None if family is None or not MINDSPEED.is_on(settings.current()) else family.mindspeed
+    return None if family is None else family.mindspeed
 
 
 @wrap(
@@ -72,10 +71,9 @@ def hf_to_mindspeed_config(upstream, hf_config, dtype, **override_transformer_co
 )
 def hf_to_balanced_config(upstream, hf_config, dtype, **override_transformer_config_kwargs):
     from post_training.models.families import find_family
-    from verl_patches.features import settings
 
     family = find_family(hf_config)
-    if not settings.current().router_balance.forced or family is None or not family.balances_router:
+    if family is None or not family.balances_router:
         return upstream(hf_config, dtype, **override_transformer_config_kwargs)
     return upstream(hf_config, dtype, **override_transformer_config_kwargs, moe_router_force_load_balancing=True)
 

@@ -1,6 +1,7 @@
 """verl's driver: its prompts and how they are chosen, calls that need no worker, and marks of how far a run is."""
 
 from overlay import wrap
+from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import SETTINGS
 from verl_patches.features.data_order.feature import DATA_ORDER
 from verl_patches.features.dynamic_sampling.feature import DYNAMIC_SAMPLING
@@ -24,16 +25,26 @@ _OWN_RECORD = {
     f"{_TRAINER}.__init__",
     feature=SETTINGS,
     evidence="executed",
-    why="the driver refuses what cannot run before any worker starts, and decides by the overlay's settings too; when "
-    "this ends the data are ready",
+    why="the driver refuses what cannot run before any worker starts, and decides by the overlay's settings too",
     upstream="not forwarded: part of this project's features",
     remove_when="never: it is how this project is configured",
 )
 def init(upstream, self, config, *args, **kwargs):
-    from verl_patches.features import settings
     from verl_patches.trainer.configuration_checks import check_configuration
 
     settings.activate(check_configuration(config))
+    upstream(self, config, *args, **kwargs)
+
+
+@wrap(
+    f"{_TRAINER}.__init__",
+    feature=MEASURE,
+    evidence="executed",
+    why="when this ends the data are ready, which is a part of the start-up time that a run reports",
+    inside=["settings"],
+    **_OWN_RECORD,
+)
+def init_noted(upstream, self, config, *args, **kwargs):
     upstream(self, config, *args, **kwargs)
     _note("data_ready")
 
@@ -70,7 +81,7 @@ def create_dataloader(upstream, self, train_dataset, val_dataset, collate_fn, tr
     why="prompts whose answers are all right or all wrong teach nothing, and fit trains on whatever its loader gives",
     upstream="https://github.com/verl-project/verl/pull/7082",
     remove_when="the pinned verl's fit filters groups on Megatron and FSDP and loses no prompt",
-    after=[f"{_TRAINER}._create_dataloader@data_order"],
+    outside=["data_order"],
 )
 def create_prompt_source(upstream, self, train_dataset, val_dataset, collate_fn, train_sampler):
     from verl_patches.features.dynamic_sampling.feature import FilterGroups
@@ -123,11 +134,7 @@ def timer(upstream, name, timing_raw):
 )
 def init_workers(upstream, self):
     upstream(self)
-    from verl_patches.features import settings
-
-    if not settings.current().recompute_old_log_prob:
-        self.actor_rollout_wg.compute_log_prob = _absent_log_prob
-    _note("models_ready")
+    self.actor_rollout_wg.compute_log_prob = _absent_log_prob
 
 
 @wrap(
@@ -138,7 +145,7 @@ def init_workers(upstream, self):
     why="the learning rate depends on the number of the step, which fit does not send with the batch",
     upstream="not forwarded: part of this project's features",
     remove_when="the pinned verl's fit sends the number of the step with the batch",
-    after=[f"{_TRAINER}.init_workers@onpolicy"],
+    outside=["onpolicy"],
 )
 def init_workers_that_know_the_step(upstream, self):
     upstream(self)
@@ -153,12 +160,14 @@ def init_workers_that_know_the_step(upstream, self):
     feature=MEASURE,
     evidence="executed",
     relies_on=[f"{_TRAINER}.fit"],
-    why="which groups carry a gradient and which answers were cut is known on the driver alone",
-    after=[f"{_TRAINER}.init_workers@onpolicy", f"{_TRAINER}.init_workers@learning_rate"],
+    why="which groups carry a gradient and which answers were cut is known on the driver alone; and when this ends the "
+    "models are ready, which is a part of the start-up time that a run reports",
+    outside=["learning_rate"],
     **_OWN_RECORD,
 )
 def init_workers_that_report_the_batch(upstream, self):
     upstream(self)
+    _note("models_ready")
     from verl_patches.features.dynamic_sampling.source import current_source
     from verl_patches.features.measure.batch_figures import end_tokens_of, with_batch_figures
 
@@ -178,7 +187,7 @@ def init_workers_that_report_the_batch(upstream, self):
     "were cut like any other",
     upstream="not forwarded: verl's recipe for DAPO, which copies fit, has the penalty",
     remove_when="the pinned verl's fit reads reward_model.overlong_buffer and can leave out answers that were cut",
-    after=[f"{_TRAINER}.init_workers@measure"],
+    outside=["measure"],
 )
 def init_workers_with_length_limits(upstream, self):
     upstream(self)
@@ -201,7 +210,7 @@ def init_workers_with_length_limits(upstream, self):
     why="fit generates for every batch of its loader and scores it, which has been done when the batch was chosen",
     upstream="not forwarded: part of this project's features",
     remove_when="see _create_dataloader",
-    after=[f"{_TRAINER}.init_workers@overlong"],
+    outside=["overlong"],
 )
 def init_workers_of_the_source(upstream, self):
     upstream(self)
@@ -248,7 +257,6 @@ def fit_while_prompts_last(upstream, self):
     remove_when="a kill at any moment leaves the pinned verl a checkpoint that it can go on from",
 )
 def save_checkpoint(upstream, self):
-    from verl_patches.features import settings
     from verl_patches.features.training_checkpoint.trainer import save_step
 
     save_step(self, settings.current().checkpoint)
@@ -264,7 +272,6 @@ def save_checkpoint(upstream, self):
     remove_when="see _save_checkpoint",
 )
 def load_checkpoint(upstream, self):
-    from verl_patches.features import settings
     from verl_patches.features.training_checkpoint.trainer import resume_step
 
     resume_step(self, settings.current().measure.output_dir)
@@ -276,11 +283,10 @@ def load_checkpoint(upstream, self):
     evidence="executed",
     why="the time from the start to here is the start-up time that a run reports; what verl lets pass makes it fail at "
     "its end: skipped updates, metrics that are not finite, a reward function that failed",
-    after=[f"{_TRAINER}.fit@dynamic_sampling"],
+    outside=["dynamic_sampling"],
     **_OWN_RECORD,
 )
 def fit(upstream, self):
-    from verl_patches.features import settings
     from verl_patches.features.measure.run_end import faults_of_run
 
     _note("training_begins")
@@ -295,14 +301,11 @@ def fit(upstream, self):
     why="verl's trackers end with the process and know nothing of how the training ended",
     upstream="docs/upstream/verl-tracking-runs.md",
     remove_when="the pinned verl ends its trackers' runs as finished or failed",
-    after=[f"{_TRAINER}.fit@measure"],
+    outside=["measure"],
 )
 def fit_with_trackers(upstream, self):
-    from verl_patches.features import settings
     from verl_patches.features.tracking.run import closed_at_the_end
 
-    if not settings.current().tracking.enabled:
-        return upstream(self)
     with closed_at_the_end():
         return upstream(self)
 
@@ -314,14 +317,12 @@ def fit_with_trackers(upstream, self):
     why="the training loop can stop as its workers can, and until it asks for them none is missing",
     upstream="not forwarded: part of this project's features",
     remove_when="never: it is this project's own watch",
-    after=[f"{_TRAINER}.init_workers@{name}" for name in ("onpolicy", "learning_rate", "measure", "dynamic_sampling")],
+    outside=["dynamic_sampling"],
 )
 def init_workers_with_signs_of_life(upstream, self):
-    from verl_patches.features import settings
     from verl_patches.features.watch.signs import TRAINER, start_in_ray
 
-    if settings.current().watch.enabled:
-        start_in_ray(TRAINER, settings.current().watch.interval_s)
+    start_in_ray(TRAINER, settings.current().watch.interval_s)
     return upstream(self)
 
 
@@ -332,14 +333,11 @@ def init_workers_with_signs_of_life(upstream, self):
     why="what the loop does itself between its calls of the workers has a limit too, and its step belongs to any stop",
     upstream="not forwarded: part of this project's features",
     remove_when="never: it is this project's own watch",
-    after=[f"{_TRAINER}.fit@measure", f"{_TRAINER}.fit@tracking"],
+    outside=["tracking"],
 )
 def fit_in_phase(upstream, self):
-    from verl_patches.features import settings
     from verl_patches.features.watch.signs import process_signs
 
-    if not settings.current().watch.enabled:
-        return upstream(self)
     process_signs().step = lambda: getattr(self, "global_steps", None)
     with process_signs().phase("driver"):
         return upstream(self)
@@ -356,7 +354,6 @@ def _absent_log_prob(batch):
 
 
 def _note(event: str) -> None:
-    from verl_patches.features import settings
     from verl_patches.features.measure.run_files import RunFiles
 
     RunFiles(settings.current().measure.output_dir).note(event)

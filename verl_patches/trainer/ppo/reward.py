@@ -37,13 +37,10 @@ def compute_reward(upstream, data, reward_fn):
     why="a reward function that never returns stops the run, and all workers are idle then",
     upstream="not forwarded: part of this project's features",
     remove_when="never: it is this project's own watch",
-    after=["verl.trainer.ppo.reward:compute_reward@measure"],
+    outside=["measure"],
 )
 def compute_reward_in_phase(upstream, data, reward_fn):
-    from verl_patches.features import settings
     from verl_patches.features.watch.signs import process_signs
 
-    if not settings.current().watch.enabled:
-        return upstream(data, reward_fn)
     with process_signs().phase("reward"):
         return upstream(data, reward_fn)

@@ -16,11 +16,8 @@ _ACTOR = "verl.workers.actor.dp_actor:DataParallelPPOActor"
     relies_on=[f"{_ACTOR}._forward_micro_batch"],
 )
 def init(upstream, self, *args, **kwargs):
-    from verl_patches.features import settings
-
     upstream(self, *args, **kwargs)
-    if PRECISION.is_on(settings.current()):
-        self.device_name = "cpu"
+    self.device_name = "cpu"
 
 
 @wrap(
@@ -31,11 +28,8 @@ def init(upstream, self, *args, **kwargs):
     remove_when="verl reports skipped updates as a metric",
 )
 def optimizer_step(upstream, self):
+    from verl_patches.features.measure.step_record import current_record
+
     norm = upstream(self)
-    from verl_patches.features import settings
-
-    if settings.current().nonfinite.enabled:
-        from verl_patches.features.measure.step_record import current_record
-
-        current_record().count("actor/nonfinite_steps", int(not norm.isfinite()))
+    current_record().count("actor/nonfinite_steps", int(not norm.isfinite()))
     return norm

@@ -2,6 +2,7 @@
 and exact losses."""
 
 from overlay import wrap
+from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import ENTROPY_BONUS, VERL_ON_NPU
 from verl_patches.features.dynamic_batches.feature import DYNAMIC_BATCHES
 from verl_patches.features.exact_loss.feature import EXACT_LOSS
@@ -56,11 +57,9 @@ def get_measuring_forward_backward_func(upstream):
     only_here=True,
 )
 def get_forward_backward_func(upstream):
-    from verl_patches.features import settings
     from verl_patches.features.onpolicy.schedule import with_own_log_probs
 
-    schedule = upstream()
-    return schedule if settings.current().recompute_old_log_prob else with_own_log_probs(schedule)
+    return with_own_log_probs(upstream())
 
 
 @wrap(
@@ -75,16 +74,11 @@ def get_forward_backward_func(upstream):
     only_here=True,
 )
 def get_exact_forward_backward_func(upstream):
-    from verl_patches.features import settings
-
-    schedule, current = upstream(), settings.current()
-    if not current.exact_loss.enabled:
-        return schedule
     from megatron.core import mpu
 
     from verl_patches.features.exact_loss.schedule import with_exact_loss
 
-    return with_exact_loss(schedule, current.loss_agg_mode, mpu.get_data_parallel_group())
+    return with_exact_loss(upstream(), settings.current().loss_agg_mode, mpu.get_data_parallel_group())
 
 
 @wrap(
@@ -95,22 +89,17 @@ def get_exact_forward_backward_func(upstream):
     "ignores the keys; at Megatron's schedule the batch can be cut for both",
     upstream="https://github.com/verl-project/verl/pull/1617",
     remove_when="the pinned verl's Megatron actor cuts by tokens and weighs micro batches by what they hold",
-    after=[f"{_SCHEDULE}@{name}" for name in ("exact_loss", "measure", "onpolicy")],
+    outside=["exact_loss", "measure", "onpolicy"],
     only_here=True,
 )
 def get_cutting_forward_backward_func(upstream):
-    from verl_patches.features import settings
-
-    schedule = upstream()
-    if not DYNAMIC_BATCHES.is_on(settings.current()):
-        return schedule
     from megatron.core import mpu
 
     from verl_patches.features.dynamic_batches.schedule import Agreement, with_dynamic_batches
 
     parts = mpu.get_context_parallel_world_size()
     alignment = mpu.get_tensor_model_parallel_world_size() * (2 * parts if parts > 1 else 1)
-    return with_dynamic_batches(schedule, Agreement(mpu.get_data_parallel_group(), alignment, parts))
+    return with_dynamic_batches(upstream(), Agreement(mpu.get_data_parallel_group(), alignment, parts))
 
 
 @wrap(
@@ -121,7 +110,6 @@ def get_cutting_forward_backward_func(upstream):
     remove_when="see get_forward_backward_func",
 )
 def forward_backward_whole_batch(upstream, self, data, forward_only=False, **kwargs):
-    from verl_patches.features import settings
     from verl_patches.features.dynamic_batches.feature import TokenLimits
     from verl_patches.features.dynamic_batches.schedule import limited
 
@@ -181,10 +169,6 @@ def vocab_parallel_entropy(upstream, vocab_parallel_logits):
     remove_when="verl's Megatron actor skips steps with non-finite gradients",
 )
 def update_policy(upstream, self, dataloader):
-    from verl_patches.features import settings
-
-    if not settings.current().nonfinite.enabled:
-        return upstream(self, dataloader)
     from verl_patches.features.measure.step_record import current_record
     from verl_patches.features.nonfinite.guard import NonfiniteGuard
     from verl_patches.features.nonfinite.weights import check_weights

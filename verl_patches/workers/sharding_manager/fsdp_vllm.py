@@ -2,6 +2,7 @@
 
 from overlay import wrap
 from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.watch.feature import WATCH
 
 _MANAGER = "verl.workers.sharding_manager.fsdp_vllm:FSDPVLLMShardingManager"
@@ -11,24 +12,36 @@ _OURS = "not forwarded: part of this project's features"
 @wrap(
     f"{_MANAGER}.__enter__",
     feature=MEASURE,
-    why="time and memory of the weights' way into the rollout are figures of their own",
+    why="the time of the weights' way into the rollout is a figure of its own",
     upstream=_OURS,
     remove_when="never: it is this project's own record",
 )
 def enter(upstream, self):
     from verl_patches.features.measure.step_record import current_record
-    from verl_patches.workers.process_residency import process_residency
 
-    residency = process_residency()
-    residency.enter("reshard")
     with current_record().timed("reshard"):
         upstream(self)
-    residency.enter("rollout")
+
+
+@wrap(
+    f"{_MANAGER}.__enter__",
+    feature=PHASES,
+    why="the memory of the weights' way into the rollout is measured apart from the rollout's",
+    upstream=_OURS,
+    remove_when="never: it is this project's own record",
+    outside=["measure"],
+)
+def enter_in_phases(upstream, self):
+    from verl_patches.workers.process_residency import process_residency
+
+    process_residency().enter("reshard")
+    upstream(self)
+    process_residency().enter("rollout")
 
 
 @wrap(
     f"{_MANAGER}.__exit__",
-    feature=MEASURE,
+    feature=PHASES,
     why="the rollout's memory is measured when it ends",
     upstream=_OURS,
     remove_when="never: it is this project's own record",
@@ -46,10 +59,10 @@ def leave(upstream, self, exc_type, exc_value, traceback):
     why="giving the rollout its weights lies inside verl's call for a generation, and has a limit of its own",
     upstream=_OURS,
     remove_when="never: it is this project's own watch",
-    after=[f"{_MANAGER}.__enter__@measure"],
+    outside=["phases"],
 )
-def enter_in_phase(upstream, self):
-    from verl_patches.features import settings
-    from verl_patches.features.watch.signs import in_phase
+def enter_watched(upstream, self):
+    from verl_patches.features.watch.signs import process_signs
 
-    return in_phase(settings.current().watch, "reshard", upstream, self)
+    with process_signs().phase("reshard"):
+        return upstream(self)

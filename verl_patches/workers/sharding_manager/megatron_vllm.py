@@ -3,48 +3,88 @@
 from typing import Any
 
 from overlay import wrap
-from verl_patches.features.reshard.feature import RESHARD
-from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features import settings
+from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.reshard.feature import RESHARD, WHOLE_WEIGHTS
+from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.watch.feature import WATCH
 
 _MANAGER = "verl.workers.sharding_manager.megatron_vllm:MegatronVLLMShardingManager"
+_OURS = "not forwarded: part of this project's features"
 
 
 @wrap(
     f"{_MANAGER}.__enter__",
     feature=RESHARD,
     evidence="executed",
-    why="verl gathers every tensor whole on every rank; a plan of byte ranges moves only what a rank serves. Weights "
-    "that MLA derives from others go stale with either way",
-    upstream="not forwarded: part of this project's features",
-    remove_when="verl reshards Megatron experts by point-to-point transfer and refreshes derived weights",
+    why="verl gathers every tensor whole on every rank; a plan of byte ranges moves only what a rank serves",
+    upstream=_OURS,
+    remove_when="verl reshards Megatron experts by point-to-point transfer",
 )
 def enter(upstream, self):
-    from verl_patches.features import settings
-    from verl_patches.features.measure.step_record import current_record
+    _run_plan(self)
+
+
+@wrap(
+    f"{_MANAGER}.__enter__",
+    feature=WHOLE_WEIGHTS,
+    evidence="executed",
+    why="weights that MLA derives from others go stale with every way of resharding, and a reshard that fails half-way "
+    "leaves a mixture of old and new ones",
+    upstream=_OURS,
+    remove_when="verl refreshes derived weights and refuses to generate after a failed weight transfer",
+    outside=["reshard"],
+)
+def enter_whole(upstream, self):
     from verl_patches.features.reshard.generation import process_generation
     from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
-    from verl_patches.workers.process_residency import process_residency
 
-    residency = process_residency()
-    residency.enter("reshard")
-    with process_generation().writing(), current_record().timed("reshard"):
-        if settings.current().reshard.enabled:
-            _run_plan(self)
-        else:
-            upstream(self)
+    with process_generation().writing():
+        upstream(self)
         refresh_absorbed_weights(_rollout_model(self))
+
+
+@wrap(
+    f"{_MANAGER}.__enter__",
+    feature=MEASURE,
+    evidence="executed",
+    why="a step's report says how long resharding took and whether the rollout's weights are the training's",
+    upstream=_OURS,
+    remove_when="never: it is this project's own record",
+    outside=["whole_weights"],
+)
+def enter_measured(upstream, self):
+    from verl_patches.features.measure.step_record import current_record
+
+    with current_record().timed("reshard"):
+        upstream(self)
     if settings.current().measure.verify_weights:
         current_record().count("reshard/weights_differing", len(_resharder(self).verify()))
-    residency.enter("rollout")
+
+
+@wrap(
+    f"{_MANAGER}.__enter__",
+    feature=PHASES,
+    evidence="executed",
+    why="training weights are read and rollout weights written, and afterwards only the rollout is needed",
+    upstream=_OURS,
+    remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
+    outside=["measure"],
+)
+def enter_in_phases(upstream, self):
+    from verl_patches.workers.process_residency import process_residency
+
+    process_residency().enter("reshard")
+    upstream(self)
+    process_residency().enter("rollout")
 
 
 @wrap(
     f"{_MANAGER}.__exit__",
-    feature=RESIDENCY,
+    feature=PHASES,
     evidence="executed",
     why="KV cache and rollout weights leave before anything of training comes back",
-    upstream="not forwarded: part of this project's features",
+    upstream=_OURS,
     remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
 )
 def leave(upstream, self, exc_type, exc_value, traceback):
@@ -60,15 +100,15 @@ def leave(upstream, self, exc_type, exc_value, traceback):
     feature=WATCH,
     evidence="executed",
     why="resharding lies inside verl's call for a generation, and has a limit of its own",
-    upstream="not forwarded: part of this project's features",
+    upstream=_OURS,
     remove_when="never: it is this project's own watch",
-    after=[f"{_MANAGER}.__enter__@reshard"],
+    outside=["phases"],
 )
-def enter_in_phase(upstream, self):
-    from verl_patches.features import settings
-    from verl_patches.features.watch.signs import in_phase
+def enter_watched(upstream, self):
+    from verl_patches.features.watch.signs import process_signs
 
-    return in_phase(settings.current().watch, "reshard", upstream, self)
+    with process_signs().phase("reshard"):
+        return upstream(self)
 
 
 def _run_plan(manager: Any) -> None:
@@ -87,7 +127,6 @@ def _resharder(manager):
         import torch.distributed as dist
 
         from post_training.layouts.placements import rollout_placement, train_placement
-        from verl_patches.features import settings
         from verl_patches.features.reshard.resharder import resharder_for
 
         chosen = settings.current().reshard

@@ -1,7 +1,7 @@
 """vLLM's engine goes along when verl asks it to sleep although sleep mode is off, and says that it makes progress."""
 
 from overlay import wrap
-from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features.compatibility.feature import VERL_ON_VLLM_0_9_1
 from verl_patches.features.watch.feature import WATCH
 
 _WHY = "verl 0.4.0 calls it around every rollout; with sleep mode off there is no memory pool to put to sleep, and"
@@ -9,7 +9,7 @@ _WHY = "verl 0.4.0 calls it around every rollout; with sleep mode off there is n
 
 @wrap(
     "vllm.v1.engine.llm_engine:LLMEngine.sleep",
-    feature=RESIDENCY,
+    feature=VERL_ON_VLLM_0_9_1,
     evidence="executed",
     why=f"{_WHY} residency has taken the weights and the KV cache off the device",
     upstream="https://github.com/verl-project/verl/pull/1464",
@@ -22,7 +22,7 @@ def sleep(upstream, self, level=1):
 
 @wrap(
     "vllm.v1.engine.llm_engine:LLMEngine.wake_up",
-    feature=RESIDENCY,
+    feature=VERL_ON_VLLM_0_9_1,
     evidence="executed",
     why=f"{_WHY} residency has brought them back",
     upstream="https://github.com/verl-project/verl/pull/1464",
@@ -42,10 +42,8 @@ def wake_up(upstream, self, tags=None):
     remove_when="never: it is this project's own watch",
 )
 def step(upstream, self):
-    outputs = upstream(self)
-    from verl_patches.features import settings
     from verl_patches.features.watch.signs import process_signs
 
-    if settings.current().watch.enabled:
-        process_signs().progress()
+    outputs = upstream(self)
+    process_signs().progress()
     return outputs

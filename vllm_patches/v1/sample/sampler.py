@@ -17,11 +17,8 @@ _METADATA = {
     **_METADATA,
 )
 def forward(upstream, self, logits, sampling_metadata):
-    from verl_patches.features import settings
     from verl_patches.features.temperature.scaling import reporting
 
-    if not settings.current().temperature.enabled:
-        return upstream(self, logits, sampling_metadata)
     with reporting(sampling_metadata.temperature):
         return upstream(self, logits, sampling_metadata)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from overlay import ConfigurationError
+from tests.demonstrations import installed
 from verl_patches.features import settings
 from verl_patches.features.measure.feature import MeasureSettings
 from verl_patches.features.settings import OverlaySettings
@@ -55,7 +56,7 @@ def test_old_log_prob_is_answered_by_the_driver_without_a_call(active):
 def test_with_recomputation_the_workers_are_asked(active):
     active(recompute_old_log_prob=True)
     trainer = SimpleNamespace()
-    ray_trainer.init_workers(started, trainer)
+    installed(ray_trainer.init_workers, started)(trainer)
     trainer.actor_rollout_wg.compute_log_prob(None)
     assert trainer.actor_rollout_wg.calls == 1
 
@@ -64,7 +65,8 @@ def test_the_driver_activates_the_settings_and_marks_its_progress(active, monkey
     folder = active()
     overlay = "actor_rollout_ref.overlay"
     config = compose("rehearsal", [f"{overlay}.precision=float32", f"{overlay}.measure.output_dir={folder}"])
-    ray_trainer.init(lambda self, config: None, SimpleNamespace(), config)
+    inner = installed(ray_trainer.init_noted, lambda self, config: None)
+    ray_trainer.init(inner, SimpleNamespace(), config)
     assert settings.current().precision == "float32"
     assert ray_trainer.fit(lambda self: "fitted", SimpleNamespace()) == "fitted"
     events = [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]

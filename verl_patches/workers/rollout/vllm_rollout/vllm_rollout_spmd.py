@@ -3,7 +3,7 @@
 from overlay import wrap
 from verl_patches.features.compatibility.feature import ROLLOUT_SEED
 from verl_patches.features.measure.feature import MEASURE
-from verl_patches.features.reshard.feature import RESHARD
+from verl_patches.features.reshard.feature import WHOLE_WEIGHTS
 
 
 @wrap(
@@ -31,7 +31,7 @@ def init(upstream, self, model_path, config, tokenizer, model_hf_config, **optio
 
 @wrap(
     "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout.generate_sequences",
-    feature=RESHARD,
+    feature=WHOLE_WEIGHTS,
     evidence="executed",
     why="after a reshard that failed half-way some weights are new and some old, and verl samples from the mixture",
     upstream="not forwarded: part of this project's features",
