@@ -53,8 +53,8 @@ class Feature:
         keys: what it reads besides.
         switch: the key by which a user turns it off; empty if it is always on.
         off: the value of a switch inside the section that turns the feature off.
-        is_on: says of the run's settings whether it is on; its patches are not called while it is off. Left out where
-            the switch is a key of upstream's own, which the patches read from what upstream hands them.
+        is_on: says of the run's settings whether it is on; its patches are not called while it is off. It goes together
+            with a switch; a key of upstream's own is one of `keys` too.
         checks: called on the driver, with the composed configuration and the run's settings, if the feature is on; each
             raises ConfigurationError in one sentence that names the keys and the remedy.
     """
@@ -74,7 +74,7 @@ class Feature:
             (not self.name.isidentifier(), "its name is no identifier"),
             (not self.purpose.strip(), "it does not say its purpose"),
             (bool(self.section) != (self.settings is not None), "a section and a dataclass of settings go together"),
-            (not self.switch and self.is_on is not _always, "is_on without a switch"),
+            (bool(self.switch) != self.can_be_off, "a switch and is_on go together"),
         ]
         for wrong, fault in faults:
             if wrong:

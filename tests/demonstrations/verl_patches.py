@@ -34,7 +34,7 @@ from verl_patches.features.measure.feature import MEASURE, MeasureSettings
 from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY
-from verl_patches.features.overlong.feature import OVERLONG
+from verl_patches.features.overlong.feature import OVERLONG_FILTERING, OVERLONG_PENALTY
 from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.reshard.feature import RESHARD, WHOLE_WEIGHTS
 from verl_patches.features.residency.feature import PHASES
@@ -246,11 +246,11 @@ def the_end_of_the_prompts_is_the_end_of_the_run(body):
         return asks_ours(lambda: body(Upstream(), SimpleNamespace(train_dataloader=ExhaustedSource())))
 
 
-@demonstrates(f"{TRAINER}.init_workers", OVERLONG)
+@demonstrates(f"{TRAINER}.init_workers", OVERLONG_FILTERING)
+@demonstrates(f"{TRAINER}.init_workers", OVERLONG_PENALTY)
 def long_answers_cost_and_cut_ones_do_not_count(body):
     config = {
         "data": {"max_response_length": 4},
-        "algorithm": {"overlong_filtering": True},
         "reward_model": {"overlong_buffer": {"enable": True, "len": 2, "penalty_factor": 1.0}},
     }
     trainer = SimpleNamespace(config=OmegaConf.create(config), reward_fn=len)

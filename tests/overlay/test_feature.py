@@ -37,7 +37,8 @@ def off(config, settings):
         ({"purpose": " "}, "it does not say its purpose"),
         ({"section": "one"}, "a section and a dataclass of settings go together"),
         ({"settings": Section}, "a section and a dataclass of settings go together"),
-        ({"is_on": lambda settings: True}, "is_on without a switch"),
+        ({"is_on": lambda settings: True}, "a switch and is_on go together"),
+        ({"switch": "one.enabled"}, "a switch and is_on go together"),
     ],
 )
 def test_an_incomplete_feature_is_refused(keys, says):

@@ -3,8 +3,10 @@ was given, in the surroundings that it was called in, and returns what it return
 something else than one that does nothing (tests/demonstrations)."""
 
 import ast
+import inspect
 import os
 import sys
+import textwrap
 from collections.abc import Iterator
 from unittest.mock import MagicMock
 
@@ -42,6 +44,11 @@ def everything_on(monkeypatch):
         rollout_temperature=0.5,
         dynamic_update=True,
         load_from_hf="folder",
+        rollout_seed=3,
+        kv_cache_blocks=256,
+        filter_groups=True,
+        overlong_penalty=True,
+        overlong_filtering=True,
     )
     monkeypatch.setattr(settings, "_current", on)
 
@@ -117,12 +124,38 @@ def returned(body: list[ast.stmt]) -> Iterator[ast.expr]:
             )
 
 
+def questions(function: str, switches: set[str]) -> list[str]:
+    """The conditions of a function's source that ask for a switch, by an attribute of its name or by the feature."""
+    asked = switches | {"is_on", "is_in_force"}
+    return [
+        ast.unparse(node.test)
+        for node in ast.walk(ast.parse(textwrap.dedent(function)))
+        if isinstance(node, (ast.If, ast.IfExp))
+        and any(isinstance(part, ast.Attribute) and part.attr in asked for part in ast.walk(node.test))
+    ]
+
+
+@pytest.mark.parametrize("patch", SWITCHED)
+def test_a_body_does_not_ask_what_the_engine_has_asked(patch):
+    names = {key.name for key in patch.feature.keys if key.path == patch.switch}
+    assert questions(inspect.getsource(patch.body), names | {patch.switch.rpartition(".")[2]}) == []
+
+
+def test_a_question_is_seen():
+    body = """
+    def body(upstream, self):
+        current = settings.current()
+        if not current.tracking.enabled or self.other:
+            return upstream(self)
+        return upstream(self) if RESHARD.is_in_force() else None
+    """
+    assert len(questions(body, {"enabled"})) == 2 and len(questions(body, {"precision"})) == 1
+
+
 @pytest.mark.parametrize("patch", SWITCHED)
 def test_off_means_upstreams_own_call(patch, everything_off):
     node = upstream_function(patch.module, patch.qualified_name)
     recorder = Recorder(node, patch.module)
-    if "vllm_config" in recorder.given:  # what is off in vLLM's own configuration
-        recorder.given["vllm_config"].cache_config.num_gpu_blocks_override = None
     result = recorder.drive_installed(patch.body)
     assert len(recorder.calls) == 1
     (call,) = recorder.calls

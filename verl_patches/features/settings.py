@@ -36,14 +36,19 @@ class OverlaySettings:
         def __getattr__(self, name: str) -> Any: ...
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> OverlaySettings:
+    def from_config(cls, config: Mapping[str, Any], job: Mapping[str, Any] | None = None) -> OverlaySettings:
         """Read `config` = verl's `actor_rollout_ref` node (a mapping, such as a DictConfig).
+
+        Args:
+            config: the node.
+            job: the whole configuration, which the driver alone has; without it the keys beside the node, which only
+                concern the driver, are at their defaults.
 
         Raises:
             SettingsError: an unknown key under `overlay`, or a value of the wrong kind.
         """
         values = read_section(cls, config.get("overlay") or {}, NODE, elsewhere=SET_ELSEWHERE)
-        return cls(**values, **{key.name: _read(key, config) for key in _BESIDE})
+        return cls(**values, **{key.name: _read(key, config, job) for key in _BESIDE})
 
     @classmethod
     def all_off(cls) -> OverlaySettings:
@@ -57,10 +62,11 @@ def overlay_defaults() -> dict[str, Any]:
     return {_ROOT: {"overlay": values}}
 
 
-def _read(key: Key, config: Mapping[str, Any]) -> Any:
-    """The value of a key that lies outside the overlay's node."""
-    value: Any = config
-    for name in key.path.removeprefix(f"{_ROOT}.").split("."):
+def _read(key: Key, config: Mapping[str, Any], job: Mapping[str, Any] | None) -> Any:
+    """The value of a key that lies outside the overlay's node, in verl's node or in the rest of the job."""
+    path = key.path.removeprefix(f"{_ROOT}.")
+    value: Any = job if path == key.path else config
+    for name in path.split("."):
         value = None if value is None else value.get(name)
     return key.default if value is None else checked(value, key.kind, key.path)
 

@@ -45,10 +45,7 @@ def init(upstream, self, project_name, experiment_name, default_backend="console
 def log_where_it_is_new(upstream, self, data, step, backend=None):
     from verl_patches.features.tracking.run import process_trackers
 
-    trackers = process_trackers()
-    if trackers is None:
-        return upstream(self, data=data, step=step, backend=backend)
-    trackers.log(lambda name, metrics: upstream(self, data=metrics, step=step, backend=[name]), data, step)
+    process_trackers().log(lambda name, metrics: upstream(self, data=metrics, step=step, backend=[name]), data, step)
 
 
 @wrap(

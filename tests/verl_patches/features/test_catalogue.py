@@ -17,11 +17,7 @@ from verl_patches.trainer.main_ppo import REPOSITORY, compose
 
 ROOMS = Pins.read().rooms()
 WITH_SECTION = [pytest.param(feature, id=feature.name) for feature in FEATURES if feature.settings]
-SWITCHED_BY_US = [
-    pytest.param(feature, id=feature.name)
-    for feature in FEATURES
-    if feature.switch.startswith((NODE, "actor_rollout_ref.actor"))
-]
+SWITCHED = [pytest.param(feature, id=feature.name) for feature in FEATURES if feature.switch]
 # What a switch is set to where it is no boolean: off, on.
 VALUES = {
     "rollout_expert_parallel": ("1", "4"),
@@ -29,6 +25,8 @@ VALUES = {
     "onpolicy": ("true", "false"),
     "direct_loading": ("null", "folder"),
     "mindspeed": ("off", "on"),
+    "kv_cache_size": ("null", "256"),
+    "rollout_seed": ("null", "7"),
 }
 
 
@@ -45,12 +43,12 @@ def test_a_section_is_where_the_feature_says(feature):
     assert set(composed) == set(defaults(feature.settings)), "the configuration shows every key"
 
 
-@pytest.mark.parametrize("feature", SWITCHED_BY_US)
+@pytest.mark.parametrize("feature", SWITCHED)
 def test_the_switch_is_what_turns_it_on(feature):
     off, on = VALUES.get(feature.name, ("false", "true"))
     for value, expected in ((off, False), (on, True)):
         config = compose("rehearsal", [f"{feature.switch}={value}"])
-        assert feature.is_on(OverlaySettings.from_config(config.actor_rollout_ref)) is expected
+        assert feature.is_on(OverlaySettings.from_config(config.actor_rollout_ref, config)) is expected
     assert patches_of(feature)
 
 

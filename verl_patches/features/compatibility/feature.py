@@ -1,6 +1,9 @@
 """Features without a configuration of their own: most let the pinned upstreams run with each other and on an NPU."""
 
-from overlay import Feature
+from overlay import Feature, Key
+
+_KV_CACHE_BLOCKS = "actor_rollout_ref.rollout.engine_kwargs.vllm.num_gpu_blocks_override"
+_ROLLOUT_SEED = "actor_rollout_ref.rollout.seed"
 
 SETTINGS = Feature("settings", "Every process of a run knows the overlay's configuration before it builds anything.")
 MEGATRON_ON_NPU = Feature("megatron_on_npu", "Megatron-core, which is written for CUDA, runs on an NPU.")
@@ -23,10 +26,14 @@ VLLM_PROCESSES = Feature(
 KV_CACHE_SIZE = Feature(
     "kv_cache_size",
     "vLLM keeps to the number of KV cache blocks that it was told.",
-    switch="actor_rollout_ref.rollout.engine_kwargs.vllm.num_gpu_blocks_override",
+    keys=(Key("kv_cache_blocks", _KV_CACHE_BLOCKS, int, None),),
+    switch=_KV_CACHE_BLOCKS,
+    is_on=lambda settings: settings.kv_cache_blocks is not None,
 )
 ROLLOUT_SEED = Feature(
     "rollout_seed",
     "With a seed the rollout can be repeated, and still draws new samples at every step and on every engine.",
-    switch="actor_rollout_ref.rollout.seed",
+    keys=(Key("rollout_seed", _ROLLOUT_SEED, int, None),),
+    switch=_ROLLOUT_SEED,
+    is_on=lambda settings: settings.rollout_seed is not None,
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from overlay import ConfigurationError, Feature
+from overlay import ConfigurationError, Feature, Key
 
 KEY = "algorithm.filter_groups"
 SEQUENCE_REWARD = "seq_reward"
@@ -30,11 +30,9 @@ class FilterGroups:
     on_exhausted: Exhausted = "fail"
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> FilterGroups | None:
-        """Read verl's composed configuration; None where the filter is off."""
-        node = config["algorithm"].get("filter_groups")
-        if node is None or node.get("enable") is not True:
-            return None
+    def of(cls, config: Mapping[str, Any]) -> FilterGroups:
+        """Read verl's composed configuration."""
+        node = config["algorithm"]["filter_groups"]
         known = {name: node.get(name) for name in cls.__dataclass_fields__}
         return cls(**{name: value for name, value in known.items() if value is not None or name == "metric"})
 
@@ -42,8 +40,6 @@ class FilterGroups:
 def check_filter(config: Mapping[str, Any], settings: Any) -> None:
     """What the filter needs is there, and it is asked for something that can be."""
     chosen = FilterGroups.of(config)
-    if chosen is None:
-        return
     if not chosen.metric:
         raise ConfigurationError(
             f"{KEY}.metric=null; name what the reward function returns beside the score, such as acc, or take "
@@ -80,6 +76,8 @@ def _check_surroundings(config: Mapping[str, Any]) -> None:
 DYNAMIC_SAMPLING = Feature(
     name="dynamic_sampling",
     purpose="Every step trains on as many prompts as configured whose answers differ; others are replaced.",
+    keys=(Key("filter_groups", f"{KEY}.enable", bool, False),),
     switch=f"{KEY}.enable",
+    is_on=lambda settings: settings.filter_groups,
     checks=(check_filter,),
 )

@@ -1,4 +1,4 @@
-"""The feature overlong: upstream's keys for the penalty, one for the filter, and what cannot go with them."""
+"""The features for long answers: upstream's keys for the penalty, one for the filter, and what cannot go with them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from overlay import ConfigurationError, Feature
+from overlay import ConfigurationError, Feature, Key
 
 PENALTY, FILTER = "reward_model.overlong_buffer", "algorithm.overlong_filtering"
 
@@ -24,30 +24,15 @@ class OverlongBuffer:
     log: bool
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> OverlongBuffer | None:
-        """Read verl's composed configuration; None where there is no penalty."""
-        node = config["reward_model"].get("overlong_buffer")
-        if node is None or node.get("enable") is not True:
-            return None
-        longest = config["data"]["max_response_length"]
+    def of(cls, config: Mapping[str, Any]) -> OverlongBuffer:
+        """Read verl's composed configuration."""
+        node, longest = config["reward_model"]["overlong_buffer"], config["data"]["max_response_length"]
         return cls(node.get("len", 0), longest, node.get("penalty_factor", 0.0), node.get("log") is True)
-
-
-def filters_truncated(config: Mapping[str, Any]) -> bool:
-    """Whether answers that were cut are left out of the loss."""
-    return config["algorithm"].get("overlong_filtering") is True
 
 
 def check_penalty(config: Mapping[str, Any], settings: Any) -> None:
     """The penalty begins within an answer, and the driver computes the rewards that it is taken from."""
     buffer = OverlongBuffer.of(config)
-    if config["reward_model"]["reward_manager"] == "dapo":
-        raise ConfigurationError(
-            "reward_model.reward_manager=dapo is the naive one with a penalty whose settings verl's main_ppo does not "
-            f"give it; choose naive, which {PENALTY}.enable=True gives the same penalty"
-        )
-    if buffer is None:
-        return
     if not 1 <= buffer.length <= buffer.longest:
         raise ConfigurationError(
             f"{PENALTY}.len={buffer.length} is no part of the {buffer.longest} tokens of an answer "
@@ -63,16 +48,27 @@ def check_penalty(config: Mapping[str, Any], settings: Any) -> None:
 def check_filter(config: Mapping[str, Any], settings: Any) -> None:
     """An answer without a token that counts has no mean over its tokens."""
     mode = config["actor_rollout_ref"]["actor"]["loss_agg_mode"]
-    if filters_truncated(config) and mode == "seq-mean-token-mean":
+    if mode == "seq-mean-token-mean":
         raise ConfigurationError(
             f"{FILTER}=True leaves answers without tokens, whose mean actor_rollout_ref.actor.loss_agg_mode={mode} "
             "takes; choose token-mean, which is DAPO's"
         )
 
 
-OVERLONG = Feature(
-    name="overlong",
-    purpose="Answers near the greatest length are penalised, and those that were cut can be left out of the loss.",
+OVERLONG_PENALTY = Feature(
+    name="overlong_penalty",
+    purpose="Answers near the greatest length are penalised.",
+    keys=(Key("overlong_penalty", f"{PENALTY}.enable", bool, False),),
     switch=f"{PENALTY}.enable",
-    checks=(check_penalty, check_filter),
+    is_on=lambda settings: settings.overlong_penalty,
+    checks=(check_penalty,),
+)
+
+OVERLONG_FILTERING = Feature(
+    name="overlong_filtering",
+    purpose="Answers that were cut are left out of the loss.",
+    keys=(Key("overlong_filtering", FILTER, bool, False),),
+    switch=FILTER,
+    is_on=lambda settings: settings.overlong_filtering,
+    checks=(check_filter,),
 )

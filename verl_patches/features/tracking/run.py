@@ -143,8 +143,9 @@ def begin(trackers: RunTrackers) -> None:
     process_kept_states().register("trackers", trackers.state, trackers.go_on)
 
 
-def process_trackers() -> RunTrackers | None:
-    """Those of the run in this process; None where verl's own Tracking is in use."""
+def process_trackers() -> RunTrackers:
+    """Those of the run in this process, which `begin` has put here."""
+    assert _trackers is not None, "verl's Tracking has not begun a run"
     return _trackers
 
 

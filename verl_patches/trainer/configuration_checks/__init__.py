@@ -52,6 +52,7 @@ from verl_patches.trainer.configuration_checks.trackers import check_trackers
 from verl_patches.trainer.configuration_checks.training import (
     check_group_size,
     check_recomputation,
+    check_reward_manager,
 )
 from verl_patches.trainer.configuration_checks.values import check_values, resolved
 
@@ -67,7 +68,14 @@ __all__ = [
 ]
 
 
-_BOTH = (check_parallel_sizes, check_group_size, check_batch_sizes, check_lengths, check_cache_format)
+_BOTH = (
+    check_parallel_sizes,
+    check_group_size,
+    check_reward_manager,
+    check_batch_sizes,
+    check_lengths,
+    check_cache_format,
+)
 _OF_BACK_END = {
     "megatron": (check_transformer_options, check_model_path, *_BOTH, check_recomputation),
     "fsdp": (check_model_path, *_BOTH, check_no_resume),
@@ -88,7 +96,7 @@ def check_configuration(config: Mapping[str, Any], model: Mapping[str, Any] | No
     """
     values = resolved(config)
     check_values(values)
-    settings = OverlaySettings.from_config(values["actor_rollout_ref"])
+    settings = OverlaySettings.from_config(values["actor_rollout_ref"], values)
     check_engine_arguments(values)
     backend = backend_of(values)
     for check in _OF_BACK_END[backend]:

@@ -18,6 +18,15 @@ def check_group_size(config: Mapping[str, Any]) -> None:
         )
 
 
+def check_reward_manager(config: Mapping[str, Any]) -> None:
+    """verl's main_ppo makes every reward manager with the same arguments."""
+    if config["reward_model"]["reward_manager"] == "dapo":
+        raise ConfigurationError(
+            "reward_model.reward_manager=dapo is the naive one with a penalty whose settings verl's main_ppo does not "
+            "give it; choose naive, which reward_model.overlong_buffer.enable=True gives the same penalty"
+        )
+
+
 def check_recomputation(config: Mapping[str, Any]) -> None:
     """What is recomputed is chosen where recomputation is switched on."""
     model = config["actor_rollout_ref"]["model"]

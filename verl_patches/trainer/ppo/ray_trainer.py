@@ -8,7 +8,7 @@ from verl_patches.features.dynamic_sampling.feature import DYNAMIC_SAMPLING
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.onpolicy.feature import ONPOLICY
-from verl_patches.features.overlong.feature import OVERLONG
+from verl_patches.features.overlong.feature import OVERLONG_FILTERING, OVERLONG_PENALTY
 from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
@@ -84,24 +84,21 @@ def create_dataloader(upstream, self, train_dataset, val_dataset, collate_fn, tr
     outside=["data_order"],
 )
 def create_prompt_source(upstream, self, train_dataset, val_dataset, collate_fn, train_sampler):
-    from verl_patches.features.dynamic_sampling.feature import FilterGroups
-
-    upstream(self, train_dataset, val_dataset, collate_fn, train_sampler)
-    chosen = FilterGroups.of(self.config)
-    if chosen is None:
-        return
     from verl.utils.dataset.rl_dataset import collate_fn as default_collate_fn
 
     from verl_patches.features.data_order.order import DataOrder
+    from verl_patches.features.dynamic_sampling.feature import FilterGroups
     from verl_patches.features.dynamic_sampling.queue import PromptQueue
     from verl_patches.features.dynamic_sampling.source import PromptSource, Sizes, put_in_force
 
+    upstream(self, train_dataset, val_dataset, collate_fn, train_sampler)
     data, answers = self.config.data, self.config.actor_rollout_ref.rollout.n
     size = data.train_batch_size
     order = DataOrder(len(self.train_dataset), size, data.get("seed", 1) if data.shuffle else None)
     queue = PromptQueue(order, self.config.trainer.total_epochs)
     sizes = Sizes(size, data.get("gen_batch_size") or 3 * size, answers, self.total_training_steps)
-    self.train_dataloader = PromptSource(self.train_dataset, collate_fn or default_collate_fn, queue, chosen, sizes)
+    chosen, collate = FilterGroups.of(self.config), collate_fn or default_collate_fn
+    self.train_dataloader = PromptSource(self.train_dataset, collate, queue, chosen, sizes)
     put_in_force(self.train_dataloader)
 
 
@@ -118,8 +115,7 @@ def timer(upstream, name, timing_raw):
     from verl_patches.features.dynamic_sampling.timers import with_seconds_before
 
     source = current_source()
-    if source is None:
-        return upstream(name, timing_raw)
+    assert source is not None, "_create_dataloader has put one in force"
     return with_seconds_before(upstream(name, timing_raw), timing_raw, name, source.seconds)
 
 
@@ -181,26 +177,37 @@ def init_workers_that_report_the_batch(upstream, self):
 
 @wrap(
     f"{_TRAINER}.init_workers",
-    feature=OVERLONG,
+    feature=OVERLONG_PENALTY,
     relies_on=[f"{_TRAINER}.fit"],
-    why="verl's penalty belongs to a reward manager that main_ppo cannot configure, and its loss counts answers that "
-    "were cut like any other",
+    why="verl's penalty belongs to a reward manager that main_ppo cannot configure",
     upstream="not forwarded: verl's recipe for DAPO, which copies fit, has the penalty",
-    remove_when="the pinned verl's fit reads reward_model.overlong_buffer and can leave out answers that were cut",
+    remove_when="the pinned verl's fit reads reward_model.overlong_buffer",
     outside=["measure"],
 )
-def init_workers_with_length_limits(upstream, self):
-    upstream(self)
-    from verl_patches.features.measure.batch_figures import end_tokens_of
-    from verl_patches.features.overlong.feature import OverlongBuffer, filters_truncated
-    from verl_patches.features.overlong.filtering import filtering
+def init_workers_with_penalty(upstream, self):
+    from verl_patches.features.overlong.feature import OverlongBuffer
     from verl_patches.features.overlong.penalty import with_penalty
 
-    buffer, workers = OverlongBuffer.of(self.config), self.actor_rollout_wg
-    if buffer is not None:
-        self.reward_fn = with_penalty(self.reward_fn, buffer)
-    if filters_truncated(self.config):
-        workers.update_actor = filtering(workers.update_actor, lambda: end_tokens_of(self))
+    upstream(self)
+    self.reward_fn = with_penalty(self.reward_fn, OverlongBuffer.of(self.config))
+
+
+@wrap(
+    f"{_TRAINER}.init_workers",
+    feature=OVERLONG_FILTERING,
+    relies_on=[f"{_TRAINER}.fit"],
+    why="verl's loss counts answers that were cut like any other",
+    upstream="not forwarded: part of this project's features",
+    remove_when="the pinned verl's fit can leave out answers that were cut",
+    outside=["measure"],
+)
+def init_workers_that_filter_truncated(upstream, self):
+    from verl_patches.features.measure.batch_figures import end_tokens_of
+    from verl_patches.features.overlong.filtering import filtering
+
+    upstream(self)
+    workers = self.actor_rollout_wg
+    workers.update_actor = filtering(workers.update_actor, lambda: end_tokens_of(self))
 
 
 @wrap(
@@ -210,15 +217,13 @@ def init_workers_with_length_limits(upstream, self):
     why="fit generates for every batch of its loader and scores it, which has been done when the batch was chosen",
     upstream="not forwarded: part of this project's features",
     remove_when="see _create_dataloader",
-    outside=["overlong"],
+    outside=["overlong_penalty", "overlong_filtering"],
 )
 def init_workers_of_the_source(upstream, self):
-    upstream(self)
-    from verl_patches.features.dynamic_sampling.source import PromptSource, Workers
+    from verl_patches.features.dynamic_sampling.source import Workers
 
+    upstream(self)
     source, workers, reward_fn = self.train_dataloader, self.actor_rollout_wg, self.reward_fn
-    if not isinstance(source, PromptSource):
-        return
 
     def reward(answers):
         from verl.trainer.ppo.reward import compute_reward
@@ -237,14 +242,11 @@ def init_workers_of_the_source(upstream, self):
     remove_when="see _create_dataloader",
 )
 def fit_while_prompts_last(upstream, self):
+    from verl_patches.features.dynamic_sampling.ending import end_early
+
     fitted = upstream(self)
-    from verl_patches.features.dynamic_sampling.source import PromptSource
-
-    source = self.train_dataloader
-    if isinstance(source, PromptSource) and source.ended_by is not None:
-        from verl_patches.features.dynamic_sampling.ending import end_early
-
-        end_early(self, source.ended_by)
+    if self.train_dataloader.ended_by is not None:
+        end_early(self, self.train_dataloader.ended_by)
     return fitted
 
 

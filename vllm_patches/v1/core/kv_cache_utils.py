@@ -14,6 +14,4 @@ from verl_patches.features.compatibility.feature import KV_CACHE_SIZE
     remove_when="the pinned vLLM returns the override",
 )
 def get_num_blocks(upstream, vllm_config, *args, **kwargs):
-    fitting = upstream(vllm_config, *args, **kwargs)
-    wanted = vllm_config.cache_config.num_gpu_blocks_override
-    return fitting if wanted is None else min(fitting, wanted)
+    return min(upstream(vllm_config, *args, **kwargs), vllm_config.cache_config.num_gpu_blocks_override)

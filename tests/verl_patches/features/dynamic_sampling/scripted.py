@@ -7,6 +7,7 @@ for bit only if everything that decides about prompts has come back.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from collections.abc import Callable
@@ -18,9 +19,11 @@ from unittest import mock
 
 import torch
 
+from overlay.declaration import declared
 from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.manifest import Manifest
 from verl_patches.features.dynamic_sampling import source
+from verl_patches.features.settings import OverlaySettings
 from verl_patches.features.training_checkpoint.feature import CheckpointSettings
 from verl_patches.features.training_checkpoint.trainer import process_publisher, resume_step, save_step
 from verl_patches.trainer.main_ppo import compose
@@ -194,14 +197,17 @@ def make_trainer(
     trainer.async_rollout_mode = trainer.use_rm = trainer.use_critic = trainer.use_reference_policy = False
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 2)
     make_loaders = inspect.unwrap(RayPPOTrainer._create_dataloader)
-    ray_trainer.create_prompt_source(make_loaders, trainer, Prompts(rows), Prompts(2), collate, None)
+    _in_force(trainer, ray_trainer.create_prompt_source, make_loaders)(
+        trainer, Prompts(rows), Prompts(2), collate, None
+    )
     init = type(trainer).init_workers
     for body in (
         ray_trainer.init_workers_that_report_the_batch,
-        ray_trainer.init_workers_with_length_limits,
+        ray_trainer.init_workers_with_penalty,
+        ray_trainer.init_workers_that_filter_truncated,
         ray_trainer.init_workers_of_the_source,
     ):
-        init = _around(body, init)
+        init = _in_force(trainer, body, init)
     init(trainer)
     return trainer
 
@@ -224,21 +230,24 @@ def _job(folder: Path, data: Path, n: int, overrides: tuple[str, ...]) -> Any:
     )
 
 
-def _around(body: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda trainer: body(inner, trainer)
+def _in_force(trainer: Any, body: Callable[..., Any], upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """What is called in upstream's place for the patch with this body, by the trainer's own configuration."""
+    (patch,) = [each for each in declared() if each.body is body]
+    chosen = OverlaySettings.from_config(trainer.config.actor_rollout_ref, trainer.config)
+    return functools.partial(body, upstream) if patch.feature.is_on(chosen) else upstream
 
 
 def fit(trainer: Any) -> dict[int, dict[str, Any]]:
     """verl's training loop; returns the metrics of every step but those of time."""
     from verl.trainer.ppo import ray_trainer as upstream
 
-    timer = upstream._timer
     with ExitStack() as stack:
         stack.enter_context(mock.patch("verl.utils.tracking.Tracking", Records))
-        stack.enter_context(mock.patch.object(upstream, "_timer", lambda *a: ray_trainer.timer(timer, *a)))
+        timed = _in_force(trainer, ray_trainer.timer, upstream._timer)
+        stack.enter_context(mock.patch.object(upstream, "_timer", timed))
         stack.enter_context(
             mock.patch("verl_patches.features.measure.batch_figures.end_tokens_of", lambda *_: frozenset([END]))
         )
         stack.callback(source.put_in_force, None)
-        ray_trainer.fit_while_prompts_last(inspect.unwrap(upstream.RayPPOTrainer.fit), trainer)
+        _in_force(trainer, ray_trainer.fit_while_prompts_last, inspect.unwrap(upstream.RayPPOTrainer.fit))(trainer)
     return Records.steps

@@ -1,7 +1,5 @@
 """What long answers cost, and that those which were cut count nowhere in the loss; the two clips beside them."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -159,7 +157,8 @@ def test_what_cannot_be_is_refused(overrides, says):
 
 def test_the_keys_are_read():
     config = compose("rehearsal", [*ON, "algorithm.overlong_filtering=true"])
-    check_configuration(config)
+    chosen = check_configuration(config)
+    assert chosen.overlong_penalty and chosen.overlong_filtering
     assert OverlongBuffer.of(config) == OverlongBuffer(4, 10, 1.0, False)
-    assert OverlongBuffer.of(compose("rehearsal", [])) is None
-    assert OverlongBuffer.of({"reward_model": SimpleNamespace(get=lambda name: None)}) is None
+    off = check_configuration(compose("rehearsal", ["reward_model.overlong_buffer=null"]))
+    assert not off.overlong_penalty and not off.overlong_filtering

@@ -17,7 +17,7 @@ from verl_patches.features.reshard.feature import WHOLE_WEIGHTS
     relies_on=["vllm.sampling_params:SamplingParams"],
 )
 def init(upstream, self, model_path, config, tokenizer, model_hf_config, **options):
-    if config.get("seed") is None or "device_mesh" not in options:
+    if "device_mesh" not in options:  # one engine, outside of a worker
         return upstream(self, model_path, config, tokenizer, model_hf_config, **options)
     import copy
 
