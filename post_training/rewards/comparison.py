@@ -52,7 +52,7 @@ def _equal_quantities(truth: Quantity, answer: Quantity, judge: Judge) -> bool:
         if other.value.endswith("%"):
             return False
         if one.unit == DEGREE and r"\pi" in other.value:
-            return judge.equal(rf"({one.value})\cdot\frac{{\pi}}{{180}}", other.value).equal
+            return judge.equal(rf"({one.value})\cdot\frac{{\pi}}{{180}}", other.value)
     return _equal_values(truth.value, answer.value, judge)
 
 
@@ -89,4 +89,4 @@ def _last_side(answer: str, judge: Judge) -> str | None:
 
 def _equal_expressions(truth: str, answer: str, judge: Judge) -> bool:
     decided = compare_plainly(truth, answer)
-    return judge.equal(truth, answer).equal if decided is None else decided
+    return judge.equal(truth, answer) if decided is None else decided

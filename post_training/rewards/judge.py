@@ -7,7 +7,6 @@ the same process is no limit.
 import logging
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from post_training.rewards.process import AlgebraProcess, ComparisonLost, ComparisonTimeout, shared_process
 
@@ -17,14 +16,6 @@ LONGEST_ANSWER = 4096
 # The responses to one prompt often repeat an answer, and a step's answers are not asked for again much later.
 _REMEMBERED = 1 << 16
 _SHOWN_CHARACTERS = 80
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the judge found: ``equal`` (False when undecided), and whether the time limit ended the comparison."""
-
-    equal: bool
-    timed_out: bool = False
 
 
 class Judge:
@@ -42,15 +33,14 @@ class Judge:
         if time_limit_s <= 0:
             raise ValueError(f"The time limit of the reward is {time_limit_s} s; it must be above 0.")
         self.time_limit_s = time_limit_s
-        self.timeouts = 0
         self._process = process or shared_process()
-        self._verdicts: dict[tuple[str, str], Future[Verdict]] = {}
+        self._verdicts: dict[tuple[str, str], Future[bool]] = {}
         self._guard = threading.Lock()
 
-    def equal(self, truth: str, answer: str) -> Verdict:
-        r"""Says whether ``answer`` equals ``truth`` (LaTeX or plain text, without ``\boxed``)."""
+    def equal(self, truth: str, answer: str) -> bool:
+        r"""Says whether ``answer`` equals ``truth`` (LaTeX or plain text, without ``\boxed``); no verdict is no."""
         if max(len(truth), len(answer)) > LONGEST_ANSWER:
-            return Verdict(equal=False)
+            return False
         pair = (truth, answer)
         with self._guard:
             verdict = self._verdicts.get(pair)
@@ -62,7 +52,7 @@ class Judge:
             self._decide(pair, verdict)
         return verdict.result()
 
-    def _decide(self, pair: tuple[str, str], verdict: Future[Verdict]) -> None:
+    def _decide(self, pair: tuple[str, str], verdict: Future[bool]) -> None:
         """Compares for everyone who waits for this pair; an error is everyone's too, and is not remembered."""
         try:
             verdict.set_result(self._compare(*pair))
@@ -71,16 +61,15 @@ class Judge:
                 self._verdicts.pop(pair, None)
             verdict.set_exception(error)
 
-    def _compare(self, truth: str, answer: str) -> Verdict:
+    def _compare(self, truth: str, answer: str) -> bool:
         try:
-            return Verdict(self._process.equal(truth, answer, self.time_limit_s))
+            return self._process.equal(truth, answer, self.time_limit_s)
         except ComparisonTimeout:
-            self.timeouts += 1
             _LOG.warning("no verdict on %r within %g s: it counts as wrong", _shown(answer), self.time_limit_s)
-            return Verdict(equal=False, timed_out=True)
+            return False
         except ComparisonLost:
             _LOG.warning("comparing %r ended its process: it counts as wrong", _shown(answer))
-            return Verdict(equal=False)
+            return False
 
 
 def _shown(answer: str) -> str:

@@ -80,6 +80,14 @@ def _half_of_x(given: dict) -> bool:
     return list(given["gradient"].shape) == half
 
 
+def _shape_of(argument: str, other: str) -> Rule:
+    return Rule(argument, f"must have the shape of {other}", lambda given: given[argument].shape == given[other].shape)
+
+
+def _contiguous(argument: str, text: str = "must be contiguous") -> Rule:
+    return Rule(argument, text, lambda given: given[argument].is_contiguous())
+
+
 def _blocks_begin(given: dict) -> bool:
     return "_BLK_" not in given["cache_mode"] or not bool((given["index"] % given["k_cache"].shape[1]).any())
 
@@ -101,10 +109,7 @@ _ATTENTION_GRADIENT = [
 _INFERENCE_ATTENTION = [
     *(_dtype(name, *HALVES) for name in ("query", "key", "value")),
     *(_same_dtype(name, "query") for name in ("key", "value")),
-    *(
-        Rule(name, "must be contiguous", lambda given, name=name: given[name].is_contiguous())
-        for name in ("query", "key", "value")
-    ),
+    *map(_contiguous, ("query", "key", "value")),
     _one_of("input_layout", "BSH", "BSND", "BNSD"),
 ]
 _BLOCKS_OF_16 = Rule(
@@ -121,7 +126,7 @@ def _joined(left: str, leasts: tuple[int, int] = (2, 2)) -> list[Rule]:
         _dims(left, *leasts),
         _dims("x2", 2, 2),
         _same_dtype("x2", left),
-        Rule(left, "must not be transposed", lambda given: given[left].is_contiguous()),
+        _contiguous(left, "must not be transposed"),
         Rule(left, "must have 256 to 65534 columns", lambda given: 256 <= given[left].shape[-1] < 65535),
         Rule(
             "x2", "must have as many rows as the left matrix has columns", lambda given: _fits(given[left], given["x2"])
@@ -140,7 +145,7 @@ _NO_BIAS = Rule("bias", "must be zero, if there is one", lambda given: not bool(
 _LCOC = [
     *(_dtype(name, *HALVES) for name in ("left", "right", "output")),
     *(_dims(name, 2, 2) for name in ("left", "right", "output", "bias")),
-    Rule("left", "must not be transposed", lambda given: given["left"].is_contiguous()),
+    _contiguous("left", "must not be transposed"),
 ]
 _BATCHED = [
     _dtype("x", *HALVES),
@@ -214,7 +219,7 @@ RULES: dict[str, list[Rule]] = {
         _dtype("x1", *FLOATS),
         _same_dtype("x2", "x1"),
         _same_dtype("gamma", "x1"),
-        Rule("x2", "must have the shape of x1", lambda given: given["x1"].shape == given["x2"].shape),
+        _shape_of("x2", "x1"),
     ],
     "npu::npu_swiglu": [
         _dtype("x", *FLOATS),
@@ -235,11 +240,7 @@ RULES: dict[str, list[Rule]] = {
         _dtype("x", *FLOATS),
         _dtype("row_idx", torch.int32),
         _dtype("expert_idx", torch.int32),
-        Rule(
-            "row_idx",
-            "must have the shape of expert_idx",
-            lambda given: given["row_idx"].shape == given["expert_idx"].shape,
-        ),
+        _shape_of("row_idx", "expert_idx"),
     ],
     "npu::npu_moe_compute_expert_tokens": [_dims("sorted_experts", 1, 1), _dtype("sorted_experts", torch.int32)],
     "npu::npu_moe_finalize_routing": [
@@ -262,7 +263,7 @@ RULES: dict[str, list[Rule]] = {
         _dtype("total", torch.float32),
         *(_dims(name, 2, 2) for name in ("x", "weight", "total")),
         Rule("x", "must not be empty", lambda given: given["x"].numel() > 0),
-        Rule("total", "must be contiguous", lambda given: given["total"].is_contiguous()),
+        _contiguous("total"),
         _dtype("group_list", torch.int64),
         _adds_up("group_list", lambda given: given["x"].shape[0]),
     ],
@@ -368,10 +369,7 @@ RULES: dict[str, list[Rule]] = {
     "npu_extension::npu_apply_fused_ema_adamw": [
         *(_dtype(name, torch.float32) for name in ("grad", "var", "m", "v", "s")),
         _dtype("step", torch.int64),
-        *(
-            Rule(name, "must have the shape of var", lambda given, name=name: given[name].shape == given["var"].shape)
-            for name in ("grad", "m", "v", "s")
-        ),
+        *(_shape_of(name, "var") for name in ("grad", "m", "v", "s")),
         _one_of("mode", 0, 1),
     ],
     "npu_extension::npu_moe_token_permute": [
@@ -390,7 +388,7 @@ RULES: dict[str, list[Rule]] = {
     "npu_extension::npu_rotary_position_embedding": [
         *(_dtype(name, *FLOATS) for name in ("x", "cos", "sin")),
         *(_dims(name, 4, 4) for name in ("x", "cos", "sin")),
-        Rule("sin", "must have the shape of cos", lambda given: given["sin"].shape == given["cos"].shape),
+        _shape_of("sin", "cos"),
         _one_of("mode", 0, 1),
     ],
     "npu_extension::npu_ring_attention_update": [

@@ -12,6 +12,7 @@ from post_training.models import deepseek_v3
 from tests.post_training.layouts import grouped_query_reference, reference
 from verl_patches.features.training_checkpoint.rank import TrainingRank
 
+ONE = TrainPlacement(1, 1, 1, 1, (3,))
 STATES = ("master", "exp_avg", "exp_avg_sq")
 MODELS = {
     "deepseek_v3": (deepseek_v3.table(reference.SMALL), reference.megatron_state, reference.SMALL),

@@ -14,24 +14,12 @@ import torch
 
 from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.files import CheckpointError
-from tests.verl_patches.features.training_checkpoint.ranks import full_states, rank_of, save_all
-from tests.verl_patches.features.training_checkpoint.test_layouts import ONE
-from verl_patches.features.training_checkpoint import restoring, saving
+from tests.verl_patches.features.training_checkpoint.ranks import ONE, full_states, rank_of, save_all
+from verl_patches.features.training_checkpoint import saving
 from verl_patches.features.training_checkpoint.restoring import load_training
 from verl_patches.features.training_checkpoint.saving import save_training
 
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """One rank, which agrees with itself."""
-
-    def agree(problem, value=None):
-        if problem:
-            raise CheckpointError(problem)
-        return [value]
-
-    monkeypatch.setattr(restoring, "agree", agree)
-    monkeypatch.setattr(saving, "agree", agree)
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def trained():

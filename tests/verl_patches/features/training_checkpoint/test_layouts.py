@@ -9,13 +9,12 @@ import torch
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.safetensors_files import read_header
 from post_training.layouts.layout import TrainPlacement
-from tests.verl_patches.features.training_checkpoint.ranks import MODELS, STATES, full_states, rank_of, save_all
-from verl_patches.features.training_checkpoint import restoring
+from tests.verl_patches.features.training_checkpoint.ranks import MODELS, ONE, STATES, full_states, rank_of, save_all
 from verl_patches.features.training_checkpoint.optimizer_shards import common_steps
 from verl_patches.features.training_checkpoint.restoring import load_training
 from verl_patches.features.training_checkpoint.saving import entries_of
 
-ONE = TrainPlacement(1, 1, 1, 1, (3,))
+pytestmark = pytest.mark.usefixtures("alone")
 PLACEMENTS = {
     "one": ONE,
     "tp2": TrainPlacement(2, 1, 1, 1, (3,)),
@@ -45,18 +44,6 @@ def saved(tmp_path_factory):
         return made[model, placement]
 
     return folder
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """One rank at a time: it agrees with itself."""
-
-    def agree(problem, value=None):
-        if problem:
-            raise CheckpointError(problem)
-        return [value]
-
-    monkeypatch.setattr(restoring, "agree", agree)
 
 
 def differences(model, found, expected):
