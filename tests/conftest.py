@@ -68,17 +68,30 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         assert not changed, f"an earlier test left {changed} in the environment; all tests share {MODES}"
 
 
-@pytest.fixture(scope="session")
-def inputs(tmp_path_factory) -> tuple[Path, Path]:
-    """A tiny float32 checkpoint with random weights, and the bundled training data as parquet."""
+def make_inputs(folder: Path, **changes: int) -> tuple[Path, Path]:
+    """A tiny float32 checkpoint with random weights, and the bundled training data as parquet, both in `folder`."""
     from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 
-    folder, problems = tmp_path_factory.mktemp("inputs"), ROOT / "data" / "arithmetic" / "train.jsonl"
-    request = CheckpointRequest(problems, 0, "float32", warm_start=None)
+    problems = ROOT / "data" / "arithmetic" / "train.jsonl"
+    request = CheckpointRequest(problems, 0, "float32", warm_start=None, changes=tuple(changes.items()))
     checkpoint = make_checkpoint(request, folder / "checkpoint", lambda step, loss: None).path
     convert = [sys.executable, ROOT / "scripts" / "json_to_parquet.py", "--output_dir", folder, "--json_path", problems]
     subprocess.run(convert, check=True, capture_output=True)
     return checkpoint, folder / "train.parquet"
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory) -> tuple[Path, Path]:
+    """A tiny checkpoint, and data."""
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="session")
+def mla_inputs(tmp_path_factory) -> tuple[Path, Path]:
+    """The same with the widths of DeepSeek-V3's attention: its kernels in graphs take no others, on a device and here
+    in strict mode."""
+    widths = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+    return make_inputs(tmp_path_factory.mktemp("mla_inputs"), **widths)
 
 
 @pytest.fixture(scope="session")

@@ -79,15 +79,16 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(
-    pad_token_id: int, bos_token_id: int, eos_token_id: int, model_type: str = DEFAULT_MODEL_TYPE
+    pad_token_id: int, bos_token_id: int, eos_token_id: int, model_type: str = DEFAULT_MODEL_TYPE, **changes: int
 ) -> PretrainedConfig:
     """Return the configuration of the tiny model of a family.
 
     Args:
         pad_token_id, bos_token_id, eos_token_id: ids of the tokenizer's special tokens.
         model_type: a key of `TINY_MODELS`; KeyError for another one.
+        changes: other values for keys of the configuration.
     """
     from transformers import AutoConfig
 
     tokens = {"pad_token_id": pad_token_id, "bos_token_id": bos_token_id, "eos_token_id": eos_token_id}
-    return AutoConfig.for_model(model_type, **TINY_MODELS[model_type], **tokens)
+    return AutoConfig.for_model(model_type, **(TINY_MODELS[model_type] | tokens | changes))

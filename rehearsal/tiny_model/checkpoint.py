@@ -30,7 +30,8 @@ class CheckpointRequest:
     """What determines a checkpoint: training problems, seed, dtype of the files, warm start and family.
 
     `warm_start` None leaves the weights at their random initial values (the norms and biases drawn as well, so that
-    a path that forgets one of them shows). `model_type` is a key of `TINY_MODELS`.
+    a path that forgets one of them shows). `model_type` is a key of `TINY_MODELS`; `changes` are other values for its
+    configuration, as pairs of key and value.
     """
 
     data: Path
@@ -38,13 +39,15 @@ class CheckpointRequest:
     dtype: str = "bfloat16"
     warm_start: warm_start.WarmStart | None = warm_start.WarmStart()
     model_type: str = DEFAULT_MODEL_TYPE
+    changes: tuple[tuple[str, int], ...] = ()
 
     def fingerprint(self) -> str:
         """Return a hash of everything the weights depend on: settings, data, this package's sources, the libraries."""
         digest = hashlib.sha256()
         settings = asdict(self.warm_start) if self.warm_start else None
         versions = [torch.__version__, transformers.__version__, tokenizers.__version__]
-        digest.update(json.dumps([settings, self.seed, self.dtype, self.model_type, versions, INSTRUCTION]).encode())
+        drawn = [settings, self.seed, self.dtype, self.model_type, self.changes, versions, INSTRUCTION]
+        digest.update(json.dumps(drawn).encode())
         for path in [*sorted(Path(__file__).parent.glob("*.py")), self.data]:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
         return digest.hexdigest()
@@ -81,7 +84,7 @@ def make_checkpoint(
     if output.exists() and not (output / MARKER).exists():
         raise FileExistsError(f"{output} exists and holds no {MARKER}: choose another folder or remove it")
     tokenizer = build_tokenizer()
-    model = _initial_model(request.model_type, tokenizer, request.seed)
+    model = _initial_model(request, tokenizer)
     reward = None
     if request.warm_start:
         reward = warm_start.train(model, tokenizer, exercises, request.warm_start, request.seed, progress)
@@ -110,13 +113,14 @@ def _matching(output: Path, fingerprint: str) -> CheckpointResult | None:
     return CheckpointResult(output, reused=True, expected_reward=content["expected_reward"])
 
 
-def _initial_model(model_type: str, tokenizer: transformers.PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+def _initial_model(request: CheckpointRequest, tokenizer: transformers.PreTrainedTokenizerFast) -> PreTrainedModel:
     """Return the model in float32 with seeded weights.
 
     Biases of routers stay as drawn; they are multiples of 1/256, which bfloat16 holds exactly.
     """
-    torch.manual_seed(seed)
-    config = tiny_config(tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, model_type)
+    torch.manual_seed(request.seed)
+    tokens = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    config = tiny_config(*tokens, request.model_type, **dict(request.changes))
     model = AutoModelForCausalLM.from_config(config)
     for name, bias in model.named_buffers():
         if name.endswith("e_score_correction_bias"):

@@ -131,11 +131,11 @@ def test_a_checkout_that_does_not_fit_changes_nothing(upstream, workspace, tmp_p
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("layout", ["2 dies", pytest.param("8 dies", marks=pytest.mark.exhaustive)])
-def test_the_job_trains_with_exact_weights(workspace, inputs, tmp_path, layout, mode):
+def test_the_job_trains_with_exact_weights(workspace, mla_inputs, tmp_path, layout, mode):
     dies, steps, sizes = LAYOUTS[layout]
     overrides = (OWN_MODEL, *sizes, *MODES[mode])
     metrics = run_scaled_job(
-        TRUE, tmp_path, *inputs, *overrides, dies=dies, root=workspace, NPU_EMULATOR_METERS=str(tmp_path / "meters")
+        TRUE, tmp_path, *mla_inputs, *overrides, dies=dies, root=workspace, NPU_EMULATOR_METERS=str(tmp_path / "meters")
     )
     shown = ("reshard/weights_exact", "training/rollout_logprob_diff_max", "actor/kl_loss", "actor/grad_norm")
     print(*({name: step[name] for name in shown} for step in metrics), sep="\n")
@@ -156,10 +156,10 @@ def operators_called(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("layout", ["2 dies", pytest.param("8 dies", marks=pytest.mark.exhaustive)])
-def test_the_job_trains_through_mindspeed_with_exact_weights(workspace, inputs, tmp_path, layout, mode):
+def test_the_job_trains_through_mindspeed_with_exact_weights(workspace, mla_inputs, tmp_path, layout, mode):
     dies, steps, sizes = LAYOUTS[layout]
     metrics = run_scaled_job(
-        TRUE, tmp_path, *inputs, *MINDSPEED, *sizes, *MODES[mode], dies=dies, root=workspace,
+        TRUE, tmp_path, *mla_inputs, *MINDSPEED, *sizes, *MODES[mode], dies=dies, root=workspace,
         NPU_EMULATOR_METERS=str(tmp_path / "meters"),
     )  # fmt: skip
     print(*metrics, sep="\n")
@@ -172,10 +172,10 @@ def test_the_job_trains_through_mindspeed_with_exact_weights(workspace, inputs, 
 
 
 @pytest.mark.parametrize("layout", ["2 dies", pytest.param("8 dies", marks=pytest.mark.exhaustive)])
-def test_the_optimizer_that_lives_on_the_host_keeps_weights_exact(workspace, inputs, tmp_path, layout):
+def test_the_optimizer_that_lives_on_the_host_keeps_weights_exact(workspace, mla_inputs, tmp_path, layout):
     dies, steps, sizes = LAYOUTS[layout]
     metrics = run_scaled_job(
-        TRUE, tmp_path, *inputs, *SWAPPED, *sizes, *MODES["eager"], dies=dies, root=workspace,
+        TRUE, tmp_path, *mla_inputs, *SWAPPED, *sizes, *MODES["eager"], dies=dies, root=workspace,
         NPU_EMULATOR_METERS=str(tmp_path / "meters"),
     )  # fmt: skip
     print(*metrics, sep="\n")

@@ -31,6 +31,8 @@ def run_scaled_job(
 ) -> list[dict]:
     """Run a job from the sources in `root`; `folder` gets what it writes. Returns the metrics of its steps.
 
+    `model` has the widths of DeepSeek-V3's attention (`mla_inputs`) where the rollout runs in graphs.
+
     `variables` are added to the environment; PYTHONPATH goes behind `root`. AssertionError with the end of the log
     where the run fails.
     """
@@ -51,8 +53,6 @@ def run_scaled_job(
         "PYTHONPATH": os.pathsep.join(filter(None, [str(root), variables.get("PYTHONPATH")])),
         "NPU_EMULATOR_DEVICES": str(dies),
         "NPU_EMULATOR_CAPACITY_MB": "512",
-        # In graphs MLA's kernels take DeepSeek-V3's own widths and no others, which the tiny model does not have.
-        "NPU_EMULATOR_STRICT": "0",
     }
     # One machine: its workers are forked from one process that has imported everything.
     line = [sys.executable, "-m", "rehearsal.training", "--config-name", job, *given, *overrides]

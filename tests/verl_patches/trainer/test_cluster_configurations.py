@@ -396,14 +396,14 @@ def planned_peaks(job: str, checkpoint: Path) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def weights(inputs, tmp_path_factory) -> Path:
+def weights(mla_inputs, tmp_path_factory) -> Path:
     """A checkpoint as it is published, made ready as the guide says."""
     folder = tmp_path_factory.mktemp("weights")
-    return cast(write_published(inputs[0], folder / "fp8"), folder / "bf16")
+    return cast(write_published(mla_inputs[0], folder / "fp8"), folder / "bf16")
 
 
 @pytest.fixture(scope="module")
-def scaled_run(weights, inputs, tmp_path_factory) -> tuple[Path, list[dict]]:
+def scaled_run(weights, mla_inputs, tmp_path_factory) -> tuple[Path, list[dict]]:
     """The folder and the steps of the scaled job with true weights."""
     folder = tmp_path_factory.mktemp("scaled")
     (folder / "reads").mkdir()
@@ -411,7 +411,7 @@ def scaled_run(weights, inputs, tmp_path_factory) -> tuple[Path, list[dict]]:
         "PYTHONPATH": str(Path(__file__).parent / "record_reads"),
         "CONFIGURATION_READS": str(folder / "reads"),
     }
-    return folder, run_scaled_job(TRUE, folder, weights, inputs[1], **recording)
+    return folder, run_scaled_job(TRUE, folder, weights, mla_inputs[1], **recording)
 
 
 @pytest.mark.slow
@@ -451,13 +451,13 @@ def test_the_plan_predicts_the_memory_of_the_scaled_job(scaled_run, weights):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("job", "graph"), [(RANDOM, True), (RANDOM, False), (TRUE, False)])
-def test_the_other_scaled_jobs_are_exact(job, graph, inputs, tmp_path):
+def test_the_other_scaled_jobs_are_exact(job, graph, mla_inputs, tmp_path):
     """Random weights come from verl's own initialisation: the folder of the model holds none."""
-    model = describe(inputs[0], tmp_path / "model") if job == RANDOM else inputs[0]
+    model = describe(mla_inputs[0], tmp_path / "model") if job == RANDOM else mla_inputs[0]
     (run := tmp_path / "run").mkdir()
     # Dealt out in batches of their own, the experts of rollout and training differ, and with them the log-probs.
     routed = ("actor_rollout_ref.overlay.router_balance.forced=false",)
-    metrics = run_scaled_job(job, run, model, inputs[1], *routed, *(() if graph else ("+graph=off",)))
+    metrics = run_scaled_job(job, run, model, mla_inputs[1], *routed, *(() if graph else ("+graph=off",)))
     assert_exact(metrics, 3)
     if job == TRUE:
         assert_left_the_reference(metrics)
@@ -468,11 +468,11 @@ def test_the_other_scaled_jobs_are_exact(job, graph, inputs, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_benchmark_job_balances_experts_and_ends_no_response_early(inputs, tmp_path):
+def test_the_benchmark_job_balances_experts_and_ends_no_response_early(mla_inputs, tmp_path):
     """On two dies: a graph of the balanced router, the balanced router in training, and every response to its end."""
-    model = describe(inputs[0], tmp_path / "model")
+    model = describe(mla_inputs[0], tmp_path / "model")
     (run := tmp_path / "run").mkdir()
-    metrics = run_scaled_job(RANDOM, run, model, inputs[1], *TWO_DIES, "rollout_instance.all_dies=2", dies=2)
+    metrics = run_scaled_job(RANDOM, run, model, mla_inputs[1], *TWO_DIES, "rollout_instance.all_dies=2", dies=2)
     assert ran_graphs(run) and len(metrics) == 2
     assert {each for each in executed(run) if each.endswith("@router_balance")} == {
         "verl.models.mcore.registry:hf_to_mcore_config@router_balance",

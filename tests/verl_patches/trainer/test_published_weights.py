@@ -23,13 +23,13 @@ def computed(steps: list[dict]) -> list[dict]:
 
 
 @pytest.mark.exhaustive
-def test_both_ways_from_fp8_train_the_same_model(inputs, tmp_path):
-    published = write_published(inputs[0], tmp_path / "fp8")
+def test_both_ways_from_fp8_train_the_same_model(mla_inputs, tmp_path):
+    published = write_published(mla_inputs[0], tmp_path / "fp8")
     description = describe(published, tmp_path / "description")
 
     def train(name: str, model: Path, *overrides: str) -> list[dict]:
         (tmp_path / name).mkdir()
-        steps = run_scaled_job(TRUE, tmp_path / name, model, inputs[1], *TWO_DIES, *overrides, dies=2)
+        steps = run_scaled_job(TRUE, tmp_path / name, model, mla_inputs[1], *TWO_DIES, *overrides, dies=2)
         assert_exact(steps, 2)
         assert_left_the_reference(steps)
         return computed(steps)
@@ -37,5 +37,5 @@ def test_both_ways_from_fp8_train_the_same_model(inputs, tmp_path):
     from_copy = train("from the copy", cast(published, tmp_path / "bf16"))
     assert from_copy and all(step["actor/grad_norm"] > 0 for step in from_copy)
     assert train("from fp8", description, f"{WEIGHTS}={published}") == from_copy
-    other = write_published(inputs[0], tmp_path / "other", seed=1)
+    other = write_published(mla_inputs[0], tmp_path / "other", seed=1)
     assert train("from other weights", description, f"{WEIGHTS}={other}") != from_copy
