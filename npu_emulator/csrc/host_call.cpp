@@ -61,6 +61,9 @@ class HostCall {
   c10::DeviceIndex device_ = -1;
 };
 
+// While an operator computes on the host: torch.autocast("cpu") is about the program's own host tensors, not about these.
+using WithoutAutocast = c10::impl::ExcludeDispatchKeyGuard;
+
 // The tensors of a Python value, also in lists and tuples, in order.
 void collect(py::handle value, std::vector<at::Tensor>& tensors) {
   if (THPVariable_Check(value.ptr())) {
@@ -96,6 +99,7 @@ struct PythonCall {
   std::vector<at::Tensor> operator()() const {
     const py::gil_scoped_acquire interpreter;
     const at::NoGradGuard no_gradients;
+    const WithoutAutocast without_autocast(c10::autocast_dispatch_keyset);
     std::vector<at::Tensor> results;
     collect(function(*args, **kwargs), results);
     return results;
@@ -155,6 +159,7 @@ py::object call_on_host(const py::str& name, const py::function& function, const
   {
     const ChargeScope scope(call.device());
     const recorder::Computing computing(name, call.device());
+    const WithoutAutocast without_autocast(c10::autocast_dispatch_keyset);
     results = function(*host_args, **host_kwargs);
   }
   auto on_device = call.to_device(results);

@@ -146,6 +146,26 @@ def test_autocast_picks_the_lower_precision():
     assert (matrix @ matrix).dtype == torch.float32
 
 
+def test_autocast_of_the_host_casts_no_operator_of_the_device():
+    """verl's FSDP actor in float32 computes under the host's autocast, which on an NPU changes nothing."""
+    query = torch.randn(1, 2, 16, 32)
+    on_device = query.npu()
+
+    def operators() -> list[torch.Tensor]:
+        fused = torch_npu.npu_fusion_attention(on_device, on_device, on_device, 2, "BNSD", scale=0.2)[0]
+        return [
+            fused.cpu(),
+            (on_device @ on_device.mT).cpu(),
+            torch.nn.functional.linear(on_device, on_device[0, 0]).cpu(),
+        ]
+
+    expected = operators()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (query @ query.mT).dtype == torch.bfloat16
+        found = operators()
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 def test_save_load_and_pickle_keep_device_and_values():
     tensors = {"weight": torch.randn(3, 4, device="npu:1"), "count": torch.arange(3, device="npu")}
     file = io.BytesIO()
