@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from post_training.report.run_folder import at
+from rehearsal.jobs import DEFAULT_JOB, JOBS
 from rehearsal.plan import OPTIONS_NAME, ROOT, Options, Plan, make_plan
 
 DONE, FAILED, REFUSED, SIGNALLED = 0, 1, 2, 128
@@ -35,10 +37,11 @@ PLANNED_KEYS = (
 def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     """Reads the command line that rehearse.sh passes on; the second value is --dry-run."""
     parser = argparse.ArgumentParser(prog="rehearse.sh")
+    parser.add_argument("--job", choices=JOBS, default=DEFAULT_JOB)
     parser.add_argument("--data", type=lambda path: Path(path).resolve())
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seed", type=int, default=Options.seed)
-    parser.add_argument("--dies", type=int, default=Options.dies)
+    parser.add_argument("--dies", type=int)
     parser.add_argument("--device-memory", type=int, default=Options.device_memory_mb, dest="device_memory_mb")
     parser.add_argument("--engine", choices=("stand-in", "cann"), default=Options.engine)
     parser.add_argument("--recipe", choices=("grpo", "dapo"), default=Options.recipe)
@@ -57,6 +60,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
             return Options.of_run(resumed, tuple(values["overrides"])), dry_run
         except (OSError, ValueError, TypeError, KeyError):
             parser.error(f"--resume {resumed} is not the folder of a rehearsal, which has a {OPTIONS_NAME}")
+    values["dies"] = values["dies"] or JOBS[values["job"]].dies
     return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
 
 
@@ -65,7 +69,9 @@ def print_plan(plan: Plan, config: Mapping[str, Any] | None) -> None:
     if config is not None:
         print("configuration")
         for key in PLANNED_KEYS:
-            print(f"  {key} = {_lookup(config, key)}")
+            value = at(config, key)
+            if value is not None:  # the other back-end's keys are not there
+                print(f"  {key} = {value}")
     print(f"output\n  {plan.output}\ncheckpoint\n  {plan.checkpoint}\nenvironment")
     for name, value in sorted(plan.environment().items()):
         print(f"  export {name}={shlex.quote(value)}")
@@ -73,13 +79,6 @@ def print_plan(plan: Plan, config: Mapping[str, Any] | None) -> None:
     commands = [] if plan.checkpoint.exists() else [plan.checkpoint_command()]
     for command in (*commands, plan.data_command(), plan.run_command()):
         print("  " + shlex.join([str(ENVIRONMENT_PYTHON), *command[1:]]))
-
-
-def _lookup(config: Mapping[str, Any], key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        value = value[part]
-    return value
 
 
 def rehearse(plan: Plan, dry_run: bool) -> int:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from post_training.report import StepRecord, read_records
-from post_training.report.metrics import ENDED, REWARD, STEP_SECONDS, read_entries
+from post_training.report.metrics import ENDED, REWARD, STEP_SECONDS, read_entries, training_steps
 from verl_patches.features.measure.run_files import read_faults
 
 # Width of a log without a terminal: enough for every row, so that none is broken.
@@ -43,6 +43,11 @@ def make_console() -> Console:
     """Returns the console for standard output; without a terminal it prints plain, unbroken lines."""
     console = Console(highlight=False, soft_wrap=True)
     return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=_LOG_WIDTH)
+
+
+def emulated_dies(count: int) -> str:
+    """So many emulated dies in words."""
+    return "1 emulated die" if count == 1 else f"{count} emulated dies"
 
 
 class Progress:
@@ -76,7 +81,7 @@ class Progress:
             title = _EVENTS.get(event["event"], event["event"])
             self.console.print(f"  {event['time'] - self._started:6.1f} s  {title}")
         self._events_shown = len(events)
-        records = read_records(self._metrics)
+        records = training_steps(read_records(self._metrics))
         for record in records[len(self.records) :]:
             if not self.records:
                 self.console.print(Text(f"\n{_HEADER}", style="bold"))
@@ -162,7 +167,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], output: Path) ->
         "report": str(output / "report.html"),
         "files": str(output),
     }
-    title = f"{summary['steps']} steps on {summary['dies']} emulated dies, seed {summary['seed']}"
+    title = f"{summary['steps']} steps on {emulated_dies(summary['dies'])}, seed {summary['seed']}"
     console.print(Text(f"\nDone in {format_duration(summary['wall_s'])}: {title}", style="bold"))
     for name, value in rows.items():
         console.print(_wrapped(name, value), markup=False)

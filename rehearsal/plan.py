@@ -10,7 +10,7 @@ from pathlib import Path
 
 from post_training.environment_files import read_environment
 from post_training.overrides import setting
-from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE
+from rehearsal.jobs import DEFAULT_JOB, JOBS, Job
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "outputs" / "rehearsal"
@@ -27,12 +27,13 @@ CHECKPOINT_SEED = 0
 
 @dataclass(frozen=True)
 class Options:
-    """The user's choices. None means: what the rehearsal's configuration says."""
+    """The user's choices. None means: what the job says; ``job`` is a key of `JOBS`."""
 
+    job: str = DEFAULT_JOB
     data: Path | None = None
     steps: int | None = None
     seed: int = 1
-    dies: int = 4
+    dies: int = JOBS[DEFAULT_JOB].dies
     device_memory_mb: int = 1024
     engine: str = "stand-in"
     recipe: str = "grpo"
@@ -73,6 +74,11 @@ class Plan:
     folder: Path | None = None
 
     @property
+    def job(self) -> Job:
+        """What is rehearsed."""
+        return JOBS[self.options.job]
+
+    @property
     def train_data(self) -> Path:
         """The parquet file to train on."""
         return self.output / "data" / "train.parquet"
@@ -95,7 +101,7 @@ class Plan:
             "--output",
             str(self.checkpoint),
             "--model-type",
-            DEFAULT_MODEL_TYPE,
+            self.job.model_type,
             "--seed",
             str(CHECKPOINT_SEED),
         ]
@@ -115,7 +121,7 @@ class Plan:
 
     def run_command(self) -> list[str]:
         """Trains."""
-        return [sys.executable, "-m", "rehearsal.training", "--config-name", "rehearsal", *self.overrides]
+        return [sys.executable, "-m", "rehearsal.training", "--config-name", self.job.configuration, *self.overrides]
 
     def environment(self) -> dict[str, str]:
         """The variables that the run's commands get on top of the user's environment."""
@@ -141,19 +147,21 @@ class Plan:
 def make_plan(options: Options, time_name: str) -> Plan:
     """Works out a run; ``time_name`` names its folder unless the options say where to write."""
     output = (options.output or RUNS / time_name).resolve()
-    checkpoint = ROOT / ".cache" / "checkpoints" / checkpoint_key()
+    checkpoint = ROOT / ".cache" / "checkpoints" / checkpoint_key(JOBS[options.job].model_type)
     plan = Plan(options, output, checkpoint, ())
     own = [
+        *plan.job.settings,
         setting("data.train_files", [plan.train_data]),
         setting("data.val_files", [plan.test_data]),
         setting("data.seed", options.seed),
         setting("actor_rollout_ref.model.path", checkpoint),
         setting("actor_rollout_ref.overlay.measure.output_dir", output),
-        setting("actor_rollout_ref.overlay.rollout.expert_parallel_size", options.dies),
         setting("custom_reward_function.path", REWARD),
         setting("trainer.n_gpus_per_node", options.dies),
         setting("trainer.default_local_dir", output / "checkpoints"),
     ]
+    if plan.job.rollout_ranks_share_experts:
+        own.append(setting("actor_rollout_ref.overlay.rollout.expert_parallel_size", options.dies))
     if options.recipe != Options.recipe:
         own.append(setting("+recipe", options.recipe))
     if options.resumes:
@@ -168,7 +176,7 @@ def _search_path() -> str:
     return os.pathsep.join(dict.fromkeys([str(ROOT), *inherited]))
 
 
-def checkpoint_key(model_type: str = DEFAULT_MODEL_TYPE) -> str:
+def checkpoint_key(model_type: str) -> str:
     """A hash of everything that the tiny checkpoint of a family is made from."""
     sources = [CHECKPOINT_SCRIPT, *sorted((ROOT / "rehearsal" / "tiny_model").glob("*.py"))]
     sources += [DEFAULT_TRAIN_DATA, ROOT / "requirements" / "runtime.lock"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from post_training.data.inspection import check_file
 from rehearsal.plan import Plan
-from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS
+from rehearsal.tiny_model.architecture import TINY_MODELS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -42,9 +42,9 @@ def compose_checked(plan: Plan) -> Mapping[str, Any]:
     from verl_patches.trainer.main_ppo import compose
 
     try:
-        config = compose("rehearsal", plan.overrides)
+        config = compose(plan.job.configuration, plan.overrides)
         to_make = not is_whole(plan.checkpoint) and _model_path(config) == str(plan.checkpoint)
-        described = {"model_type": DEFAULT_MODEL_TYPE, **TINY_MODELS[DEFAULT_MODEL_TYPE]}
+        described = {"model_type": plan.job.model_type, **TINY_MODELS[plan.job.model_type]}
         check_configuration(config, described if to_make else None)
         check_machine(config, model_is_there=not to_make)
     except (HydraException, OmegaConfBaseException) as error:

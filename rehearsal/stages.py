@@ -16,8 +16,9 @@ from post_training.disks import describe_full_disk
 from post_training.report import RunFacts, StepRecord, read_records, summarise
 from post_training.report.faults import RunFaults
 from post_training.report.meters import read_meters
+from post_training.report.metrics import training_steps
 from post_training.report.run_folder import CONFIGURATION
-from rehearsal.display import Progress
+from rehearsal.display import Progress, emulated_dies
 from rehearsal.lengths import measured_settings
 from rehearsal.plan import OPTIONS_NAME, ROOT, RUNS, Plan
 from rehearsal.preflight import (
@@ -114,7 +115,8 @@ class Rehearsal:
         steps = config["trainer"]["total_training_steps"]
         if plan.options.resumes:
             self._go_back(plan, Path(config["trainer"]["default_local_dir"]))
-        self.console.print(f"Training for {steps} steps on {plan.options.dies} emulated dies; log: {plan.log}")
+        dies = emulated_dies(plan.options.dies)
+        self.console.print(f"Training for {steps} steps on {dies}; log: {plan.log}")
         command, environment = plan.run_command(), plan.environment()
         with Progress(self.console, plan.output, steps, self.launched) as progress:
             status = run_to_the_end(command, environment, ROOT, plan.log, self.signals, progress.update)
@@ -183,14 +185,14 @@ def write_report(output: Path, facts: RunFacts, failure: str | None = None) -> d
     from post_training.report.figure import draw
     from post_training.report.run_page import write_page
 
-    records = read_records(output / "metrics.jsonl")
+    records = training_steps(read_records(output / "metrics.jsonl"))
     overlay_file = output / "overlay.json"
     overlay = json.loads(overlay_file.read_text()) if overlay_file.exists() else None
     if overlay is not None:
         overlay["executed"] = read_executed(output)
     summary = summarise(records, facts, overlay, read_meters(output / "meters"), read_faults(output), failure)
     (output / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    title = f"GRPO rehearsal: {len(records)} steps, seed {facts.seed}, {facts.dies} emulated dies"
+    title = f"GRPO rehearsal: {len(records)} steps, seed {facts.seed}, {emulated_dies(facts.dies)}"
     if records:
         draw(records, title, output / "report.png")
     if (output / CONFIGURATION).exists():  # a run that failed before it had one has nothing to show

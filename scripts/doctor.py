@@ -45,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def read_settings(path: Path) -> dict[str, str]:
     """The settings of a cluster's file that the launcher would take. Raises ValueError with its sentence otherwise."""
-    check = 'cd "$1"; for part in terminal arguments cluster; do source scripts/lib/$part.sh; done; cluster_read "$2"'
+    parts = "for part in terminal arguments settings cluster; do source scripts/lib/$part.sh; done"
+    check = f'cd "$1"; {parts}; cluster_read "$2"'
     done = subprocess.run(
         ["bash", "-euc", check, "bash", ROOT, path.absolute()], capture_output=True, text=True, errors="replace"
     )

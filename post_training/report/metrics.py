@@ -81,6 +81,11 @@ def read_records(path: Path) -> list[StepRecord]:
     return [_parse(line, f"{path}, line {number}") for number, line in lines if line.strip()]
 
 
+def training_steps(records: Iterable[StepRecord]) -> list[StepRecord]:
+    """Leaves out what a validation before training wrote: verl logs it as step 0."""
+    return [record for record in records if record.step > 0]
+
+
 def read_entries(path: Path) -> list[dict[str, Any]]:
     """The objects of a file with one JSON object a line; a last line still being written is left out.
 

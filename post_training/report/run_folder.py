@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from post_training.report.metrics import STEP_SECONDS, ReportError, StepRecord, read_records
+from post_training.report.metrics import STEP_SECONDS, ReportError, StepRecord, read_records, training_steps
 from post_training.report.rates import COLUMNS, StepFigures
 
 CONFIGURATION, METRICS, MODEL, METERS = "config.yaml", "metrics.jsonl", "model.json", "meters"
@@ -50,7 +50,7 @@ def read_run(folder: Path, step: int | None = None, model: Path | None = None) -
     """
     config = read_configuration(folder)
     try:
-        records = read_records(folder / METRICS)
+        records = training_steps(read_records(folder / METRICS))
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"{folder / METRICS} cannot be read: {error}.") from error
     chosen = _chosen(records, step, folder)

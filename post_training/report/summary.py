@@ -24,6 +24,7 @@ from post_training.report.metrics import (
     TRUNCATED_SHARE,
     WEIGHTS_EXACT,
     StepRecord,
+    training_steps,
 )
 
 # Rewards of single steps are noisy: the first and the last are means over this many steps.
@@ -68,6 +69,7 @@ def summarise(
     ``emulator`` are the meters of the emulated NPU (see meters.py), which count every collective; the overlay counts
     only its own.
     """
+    records = training_steps(records)
     rewards = _values(records, REWARD)
     steady = records[1:] or records
     counted = _collectives(records)

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The settings of a cluster, from one file of NAME=value lines. Needs terminal.sh and arguments.sh.
+# The settings of a cluster, from one file of NAME=value lines. Needs terminal.sh, arguments.sh and settings.sh.
 # shellcheck disable=SC2154 # network.sh sets network_interface
 
 # What the launcher itself reads; every other name in the file is exported to the processes of the job.
@@ -16,27 +16,18 @@ readonly CLUSTER_WATCHDOG_S=1800
 
 # Sets the launcher's settings as variables of this shell and keeps the exports in cluster_exports (NAME=value).
 cluster_read() {
-    local file=$1 line name value
+    local file=$1 name
     argument_require_file --cluster "$file" "$CLUSTER_FORM"
     declare -gA cluster_given=()
     declare -ga cluster_names=() cluster_exports=()
-    while IFS= read -r line || [[ -n $line ]]; do
-        # A comment begins a line, or follows a space: a path may hold a #.
-        line=${line%%[[:space:]]#*}
-        line="${line#"${line%%[![:space:]]*}"}"
-        line="${line%"${line##*[![:space:]]}"}"
-        [[ -n $line && $line != \#* ]] || continue
-        [[ $line =~ ^([A-Za-z][A-Za-z0-9_]*)=(.*)$ ]] || fail "$file: \"${line:0:60}\" is no NAME=value line."
-        name=${BASH_REMATCH[1]} value=${BASH_REMATCH[2]}
-        [[ -z ${cluster_given[$name]+set} ]] || fail "$file sets $name twice; keep one."
-        cluster_given[$name]=$value
-        cluster_names+=("$name")
+    settings_read "$file" cluster_given cluster_names
+    for name in "${cluster_names[@]}"; do
         if [[ " ${CLUSTER_SETTINGS[*]} " == *" $name "* ]]; then
-            declare -g "$name=$value"
+            declare -g "$name=${cluster_given[$name]}"
         else
-            cluster_exports+=("$name=$value")
+            cluster_exports+=("$name=${cluster_given[$name]}")
         fi
-    done <"$file"
+    done
     cluster_check "$file"
 }
 
@@ -100,12 +91,8 @@ cluster_shown() {
 cluster_prepare() {
     local entry
     declare -ga cluster_scripts=() cluster_environment=("${cluster_exports[@]}")
-    if [[ $CANN_ENV != none ]]; then
-        IFS=: read -ra cluster_scripts <<<"$CANN_ENV"
-    fi
-    for entry in "${cluster_scripts[@]}"; do
-        [[ -r $entry ]] || fail "CANN_ENV: $entry cannot be read; install CANN there, correct the path, or set none."
-    done
+    entry=$(settings_cann_scripts "$CANN_ENV")
+    [[ -z $entry ]] || mapfile -t cluster_scripts <<<"$entry"
     if [[ $JEMALLOC != none ]]; then
         [[ -r $JEMALLOC ]] || fail "JEMALLOC: $JEMALLOC cannot be read; install jemalloc, correct the path, or set none."
         cluster_environment+=("LD_PRELOAD=$JEMALLOC")
@@ -122,14 +109,8 @@ cluster_prepare() {
 
 # Sources and exports what cluster_prepare has worked out.
 cluster_export() {
-    local script entry
-    for script in "${cluster_scripts[@]}"; do
-        # The vendor's scripts read variables that need not exist, and go on after commands that fail.
-        set +u
-        # shellcheck source=/dev/null
-        source "$script" || fail "CANN_ENV: $script ended with code $?; run it by hand to see why."
-        set -u
-    done
+    local entry
+    settings_source "${cluster_scripts[@]}"
     for entry in "${cluster_environment[@]}"; do
         export "${entry?}"
     done

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# A node's part of a training job. Needs terminal.sh, cluster.sh, network.sh, processes.sh and ray_node.sh.
+# A node's part of a training job. Needs terminal.sh, settings.sh, cluster.sh, network.sh, processes.sh and ray_node.sh.
 # shellcheck disable=SC2154 # variables of the other files of the launcher
 
 # Works out the command and the folder of this start.
@@ -17,10 +17,10 @@ training_prepare() {
         python3 -m verl_patches.trainer.main_ppo --config-name "$configuration"
         "trainer.nnodes=$NODES" "trainer.n_gpus_per_node=$DIES_PER_NODE"
         "ray_init.address=$MASTER_ADDR:$RAY_PORT"
-        "actor_rollout_ref.model.path=$(training_quoted "$MODEL_PATH")"
-        "data.train_files=[$(training_quoted "$TRAIN_FILES")]" "data.val_files=[$(training_quoted "$TEST_FILES")]"
-        "actor_rollout_ref.overlay.measure.output_dir=$(training_quoted "$training_folder")"
-        "trainer.default_local_dir=$(training_quoted "$output/checkpoints")"
+        "actor_rollout_ref.model.path=$(settings_quoted "$MODEL_PATH")"
+        "data.train_files=[$(settings_quoted "$TRAIN_FILES")]" "data.val_files=[$(settings_quoted "$TEST_FILES")]"
+        "actor_rollout_ref.overlay.measure.output_dir=$(settings_quoted "$training_folder")"
+        "trainer.default_local_dir=$(settings_quoted "$output/checkpoints")"
         "${resume[@]}" "${overrides[@]}"
     )
     declare -ga training_check=("${training_command[@]}" --check)
@@ -38,15 +38,9 @@ training_resume() {
         *)
             [[ -f $1/trainer.json ]] ||
                 fail "--resume is \"$1\", which is no folder of a complete step (global_step_N with trainer.json): give such a folder, auto or never."
-            resume=(trainer.resume_mode=resume_path "trainer.resume_from_path=$(training_quoted "$(realpath "$1")")")
+            resume=(trainer.resume_mode=resume_path "trainer.resume_from_path=$(settings_quoted "$(realpath "$1")")")
             ;;
     esac
-}
-
-# Prints a path in Hydra's quotes, because Hydra gives meaning to =, {, comma and space. In them only the backslashes
-# before a quote are escapes.
-training_quoted() {
-    printf "'%s'" "$(printf '%s' "$1" | sed -E "s/(\\\\*)'/\\1\\1\\\\'/g; s/(\\\\+)\$/\\1\\1/")"
 }
 
 # Prints what this node would do: lines that begin with source, export, cd and run are what it runs, in this order.

@@ -34,7 +34,7 @@ def test_any_path_survives_hydras_grammar(path):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_launchers_shell_quotes_alike(path):
-    script = 'source "$1/scripts/lib/training.sh"; training_quoted "$2"'
+    script = 'source "$1/scripts/lib/settings.sh"; settings_quoted "$2"'
     printed = subprocess.run(["bash", "-c", script, "quote", ROOT, path], capture_output=True, text=True, check=True)
     assert read_back(printed.stdout) == path
 

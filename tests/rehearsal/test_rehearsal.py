@@ -50,7 +50,7 @@ class Fake(plan.Plan):
     def run_command(self):
         return [sys.executable, "tests/scripts/fake_training.py", mode, str(self.output), str(self.options.steps)]
 plan.Plan = Fake
-plan.checkpoint_key = lambda: "test-{os.getpid()}"
+plan.checkpoint_key = lambda model_type: "test-{os.getpid()}"
 sys.exit(rehearsal.main())
 """
 

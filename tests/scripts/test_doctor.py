@@ -107,6 +107,13 @@ def test_shared_memory_and_allocator(monkeypatch):
     usage = type("usage", (), {"free": 1 << 20})
     monkeypatch.setattr(node.shutil, "disk_usage", lambda path: usage)
     assert node.shared_memory(Path("/")).remedy.startswith("give the container --shm-size")
+    usage.free = 3 * 10**9
+    # A host of 10 GB, of which Ray's objects take 0.3.
+    monkeypatch.setattr(node.os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 10**7}.__getitem__)
+    enough = node.shared_memory(Path("/"))
+    assert (enough.detail, enough.remedy) == ("3 GB free", "")
+    usage.free -= 1
+    assert node.shared_memory(Path("/")).remedy == "give the container --shm-size 3g"
     assert "install jemalloc" in node.jemalloc("/no/such").remedy and not node.jemalloc("none").remedy
 
 

@@ -16,6 +16,7 @@ FOR_USERS = [
     "checkpoints",
     "cluster",
     "data",
+    "first-hour",
     "glossary",
     "rehearsal",
     "rollout",

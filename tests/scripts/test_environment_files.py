@@ -103,7 +103,7 @@ def test_the_shell_and_python_read_a_file_alike(tmp_path):
     file = tmp_path / "some.env"
     file.write_text("# all\n  A=1   # one\nB=/a#b/c d #e # f\n\n#C=3\nD=x=y\t# tab\nE=#5\n F=6 \n")
     script = f"""
-        for part in terminal arguments cluster; do source {shlex.quote(str(ROOT))}/scripts/lib/$part.sh; done
+        for part in terminal arguments settings cluster; do source {shlex.quote(str(ROOT))}/scripts/lib/$part.sh; done
         cluster_check() {{ :; }}
         cluster_read {file}
         printf '%s\\n' "${{cluster_exports[@]}}"

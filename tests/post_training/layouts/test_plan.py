@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from post_training.layouts.layout import Piece, RolloutPlacement, TrainPlacement
 from post_training.layouts.plan import LayoutError, Plan, make_plan
-from post_training.layouts.schedule import round_count
+from post_training.layouts.schedule import ALIGNMENT, round_count
 from post_training.models.deepseek_v3 import DeepseekV3Shape, megatron, vllm_ascend
 from tests.post_training.layouts.in_process import Outcome, reshard_in_process
 from tests.post_training.layouts.placements import layout_pairs
@@ -152,6 +152,14 @@ def test_a_bucket_that_holds_no_row_is_refused() -> None:
     pair = (TrainPlacement(2, 1, 1, 1, (3,)), RolloutPlacement(tp=1, dp=2, ep=2))
     with pytest.raises(ValueError, match="too small"):
         round_count(plan_of(pair).remote, 2, 10)
+
+
+def test_a_bucket_that_holds_everything_at_once_is_one_round() -> None:
+    """Without the room that cuts would need, which is more than what is left."""
+    transfers = plan_of((TrainPlacement(2, 1, 1, 1, (3,)), RolloutPlacement(tp=1, dp=2, ep=2))).remote
+    traffic = transfers.between(2)
+    enough = int(max(traffic.sum(0).max(), traffic.sum(1).max())) + ALIGNMENT
+    assert round_count(transfers, 2, enough) == 1 and round_count(transfers, 2, enough - 1) == 2
 
 
 CLUSTER = DeepseekV3Shape(

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 KNOWN_FAILURES = (
+    # Ray's sentence about the host, which names "the out of memory issue" too, so it comes before the dies'.
+    (
+        "exceeds the memory usage threshold",
+        "a node ran out of host memory, and Ray ended a worker; run less beside the job, lower "
+        "ray_init.object_store_memory, or keep less on the host (param_offload, optimizer_offload, swap_optimizer)",
+    ),
     (
         "No available memory for the cache blocks",
         "no device memory is left for the KV cache; raise actor_rollout_ref.rollout.gpu_memory_utilization, "

@@ -24,6 +24,12 @@ GRAPH = (
 )
 PRIVATE_FORMAT = f"{ADDITIONAL}.torchair_graph_config.enable_kv_nz=true"
 SCHEDULER = f"{ADDITIONAL}.ascend_scheduler_config"
+# As Ray's memory monitor writes it (src/ray/raylet of 2.x).
+RAYS_MEMORY_MONITOR = (
+    "Task was killed due to the node running low on memory. Memory on the node (IP: 10.0.0.1, ID: ab) where the task "
+    "(actor ID: cd) was running was 22.40GB / 23.47GB (0.954), which exceeds the memory usage threshold of 0.95. "
+    "Refer to the documentation on how to address the out of memory issue."
+)
 
 
 def rehearsal(*overrides):
@@ -203,6 +209,7 @@ def test_data_in_another_shape_are_refused_before_anything_starts(tmp_path, monk
 
 def test_known_failures_get_a_remedy():
     assert "give the dies more memory" in describe_failure(RuntimeError("NPU out of memory. Tried to allocate 2 MiB"))
+    assert "ran out of host memory" in describe_failure(RuntimeError(RAYS_MEMORY_MONITOR))
     assert "KV cache" in describe_failure(ValueError("No available memory for the cache blocks. Try"))
     assert describe_failure(RuntimeError("trace\nthe last line\n")) == "the last line"
     assert describe_failure(KeyError()) == "KeyError"

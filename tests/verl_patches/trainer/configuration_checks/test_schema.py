@@ -30,6 +30,7 @@ CONFIGURATIONS = (
     "deepseek_v3_256die_random_init",
     "deepseek_v3_256die_true_weight",
     "qwen2_5_0_5b_gsm8k",
+    "qwen2_5_1_5b_math_one_card",
 )
 VERLS_FILES = {"rehearsal": "ppo_megatron_trainer.yaml", "qwen2_5_0_5b_gsm8k": "ppo_trainer.yaml"}
 MODEL = "actor_rollout_ref.model.path=/weights"

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Runs a job on the dies of this machine, or on emulated ones: launch_one_node.sh CONFIGURATION DIES [OPTIONS]. See --help.
+set -euo pipefail
+
+project_root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.." && pwd)
+readonly project_root
+for part in terminal arguments settings environment one_node; do
+    # shellcheck source=/dev/null # each is checked by itself
+    source "$project_root/scripts/lib/$part.sh"
+done
+
+usage() {
+    cat <<'USAGE'
+Usage: bash scripts/train_qwen2_5_{0_5b_gsm8k,1_5b_math_one_card}.sh [OPTIONS] [-- KEY=VALUE...]
+
+Trains on the NPUs of this machine; with --emulate on emulated ones, with a tiny model of the same family that is made
+on the spot. Everything it starts, it stops.
+
+  --emulate         no NPU, no download: sets up .venv/, makes model and data, and trains; a report follows
+  --model DIR       the model's folder, as it is published (not with --emulate)
+  --data FILE       problems with answers: GSM8K's .jsonl, MATH's or DeepScaleR's .json, or .parquet; with --emulate the
+                    default is the arithmetic in data/
+  --test-data FILE  problems to validate on (not with --emulate); default: a tenth of --data
+  --steps N         training steps; default: what the configuration says
+  --output DIR      where to write; default: outputs/CONFIGURATION/TIME
+  --settings FILE   the vendor's scripts and variables of this machine (not with --emulate); default:
+                    scripts/env/one_node.env
+  --dry-run         print the commands, and start nothing
+  --help            print this
+  -- KEY=VALUE...   Hydra overrides for the training, such as actor_rollout_ref.actor.optim.lr=1e-6
+
+Exit codes: 0 done; 1 the training failed; 2 arguments, machine or configuration refused; 130 Ctrl-C; 143 terminated.
+USAGE
+}
+
+# shellcheck disable=SC2034 # one_node.sh reads what main sets
+main() {
+    local configuration=$1 dies=$2 name
+    shift 2
+    declare -g emulate=false dry_run=false model='' data='' test_data='' steps='' output='' settings=''
+    declare -ga overrides=()
+    while (($#)); do
+        case $1 in
+            --help) usage; return ;;
+            --emulate) emulate=true; shift ;;
+            --dry-run) dry_run=true; shift ;;
+            --model | --data | --test-data | --steps | --output | --settings)
+                argument_require_value "$1" $#
+                case $1 in
+                    --data | --test-data) argument_require_file "$1" "$2" 'a .json, .jsonl or .parquet file' ;;
+                    --settings) argument_require_file "$1" "$2" 'a file of NAME=value lines' ;;
+                    --steps) argument_require_number "$1" "$2" 1 ;;
+                esac
+                name=${1#--}
+                printf -v "${name//-/_}" '%s' "$2"
+                shift 2
+                ;;
+            --)
+                shift
+                overrides=("$@")
+                break
+                ;;
+            *) fail "Unknown argument \"$1\": see --help; training settings go after --." ;;
+        esac
+    done
+    if $emulate; then
+        one_node_emulate "$project_root" "$configuration"
+    else
+        one_node_train "$project_root" "$configuration" "$dies"
+    fi
+}
+
+main "$@"

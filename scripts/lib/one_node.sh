@@ -1,0 +1,120 @@
+# shellcheck shell=bash
+# A job on the dies of one machine. Needs terminal.sh, settings.sh and environment.sh.
+# shellcheck disable=SC2154 # launch_one_node.sh sets what its options say
+
+# Becomes a rehearsal of the job on emulated dies.
+one_node_emulate() {
+    local root=$1 configuration=$2 python
+    [[ -z $model ]] || fail "--model $model: --emulate makes a tiny model of its own; take one of the two options away."
+    [[ -z $test_data ]] || fail "--test-data $test_data: --emulate holds a part of --data out; take the option away."
+    local options=(--job "$configuration")
+    [[ -z $data ]] || options+=(--data "$data")
+    [[ -z $steps ]] || options+=(--steps "$steps")
+    options+=(--output "${output:-$(one_node_folder "$root" "$configuration")}")
+    python=$root/.venv/bin/python
+    if $dry_run; then
+        options+=(--dry-run)
+        [[ -x $python ]] || python=$(environment_find_python)
+    else
+        environment_ensure "$root"
+    fi
+    export PYTHONPATH=$root TOKENIZERS_PARALLELISM=false
+    # An engine or a Ray of the user's environment is not the job's.
+    unset NPU_EMULATOR_ENGINE RAY_ADDRESS
+    exec "$python" -m rehearsal "${options[@]}" -- "${overrides[@]}"
+}
+
+# Prints a folder for the files of a run that starts now.
+one_node_folder() {
+    local root=$1 configuration=$2
+    printf '%s/outputs/%s/%s' "$root" "$configuration" "$(date +%Y%m%d-%H%M%S)"
+}
+
+# Checks the machine, makes the parquet files, checks the configuration, and becomes the training.
+one_node_train() {
+    local root=$1 configuration=$2 dies=$3 name entry scripts=()
+    local -A given=()
+    local names=() environment=() convert train
+    one_node_require_input
+    settings_read "${settings:-$root/scripts/env/one_node.env}" given names
+    [[ -n ${given[CANN_ENV]:-} ]] || fail "$settings does not set CANN_ENV; scripts/env/one_node.env says what it is."
+    for name in "${names[@]}"; do
+        [[ $name == CANN_ENV ]] || environment+=("$name=${given[$name]}")
+    done
+    output=$(realpath -m -- "${output:-$(one_node_folder "$root" "$configuration")}")
+    convert=(python3 scripts/json_to_parquet.py --output_dir "$output/data" --json_path "$(realpath -- "$data")")
+    [[ -z $test_data ]] || convert+=(--test_json_path "$(realpath -- "$test_data")")
+    one_node_command "$configuration" "$output" "$(realpath -- "$model")"
+    if $dry_run; then
+        one_node_show "$root" "${given[CANN_ENV]}"
+        return
+    fi
+    entry=$(settings_cann_scripts "${given[CANN_ENV]}")
+    [[ -z $entry ]] || mapfile -t scripts <<<"$entry"
+    settings_source "${scripts[@]}"
+    for entry in "${environment[@]}"; do
+        export "${entry?}"
+    done
+    export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+    unset RAY_ADDRESS
+    cd "$root" || fail "$root cannot be entered."
+    one_node_require_dies "$dies"
+    "${convert[@]}" || exit $?
+    "${train[@]}" --check >/dev/null || exit $?
+    say "training; results are in $output"
+    exec "${train[@]}"
+}
+
+# Fails unless model and data are given.
+one_node_require_input() {
+    local remedy="without NPUs and downloads, --emulate makes a tiny one"
+    [[ -n $model ]] || fail "--model is missing: give the folder of the published model; $remedy."
+    [[ -r $model/config.json ]] || fail "--model $model has no config.json: give the folder of the published model; $remedy."
+    [[ -n $data ]] || fail "--data is missing: give a file of problems with answers; --emulate has arithmetic of its own."
+}
+
+# Fails unless torch_npu sees as many NPUs as the job asks for; DIES is what the configuration says.
+one_node_require_dies() {
+    local dies=$1 found override remedy="try it with --emulate"
+    for override in "${overrides[@]}"; do
+        [[ $override != trainer.n_gpus_per_node=* ]] || dies=${override#*=}
+    done
+    found=$(python3 -c 'import torch, torch_npu; print(torch.npu.device_count())' 2>/dev/null) ||
+        fail "$(type -P python3) cannot import torch_npu: start this in the image (docs/first-hour.md), or $remedy."
+    # The last line: CANN prints warnings before it.
+    found=${found##*$'\n'}
+    if [[ ! $dies =~ ^[0-9]+$ ]] || ((found < dies)); then
+        fail "torch_npu sees $found NPUs here and the job takes $dies: start it where there are so many, give -- trainer.n_gpus_per_node=N, or $remedy."
+    fi
+}
+
+# Works out the training's command as the caller's array train.
+one_node_command() {
+    local configuration=$1 folder=$2 weights=$3
+    train=(
+        python3 -m verl_patches.trainer.main_ppo --config-name "$configuration"
+        "actor_rollout_ref.model.path=$(settings_quoted "$weights")"
+        "data.train_files=[$(settings_quoted "$folder/data/train.parquet")]"
+        "data.val_files=[$(settings_quoted "$folder/data/test.parquet")]"
+        "actor_rollout_ref.overlay.measure.output_dir=$(settings_quoted "$folder")"
+        "trainer.default_local_dir=$(settings_quoted "$folder/checkpoints")"
+    )
+    [[ -z $steps ]] || train+=("trainer.total_training_steps=$steps")
+    train+=("${overrides[@]}")
+}
+
+# Prints what a run would do: lines that begin with source, export, cd and run are what it runs, in this order.
+one_node_show() {
+    local root=$1 cann=$2 line
+    [[ $cann == none ]] || while IFS= read -r line; do say "source $(printf '%q' "$line")"; done < <(tr : '\n' <<<"$cann")
+    for line in "${environment[@]}"; do
+        say "export ${line%%=*}=$(printf '%q' "${line#*=}")"
+    done
+    # shellcheck disable=SC2016 # to be expanded after the lines above
+    say "export PYTHONPATH=$(printf '%q' "$root")"'${PYTHONPATH:+:$PYTHONPATH}'
+    say "cd $(printf '%q' "$root")"
+    printf -v line '%q ' "${convert[@]}"
+    say "run ${line% }"
+    printf -v line '%q ' "${train[@]}"
+    say "run ${line% }"
+}

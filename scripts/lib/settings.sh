@@ -1,0 +1,50 @@
+# shellcheck shell=bash
+# Files of NAME=value lines, and the vendor's scripts that they name. Needs terminal.sh.
+
+# Reads FILE into the associative array GIVEN, and the names in their order into the array NAMES.
+settings_read() {
+    local file=$1 line name
+    local -n settings_given=$2 settings_names=$3
+    while IFS= read -r line || [[ -n $line ]]; do
+        # A comment begins a line, or follows a space: a path may hold a #.
+        line=${line%%[[:space:]]#*}
+        line="${line#"${line%%[![:space:]]*}"}"
+        line="${line%"${line##*[![:space:]]}"}"
+        [[ -n $line && $line != \#* ]] || continue
+        [[ $line =~ ^([A-Za-z][A-Za-z0-9_]*)=(.*)$ ]] || fail "$file: \"${line:0:60}\" is no NAME=value line."
+        name=${BASH_REMATCH[1]}
+        [[ -z ${settings_given[$name]+set} ]] || fail "$file sets $name twice; keep one."
+        # shellcheck disable=SC2004,SC2034 # the caller's arrays, of which this one is associative
+        settings_given[$name]=${BASH_REMATCH[2]}
+        settings_names+=("$name")
+    done <"$file"
+}
+
+# Prints the scripts of the value of CANN_ENV, a line each; fails where one cannot be read.
+settings_cann_scripts() {
+    local value=$1 entry scripts
+    [[ $value != none ]] || return 0
+    IFS=: read -ra scripts <<<"$value"
+    for entry in "${scripts[@]}"; do
+        [[ -r $entry ]] || fail "CANN_ENV: $entry cannot be read; install CANN there, correct the path, or set none."
+        printf '%s\n' "$entry"
+    done
+}
+
+# Sources the vendor's scripts.
+settings_source() {
+    local script
+    for script in "$@"; do
+        # The vendor's scripts read variables that need not exist, and go on after commands that fail.
+        set +u
+        # shellcheck source=/dev/null
+        source "$script" || fail "CANN_ENV: $script ended with code $?; run it by hand to see why."
+        set -u
+    done
+}
+
+# Prints a path in Hydra's quotes, because Hydra gives meaning to =, {, comma and space. In them only the backslashes
+# before a quote are escapes.
+settings_quoted() {
+    printf "'%s'" "$(printf '%s' "$1" | sed -E "s/(\\\\*)'/\\1\\1\\\\'/g; s/(\\\\+)\$/\\1\\1/")"
+}

@@ -1,0 +1,195 @@
+"""The launchers of one node: what they refuse, what they run in which order, and the job itself on emulated dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ONE_CARD = ROOT / "scripts" / "train_qwen2_5_1_5b_math_one_card.sh"
+EIGHT_DIES = ROOT / "scripts" / "train_qwen2_5_0_5b_gsm8k.sh"
+GUIDE = ROOT / "docs" / "first-hour.md"
+PROBLEMS = ROOT / "data" / "arithmetic" / "train.jsonl"
+# Notes how it is called, and counts NPUs like torch_npu behind CANN's warnings.
+PYTHON = """#!/bin/bash
+[[ $1 == -c ]] && { echo "a warning of CANN"; echo "$NPUS"; exit "${IMPORT_STATUS:-0}"; }
+printf '%s\\n' "$(printf '%q ' "$@")VLLM_USE_V1=$VLLM_USE_V1 VENDOR=$VENDOR" >>"$CALLS"
+[[ " $* " != *" --check "* ]] || exit "${CHECK_STATUS:-0}"
+"""
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Runs a launcher where python3 is a stub and CANN a script; gives the end and the calls of python3."""
+    tools, calls = tmp_path / "tools", tmp_path / "calls"
+    tools.mkdir()
+    (tools / "python3").write_text(PYTHON)
+    (tools / "python3").chmod(0o755)
+    (tmp_path / "set_env.sh").write_text("export VENDOR=sourced-$UNSET_VARIABLE\n")
+    settings = tmp_path / "node.env"
+    settings.write_text(f"CANN_ENV={tmp_path}/set_env.sh   # launcher: to source\nVLLM_USE_V1=1  # vllm: V1\n")
+    (tmp_path / "a model").mkdir()
+    (tmp_path / "a model" / "config.json").write_text("{}")
+
+    def run(launcher, *arguments, given=True, **variables):
+        calls.write_text("")
+        own = ["--model", tmp_path / "a model", "--data", PROBLEMS, "--output", tmp_path / "out"] if given else []
+        environment = {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(tmp_path), "CALLS": str(calls), "NPUS": "8"}
+        ended = subprocess.run(
+            ["bash", launcher, "--settings", settings, *own, *arguments],
+            env=environment | variables, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        )  # fmt: skip
+        return ended, calls.read_text().splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize(("launcher", "name"), [(ONE_CARD, "1_5b_math_one_card"), (EIGHT_DIES, "0_5b_gsm8k")])
+def test_data_are_made_the_configuration_is_checked_and_then_it_trains(machine, tmp_path, launcher, name):
+    ended, calls = machine(launcher, "--steps", "7", "--", "trainer.save_freq=5")
+    assert ended.returncode == 0, ended.stderr
+    convert, check, train = map(shlex.split, calls)
+    assert convert[0] == "scripts/json_to_parquet.py" and convert[convert.index("--json_path") + 1] == str(PROBLEMS)
+    own = [
+        "-m", "verl_patches.trainer.main_ppo", "--config-name", f"qwen2_5_{name}",
+        f"actor_rollout_ref.model.path='{tmp_path}/a model'",
+        f"data.train_files=['{tmp_path}/out/data/train.parquet']",
+        f"data.val_files=['{tmp_path}/out/data/test.parquet']",
+        f"actor_rollout_ref.overlay.measure.output_dir='{tmp_path}/out'",
+        f"trainer.default_local_dir='{tmp_path}/out/checkpoints'",
+        "trainer.total_training_steps=7", "trainer.save_freq=5",
+    ]  # fmt: skip
+    surroundings = ["VLLM_USE_V1=1", "VENDOR=sourced-"]
+    assert train == [*own, *surroundings] and check == [*own, "--check", *surroundings]
+
+
+def test_a_dry_run_prints_what_a_run_then_does(machine, tmp_path):
+    arguments = ("--test-data", PROBLEMS, "--", "data.train_batch_size=4")
+    shown, calls = machine(ONE_CARD, "--dry-run", *arguments)
+    assert shown.returncode == 0 and not calls and not (tmp_path / "out").exists()
+    lines = [line.removeprefix("run ") for line in shown.stdout.splitlines() if line.startswith("run ")]
+    _, (convert, _, train) = machine(ONE_CARD, *arguments)
+    assert [shlex.split(line)[1:] for line in lines] == [shlex.split(call)[:-2] for call in (convert, train)]
+    assert f"source {tmp_path}/set_env.sh" in shown.stdout and "export VLLM_USE_V1=1" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "variables", "says"),
+    [
+        (["--data", PROBLEMS], False, {}, "--model is missing"),
+        (["--data", PROBLEMS, "--model", ROOT], False, {}, "has no config.json"),
+        (["--model", ROOT], False, {}, "--model .* has no config.json"),
+        (["--data", "nowhere.json"], True, {}, "nowhere.json does not exist"),
+        (["--steps", "none"], True, {}, '--steps is "none"'),
+        (["--shards", "2"], True, {}, 'Unknown argument "--shards"'),
+        ([], True, {"NPUS": "7"}, "sees 7 NPUs here and the job takes 8"),
+        (["--", "trainer.n_gpus_per_node=9"], True, {}, "sees 8 NPUs here and the job takes 9"),
+        (["--", "trainer.n_gpus_per_node=x"], True, {}, "and the job takes x"),
+        ([], True, {"IMPORT_STATUS": "1"}, "python3 cannot import torch_npu"),
+        (["--emulate"], True, {}, "--emulate makes a tiny model of its own"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence_before_anything_is_made(machine, tmp_path, arguments, given, variables, says):
+    ended, calls = machine(EIGHT_DIES, *arguments, given=given, **variables)
+    assert ended.returncode == 2 and not calls and not (tmp_path / "out").exists()
+    assert len(ended.stderr.splitlines()) == 1 and ended.stderr.startswith("error: ")
+    assert re.search(says, ended.stderr), ended.stderr
+
+
+def test_a_configuration_that_is_refused_is_not_trained(machine):
+    ended, calls = machine(ONE_CARD, CHECK_STATUS="2")
+    assert ended.returncode == 2 and len(calls) == 2 and "--check" in calls[-1]
+
+
+def test_the_printed_commands_pass_their_own_check(machine, tmp_path, inputs):
+    """By the entry point itself, on a folder that describes a model."""
+    described = tmp_path / "described"
+    described.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(inputs[0] / name, described)
+    qwen = {"model_type": "qwen2", "num_attention_heads": 14, "num_key_value_heads": 2, "num_hidden_layers": 24}
+    (described / "config.json").write_text(json.dumps(qwen | {"hidden_size": 896, "vocab_size": 512}))
+    for launcher in (ONE_CARD, EIGHT_DIES):
+        shown, _ = machine(launcher, "--dry-run", "--model", described)
+        *_, convert, train = (shlex.split(line)[2:] for line in shown.stdout.splitlines() if line.startswith("run "))
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        for command in (convert, [*train, "--check"], [*train, "--check", "trainer.savefreq=1"]):
+            ended = subprocess.run(
+                [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
+            )
+            refused = "savefreq" in command[-1]
+            assert ended.returncode == (2 if refused else 0), ended.stdout + ended.stderr
+
+
+def commands_of_the_guide() -> list[list[str]]:
+    lines = re.findall(r"^ {4,}(bash scripts/train_qwen.*)$", GUIDE.read_text(), re.MULTILINE)
+    return [shlex.split(line) for line in lines]
+
+
+@pytest.mark.parametrize("command", commands_of_the_guide(), ids=" ".join)
+def test_every_command_of_the_guide_has_a_plan(command, tmp_path):
+    """Model and data that the reader has to have are empty stand-ins."""
+    (tmp_path / "Qwen2.5-1.5B-Instruct").mkdir()
+    (tmp_path / "Qwen2.5-0.5B-Instruct").mkdir()
+    for name in ("Qwen2.5-1.5B-Instruct/config.json", "Qwen2.5-0.5B-Instruct/config.json"):
+        (tmp_path / name).write_text("{}")
+    for folder, names in (("math", ["train.parquet"]), ("gsm8k", ["train.jsonl", "test.jsonl"])):
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / name).touch()
+    words = [re.sub("^/data/", f"{tmp_path}/", word) for word in command]
+    words.insert(2, "--dry-run")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(words, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ("make_tiny_checkpoint" in ended.stdout or "rehearsal.training" in ended.stdout) == ("--emulate" in command)
+
+
+def test_the_guide_has_commands_of_both_kinds():
+    commands = commands_of_the_guide()
+    assert {"--emulate" in command for command in commands} == {True, False}
+    assert {command[1] for command in commands} == {f"scripts/{file.name}" for file in (ONE_CARD, EIGHT_DIES)}
+
+
+def emulate(launcher: Path, output: Path, *arguments: str) -> tuple[subprocess.CompletedProcess, list[dict]]:
+    """A run as a newcomer starts it; its end and the metrics of its steps."""
+    ended = subprocess.run(
+        ["bash", launcher, "--emulate", "--output", output, *arguments],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    lines = (output / "metrics.jsonl").read_text().splitlines() if (output / "metrics.jsonl").exists() else []
+    entries = [json.loads(line) for line in lines]
+    return ended, [entry["metrics"] for entry in entries if entry["step"]]
+
+
+@pytest.mark.slow
+def test_one_emulated_die_trains_exactly(tmp_path):
+    output = tmp_path / "run"
+    ended, steps = emulate(ONE_CARD, output, "--steps", "2", "--", "actor_rollout_ref.overlay.precision=float32")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert len(steps) == 2 and "2 steps on 1 emulated die, seed 1" in ended.stdout
+    assert all(step["training/rollout_logprob_diff_max"] < 1e-3 and step["actor/grad_norm"] > 0 for step in steps)
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["steps"] == 2 and summary["failure"] is None
+    assert summary["patches_effective"] == summary["patches_applied"] > 0
+    assert (output / "report.html").exists() and list((output / "tensorboard").rglob("*tfevents*"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("launcher", [ONE_CARD, EIGHT_DIES], ids=["1 die", "2 dies"])
+def test_twenty_steps_learn_the_arithmetic(launcher, tmp_path):
+    ended, steps = emulate(launcher, tmp_path / "run")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rewards = [step["critic/score/mean"] for step in steps]
+    print(rewards)
+    # One step's mean of 256 answers varies by about 0.05 while the policy stays the same.
+    assert len(rewards) == 20 and mean(rewards[-3:]) > mean(rewards[:3]) + 0.3
