@@ -1,7 +1,8 @@
-// The older interface, operators by name: only what torch_npu still moves data with, which is also how it changes the
-// format of a tensor. All else is refused by name.
+// The older interface, operators by name: what torch_npu still moves data with, which is also how it changes the format
+// of a tensor, and few others. All else is refused by name.
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,26 @@ std::function<void()> identity(const aclTensorDesc& in, const aclDataBuffer& fro
   return {};
 }
 
+// Round to the nearest, then add the offset; the type of the result says how far numbers reach.
+void quantize(const Tensors& in, const Tensor& out) {
+  auto values = at::round(wide(in[0]) / wide(in[1]));
+  if (in.size() > 2 && in[2].defined()) values = values + in[2];
+  if (out.scalar_type() == at::kChar) values = values.clamp(-128, 127);
+  else if (out.scalar_type() == at::kByte) values = values.clamp(0, 255);
+  out.copy_(values);
+}
+
+// Operators that torch_npu has in this interface only.
+const std::map<std::string, void (*)(const Tensors&, const Tensor&)> kNamed = {
+    {"Quantize", &quantize},
+    {"LeftShift", [](const Tensors& in, const Tensor& out) { out.copy_(at::bitwise_left_shift(in[0], in[1])); }},
+    {"RightShift", [](const Tensors& in, const Tensor& out) { out.copy_(at::bitwise_right_shift(in[0], in[1])); }},
+};
+
+bool all_plain(int count, const aclTensorDesc* const* descriptions) {
+  return std::all_of(descriptions, descriptions + count, [](const auto* each) { return is_plain(each->format); });
+}
+
 }  // namespace
 
 CANN_API aclError aclopCompileAndExecute(const char* name, int inputs, const aclTensorDesc* const in_descriptions[],
@@ -74,6 +95,19 @@ CANN_API aclError aclopCompileAndExecute(const char* name, int inputs, const acl
       submit(stream, "Identity", std::move(work));
       return ACL_SUCCESS;
     }
+  }
+  const auto found = kNamed.find(name);
+  if (found != kNamed.end() && outputs == 1 && all_plain(inputs, in_descriptions) && all_plain(1, out_descriptions)) {
+    Tensors given;
+    for (int index = 0; index < inputs; ++index)
+      given.push_back(in[index]->data ? memory_of(*in_descriptions[index], *in[index], in_descriptions[index]->plain)
+                                      : Tensor());
+    submit(stream, name, [run = found->second, given, to = memory_of(*out_descriptions[0], *out[0],
+                                                                    out_descriptions[0]->plain)] {
+      const HostKernels guard;
+      run(given, to);
+    });
+    return ACL_SUCCESS;
   }
   return fail(kOpNotFound, std::string("the aclop operator ") + name + " is not emulated; its inputs are " +
                                described(inputs, in_descriptions) + ", its results " +

@@ -143,13 +143,23 @@ OP(DynamicQuantV2, [](Tensor self, Tensor smooth, Tensor groups, int32_t, Tensor
 
 // A scale as the cube unit reads it, in 64 bits: the upper 19 bits of the float32, nine bits of the offset, and a bit
 // that says that results have signs.
-OP(TransQuantParamV2, [](Tensor scale, Tensor offset, Tensor out) {
+namespace {
+
+void pack_scale(const Tensor& scale, const Tensor& offset, const Tensor& out) {
   auto bits = scale.to(at::kFloat).contiguous().view(at::kInt).to(at::kLong).bitwise_and(0xffffe000).bitwise_or(kWithSign);
   if (offset.defined() && offset.numel()) {
     const auto whole = at::round(wide(offset)).clamp(-256, 255).to(at::kLong).bitwise_and(kOffsetMask);
     bits = bits.bitwise_or(whole.bitwise_left_shift(kOffsetBit));
   }
   put(out, bits.expand_as(out));
+}
+
+}  // namespace
+
+OP(TransQuantParamV2, [](Tensor scale, Tensor offset, Tensor out) { pack_scale(scale, offset, out); })
+OP(TransQuantParamV3, [](Tensor scale, Tensor offset, int64_t round_mode, Tensor out) {
+  TORCH_CHECK(round_mode == 0, "round_mode ", round_mode, " is not emulated");
+  pack_scale(scale, offset, out);
 })
 
 OP(QuantMatmulV3, [](Tensor self, Weight other, Tensor scale, Tensor offset, Tensor bias, bool is_transposed,

@@ -162,6 +162,21 @@ def quantised() -> dict:
         small, four.t(), ones, pertoken_scale=of_small, output_dtype=torch.bfloat16
     ).cpu()
     by_hand = (unpacked.float() @ weight.round().clamp(-8, 7)) * of_small.cpu()[:, None]
+    ready, scale = torch.randn(32, generator=generator), torch.rand(32, generator=generator) + 0.5
+    added, gain, halves = rows[:, :32].half(), ready.half(), torch.randint(-50, 50, (6, 64), generator=generator)
+    first, _, total = torch_npu.npu_add_rms_norm_quant(
+        *(given.to(DEVICE) for given in (added, added, gain, scale)), None, epsilon=1e-6
+    )
+    normal = 2 * added.float()
+    normal = normal * torch.rsqrt(normal.square().mean(-1, True) + 1e-6) * gain.float()
+    counts, of_groups = torch.tensor([2, 4]), torch.rand(2, 64, generator=generator) / 50
+    of_activations = torch.rand(6, generator=generator)
+    second, of_second = torch_npu.npu_dequant_swiglu_quant(
+        halves.int().to(DEVICE), weight_scale=of_groups.to(DEVICE), activation_scale=of_activations.to(DEVICE),
+        group_index=counts.to(DEVICE), activate_left=True, quant_mode=1,
+    )  # fmt: skip
+    gate, value = (halves * of_groups.repeat_interleave(counts, 0) * of_activations[:, None]).chunk(2, -1)
+    activated = torch.nn.functional.silu(gate) * value
     matrices = torch.stack([columns, columns])
     twice = exact * torch.tensor([1.0, 1, 2, 2, 2, 2])[:, None]
     return {
@@ -173,6 +188,17 @@ def quantised() -> dict:
             ((unpacked * of_small.cpu()[:, None] - rows).abs().amax(-1) <= of_small.cpu() * 0.51).all().item(),
             torch.equal(of_four, by_hand.bfloat16()),
         ],
+        "norm": [
+            torch.equal(total.cpu(), added + added),
+            (first.cpu() - (normal / scale).round().clamp(-128, 127)).abs().max().item(),
+        ],
+        "swiglu": ((second.cpu() * of_second.cpu()[:, None] - activated).abs() <= 0.51 * of_second.cpu()[:, None])
+        .all()
+        .item(),
+        "half": torch.equal(
+            torch_npu.npu_quant_matmul(whole, columns, ones / 4, output_dtype=torch.float16).cpu(),
+            (whole.cpu().float() @ columns.cpu().float() / 4).half(),
+        ),
         "other scales": torch.equal(product(columns, 2 * of_columns), exact.float().bfloat16()),
         "grouped": ((grouped(matrices) - twice).norm() / twice.norm()).item(),
         "grouped tiles": torch.equal(grouped(cast(matrices)), grouped(matrices)),

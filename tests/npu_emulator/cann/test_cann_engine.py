@@ -127,6 +127,9 @@ def test_products_in_8_bits_are_summed_exactly_and_read_weights_in_tiles(device)
     assert 0.001 < answer["of the float product"] < 0.02, "what quantisation itself costs"
     assert answer["grouped"] < 0.006, "scales of the groups are bfloat16"
     assert answer["grouped tiles"]
+    assert answer["norm"][0] and answer["norm"][1] <= 1, "at most where a half is rounded"
+    assert answer["swiglu"], "every row's largest has 127 steps"
+    assert answer["half"], "a scale in 64 bits"
     assert answer["4 bits"] == [True, True], "rounding to the nearest, and the product of packed numbers"
     assert not answer["other scales"], "control: the scales count"
 
