@@ -706,6 +706,23 @@ def nothing_is_cast_on_the_device(body):
     return actor.device_name
 
 
+@demonstrates(f"{FSDP_ACTOR}.update_policy", EXACT_LOSS)
+def an_update_has_factors_of_its_own(body):
+    columns = {"attention_mask": torch.ones(2, 3), "responses": torch.ones(2, 1)}
+    config = {"use_dynamic_bsz": True, "loss_agg_mode": "token-mean", "ppo_mini_batch_size": 2}
+    data = SimpleNamespace(batch=TensorDict(columns, [2]), meta_info={})
+    with instead_of("verl_patches.features.exact_loss.gradient_factors.UpdateFactors"):
+        return asks_ours(lambda: body(Upstream(), SimpleNamespace(config=SimpleNamespace(**config)), data))
+
+
+@demonstrates(f"{FSDP_ACTOR}._forward_micro_batch", EXACT_LOSS)
+def log_probs_of_an_update_have_their_factor(body):
+    factors = SimpleNamespace(weigh=lambda mask, *values: [f"weighed {value}" for value in values])
+    columns = {"attention_mask": torch.ones(2, 3), "responses": torch.ones(2, 1)}
+    actor = SimpleNamespace(update_in_progress=(factors, {}))
+    return body(lambda self, batch: ("entropy", "log_probs"), actor, columns)
+
+
 @demonstrates(f"{FSDP_ACTOR}._optimizer_step", NONFINITE)
 def an_update_that_fsdp_skips_is_counted(body):
     with mock.patch.object(step_record, "_record", step_record.StepRecord()) as record:

@@ -48,12 +48,11 @@ def check_exact(config: Mapping[str, Any], settings: Any) -> None:
 
 def check_virtual_pipeline(config: Mapping[str, Any], settings: Any) -> None:
     """Megatron's interleaved schedule takes a multiple of the pipeline's stages in micro batches."""
-    megatron = config[_NODE]["actor"]["megatron"]
-    if megatron["virtual_pipeline_model_parallel_size"] not in (None, 1):
+    stages = (config[_NODE]["actor"].get("megatron") or {}).get("virtual_pipeline_model_parallel_size")
+    if stages not in (None, 1):
         raise ConfigurationError(
-            f"{_NODE}.actor.megatron.virtual_pipeline_model_parallel_size="
-            f"{megatron['virtual_pipeline_model_parallel_size']} is not supported with dynamic batches; set it to "
-            "null, or use_dynamic_bsz and log_prob_use_dynamic_bsz to False"
+            f"{_NODE}.actor.megatron.virtual_pipeline_model_parallel_size={stages} is not supported with dynamic "
+            "batches; set it to null, or use_dynamic_bsz and log_prob_use_dynamic_bsz to False"
         )
 
 

@@ -20,7 +20,8 @@ class ExactLossSettings:
 def check_averaging(config: Mapping[str, Any], settings: Any) -> None:
     """Megatron's schedule averages over micro batches."""
     key = "actor_rollout_ref.actor.megatron.override_transformer_config"
-    if config["actor_rollout_ref"]["actor"]["megatron"]["override_transformer_config"].get("calculate_per_token_loss"):
+    on_megatron = config["actor_rollout_ref"]["actor"].get("megatron") or {}
+    if (on_megatron.get("override_transformer_config") or {}).get("calculate_per_token_loss"):
         raise ConfigurationError(
             f"{key}.calculate_per_token_loss=True makes Megatron divide by tokens that verl does not count; take it "
             f"away, {EXACT_LOSS.switch} takes the mean over all tokens"

@@ -15,7 +15,6 @@ _WRITTEN_FOR_MEGATRON = (
     (f"{_OVERLAY}.measure.verify_weights", False, "precision=float32 and its limit for log-probs find stale weights"),
     (f"{_OVERLAY}.mindspeed.engine", "off", "MindSpeed changes Megatron"),
     (f"{_OVERLAY}.rollout.expert_parallel_size", 1, "vLLM's expert parallelism needs reshard"),
-    (f"{_OVERLAY}.exact_loss.enabled", False, "verl weighs micro batches by their sequences"),
     (f"{_OVERLAY}.router_balance.forced", False, "it is for models of experts on Megatron"),
 )
 

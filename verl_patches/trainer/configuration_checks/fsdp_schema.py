@@ -1,7 +1,7 @@
 """The keys of verl's PPO configuration for FSDP, as `schema` has those for Megatron.
 
 What has not been run with this overlay is refused by its value: FSDP2, padding removed, LoRA, sequence parallelism,
-hybrid sharding, dynamic batches.
+hybrid sharding.
 """
 
 from __future__ import annotations
@@ -95,7 +95,6 @@ class FsdpActor(PolicyUpdate):
     grad_clip: Annotated[float, Field(gt=0)]
     optim: FsdpOptim
     fsdp_config: TrainedSharding
-    use_dynamic_bsz: Literal[False] = Field(description=_NOT_RUN)
     recompute_old_log_prob: Literal[True] = Field(default=True, description="only Megatron's update can do without")
     ulysses_sequence_parallel_size: Literal[1] = Field(default=1, description=_NOT_RUN)
 
@@ -103,7 +102,6 @@ class FsdpActor(PolicyUpdate):
 class FsdpReference(LogProbs):
     strategy: Strategy
     fsdp_config: Sharding
-    log_prob_use_dynamic_bsz: Literal[False] = Field(default=False, description=_NOT_RUN)
     ulysses_sequence_parallel_size: Literal[1] = Field(default=1, description=_NOT_RUN)
 
 
@@ -111,7 +109,6 @@ class FsdpRollout(Generation):
     chat_scheduler: None = Field(default=None, description="asynchronous rollouts are not supported")
     use_fire_sampling: Literal[False] = Field(default=False, description=_NOT_RUN)
     layered_summon: bool = False
-    log_prob_use_dynamic_bsz: Literal[False] = Field(default=False, description=_NOT_RUN)
 
 
 class FsdpActorRolloutRef(Group):

@@ -1,6 +1,7 @@
-"""verl's FSDP actor: float32 where it is asked for, and a count of the updates that it skips."""
+"""verl's FSDP actor: float32 where it is asked for, exact losses, and a count of the updates that it skips."""
 
 from overlay import wrap
+from verl_patches.features.exact_loss.feature import EXACT_LOSS
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.precision.feature import PRECISION
 
@@ -18,6 +19,56 @@ _ACTOR = "verl.workers.actor.dp_actor:DataParallelPPOActor"
 def init(upstream, self, *args, **kwargs):
     upstream(self, *args, **kwargs)
     self.device_name = "cpu"
+
+
+@wrap(
+    f"{_ACTOR}.update_policy",
+    feature=EXACT_LOSS,
+    why="verl takes the mean of each micro batch, then that of micro batches and ranks: a token with few beside it "
+    "counts for more, and gradients depend on how the batch was cut",
+    upstream="https://github.com/verl-project/verl/issues/5863",
+    remove_when="the pinned verl's FSDP actor divides by the tokens and sequences of the whole mini batch",
+    relies_on=["verl.trainer.ppo.core_algos:agg_loss"],
+)
+def update_policy(upstream, self, data):
+    from verl.utils.device import get_device_name
+
+    from verl_patches.features.exact_loss.gradient_factors import UpdateFactors
+
+    config = self.config
+    cut = None if config.use_dynamic_bsz else config.ppo_micro_batch_size_per_gpu
+    mask = _counted(data.batch, data.meta_info).to(get_device_name())
+    factors = UpdateFactors(config.loss_agg_mode, mask, config.ppo_mini_batch_size, cut)
+    self.update_in_progress = factors, data.meta_info
+    try:
+        metrics = upstream(self, data)
+    finally:
+        del self.update_in_progress
+    factors.report(metrics)
+    return metrics
+
+
+@wrap(
+    f"{_ACTOR}._forward_micro_batch",
+    feature=EXACT_LOSS,
+    why="what a micro batch weighs in the loss of its update is put on the gradients of its log-probs and entropies",
+    upstream="https://github.com/verl-project/verl/issues/5863",
+    remove_when="see update_policy",
+    relies_on=[f"{_ACTOR}.update_policy"],
+)
+def forward_micro_batch(upstream, self, micro_batch, *args, **kwargs):
+    entropy, log_probs = upstream(self, micro_batch, *args, **kwargs)
+    in_progress = getattr(self, "update_in_progress", None)
+    if in_progress is None:  # log-probs alone
+        return entropy, log_probs
+    factors, about = in_progress
+    return tuple(factors.weigh(_counted(micro_batch, about), entropy, log_probs))
+
+
+def _counted(batch, about):
+    """[rows, response length]: the tokens of responses that verl's loss counts."""
+    column = "loss_mask" if about.get("multi_turn", False) else "attention_mask"
+    return batch[column][:, -batch["responses"].size(1) :]
 
 
 @wrap(

@@ -1,0 +1,111 @@
+"""Ranks of the comparison of verl's FSDP actor with one plain pass; test_fsdp_gradients.py judges the results."""
+
+import verl_patches.prelude_patch  # noqa: F401
+
+# isort: split
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import verl.workers.fsdp_workers  # noqa: F401
+from omegaconf import OmegaConf
+from torch.distributed.fsdp import FullyShardedDataParallel
+from transformers import AutoModelForCausalLM
+from verl import DataProto
+from verl.workers.actor.dp_actor import DataParallelPPOActor
+
+from tests.verl_patches.features.exact_loss.whole_pass import CLIP, ENTROPY, KL, SEQUENCES
+from verl_patches.features import settings
+from verl_patches.features.exact_loss.feature import ExactLossSettings
+
+CONFIGURATION = {
+    "clip_ratio": CLIP, "clip_ratio_low": None, "clip_ratio_high": None, "clip_ratio_c": 3.0, "entropy_coeff": ENTROPY,
+    "use_kl_loss": True, "kl_loss_coef": KL, "kl_loss_type": "low_var_kl", "ppo_epochs": 1, "use_dynamic_bsz": False,
+    "loss_agg_mode": "token-mean", "ppo_mini_batch_size": SEQUENCES, "ppo_micro_batch_size_per_gpu": 1,
+    "ppo_max_token_len_per_gpu": 1, "ulysses_sequence_parallel_size": 1, "use_torch_compile": False,
+    # So high that it changes no gradient.
+    "grad_clip": 1e9,
+}  # fmt: skip
+
+
+class Recorder:
+    """Stands for the optimizer: keeps every update's whole gradients and changes no weight."""
+
+    def __init__(self, model: torch.nn.Module):
+        self._model = model
+        self.gradients: list[dict[str, torch.Tensor]] = []
+
+    def zero_grad(self) -> None:
+        self._model.zero_grad()
+
+    def step(self) -> None:
+        with FullyShardedDataParallel.summon_full_params(self._model, with_grads=True):
+            found = {name: parameter.grad.clone().cpu() for name, parameter in self._model.named_parameters()}
+        self.gradients.append({name.replace("_fsdp_wrapped_module.", ""): value for name, value in found.items()})
+
+
+class Updates:
+    """verl's actor on a sharded model, and how far its gradients are from those of the plain passes."""
+
+    def __init__(self, folder: Path):
+        self._reference = torch.load(folder / "reference.pt", weights_only=True)
+        model = AutoModelForCausalLM.from_pretrained(folder / "checkpoint", attn_implementation="eager").float().npu()
+        self._model = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.npu.current_device())
+        settings.activate(replace(settings.current(), precision="float32"))
+        self._actor = DataParallelPPOActor(OmegaConf.create(CONFIGURATION), self._model, None)
+
+    def run(
+        self,
+        mode: str,
+        micro: int = 1,
+        limit: int | None = None,
+        exact: bool = True,
+        mini: int = SEQUENCES,
+        epochs: int = 1,
+    ) -> dict[str, Any]:
+        """Updates with the whole batch: the error of each update's gradients, and the policy loss that it reports.
+
+        limit: the most tokens of a micro batch, in place of `micro` sequences. mini: sequences of an update, over all
+        ranks; 8 takes the first and the second half, in turn.
+        """
+        settings.activate(replace(settings.current(), exact_loss=ExactLossSettings(exact)))
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        self._actor.config.update(
+            loss_agg_mode=mode, ppo_mini_batch_size=mini // ranks, ppo_micro_batch_size_per_gpu=micro,
+            ppo_epochs=epochs, use_dynamic_bsz=limit is not None, ppo_max_token_len_per_gpu=limit or 1,
+        )  # fmt: skip
+        self._actor.actor_optimizer = recorder = Recorder(self._model)
+        rows = torch.cat([part.chunk(ranks)[rank] for part in torch.arange(SEQUENCES).split(mini)])
+        columns = {name: value[rows].npu() for name, value in self._reference["batch"].items()}
+        metrics = self._actor.update_policy(DataProto.from_dict(columns, meta_info={"temperature": 1.0}))
+        passes = ["all"] if mini == SEQUENCES else ["first", "second"] * epochs
+        assert len(recorder.gradients) == len(passes)
+        return {
+            "errors": [
+                self._error(found, f"{mode}/{name}") for found, name in zip(recorder.gradients, passes, strict=True)
+            ],
+            "losses": metrics["actor/pg_loss"],
+            "expected_losses": [self._reference["passes"][f"{mode}/{name}"]["losses"][0] for name in passes],
+        }
+
+    def _error(self, gradients: dict[str, torch.Tensor], name: str) -> float:
+        expected = self._reference["passes"][name]["gradients"]
+        assert gradients.keys() == expected.keys()
+        difference = sum(
+            (gradients[weight].double() - value.double()).square().sum() for weight, value in expected.items()
+        )
+        return (difference / sum(value.double().square().sum() for value in expected.values())).sqrt().item()
+
+
+def main(folder: Path) -> None:
+    torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("hccl")
+    plan = json.loads((folder / "plan.json").read_text())
+    updates = Updates(folder)
+    results = {name: updates.run(**options) for name, options in plan.items()}
+    (folder / f"rank{dist.get_rank()}of{dist.get_world_size()}.json").write_text(json.dumps(results))
+    dist.barrier()
