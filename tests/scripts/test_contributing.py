@@ -1,4 +1,4 @@
-"""The worked example of CONTRIBUTING.md, followed to the letter in a copy of the checkout."""
+"""The worked examples of CONTRIBUTING.md, followed to the letter in a copy of the checkout."""
 
 import re
 import shutil
@@ -11,7 +11,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "CONTRIBUTING.md"
 STEP = re.compile(r"(?:(Make|Append to)\s+`(?P<file>[\w./]+)`:\n\n)?^```(python|bash)\n(?P<text>.*?)^```$", re.M | re.S)
-LOCK, TABLE = "overlay/fingerprints.lock.json", "docs/patches.md"
+LOCK, TABLE, KEYS = "overlay/fingerprints.lock.json", "docs/patches.md", "docs/configuration.md"
+GENERATED = {"patch": {LOCK, TABLE}, "feature": {LOCK, TABLE, KEYS}, "model": set[str]()}
+"""What is written anew in each example."""
+MINUTES = "test_load_weights.py"
+"""What a command that takes minutes names; the exhaustive tier runs it."""
+TOUCHED = {"patch": 2, "feature": 3, "model": 2}
+"""Files that each example makes or changes, besides generated ones."""
+
+
+def example(guide: str, name: str) -> str:
+    """The section of the guide that adds this."""
+    return guide.partition(f"## Example: add a {name}\n")[2].partition("\n## ")[0]
 
 
 def steps(guide: str) -> Iterator[tuple[str, str, str]]:
@@ -35,38 +46,72 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def follow(guide: str, checkout: Path) -> list[str]:
+def append(file: Path, text: str) -> None:
+    """Put code at the end of a file, and the imports that it begins with among the file's own."""
+    lines = text.splitlines()
+    while lines and lines[0].startswith("from "):
+        imported, content = lines.pop(0), file.read_text().splitlines()
+        after = next(place for place, line in enumerate(content) if line.startswith("from ") and line > imported)
+        file.write_text("\n".join([*content[:after], imported, *content[after:]]) + "\n")
+    file.write_text(f"{file.read_text()}\n\n{chr(10).join(lines).strip()}\n")
+
+
+def follow(guide: str, checkout: Path, minutes: bool = False) -> list[str]:
     """Do what the guide says. Returns what its commands print; raises CalledProcessError for one that fails."""
     printed = []
     for verb, file, text in steps(guide):
         place = checkout / file
         if verb == "Make":
             assert not place.exists(), f"{file} is there already"
+            place.parent.mkdir(exist_ok=True)
             place.write_text(text)
         elif verb:
-            place.write_text(f"{place.read_text()}\n\n{text}")
-        else:
+            append(place, text)
+        elif minutes or MINUTES not in text:
             run = ["env", "-u", "PYTHONPATH", "bash", "-euc", text]
             printed.append(subprocess.run(run, cwd=checkout, capture_output=True, text=True, check=True).stdout)
     return printed
 
 
+def contents(checkout: Path) -> dict[str, bytes]:
+    """Every file of the checkout but what git ignores."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=checkout, capture_output=True, text=True, check=True).stdout.split("\0")
+    return {name: (checkout / name).read_bytes() for name in names if (checkout / name).is_file()}
+
+
 @pytest.mark.slow
-def test_the_example_leads_to_a_patch_that_is_held_by_tests(tmp_path):
-    checkout = copied(tmp_path)
-    before = {name: (checkout / name).read_text() for name in (LOCK, TABLE)}
-    locked, _, explained, tested = follow(GUIDE.read_text(), checkout)
+def test_the_examples_touch_few_files_and_lead_to_what_tests_hold(tmp_path):
+    checkout, guide = copied(tmp_path), GUIDE.read_text()
+    subprocess.run(["git", "init", "-q"], cwd=checkout, check=True)
+    touched, printed = {}, {}
+    for name in TOUCHED:
+        before = contents(checkout)
+        printed[name] = follow(example(guide, name), checkout)
+        after = contents(checkout)
+        changed = {file for file in before.keys() | after.keys() if before.get(file) != after.get(file)}
+        assert GENERATED[name] <= changed
+        touched[name] = sorted(changed - GENERATED[name])
+        print(f"add a {name}: {len(touched[name])} files, {', '.join(touched[name])}")
+    assert {name: len(files) for name, files in touched.items()} == TOUCHED
+    locked, _, explained, tested = printed["patch"]
     assert "wrote fingerprints.lock.json" in locked and "declared in: verl_patches.utils.py_functional" in explained
     assert re.search(r"^[5-9] passed", tested, re.M), tested
-    for name, text in before.items():
-        assert "append_to_dict" not in text and "append_to_dict" in (checkout / name).read_text()
+    assert "node_throughput.enabled" in printed["feature"][-2]
+    assert all(re.search(r"^\d+ passed", commands[-1], re.M) for commands in printed.values()), printed
     for tool in ("ruff check", "ruff format --check"):
         subprocess.run([f".venv/bin/{tool.split()[0]}", *tool.split()[1:], "."], cwd=checkout, check=True)
 
 
+@pytest.mark.exhaustive
+def test_the_model_of_the_example_is_resharded_byte_for_byte(tmp_path):
+    printed = follow(example(GUIDE.read_text(), "model"), copied(tmp_path), minutes=True)
+    assert len(printed) == 2 and re.search(r"^1 passed", printed[-1], re.M)
+
+
 @pytest.mark.slow
 def test_a_guide_whose_patch_does_nothing_fails(tmp_path):
-    guide = GUIDE.read_text()
+    guide = example(GUIDE.read_text(), "patch")
     nothing = re.sub(r"return upstream\(data, \{.*\}\)", "return upstream(data, new_data)", guide)
     assert nothing != guide
     with pytest.raises(subprocess.CalledProcessError) as raised:

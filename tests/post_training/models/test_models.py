@@ -12,8 +12,8 @@ from post_training.models.deepseek_v3 import DeepseekV3Shape
 from rehearsal.tiny_model.architecture import tiny_config
 from tests.post_training.layouts import grouped_query_reference
 from tests.post_training.layouts.reference import full_weights
+from tests.post_training.models.small_models import write_models
 from tests.ranks import run_ranks
-from tests.verl_patches.features.reshard.test_load_weights import write_models
 
 WORLD = 4
 VOCABULARY = 500

@@ -31,17 +31,13 @@ from vllm.model_executor.model_loader import get_model
 from vllm.plugins import load_general_plugins
 from vllm_ascend.ascend_config import init_ascend_config
 from vllm_ascend.distributed.parallel_state import init_ascend_model_parallel
-from vllm_ascend.models.deepseek_v2 import CustomDeepseekV3ForCausalLM
-from vllm_ascend.models.qwen2 import CustomQwen2ForCausalLM
-from vllm_ascend.models.qwen3 import CustomQwen3ForCausalLM
-from vllm_ascend.models.qwen3_moe import CustomQwen3MoeForCausalLM
 
 from post_training.layouts.grouped_query import GroupedQueryShape
 from post_training.layouts.layout import RolloutPlacement, Table, TrainPlacement
 from post_training.layouts.model_tensors import rollout_tensors
 from post_training.layouts.placements import rollout_placement
 from post_training.models.deepseek_v3 import DeepseekV3Shape
-from post_training.models.families import table_for
+from post_training.models.families import families, table_for
 from tests.post_training.layouts import grouped_query_reference, reference
 from tests.post_training.layouts.drawn_placements import draw_train_placement, rollout_placements
 from tests.post_training.layouts.reference import State, same_bits
@@ -49,10 +45,8 @@ from verl_patches.features.reshard.resharder import Resharder
 
 # vLLM inspects a model that it knows by name in a process of its own, which imports everything once more.
 load_general_plugins()
-ModelRegistry.register_model("DeepseekV3ForCausalLM", CustomDeepseekV3ForCausalLM)
-ModelRegistry.register_model("Qwen2ForCausalLM", CustomQwen2ForCausalLM)
-ModelRegistry.register_model("Qwen3ForCausalLM", CustomQwen3ForCausalLM)
-ModelRegistry.register_model("Qwen3MoeForCausalLM", CustomQwen3MoeForCausalLM)
+for _family in families():
+    ModelRegistry.register_model(_family.architecture, ModelRegistry.models[_family.architecture].load_model_cls())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +70,7 @@ class Model:
             self.shape, self.naive = DeepseekV3Shape.from_config(config), reference
             self.tensor_sizes = [1, 2, 4, 8]
         else:
-            self.shape, self.naive = grouped_query_shape(config), grouped_query_reference
+            self.shape, self.naive = grouped_query_shape(config, self.table), grouped_query_reference
             self.tensor_sizes = [size for size in (1, 2, 4, 8) if self.shape.kv_heads % size == 0]
         self.weights: State = self.naive.full_weights(self.shape, torch.bfloat16, seed)
 
@@ -96,12 +90,15 @@ class Model:
         return {name: (value.float() if "expert_bias" in name else value).npu() for name, value in state.items()}
 
 
-def grouped_query_shape(config: PretrainedConfig) -> GroupedQueryShape:
-    """The sizes of a Qwen2.5, a Qwen3 or a Qwen3-MoE."""
-    normed = config.model_type != "qwen2"
-    experts = (config.num_experts, config.moe_intermediate_size) if config.model_type == "qwen3_moe" else (0, 0)
+def grouped_query_shape(config: PretrainedConfig, table: Table) -> GroupedQueryShape:
+    """The sizes of a model with the weights of this table."""
+    attention = "model.layers.0.self_attn"
     return GroupedQueryShape.from_config(
-        config, bias=not normed, head_norms=normed, experts=experts[0], expert_width=experts[1]
+        config,
+        bias=f"{attention}.q_proj.bias" in table.shapes,
+        head_norms=f"{attention}.q_norm.weight" in table.shapes,
+        experts=getattr(config, "num_experts", 0),
+        expert_width=getattr(config, "moe_intermediate_size", 0),
     )
 
 
@@ -193,10 +190,7 @@ def axes(model: Model, train: TrainPlacement, rollout: RolloutPlacement) -> list
         "two dense layers first": deepseek and model.shape.dense_layers == 2,
         "shared expert replicated": deepseek and rollout.shared_expert_replicated,
         "shared expert cut": deepseek and not rollout.shared_expert_replicated,
-        "Qwen2.5 tied": not deepseek and model.shape.tied,
-        "Qwen2.5 untied": not deepseek and model.shape.bias and not model.shape.tied,
-        "Qwen3": not deepseek and model.shape.head_norms and not experts,
-        "Qwen3-MoE": not deepseek and experts,
+        model.folder.name: True,
         "key heads shared by ranks": not deepseek and rollout.tp > model.shape.kv_heads,
     }
     return [axis for axis, holds in found.items() if holds]
