@@ -120,7 +120,8 @@ CANN_API int aclDestroyFloatArray(const aclFloatArray* array) {
   return 0;
 }
 CANN_API aclBoolArray* aclCreateBoolArray(const bool* values, uint64_t count) {
-  return new aclBoolArray{{values, values + count}};
+  // In braces, two pointers would be two truth values.
+  return new aclBoolArray{std::vector<bool>(values, values + count)};
 }
 CANN_API int aclDestroyBoolArray(const aclBoolArray* array) {
   delete array;

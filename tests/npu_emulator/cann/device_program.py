@@ -317,6 +317,24 @@ def training() -> dict:
 
 
 @check
+def layer_norm() -> dict:
+    """Gradients of a layer norm, with and without that of its input: on the device beside the CPU."""
+    torch.manual_seed(0)
+    norm, x = torch.nn.LayerNorm(8), torch.randn(2, 3, 8)
+
+    def gradients(device: str, wants_input: bool) -> list[torch.Tensor]:
+        layer, states = copy.deepcopy(norm).to(device), x.clone().to(device).requires_grad_(wants_input)
+        layer(states).square().mean().backward()
+        found = [layer.weight.grad, layer.bias.grad] + ([states.grad] if wants_input else [])
+        return [gradient.cpu() for gradient in found]
+
+    return {
+        str(wanted): all(map(torch.equal, gradients("cpu", wanted), gradients(DEVICE, wanted)))
+        for wanted in (True, False)
+    }
+
+
+@check
 def fused() -> dict:
     """Fused operators in bfloat16 against float32 arithmetic that is rounded once."""
     torch.manual_seed(0)

@@ -23,7 +23,7 @@ from tests.npu_emulator.cann.engine_process import finish, start
 # Tiles first: whether private formats are allowed is asked once, before the first operator.
 CHECKS = (
     "tiles refusals loaded chip arithmetic thread_without_device allocator graph training fused quantised"
-    " kernels_of_vllm_ascend torchair_graph"
+    " kernels_of_vllm_ascend torchair_graph layer_norm"
 ).split()
 CAPACITY_MB = 256
 
@@ -167,6 +167,10 @@ def test_training_equals_the_cpus_to_the_last_digit(device):
     assert answer["device"] == answer["host"]
     assert answer["foreach"] == answer["host"]
     assert answer["other_rate"] != answer["host"], "control: another rate gives other losses"
+
+
+def test_an_operator_is_told_which_gradients_are_wanted(device):
+    assert device["layer_norm"] == {"True": True, "False": True}
 
 
 def test_fused_operators_round_once(device):
