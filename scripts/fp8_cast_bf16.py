@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Casts an FP8 DeepSeek-V3 checkpoint (HuggingFace safetensors) to bfloat16.
+"""Casts an FP8 checkpoint (HuggingFace safetensors) of a known family of models to bfloat16.
 
 Interrupted, it goes on where it stopped when the same command is given again. docs/weights.md says more.
 """

@@ -11,7 +11,7 @@ from post_training.checkpoint.outputs import CopiedFile, SafetensorsFile, TextFi
 from post_training.checkpoint.records import Record
 from post_training.checkpoint.source import Source
 from post_training.layouts.layout import Piece, whole_box
-from post_training.models.deepseek_v3 import DeepseekV3Shape, canonical_shapes, ignored_in_files
+from post_training.models.families import table_for
 
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth")
 
@@ -21,9 +21,9 @@ def cast_conversion(source: Path, output: Path, checksums: dict[str, str]) -> Co
     folder = open_huggingface(source)
     if not folder.quantised:
         raise CheckpointError(f"{source}: no tensor is FP8; there is nothing to cast")
-    shape = DeepseekV3Shape.from_config(folder.config)
-    check_tensors(folder, canonical_shapes(shape), ignored_in_files(shape))
-    check_prediction_layers(folder, shape)
+    table = table_for(folder.config)
+    check_tensors(folder, table.shapes, table.ignored_in_files)
+    check_prediction_layers(folder, table)
     tensors = folder.source()
     files = [
         SafetensorsFile(file.name, [whole_record(tensors, name) for name in names])

@@ -12,12 +12,10 @@ import torch
 
 from post_training.checkpoint.files import INDEX_NAME, CheckpointError
 from post_training.checkpoint.fp8 import BLOCK, scale_shape
-from post_training.checkpoint.megatron_form import mtp_shapes
 from post_training.checkpoint.regions import Region, StoredTensor
 from post_training.checkpoint.safetensors_files import read_header
 from post_training.checkpoint.source import CanonicalTensor, Fragment, Source
-from post_training.layouts.layout import whole_box
-from post_training.models.deepseek_v3 import DeepseekV3Shape
+from post_training.layouts.layout import Table, whole_box
 
 CONFIG_NAME = "config.json"
 SCALE_SUFFIX = "_scale_inv"
@@ -147,14 +145,16 @@ def _check_present(folder: HuggingfaceFolder, shapes: Mapping[str, tuple[int, ..
             )
 
 
-def check_prediction_layers(folder: HuggingfaceFolder, shape: DeepseekV3Shape) -> None:
+def check_prediction_layers(folder: HuggingfaceFolder, table: Table) -> None:
     """Raise CheckpointError if a layer for multi-token prediction is there in part, or has another shape.
 
     Whole layers may be missing: training and rollout have no use for them.
     """
+    if table.prediction_layer is None:
+        return
     numbers = {int(match[1]) for name in folder.tensors if (match := _LAYER.match(name))}
-    for layer in sorted(number for number in numbers if number >= shape.layers):
-        _check_present(folder, mtp_shapes(shape, layer))
+    for layer in sorted(number for number in numbers if number >= table.layers):
+        _check_present(folder, table.prediction_layer(layer))
 
 
 def _prediction_layers(folder: HuggingfaceFolder, shapes: Collection[str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from post_training.layouts.layout import LocalView, Piece, TrainPlacement, share, vocabulary_pieces, whole_box
-from post_training.models.deepseek_v3 import DeepseekV3Shape, canonical_shapes, megatron
+from post_training.models.deepseek_v3 import DeepseekV3Shape, canonical_shapes, megatron, mtp_shapes
 
 
 @dataclass(frozen=True)
@@ -51,23 +51,6 @@ class MegatronForm:
 def all_shapes(shape: DeepseekV3Shape, mtp_layers: int) -> dict[str, tuple[int, ...]]:
     """Name and shape of every HuggingFace tensor that has a place in the form."""
     return canonical_shapes(shape) | (mtp_shapes(shape, shape.layers) if mtp_layers else {})
-
-
-def mtp_shapes(shape: DeepseekV3Shape, layer: int) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every HuggingFace tensor of one layer for multi-token prediction.
-
-    layer: its number in the names; the first one follows the last layer of the model.
-    """
-    prefix, sparse = f"model.layers.{layer}.", f"model.layers.{shape.dense_layers}."
-    shallow = canonical_shapes(replace(shape, layers=shape.dense_layers + 1))
-    return {prefix + name.removeprefix(sparse): dims for name, dims in shallow.items() if name.startswith(sparse)} | {
-        f"{prefix}enorm.weight": (shape.hidden,),
-        f"{prefix}hnorm.weight": (shape.hidden,),
-        f"{prefix}eh_proj.weight": (shape.hidden, 2 * shape.hidden),
-        f"{prefix}shared_head.norm.weight": (shape.hidden,),
-        f"{prefix}embed_tokens.weight": (shape.vocab, shape.hidden),
-        f"{prefix}shared_head.head.weight": (shape.vocab, shape.hidden),
-    }
 
 
 def mtp_prefix(shape: DeepseekV3Shape) -> str:

@@ -30,9 +30,10 @@ from post_training.checkpoint.megatron_shards import (
 from post_training.checkpoint.outputs import CopiedFile, OutputFile, SafetensorsFile, TextFile
 from post_training.checkpoint.records import Record
 from post_training.checkpoint.source import Source
-from post_training.models.deepseek_v3 import DeepseekV3Shape, ignored_in_files
+from post_training.models.families import shard_shape_of, table_for
 
-FormOf = Callable[[DeepseekV3Shape], MegatronForm]
+FormOf = Callable[[Any], MegatronForm]
+"""From what a family's shards are derived from to their form."""
 
 
 def to_shards(folder: HuggingfaceFolder, output: Path, form_of: FormOf, checksums: dict[str, str]) -> Conversion:
@@ -40,9 +41,9 @@ def to_shards(folder: HuggingfaceFolder, output: Path, form_of: FormOf, checksum
 
     Raises CheckpointError or ValueError if the source is not intact or the form does not fit it.
     """
-    shape = DeepseekV3Shape.from_config(folder.config)
+    shape = shard_shape_of(folder.config)
     form = form_of(shape)
-    check_tensors(folder, all_shapes(shape, form.mtp_layers), ignored_in_files(shape))
+    check_tensors(folder, all_shapes(shape, form.mtp_layers), table_for(folder.config).ignored_in_files)
     source = folder.source()
     if form.mtp_layers:
         _check_aliases(source, mtp_aliases(shape))
@@ -95,7 +96,7 @@ def to_huggingface(
     file_bytes: no safetensors file becomes larger, unless a single tensor is.
     Raises CheckpointError or ValueError if the shards are not intact, of another form, or disagree with each other.
     """
-    shape = DeepseekV3Shape.from_config(config)
+    shape = shard_shape_of(config)
     source = open_megatron(shards, shape, form)
     _check_replicas(source)
     files = grouped([whole_record(source, name) for name in all_shapes(shape, form.mtp_layers)], file_bytes)
@@ -139,7 +140,7 @@ def shards_form(path: Path, form_of: FormOf, config_folder: Path | None) -> tupl
             f"{path}: neither a HuggingFace folder nor shards with a manifest; give --hf-dir and the layout"
         )
     config = read_json(config_folder / CONFIG_NAME)
-    return form_of(DeepseekV3Shape.from_config(config)), config
+    return form_of(shard_shape_of(config)), config
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,13 @@ def compare_checkpoints(
     form_of, config_folder: for shards without a manifest of these tools, their form and a folder with config.json.
     Raises CheckpointError or ValueError if one of them is not intact.
     """
-    (left, shape), (right, other) = (_open_checkpoint(path, form_of, config_folder) for path in paths)
-    if replace(shape, mtp_layers=0) != replace(other, mtp_layers=0):
-        raise CheckpointError(f"two different models: {shape} and {other}")
+    (left, shapes), (right, others) = (_open_checkpoint(path, form_of, config_folder) for path in paths)
+    for name in sorted(shapes.keys() | others.keys()):
+        if shapes.get(name) != others.get(name):
+            raise CheckpointError(
+                f"two different models: {name} has the shape {shapes.get(name)} in {paths[0]} and {others.get(name)} "
+                f"in {paths[1]}"
+            )
     only_in_one = sorted(left.tensors.keys() ^ right.tensors.keys())
     names = [name for name in left.tensors if name in right.tensors]
     total = compared_bytes(left, right, names)
@@ -171,13 +176,15 @@ def compare_checkpoints(
     return Comparison(difference, len(names), total, tuple(only_in_one))
 
 
-def _open_checkpoint(path: Path, form_of: FormOf, config_folder: Path | None) -> tuple[Source, DeepseekV3Shape]:
+def _open_checkpoint(
+    path: Path, form_of: FormOf, config_folder: Path | None
+) -> tuple[Source, Mapping[str, tuple[int, ...]]]:
+    """A checkpoint, and name and shape of every tensor of its model."""
     if (path / CONFIG_NAME).is_file() and any(path.glob("*.safetensors")):
         folder = open_huggingface(path)
-        shape = DeepseekV3Shape.from_config(folder.config)
-        check_tensors(folder, all_shapes(shape, 0), ignored_in_files(shape))
-        check_prediction_layers(folder, shape)
-        return folder.source(), shape
+        table = table_for(folder.config)
+        check_tensors(folder, table.shapes, table.ignored_in_files)
+        check_prediction_layers(folder, table)
+        return folder.source(None if table.prediction_layer else table.shapes), table.shapes
     form, config = shards_form(path, form_of, config_folder)
-    shape = DeepseekV3Shape.from_config(config)
-    return open_megatron(path, shape, form), shape
+    return open_megatron(path, shard_shape_of(config), form), table_for(config).shapes

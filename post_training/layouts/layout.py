@@ -301,6 +301,8 @@ class Table:
     megatron, vllm_ascend: the pieces of one rank; they raise ValueError for a placement that does not fit.
     castable: endings of names whose type may differ between training and rollout.
     ignored_in_files: prefixes of tensors that a checkpoint may have and no layout uses.
+    prediction_layer: name and shape of the HuggingFace tensors of a layer for multi-token prediction, by its number;
+        None for a model that has no such layers.
     """
 
     layers: int
@@ -309,3 +311,4 @@ class Table:
     vllm_ascend: Callable[[RolloutPlacement, int], list[Piece]]
     castable: tuple[str, ...] = ()
     ignored_in_files: tuple[str, ...] = ()
+    prediction_layer: Callable[[int], Mapping[str, tuple[int, ...]]] | None = None

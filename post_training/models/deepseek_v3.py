@@ -4,7 +4,7 @@ Canonical names and shapes are those of transformers' DeepseekV3ForCausalLM; eve
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -111,6 +111,7 @@ def table(shape: DeepseekV3Shape) -> Table:
         vllm_ascend=partial(vllm_ascend, shape),
         castable=CASTABLE,
         ignored_in_files=ignored_in_files(shape),
+        prediction_layer=partial(mtp_shapes, shape),
     )
 
 
@@ -151,6 +152,23 @@ def _layer_shapes(shape: DeepseekV3Shape, layer: int) -> dict[str, tuple[int, ..
 def ignored_in_files(shape: DeepseekV3Shape) -> tuple[str, ...]:
     """Prefixes of tensors that a checkpoint may have and no layout uses: the multi-token-prediction layers."""
     return tuple(f"model.layers.{shape.layers + extra}." for extra in range(shape.mtp_layers))
+
+
+def mtp_shapes(shape: DeepseekV3Shape, layer: int) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every HuggingFace tensor of one layer for multi-token prediction.
+
+    layer: its number in the names; the first one follows the last layer of the model.
+    """
+    prefix, sparse = f"model.layers.{layer}.", f"model.layers.{shape.dense_layers}."
+    shallow = canonical_shapes(replace(shape, layers=shape.dense_layers + 1))
+    return {prefix + name.removeprefix(sparse): dims for name, dims in shallow.items() if name.startswith(sparse)} | {
+        f"{prefix}enorm.weight": (shape.hidden,),
+        f"{prefix}hnorm.weight": (shape.hidden,),
+        f"{prefix}eh_proj.weight": (shape.hidden, 2 * shape.hidden),
+        f"{prefix}shared_head.norm.weight": (shape.hidden,),
+        f"{prefix}embed_tokens.weight": (shape.vocab, shape.hidden),
+        f"{prefix}shared_head.head.weight": (shape.vocab, shape.hidden),
+    }
 
 
 def megatron(shape: DeepseekV3Shape, placement: TrainPlacement, rank: int) -> list[Piece]:
@@ -364,6 +382,7 @@ FAMILY = ModelFamily(
     table=lambda config: table(DeepseekV3Shape.from_config(config)),
     sizes=sizes,
     megatron=MegatronModel(_megatron_config, _megatron_model),
+    shards=DeepseekV3Shape.from_config,
     mindspeed=MindspeedModel(_mindspeed_arguments, _mindspeed_config, _mindspeed_model),
     published={"deepseek-v3": PUBLISHED},
     balances_router=True,

@@ -46,8 +46,9 @@ class ModelFamily:
     name: as its authors write it. architecture: the one in its config.json. model_types: of config.json; further ones
     are those whose sizes are the same. table, sizes: of the values of a config.json; ValueError for a variant that they
     do not describe, KeyError where one is missing. published: values of config.json by the name that a user types, as
-    far as layouts need them. megatron: None where verl's own model is trained. balances_router: whether its experts can
-    be dealt out by force. rollout_graphs: the graphs in which vLLM-Ascend decodes it.
+    far as layouts need them. megatron: None where verl's own model is trained. shards: of the values of a config.json,
+    what the forms of MindSpeed-LLM's shards are derived from; None where there are none. balances_router: whether its
+    experts can be dealt out by force. rollout_graphs: the graphs in which vLLM-Ascend decodes it.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ModelFamily:
     model_types: tuple[str, ...]
     table: Callable[[Mapping[str, Any]], Table]
     sizes: Callable[[Mapping[str, Any]], ModelSizes]
+    shards: Callable[[Mapping[str, Any]], Any] | None = None
     megatron: MegatronModel | None = None
     mindspeed: MindspeedModel | None = None
     published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -108,6 +110,18 @@ def table_for(config: Any) -> Table:
     Raises ValueError for an architecture without a table, or for a variant that its table does not describe.
     """
     return family_of(config).table(config if isinstance(config, Mapping) else config.to_dict())
+
+
+def shard_shape_of(config: Mapping[str, Any]) -> Any:
+    """What the forms of a model's shards are derived from. Raises ValueError for a family without shards."""
+    family = family_of(config)
+    if family.shards is None:
+        known = " and ".join(each.name for each in families() if each.shards)
+        raise ValueError(
+            f"shards are made of {known}, and this model is {family.name}: training reads its HuggingFace folder "
+            "directly, and export_hf.py writes one from what was trained"
+        )
+    return family.shards(config)
 
 
 def sizes_of(config: Mapping[str, Any]) -> ModelSizes:

@@ -8,10 +8,10 @@ from verl_patches.features.compatibility.feature import OWN_MODELS
 @wrap(
     "verl.utils.model:load_megatron_gptmodel_weights",
     feature=OWN_MODELS,
-    why="verl builds the whole model on rank 0's host and knows no DeepSeek-V3 parameter of megatron-core 0.8.0; every "
+    why="verl builds the whole model on rank 0's host and knows no parameter of the models that are built here; every "
     "rank reads just its own boxes of the files",
     upstream="not forwarded: needs this project's layout tables",
-    remove_when="verl loads HuggingFace weights into DeepSeek-V3 shard by shard on the pinned megatron-core",
+    remove_when="verl loads HuggingFace weights shard by shard into every model on the pinned megatron-core",
     evidence="executed",
 )
 def load_megatron_gptmodel_weights(
@@ -19,8 +19,7 @@ def load_megatron_gptmodel_weights(
 ):
     from post_training.models.families import find_family, table_for
 
-    family = find_family(model_config)
-    if family is None or family.megatron is None:
+    if find_family(model_config) is None or is_value_model:
         return upstream(config, model_config, parallel_model, params_dtype, is_value_model, **options)
     import torch.distributed as dist
     from verl.utils.fs import copy_to_local

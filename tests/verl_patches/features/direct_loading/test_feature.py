@@ -8,6 +8,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from overlay import ConfigurationError
+from post_training.models.families import families, find_family
+from tests.post_training.checkpoint import small_families
 from tests.post_training.checkpoint.synthetic import Synthetic, small_config
 from verl_patches.features.direct_loading.feature import DIRECT_LOADING, KEY
 from verl_patches.trainer.configuration_checks import check_configuration
@@ -48,6 +50,18 @@ def refused(folder, *overrides, model_path=None) -> str:
 def test_a_sound_folder_passes(folder):
     settings = check(folder)
     assert settings.load_from_hf == str(folder) and DIRECT_LOADING.is_on(settings)
+
+
+@pytest.mark.parametrize("name", small_families.CONFIGS)
+def test_a_folder_of_each_family_passes(name, tmp_path):
+    model = small_families.write(name, tmp_path / "model", fp8=name == "qwen3_moe")
+    transformer = "actor_rollout_ref.actor.megatron.override_transformer_config"
+    taken_away = [f"~{transformer}.num_layer_list", f"~{transformer}.moe_tp_extend_ep"]
+    described = small_families.write(name, tmp_path / "described")
+    own = find_family(small_families.CONFIGS[name]).megatron
+    options = [f"{transformer}.num_layer_list=[1,1]"] if own else taken_away
+    path = f"actor_rollout_ref.model.path={described}"
+    assert check_configuration(compose("rehearsal", [f"{KEY}={model}", path, *options])).load_from_hf == str(model)
 
 
 def test_without_the_key_nothing_is_looked_at():
@@ -119,8 +133,9 @@ def test_a_quantised_description_is_refused(copied, folder):
 
 
 def test_another_architecture_is_refused(copied, folder):
-    rewrite_config(copied, architectures=["Qwen2ForCausalLM"])
-    expected = "['Qwen2ForCausalLM'], and only DeepseekV3ForCausalLM and Qwen3MoeForCausalLM can be loaded this way"
+    rewrite_config(copied, architectures=["LlamaForCausalLM"])
+    known = ", ".join(family.architecture for family in families())
+    expected = f"['LlamaForCausalLM'], and only {known} can be loaded this way"
     assert expected in refused(copied)
     assert expected in refused(folder, model_path=copied)
 
