@@ -14,6 +14,7 @@ from typing import Any
 from post_training.report.run_folder import at
 from rehearsal.jobs import DEFAULT_JOB, JOBS
 from rehearsal.plan import OPTIONS_NAME, ROOT, Options, Plan, make_plan
+from rehearsal.tiny_model.architecture import TINY_MODELS
 
 DONE, FAILED, REFUSED, SIGNALLED = 0, 1, 2, 128
 ENVIRONMENT_PYTHON = ROOT / ".venv" / "bin" / "python"
@@ -44,6 +45,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--dies", type=int)
     parser.add_argument("--device-memory", type=int, default=Options.device_memory_mb, dest="device_memory_mb")
     parser.add_argument("--engine", choices=("stand-in", "cann"), default=Options.engine)
+    parser.add_argument("--model", choices=sorted(TINY_MODELS))
     parser.add_argument("--recipe", choices=("grpo", "dapo"), default=Options.recipe)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--resume", type=lambda path: Path(path).resolve())
@@ -60,6 +62,8 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
             return Options.of_run(resumed, tuple(values["overrides"])), dry_run
         except (OSError, ValueError, TypeError, KeyError):
             parser.error(f"--resume {resumed} is not the folder of a rehearsal, which has a {OPTIONS_NAME}")
+    if values["model"] and values["job"] != DEFAULT_JOB:
+        parser.error(f"--model is for the job {DEFAULT_JOB}, and {values['job']} has its own; take one of the two away")
     values["dies"] = values["dies"] or JOBS[values["job"]].dies
     return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
 

@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from post_training.environment_files import read_environment
+from post_training.models.families import sizes_of
 from post_training.overrides import setting
 from rehearsal.jobs import DEFAULT_JOB, JOBS, Job
+from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "outputs" / "rehearsal"
@@ -27,10 +29,11 @@ CHECKPOINT_SEED = 0
 
 @dataclass(frozen=True)
 class Options:
-    """The user's choices. None means: what the job says; ``job`` is a key of `JOBS`."""
+    """The user's choices. None means: what the job says; ``job`` is a key of `JOBS`, ``model`` one of `TINY_MODELS`."""
 
     job: str = DEFAULT_JOB
     data: Path | None = None
+    model: str | None = None
     steps: int | None = None
     seed: int = 1
     dies: int = JOBS[DEFAULT_JOB].dies
@@ -79,6 +82,11 @@ class Plan:
         return JOBS[self.options.job]
 
     @property
+    def model_type(self) -> str:
+        """The family of the tiny model."""
+        return self.options.model or self.job.model_type
+
+    @property
     def train_data(self) -> Path:
         """The parquet file to train on."""
         return self.output / "data" / "train.parquet"
@@ -101,7 +109,7 @@ class Plan:
             "--output",
             str(self.checkpoint),
             "--model-type",
-            self.job.model_type,
+            self.model_type,
             "--seed",
             str(CHECKPOINT_SEED),
         ]
@@ -147,7 +155,7 @@ class Plan:
 def make_plan(options: Options, time_name: str) -> Plan:
     """Works out a run; ``time_name`` names its folder unless the options say where to write."""
     output = (options.output or RUNS / time_name).resolve()
-    checkpoint = ROOT / ".cache" / "checkpoints" / checkpoint_key(JOBS[options.job].model_type)
+    checkpoint = ROOT / ".cache" / "checkpoints" / checkpoint_key(options.model or JOBS[options.job].model_type)
     plan = Plan(options, output, checkpoint, ())
     own = [
         *plan.job.settings,
@@ -161,7 +169,7 @@ def make_plan(options: Options, time_name: str) -> Plan:
         setting("trainer.default_local_dir", output / "checkpoints"),
     ]
     if plan.job.rollout_ranks_share_experts:
-        own.append(setting("actor_rollout_ref.overlay.rollout.expert_parallel_size", options.dies))
+        own += _model_settings(plan.model_type, options.dies)
     if options.recipe != Options.recipe:
         own.append(setting("+recipe", options.recipe))
     if options.resumes:
@@ -169,6 +177,21 @@ def make_plan(options: Options, time_name: str) -> Plan:
     if options.steps is not None:
         own.append(setting("trainer.total_training_steps", options.steps))
     return replace(plan, overrides=(*own, *options.overrides))
+
+
+def _model_settings(model_type: str, dies: int) -> list[str]:
+    """What the rehearsal's configuration, made for a model with experts, says of this family."""
+    values, megatron = TINY_MODELS[model_type], "actor_rollout_ref.actor.megatron"
+    spread = "actor_rollout_ref.overlay.rollout.expert_parallel_size"
+    settings = [] if model_type == DEFAULT_MODEL_TYPE else [setting("trainer.experiment_name", f"{model_type}-tiny")]
+    if sizes_of(values).experts:
+        return [*settings, setting(spread, dies)]
+    # Without experts to spread, the dies of a tensor-parallel group are an instance. verl builds these models: their
+    # stages are equally long, and Megatron's configuration of them does not have these two fields.
+    transformer = f"{megatron}.override_transformer_config"
+    settings += [setting(spread, 1), f"~{transformer}.num_layer_list", f"~{transformer}.moe_tp_extend_ep"]
+    odd = values["num_hidden_layers"] % 2
+    return [*settings, setting(f"{megatron}.pipeline_model_parallel_size", 1)] if odd else settings
 
 
 def _search_path() -> str:

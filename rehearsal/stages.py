@@ -13,6 +13,7 @@ from rich.console import Console
 
 from post_training.data import read_problems
 from post_training.disks import describe_full_disk
+from post_training.models.families import family_of
 from post_training.report import RunFacts, StepRecord, read_records, summarise
 from post_training.report.faults import RunFaults
 from post_training.report.meters import read_meters
@@ -30,6 +31,7 @@ from rehearsal.preflight import (
     is_whole,
 )
 from rehearsal.processes import SignalFlag, run_to_the_end
+from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_patches.features.measure.run_files import read_executed, read_faults
 from verl_patches.features.training_checkpoint.run_records import take_back_steps
 from verl_patches.features.training_checkpoint.step_folders import newest_step
@@ -92,7 +94,8 @@ class Rehearsal:
             self.console.print(f"{plan.checkpoint} is damaged; it is made again")
             shutil.rmtree(plan.checkpoint)
         if not plan.checkpoint.exists():
-            self._prepare_step("Making the tiny DeepSeek-V3 checkpoint", plan.checkpoint_command(), plan)
+            name = family_of(TINY_MODELS[plan.model_type]).name
+            self._prepare_step(f"Making the tiny {name} checkpoint", plan.checkpoint_command(), plan)
         if not (plan.options.resumes and plan.train_data.exists() and plan.test_data.exists()):
             self._prepare_step("Making the parquet files", plan.data_command(), plan)
         if plan.options.data is None:

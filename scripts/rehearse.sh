@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Post-trains a tiny DeepSeek-V3 with GRPO on emulated dies, from a bare checkout to a report. See --help.
+# Post-trains a tiny model with GRPO on emulated dies, from a bare checkout to a report. See --help.
 set -euo pipefail
 
 project_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -11,15 +11,29 @@ source "$project_root/scripts/lib/arguments.sh"
 # shellcheck source=scripts/lib/environment.sh
 source "$project_root/scripts/lib/environment.sh"
 
+# The names of the families of models, one space between two: those of the files that hold one.
+families() {
+    local file names=()
+    for file in "$project_root"/post_training/models/*.py; do
+        if [[ $(<"$file") == *$'\nFAMILY = '* ]]; then
+            file=${file##*/}
+            names+=("${file%.py}")
+        fi
+    done
+    printf '%s\n' "${names[*]}"
+}
+
 usage() {
-    cat <<'USAGE'
+    cat <<USAGE
 Usage: bash scripts/rehearse.sh [OPTIONS] [-- KEY=VALUE...]
 
-Sets up .venv/, makes a tiny DeepSeek-V3 checkpoint, post-trains it with GRPO on emulated dies, and writes
+Sets up .venv/, makes the checkpoint of a tiny model, post-trains it with GRPO on emulated dies, and writes
 outputs/rehearsal/TIME/ (and the link outputs/rehearsal/latest). Everything it starts, it stops.
 
   --data FILE           problems to train on: like deepscaler.json (problem, answer) or GSM8K's jsonl (question, answer);
                         default: the arithmetic in data/
+  --model NAME          family of the tiny model (default: deepseek_v3):
+                        $(families)
   --steps N             training steps
   --seed N              seed of data order, sampling and training (default: 1)
   --dies N              emulated dies (default: 4)
@@ -37,13 +51,13 @@ USAGE
 }
 
 main() {
-    local options=() overrides=() dry_run=false engine=stand-in
+    local options=() overrides=() dry_run=false engine=stand-in known
     while (($#)); do
         case $1 in
             --help) usage; return ;;
             --dry-run) dry_run=true; options+=("$1"); shift ;;
             --) shift; overrides=("$@"); break ;;
-            --data | --output | --steps | --seed | --dies | --device-memory | --engine | --recipe | --resume)
+            --data | --output | --steps | --seed | --dies | --device-memory | --engine | --recipe | --resume | --model)
                 argument_require_value "$1" $#
                 case $1 in
                     --data) argument_require_file "$1" "$2" ;;
@@ -53,6 +67,10 @@ main() {
                         engine=$2
                         [[ $engine == stand-in || $engine == cann ]] ||
                             fail "--engine is \"$engine\", and the engines are stand-in and cann."
+                        ;;
+                    --model)
+                        known=$(families)
+                        [[ $2 != *" "* && " $known " == *" $2 "* ]] || fail "--model is \"$2\", and the families are $known."
                         ;;
                     --recipe)
                         [[ $2 == grpo || $2 == dapo ]] || fail "--recipe is \"$2\", and the recipes are grpo and dapo."

@@ -25,7 +25,15 @@ _ALL = {
     "initializer_range": 0.03,
 }
 
-# Values of config.json by its model_type. Every width that tensor parallelism of two splits stays a multiple of 16.
+_GROUPED_QUERY = {
+    "num_key_value_heads": 2,
+    "rope_theta": 1000000.0,
+    "use_sliding_window": False,
+    "tie_word_embeddings": False,
+}
+
+# Values of config.json by its model_type, which is also the name of the family's module. Every width that tensor
+# parallelism of two splits stays a multiple of 16.
 TINY_MODELS: dict[str, dict[str, Any]] = {
     # 256 routed experts in 8 groups (with fewer experts vllm-ascend 0.9.1 scores the groups by another rule than
     # DeepSeek-V3), a first dense layer, a shared expert, MLA with low-rank queries and YaRN.
@@ -67,13 +75,24 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
     },
     # Two key-value heads, as in Qwen2.5-0.5B and 1.5B. Those have one matrix for embedding and output; with one, GRPO
     # unlearns the tables of a model of this size faster than it learns the signs.
-    "qwen2": _ALL
+    "qwen2": _ALL | _GROUPED_QUERY | {"architectures": ["Qwen2ForCausalLM"]},
+    # Heads of query and key are normed, and together wider than the hidden size, as in the published models.
+    "qwen3": _ALL
+    | _GROUPED_QUERY
+    | {"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 4, "head_dim": 64, "attention_bias": False},
+    # The same, with 128 experts in every layer, of which a token has 8.
+    "qwen3_moe": _ALL
+    | _GROUPED_QUERY
     | {
-        "architectures": ["Qwen2ForCausalLM"],
-        "num_key_value_heads": 2,
-        "rope_theta": 1000000.0,
-        "use_sliding_window": False,
-        "tie_word_embeddings": False,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": 64,
+        "attention_bias": False,
+        "moe_intermediate_size": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
     },
 }
 

@@ -1,6 +1,6 @@
-"""Routed experts of a transformers DeepSeek-V3 computed expert by expert on sorted rows.
+"""Routed experts of a transformers model computed expert by expert on sorted rows.
 
-transformers loops over all 256 expert modules and masks the tokens of each; with tiny experts that loop is nearly the
+transformers loops over all expert modules and masks the tokens of each; with tiny experts that loop is nearly the
 whole training time. Here the rows are sorted by expert once and both passes are plain matrix products on slices.
 """
 
@@ -54,7 +54,7 @@ class _GroupedFeedForward(torch.autograd.Function):
 def grouped_experts(
     gate_up: Tensor, down: Tensor, hidden_states: Tensor, expert_ids: Tensor, expert_weights: Tensor
 ) -> Tensor:
-    """Return the weighted sum of every token's experts, as `DeepseekV3MoE.moe` of transformers does.
+    """Return the weighted sum of every token's experts, as the blocks of transformers do.
 
     Args:
         gate_up: [experts, 2 * width, hidden], gate rows first.
@@ -80,8 +80,22 @@ def grouped_experts(
     return torch.zeros_like(hidden_states).index_add(0, token, weighted.to(hidden_states.dtype))
 
 
+def _softmax_routed(block: Any, gate_up: Tensor, down: Tensor, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    """Route `hidden_states` [batch, length, hidden] by one softmax over all experts.
+
+    Returns:
+        The block's output, of the same shape, and the router's logits [batch * length, experts].
+    """
+    rows = hidden_states.flatten(0, 1)
+    logits = block.gate(rows)
+    weights, experts = logits.softmax(dim=-1, dtype=torch.float32).topk(block.top_k, dim=-1)
+    if block.norm_topk_prob:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return grouped_experts(gate_up, down, rows, experts, weights).view_as(hidden_states), logits
+
+
 def group_experts_of(model: nn.Module) -> list[nn.Parameter]:
-    """Let every MoE layer of a transformers DeepSeek-V3 compute its routed experts with `grouped_experts`.
+    """Let every MoE layer of a transformers model compute its routed experts with `grouped_experts`.
 
     The expert weights move into two tensors a layer; the modules' own weights become views of them, so `state_dict`
     keeps its names and follows every update. A model without experts stays as it is.
@@ -103,6 +117,9 @@ def group_experts_of(model: nn.Module) -> list[nn.Parameter]:
             expert.gate_proj.weight = nn.Parameter(gate, requires_grad=False)
             expert.up_proj.weight = nn.Parameter(up, requires_grad=False)
             expert.down_proj.weight = nn.Parameter(down.data[index], requires_grad=False)
-        layer.mlp.moe = partial(grouped_experts, gate_up, down)
+        if hasattr(layer.mlp, "moe"):  # a block that routes by itself, and leaves the experts to this method
+            layer.mlp.moe = partial(grouped_experts, gate_up, down)
+        else:
+            layer.mlp.forward = partial(_softmax_routed, layer.mlp, gate_up, down)
         grouped += [gate_up, down]
     return grouped

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from post_training.data import DataError, Problem, to_row
 from post_training.data.parquet import write_files
 from post_training.environment_files import read_environment
+from post_training.models.families import find_family, sizes_of
 from post_training.report import StepRecord
 from rehearsal.display import format_duration, format_row
 from rehearsal.lengths import measured_settings
@@ -31,6 +32,7 @@ from rehearsal.preflight import (
     is_whole,
 )
 from rehearsal.stages import check_before_anything, last_error
+from rehearsal.tiny_model.architecture import TINY_MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBLEMS = "\n".join(json.dumps({"problem": f"{n}+1", "answer": str(n + 1)}) for n in range(80))
@@ -207,6 +209,20 @@ def refusal(*overrides, **options):
 )
 def test_configuration_that_cannot_run_is_refused(override, message):
     assert message in refusal(override)
+
+
+@pytest.mark.parametrize("model", sorted(TINY_MODELS))
+def test_the_rehearsal_of_each_family_is_composed_and_checked(model):
+    config = compose_checked(make_plan(Options(model=model), "time"))["actor_rollout_ref"]
+    experts = sizes_of(TINY_MODELS[model]).experts
+    assert config["overlay"]["rollout"]["expert_parallel_size"] == (4 if experts else 1)
+    assert bool(config["actor"]["megatron"]["override_transformer_config"]) == bool(experts)
+    assert find_family(TINY_MODELS[model]).architecture in TINY_MODELS[model]["architectures"]
+
+
+def test_what_a_family_does_not_have_is_refused_in_one_sentence():
+    stages = "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list"
+    assert "verl builds Qwen3; take the key away" in refusal(f"+{stages}=[3,1]", model="qwen3")
 
 
 def test_refused_dies_end_the_launcher_before_anything_is_made(tmp_path):

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from rehearsal.tiny_model.architecture import TINY_MODELS
+
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM_COMMANDS = (
     "bash cat chmod cp cut date dirname env find flock mkdir printf rm setsid sha256sum sleep sort tail uname xargs"
@@ -65,10 +67,8 @@ class Machine:
         shutil.copytree(ROOT / "scripts", self.root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(ROOT / "requirements", self.root / "requirements")
         # A dry run needs what plans a run, and no more.
-        (self.root / "post_training").mkdir()
-        for name in ("post_training/overrides.py", "post_training/environment_files.py"):
-            shutil.copy(ROOT / name, self.root / name)
-        shutil.copytree(ROOT / "rehearsal", self.root / "rehearsal", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("rehearsal", "post_training"):
+            shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__"))
         (self.root / "npu_emulator").mkdir()
         (self.root / "npu_emulator" / "device.cpp").write_text("int main() {}\n")
         for source in ("cann/build.py", "cann/csrc/device.cpp", "csrc/node.cpp", "csrc/node.h", "csrc/device.h"):
@@ -271,6 +271,7 @@ def test_launcher_refuses_before_it_sets_up_anything(machine):
     assert refused(machine.run(*launcher, "--steps", "0"), '--steps is "0": give a whole number from 1 on')
     assert refused(machine.run(*launcher, "--dies", "four"), '--dies is "four"')
     assert refused(machine.run(*launcher, "--seed", "-1"), '--seed is "-1"')
+    assert refused(machine.run(*launcher, "--model", "llama"), f"the families are {' '.join(sorted(TINY_MODELS))}.")
     assert refused(machine.run(*launcher, "--faster"), 'Unknown argument "--faster"')
     assert not (machine.root / ".venv").exists() and machine.take_calls() == []
 

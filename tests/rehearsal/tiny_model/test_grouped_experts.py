@@ -4,27 +4,28 @@ import copy
 
 import pytest
 import torch
-from transformers import DeepseekV3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rehearsal.tiny_model.architecture import tiny_config
 from rehearsal.tiny_model.grouped_experts import group_experts_of, grouped_experts
 
 
-@pytest.fixture
-def models() -> tuple[DeepseekV3ForCausalLM, DeepseekV3ForCausalLM, list[torch.nn.Parameter]]:
-    """The loop of transformers, the same weights grouped, and the grouped tensors."""
+@pytest.fixture(params=["deepseek_v3", "qwen3_moe"])
+def models(request) -> tuple[PreTrainedModel, PreTrainedModel, list[torch.nn.Parameter]]:
+    """The loop of transformers, the same weights grouped, and the grouped tensors of the last layer."""
     torch.manual_seed(0)
-    config = tiny_config(0, 1, 2)
-    config.n_routed_experts, config.num_hidden_layers = 32, 2
-    loop = DeepseekV3ForCausalLM(config)
+    config = tiny_config(0, 1, 2, request.param)
+    config.n_routed_experts = config.num_experts = 32
+    config.num_hidden_layers = 2
+    loop = AutoModelForCausalLM.from_config(config)
     for name, bias in loop.named_buffers():
         if name.endswith("e_score_correction_bias"):
             bias.uniform_(-0.1, 0.1)
     grouped = copy.deepcopy(loop)
-    return loop, grouped, group_experts_of(grouped)
+    return loop, grouped, group_experts_of(grouped)[-2:]
 
 
-def backward(model: DeepseekV3ForCausalLM) -> torch.Tensor:
+def backward(model: PreTrainedModel) -> torch.Tensor:
     rows = torch.randint(512, (4, 12), generator=torch.Generator().manual_seed(1))
     output = model(input_ids=rows, labels=rows)
     output.loss.backward()

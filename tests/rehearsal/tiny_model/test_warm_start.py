@@ -14,11 +14,12 @@ TOKENIZER = build_tokenizer()
 EXERCISES = [Exercise(3, "+", 4), Exercise(6, "*", 7), Exercise(2, "*", 2)]
 
 
-@pytest.fixture(params=["deepseek_v3", "qwen2"])
+@pytest.fixture(params=["deepseek_v3", "qwen2", "qwen3_moe"])
 def model(request) -> PreTrainedModel:
     torch.manual_seed(0)
     config = tiny_config(0, 1, 2, request.param)
-    config.n_routed_experts, config.num_hidden_layers = 32, 2
+    config.n_routed_experts = config.num_experts = 32
+    config.num_hidden_layers = 2
     return AutoModelForCausalLM.from_config(config)
 
 

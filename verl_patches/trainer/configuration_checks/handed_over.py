@@ -40,7 +40,7 @@ GIVEN_BY_VERL = {
     "enable_sleep_mode": None,
 }
 # Fields that the overlay adds to Megatron's.
-_OURS = frozenset({"num_layer_list", "moe_tp_extend_ep"})
+OWN_TRANSFORMER_OPTIONS = frozenset({"num_layer_list", "moe_tp_extend_ep"})
 _TRANSFORMER = (
     ("core/model_parallel_config.py", "ModelParallelConfig"),
     ("core/transformer/transformer_config.py", "TransformerConfig"),
@@ -74,7 +74,7 @@ def check_transformer_options(config: Mapping[str, Any]) -> None:
     for role, values in roles.items():
         for name in values["megatron"]["override_transformer_config"]:
             group = f"{role}.megatron.override_transformer_config"
-            _require_known(group, name, known and known | _OURS, "field of Megatron's configuration")
+            _require_known(group, name, known and known | OWN_TRANSFORMER_OPTIONS, "field of Megatron's configuration")
 
 
 def _require_known(group: str, name: str, known: frozenset[str], what: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay import ConfigurationError
+from verl_patches.trainer.configuration_checks.handed_over import OWN_TRANSFORMER_OPTIONS
 
 _PATH = "actor_rollout_ref.model.path"
 _MEGATRON = "actor_rollout_ref.actor.megatron"
@@ -49,6 +50,7 @@ def check_layout(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> 
     _check_stages(megatron, (model or {}).get("num_hidden_layers"))
     if model is None:
         return
+    _check_own_options(megatron["override_transformer_config"], model)
     _check_heads(f"{_MEGATRON}.tensor_model_parallel_size", megatron["tensor_model_parallel_size"], model)
     check_rollout_heads(config, model)
     experts = model.get("n_routed_experts") or model.get("num_experts")
@@ -59,6 +61,21 @@ def check_layout(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> 
         raise ConfigurationError(
             f"{_MEGATRON}.expert_model_parallel_size={megatron['expert_model_parallel_size']} puts the model's "
             f"{experts} experts on {ranks} ranks, which does not go evenly; change it"
+        )
+
+
+def _check_own_options(options: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Fields that the overlay adds to Megatron's configuration are those of models that it builds."""
+    from post_training.models.families import find_family
+
+    family = find_family(model)
+    if family is None or family.megatron is not None:
+        return
+    for name in sorted(OWN_TRANSFORMER_OPTIONS & options.keys()):
+        key = f"{_TRANSFORMER}.{name}"
+        raise ConfigurationError(
+            f"{key}={options[name]} is for models that the overlay builds, and verl builds {family.name}; take the key "
+            f"away with ~{key}"
         )
 
 

@@ -13,7 +13,8 @@ TRANSFORMER = f"{MEGATRON}.override_transformer_config"
 ROLLOUT = "actor_rollout_ref.rollout"
 ADDITIONAL = f"+{ROLLOUT}.engine_kwargs.vllm.additional_config"
 TINY = {"num_hidden_layers": 3, "num_attention_heads": 4, "n_routed_experts": 256, "model_type": "deepseek_v3"}
-QWEN2 = {"num_hidden_layers": 3, "num_attention_heads": 4, "model_type": "qwen2"}
+QWEN2 = {"num_hidden_layers": 4, "num_attention_heads": 4, "model_type": "qwen2"}
+BY_VERL = [f"~{TRANSFORMER}.num_layer_list", f"~{TRANSFORMER}.moe_tp_extend_ep"]
 GRAPHS = [f"{ROLLOUT}.enforce_eager=false", f"{ROLLOUT}.free_cache_engine=false"]
 TORCHAIR = f"{ADDITIONAL}.torchair_graph_config"
 
@@ -58,7 +59,7 @@ def check(model, *overrides):
         (TINY, GRAPHS, "ACL graphs, which vLLM-Ascend does not have for deepseek_v3"),
         (
             QWEN2,
-            [*GRAPHS, f"{TORCHAIR}.enabled=true"],
+            [*BY_VERL, *GRAPHS, f"{TORCHAIR}.enabled=true"],
             "torchair's graphs, which vLLM-Ascend has for DeepSeek-V3 and",
         ),
         (TINY, [f"{TORCHAIR}.enabled=true"], "enforce_eager=True and torchair_graph_config.enabled=True ask"),
@@ -90,6 +91,9 @@ def check(model, *overrides):
             ],
             "activations_checkpoint_method=null; full recomputation needs it",
         ),
+        (QWEN2, BY_VERL[:1], "moe_tp_extend_ep=True is for models that the overlay builds, and verl builds Qwen2.5; "),
+        (QWEN2, BY_VERL[1:], r"num_layer_list=\[2, 1\] adds up to 3 layers, and the model has 4"),
+        (QWEN2, [*BY_VERL[1:], f"{TRANSFORMER}.num_layer_list=[3,1]"], rf"take the key away with ~{TRANSFORMER}.num"),
         (TINY, [f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=null"], "rollout.log_prob_micro_batch_size_per_gpu=null"),
     ],
 )
@@ -105,7 +109,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(model, overrides, says):
         (TINY, []),
         (TINY, [f"{TRANSFORMER}.num_layer_list=[1,2]"]),
         (TINY | {"num_hidden_layers": 4}, [f"{TRANSFORMER}.num_layer_list=null"]),
-        (QWEN2, GRAPHS),
+        (QWEN2, [*BY_VERL, *GRAPHS]),
         (TINY, [*GRAPHS, f"{TORCHAIR}.enabled=true", f"{TORCHAIR}.graph_batch_sizes=[8]"]),
         (TINY, [f"{ROLLOUT}.max_num_batched_tokens=16"]),
         (TINY, [f"+{ROLLOUT}.engine_kwargs.vllm.max_num_seqs=8", f"+{ROLLOUT}.engine_kwargs.vllm.dtype=null"]),
