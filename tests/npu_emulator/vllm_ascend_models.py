@@ -30,6 +30,21 @@ def qwen2(key_heads: int, tied: bool):
     )  # fmt: skip
 
 
+def qwen3(experts: int = 0):
+    """Dense, or with experts in each layer. A head is wider than its share of the hidden size, as in published ones."""
+    from transformers import Qwen3Config, Qwen3MoeConfig
+
+    sizes = dict(
+        vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=256, initializer_range=0.1,
+    )  # fmt: skip
+    if not experts:
+        return Qwen3Config(**sizes)
+    return Qwen3MoeConfig(
+        num_experts=experts, num_experts_per_tok=4, moe_intermediate_size=32, norm_topk_prob=True, **sizes
+    )
+
+
 MODELS = {
     "deepseek256": lambda: deepseek(8, 256),
     "deepseek8": lambda: deepseek(1, 8),
@@ -37,6 +52,8 @@ MODELS = {
     "qwen2": lambda: qwen2(4, tied=False),
     "qwen2.5": lambda: qwen2(2, tied=False),
     "qwen2.5tied": lambda: qwen2(2, tied=True),
+    "qwen3": qwen3,
+    "qwen3moe": lambda: qwen3(experts=16),
 }
 
 

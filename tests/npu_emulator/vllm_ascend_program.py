@@ -30,6 +30,7 @@ STREAMS = {"enable_multistream_mla": True, "enable_multistream_moe": True}
 IMPORTED_ONCE = (
     "torch._dynamo", "torch._inductor.config", "vllm.entrypoints.llm", "vllm.v1.engine.core",
     "vllm_ascend.worker.worker_v1", "vllm_ascend.models.deepseek_v2", "vllm_ascend.models.qwen2",
+    "vllm_ascend.models.qwen3", "vllm_ascend.models.qwen3_moe",
     "vllm_ascend.core.scheduler", "vllm_ascend.ops",
 )  # fmt: skip
 RANKS = {"tp1": 1, "tp2ep": 2, "dp2ep": 2, "tp2": 2, "dp2": 2, "tp16ep": 16}
@@ -86,6 +87,8 @@ SELECTED = [
     Case("qwen2.5", "tp2", fault="late results"),
     Case("qwen2.5tied", "tp1", prefix_cache=True, graph=()),
     Case("qwen2", "tp2", chunks=True, graph=()),
+    Case("qwen3", "tp2", chunks=True),
+    Case("qwen3moe", "dp2ep"),
 ]
 FAULTY = [
     Case("qwen2.5", "tp1", graph=(), fault="no replay"),
