@@ -37,6 +37,7 @@ MASTER, WEIGHT, MOMENTS = "master", "weight", ("exp_avg", "exp_avg_sq")
 RANDOM = "random/"
 """Entries that are a rank's own: states of random numbers."""
 
+_PIECE_BYTES = 8 << 20
 _NAME = re.compile(r"(?P<state>\w+)/(?P<canonical>.+)\[(?P<box>\d+:\d+(?:,\d+:\d+)*)\]")
 
 
@@ -82,8 +83,9 @@ def file_name(rank: int, ranks: int) -> str:
 
 
 def write_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> Written:
-    """Write `tensors` (on any device, of any strides) by name, one at a time on the host, and return size and SHA-256.
+    """Write `tensors` (on any device, of any strides) by name and return size and SHA-256.
 
+    What lies on the host in one piece is written from there, the rest a few megabytes at a time.
     Raises OSError (ENOSPC, EACCES, ...); nothing is left of the file then.
     """
     records = [Record(name, tensor.dtype, tuple(tensor.shape), ()) for name, tensor in tensors.items()]
@@ -93,11 +95,21 @@ def write_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mappin
     def chunks() -> Iterator[bytes | memoryview]:
         yield head
         for record in records:
-            values = tensors[record.name].detach().contiguous().cpu()
-            if values.numel():
+            for values in _in_pieces(tensors[record.name].detach()):
                 yield memoryview(values.view(-1).view(torch.uint8).numpy())
 
     return write_durably(path, chunks(), len(head) + sum(record.nbytes for record in records), lambda _: None)
+
+
+def _in_pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The elements in their order, as contiguous tensors on the host."""
+    if not tensor.numel():
+        return
+    if tensor.is_cpu and tensor.is_contiguous():
+        yield tensor
+        return
+    rows = max(1, _PIECE_BYTES * tensor.shape[0] // tensor.nbytes)
+    yield from (piece.contiguous().cpu() for piece in tensor.split(rows))
 
 
 @dataclass(frozen=True)

@@ -673,8 +673,29 @@ def ours_loads(body):
 
 @demonstrates(f"{TRAINER}._save_checkpoint", TRAINING_CHECKPOINT)
 def a_step_is_saved_by_ours(body):
+    config = OmegaConf.create({"actor_rollout_ref": {"actor": {"strategy": "megatron"}}})
     with instead_of("verl_patches.features.training_checkpoint.trainer.save_step"):
-        return asks_ours(lambda: body(Upstream(), SimpleNamespace()))
+        return asks_ours(lambda: body(Upstream(), SimpleNamespace(config=config)))
+
+
+@demonstrates(f"{TRAINER}.init_workers", TRAINING_CHECKPOINT)
+def an_update_waits_for_the_checkpoint_before_it(body):
+    trainer = SimpleNamespace(actor_rollout_wg=SimpleNamespace(update_actor=None))
+    with mock.patch("verl_patches.features.training_checkpoint.trainer.process_publisher") as publisher:
+        body(Upstream(), trainer)
+    return len(publisher.return_value.finishing_first.call_args_list)
+
+
+@demonstrates(f"{TRAINER}.fit", TRAINING_CHECKPOINT)
+def the_end_of_a_run_waits_for_its_last_checkpoint(body):
+    with mock.patch("verl_patches.features.training_checkpoint.trainer.process_publisher") as publisher:
+        body(Upstream(), SimpleNamespace())
+    return len(publisher.return_value.finishing_at_end.call_args_list)
+
+
+@demonstrates(f"{WORKER}.finish_checkpoint", TRAINING_CHECKPOINT)
+def a_worker_can_be_asked_to_finish(body):
+    return callable(body(None))
 
 
 @demonstrates(f"{TRAINER}._load_checkpoint", TRAINING_CHECKPOINT)

@@ -310,8 +310,13 @@ def schedule(state: State, **keys: Any) -> None:
 
 
 def save(state: State, folder: str) -> None:
-    """Save the actor, as verl's driver asks for it."""
+    """Begin to save the actor, as verl's driver asks for it."""
     state["actor"].save_checkpoint(folder)
+
+
+def finish_save(state: State) -> None:
+    """Wait for what is being saved, as verl's driver does before an update."""
+    state["actor"].finish_checkpoint()
 
 
 def load(state: State, folder: str, fault: str | None = None) -> None:

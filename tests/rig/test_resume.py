@@ -26,6 +26,7 @@ def step(processes, number):
     rollout = processes.run(jobs.rollout, PROMPTS)
     processes.run(jobs.old_log_prob)
     processes.run(jobs.reference_log_prob)
+    processes.run(jobs.finish_save)
     metrics = processes.run(jobs.update, number, training_step=number)
     measured = [{k: v for k, v in each.items() if k.startswith(("actor/", "training/"))} for each in metrics]
     return rollout, measured, processes.run(jobs.digest)
@@ -33,14 +34,18 @@ def step(processes, number):
 
 @pytest.fixture(scope="module")
 def unbroken(processes, tmp_path_factory):
-    """A run of four steps, saved after the second."""
+    """A run of four steps, saved after the second and written while the third generates."""
     processes.run(jobs.recall)
     processes.run(jobs.schedule, **SCHEDULE)
     folder = tmp_path_factory.mktemp("run") / "actor"
     first = [step(processes, number) for number in (1, 2)]
+    held = processes.run(jobs.host_bytes)
     processes.run(jobs.save, str(folder))
+    assert not (folder / "manifest.json").exists(), "nobody has waited yet"
     assert processes.run(jobs.digest) == first[-1][2], "saving changes nothing"
-    yield SimpleNamespace(folder=folder, later=[step(processes, number) for number in (3, 4)])
+    later = [step(processes, number) for number in (3, 4)]
+    assert processes.run(jobs.host_bytes) == held, "a save keeps nothing on the host that is not there anyway"
+    yield SimpleNamespace(folder=folder, later=later)
     processes.run(jobs.recall)
     processes.run(jobs.schedule, **CONSTANT)
 

@@ -1,6 +1,6 @@
 """verl's Megatron worker enters the phases of a step and reports what it measured."""
 
-from overlay import wrap
+from overlay import add, wrap
 from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import SETTINGS
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
@@ -10,6 +10,7 @@ from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.reshard.feature import RESHARD
 from verl_patches.features.residency.feature import PHASES
+from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
 from verl_patches.features.watch.signs import PHASE_OF_METHOD
 
@@ -263,6 +264,29 @@ def save_checkpoint(upstream, self, *args, **kwargs):
 def load_checkpoint(upstream, self, *args, **kwargs):
     _enter("checkpoint")
     return upstream(self, *args, **kwargs)
+
+
+@add(
+    f"{_WORKER}.finish_checkpoint",
+    feature=TRAINING_CHECKPOINT,
+    why="verl's driver has no call that waits for a checkpoint that a worker is writing",
+    upstream=_OURS,
+    remove_when="a worker of the pinned verl saves in the background, and says when it has",
+)
+def finish_checkpoint(module):
+    from verl.single_controller.base.decorator import Dispatch, register
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def finish_checkpoint(self):
+        from verl_patches.features.measure.step_record import current_record
+        from verl_patches.features.training_checkpoint.background import process_writer
+        from verl_patches.features.watch.signs import process_signs
+
+        if process_writer().is_writing:
+            with current_record().timed("checkpoint_wait"), process_signs().phase("checkpoint"):
+                process_writer().finish()
+
+    return finish_checkpoint
 
 
 def _in_phase(phase):

@@ -27,6 +27,7 @@ def end_early(trainer: Any, reason: str) -> None:
     if trainer.val_reward_fn is not None and options.test_freq > 0 and step % options.test_freq:
         validated = trainer._validate()
         pprint(f"Final validation metrics: {validated}")
+    process_publisher().finish()
     if not step_folder(Path(options.default_local_dir), step).exists():
         trainer._save_checkpoint()
         process_publisher().logged(step, validated)

@@ -17,14 +17,14 @@ reference policy's weights are written by no phase at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 
 from verl_patches.features.measure.step_record import current_record
-from verl_patches.features.residency.storages import Resident
+from verl_patches.features.residency.storages import Resident, StorageGroup
 
 GROUPS = ("actor_params", "actor_grads", "optimizer", "ref_params", "rollout_weights", "kv_cache")
 """In the order in which they come to the device: the KV cache last, when all else that a phase needs is there."""
@@ -111,6 +111,26 @@ class Residency:
         record.count("residency/device_to_host_bytes", copied_out)
         record.count("residency/host_to_device_bytes", copied_in)
         self._phase = phase
+
+    def copy_out(self, groups: Collection[str]) -> Callable[[torch.Tensor], torch.Tensor | None]:
+        """Bring the host copies of `groups`, which are on the device and stay there, up to date: what their leaving
+        would copy then is not copied again.
+
+        Returns where the host has the elements of a tensor of the groups; they stay there until a phase that writes
+        the group ends. None for any other tensor.
+        """
+        record = current_record()
+        kept = [(group, resident) for group, resident in self._of(groups) if isinstance(resident, StorageGroup)]
+        with record.timed("offload"):
+            copied = sum(resident.copy_out(group in self._changed) for group, resident in kept)
+        record.count("residency/device_to_host_bytes", copied)
+        self._changed -= set(groups)
+
+        def on_host(tensor: torch.Tensor) -> torch.Tensor | None:
+            copies = (resident.host_copy(tensor) for _, resident in kept)
+            return next((copy for copy in copies if copy is not None), None)
+
+        return on_host
 
     def _residents_of(self, phase: str) -> tuple[frozenset[str], frozenset[str]]:
         """The groups that have to be on the device in `phase`, and those that may be."""

@@ -69,21 +69,32 @@ class StorageGroup:
         """Copy out what is kept and has no good copy yet, then give every storage back. Returns the bytes copied."""
         if self._away:
             return 0
-        copied = 0
-        excluded = device_storages(self._excluding())
-        leaving = {key: s for key, s in device_storages(self._tensors()).items() if key not in excluded and s.nbytes()}
-        self._forget_others(leaving)
         with torch.inference_mode(False), torch.no_grad():
-            if self._contents == "kept":
-                for key, storage in self._without_copy(leaving, changed).items():
-                    self._host_copy(key, storage.nbytes()).copy_(bytes_of(storage), non_blocking=True)
-                    copied += storage.nbytes()
-                torch.npu.synchronize()
+            leaving = self._present()
+            copied = self._copy_out(leaving, changed)
             for key, storage in leaving.items():
                 self._away[key] = (storage, storage.nbytes())
                 if self._gives_back:
                     storage.resize_(0)
         return copied
+
+    def copy_out(self, changed: bool = True) -> int:
+        """Copy out what is kept and has no good copy yet; everything stays where it is. Returns the bytes copied."""
+        if self._away:
+            return 0
+        with torch.inference_mode(False), torch.no_grad():
+            return self._copy_out(self._present(), changed)
+
+    def host_copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The elements of `tensor` as they were last copied out, without a copy; None if its storage never was.
+
+        They stay until the group is copied out again: until something has written it, and it leaves.
+        """
+        held = self._host.get(tensor.untyped_storage()._cdata)
+        if held is None:
+            return None
+        same = torch.empty(0, dtype=tensor.dtype)
+        return same.set_(held.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def onload(self) -> int:
         """Take the storages' memory again and restore the contents. Returns the bytes that were copied."""
@@ -99,6 +110,21 @@ class StorageGroup:
         copied = sum(size for _, size in self._away.values()) if self._contents == "kept" else 0
         self._away.clear()
         return copied
+
+    def _present(self) -> Storages:
+        """The group's storages that have memory."""
+        excluded = device_storages(self._excluding())
+        return {key: s for key, s in device_storages(self._tensors()).items() if key not in excluded and s.nbytes()}
+
+    def _copy_out(self, present: Storages, changed: bool) -> int:
+        self._forget_others(present)
+        if self._contents != "kept":
+            return 0
+        stale = self._without_copy(present, changed)
+        for key, storage in stale.items():
+            self._host_copy(key, storage.nbytes()).copy_(bytes_of(storage), non_blocking=True)
+        torch.npu.synchronize()
+        return sum(storage.nbytes() for storage in stale.values())
 
     def _forget_others(self, leaving: Storages) -> None:
         """Drop the host copies of storages that are gone, or that the group no longer has."""

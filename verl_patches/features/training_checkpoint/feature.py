@@ -24,15 +24,39 @@ class KeepBest:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """Which checkpoints stay once a newer one is complete.
+    """When a checkpoint is written, and which stay once a newer one is complete.
 
+    write: `background` writes while the next step generates, and needs residency; `at_once` lets the step wait; `auto`
+    is `background` where residency is on and Megatron trains.
     keep_last: so many of the newest; 0 keeps all. keep_every: those of every so many steps besides; 0 for none.
     keep_best: those of the best steps besides.
     """
 
+    write: Literal["auto", "background", "at_once"] = "auto"
     keep_last: int = field(default=0, metadata=_AT_LEAST)
     keep_every: int = field(default=0, metadata=_AT_LEAST)
     keep_best: KeepBest = field(default_factory=KeepBest)
+
+
+def writes_in_background(settings: Any) -> bool:
+    """Whether Megatron's workers write while training goes on. settings: the overlay's."""
+    return settings.checkpoint.write != "at_once" and settings.residency.enabled
+
+
+def check_write(config: Mapping[str, Any], settings: Any) -> None:
+    """What is written in the background lies where residency keeps it."""
+    if settings.checkpoint.write != "background":
+        return
+    strategy = config["actor_rollout_ref"]["actor"]["strategy"]
+    for key, value, needed in (
+        ("actor_rollout_ref.overlay.residency.enabled", settings.residency.enabled, True),
+        ("actor_rollout_ref.actor.strategy", strategy, "megatron"),
+    ):
+        if value != needed:
+            raise ConfigurationError(
+                f"{_KEY}.write=background writes what residency keeps of Megatron's training state on the host, and "
+                f"{key}={str(value).lower()}; set {_KEY}.write to auto"
+            )
 
 
 def check_resume(config: Mapping[str, Any], settings: Any) -> None:
@@ -81,5 +105,5 @@ TRAINING_CHECKPOINT = Feature(
     purpose="Weights and optimizer are saved by HuggingFace name, each element once, and load under any layout.",
     section=_KEY,
     settings=CheckpointSettings,
-    checks=(check_resume, check_contents, check_retention),
+    checks=(check_write, check_resume, check_contents, check_retention),
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from post_training.checkpoint.durable import Written
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.manifest import MANIFEST_NAME, Manifest
 from post_training.checkpoint.training_files import (
@@ -24,30 +26,61 @@ from verl_patches.features.training_checkpoint.rank import TrainingRank, agree, 
 STEPS = "optimizer_steps"
 
 
-def save_training(
-    folder: Path, rank: TrainingRank, random: Mapping[str, torch.Tensor], texts: Mapping[str, str]
-) -> Manifest:
-    """Write weights, optimizer and states of random numbers into `folder`; every rank calls it and gets the manifest.
+@dataclass(frozen=True)
+class RankFile:
+    """What one rank writes of a checkpoint.
 
-    random, texts: this rank's `random_states`. Two object collectives.
+    tensors: by entry, views of what the rank holds. metadata: texts beside them. problem: why there is nothing to
+    write, a sentence; empty where there is.
+    """
+
+    folder: Path
+    name: str
+    first: bool
+    tensors: Mapping[str, torch.Tensor]
+    metadata: Mapping[str, str]
+    problem: str = ""
+
+    def write(self) -> tuple[str, Written | None]:
+        """Write the file; returns the problem, empty where there was none, and what was written."""
+        path = self.folder / self.name
+        if self.problem:
+            return self.problem, None
+        try:
+            (self.folder / MANIFEST_NAME).unlink(missing_ok=True)
+            return "", write_file(path, self.tensors, self.metadata)
+        except OSError as error:
+            return f"{path}: cannot be written ({error.strerror}); give the checkpoint room or another folder", None
+
+    def complete(self, problem: str, written: Written | None) -> Manifest:
+        """Agree on what `write` returned on each rank, and list all files; every rank calls it and gets the manifest.
+
+        Two object collectives. Raises CheckpointError on every rank when one had a problem; there is no manifest then.
+        """
+        files = agree(problem, (self.name, written))
+        manifest = Manifest({"tool": "training_checkpoint", "ranks": len(files)}, files=dict(files), complete=True)
+        agree(_write_manifest(manifest, self.folder) if self.first else "")
+        return manifest
+
+
+def rank_file(
+    folder: Path, rank: TrainingRank, random: Mapping[str, torch.Tensor], texts: Mapping[str, str]
+) -> RankFile:
+    """Weights, optimizer and states of random numbers of this rank. random, texts: its `random_states`."""
+    name, first = file_name(rank.rank, rank.placement.world_size), rank.rank == 0
+    try:
+        metadata = {STEPS: str(common_steps(rank.shards)), **texts}
+        return RankFile(folder, name, first, entries_of(rank) | dict(random), metadata)
+    except CheckpointError as error:
+        return RankFile(folder, name, first, {}, {}, str(error))
+
+
+def save_training(file: RankFile) -> Manifest:
+    """Write every rank's file now; every rank calls it and gets the manifest.
+
     Raises CheckpointError on every rank when one of them cannot write; there is no manifest then.
     """
-    problem, mine = "", None
-    name = file_name(rank.rank, rank.placement.world_size)
-    try:
-        (folder / MANIFEST_NAME).unlink(missing_ok=True)
-        steps = common_steps(rank.shards)
-        mine = write_file(folder / name, entries_of(rank) | dict(random), {STEPS: str(steps), **texts})
-    except OSError as error:
-        problem = f"{folder / name}: cannot be written ({error.strerror}); give the checkpoint room or another folder"
-    except CheckpointError as error:
-        problem = str(error)
-    written = agree(problem, (name, mine))
-    manifest = Manifest({"tool": "training_checkpoint", "ranks": len(written)}, files=dict(written), complete=True)
-    if rank.rank == 0:
-        problem = _write_manifest(manifest, folder)
-    agree(problem)
-    return manifest
+    return file.complete(*file.write())
 
 
 def _write_manifest(manifest: Manifest, folder: Path) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,17 @@ from verl_patches.features.training_checkpoint.step_folders import (
 )
 
 State = Callable[[], dict[str, Any]]
+Finish = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class _Save:
+    """finish: waits until the workers have written; None where they have."""
+
+    root: Path
+    step: int
+    keep: CheckpointSettings
+    finish: Finish | None
 
 
 class StepPublisher:
@@ -50,31 +62,77 @@ class StepPublisher:
 
     def __init__(self) -> None:
         self.previous = 0
-        self._waiting: tuple[Path, int, State, CheckpointSettings] | None = None
+        self._waiting: tuple[_Save, State] | None = None
+        self._logged: tuple[_Save, dict[str, Any]] | None = None
 
-    def hold(self, root: Path, step: int, state: State, keep: CheckpointSettings) -> None:
-        """Complete the checkpoint of `step` with `state`, and publish it, when its metrics have been logged."""
-        self._waiting = (root, step, state, keep)
+    def hold(self, root: Path, step: int, state: State, keep: CheckpointSettings, finish: Finish | None = None) -> None:
+        """Complete the checkpoint of `step` with `state`, and publish it, when its metrics have been logged.
+
+        finish: waits until the workers have written; then that is done in `finish` of this class, with the state of
+        when the metrics were logged.
+        """
+        self._waiting = _Save(root, step, keep, finish), state
 
     def logged(self, step: int, metrics: Mapping[str, Any]) -> None:
         """The metrics of `step` are in their file."""
-        if self._waiting is None or self._waiting[1] != step:
+        if self._waiting is None or self._waiting[0].step != step:
             return
-        root, _, state, keep = self._waiting
-        self._waiting = None
+        (save, state), self._waiting = self._waiting, None
+        keep = save.keep
         score = score_of(keep.keep_best, metrics)
         if score is None and keep.keep_best.metric:
             print(
                 f"warning: step {step} has no {keep.keep_best.metric}, so its checkpoint is none of the best by "
                 "actor_rollout_ref.overlay.checkpoint.keep_best.metric"
             )
+        with _refused_by(save.root):
+            # As JSON holds it: what of the state is still the driver's own goes on with the next step.
+            self._logged = save, json.loads(json.dumps({**state(), "score": score}))
+        if save.finish is None:
+            self.finish()
+
+    def finish(self) -> None:
+        """Publish the checkpoint whose metrics have been logged, if there is one, once the workers have written it.
+
+        Raises CheckpointError or what Ray makes of a worker's: it could not be written; the one before it stays.
+        """
+        if self._logged is None:
+            return
+        (save, state), self._logged = self._logged, None
+        root, step, keep = save.root, save.step, save.keep
+        if save.finish is not None:
+            save.finish()
         with _refused_by(root):
-            complete_step(root, step, {**state(), "score": score})
+            complete_step(root, step, state)
             for aside in set_aside(root, self.previous):
                 print(f"of a run that went on from another step, set aside: {aside}")
             publish_step(root, step)
             self.previous = step
             delete_steps(root, steps_to_delete(saved_steps(root), keep, scores_of(root, keep.keep_best.metric)))
+
+    def finishing_first(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        """`update`, which changes what may still be being written, after `finish`."""
+
+        def run(*arguments: Any, **options: Any) -> Any:
+            self.finish()
+            return update(*arguments, **options)
+
+        return run
+
+    @contextmanager
+    def finishing_at_end(self, unreachable: type[Exception]) -> Iterator[None]:
+        """`finish` after the block, also where it fails; not with an `unreachable`, after which no worker answers."""
+        try:
+            yield
+        except unreachable:
+            raise
+        except Exception:
+            try:
+                self.finish()
+            except Exception as second:  # the first one is what the run ends with
+                print(f"warning: the last checkpoint could not be completed: {second}")
+            raise
+        self.finish()
 
 
 _publisher = StepPublisher()
@@ -85,8 +143,12 @@ def process_publisher() -> StepPublisher:
     return _publisher
 
 
-def save_step(trainer: Any, keep: CheckpointSettings) -> None:
-    """Save the step that verl's trainer is in: its workers' state now, its own when the step has been logged."""
+def save_step(trainer: Any, keep: CheckpointSettings, in_background: bool = False) -> None:
+    """Save the step that verl's trainer is in: its workers' state now, its own when the step has been logged.
+
+    in_background: the workers only begin to write; `StepPublisher.finish` waits for them.
+    """
+    process_publisher().finish()
     options, step = trainer.config.trainer, trainer.global_steps
     root = Path(options.default_local_dir)
     with _refused_by(root):
@@ -94,7 +156,8 @@ def save_step(trainer: Any, keep: CheckpointSettings) -> None:
         trainer.actor_rollout_wg.save_checkpoint(str(partial / ACTOR), None, step)
     if not keep.keep_last:
         keep = replace(keep, keep_last=options.get("max_actor_ckpt_to_keep") or 0)
-    process_publisher().hold(root, step, lambda: trainer_state(trainer), keep)
+    finish = trainer.actor_rollout_wg.finish_checkpoint if in_background else None
+    process_publisher().hold(root, step, lambda: trainer_state(trainer), keep, finish)
 
 
 @contextmanager

@@ -235,6 +235,24 @@ def init_workers_of_the_source(upstream, self):
 
 
 @wrap(
+    f"{_TRAINER}.init_workers",
+    feature=TRAINING_CHECKPOINT,
+    evidence="executed",
+    relies_on=[f"{_TRAINER}.fit"],
+    why="an update changes what the checkpoint of the step before it may still be being written from",
+    upstream="not forwarded: part of this project's features",
+    remove_when="see _save_checkpoint",
+    outside=["dynamic_sampling"],
+)
+def init_workers_that_finish_a_checkpoint(upstream, self):
+    upstream(self)
+    from verl_patches.features.training_checkpoint.trainer import process_publisher
+
+    workers = self.actor_rollout_wg
+    workers.update_actor = process_publisher().finishing_first(workers.update_actor)
+
+
+@wrap(
     f"{_TRAINER}.fit",
     feature=DYNAMIC_SAMPLING,
     why="fit validates and saves at its last step alone, which a run whose prompts are used up does not reach",
@@ -259,9 +277,12 @@ def fit_while_prompts_last(upstream, self):
     remove_when="a kill at any moment leaves the pinned verl a checkpoint that it can go on from",
 )
 def save_checkpoint(upstream, self):
+    from verl_patches.features.training_checkpoint.feature import writes_in_background
     from verl_patches.features.training_checkpoint.trainer import save_step
 
-    save_step(self, settings.current().checkpoint)
+    current = settings.current()
+    in_background = self.config.actor_rollout_ref.actor.strategy == "megatron" and writes_in_background(current)
+    save_step(self, current.checkpoint, in_background)
 
 
 @wrap(
@@ -281,11 +302,29 @@ def load_checkpoint(upstream, self):
 
 @wrap(
     f"{_TRAINER}.fit",
+    feature=TRAINING_CHECKPOINT,
+    evidence="executed",
+    why="the last checkpoint may still be being written when the loop ends",
+    upstream="not forwarded: part of this project's features",
+    remove_when="see _save_checkpoint",
+    outside=["dynamic_sampling"],
+)
+def fit_to_the_last_checkpoint(upstream, self):
+    from ray.exceptions import RayError
+
+    from verl_patches.features.training_checkpoint.trainer import process_publisher
+
+    with process_publisher().finishing_at_end(unreachable=RayError):
+        return upstream(self)
+
+
+@wrap(
+    f"{_TRAINER}.fit",
     feature=MEASURE,
     evidence="executed",
     why="the time from the start to here is the start-up time that a run reports; what verl lets pass makes it fail at "
     "its end: skipped updates, metrics that are not finite, a reward function that failed",
-    outside=["dynamic_sampling"],
+    outside=["training_checkpoint"],
     **_OWN_RECORD,
 )
 def fit(upstream, self):
@@ -319,7 +358,7 @@ def fit_with_trackers(upstream, self):
     why="the training loop can stop as its workers can, and until it asks for them none is missing",
     upstream="not forwarded: part of this project's features",
     remove_when="never: it is this project's own watch",
-    outside=["dynamic_sampling"],
+    outside=["training_checkpoint"],
 )
 def init_workers_with_signs_of_life(upstream, self):
     from verl_patches.features.watch.signs import TRAINER, start_in_ray

@@ -21,12 +21,20 @@ def save_checkpoint(upstream, self, local_path, hdfs_path=None, global_step=0, m
     import torch
     from megatron.core import tensor_parallel
 
+    from verl_patches.features import settings
+    from verl_patches.features.training_checkpoint import background
+    from verl_patches.features.training_checkpoint.feature import writes_in_background
     from verl_patches.features.training_checkpoint.random_states import random_states
-    from verl_patches.features.training_checkpoint.saving import save_training
+    from verl_patches.features.training_checkpoint.saving import rank_file, save_training
+    from verl_patches.workers.process_residency import process_residency
 
     tensors, texts = random_states(tensor_parallel.get_cuda_rng_tracker().get_states())
     torch.npu.synchronize()  # copies of an optimizer that swaps may still be on their way to the host
-    save_training(Path(local_path), _rank_of(self), tensors, texts)
+    file = rank_file(Path(local_path), _rank_of(self), tensors, texts)
+    if writes_in_background(settings.current()):
+        background.process_writer().begin(file, process_residency().copy_out(background.GROUPS))
+    else:
+        save_training(file)
 
 
 @wrap(

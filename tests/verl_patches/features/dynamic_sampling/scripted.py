@@ -114,9 +114,16 @@ class ScriptedWorkers:
 
     def save_checkpoint(self, folder: str, hdfs_path: None, step: int) -> None:
         file = Path(folder, "rank-00000-of-00001.safetensors")
-        file.parent.mkdir()
-        file.write_text(json.dumps([self.weight, self.random.get_state().tolist()]))
-        Manifest({}, files={file.name: hash_file(file, lambda _: None)}, complete=True).write(file.parent)
+        content = json.dumps([self.weight, self.random.get_state().tolist()])
+
+        def write() -> None:
+            file.parent.mkdir()
+            file.write_text(content)
+            Manifest({}, files={file.name: hash_file(file, lambda _: None)}, complete=True).write(file.parent)
+
+        self.finish_checkpoint = write
+        if not self.in_background:
+            write()
 
     def load_checkpoint(self, folder: str, del_local_after_load: bool) -> None:
         self.weight, state = json.loads(Path(folder, "rank-00000-of-00001.safetensors").read_text())
@@ -165,8 +172,12 @@ def make_trainer(
     n: int = 4,
     chance: Callable[[int, float], float] = lambda row, weight: (row % 8) / 7,
     reward: Callable[..., Any] = accuracy_reward,
+    in_background: bool = False,
 ) -> Any:
-    """verl's trainer as its driver makes it, less its workers, with DAPO's filter on unless the overrides say other."""
+    """verl's trainer as its driver makes it, less its workers, with DAPO's filter on unless the overrides say other.
+
+    in_background: the workers write a checkpoint when they are asked to finish it.
+    """
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
     class Trainer(RayPPOTrainer):
@@ -177,13 +188,14 @@ def make_trainer(
 
         def init_workers(self) -> None:
             self.actor_rollout_wg = ScriptedWorkers(n, chance)
+            self.actor_rollout_wg.in_background = in_background
 
         def _validate(self) -> dict[str, float]:
             self.validations += 1
             return {"val/acc": self.actor_rollout_wg.weight}
 
         def _save_checkpoint(self) -> None:
-            save_step(self, CheckpointSettings())
+            save_step(self, CheckpointSettings(), in_background)
 
         def _load_checkpoint(self) -> None:
             resume_step(self, "")
@@ -206,6 +218,7 @@ def make_trainer(
         ray_trainer.init_workers_with_penalty,
         ray_trainer.init_workers_that_filter_truncated,
         ray_trainer.init_workers_of_the_source,
+        ray_trainer.init_workers_that_finish_a_checkpoint,
     ):
         init = _in_force(trainer, body, init)
     init(trainer)
@@ -249,5 +262,6 @@ def fit(trainer: Any) -> dict[int, dict[str, Any]]:
             mock.patch("verl_patches.features.measure.batch_figures.end_tokens_of", lambda *_: frozenset([END]))
         )
         stack.callback(source.put_in_force, None)
-        _in_force(trainer, ray_trainer.fit_while_prompts_last, inspect.unwrap(upstream.RayPPOTrainer.fit))(trainer)
+        loop = _in_force(trainer, ray_trainer.fit_while_prompts_last, inspect.unwrap(upstream.RayPPOTrainer.fit))
+        _in_force(trainer, ray_trainer.fit_to_the_last_checkpoint, loop)(trainer)
     return Records.steps

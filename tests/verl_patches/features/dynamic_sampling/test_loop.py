@@ -194,12 +194,32 @@ def unbroken(tmp_path_factory):
     return fit(trainer), trainer.actor_rollout_wg, folder
 
 
+FILE = "rank-00000-of-00001.safetensors"
 SAVING = ("trainer.save_freq=2", "trainer.resume_mode=auto", "+data.gen_batch_size=8")
 
 
 def waves_before(workers, records, step):
     """The waves of all steps before `step`."""
     return int(sum(records[number]["sampling/waves"] for number in range(1, step)))
+
+
+def test_a_checkpoint_that_is_written_while_the_next_wave_generates_is_of_the_end_of_its_step(tmp_path, unbroken):
+    """Killed in step 5, while step 4 is still being written, the run goes on from step 2."""
+    expected, workers, folder = unbroken
+    killed = make_trainer(tmp_path, *SAVING, in_background=True)
+    killed.actor_rollout_wg.killed_at = waves_before(workers, expected, 5) + 2
+    with pytest.raises(Killed):
+        fit(killed)
+    root = tmp_path / "checkpoints"
+    assert {each.name for each in root.iterdir() if each.is_dir()} == {"global_step_2", "global_step_4.partial"}
+    resumed = make_trainer(tmp_path, *SAVING, in_background=True)
+    found = fit(resumed)
+    assert found == {step: expected[step] for step in (3, 4, 5, 6)}
+    for step in (2, 4, 6):
+        assert place_of(tmp_path, step) == place_of(folder, step)
+        content = [(each / "checkpoints" / f"global_step_{step}" / "actor" / FILE).read_text()
+                   for each in (tmp_path, folder)]  # fmt: skip
+        assert content[0] == content[1]
 
 
 @pytest.mark.parametrize(("step", "wave", "waves"), [(3, 2, 3), (5, 2, 2)])

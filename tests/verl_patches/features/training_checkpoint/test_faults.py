@@ -17,7 +17,7 @@ from post_training.checkpoint.files import CheckpointError
 from tests.verl_patches.features.training_checkpoint.ranks import ONE, full_states, rank_of, save_all
 from verl_patches.features.training_checkpoint import saving
 from verl_patches.features.training_checkpoint.restoring import load_training
-from verl_patches.features.training_checkpoint.saving import save_training
+from verl_patches.features.training_checkpoint.saving import rank_file, save_training
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -42,9 +42,9 @@ def test_a_file_system_that_takes_no_more_bytes_leaves_no_file(tmp_path):
         files_of_at_most(1 << 12),
         pytest.raises(CheckpointError, match="cannot be written .File too large.; give the"),
     ):
-        save_training(tmp_path, trained(), {}, {})
+        save_training(rank_file(tmp_path, trained(), {}, {}))
     assert list(tmp_path.iterdir()) == []
-    save_training(tmp_path, trained(), {}, {})
+    save_training(rank_file(tmp_path, trained(), {}, {}))
     made = rank_of("qwen2", ONE, 0)
     load_training(tmp_path, made)
     assert not any(tensor.isnan().any() for tensor in made.tensors.values())
@@ -64,7 +64,7 @@ def test_an_operation_that_fails_is_told_with_the_file_and_leaves_no_manifest(tm
     with pytest.raises(
         CheckpointError, match=rf"rank-00000-of-00001.*cannot be written \({os.strerror(number)}\)"
     ) as told:
-        save_training(folder, trained(), {}, {})
+        save_training(rank_file(folder, trained(), {}, {}))
     assert "\n" not in str(told.value) and not [file for file in folder.glob("*") if file.name != "nothing"]
 
 
@@ -76,7 +76,7 @@ def test_a_manifest_that_cannot_be_written_is_told_too(tmp_path, monkeypatch):
 
     monkeypatch.setattr(saving.Manifest, "write", fails)
     with pytest.raises(CheckpointError, match="manifest.json: cannot be written .No space left on device."):
-        save_training(tmp_path, trained(), {}, {})
+        save_training(rank_file(tmp_path, trained(), {}, {}))
     monkeypatch.setattr(saving.Manifest, "write", write)
     with pytest.raises(CheckpointError, match="not a complete checkpoint"):
         load_training(tmp_path, rank_of("qwen2", ONE, 0))

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,6 +46,20 @@ class Workers:
         self.loaded = Path(folder, "rank-00000-of-00001.safetensors").read_text()
 
 
+class SlowWorkers(Workers):
+    """Workers that have written when they are asked to finish."""
+
+    writing = None
+
+    def save_checkpoint(self, *arguments):
+        assert self.writing is None
+        self.writing = arguments
+
+    def finish_checkpoint(self):
+        (arguments, self.writing) = (self.writing, None)
+        super().save_checkpoint(*arguments)
+
+
 class Loader:
     """A loader whose place is the number of the step."""
 
@@ -76,9 +91,18 @@ def trainer(tmp_path):
     return at
 
 
-def saved(trainer, step, keep=None, metrics=None, **options):
+def saved(trainer, step, keep=None, metrics=None, in_background=False, **options):
+    made = begun(trainer, step, keep, metrics, in_background, **options)
+    process_publisher().finish()
+    return made
+
+
+def begun(trainer, step, keep=None, metrics=None, in_background=True, **options):
+    """Saved and logged; what is written in the background is still being written."""
     made = trainer(step, **options)
-    save_step(made, keep or CheckpointSettings())
+    if in_background:
+        made.actor_rollout_wg = SlowWorkers()
+    save_step(made, keep or CheckpointSettings(), in_background)
     process_publisher().logged(step, metrics or {})
     return made
 
@@ -119,6 +143,65 @@ def test_a_step_has_its_name_only_after_its_metrics_are_logged(trainer):
     assert newest_step(made.root) == (3, [])
 
 
+def test_what_is_written_in_the_background_has_its_name_when_it_is_finished(trainer):
+    """The state is the one of the step's end, though the driver has gone on; nothing older goes before."""
+    keep = CheckpointSettings(keep_last=1)
+    root = saved(trainer, 2).root
+    made = begun(trainer, 4, keep)
+    made.train_dataloader.place = 5
+    assert kept(root) == [2] and newest_step(root) == (2, [])
+    calls = []
+    process_publisher().finishing_first(lambda batch: calls.append((batch, kept(root))))("batch")
+    assert calls == [("batch", [4])]
+    assert read_trainer(step_folder(root, 4))["data"]["position"] == 4
+    process_publisher().finish()
+    assert kept(root) == [4]
+
+
+def test_a_save_waits_for_the_one_before_it(trainer):
+    root = begun(trainer, 2).root
+    begun(trainer, 4)
+    assert kept(root) == [2]
+    process_publisher().finish()
+    assert kept(root) == [2, 4]
+
+
+class Unreachable(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("error", "steps"), [(None, [2, 4]), (ValueError, [2, 4]), (Unreachable, [2])])
+def test_the_end_of_a_run_finishes_what_is_being_written(trainer, error, steps):
+    saved(trainer, 2)
+    with pytest.raises(error) if error else nullcontext(), process_publisher().finishing_at_end(Unreachable):
+        root = begun(trainer, 4).root
+        if error:
+            raise error
+    assert kept(root) == steps
+
+
+def test_workers_that_could_not_write_end_the_run_before_its_next_update(trainer, capsys):
+    root = saved(trainer, 2).root
+
+    def full():
+        raise CheckpointError("no room")
+
+    def failing():
+        made = begun(trainer, 4, CheckpointSettings(keep_last=1))
+        made.actor_rollout_wg.finish_checkpoint = full
+        process_publisher().hold(root, 4, lambda: {}, CheckpointSettings(keep_last=1), full)
+        process_publisher().logged(4, {})
+
+    failing()
+    with pytest.raises(CheckpointError, match="no room"):
+        process_publisher().finishing_first(pytest.fail)("batch")
+    assert kept(root) == [2] and newest_step(root) == (2, [])
+    with pytest.raises(ValueError, match="the reward"), process_publisher().finishing_at_end(Unreachable):
+        failing()
+        raise ValueError("the reward")
+    assert "warning: the last checkpoint could not be completed: no room" in capsys.readouterr().out
+
+
 class Killed(BaseException):
     """A SIGKILL: nothing of the process's own runs after it."""
 
@@ -143,7 +226,8 @@ def killed_at(monkeypatch, count):
     return done
 
 
-def test_a_kill_at_any_write_or_rename_leaves_a_whole_checkpoint(trainer, monkeypatch, tmp_path):
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_kill_at_any_write_or_rename_leaves_a_whole_checkpoint(trainer, monkeypatch, tmp_path, in_background):
     """Step 4 is saved over step 2, keeping one. Every time the newest one is whole, and the next save succeeds."""
     process_publisher().previous = 0
     root, template = saved(trainer, 2).root, tmp_path / "template"
@@ -157,7 +241,7 @@ def test_a_kill_at_any_write_or_rename_leaves_a_whole_checkpoint(trainer, monkey
         with monkeypatch.context() as patches:
             done = killed_at(patches, count)
             try:
-                saved(trainer, 4, max_actor_ckpt_to_keep=1)
+                saved(trainer, 4, max_actor_ckpt_to_keep=1, in_background=in_background)
             except Killed:
                 pass
             else:
@@ -178,13 +262,13 @@ def test_a_save_that_begins_with_its_final_name_is_noticed(trainer, monkeypatch,
     monkeypatch.setattr(saving, "publish_step", lambda root, step: None)
     monkeypatch.setattr(saving, "set_aside", lambda root, after: [])
     with pytest.raises(AssertionError, match="not a complete checkpoint"):
-        test_a_kill_at_any_write_or_rename_leaves_a_whole_checkpoint(trainer, monkeypatch, tmp_path)
+        test_a_kill_at_any_write_or_rename_leaves_a_whole_checkpoint(trainer, monkeypatch, tmp_path, False)
 
 
 @pytest.fixture(autouse=True)
 def fresh():
     """A process that has gone on from nothing."""
-    process_publisher().previous = 0
+    process_publisher().previous, process_publisher()._logged = 0, None
 
 
 @pytest.mark.parametrize("ours", [True, False])

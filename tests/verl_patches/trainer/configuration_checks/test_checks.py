@@ -78,6 +78,13 @@ def test_the_rehearsal_configuration_passes():
         (["actor_rollout_ref.actor.ppo_epochs=2"], "one update per rollout batch, but .*ppo_epochs=2; set it to 1"),
         (["algorithm.use_kl_in_reward=true"], "use_kl_in_reward=True reads it before the update"),
         (["actor_rollout_ref.actor.megatron.grad_offload=true"], "grad_offload=True and .*would both move"),
+        (
+            [
+                "actor_rollout_ref.overlay.residency.enabled=false",
+                "actor_rollout_ref.overlay.checkpoint.write=background",
+            ],
+            "write=background writes .*residency.enabled=false; set .*checkpoint.write to auto",
+        ),
         (["actor_rollout_ref.ref.megatron.param_offload=true"], "ref.megatron.param_offload=True and .*would both"),
         (["actor_rollout_ref.rollout.temperature=0"], "temperature=0.0 has no training log-probs"),
         (["ray_init.num_cpus=5"], "ray_init.num_cpus=5 is too few .*use at least 6"),

@@ -1,0 +1,176 @@
+"""Writing while training goes on: the same file, from memory that is there anyway, and why it is waited for."""
+
+import errno
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch_npu  # noqa: F401
+
+from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.safetensors_files import read_header
+from post_training.checkpoint.training_files import read_whole
+from verl_patches.features.measure import step_record
+from verl_patches.features.residency.phases import Residency
+from verl_patches.features.residency.storages import StorageGroup
+from verl_patches.features.training_checkpoint import saving
+from verl_patches.features.training_checkpoint.background import GROUPS, BackgroundWriter
+from verl_patches.features.training_checkpoint.saving import RankFile, save_training
+
+ELEMENTS = 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """One rank, which agrees with itself."""
+
+    def agree(problem, value=None):
+        if problem:
+            raise CheckpointError(problem)
+        return [value]
+
+    monkeypatch.setattr(saving, "agree", agree)
+    monkeypatch.setattr(step_record, "_record", step_record.StepRecord())
+
+
+def training(elements=ELEMENTS):
+    """A rank after an update: weights, which are a view of a flat buffer, an average, and a tensor of the host."""
+    flat, average, host = torch.randn(2 * elements).npu(), torch.randn(elements).npu(), torch.arange(5.0)
+    residency = Residency(lambda: True)
+    residency.register("actor_params", StorageGroup(lambda: [flat]))
+    residency.register("optimizer", StorageGroup(lambda: [average]))
+    residency.enter("update")
+    residency.enter("checkpoint")
+    views = {
+        "master/a[0:1]": flat[elements:],
+        "exp_avg/a[0:1]": average.view(-1, 8).t(),
+        "weight/b[0:1]": flat[3:7].view(2, 2),
+        "random/host": host,
+    }
+    return SimpleNamespace(residency=residency, flat=flat, average=average, host=host, tensors=views)
+
+
+def file_of(made, folder):
+    return RankFile(folder, "rank-00000-of-00001.safetensors", True, made.tensors, {"optimizer_steps": "2"})
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Nothing is written before the event is set."""
+    event, write = threading.Event(), saving.write_file
+
+    def waiting(*arguments):
+        assert event.wait(60)
+        return write(*arguments)
+
+    monkeypatch.setattr(saving, "write_file", waiting)
+    yield event
+    event.set()
+
+
+def begun(made, folder):
+    writer = BackgroundWriter()
+    writer.begin(file_of(made, folder), made.residency.copy_out(GROUPS))
+    return writer
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_files_are_those_of_a_save_at_once(tmp_path, held):
+    """Memory comes and goes between the save and the next update, as in any step, and the device's is another's."""
+    made = training()
+    writer = begun(made, tmp_path / "background")
+    for phase in ("reshard", "rollout"):
+        made.residency.enter(phase)
+    assert made.flat.untyped_storage().nbytes() == 0
+    assert not (tmp_path / "background").exists()
+    held.set()
+    writer.finish()
+    made.residency.enter("checkpoint")
+    save_training(file_of(made, tmp_path / "at once"))
+    assert contents(tmp_path / "background") == contents(tmp_path / "at once")
+
+
+def test_an_update_that_does_not_wait_is_in_the_file(tmp_path, held):
+    """The control of the above: memory is not copied, so what is written must not change before it is finished."""
+    made = training()
+    before = made.average.cpu().clone()
+    writer = begun(made, tmp_path)
+    made.residency.enter("update")
+    made.average.add_(1)
+    made.residency.enter("reshard")
+    held.set()
+    writer.finish()
+    stored = read_header(tmp_path / "rank-00000-of-00001.safetensors")["exp_avg/a[0:1]"]
+    assert torch.equal(read_whole(stored).t().reshape(-1), before + 1)
+
+
+def test_what_is_copied_at_a_save_is_not_copied_again_when_it_leaves(tmp_path):
+    made = training()
+    record, size = step_record.current_record(), 12 * ELEMENTS
+    made.residency.copy_out(GROUPS)
+    made.residency.enter("reshard")
+    made.residency.enter("rollout")
+    assert record.counts["residency/device_to_host_bytes"] == size
+    made.residency.enter("update")
+    made.residency.enter("reshard")
+    made.residency.enter("rollout")
+    assert record.counts["residency/device_to_host_bytes"] == 2 * size
+
+
+def most_memory_while(action):
+    """By how many bytes the memory of this process rose above what it was before, at most."""
+
+    def status(key):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith(key)).split()[1]) << 10
+
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    action()
+    return status("VmHWM") - before
+
+
+def test_no_host_memory_is_taken(tmp_path, monkeypatch):
+    """48 MB of state, a third of it strided; a writer that copied it would take as much again."""
+    made = training(elements=4 << 20)
+    made.residency.copy_out(GROUPS)  # as they are from the first step on
+
+    def save(writer):
+        writer.begin(file_of(made, tmp_path), made.residency.copy_out(GROUPS))
+        writer.finish()
+
+    save(BackgroundWriter())
+    assert most_memory_while(lambda: save(BackgroundWriter())) < 20 << 20
+    monkeypatch.setattr(StorageGroup, "host_copy", lambda self, tensor: None)
+    assert most_memory_while(lambda: save(BackgroundWriter())) > 28 << 20
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), MemoryError("none left")])
+def test_a_writer_that_fails_is_told_when_it_is_waited_for(tmp_path, monkeypatch, error):
+    def fails(*arguments):
+        raise error
+
+    with monkeypatch.context() as patches:
+        patches.setattr(saving, "write_file", fails)
+        writer = begun(made := training(), tmp_path)
+        with pytest.raises(CheckpointError, match="rank-00000-of-00001.safetensors: cannot be written") as told:
+            writer.finish()
+    assert "\n" not in str(told.value) and list(tmp_path.iterdir()) == []
+    writer.finish()  # nothing is being written any more
+    writer.begin(file_of(made, tmp_path), made.residency.copy_out(GROUPS))
+    writer.finish()
+    assert (tmp_path / "manifest.json").is_file()
+
+
+def test_a_rank_that_has_nothing_to_write_says_why(tmp_path):
+    writer, made = BackgroundWriter(), training()
+    file = RankFile(tmp_path, "rank", True, {}, {}, "different numbers of updates")
+    writer.begin(file, made.residency.copy_out(GROUPS))
+    with pytest.raises(CheckpointError, match="different numbers of updates"):
+        writer.finish()

@@ -1,0 +1,71 @@
+"""Writing a checkpoint while training goes on, from the host copies that residency has of the training state anyway.
+
+Between two updates nobody writes weights and optimizer, and the copies of them that let the device give its memory to
+the rollout do not change. A thread writes the rank's file from there; it is waited for before the next update begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+import torch
+
+from post_training.checkpoint.durable import Written
+from verl_patches.features.training_checkpoint.saving import RankFile
+
+GROUPS = ("actor_params", "optimizer")
+"""Residency's groups in which a checkpoint's tensors lie."""
+
+OnHost = Callable[[torch.Tensor], torch.Tensor | None]
+
+
+class BackgroundWriter:
+    """Writes one file at a time in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._going: tuple[RankFile, Future[tuple[str, Written | None]]] | None = None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a file was begun that nobody has waited for."""
+        return self._going is not None
+
+    def begin(self, file: RankFile, on_host: OnHost) -> None:
+        """Begin to write `file`, on this rank alone. Host tensors of it must stay as they are until `finish`.
+
+        on_host: where the host has the elements of a tensor of the device; of one that it does not have, a copy is
+        made.
+        """
+        tensors = {name: _host_view(tensor, on_host) for name, tensor in file.tensors.items()}
+        file = replace(file, tensors=tensors)
+        self._going = file, self._thread.submit(file.write)
+
+    def finish(self) -> None:
+        """Wait for the file that is being written, if one is, and list all files; every rank calls it.
+
+        Raises CheckpointError on every rank when one of them could not write; there is no manifest then.
+        """
+        if self._going is None:
+            return
+        (file, writing), self._going = self._going, None
+        error = writing.exception()
+        told = (f"{file.folder / file.name}: cannot be written ({error!r})", None) if error else writing.result()
+        file.complete(*told)
+
+
+def _host_view(tensor: torch.Tensor, on_host: OnHost) -> torch.Tensor:
+    if tensor.is_cpu:
+        return tensor
+    held = on_host(tensor)
+    return tensor.cpu() if held is None else held
+
+
+_writer = BackgroundWriter()
+
+
+def process_writer() -> BackgroundWriter:
+    """The one writer of this process."""
+    return _writer
