@@ -39,6 +39,7 @@ from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.reshard.feature import RESHARD, WHOLE_WEIGHTS
 from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
+from verl_patches.features.sequence_ratio.feature import SEQUENCE_RATIO
 from verl_patches.features.temperature.feature import TEMPERATURE
 from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
@@ -725,6 +726,13 @@ def nothing_is_cast_on_the_device(body):
     with mock.patch.object(settings, "_current", settings.OverlaySettings(precision="float32")):
         body(Upstream(), actor)
     return actor.device_name
+
+
+@demonstrates("verl.workers.actor.dp_actor:compute_policy_loss", SEQUENCE_RATIO)
+@demonstrates("verl.workers.actor.megatron_actor:compute_policy_loss", SEQUENCE_RATIO)
+def a_response_has_one_ratio(body):
+    log_probs, old = torch.tensor([[0.0, 0.0]]), torch.tensor([[-1.0, 1.0]])
+    return body(lambda old, *_: (-old).exp().tolist(), old, log_probs, torch.ones(1, 2), torch.ones(1, 2))
 
 
 @demonstrates(f"{FSDP_ACTOR}.update_policy", EXACT_LOSS)

@@ -90,7 +90,7 @@ def test_a_megatron_configuration_is_not_taken_for_one_of_fsdp():
         ("actor_rollout_ref.overlay.residency.enabled=true", "residency.enabled=True is for Megatron"),
         ("actor_rollout_ref.overlay.mindspeed.engine=auto", "mindspeed.engine=auto is for Megatron, .*; set it to off"),
         ("actor_rollout_ref.overlay.measure.verify_weights=true", "verify_weights=True .* find stale weights; set"),
-        ("+actor_rollout_ref.overlay.rollout.expert_parallel_size=2", "expert_parallel_size=2 is for Megatron"),
+        ("actor_rollout_ref.overlay.rollout.expert_parallel_size=2", "expert_parallel_size=2 is for Megatron"),
         ("actor_rollout_ref.actor.strategy=fsdp2", "strategy=fsdp2 is refused: it should be 'fsdp'"),
         ("+algorithm.filter_groups.enable=true", "filter_groups=.* is refused: .*nothing else has been run"),
         ("actor_rollout_ref.actor.strategy=megatron", "strategy=megatron is refused: .*trains with FSDP; for Megatron"),

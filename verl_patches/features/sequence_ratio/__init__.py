@@ -1,0 +1,1 @@
+"""One importance ratio for a whole response."""

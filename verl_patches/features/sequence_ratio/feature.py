@@ -1,0 +1,47 @@
+"""The feature sequence_ratio: its configuration, its switch, and what it cannot be combined with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from overlay import ConfigurationError, Feature
+
+_ACTOR = "actor_rollout_ref.actor"
+
+
+@dataclass(frozen=True)
+class SequenceRatioSettings:
+    """Compare policies by one ratio for a whole response, the geometric mean of its tokens' (GSPO), and clip that."""
+
+    enabled: bool = False
+
+
+def check_old_log_probs(config: Mapping[str, Any], settings: Any) -> None:
+    """Where the update's own log-probs are the old ones, every ratio is 1."""
+    if not settings.recompute_old_log_prob:
+        raise ConfigurationError(
+            f"{SEQUENCE_RATIO.switch}=True compares with old log-probs, and {_ACTOR}.recompute_old_log_prob=False "
+            "takes the update's own for them; set that to True"
+        )
+
+
+def check_mean(config: Mapping[str, Any], settings: Any) -> None:
+    """Every response counts alike in GSPO's objective."""
+    if settings.loss_agg_mode != "seq-mean-token-mean":
+        raise ConfigurationError(
+            f"{SEQUENCE_RATIO.switch}=True is a mean over responses, and {_ACTOR}.loss_agg_mode="
+            f"{settings.loss_agg_mode} is another; set it to seq-mean-token-mean"
+        )
+
+
+SEQUENCE_RATIO = Feature(
+    name="sequence_ratio",
+    purpose="Policies are compared by one importance ratio for a whole response (GSPO).",
+    section="actor_rollout_ref.overlay.sequence_ratio",
+    settings=SequenceRatioSettings,
+    switch="actor_rollout_ref.overlay.sequence_ratio.enabled",
+    is_on=lambda settings: settings.sequence_ratio.enabled,
+    checks=(check_old_log_probs, check_mean),
+)
