@@ -1,0 +1,61 @@
+"""Two runs of one training, by their files: which metrics of which steps differ, and whether the weights do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MEASURED = ("timing", "perf/", "memory/", "residency/")
+"""Beginnings of metrics that a clock or the history of a process's memory decides."""
+
+OF_A_START = ("collectives/",)
+"""Of those that the first step of any process counts in addition: the start of its engines."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """steps: that were compared. metrics: how many values. differing: `step 3: actor/lr`, ... and `weights`."""
+
+    steps: int
+    metrics: int
+    differing: tuple[str, ...]
+
+
+def compare(unbroken: Path, resumed: Path, first: int, last: int) -> Comparison:
+    """Every metric of every step, and the digests of all files of the last checkpoint.
+
+    first: the step after the one that `resumed` went on from. last: of the run.
+    """
+    expected, found = metrics_of(unbroken), metrics_of(resumed)
+    differing, count = [], 0
+    for step in sorted(expected.keys() | found.keys()):
+        ours, theirs = found.get(step), expected.get(step)
+        if ours is None or theirs is None:
+            differing.append(f"step {step} is in one run only")
+            continue
+        skipped = (*MEASURED, *OF_A_START) if step == first else MEASURED
+        names = [name for name in sorted(ours.keys() | theirs.keys()) if not name.startswith(skipped)]
+        count += len(names)
+        differing += [f"step {step}: {name}" for name in names if ours.get(name) != theirs.get(name)]
+    if digests_of(unbroken, last) != digests_of(resumed, last):
+        differing.append("weights, optimizer or random numbers after the last step")
+    return Comparison(len(expected), count, tuple(differing))
+
+
+def metrics_of(folder: Path) -> dict[int, dict[str, Any]]:
+    """The metrics of each step of a run; a step that is there twice is an error of the records, told as such."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record["step"] in found:
+            raise ValueError(f"{folder / 'metrics.jsonl'} has step {record['step']} twice")
+        found[record["step"]] = record["metrics"]
+    return found
+
+
+def digests_of(folder: Path, step: int) -> dict[str, str]:
+    """SHA-256 of all that the ranks wrote after a step: weights, optimizer and states of random numbers."""
+    file = folder / "checkpoints" / f"global_step_{step}" / "actor" / "manifest.json"
+    return {name: entry["sha256"] for name, entry in json.loads(file.read_text())["files"].items()}

@@ -1,0 +1,159 @@
+"""Runs of the user's configuration, shrunk to emulated dies: unbroken, killed at a point, and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from post_training.overrides import setting
+from rehearsal.__main__ import remove_emulated_dies
+from rehearsal.plan import ROOT, run_environment
+from rehearsal.processes import SignalFlag, run_to_the_end
+from rehearsal.resume_proof.points import Killed, Point
+from rehearsal.resume_proof.stops import REACHED_NAME, STOP_NAME
+from verl_patches.features.training_checkpoint.step_folders import newest_step
+from verl_patches.trainer.own_ray import private_folder
+from verl_patches.trainer.own_ray.processes import descendants
+
+MOST_DIES = 8
+STEPS = 3
+# Two batches, so that the last step is in the second epoch.
+BATCH, ROWS = 8, 16
+SCALE = "+scale=emulated_8_dies"
+_CAPACITY_MB = 1024
+
+
+class ProofError(Exception):
+    """A run did not do what it was started for; the message is one sentence, `log` what it printed."""
+
+    def __init__(self, sentence: str, log: Path) -> None:
+        super().__init__(f"{sentence}; see {log}")
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A configuration with its sizes taken down, and where its runs write.
+
+    overrides: the user's own come last. dies: emulated ones. limit_s: seconds that a run may take.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    dies: int
+    folder: Path
+    limit_s: float
+
+    def train(self, place: str, while_running: Callable[[], None], resumes: bool, signals: SignalFlag) -> int:
+        """One training in `folder/place`; returns its exit status, negative for a signal."""
+        folder = self.folder / place
+        folder.mkdir(parents=True, exist_ok=True)
+        own = [
+            setting("trainer.default_local_dir", folder / "checkpoints"),
+            setting("actor_rollout_ref.overlay.measure.output_dir", folder),
+            f"trainer.resume_mode={'auto' if resumes else 'disable'}",
+        ]
+        command = [sys.executable, "-m", "rehearsal.resume_proof.training", "--config-name", self.name]
+        until = time.monotonic() + self.limit_s
+
+        def watched() -> None:
+            while_running()
+            if time.monotonic() > until:
+                raise ProofError(f"a run did not end within {self.limit_s:.0f} s", folder / "run.log")
+
+        with private_folder("proof", on_removal=remove_emulated_dies) as private:
+            environment = self._environment(private)
+            line = [*command, *self.overrides, *own]
+            return run_to_the_end(line, environment, folder, folder / "run.log", signals, watched)
+
+    def _environment(self, private: Path) -> dict[str, str]:
+        environment = run_environment(self.overrides)
+        if SCALE in self.overrides:
+            # In graphs MLA's kernels take DeepSeek-V3's own widths and no others, which the tiny model does not have.
+            environment["NPU_EMULATOR_STRICT"] = "0"
+        return environment | {
+            "PYTHONPATH": str(ROOT),
+            "NPU_EMULATOR_DEVICES": str(self.dies),
+            "NPU_EMULATOR_CAPACITY_MB": str(_CAPACITY_MB),
+            # Dies of its own: what a killed run left takes none of the next one's memory.
+            "NPU_EMULATOR_NODE": private.name,
+            "TMPDIR": str(private),
+        }
+
+
+def train_unbroken(shrunk: Shrunk, signals: SignalFlag) -> Path:
+    """The run that the others are held against; one of the same command that is there already is taken."""
+    folder, said = shrunk.folder / "unbroken", shrunk.folder / "unbroken.json"
+    asked = json.dumps([shrunk.name, *shrunk.overrides])
+    if said.is_file() and said.read_text() == asked:
+        return folder
+    status = shrunk.train("unbroken", lambda: None, False, signals)
+    if status != 0:
+        raise ProofError(f"the unbroken run ended with {status}", folder / "run.log")
+    said.write_text(asked)
+    return folder
+
+
+def train_killed(shrunk: Shrunk, place: str, point: Point, signals: SignalFlag) -> int:
+    """Kill a run at a point and go on with it; returns the step that it went on from, 0 where it began again.
+
+    Raises ProofError: it never came to the point, did not end with what was killed, or did not come to its end.
+    """
+    folder = shrunk.folder / place
+    folder.mkdir(parents=True)
+    point.stop.write(folder)
+    done: list[float] = []
+
+    def kill() -> None:
+        reached = folder / REACHED_NAME
+        if not done and reached.is_file():
+            kill_one(point.killed, json.loads(reached.read_text())["pid"])
+            done.append(time.monotonic())
+
+    status = shrunk.train(place, kill, False, signals)
+    if not done or status == 0:
+        raise ProofError(f"the run ended with {status} before {point}", folder / "run.log")
+    (folder / STOP_NAME).unlink()
+    (folder / REACHED_NAME).unlink()
+    step, _ = newest_step(folder / "checkpoints")
+    status = shrunk.train(place, lambda: None, True, signals)
+    if status != 0:
+        raise ProofError(f"the run that went on ended with {status}", folder / "run.log")
+    return step or 0
+
+
+def kill_one(killed: Killed, reached: int) -> None:
+    """Send the signal of a point. reached: the process that is at its place.
+
+    The command is the first of this process's descendants that trains; Ray's node process is known by its name.
+    """
+    below = descendants(os.getpid())
+    if killed == "worker":
+        os.kill(reached, signal.SIGKILL)
+    elif killed == "raylet":
+        (raylet,) = [process for process in below if _name(process) == "raylet"]
+        os.kill(raylet, signal.SIGKILL)
+    else:
+        command = next(process for process in below if b"rehearsal.resume_proof.training" in _line(process))
+        os.kill(command, signal.SIGTERM if killed == "SIGTERM" else signal.SIGKILL)
+
+
+def _name(process: int) -> str:
+    return _read(process, "comm").decode().strip()
+
+
+def _line(process: int) -> bytes:
+    return _read(process, "cmdline")
+
+
+def _read(process: int, what: str) -> bytes:
+    with ExitStack() as gone:
+        gone.push(lambda kind, *_: kind is not None and issubclass(kind, OSError))
+        return Path(f"/proc/{process}/{what}").read_bytes()
+    return b""

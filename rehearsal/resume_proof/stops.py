@@ -1,0 +1,100 @@
+"""Holds one process of a training at one place until it is killed there.
+
+The place is read from `stop.json` in the run's folder; who comes to it writes `stop.reached` and waits. Whoever started
+the run then kills what the point says. `install` is called in the process that Ray's workers are forked from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from post_training.checkpoint import durable
+from verl_patches.features import settings
+from verl_patches.features.training_checkpoint import trainer
+from verl_patches.features.watch.signs import Signs
+
+STOP_NAME, REACHED_NAME = "stop.json", "stop.reached"
+BEFORE_RENAME, AFTER_RENAME, CHUNK, FILE = "before the rename", "after the rename", "write", "file written"
+# A held process that nobody kills ends by itself.
+_HELD_S = 600.0
+
+
+@dataclass(frozen=True)
+class Stop:
+    """place: a phase of the watch, or one of the four of this module. step: in which of the run's steps.
+
+    rank: of the worker that stops; -1 is the driver's loop. number: which write of the step's checkpoint, from 1.
+    """
+
+    place: str
+    step: int
+    rank: int
+    number: int = 1
+
+    def write(self, folder: Path) -> None:
+        """Ask the run in `folder` for it, before it starts."""
+        (folder / STOP_NAME).write_text(json.dumps(asdict(self)))
+
+
+_entered: Counter[str] = Counter()
+_written: Counter[str] = Counter()
+
+
+def reach(place: str, step: int, number: int = 1) -> None:
+    """This process is at a place; it does not come back from the one that was asked for."""
+    folder = settings.current().measure.output_dir
+    if not folder or not (file := Path(folder) / STOP_NAME).is_file():
+        return
+    here = Stop(place, step, int(os.environ.get("RANK", -1)), number)
+    if Stop(**json.loads(file.read_text())) != here:
+        return
+    unfinished = Path(folder) / f"{REACHED_NAME}.{os.getpid()}"
+    unfinished.write_text(json.dumps({"pid": os.getpid()}))
+    unfinished.rename(Path(folder) / REACHED_NAME)
+    time.sleep(_HELD_S)
+    sys.exit(f"nobody killed the process that was to be killed at {here}")
+
+
+def install() -> None:
+    """Put the places into the functions of this process."""
+    phase: Callable[..., Any] = Signs.phase
+
+    @contextmanager
+    def noticed(self: Signs, name: str) -> Iterator[None]:
+        with phase(self, name):
+            _entered[name] += 1
+            _written.clear()
+            reach(name, _entered[name])
+            yield
+
+    Signs.phase = noticed  # type: ignore[method-assign]
+    durable._write_all = _counted(durable._write_all, CHUNK)
+    durable.sync_folder = _counted(durable.sync_folder, FILE)
+    publish = trainer.publish_step
+
+    def published(root: Path, step: int) -> None:
+        reach(BEFORE_RENAME, step)
+        publish(root, step)
+        reach(AFTER_RENAME, step)
+
+    trainer.publish_step = published
+
+
+def _counted(operation: Callable[..., None], place: str) -> Callable[..., None]:
+    """`operation` of a file, with a place before it; a worker writes in its phase `checkpoint`."""
+
+    def noticed(*arguments: Any) -> None:
+        _written[place] += 1
+        reach(place, _entered["checkpoint"], _written[place])
+        operation(*arguments)
+
+    return noticed

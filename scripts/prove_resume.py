@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Proves that a configuration can be gone on with: trains it, shrunk to at most 8 emulated dies, kills it at drawn
+points, goes on, and compares every metric of every step and all weights with the unbroken run, bit for bit.
+
+Example, the job with true weights:
+  scripts/prove_resume.py --config-name deepseek_v3_256die_true_weight --points 4
+A configuration of more dies gets `+scale=emulated_8_dies`. The model is the rehearsal's tiny one.
+Exit codes: 0 everything is equal, 1 something differs or a run failed, 2 the configuration is refused.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from post_training.overrides import setting  # noqa: E402
+from rehearsal.plan import DEFAULT_TEST_DATA, DEFAULT_TRAIN_DATA, Options, make_plan  # noqa: E402
+from rehearsal.processes import Interrupted, SignalFlag  # noqa: E402
+from rehearsal.resume_proof.comparison import Comparison, compare, digests_of  # noqa: E402
+from rehearsal.resume_proof.points import DRIVER_PLACES, WORKER_PLACES, Point, draw_points  # noqa: E402
+from rehearsal.resume_proof.runs import (  # noqa: E402
+    BATCH,
+    MOST_DIES,
+    ROWS,
+    SCALE,
+    STEPS,
+    ProofError,
+    Shrunk,
+    train_killed,
+    train_unbroken,
+)
+
+_SHOWN = 3
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Proves; returns the exit code."""
+    options = _options(arguments)
+    folder = (options.output or ROOT / "outputs" / "prove_resume" / datetime.now().strftime("%Y%m%d-%H%M%S")).resolve()
+    try:
+        shrunk = _shrunk(options, folder)
+    except (ValueError, OSError, subprocess.CalledProcessError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    points = draw_points(options.points, options.seed, shrunk.dies, STEPS, (*WORKER_PLACES, *DRIVER_PLACES))
+    print(
+        f"{options.config_name} on {shrunk.dies} emulated dies, {STEPS} steps, {len(points)} kills; files in {folder}"
+    )
+    try:
+        with SignalFlag() as signals:
+            return _prove(shrunk, points, signals)
+    except ProofError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except Interrupted as interrupted:
+        print(f"error: {interrupted} ended the proof; everything it started has been stopped", file=sys.stderr)
+        return 128 + interrupted.number
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config-name", required=True, help="a file of verl_patches/trainer/config")
+    parser.add_argument("--points", type=int, default=4, help="how many kills (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
+    parser.add_argument("--model", type=Path, help="a tiny model's folder instead of the rehearsal's")
+    parser.add_argument("--output", type=Path, help="where to write; an unbroken run of the same command is taken from")
+    parser.add_argument("--run-limit", type=float, default=900.0, metavar="S", help="seconds a run may take")
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
+    options = parser.parse_intermixed_args(arguments)
+    if options.points < 1:
+        parser.error(f"--points {options.points}: give 1 or more")
+    return options
+
+
+def _shrunk(options: argparse.Namespace, folder: Path) -> Shrunk:
+    """The configuration with its sizes taken down, once it has passed the checks of a training.
+
+    Raises ValueError: it is refused, or stays too large.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from verl_patches.trainer.configuration_checks import check_configuration
+    from verl_patches.trainer.configuration_checks.composition import sentence_of
+    from verl_patches.trainer.main_ppo import compose
+
+    tiny = make_plan(Options(), "proof")
+    model = options.model.resolve() if options.model else tiny.checkpoint
+    given = [
+        *_of_a_proof(folder / "data" / "train.parquet"),
+        setting("actor_rollout_ref.model.path", model),
+        *options.overrides,
+    ]
+    try:
+        config = compose(options.config_name, given)
+        if config.trainer.nnodes * config.trainer.n_gpus_per_node > MOST_DIES:
+            given.insert(0, SCALE)
+            config = compose(options.config_name, given)
+        check_configuration(config)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(sentence_of(error)) from error
+    dies = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    if dies > MOST_DIES:
+        raise ValueError(f"{dies} dies are too many for a proof; set trainer.nnodes and n_gpus_per_node to at most 8")
+    if model == tiny.checkpoint and not model.exists():
+        print("making the tiny model ...", flush=True)
+        subprocess.run(tiny.checkpoint_command(), check=True, stdout=subprocess.DEVNULL)
+    _make_data(folder / "data")
+    return Shrunk(options.config_name, tuple(given), dies, folder, options.run_limit)
+
+
+def _of_a_proof(data: Path) -> list[str]:
+    return [
+        f"trainer.total_training_steps={STEPS}",
+        "trainer.total_epochs=1000",
+        "trainer.save_freq=1",
+        "trainer.test_freq=-1",
+        "trainer.val_before_train=false",
+        "trainer.logger=[console]",
+        "ray_init.address=local",
+        "actor_rollout_ref.overlay.checkpoint.keep_last=0",
+        "actor_rollout_ref.overlay.watch.enabled=true",
+        f"data.train_batch_size={BATCH}",
+        setting("data.train_files", [data]),
+        setting("data.val_files", [data]),
+    ]
+
+
+def _make_data(folder: Path) -> None:
+    """Two batches of arithmetic problems as parquet."""
+    if (folder / "train.parquet").is_file():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    few = folder / "few.jsonl"
+    few.write_text("\n".join(DEFAULT_TRAIN_DATA.read_text().splitlines()[:ROWS]) + "\n")
+    tool = [sys.executable, str(ROOT / "scripts" / "json_to_parquet.py"), "--output_dir", str(folder)]
+    tool += ["--json_path", str(few), "--test_json_path", str(DEFAULT_TEST_DATA)]
+    tool += ["--data_source", DEFAULT_TRAIN_DATA.parent.name]
+    subprocess.run(tool, check=True, stdout=subprocess.DEVNULL)
+
+
+def _prove(shrunk: Shrunk, points: list[Point], signals: SignalFlag) -> int:
+    begun = time.monotonic()
+    unbroken = train_unbroken(shrunk, signals)
+    print(f"unbroken run: {time.monotonic() - begun:.0f} s", flush=True)
+    if digests_of(unbroken, STEPS) == digests_of(unbroken, STEPS - 1):
+        print("error: the last step changed nothing, so a resume proves nothing; raise the learning rate")
+        return 1
+    rows = []
+    for number, point in enumerate(points, start=1):
+        begun, place = time.monotonic(), f"point-{number}-{os.getpid()}"
+        print(f"{number}/{len(points)}  {point}", flush=True)
+        try:
+            after = train_killed(shrunk, place, point, signals)
+            result = compare(unbroken, shrunk.folder / place, after + 1, STEPS)
+        except ProofError as error:
+            after, result = -1, Comparison(0, 0, (str(error),))
+        rows.append((point, after, result))
+        seconds = time.monotonic() - begun
+        print(f"     went on after step {after}; {result.metrics} metrics of {result.steps} steps, "
+              f"{len(result.differing)} differ; {seconds:.0f} s", flush=True)  # fmt: skip
+    _print_table(rows)
+    said = [{"point": str(point), "after": after, "differing": result.differing} for point, after, result in rows]
+    (shrunk.folder / "proof.json").write_text(json.dumps(said, indent=1) + "\n")
+    return int(any(result.differing for _, _, result in rows))
+
+
+def _print_table(rows: list[tuple[Point, int, Comparison]]) -> None:
+    print(f"\n{'killed':<9}{'at':<38}{'went on after':<15}{'metrics':>8}  what differed")
+    for point, after, result in rows:
+        at = str(point).partition(" while ")[2]
+        shown = "; ".join(result.differing[:_SHOWN]) or "nothing"
+        more = f" and {len(result.differing) - _SHOWN} more" if len(result.differing) > _SHOWN else ""
+        print(f"{point.killed:<9}{at:<38}{'step ' + str(after):<15}{result.metrics:>8}  {shown}{more}")
+    failed = sum(bool(result.differing) for _, _, result in rows)
+    print(f"{len(rows) - failed} of {len(rows)} resumes were the unbroken run, bit for bit")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

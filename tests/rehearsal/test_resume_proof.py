@@ -1,0 +1,153 @@
+"""The proof of a resume: points are drawn, a process is held at the right place, and differences count."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from rehearsal.plan import ROOT
+from rehearsal.resume_proof import stops
+from rehearsal.resume_proof.comparison import compare
+from rehearsal.resume_proof.points import DRIVER_PLACES, KILLED, WORKER_PLACES, draw_points
+from rehearsal.resume_proof.stops import AFTER_RENAME, BEFORE_RENAME, CHUNK, FILE, Stop, reach
+from scripts import prove_resume
+
+PLACES = (*WORKER_PLACES, *DRIVER_PLACES)
+
+
+def test_points_are_drawn_over_all_that_is_killed_and_all_places():
+    points = draw_points(32, 7, 4, 3, PLACES)
+    assert points == draw_points(32, 7, 4, 3, PLACES) != draw_points(32, 8, 4, 3, PLACES)
+    for first in range(0, 32, 4):
+        assert {point.killed for point in points[first : first + 4]} == set(KILLED)
+    for first in range(0, 32, 8):
+        assert {point.stop.place for point in points[first : first + 8]} == set(PLACES)
+    for point in points:
+        assert 2 <= point.stop.step <= (2 if point.stop.place == AFTER_RENAME else 3)
+        assert (point.stop.rank == -1) == (point.stop.place in DRIVER_PLACES) and point.stop.rank < 4
+        assert point.stop.number == 1 or point.stop.place == CHUNK
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two runs of two steps with the same files."""
+
+    def written(name, **changed):
+        folder = tmp_path / name
+        manifest = folder / "checkpoints" / "global_step_2" / "actor" / "manifest.json"
+        manifest.parent.mkdir(parents=True)
+        manifest.write_text(json.dumps({"files": {"rank": {"sha256": changed.pop("sha256", "a"), "bytes": 1}}}))
+        steps = [{"step": step, "metrics": {"actor/lr": 0.1 * step, "timing_s/step": len(name), "collectives/all": 4}}
+                 for step in changed.pop("steps", (1, 2))]  # fmt: skip
+        for key, value in changed.items():
+            steps[int(key[-1]) - 1]["metrics"][key[:-2].replace("__", "/")] = value
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+        return folder
+
+    return written
+
+
+def test_runs_are_equal_whatever_a_clock_says(runs):
+    result = compare(runs("one"), runs("another", collectives__all_2=9), 2, 2)
+    assert (result.steps, result.metrics, result.differing) == (2, 3, ())
+
+
+@pytest.mark.parametrize(
+    ("changed", "differing"),
+    [
+        ({"actor__lr_2": 0.2000000001}, "step 2: actor/lr"),
+        ({"actor__lr_1": None}, "step 1: actor/lr"),
+        ({"collectives__all_1": 9}, "step 1: collectives/all"),
+        ({"actor__new_2": 1}, "step 2: actor/new"),
+        ({"sha256": "b"}, "weights, optimizer or random numbers after the last step"),
+        ({"steps": (1,)}, "step 2 is in one run only"),
+    ],
+)
+def test_any_difference_is_found(runs, changed, differing):
+    assert compare(runs("one"), runs("another", **changed), 2, 2).differing == (differing,)
+
+
+def test_a_step_that_is_there_twice_is_an_error(runs):
+    with pytest.raises(ValueError, match="has step 2 twice"):
+        compare(runs("one"), runs("another", steps=(1, 2, 2)), 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "number", "rank", "held"),
+    [
+        ("ref", 2, 1, "1", True),
+        ("ref", 3, 1, "1", False),
+        ("update", 2, 1, "1", False),
+        ("ref", 2, 1, "0", False),
+        ("ref", 2, 2, "1", False),
+    ],
+)
+def test_a_process_is_held_at_its_place_and_at_no_other(tmp_path, monkeypatch, place, step, number, rank, held):
+    Stop("ref", 2, 1).write(tmp_path)
+    waited = []
+    monkeypatch.setattr(stops.time, "sleep", waited.append)
+    monkeypatch.setattr(
+        stops.settings, "current", lambda: SimpleNamespace(measure=SimpleNamespace(output_dir=tmp_path))
+    )
+    monkeypatch.setenv("RANK", rank)
+    if held:
+        with pytest.raises(SystemExit, match="nobody killed"):
+            reach(place, step, number)
+        assert json.loads((tmp_path / stops.REACHED_NAME).read_text()) == {"pid": os.getpid()}
+    else:
+        reach(place, step, number)
+        assert not (tmp_path / stops.REACHED_NAME).exists()
+    assert bool(waited) is held
+
+
+def test_the_places_of_a_worker_and_of_the_driver_come_in_their_order(tmp_path, monkeypatch):
+    """Two steps of a worker that saves the second, and the driver's two renames."""
+    seen = []
+    for module, name in ((stops.durable, "_write_all"), (stops.durable, "sync_folder"), (stops.Signs, "phase")):
+        monkeypatch.setattr(module, name, vars(module)[name])
+    monkeypatch.setattr(stops.trainer, "publish_step", lambda root, step: seen.append("published"))
+    monkeypatch.setattr(stops, "reach", lambda place, step, number=1: seen.append((place, step, number)))
+    monkeypatch.setattr(stops, "_entered", Counter())
+    monkeypatch.setattr(stops, "_written", Counter())
+    stops.install()
+    signs = stops.Signs()
+    for _ in range(2):
+        for phase in ("rollout", "update"):
+            with signs.phase(phase):
+                pass
+    with signs.phase("checkpoint"):
+        stops.durable.write_durably(tmp_path / "rank", [b"a", b"b"], 2, lambda _: None)
+    stops.trainer.publish_step(tmp_path, 2)
+    assert seen == [
+        ("rollout", 1, 1), ("update", 1, 1), ("rollout", 2, 1), ("update", 2, 1), ("checkpoint", 1, 1),
+        (CHUNK, 1, 1), (CHUNK, 1, 2), (FILE, 1, 1), (BEFORE_RENAME, 2, 1), "published", (AFTER_RENAME, 2, 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--config-name", "rehearsal", "--points", "0"], "--points 0: give 1 or more"),
+        (["--config-name", "nothing"], "nothing"),
+        (["--config-name", "rehearsal", "trainer.n_gpus_per_node=16"], "error: "),
+        (["--config-name", "rehearsal", "trainer.savefreq=1"], "did you mean trainer.save_freq?"),
+    ],
+)
+def test_what_cannot_be_proven_is_refused_before_anything_is_made(tmp_path, capsys, arguments, sentence):
+    try:
+        status = prove_resume.main([*arguments, "--output", str(tmp_path)])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2 and sentence in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.exhaustive
+def test_four_kills_of_the_rehearsal_are_survived(tmp_path):
+    line = [sys.executable, str(ROOT / "scripts" / "prove_resume.py"), "--config-name", "rehearsal", "--points", "4"]
+    ended = subprocess.run([*line, "--output", str(tmp_path)], capture_output=True, text=True, timeout=3000)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert "4 of 4 resumes were the unbroken run, bit for bit" in ended.stdout
