@@ -16,12 +16,14 @@ from verl_patches.trainer.configuration_checks.backends import Backend, backend_
 WORKERS: dict[Backend, str] = {"megatron": "verl.workers.megatron_workers", "fsdp": "verl.workers.fsdp_workers"}
 
 
-def start_workers(config: DictConfig) -> Template:
-    """The process that Ray's workers are forked from.
+def modules_of(config: DictConfig) -> tuple[str, ...]:
+    """What a worker finds already imported: the overlay first, so that it sees every later import."""
+    return "verl_patches.prelude_patch", "torch", WORKERS[backend_of(config)], "vllm"
 
-    What they find already imported: the overlay first, so that it sees every later import.
-    """
-    return start_template(("verl_patches.prelude_patch", "torch", WORKERS[backend_of(config)], "vllm"))
+
+def start_workers(config: DictConfig) -> Template:
+    """The process that Ray's workers are forked from."""
+    return start_template(modules_of(config))
 
 
 if __name__ == "__main__":

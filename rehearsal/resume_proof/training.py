@@ -2,14 +2,16 @@
 
 import sys
 
+from omegaconf import DictConfig
+
 from rehearsal.prefork import Template, start_template
-from rehearsal.training import MODULES
+from rehearsal.training import modules_of
 from verl_patches.trainer import main_ppo
 
 
-def start_workers() -> Template:
+def start_workers(config: DictConfig) -> Template:
     """The process that Ray's workers are forked from."""
-    return start_template((*MODULES, "rehearsal.resume_proof.held_workers"))
+    return start_template((*modules_of(config), "rehearsal.resume_proof.held_workers"))
 
 
 if __name__ == "__main__":
