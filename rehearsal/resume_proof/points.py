@@ -14,6 +14,8 @@ KILLED: tuple[Killed, ...] = ("driver", "worker", "raylet", "SIGTERM")
 
 WORKER_PLACES = ("rollout", "ref", "update", CHUNK, FILE)
 DRIVER_PLACES = ("reward", BEFORE_RENAME, AFTER_RENAME)
+# A checkpoint that is written in the background has its name when the next step's update begins, and not before these.
+_BEFORE_THE_UPDATE = ("rollout", "reward", "ref")
 # A rank writes far more chunks than this into its file, whatever the model.
 _CHUNKS = 8
 
@@ -34,8 +36,7 @@ class Point:
 def draw_points(number: int, seed: int, dies: int, steps: int, places: tuple[str, ...]) -> list[Point]:
     """`number` points, each time over all that can be killed and all `places` before one comes again.
 
-    steps: of the run; a point lies in its second step or later, so that there is something to go on from, and never
-    behind its last checkpoint.
+    steps: of the run; a point lies where there is a checkpoint to go on from, and never behind the last one.
     """
     generator = random.Random(seed)
     points: list[Point] = []
@@ -48,5 +49,6 @@ def draw_points(number: int, seed: int, dies: int, steps: int, places: tuple[str
         last = steps - 1 if place == AFTER_RENAME else steps
         rank = -1 if place in DRIVER_PLACES else generator.randrange(dies)
         chunk = generator.randint(1, _CHUNKS) if place == CHUNK else 1
-        points.append(Point(victims.pop(), Stop(place, generator.randint(2, last), rank, chunk)))
+        first = 3 if place in _BEFORE_THE_UPDATE else 2
+        points.append(Point(victims.pop(), Stop(place, generator.randint(first, last), rank, chunk)))
     return points

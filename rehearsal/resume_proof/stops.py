@@ -19,7 +19,8 @@ from typing import Any
 
 from post_training.checkpoint import durable
 from verl_patches.features import settings
-from verl_patches.features.training_checkpoint import trainer
+from verl_patches.features.training_checkpoint import saving, trainer
+from verl_patches.features.training_checkpoint.step_folders import step_of
 from verl_patches.features.watch.signs import Signs
 
 STOP_NAME, REACHED_NAME = "stop.json", "stop.reached"
@@ -47,6 +48,8 @@ class Stop:
 
 _entered: Counter[str] = Counter()
 _written: Counter[str] = Counter()
+# The step whose file this process is writing, in whatever phase and thread.
+_writing: list[int] = []
 
 
 def reach(place: str, step: int, number: int = 1) -> None:
@@ -72,11 +75,11 @@ def install() -> None:
     def noticed(self: Signs, name: str) -> Iterator[None]:
         with phase(self, name):
             _entered[name] += 1
-            _written.clear()
             reach(name, _entered[name])
             yield
 
     Signs.phase = noticed  # type: ignore[method-assign]
+    saving.write_file = _of_its_step(saving.write_file)
     durable._write_all = _counted(durable._write_all, CHUNK)
     durable.sync_folder = _counted(durable.sync_folder, FILE)
     publish = trainer.publish_step
@@ -89,12 +92,27 @@ def install() -> None:
     trainer.publish_step = published
 
 
+def _of_its_step(write: Callable[..., Any]) -> Callable[..., Any]:
+    """A rank's `write` of its file, with places in it."""
+
+    def noticed(path: Path, *arguments: Any) -> Any:
+        _written.clear()
+        _writing.append(step_of(path.parents[1].with_suffix("")))
+        try:
+            return write(path, *arguments)
+        finally:
+            _writing.pop()
+
+    return noticed
+
+
 def _counted(operation: Callable[..., None], place: str) -> Callable[..., None]:
-    """`operation` of a file, with a place before it; a worker writes in its phase `checkpoint`."""
+    """`operation` of a file, with a place before it if the file is a rank's own of a checkpoint."""
 
     def noticed(*arguments: Any) -> None:
-        _written[place] += 1
-        reach(place, _entered["checkpoint"], _written[place])
+        if _writing:
+            _written[place] += 1
+            reach(place, _writing[-1], _written[place])
         operation(*arguments)
 
     return noticed

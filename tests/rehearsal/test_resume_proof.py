@@ -8,6 +8,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rehearsal.plan import ROOT
 from rehearsal.resume_proof import stops
@@ -27,7 +28,8 @@ def test_points_are_drawn_over_all_that_is_killed_and_all_places():
     for first in range(0, 32, 8):
         assert {point.stop.place for point in points[first : first + 8]} == set(PLACES)
     for point in points:
-        assert 2 <= point.stop.step <= (2 if point.stop.place == AFTER_RENAME else 3)
+        first = 3 if point.stop.place in ("rollout", "reward", "ref") else 2
+        assert first <= point.stop.step <= (2 if point.stop.place == AFTER_RENAME else 3)
         assert (point.stop.rank == -1) == (point.stop.place in DRIVER_PLACES) and point.stop.rank < 4
         assert point.stop.number == 1 or point.stop.place == CHUNK
 
@@ -107,7 +109,8 @@ def test_a_process_is_held_at_its_place_and_at_no_other(tmp_path, monkeypatch, p
 def test_the_places_of_a_worker_and_of_the_driver_come_in_their_order(tmp_path, monkeypatch):
     """Two steps of a worker that saves the second, and the driver's two renames."""
     seen = []
-    for module, name in ((stops.durable, "_write_all"), (stops.durable, "sync_folder"), (stops.Signs, "phase")):
+    places = [(stops.durable, "_write_all"), (stops.durable, "sync_folder"), (stops.saving, "write_file")]
+    for module, name in (*places, (stops.Signs, "phase")):
         monkeypatch.setattr(module, name, vars(module)[name])
     monkeypatch.setattr(stops.trainer, "publish_step", lambda root, step: seen.append("published"))
     monkeypatch.setattr(stops, "reach", lambda place, step, number=1: seen.append((place, step, number)))
@@ -119,12 +122,17 @@ def test_the_places_of_a_worker_and_of_the_driver_come_in_their_order(tmp_path, 
         for phase in ("rollout", "update"):
             with signs.phase(phase):
                 pass
+    file = tmp_path / "global_step_2.partial" / "actor" / "rank"
     with signs.phase("checkpoint"):
-        stops.durable.write_durably(tmp_path / "rank", [b"a", b"b"], 2, lambda _: None)
+        pass
+    with signs.phase("rollout"):  # of the third step, while the second is being written
+        stops.saving.write_file(file, {"a": torch.ones(2)}, {})
+        stops.durable.write_durably(tmp_path / "another", [b"a"], 1, lambda _: None)
     stops.trainer.publish_step(tmp_path, 2)
     assert seen == [
         ("rollout", 1, 1), ("update", 1, 1), ("rollout", 2, 1), ("update", 2, 1), ("checkpoint", 1, 1),
-        (CHUNK, 1, 1), (CHUNK, 1, 2), (FILE, 1, 1), (BEFORE_RENAME, 2, 1), "published", (AFTER_RENAME, 2, 1),
+        ("rollout", 3, 1), (CHUNK, 2, 1), (CHUNK, 2, 2), (FILE, 2, 1), (BEFORE_RENAME, 2, 1), "published",
+        (AFTER_RENAME, 2, 1),
     ]  # fmt: skip
 
 
