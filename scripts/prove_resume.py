@@ -173,12 +173,13 @@ def _prove(shrunk: Shrunk, points: list[Point], signals: SignalFlag) -> int:
 
 
 def _print_table(rows: list[tuple[Point, int, Comparison]]) -> None:
-    print(f"\n{'killed':<9}{'at':<38}{'went on after':<15}{'metrics':>8}  what differed")
-    for point, after, result in rows:
-        at = str(point).partition(" while ")[2]
+    places = [str(point).partition(" while ")[2] for point, _, _ in rows]
+    width = max(map(len, places), default=0) + 2
+    print(f"\n{'killed':<9}{'at':<{width}}{'went on after':<15}{'metrics':>8}  what differed")
+    for (point, after, result), at in zip(rows, places, strict=True):
         shown = "; ".join(result.differing[:_SHOWN]) or "nothing"
         more = f" and {len(result.differing) - _SHOWN} more" if len(result.differing) > _SHOWN else ""
-        print(f"{point.killed:<9}{at:<38}{'step ' + str(after):<15}{result.metrics:>8}  {shown}{more}")
+        print(f"{point.killed:<9}{at:<{width}}{'step ' + str(after):<15}{result.metrics:>8}  {shown}{more}")
     failed = sum(bool(result.differing) for _, _, result in rows)
     print(f"{len(rows) - failed} of {len(rows)} resumes were the unbroken run, bit for bit")
 
