@@ -38,6 +38,7 @@ from verl_patches.features.overlong.feature import OVERLONG_FILTERING, OVERLONG_
 from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.reshard.feature import RESHARD, WHOLE_WEIGHTS
 from verl_patches.features.residency.feature import PHASES
+from verl_patches.features.rollout_correction.feature import ROLLOUT_CORRECTION
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 from verl_patches.features.sequence_ratio.feature import SEQUENCE_RATIO
 from verl_patches.features.temperature.feature import TEMPERATURE
@@ -257,6 +258,13 @@ def long_answers_cost_and_cut_ones_do_not_count(body):
     trainer = SimpleNamespace(config=OmegaConf.create(config), reward_fn=len)
     body(lambda self: setattr(self, "actor_rollout_wg", SimpleNamespace(update_actor=len)), trainer)
     return trainer.reward_fn is len, trainer.actor_rollout_wg.update_actor is len
+
+
+@demonstrates(f"{TRAINER}.init_workers", ROLLOUT_CORRECTION)
+def the_update_gets_weights(body):
+    trainer = SimpleNamespace()
+    body(lambda self: setattr(self, "actor_rollout_wg", SimpleNamespace(update_actor=len)), trainer)
+    return trainer.actor_rollout_wg.update_actor is len
 
 
 @demonstrates(f"{TRAINER}.init_workers", MEASURE)

@@ -9,6 +9,7 @@ from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.onpolicy.feature import ONPOLICY
 from verl_patches.features.overlong.feature import OVERLONG_FILTERING, OVERLONG_PENALTY
+from verl_patches.features.rollout_correction.feature import ROLLOUT_CORRECTION
 from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
@@ -208,6 +209,23 @@ def init_workers_that_filter_truncated(upstream, self):
     upstream(self)
     workers = self.actor_rollout_wg
     workers.update_actor = filtering(workers.update_actor, lambda: end_tokens_of(self))
+
+
+@wrap(
+    f"{_TRAINER}.init_workers",
+    feature=ROLLOUT_CORRECTION,
+    relies_on=[f"{_TRAINER}.fit"],
+    why="verl takes what the rollout sampled for samples of training's own policy, from which its kernels differ",
+    upstream="https://github.com/verl-project/verl/pull/2953",
+    remove_when="the pinned verl has truncated importance sampling (actor.tis_imp_ratio_cap, or rollout correction)",
+    outside=["measure"],
+)
+def init_workers_that_correct(upstream, self):
+    from verl_patches.features.rollout_correction.weights import correcting
+
+    upstream(self)
+    workers = self.actor_rollout_wg
+    workers.update_actor = correcting(workers.update_actor, settings.current().rollout_correction.cap)
 
 
 @wrap(

@@ -1,0 +1,115 @@
+"""Weights of the rollout's tokens: what verl's own loss makes of them, against the corrected loss written out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from verl import DataProto
+from verl.trainer.ppo.core_algos import compute_policy_loss
+
+from verl_patches.features.rollout_correction.weights import corrected, correcting, truncated_ratios
+from verl_patches.trainer.configuration_checks import ConfigurationError, check_configuration
+from verl_patches.trainer.main_ppo import compose
+
+SWITCH = "actor_rollout_ref.overlay.rollout_correction.enabled=true"
+RECOMPUTED = "actor_rollout_ref.actor.recompute_old_log_prob=true"
+LOW, HIGH, DUAL, CAP = 0.1, 0.2, 3.0, 2.0
+
+
+def drawn(lengths: list[int], seed: int, apart: float) -> DataProto:
+    """A batch as verl's loop gives it to the update, with one token of prompt; noise behind the end of an answer."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(lengths), max(lengths))
+    noise = torch.randn(3, *shape, generator=generator, dtype=torch.float64)
+    mask = torch.arange(1 + max(lengths)) <= torch.tensor(lengths)[:, None]
+    columns = {
+        "old_log_probs": noise[0] - 3,
+        "rollout_log_probs": noise[0] - 3 + apart * noise[1],
+        "advantages": noise[2],
+        "attention_mask": mask.long(),
+    }
+    return DataProto.from_dict(columns)
+
+
+def written_out(batch: DataProto, log_probs: torch.Tensor) -> torch.Tensor:
+    """The mean over tokens of min(p_old / p_rollout, cap) times PPO's loss of the token, with the dual clip."""
+    columns, terms = batch.batch, []
+    for row, length in enumerate(columns["attention_mask"].sum(-1) - 1):
+        for token in range(length):
+            old, rollout, advantage = (
+                columns[name][row, token] for name in ("old_log_probs", "rollout_log_probs", "advantages")
+            )
+            ratio = (log_probs[row, token] - old).exp()
+            loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - LOW, 1 + HIGH))
+            if advantage < 0:
+                loss = torch.minimum(loss, -advantage * DUAL)
+            terms.append(min((old - rollout).exp().item(), CAP) * loss)
+    return torch.stack(terms).mean()
+
+
+@hypothesis_settings(deadline=None)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 1000), st.sampled_from([0.0, 0.1, 2.0]))
+def test_verls_loss_has_the_weight_on_every_token(lengths, seed, apart):
+    batch = drawn(lengths, seed, apart)
+    generator = torch.Generator().manual_seed(seed + 1)
+    old = batch.batch["old_log_probs"]
+    log_probs = (old + torch.randn(old.shape, generator=generator, dtype=torch.float64)).requires_grad_()
+    changed, _ = corrected(batch, CAP)
+    found, *_ = compute_policy_loss(
+        old, log_probs, changed.batch["advantages"], changed.batch["attention_mask"][:, 1:], cliprange=LOW,
+        cliprange_low=LOW, cliprange_high=HIGH, clip_ratio_c=DUAL,
+    )  # fmt: skip
+    expected = written_out(batch, log_probs)
+    assert found.item() == pytest.approx(expected.item(), abs=1e-7)
+    gradients = (torch.autograd.grad(loss, log_probs)[0] for loss in (found, expected))
+    torch.testing.assert_close(*gradients, atol=1e-7, rtol=1e-7)
+
+
+def test_a_rollout_without_error_changes_nothing_and_the_batch_stays():
+    batch = drawn([3, 5], seed=1, apart=0.0)
+    before = batch.batch["advantages"].clone()
+    changed, figures = corrected(batch, CAP)
+    assert torch.equal(changed.batch["advantages"], before)
+    assert figures["rollout_correction/capped_share"] == 0 and figures["rollout_correction/ratio_max"] == 1
+    far, _ = corrected(drawn([3, 5], seed=1, apart=2.0), CAP)
+    assert not torch.equal(far.batch["advantages"], before) and torch.equal(batch.batch["advantages"], before)
+
+
+def test_what_lies_behind_an_answer_has_no_part():
+    batch = drawn([2, 4], seed=2, apart=0.5)
+    _, figures = corrected(batch, CAP)
+    batch.batch["rollout_log_probs"][0, 2:] = -1e9
+    changed, again = corrected(batch, CAP)
+    assert again == figures and changed.batch["advantages"].isfinite().all()
+
+
+def test_ratios_do_not_overflow():
+    far = truncated_ratios(torch.tensor([0.0, -1.0]), torch.tensor([-1e4, -1.0]), CAP)
+    torch.testing.assert_close(far, torch.tensor([2.0, 1.0]))
+
+
+def test_the_update_gets_the_corrected_batch_and_reports():
+    batch, seen = drawn([2, 4], seed=3, apart=2.0), []
+
+    def update_actor(given):
+        seen.append(given)
+        return SimpleNamespace(meta_info={"metrics": {"actor/pg_loss": 1.0}})
+
+    metrics = correcting(update_actor, CAP)(batch).meta_info["metrics"]
+    assert not torch.equal(seen[0].batch["advantages"], batch.batch["advantages"])
+    assert metrics["actor/pg_loss"] == 1.0 and 0 < metrics["rollout_correction/capped_share"] < 1
+    assert metrics["rollout_correction/weight_mean"] < CAP < metrics["rollout_correction/ratio_max"]
+
+
+def test_what_it_needs_is_asked_for():
+    check_configuration(compose("rehearsal", [SWITCH, RECOMPUTED]))
+    with pytest.raises(ConfigurationError, match="recompute_old_log_prob=False does not compute them; set that to"):
+        check_configuration(compose("rehearsal", [SWITCH]))
+    with pytest.raises(ConfigurationError, match="cap=0.5 is below the ratio of a rollout without error"):
+        cap = "actor_rollout_ref.overlay.rollout_correction.cap=0.5"
+        check_configuration(compose("rehearsal", [SWITCH, RECOMPUTED, cap]))

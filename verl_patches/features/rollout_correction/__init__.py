@@ -1,0 +1,1 @@
+"""Weighing tokens by how likely training finds what the rollout sampled."""

@@ -1,0 +1,49 @@
+"""The feature rollout_correction: its configuration, its switch, and what it cannot be combined with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from overlay import ConfigurationError, Feature
+
+_ACTOR = "actor_rollout_ref.actor"
+
+
+@dataclass(frozen=True)
+class RolloutCorrectionSettings:
+    """Weigh each token by min(p_old / p_rollout, cap), the truncated importance ratio of training to rollout."""
+
+    enabled: bool = False
+    cap: float = 2.0
+
+
+def check_old_log_probs(config: Mapping[str, Any], settings: Any) -> None:
+    """The weights are known before the update."""
+    if not settings.recompute_old_log_prob:
+        raise ConfigurationError(
+            f"{ROLLOUT_CORRECTION.switch}=True compares old log-probs with the rollout's, and "
+            f"{_ACTOR}.recompute_old_log_prob=False does not compute them; set that to True"
+        )
+
+
+def check_cap(config: Mapping[str, Any], settings: Any) -> None:
+    """Below 1, tokens of which both are equally sure would weigh less too."""
+    cap = settings.rollout_correction.cap
+    if not cap >= 1:
+        raise ConfigurationError(
+            f"actor_rollout_ref.overlay.rollout_correction.cap={cap} is below the ratio of a rollout without error; "
+            "give 1 or more, such as 2"
+        )
+
+
+ROLLOUT_CORRECTION = Feature(
+    name="rollout_correction",
+    purpose="Tokens weigh by how likely training finds what the rollout sampled (truncated importance sampling).",
+    section="actor_rollout_ref.overlay.rollout_correction",
+    settings=RolloutCorrectionSettings,
+    switch="actor_rollout_ref.overlay.rollout_correction.enabled",
+    is_on=lambda settings: settings.rollout_correction.enabled,
+    checks=(check_old_log_probs, check_cap),
+)

@@ -1,0 +1,59 @@
+"""Truncated importance sampling between rollout and training (Yao et al., 2025, "Your efficient RL framework secretly
+brings you off-policy RL training").
+
+The rollout samples from p_rollout, which differs from training's p_old by kernels and rounding alone. The gradient of a
+token is corrected by the factor w = min(p_old / p_rollout, cap). Every term of PPO's loss of a token (the ratio's, the
+clipped one's and the dual clip's) is linear in the token's advantage, and w is not negative, so that w on the advantage
+is w on the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+NEEDED = ("old_log_probs", "rollout_log_probs", "advantages")
+
+
+def truncated_ratios(old: torch.Tensor, rollout: torch.Tensor, cap: float) -> torch.Tensor:
+    """min(exp(old - rollout), cap) of log-probs of the same shape, without overflow."""
+    return (old - rollout).clamp(max=torch.tensor(cap).log()).exp()
+
+
+def corrected(batch: Any, cap: float) -> tuple[Any, dict[str, float]]:
+    """`batch`, a `DataProto` as verl's loop gives it to the update, with weights on its advantages, and what they are.
+
+    The batch itself stays as it is.
+
+    Raises:
+        KeyError: a column of `NEEDED` is missing.
+    """
+    from verl import DataProto
+
+    old, rollout, advantages = (batch.batch[name] for name in NEEDED)
+    counted = batch.batch["attention_mask"][:, -advantages.size(1) :].bool()
+    weights = truncated_ratios(old, rollout, cap)
+    tensors = batch.batch.clone(recurse=False)
+    # Behind the end of an answer neither log-prob means anything.
+    tensors["advantages"] = torch.where(counted, advantages * weights, advantages)
+    ratios = (old - rollout)[counted].exp()
+    figures = {
+        "rollout_correction/weight_mean": weights[counted].mean().item(),
+        "rollout_correction/ratio_max": ratios.max().item(),
+        "rollout_correction/capped_share": (ratios > cap).float().mean().item(),
+    }
+    return DataProto(batch=tensors, non_tensor_batch=batch.non_tensor_batch, meta_info=batch.meta_info), figures
+
+
+def correcting(update_actor: Callable[[Any], Any], cap: float) -> Callable[[Any], Any]:
+    """verl's call of the workers' update, with corrected advantages, whose metrics also say how far they moved."""
+
+    def update(batch: Any) -> Any:
+        batch, figures = corrected(batch, cap)
+        output = update_actor(batch)
+        output.meta_info["metrics"].update(figures)
+        return output
+
+    return update
