@@ -736,8 +736,7 @@ def nothing_is_cast_on_the_device(body):
     return actor.device_name
 
 
-@demonstrates("verl.workers.actor.dp_actor:compute_policy_loss", SEQUENCE_RATIO)
-@demonstrates("verl.workers.actor.megatron_actor:compute_policy_loss", SEQUENCE_RATIO)
+@demonstrates("verl.trainer.ppo.core_algos:compute_policy_loss", SEQUENCE_RATIO)
 def a_response_has_one_ratio(body):
     log_probs, old = torch.tensor([[0.0, 0.0]]), torch.tensor([[-1.0, 1.0]])
     return body(lambda old, *_: (-old).exp().tolist(), old, log_probs, torch.ones(1, 2), torch.ones(1, 2))

@@ -4,7 +4,6 @@ from overlay import wrap
 from verl_patches.features.exact_loss.feature import EXACT_LOSS
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.precision.feature import PRECISION
-from verl_patches.features.sequence_ratio.feature import SEQUENCE_RATIO
 
 _ACTOR = "verl.workers.actor.dp_actor:DataParallelPPOActor"
 
@@ -85,19 +84,3 @@ def optimizer_step(upstream, self):
     norm = upstream(self)
     current_record().count("actor/nonfinite_steps", int(not norm.isfinite()))
     return norm
-
-
-@wrap(
-    "verl.workers.actor.dp_actor:compute_policy_loss",
-    feature=SEQUENCE_RATIO,
-    why="verl compares policies token by token; with experts, whose choice differs between rollout and training, the "
-    "ratio of a whole response is steadier",
-    upstream="https://github.com/verl-project/verl/pull/2775",
-    remove_when="the pinned verl has actor.policy_loss.loss_mode=gspo",
-    only_here=True,
-)
-def compute_policy_loss(upstream, old_log_prob, log_prob, advantages, response_mask, *args, **kwargs):
-    from verl_patches.features.sequence_ratio.log_probs import old_log_probs_of_sequences
-
-    old_log_prob = old_log_probs_of_sequences(log_prob, old_log_prob, response_mask)
-    return upstream(old_log_prob, log_prob, advantages, response_mask, *args, **kwargs)

@@ -9,7 +9,6 @@ from verl_patches.features.exact_loss.feature import EXACT_LOSS
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY
-from verl_patches.features.sequence_ratio.feature import SEQUENCE_RATIO
 
 _ACTOR = "verl.workers.actor.megatron_actor:MegatronPPOActor"
 _SCHEDULE = "verl.workers.actor.megatron_actor:get_forward_backward_func"
@@ -187,19 +186,3 @@ def update_policy(upstream, self, dataloader):
             self.actor_module, "after an update that was skipped, the actor's weights", "begin from weights before that"
         )
     return metrics
-
-
-@wrap(
-    "verl.workers.actor.megatron_actor:compute_policy_loss",
-    feature=SEQUENCE_RATIO,
-    why="verl compares policies token by token; with experts, whose choice differs between rollout and training, the "
-    "ratio of a whole response is steadier",
-    upstream="https://github.com/verl-project/verl/pull/2775",
-    remove_when="the pinned verl has actor.policy_loss.loss_mode=gspo",
-    only_here=True,
-)
-def compute_policy_loss(upstream, old_log_prob, log_prob, advantages, response_mask, *args, **kwargs):
-    from verl_patches.features.sequence_ratio.log_probs import old_log_probs_of_sequences
-
-    old_log_prob = old_log_probs_of_sequences(log_prob, old_log_prob, response_mask)
-    return upstream(old_log_prob, log_prob, advantages, response_mask, *args, **kwargs)

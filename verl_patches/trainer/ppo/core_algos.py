@@ -1,0 +1,19 @@
+"""verl's policy loss compares whole responses where it is asked to."""
+
+from overlay import wrap
+from verl_patches.features.sequence_ratio.feature import SEQUENCE_RATIO
+
+
+@wrap(
+    "verl.trainer.ppo.core_algos:compute_policy_loss",
+    feature=SEQUENCE_RATIO,
+    why="verl compares policies token by token; with experts, whose choice differs between rollout and training, the "
+    "ratio of a whole response is steadier",
+    upstream="https://github.com/verl-project/verl/pull/2775",
+    remove_when="the pinned verl has actor.policy_loss.loss_mode=gspo",
+)
+def compute_policy_loss(upstream, old_log_prob, log_prob, advantages, response_mask, *args, **kwargs):
+    from verl_patches.features.sequence_ratio.log_probs import old_log_probs_of_sequences
+
+    old_log_prob = old_log_probs_of_sequences(log_prob, old_log_prob, response_mask)
+    return upstream(old_log_prob, log_prob, advantages, response_mask, *args, **kwargs)
