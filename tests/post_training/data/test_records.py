@@ -51,6 +51,15 @@ def test_math_lighteval_answer_is_in_the_last_box(tmp_path, solution, answer):
     assert problems == [Problem("x", answer, solution, "DigitalLearningGmbH/MATH-lighteval")]
 
 
+def test_records_of_a_parquet_file_are_counted_over_its_batches(tmp_path):
+    path = tmp_path / "groups.parquet"
+    rows = [{**GSM8K, "question": f"{row}+1"} for row in range(4)] + [{**GSM8K, "question": "4+1", "answer": "no mark"}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
+    assert len(pyarrow.parquet.read_table(path).to_batches()) == 3
+    (missing,) = read_problems(path).without_answer
+    assert missing.startswith("record 5: ")
+
+
 def test_parquet_as_the_hub_has_it(tmp_path):
     path = tmp_path / "train-00000-of-00001.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([GSM8K, {**GSM8K, "question": "And now?"}]), path)

@@ -235,6 +235,7 @@ def test_every_key_that_our_files_set_is_in_the_schema():
         ("actor_rollout_ref.rollout.gpu_memory_utilization=5", "gpu_memory_utilization=5 is refused"),
         ("trainer.nnodes=2", "trainer.nnodes=2 needs a Ray of 2 nodes, and ray_init.address=local"),
         ("ray_init.address=head", "ray_init.address=head is no address; give host:port"),
+        *((f"ray_init.address={each}", "is no address; give host:port") for each in (":6379", "a:b", "a:0", "a:65536")),
         ("ray_init.temp_dir=/tmp/0123456789/0123456789/0123456789/0123456789", "ray_init.temp_dir=.* shorter one"),
         ("algorithm.adv_estimator=foo", "adv_estimator=foo is refused: it should be 'grpo'"),
         ("algorithm.adv_estimator=gae", "adv_estimator=gae is refused: .*a critic is not supported yet"),
