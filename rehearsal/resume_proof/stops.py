@@ -78,7 +78,7 @@ def install() -> None:
             reach(name, _entered[name])
             yield
 
-    Signs.phase = noticed  # type: ignore[method-assign]
+    Signs.phase = noticed  # type: ignore[method-assign]  # of this process, which is to be killed
     saving.write_file = _of_its_step(saving.write_file)
     durable._write_all = _counted(durable._write_all, CHUNK)
     durable.sync_folder = _counted(durable.sync_folder, FILE)

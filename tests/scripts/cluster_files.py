@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import re
+import socket
 import sys
 from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "scripts" / "env" / "a3_256_dies.env"
+
+
+def free_port(address: str) -> int:
+    """A port of `address` that nobody has, and that the system gives to no connection of another test meanwhile."""
+    while True:
+        # Below the range from which Linux takes ports, and above Ray's own for its workers.
+        port = random.randrange(21_000, 32_000)
+        try:
+            with socket.create_server((address, port)):
+                return port
+        except OSError:
+            continue
 
 
 def write_cluster_file(path: Path, **values: object) -> Path:

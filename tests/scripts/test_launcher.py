@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.cluster_files import ROOT, write_cluster_file
+from tests.scripts.cluster_files import ROOT, free_port, write_cluster_file
 
 LAUNCHER = ROOT / "scripts" / "train_deepseekv3_256die_true_weight.sh"
 HEAD, WORKER = "127.0.0.2", "127.0.0.3"
@@ -198,9 +198,7 @@ def _new_terminal_job() -> None:
 
 @pytest.fixture
 def port():
-    with socket.socket() as free:
-        free.bind((HEAD, 0))
-        number = free.getsockname()[1]
+    number = free_port(HEAD)
     yield number
     shutil.rmtree(f"/tmp/ray-{getpass.getuser()}-{number}", ignore_errors=True)
 

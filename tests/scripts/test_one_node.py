@@ -57,7 +57,7 @@ def machine(tmp_path):
 def test_data_are_made_the_configuration_is_checked_and_then_it_trains(machine, tmp_path, launcher, name):
     ended, calls = machine(launcher, "--steps", "7", "--", "trainer.save_freq=5")
     assert ended.returncode == 0, ended.stderr
-    convert, check, train = map(shlex.split, calls)
+    convert, check, train = map(words, calls)
     assert convert[0] == "scripts/json_to_parquet.py" and convert[convert.index("--json_path") + 1] == str(PROBLEMS)
     own = [
         "-m", "verl_patches.trainer.main_ppo", "--config-name", f"qwen2_5_{name}",
@@ -78,7 +78,7 @@ def test_a_dry_run_prints_what_a_run_then_does(machine, tmp_path):
     assert shown.returncode == 0 and not calls and not (tmp_path / "out").exists()
     lines = [line.removeprefix("run ") for line in shown.stdout.splitlines() if line.startswith("run ")]
     _, (convert, _, train) = machine(ONE_CARD, *arguments)
-    assert [shlex.split(line)[1:] for line in lines] == [shlex.split(call)[:-2] for call in (convert, train)]
+    assert [words(line)[1:] for line in lines] == [words(call)[:-2] for call in (convert, train)]
     assert f"source {tmp_path}/set_env.sh" in shown.stdout and "export VLLM_USE_V1=1" in shown.stdout
 
 
@@ -120,7 +120,7 @@ def test_the_printed_commands_pass_their_own_check(machine, tmp_path, inputs):
     (described / "config.json").write_text(json.dumps(qwen | {"hidden_size": 896, "vocab_size": 512}))
     for launcher in (ONE_CARD, EIGHT_DIES):
         shown, _ = machine(launcher, "--dry-run", "--model", described)
-        *_, convert, train = (shlex.split(line)[2:] for line in shown.stdout.splitlines() if line.startswith("run "))
+        *_, convert, train = (words(line)[2:] for line in shown.stdout.splitlines() if line.startswith("run "))
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         for command in (convert, [*train, "--check"], [*train, "--check", "trainer.savefreq=1"]):
             ended = subprocess.run(
@@ -128,6 +128,12 @@ def test_the_printed_commands_pass_their_own_check(machine, tmp_path, inputs):
             )
             refused = "savefreq" in command[-1]
             assert ended.returncode == (2 if refused else 0), ended.stdout + ended.stderr
+
+
+def words(line: str) -> list[str]:
+    """The words of a line for bash, which may quote a path in ways that other shells do not know."""
+    printed = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout
+    return printed.decode().split("\0")[:-1]
 
 
 def commands_of_the_guide() -> list[list[str]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.cluster_files import ROOT, write_cluster_file
+from tests.scripts.cluster_files import ROOT, free_port, write_cluster_file
 from verl_patches.trainer.own_ray import python_of_workers
 
 LAUNCHER = ROOT / "scripts" / "train_deepseekv3_256die_true_weight.sh"
@@ -39,9 +39,7 @@ exec {shlex.quote(sys.executable)} "$@"
 
 @pytest.fixture
 def port():
-    with socket.socket() as free:
-        free.bind((ADDRESS, 0))
-        number = free.getsockname()[1]
+    number = free_port(ADDRESS)
     yield number
     shutil.rmtree(f"/tmp/ray-{getpass.getuser()}-{number}", ignore_errors=True)
 

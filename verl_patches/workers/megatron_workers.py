@@ -269,6 +269,7 @@ def load_checkpoint(upstream, self, *args, **kwargs):
 @add(
     f"{_WORKER}.finish_checkpoint",
     feature=TRAINING_CHECKPOINT,
+    evidence="executed",
     why="verl's driver has no call that waits for a checkpoint that a worker is writing",
     upstream=_OURS,
     remove_when="a worker of the pinned verl saves in the background, and says when it has",
