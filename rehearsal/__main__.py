@@ -94,7 +94,7 @@ def rehearse(plan: Plan, dry_run: bool) -> int:
     from post_training.report import ReportError
     from rehearsal.display import make_console, print_summary
     from rehearsal.preflight import PreflightError
-    from rehearsal.processes import Interrupted, SignalFlag
+    from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies
     from rehearsal.stages import Rehearsal, RunFailed, check_before_anything
     from verl_patches.trainer.own_ray import FolderError, private_folder
 
@@ -124,12 +124,6 @@ def rehearse(plan: Plan, dry_run: bool) -> int:
         )
     print_summary(console, summary, plan.output)
     return DONE
-
-
-def remove_emulated_dies(name: str) -> None:
-    """Removes what processes that were killed have left of the emulated node `name`."""
-    for account in Path("/dev/shm").glob(f"npu_emulator-*-{name}"):
-        account.unlink(missing_ok=True)
 
 
 def _fail(sentence: str, status: int) -> int:

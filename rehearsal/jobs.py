@@ -13,14 +13,12 @@ class Job:
         configuration: name of a file of `verl_patches/trainer/config`.
         model_type: the tiny model's family, a key of `TINY_MODELS`.
         dies: emulated dies, where the user asks for no other number.
-        rollout_ranks_share_experts: whether expert parallelism of the rollout spans all dies.
         settings: Hydra overrides that scale the configuration down; they lose against the user's.
     """
 
     configuration: str
     model_type: str = DEFAULT_MODEL_TYPE
     dies: int = 4
-    rollout_ranks_share_experts: bool = False
     settings: tuple[str, ...] = ()
 
 
@@ -29,7 +27,7 @@ _TINY_QWEN = "+scale=emulated_qwen2_5"
 JOBS = {
     job.configuration: job
     for job in (
-        Job(DEFAULT_JOB, rollout_ranks_share_experts=True),
+        Job(DEFAULT_JOB),
         Job("qwen2_5_0_5b_gsm8k", "qwen2", dies=2, settings=(_TINY_QWEN,)),
         Job("qwen2_5_1_5b_math_one_card", "qwen2", dies=1, settings=(_TINY_QWEN,)),
     )

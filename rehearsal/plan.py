@@ -44,6 +44,11 @@ class Options:
     overrides: tuple[str, ...] = ()
     resumes: bool = False
 
+    @property
+    def model_type(self) -> str:
+        """The family of the tiny model."""
+        return self.model or JOBS[self.job].model_type
+
     def write(self, path: Path) -> None:
         """Writes the choices as JSON, so that the run can go on with them."""
         kept = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
@@ -82,11 +87,6 @@ class Plan:
         return JOBS[self.options.job]
 
     @property
-    def model_type(self) -> str:
-        """The family of the tiny model."""
-        return self.options.model or self.job.model_type
-
-    @property
     def train_data(self) -> Path:
         """The parquet file to train on."""
         return self.output / "data" / "train.parquet"
@@ -109,7 +109,7 @@ class Plan:
             "--output",
             str(self.checkpoint),
             "--model-type",
-            self.model_type,
+            self.options.model_type,
             "--seed",
             str(CHECKPOINT_SEED),
         ]
@@ -155,7 +155,7 @@ class Plan:
 def make_plan(options: Options, time_name: str) -> Plan:
     """Works out a run; ``time_name`` names its folder unless the options say where to write."""
     output = (options.output or RUNS / time_name).resolve()
-    checkpoint = ROOT / ".cache" / "checkpoints" / checkpoint_key(options.model or JOBS[options.job].model_type)
+    checkpoint = ROOT / ".cache" / "checkpoints" / checkpoint_key(options.model_type)
     plan = Plan(options, output, checkpoint, ())
     own = [
         *plan.job.settings,
@@ -168,8 +168,8 @@ def make_plan(options: Options, time_name: str) -> Plan:
         setting("trainer.n_gpus_per_node", options.dies),
         setting("trainer.default_local_dir", output / "checkpoints"),
     ]
-    if plan.job.rollout_ranks_share_experts:
-        own += _model_settings(plan.model_type, options.dies)
+    if options.job == DEFAULT_JOB:
+        own += _model_settings(options.model_type, options.dies)
     if options.recipe != Options.recipe:
         own.append(setting("+recipe", options.recipe))
     if options.resumes:

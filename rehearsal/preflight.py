@@ -44,7 +44,7 @@ def compose_checked(plan: Plan) -> Mapping[str, Any]:
     try:
         config = compose(plan.job.configuration, plan.overrides)
         to_make = not is_whole(plan.checkpoint) and _model_path(config) == str(plan.checkpoint)
-        described = {"model_type": plan.model_type, **TINY_MODELS[plan.model_type]}
+        described = {"model_type": plan.options.model_type, **TINY_MODELS[plan.options.model_type]}
         check_configuration(config, described if to_make else None)
         check_machine(config, model_is_there=not to_make)
     except (HydraException, OmegaConfBaseException) as error:

@@ -112,3 +112,9 @@ def _remaining(leader: subprocess.Popen[bytes], earlier: Collection[int]) -> lis
     leader.poll()
     reap_adopted([leader.pid, *earlier])
     return [process for process in descendants(os.getpid()) if process not in earlier]
+
+
+def remove_emulated_dies(name: str) -> None:
+    """Removes what processes that were killed have left of the emulated node `name`."""
+    for account in Path("/dev/shm").glob(f"npu_emulator-*-{name}"):
+        account.unlink(missing_ok=True)

@@ -94,7 +94,7 @@ class Rehearsal:
             self.console.print(f"{plan.checkpoint} is damaged; it is made again")
             shutil.rmtree(plan.checkpoint)
         if not plan.checkpoint.exists():
-            name = family_of(TINY_MODELS[plan.model_type]).name
+            name = family_of(TINY_MODELS[plan.options.model_type]).name
             self._prepare_step(f"Making the tiny {name} checkpoint", plan.checkpoint_command(), plan)
         if not (plan.options.resumes and plan.train_data.exists() and plan.test_data.exists()):
             self._prepare_step("Making the parquet files", plan.data_command(), plan)

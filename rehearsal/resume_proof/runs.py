@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from post_training.overrides import setting
-from rehearsal.__main__ import remove_emulated_dies
 from rehearsal.plan import ROOT, run_environment
-from rehearsal.processes import SignalFlag, run_to_the_end
+from rehearsal.processes import SignalFlag, remove_emulated_dies, run_to_the_end
 from rehearsal.resume_proof.points import Killed, Point
 from rehearsal.resume_proof.stops import REACHED_NAME, STOP_NAME
 from verl_patches.features.training_checkpoint.step_folders import newest_step

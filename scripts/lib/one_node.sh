@@ -36,7 +36,8 @@ one_node_train() {
     local -A given=()
     local names=() environment=() convert train
     one_node_require_input
-    settings_read "${settings:-$root/scripts/env/one_node.env}" given names
+    settings=${settings:-$root/scripts/env/one_node.env}
+    settings_read "$settings" given names
     [[ -n ${given[CANN_ENV]:-} ]] || fail "$settings does not set CANN_ENV; scripts/env/one_node.env says what it is."
     for name in "${names[@]}"; do
         [[ $name == CANN_ENV ]] || environment+=("$name=${given[$name]}")

@@ -1,33 +1,19 @@
 """Each family goes through the whole loop in float32: weights are exact, and log-probs of both sides agree."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.rehearsal.command import rehearse
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", sorted(TINY_MODELS.keys() - {DEFAULT_MODEL_TYPE}))
 def test_a_family_is_rehearsed_and_passes_the_gate(model, tmp_path):
-    arguments = ["--model", model, "--steps", "2", "--output", str(tmp_path / "run")]
     precision = "actor_rollout_ref.overlay.precision=float32"
-    running = subprocess.run(
-        [sys.executable, "-m", "rehearsal", *arguments, "--", precision],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    assert running.returncode == 0, running.stdout + running.stderr
+    rehearse(tmp_path / "run", "--model", model, "--steps", "2", "--", precision)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["steps"] == 2 and summary["weights_exact"] is True
     assert summary["rollout_logprob_diff_max"] < 1e-3

@@ -1,9 +1,6 @@
 """The default rehearsal learns, and with a learning rate of 0 it does not: the user's command, shortened to 8 steps."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from statistics import mean
 
@@ -15,27 +12,18 @@ from overlay.discovery import load
 from overlay.pins import Pins
 from post_training.plan.job import read_job
 from post_training.plan.report import Machine, make_job_plan
+from tests.rehearsal.command import rehearse
 from verl_patches.features.measure.run_files import read_executed
 from verl_patches.features.settings import OverlaySettings
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 8
 # The mean of three steps (768 answers) varies by about 0.03 while the policy stays the same.
 NOISE = 0.12
 
 
-def rehearse(output: Path, *overrides: str) -> list[dict[str, float]]:
+def learn(output: Path, *overrides: str) -> list[dict[str, float]]:
     """Rehearse with seed 1; return the metrics of every step."""
-    arguments = ["--steps", str(STEPS), "--seed", "1", "--output", str(output), "--", *overrides]
-    running = subprocess.run(
-        [sys.executable, "-m", "rehearsal", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    assert running.returncode == 0, running.stdout + running.stderr
+    rehearse(output, "--steps", str(STEPS), "--seed", "1", "--", *overrides)
     steps = [json.loads(line)["metrics"] for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert len(steps) == STEPS
     return steps
@@ -65,7 +53,7 @@ def is_on(feature: Feature, config: DictConfig, chosen: OverlaySettings) -> bool
 def rehearsed(tmp_path_factory) -> tuple[Path, list[dict[str, float]]]:
     """The folder and the metrics of a rehearsal as the user starts it."""
     output = tmp_path_factory.mktemp("rehearsed") / "run"
-    return output, rehearse(output)
+    return output, learn(output)
 
 
 @pytest.mark.slow
@@ -88,7 +76,7 @@ def test_the_plan_predicts_the_memory_of_a_rehearsal(rehearsed):
 
 @pytest.mark.slow
 def test_without_a_learning_rate_the_policy_and_its_reward_stay(tmp_path):
-    steps = rehearse(tmp_path / "run", "actor_rollout_ref.actor.optim.lr=0")
+    steps = learn(tmp_path / "run", "actor_rollout_ref.actor.optim.lr=0")
     assert all(step["actor/kl_loss"] == 0 for step in steps)
     assert all(step["actor/grad_norm"] > 0 for step in steps)
     assert abs(rise(steps)) < NOISE

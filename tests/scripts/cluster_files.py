@@ -1,4 +1,4 @@
-"""A cluster's file of settings for a test: the one that the project ships, with some values replaced."""
+"""What tests of the launchers need: the shipped file of a cluster with some values replaced, a port, a script."""
 
 from __future__ import annotations
 

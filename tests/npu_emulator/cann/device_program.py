@@ -126,9 +126,14 @@ def tiles() -> dict:
 
 @check
 def quantised() -> dict:
-    """Products of rows and weights in 8 bits, with weights in plain order and in NZ, beside exact ones."""
+    """Operators on 8 and 4 bits beside exact ones."""
     generator = torch.Generator().manual_seed(5)
     rows, weight = torch.randn(6, 64, generator=generator), torch.randn(64, 32, generator=generator)
+    return _of_8_bits(rows, weight) | _of_4_bits(rows, weight) | _quantising(rows, generator)
+
+
+def _of_8_bits(rows: torch.Tensor, weight: torch.Tensor) -> dict:
+    """Products of rows [6, 64] and weights [64, 32], with weights in plain order and in NZ."""
     whole, of_rows = torch_npu.npu_dynamic_quant(rows.half().to(DEVICE))
     columns, of_columns = torch_npu.npu_dynamic_quant(weight.t().half().contiguous().to(DEVICE))
     columns = columns.t().contiguous()
@@ -151,7 +156,26 @@ def quantised() -> dict:
     def cast(matrix: torch.Tensor) -> torch.Tensor:
         return torch_npu.npu_format_cast(matrix.contiguous(), 29)
 
-    # Numbers of 4 bits, eight in an int32: the same ones unpacked, and their product.
+    matrices = torch.stack([columns, columns])
+    twice = exact * torch.tensor([1.0, 1, 2, 2, 2, 2])[:, None]
+    quarter = torch.full((1,), 0.25, device=DEVICE)
+    return {
+        "rounded once": torch.equal(product(columns, of_columns), exact.float().bfloat16()),
+        "tiles": torch.equal(product(cast(columns), of_columns), product(columns, of_columns)),
+        "tiles transposed": torch.equal(product(cast(columns.t()).t(), of_columns), product(columns, of_columns)),
+        "of the float product": ((exact - rows @ weight).norm() / (rows @ weight).norm()).item(),
+        "half": torch.equal(
+            torch_npu.npu_quant_matmul(whole, columns, quarter, output_dtype=torch.float16).cpu(),
+            (whole.cpu().float() @ columns.cpu().float() / 4).half(),
+        ),
+        "other scales": torch.equal(product(columns, 2 * of_columns), exact.float().bfloat16()),
+        "grouped": ((grouped(matrices) - twice).norm() / twice.norm()).item(),
+        "grouped tiles": torch.equal(grouped(cast(matrices)), grouped(matrices)),
+    }
+
+
+def _of_4_bits(rows: torch.Tensor, weight: torch.Tensor) -> dict:
+    """Numbers of 4 bits, eight in an int32: the same ones unpacked, and their product."""
     small, of_small = torch_npu.npu_dynamic_quant(rows.half().to(DEVICE), dst_type=torch.quint4x2)
     low = small.cpu().view(torch.uint8)
     unpacked = torch.stack([low & 15, low >> 4], -1).flatten(-2).to(torch.int16)
@@ -162,6 +186,12 @@ def quantised() -> dict:
         small, four.t(), ones, pertoken_scale=of_small, output_dtype=torch.bfloat16
     ).cpu()
     by_hand = (unpacked.float() @ weight.round().clamp(-8, 7)) * of_small.cpu()[:, None]
+    near = (unpacked * of_small.cpu()[:, None] - rows).abs().amax(-1) <= of_small.cpu() * 0.51
+    return {"4 bits": [near.all().item(), torch.equal(of_four, by_hand.bfloat16())]}
+
+
+def _quantising(rows: torch.Tensor, generator: torch.Generator) -> dict:
+    """Fused operators whose result has 8 bits: the norm of a sum, and SwiGLU of groups."""
     ready, scale = torch.randn(32, generator=generator), torch.rand(32, generator=generator) + 0.5
     added, gain, halves = rows[:, :32].half(), ready.half(), torch.randint(-50, 50, (6, 64), generator=generator)
     first, _, total = torch_npu.npu_add_rms_norm_quant(
@@ -177,31 +207,13 @@ def quantised() -> dict:
     )  # fmt: skip
     gate, value = (halves * of_groups.repeat_interleave(counts, 0) * of_activations[:, None]).chunk(2, -1)
     activated = torch.nn.functional.silu(gate) * value
-    matrices = torch.stack([columns, columns])
-    twice = exact * torch.tensor([1.0, 1, 2, 2, 2, 2])[:, None]
+    within = (second.cpu() * of_second.cpu()[:, None] - activated).abs() <= 0.51 * of_second.cpu()[:, None]
     return {
-        "rounded once": torch.equal(product(columns, of_columns), exact.float().bfloat16()),
-        "tiles": torch.equal(product(cast(columns), of_columns), product(columns, of_columns)),
-        "tiles transposed": torch.equal(product(cast(columns.t()).t(), of_columns), product(columns, of_columns)),
-        "of the float product": ((exact - rows @ weight).norm() / (rows @ weight).norm()).item(),
-        "4 bits": [
-            ((unpacked * of_small.cpu()[:, None] - rows).abs().amax(-1) <= of_small.cpu() * 0.51).all().item(),
-            torch.equal(of_four, by_hand.bfloat16()),
-        ],
         "norm": [
             torch.equal(total.cpu(), added + added),
             (first.cpu() - (normal / scale).round().clamp(-128, 127)).abs().max().item(),
         ],
-        "swiglu": ((second.cpu() * of_second.cpu()[:, None] - activated).abs() <= 0.51 * of_second.cpu()[:, None])
-        .all()
-        .item(),
-        "half": torch.equal(
-            torch_npu.npu_quant_matmul(whole, columns, ones / 4, output_dtype=torch.float16).cpu(),
-            (whole.cpu().float() @ columns.cpu().float() / 4).half(),
-        ),
-        "other scales": torch.equal(product(columns, 2 * of_columns), exact.float().bfloat16()),
-        "grouped": ((grouped(matrices) - twice).norm() / twice.norm()).item(),
-        "grouped tiles": torch.equal(grouped(cast(matrices)), grouped(matrices)),
+        "swiglu": within.all().item(),
     }
 
 

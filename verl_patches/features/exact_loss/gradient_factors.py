@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from verl_patches.features.exact_loss.schedule import TOKEN_MEANS
 from verl_patches.features.exact_loss.shares import TOKEN_MEAN, Amounts, count, share
 
-# What verl appends for every micro batch: a term of the loss, aggregated like it, and means over tokens. Of the KL it
-# keeps the value of the last micro batch alone.
+# What verl appends for every micro batch besides means over tokens: a term of the loss, aggregated like it. Of the KL
+# it keeps the value of the last micro batch alone.
 LOSS = "actor/pg_loss"
-TOKEN_MEANS = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
 
 
 class _WithFactor(torch.autograd.Function):
