@@ -1,7 +1,15 @@
 """How vLLM-Ascend exchanges tokens between the dies that hold the experts."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from overlay import wrap
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
+
+if TYPE_CHECKING:
+    from vllm_ascend.ascend_forward_context import FusedMoEState
 
 
 @wrap(
@@ -13,7 +21,7 @@ from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALL
     remove_when="the pinned vLLM-Ascend chooses the fused exchange for graphs on any number of dies",
     relies_on=["vllm_ascend.ascend_config:get_ascend_config"],
 )
-def get_fused_moe_state(upstream, ep_size, with_prefill):
+def get_fused_moe_state(upstream: Callable[..., FusedMoEState], ep_size: int, with_prefill: bool) -> FusedMoEState:
     chosen = upstream(ep_size, with_prefill)
     if with_prefill:
         return chosen

@@ -1,8 +1,16 @@
 """vLLM's data-parallel ranks know from the last forward's agreement whether anyone has unfinished requests."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from overlay import wrap
 from verl_patches.features import settings
 from verl_patches.features.dp_sync.feature import DP_SYNC
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @wrap(
@@ -13,7 +21,7 @@ from verl_patches.features.dp_sync.feature import DP_SYNC
     upstream="https://github.com/vllm-project/vllm-ascend/pull/2102",
     remove_when="vLLM's offline engine agrees on the device group",
 )
-def has_unfinished_dp(upstream, dp_group, has_unfinished):
+def has_unfinished_dp(upstream: Callable[..., bool], dp_group: ProcessGroup, has_unfinished: bool) -> bool:
     import vllm.envs
     from vllm.distributed.parallel_state import get_dp_group
 

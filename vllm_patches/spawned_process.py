@@ -12,8 +12,6 @@ from verl_patches.features import settings
 
 overlay.activate()
 
-overlay.activate()
-
 
 class PatchedSpawnProcess(SpawnProcess):
     """A spawned process in which the settings of its parent are in force."""

@@ -1,7 +1,16 @@
 """vLLM registers its custom operators on torch 2.5.1, and patches the processes that it spawns."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from overlay import register, wrap
 from verl_patches.features.compatibility.feature import VLLM_ON_TORCH_2_5, VLLM_PROCESSES
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
 
 
 @register(
@@ -12,7 +21,7 @@ from verl_patches.features.compatibility.feature import VLLM_ON_TORCH_2_5, VLLM_
     remove_when="the pinned torch is 2.7 or later, which vLLM 0.9.1 is written for",
     evidence="executed",
 )
-def parameter_types(module):
+def parameter_types(module: ModuleType) -> dict[Any, str]:
     from typing import Optional
 
     # vLLM-Ascend rewrites the annotations instead, but only once its plugin is loaded, and verl's driver imports vLLM's
@@ -29,7 +38,7 @@ def parameter_types(module):
     upstream="not forwarded: vLLM's plugins are loaded only after vLLM itself, which is too late on torch 2.5.1",
     remove_when="never: it is how the overlay reaches these processes",
 )
-def get_mp_context(upstream):
+def get_mp_context(upstream: Callable[..., BaseContext]) -> BaseContext:
     context = upstream()
     if context.get_start_method() != "spawn":
         return context

@@ -1,7 +1,16 @@
 """How vLLM-Ascend chooses the experts of a token."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from overlay import wrap
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
+
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.fused_moe.layer import MoEConfig
+    from vllm_ascend.ops.fused_moe import AscendUnquantizedFusedMoEMethod
 
 
 @wrap(
@@ -12,7 +21,9 @@ from verl_patches.features.router_balance.feature import ROUTER_BALANCE
     remove_when="the pinned vLLM-Ascend has an option that balances experts by force outside its profile run",
     relies_on=["vllm_ascend.ops.fused_moe:AscendUnquantizedFusedMoEMethod.apply"],
 )
-def __init__(upstream, self, moe=None):
+def __init__(
+    upstream: Callable[..., None], self: AscendUnquantizedFusedMoEMethod, moe: MoEConfig | None = None
+) -> None:
     from post_training.models.router_balance import balanced
 
     upstream(self, moe=moe)

@@ -1,10 +1,20 @@
 """vLLM-Ascend's model runner: agreement on the next forward over the device, a KV cache that can be made again, and
 weights that leave the device, to come back where they were or with a graph that looks where they are."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features import settings
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.residency.feature import RESIDENCY
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 
 _RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
 
@@ -18,7 +28,14 @@ _RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
     remove_when="vLLM-Ascend exchanges forward metadata on the device group",
     relies_on=["vllm.distributed.parallel_state:get_dp_group"],
 )
-def get_forward_metadata_across_dp(upstream, self, maybe_padded_num_tokens, num_tokens, with_prefill, enable_dbo):
+def get_forward_metadata_across_dp(
+    upstream: Callable[..., tuple[int, torch.Tensor | None, bool, bool]],
+    self: NPUModelRunner,
+    maybe_padded_num_tokens: int,
+    num_tokens: int,
+    with_prefill: bool,
+    enable_dbo: bool,
+) -> tuple[int, torch.Tensor | None, bool, bool]:
     # Prefill and decode on separate machines decide by themselves; that is not this project's rollout.
     apart = self.is_kv_producer or self.is_kv_consumer
     if self.dp_size == 1 or apart:
@@ -44,7 +61,7 @@ def get_forward_metadata_across_dp(upstream, self, maybe_padded_num_tokens, num_
     upstream="not forwarded: vLLM-Ascend does so in its sleep mode, which takes over what leaves the device and when",
     remove_when="vLLM-Ascend lets a caller map and unmap weights without its sleep mode",
 )
-def load_model(upstream, self):
+def load_model(upstream: Callable[..., None], self: NPUModelRunner) -> None:
     from verl_patches.features.residency.graph import refuse_captured_graphs
 
     reserves = settings.current().residency.reserves_addresses
@@ -66,7 +83,7 @@ def load_model(upstream, self):
     upstream="not forwarded: part of this project's features",
     remove_when="vLLM-Ascend can free and create its KV cache without sleep mode",
 )
-def initialize_kv_cache(upstream, self, kv_cache_config):
+def initialize_kv_cache(upstream: Callable[..., None], self: NPUModelRunner, kv_cache_config: KVCacheConfig) -> None:
     from verl_patches.features.residency.kv_cache import CONFIGURATION
 
     setattr(self, CONFIGURATION, kv_cache_config)
@@ -80,7 +97,9 @@ def initialize_kv_cache(upstream, self, kv_cache_config):
     upstream="not forwarded: vLLM-Ascend's own sleep mode keeps the addresses",
     remove_when="residency.rollout_addresses=reserved is known to work on NPUs, and is the only way left",
 )
-def get_torchair_lazy_compiled_model(upstream, self, batch_size):
+def get_torchair_lazy_compiled_model(
+    upstream: Callable[..., Callable[..., Any]], self: NPUModelRunner, batch_size: int
+) -> Callable[..., Any]:
     from verl_patches.features.residency.graph import weights_that_move
 
     if settings.current().residency.reserves_addresses:

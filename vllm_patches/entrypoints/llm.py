@@ -1,11 +1,19 @@
 """verl's arguments to the vLLM engine, in the form that vLLM 0.9.1 takes."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import VERL_ON_VLLM_0_9_1
 from verl_patches.features.direct_loading.feature import DIRECT_LOADING
 from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
+
+if TYPE_CHECKING:
+    from vllm.entrypoints.llm import LLM
 
 
 @wrap(
@@ -16,7 +24,14 @@ from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALL
     remove_when="verl passes multi-modal options for multi-modal models only",
     evidence="executed",
 )
-def init(upstream, self, *args, limit_mm_per_prompt=None, disable_mm_preprocessor_cache=False, **kwargs):
+def init(
+    upstream: Callable[..., None],
+    self: LLM,
+    *args: Any,
+    limit_mm_per_prompt: dict[str, int] | None = None,
+    disable_mm_preprocessor_cache: bool = False,
+    **kwargs: Any,
+) -> None:
     if limit_mm_per_prompt is not None:
         kwargs["limit_mm_per_prompt"] = limit_mm_per_prompt
         kwargs["disable_mm_preprocessor_cache"] = disable_mm_preprocessor_cache
@@ -31,7 +46,7 @@ def init(upstream, self, *args, limit_mm_per_prompt=None, disable_mm_preprocesso
     remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
     evidence="executed",
 )
-def init_without_sleep_mode(upstream, self, *args, **kwargs):
+def init_without_sleep_mode(upstream: Callable[..., None], self: LLM, *args: Any, **kwargs: Any) -> None:
     upstream(self, *args, **{**kwargs, "enable_sleep_mode": False})
 
 
@@ -43,7 +58,7 @@ def init_without_sleep_mode(upstream, self, *args, **kwargs):
     remove_when="verl starts data-parallel rollout engines with expert parallelism",
     evidence="executed",
 )
-def init_with_expert_parallel(upstream, self, *args, **kwargs):
+def init_with_expert_parallel(upstream: Callable[..., None], self: LLM, *args: Any, **kwargs: Any) -> None:
     import torch.distributed as dist
 
     from verl_patches.features.rollout_parallel.engine_environment import (
@@ -68,7 +83,7 @@ def init_with_expert_parallel(upstream, self, *args, **kwargs):
     upstream="not forwarded: needs this project's layout tables",
     remove_when="vLLM loads DeepSeek-V3 from FP8 files into bfloat16, each rank reading its own part",
 )
-def init_with_direct_loading(upstream, self, *args, **kwargs):
+def init_with_direct_loading(upstream: Callable[..., None], self: LLM, *args: Any, **kwargs: Any) -> None:
     import torch.distributed as dist
 
     from post_training.checkpoint.loading import ignored_prefixes, load_from_huggingface

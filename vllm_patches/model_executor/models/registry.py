@@ -1,7 +1,15 @@
 """vLLM looks at a model's class in the process itself once that process uses the device."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from overlay import wrap
 from verl_patches.features.compatibility.feature import START_UP
+
+if TYPE_CHECKING:
+    from vllm.model_executor.models.registry import _LazyRegisteredModel, _ModelInfo
 
 
 @wrap(
@@ -14,7 +22,7 @@ from verl_patches.features.compatibility.feature import START_UP
     remove_when="vLLM caches what it learns about a model class between processes",
     relies_on=["vllm.model_executor.models.registry:_ModelInfo.from_model_cls"],
 )
-def inspect_model_cls(upstream, self):
+def inspect_model_cls(upstream: Callable[..., _ModelInfo], self: _LazyRegisteredModel) -> _ModelInfo:
     import torch
 
     if not torch.npu.is_initialized():

@@ -1,7 +1,15 @@
 """vLLM keeps to the number of KV cache blocks that it was told."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features.compatibility.feature import KV_CACHE_SIZE
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 
 @wrap(
@@ -13,5 +21,5 @@ from verl_patches.features.compatibility.feature import KV_CACHE_SIZE
     upstream="https://github.com/vllm-project/vllm/pull/19503",
     remove_when="the pinned vLLM returns the override",
 )
-def get_num_blocks(upstream, vllm_config, *args, **kwargs):
+def get_num_blocks(upstream: Callable[..., int], vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> int:
     return min(upstream(vllm_config, *args, **kwargs), vllm_config.cache_config.num_gpu_blocks_override)

@@ -1,7 +1,16 @@
 """vLLM's engine core keeps to the lease of its decode loop."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from overlay import wrap
 from verl_patches.features.dp_sync.feature import DP_SYNC
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.engine.core import EngineCore
 
 _METADATA = {
     "feature": DP_SYNC,
@@ -18,7 +27,9 @@ _METADATA = {
     relies_on=["vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots"],
     **_METADATA,
 )
-def step(upstream, self):
+def step(
+    upstream: Callable[..., tuple[dict[int, EngineCoreOutputs], bool]], self: EngineCore
+) -> tuple[dict[int, EngineCoreOutputs], bool]:
     from verl_patches.features.dp_sync import decode_loop
 
     loop = decode_loop.going()
@@ -30,7 +41,7 @@ def step(upstream, self):
     why="an engine without requests agrees before its forward, which nobody makes where all have finished",
     **_METADATA,
 )
-def execute_dummy_batch(upstream, self):
+def execute_dummy_batch(upstream: Callable[..., None], self: EngineCore) -> None:
     from verl_patches.features.dp_sync import decode_loop
 
     loop = decode_loop.going()

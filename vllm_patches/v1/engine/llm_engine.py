@@ -1,8 +1,17 @@
 """vLLM's engine goes along when verl asks it to sleep although sleep mode is off, and says that it makes progress."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from overlay import wrap
 from verl_patches.features.compatibility.feature import VERL_ON_VLLM_0_9_1
 from verl_patches.features.watch.feature import WATCH
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.llm_engine import LLMEngine
 
 _WHY = "verl 0.4.0 calls it around every rollout; with sleep mode off there is no memory pool to put to sleep, and"
 
@@ -15,7 +24,7 @@ _WHY = "verl 0.4.0 calls it around every rollout; with sleep mode off there is n
     upstream="https://github.com/verl-project/verl/pull/1464",
     remove_when="verl calls it only when it asked for sleep mode",
 )
-def sleep(upstream, self, level=1):
+def sleep(upstream: Callable[..., None], self: LLMEngine, level: int = 1) -> None:
     if self.vllm_config.model_config.enable_sleep_mode:
         upstream(self, level)
 
@@ -28,7 +37,7 @@ def sleep(upstream, self, level=1):
     upstream="https://github.com/verl-project/verl/pull/1464",
     remove_when="verl calls it only when it asked for sleep mode",
 )
-def wake_up(upstream, self, tags=None):
+def wake_up(upstream: Callable[..., None], self: LLMEngine, tags: list[str] | None = None) -> None:
     if self.vllm_config.model_config.enable_sleep_mode:
         upstream(self, tags)
 
@@ -41,7 +50,7 @@ def wake_up(upstream, self, tags=None):
     upstream="not forwarded: part of this project's features",
     remove_when="never: it is this project's own watch",
 )
-def step(upstream, self):
+def step(upstream: Callable[..., list[RequestOutput]], self: LLMEngine) -> list[RequestOutput]:
     from verl_patches.features.watch.signs import process_signs
 
     outputs = upstream(self)

@@ -1,7 +1,18 @@
 """vLLM reports the log-probs of the distribution that it samples from."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from overlay import wrap
 from verl_patches.features.temperature.feature import TEMPERATURE
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.outputs import SamplerOutput
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.sample.sampler import Sampler
 
 _METADATA = {
     "feature": TEMPERATURE,
@@ -16,7 +27,9 @@ _METADATA = {
     why="the V1 sampler takes log-probs before it divides by the temperature; this hands the temperature on",
     **_METADATA,
 )
-def forward(upstream, self, logits, sampling_metadata):
+def forward(
+    upstream: Callable[..., SamplerOutput], self: Sampler, logits: torch.Tensor, sampling_metadata: SamplingMetadata
+) -> SamplerOutput:
     from verl_patches.features.temperature.scaling import reporting
 
     with reporting(sampling_metadata.temperature):
@@ -28,7 +41,7 @@ def forward(upstream, self, logits, sampling_metadata):
     why="the V1 sampler takes log-probs before it divides by the temperature",
     **_METADATA,
 )
-def compute_logprobs(upstream, self, logits):
+def compute_logprobs(upstream: Callable[..., torch.Tensor], self: Sampler, logits: torch.Tensor) -> torch.Tensor:
     from verl_patches.features.temperature.scaling import as_sampled
 
     return upstream(self, as_sampled(logits))
