@@ -1,5 +1,8 @@
 """Megatron's small fused functions run as they are written."""
 
+from collections.abc import Callable
+from typing import Any
+
 from overlay import wrap
 from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
 
@@ -13,5 +16,5 @@ from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
     only_here=True,
     evidence="executed",
 )
-def jit_fuser(upstream, function):
+def jit_fuser(upstream: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     return function

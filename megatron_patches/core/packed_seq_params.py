@@ -1,7 +1,16 @@
 """PackedSeqParams with the padded bounds that verl 0.4.0 sets and reads."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
+
+if TYPE_CHECKING:
+    import torch
+    from megatron.core.packed_seq_params import PackedSeqParams
 
 
 @wrap(
@@ -12,7 +21,14 @@ from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_
     remove_when="the pinned megatron-core is 0.10 or later",
     evidence="executed",
 )
-def init(upstream, self, *args, cu_seqlens_q_padded=None, cu_seqlens_kv_padded=None, **kwargs):
+def init(
+    upstream: Callable[..., None],
+    self: PackedSeqParams,
+    *args: Any,
+    cu_seqlens_q_padded: torch.Tensor | None = None,
+    cu_seqlens_kv_padded: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> None:
     upstream(self, *args, **kwargs)
     self.cu_seqlens_q_padded = cu_seqlens_q_padded
     self.cu_seqlens_kv_padded = cu_seqlens_kv_padded

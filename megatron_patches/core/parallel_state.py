@@ -1,7 +1,16 @@
 """Expert tensor parallelism as verl 0.4.0 asks for it, in terms of what megatron-core 0.8.0 has."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from overlay import add, wrap
 from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _WHY = "verl 0.4.0 reads the expert tensor parallel group, which megatron-core has since 0.10"
 _UPSTREAM = "not forwarded: specific to this pair of releases; megatron-core has it since 0.10"
@@ -16,7 +25,7 @@ _REMOVE_WHEN = "the pinned megatron-core is 0.10 or later"
     remove_when=_REMOVE_WHEN,
     evidence="executed",
 )
-def expert_tensor_parallel_world_size(module):
+def expert_tensor_parallel_world_size(module: ModuleType) -> Callable[[], int]:
     return module.get_tensor_model_parallel_world_size
 
 
@@ -28,7 +37,7 @@ def expert_tensor_parallel_world_size(module):
     remove_when=_REMOVE_WHEN,
     evidence="executed",
 )
-def expert_tensor_parallel_rank(module):
+def expert_tensor_parallel_rank(module: ModuleType) -> Callable[[], int]:
     return module.get_tensor_model_parallel_rank
 
 
@@ -40,7 +49,7 @@ def expert_tensor_parallel_rank(module):
     remove_when=_REMOVE_WHEN,
     evidence="executed",
 )
-def expert_tensor_parallel_group(module):
+def expert_tensor_parallel_group(module: ModuleType) -> Callable[..., ProcessGroup]:
     return module.get_tensor_model_parallel_group
 
 
@@ -53,8 +62,12 @@ def expert_tensor_parallel_group(module):
     evidence="executed",
 )
 def initialize_model_parallel(
-    upstream, tensor_model_parallel_size=1, *args, expert_tensor_parallel_size=None, **kwargs
-):
+    upstream: Callable[..., None],
+    tensor_model_parallel_size: int = 1,
+    *args: Any,
+    expert_tensor_parallel_size: int | None = None,
+    **kwargs: Any,
+) -> None:
     if expert_tensor_parallel_size not in (None, tensor_model_parallel_size):
         raise ValueError(
             f"expert_tensor_parallel_size={expert_tensor_parallel_size}: megatron-core 0.8.0 has no expert tensor "

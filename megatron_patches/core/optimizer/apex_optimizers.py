@@ -1,5 +1,7 @@
 """Megatron's distributed optimizer starts where apex is not installed."""
 
+from types import ModuleType
+
 from overlay import provide
 from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
 
@@ -13,7 +15,7 @@ from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
     upstream="https://github.com/NVIDIA/Megatron-LM/commit/de16089be44bc6f0621b3ca7921916daf5fe94e8",
     remove_when="the pinned megatron-core falls back to torch's AdamW in its distributed optimizer",
 )
-def apex_optimizers(name):
+def apex_optimizers(name: str) -> ModuleType:
     from types import ModuleType
 
     import torch

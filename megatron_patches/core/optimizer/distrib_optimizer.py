@@ -1,5 +1,8 @@
 """The distributed optimizer accepts parameters on an NPU."""
 
+from collections.abc import Callable
+from typing import Any
+
 from megatron_patches.core.optimizer.cuda_type_names import cuda_type_names
 from overlay import wrap
 from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
@@ -13,6 +16,8 @@ from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
     remove_when="Megatron sorts parameters by dtype",
     evidence="executed",
 )
-def build_model_and_main_param_groups(upstream, *args, **kwargs):
+def build_model_and_main_param_groups(
+    upstream: Callable[..., tuple[list, ...]], *args: Any, **kwargs: Any
+) -> tuple[list, ...]:
     with cuda_type_names():
         return upstream(*args, **kwargs)

@@ -1,5 +1,8 @@
 """The mixed-precision optimizer accepts parameters on an NPU."""
 
+from collections.abc import Callable
+from typing import Any
+
 from megatron_patches.core.optimizer.cuda_type_names import cuda_type_names
 from overlay import wrap
 from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
@@ -12,6 +15,6 @@ from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
     upstream="docs/upstream/megatron-tensor-type.md",
     remove_when="Megatron sorts parameters by dtype",
 )
-def init(upstream, *args, **kwargs):
+def init(upstream: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     with cuda_type_names():
         return upstream(*args, **kwargs)

@@ -1,5 +1,8 @@
 """Megatron's random states reach the generators of the NPU."""
 
+from collections.abc import Callable
+from typing import Any
+
 from overlay import wrap
 from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
 
@@ -12,7 +15,7 @@ from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
     remove_when="torch.cuda.default_generators behind transfer_to_npu holds the generators of the NPU",
     evidence="executed",
 )
-def set_rng_state(upstream, *args, **kwargs):
+def set_rng_state(upstream: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     import torch
 
     torch.npu.init()  # which makes the generators; nothing happens where it has been done

@@ -1,7 +1,16 @@
 """The name under which later megatron-core releases keep the configuration of multi-head latent attention."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from overlay import add
 from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
+
+if TYPE_CHECKING:
+    from post_training.models.megatron.deepseek_v3_config import DeepseekV3TransformerConfig
 
 
 @add(
@@ -12,8 +21,8 @@ from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_
     remove_when="the pinned megatron-core is 0.10 or later",
     evidence="executed",
 )
-def mla_transformer_config(module):
-    def MLATransformerConfig(**fields):
+def mla_transformer_config(module: ModuleType) -> Callable[..., DeepseekV3TransformerConfig]:
+    def MLATransformerConfig(**fields: Any) -> DeepseekV3TransformerConfig:
         """This project's configuration of DeepSeek-V3."""
         # Its module needs megatron.core.transformer, whose import is only ending where this is added.
         from post_training.models.megatron.deepseek_v3_config import DeepseekV3TransformerConfig

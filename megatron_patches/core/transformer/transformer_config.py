@@ -1,7 +1,15 @@
 """TransformerConfig with the fields of later releases that verl 0.4.0 sets or reads."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
+
+if TYPE_CHECKING:
+    from megatron.core.transformer import TransformerConfig
 
 _NEUTRAL_VALUES = {
     "num_layers_in_first_pipeline_stage": None,
@@ -18,7 +26,13 @@ _NEUTRAL_VALUES = {
     upstream="not forwarded: specific to this pair of releases; megatron-core has the fields since 0.11",
     remove_when="the pinned megatron-core is 0.11 or later",
 )
-def init(upstream, self, *args, expert_tensor_parallel_size=None, **kwargs):
+def init(
+    upstream: Callable[..., None],
+    self: TransformerConfig,
+    *args: Any,
+    expert_tensor_parallel_size: int | None = None,
+    **kwargs: Any,
+) -> None:
     later_fields = {name: kwargs.pop(name, neutral) for name, neutral in _NEUTRAL_VALUES.items()}
     for name, value in later_fields.items():
         if value != _NEUTRAL_VALUES[name]:

@@ -1,7 +1,17 @@
 """Layer specs under the names that verl 0.4.0 imports."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
 from overlay import add
 from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
+
+if TYPE_CHECKING:
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 
 @add(
@@ -12,8 +22,10 @@ from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_
     remove_when="the pinned megatron-core is 0.10 or later and has NPU layers",
     evidence="executed",
 )
-def decoder_block_spec(module):
-    def get_gpt_decoder_block_spec(config, use_transformer_engine=True):
+def decoder_block_spec(module: ModuleType) -> Callable[..., TransformerBlockSubmodules]:
+    def get_gpt_decoder_block_spec(
+        config: TransformerConfig, use_transformer_engine: bool = True
+    ) -> TransformerBlockSubmodules:
         """The decoder layers of this pipeline stage; ``use_transformer_engine`` has no meaning on an NPU."""
         from post_training.models.megatron.packed_layer_specs import packed_block_spec
 
@@ -30,8 +42,8 @@ def decoder_block_spec(module):
     remove_when="the pinned megatron-core is 0.12 or later",
     evidence="executed",
 )
-def mtp_block_spec(module):
-    def get_gpt_mtp_block_spec(*args, **kwargs):
+def mtp_block_spec(module: ModuleType) -> Callable[..., NoReturn]:
+    def get_gpt_mtp_block_spec(*args: Any, **kwargs: Any) -> NoReturn:
         """Always raises ``ValueError``: there are no such layers."""
         raise ValueError("megatron-core 0.8.0 has no multi-token prediction layers")
 

@@ -1,7 +1,15 @@
 """GPTModel takes the argument for multi-token prediction that verl 0.4.0 always passes."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt.gpt_model import GPTModel
 
 
 @wrap(
@@ -12,7 +20,7 @@ from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_
     remove_when="the pinned megatron-core is 0.12 or later",
     evidence="executed",
 )
-def init(upstream, self, *args, mtp_block_spec=None, **kwargs):
+def init(upstream: Callable[..., None], self: GPTModel, *args: Any, mtp_block_spec: Any = None, **kwargs: Any) -> None:
     if mtp_block_spec is not None:
         raise ValueError("megatron-core 0.8.0 has no multi-token prediction layers")
     upstream(self, *args, **kwargs)
