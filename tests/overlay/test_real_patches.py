@@ -1,5 +1,6 @@
 """The declared patches against upstream's source as it is installed here. Nothing of upstream is imported."""
 
+import ast
 import importlib.util
 import inspect
 import json
@@ -11,7 +12,8 @@ import pytest
 
 from overlay import check as checking
 from overlay.declaration import MODULE_KINDS
-from overlay.discovery import load, load_features, room_folders
+from overlay.definitions import find_definition
+from overlay.discovery import load, load_features, patch_files, room_folders
 from overlay.documentation import DOCUMENT, DRAFTS, document
 from overlay.drift import depends_on
 from overlay.lock import Lock
@@ -170,6 +172,36 @@ def test_a_restated_function_is_noticed_whatever_its_names():
     assert len(shared) == 7
     other = restating.shapes("def f(a, b):\n    return sum(a) + b")
     assert len(restating.longest_shared_run(restating.shapes(upstream), other)) == 1
+
+
+def missing_types(source: str) -> list[str]:
+    """What a file imports for its annotations from an upstream that is installed here and has nothing of that name."""
+    branches = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    missing = []
+    for node in (node for branch in branches for node in branch.body if isinstance(node, ast.ImportFrom)):
+        upstream = PINS.of_module(node.module)
+        if upstream and upstream.room and (sources := sources_of(upstream.name)):
+            tree = ast.parse(sources.text(node.module) or b"")
+            names = [alias.name for alias in node.names if find_definition(tree, alias.name) is None]
+            missing += [f"{node.module}.{name}" for name in names]
+    return missing
+
+
+def test_upstream_has_the_types_of_the_patches():
+    files = {file: file.read_text() for _, file in patch_files(PINS.rooms())}
+    assert sum("if TYPE_CHECKING:" in source for source in files.values()) > 20
+    assert {str(file): missing for file, source in files.items() if (missing := missing_types(source))} == {}
+
+
+def test_a_type_that_upstream_does_not_have_is_noticed():
+    if sources_of("vllm") is None:
+        pytest.skip("vllm is not installed here")
+    source = "if TYPE_CHECKING:\n    from vllm.config import ModelConfig, Modelconfig\n    from vllm.no import Thing\n"
+    assert missing_types(source) == ["vllm.config.Modelconfig", "vllm.no.Thing"]
 
 
 def test_every_upstream_that_can_be_installed_is_searched_for():

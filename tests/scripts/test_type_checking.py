@@ -1,10 +1,13 @@
 """The type checker of scripts/test.sh: it notices wrong types, and no line is kept from it without a reason."""
 
+import os
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+from overlay.pins import Pins
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
@@ -39,11 +42,18 @@ def test_an_ignored_line_without_a_reason_is_noticed():
     assert not without_reason("# Upstream's own.\nx = 1  # type: ignore[misc]")
 
 
+def test_no_room_is_let_off():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    assert settings["disallow_untyped_defs"] is True and {*Pins.read().rooms()} & {*os.listdir(ROOT)} <= {*CHECKED}
+    assert not any("disallow_untyped_defs" in override for override in settings["overrides"])
+
+
 def test_a_wrong_type_is_noticed_in_checked_code_and_in_a_patch_body(tmp_path):
     wrong = tmp_path / "wrong.py"
     wrong.write_text("def pages(count: int) -> int:\n    return str(count)\n\n\ndef body(upstream):\n    pages('3')\n")
     ended = check(wrong, cache=tmp_path / "cache")
     assert ended.returncode == 1, ended.stderr
-    assert ended.stdout.count("error:") == 3 and "[return-value]" in ended.stdout and "[arg-type]" in ended.stdout
+    assert ended.stdout.count("error:") == 3
+    assert all(f"[{code}]" in ended.stdout for code in ("return-value", "arg-type", "no-untyped-def"))
     wrong.write_text("def pages(count: int) -> int:\n    return count\n")
     assert check(wrong, cache=tmp_path / "cache").returncode == 0

@@ -1,5 +1,8 @@
 """verl's Megatron checkpoints of the families that this project builds."""
 
+from collections.abc import Callable
+from typing import Any, NoReturn
+
 from overlay import wrap
 from verl_patches.features.compatibility.feature import OWN_MODELS
 
@@ -13,14 +16,14 @@ from verl_patches.features.compatibility.feature import OWN_MODELS
     remove_when="the pinned megatron-core has the attention and the routers of these families",
     evidence="executed",
 )
-def get_weight_saver(upstream, arch):
+def get_weight_saver(upstream: Callable[..., Callable[..., Any]], arch: str) -> Callable[..., Any]:
     from post_training.models.families import find_family
 
     family = find_family({"architectures": [arch]})
     if family is None or family.megatron is None:
         return upstream(arch)
 
-    def refuse(*args, **kwargs):
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         """Stand where verl would gather a HuggingFace checkpoint."""
         raise NotImplementedError(
             f"{arch} cannot be saved as a HuggingFace checkpoint by a run: take hf_model out of "

@@ -1,8 +1,20 @@
 """verl finds layers on pipeline stages of different lengths, and configures the optimizer for the run's precision."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features.compatibility.feature import OWN_MODELS
 from verl_patches.features.precision.feature import PRECISION
+
+if TYPE_CHECKING:
+    import torch
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer import TransformerConfig
+    from torch import nn
+    from transformers import PretrainedConfig
 
 
 @wrap(
@@ -14,7 +26,9 @@ from verl_patches.features.precision.feature import PRECISION
     remove_when="verl reads the layer offset from the model itself",
     evidence="executed",
 )
-def get_transformer_layer_offset(upstream, pipeline_rank, vp_rank, config):
+def get_transformer_layer_offset(
+    upstream: Callable[..., int], pipeline_rank: int, vp_rank: int | None, config: TransformerConfig
+) -> int:
     if hasattr(config, "first_layer_of_stage"):
         return config.first_layer_of_stage(pipeline_rank)
     return upstream(pipeline_rank, vp_rank, config)
@@ -27,7 +41,9 @@ def get_transformer_layer_offset(upstream, pipeline_rank, vp_rank, config):
     upstream="https://github.com/verl-project/verl/pull/4086",
     remove_when="verl's Megatron worker reads its dtype from the configuration",
 )
-def init_megatron_optim_config(upstream, optim_config):
+def init_megatron_optim_config(
+    upstream: Callable[..., OptimizerConfig], optim_config: dict[str, Any]
+) -> OptimizerConfig:
     from verl_patches.features.precision.dtypes import optimizer_in_float32
 
     return optimizer_in_float32(upstream(optim_config))
@@ -40,7 +56,15 @@ def init_megatron_optim_config(upstream, optim_config):
     upstream="not forwarded: verl supports megatron-core 0.12 and later",
     remove_when="verl gathers DeepSeek-V3 from the pinned megatron-core",
 )
-def per_tensor_generator(upstream, actor_module, model_config, weight_converter, transformer_config, *args, **kwargs):
+def per_tensor_generator(
+    upstream: Callable[..., Iterator[tuple[str, torch.Tensor]]],
+    actor_module: list[nn.Module],
+    model_config: PretrainedConfig,
+    weight_converter: Any,
+    transformer_config: TransformerConfig,
+    *args: Any,
+    **kwargs: Any,
+) -> Iterator[tuple[str, torch.Tensor]]:
     from post_training.models.families import find_family, table_for
 
     family = find_family(model_config)

@@ -1,8 +1,19 @@
 """verl's models get their HuggingFace weights through the layout tables."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import OWN_MODELS
+
+if TYPE_CHECKING:
+    import torch
+    from omegaconf import DictConfig
+    from torch import nn
+    from transformers import PretrainedConfig
 
 
 @wrap(
@@ -15,8 +26,14 @@ from verl_patches.features.compatibility.feature import OWN_MODELS
     evidence="executed",
 )
 def load_megatron_gptmodel_weights(
-    upstream, config, model_config, parallel_model, params_dtype, is_value_model=False, **options
-):
+    upstream: Callable[..., None],
+    config: DictConfig,
+    model_config: PretrainedConfig,
+    parallel_model: list[nn.Module],
+    params_dtype: torch.dtype,
+    is_value_model: bool = False,
+    **options: Any,
+) -> None:
     from post_training.models.families import find_family, table_for
 
     if find_family(model_config) is None or is_value_model:
@@ -50,7 +67,9 @@ def load_megatron_gptmodel_weights(
     upstream="not forwarded: verl gave up Megatron's legacy checkpoints",
     remove_when="the converted weights are read from HuggingFace files instead",
 )
-def load_mcore_dist_weights(upstream, parallel_model, dist_weight_path, is_value_model=False):
+def load_mcore_dist_weights(
+    upstream: Callable[..., None], parallel_model: list[nn.Module], dist_weight_path: str, is_value_model: bool = False
+) -> None:
     from pathlib import Path
 
     from post_training.checkpoint.shard_loading import is_shard_folder, load_shard

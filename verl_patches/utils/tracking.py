@@ -1,10 +1,18 @@
 """verl's tracking: a file of JSON lines without metrics that would be made up, and trackers that survive a resume."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features import settings
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
+
+if TYPE_CHECKING:
+    from verl.utils.tracking import Tracking
 
 _TRACKING = "verl.utils.tracking:Tracking"
 _OWN_RUNS = {
@@ -22,12 +30,19 @@ _OWN_RUNS = {
     "SwanLab asks for a login in the middle of a run, and one tracker that fails ends the training",
     **_OWN_RUNS,
 )
-def init(upstream, self, project_name, experiment_name, default_backend="console", config=None):
+def init(
+    upstream: Callable[..., None],
+    self: Tracking,
+    project_name: str,
+    experiment_name: str,
+    default_backend: str | list[str] = "console",
+    config: dict[str, Any] | None = None,
+) -> None:
     from pathlib import Path
 
     from verl_patches.features.tracking import run
 
-    def make(name, known):
+    def make(name: str, known: Mapping[str, Any] | None) -> None:
         upstream(self, project_name, experiment_name, [name], known)
 
     names = [default_backend] if isinstance(default_backend, str) else default_backend
@@ -42,7 +57,9 @@ def init(upstream, self, project_name, experiment_name, default_backend="console
     "training",
     **_OWN_RUNS,
 )
-def log_where_it_is_new(upstream, self, data, step, backend=None):
+def log_where_it_is_new(
+    upstream: Callable[..., None], self: Tracking, data: dict[str, Any], step: int, backend: list[str] | None = None
+) -> None:
     from verl_patches.features.tracking.run import process_trackers
 
     process_trackers().log(lambda name, metrics: upstream(self, data=metrics, step=step, backend=[name]), data, step)
@@ -54,7 +71,7 @@ def log_where_it_is_new(upstream, self, data, step, backend=None):
     "refused; here they have ended with the training loop",
     **_OWN_RUNS,
 )
-def delete(upstream, self):
+def delete(upstream: Callable[..., None], self: Tracking) -> None:
     if "logger" in vars(self):  # trackers that upstream has made by itself
         upstream(self)
 
@@ -68,7 +85,9 @@ def delete(upstream, self):
     remove_when="never: it is this project's own record",
     outside=["tracking"],
 )
-def log(upstream, self, data, step, backend=None):
+def log(
+    upstream: Callable[..., None], self: Tracking, data: dict[str, Any], step: int, backend: list[str] | None = None
+) -> None:
     import overlay
     from verl_patches.features.measure.reported_names import true_metrics
     from verl_patches.features.measure.run_end import process_faults
@@ -97,7 +116,9 @@ def log(upstream, self, data, step, backend=None):
     remove_when="verl logs a step before it saves it",
     outside=["measure"],
 )
-def log_then_publish(upstream, self, data, step, backend=None):
+def log_then_publish(
+    upstream: Callable[..., Any], self: Tracking, data: dict[str, Any], step: int, backend: list[str] | None = None
+) -> Any:
     logged = upstream(self, data=data, step=step, backend=backend)
     from verl_patches.features.training_checkpoint.trainer import process_publisher
 

@@ -1,5 +1,10 @@
 """verl's FSDP worker has the overlay's settings, enters the phases of a step and reports what it measured."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import SETTINGS
@@ -8,6 +13,11 @@ from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.watch.feature import WATCH
 from verl_patches.features.watch.signs import PHASE_OF_METHOD
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from verl import DataProto
+    from verl.workers.fsdp_workers import ActorRolloutRefWorker
 
 _WORKER = "verl.workers.fsdp_workers:ActorRolloutRefWorker"
 _OURS = "not forwarded: part of this project's features"
@@ -28,7 +38,9 @@ _INSIDE = {
     upstream=_OURS,
     remove_when="never: it is this project's own watch",
 )
-def init_with_signs_of_life(upstream, self, config, role):
+def init_with_signs_of_life(
+    upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str
+) -> None:
     from verl_patches.features.watch.signs import process_signs, start_worker
 
     start_worker(settings.current().watch.interval_s)
@@ -44,7 +56,7 @@ def init_with_signs_of_life(upstream, self, config, role):
     remove_when="never: it is how this project is configured",
     outside=["watch"],
 )
-def init(upstream, self, config, role):
+def init(upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str) -> None:
     settings.activate(settings.OverlaySettings.from_config(config))
     upstream(self, config, role)
 
@@ -56,7 +68,9 @@ def init(upstream, self, config, role):
     upstream="not forwarded: verl can be told all of them",
     remove_when="verl compares training with rollout in float32 by one key",
 )
-def build_model_optimizer(upstream, self, *args, **kwargs):
+def build_model_optimizer(
+    upstream: Callable[..., tuple[Any, ...]], self: ActorRolloutRefWorker, *args: Any, **kwargs: Any
+) -> tuple[Any, ...]:
     from verl_patches.features.precision.dtypes import sharded_in_float32
 
     return upstream(self, *args, **{**kwargs, "fsdp_config": sharded_in_float32(kwargs["fsdp_config"])})
@@ -68,7 +82,7 @@ def build_model_optimizer(upstream, self, *args, **kwargs):
     why="a worker starts only with all patches in use, and a run must be able to show which they are",
     **_OWN_RECORD,
 )
-def init_model_reported(upstream, self):
+def init_model_reported(upstream: Callable[..., None], self: ActorRolloutRefWorker) -> None:
     from verl_patches.workers.worker_report import report_start
 
     upstream(self)
@@ -81,7 +95,7 @@ def init_model_reported(upstream, self):
     why="device memory is measured by phase",
     **_OWN_RECORD,
 )
-def compute_log_prob(upstream, self, data):
+def compute_log_prob(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto) -> DataProto:
     _enter("old_log_prob")
     return upstream(self, data)
 
@@ -92,7 +106,7 @@ def compute_log_prob(upstream, self, data):
     why="device memory is measured by phase",
     **_OWN_RECORD,
 )
-def compute_ref_log_prob(upstream, self, data):
+def compute_ref_log_prob(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto) -> DataProto:
     _enter("ref")
     return upstream(self, data)
 
@@ -103,7 +117,7 @@ def compute_ref_log_prob(upstream, self, data):
     why="device memory is measured by phase",
     **_OWN_RECORD,
 )
-def update_actor(upstream, self, data):
+def update_actor(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto) -> DataProto:
     _enter("update")
     return upstream(self, data)
 
@@ -115,7 +129,9 @@ def update_actor(upstream, self, data):
     outside=["phases"],
     **_OWN_RECORD,
 )
-def update_actor_measured(upstream, self, data):
+def update_actor_measured(
+    upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto
+) -> DataProto:
     from verl_patches.workers.process_residency import process_residency
     from verl_patches.workers.worker_report import compare_log_probs, finish_update
 
@@ -126,10 +142,10 @@ def update_actor_measured(upstream, self, data):
     return output
 
 
-def _in_phase(phase):
+def _in_phase(phase: str) -> Callable[..., Any]:
     """The body of a patch of a worker's method that is this phase."""
 
-    def method(upstream, self, *args, **kwargs):
+    def method(upstream: Callable[..., Any], self: ActorRolloutRefWorker, *args: Any, **kwargs: Any) -> Any:
         from verl_patches.features.watch.signs import process_signs
 
         with process_signs().phase(phase):

@@ -1,5 +1,11 @@
 """verl's Megatron worker enters the phases of a step and reports what it measured."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from overlay import add, wrap
 from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import SETTINGS
@@ -13,6 +19,13 @@ from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
 from verl_patches.features.watch.signs import PHASE_OF_METHOD
+
+if TYPE_CHECKING:
+    import torch
+    from omegaconf import DictConfig
+    from verl import DataProto
+    from verl.workers.megatron_workers import ActorRolloutRefWorker
+    from vllm.v1.engine.llm_engine import LLMEngine
 
 _WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
 _OURS = "not forwarded: part of this project's features"
@@ -35,7 +48,7 @@ _INSIDE = {
     upstream="not forwarded: needs this project's translation of verl's configuration",
     remove_when="verl starts MindSpeed-LLM with arguments of its own",
 )
-def init_with_engine(upstream, self, config, role):
+def init_with_engine(upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str) -> None:
     from verl_patches.features.mindspeed.megatron_adaptor import start_for
 
     start_for(config, settings.current())
@@ -50,7 +63,9 @@ def init_with_engine(upstream, self, config, role):
     upstream=_OURS,
     remove_when="never: it is this project's own watch",
 )
-def init_with_signs_of_life(upstream, self, config, role):
+def init_with_signs_of_life(
+    upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str
+) -> None:
     from verl_patches.features.watch.signs import process_signs, start_worker
 
     start_worker(settings.current().watch.interval_s)
@@ -67,7 +82,7 @@ def init_with_signs_of_life(upstream, self, config, role):
     remove_when="never: it is how this project is configured",
     outside=["mindspeed", "watch"],
 )
-def init(upstream, self, config, role):
+def init(upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str) -> None:
     settings.activate(settings.OverlaySettings.from_config(config))
     upstream(self, config, role)
 
@@ -79,7 +94,9 @@ def init(upstream, self, config, role):
     upstream="https://github.com/verl-project/verl/pull/4086",
     remove_when="verl's Megatron worker reads its dtype from the configuration",
 )
-def build_model_optimizer(upstream, self, *args, **kwargs):
+def build_model_optimizer(
+    upstream: Callable[..., tuple[Any, ...]], self: ActorRolloutRefWorker, *args: Any, **kwargs: Any
+) -> tuple[Any, ...]:
     from verl_patches.features.precision.dtypes import run_dtype
 
     self.param_dtype = self.dtype = run_dtype(settings.current().precision)
@@ -96,7 +113,9 @@ def build_model_optimizer(upstream, self, *args, **kwargs):
     remove_when="verl looks at the weights that it has loaded",
     outside=["precision"],
 )
-def build_model_of_finite_weights(upstream, self, *args, **kwargs):
+def build_model_of_finite_weights(
+    upstream: Callable[..., tuple[Any, ...]], self: ActorRolloutRefWorker, *args: Any, **kwargs: Any
+) -> tuple[Any, ...]:
     from verl_patches.features.nonfinite.weights import check_weights
 
     built = upstream(self, *args, **kwargs)
@@ -117,7 +136,9 @@ def build_model_of_finite_weights(upstream, self, *args, **kwargs):
     upstream=_OURS,
     remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
 )
-def build_rollout(upstream, self, *args, **kwargs):
+def build_rollout(
+    upstream: Callable[..., tuple[Any, Any]], self: ActorRolloutRefWorker, *args: Any, **kwargs: Any
+) -> tuple[Any, Any]:
     from verl_patches.features.residency.registration import register_actor, register_rollout
     from verl_patches.workers.process_residency import process_residency
 
@@ -140,7 +161,7 @@ def build_rollout(upstream, self, *args, **kwargs):
     upstream=_OURS,
     remove_when="verl offloads the reference policy without swapping its parameters' data",
 )
-def init_model_resident(upstream, self):
+def init_model_resident(upstream: Callable[..., None], self: ActorRolloutRefWorker) -> None:
     upstream(self)
     if not self._is_ref:
         return
@@ -160,7 +181,7 @@ def init_model_resident(upstream, self):
     upstream=_OURS,
     remove_when="never: it is this project's own record",
 )
-def init_model_reported(upstream, self):
+def init_model_reported(upstream: Callable[..., None], self: ActorRolloutRefWorker) -> None:
     from verl_patches.workers.worker_report import report_start
 
     upstream(self)
@@ -174,7 +195,7 @@ def init_model_reported(upstream, self):
     upstream=_OURS,
     remove_when="see _build_rollout",
 )
-def compute_log_prob(upstream, self, data):
+def compute_log_prob(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto) -> DataProto:
     _enter("old_log_prob")
     return upstream(self, data)
 
@@ -187,7 +208,7 @@ def compute_log_prob(upstream, self, data):
     upstream=_OURS,
     remove_when="see _build_rollout",
 )
-def compute_ref_log_prob(upstream, self, data):
+def compute_ref_log_prob(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto) -> DataProto:
     _enter("ref")
     return upstream(self, data)
 
@@ -200,7 +221,9 @@ def compute_ref_log_prob(upstream, self, data):
     upstream=_OURS,
     remove_when="see _build_rollout",
 )
-def update_actor_resident(upstream, self, data):
+def update_actor_resident(
+    upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto
+) -> DataProto:
     _enter("update")
     return upstream(self, data)
 
@@ -214,7 +237,9 @@ def update_actor_resident(upstream, self, data):
     remove_when="never: it is this project's own record",
     outside=["phases"],
 )
-def update_actor_measured(upstream, self, data):
+def update_actor_measured(
+    upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto
+) -> DataProto:
     from verl_patches.workers.process_residency import process_residency
     from verl_patches.workers.worker_report import finish_update
 
@@ -233,7 +258,9 @@ def update_actor_measured(upstream, self, data):
     remove_when="the pinned verl's Megatron worker has a schedule that a resume continues",
     outside=["phases", "measure"],
 )
-def update_actor_at_its_rate(upstream, self, data):
+def update_actor_at_its_rate(
+    upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto
+) -> DataProto:
     from verl_patches.features.learning_rate.rates import report_rate, set_rate
 
     set_rate(self.actor_optimizer, self.config.actor.optim, data.meta_info)
@@ -249,7 +276,7 @@ def update_actor_at_its_rate(upstream, self, data):
     upstream=_OURS,
     remove_when="see _build_rollout",
 )
-def save_checkpoint(upstream, self, *args, **kwargs):
+def save_checkpoint(upstream: Callable[..., None], self: ActorRolloutRefWorker, *args: Any, **kwargs: Any) -> None:
     _enter("checkpoint")
     return upstream(self, *args, **kwargs)
 
@@ -261,7 +288,7 @@ def save_checkpoint(upstream, self, *args, **kwargs):
     upstream=_OURS,
     remove_when="see _build_rollout",
 )
-def load_checkpoint(upstream, self, *args, **kwargs):
+def load_checkpoint(upstream: Callable[..., None], self: ActorRolloutRefWorker, *args: Any, **kwargs: Any) -> None:
     _enter("checkpoint")
     return upstream(self, *args, **kwargs)
 
@@ -274,11 +301,11 @@ def load_checkpoint(upstream, self, *args, **kwargs):
     upstream=_OURS,
     remove_when="a worker of the pinned verl saves in the background, and says when it has",
 )
-def finish_checkpoint(module):
+def finish_checkpoint(module: ModuleType) -> Callable[..., None]:
     from verl.single_controller.base.decorator import Dispatch, register
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def finish_checkpoint(self):
+    def finish_checkpoint(self: ActorRolloutRefWorker) -> None:
         from verl_patches.features.measure.step_record import current_record
         from verl_patches.features.training_checkpoint.background import process_writer
         from verl_patches.features.watch.signs import process_signs
@@ -290,10 +317,10 @@ def finish_checkpoint(module):
     return finish_checkpoint
 
 
-def _in_phase(phase):
+def _in_phase(phase: str) -> Callable[..., Any]:
     """The body of a patch of a worker's method that is this phase."""
 
-    def method(upstream, self, *args, **kwargs):
+    def method(upstream: Callable[..., Any], self: ActorRolloutRefWorker, *args: Any, **kwargs: Any) -> Any:
         from verl_patches.features.watch.signs import process_signs
 
         with process_signs().phase(phase):
@@ -321,7 +348,7 @@ def _enter(phase: str) -> None:
     process_residency().enter(phase)
 
 
-def _rewritten_weights(engine, runner):
+def _rewritten_weights(engine: LLMEngine, runner: Any) -> list[torch.Tensor]:
     """The rollout weights that every reshard writes; none when verl moves them, which says nothing about it."""
     if not RESHARD.is_in_force():
         return []

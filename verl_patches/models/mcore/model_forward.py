@@ -1,5 +1,8 @@
 """Log-probs of training at the temperature of the rollout."""
 
+from collections.abc import Callable
+from typing import Any
+
 from overlay import wrap
 from verl_patches.features import settings
 from verl_patches.features.temperature.feature import TEMPERATURE
@@ -13,7 +16,9 @@ from verl_patches.features.temperature.feature import TEMPERATURE
     upstream="https://github.com/verl-project/verl/pull/3133",
     remove_when="the pinned verl contains the fix",
 )
-def gptmodel_forward(upstream, *args, logits_processor=None, **kwargs):
+def gptmodel_forward(
+    upstream: Callable[..., Any], *args: Any, logits_processor: Callable[..., Any] | None = None, **kwargs: Any
+) -> Any:
     from verl_patches.features.temperature.scaling import at_temperature
 
     if logits_processor is not None:

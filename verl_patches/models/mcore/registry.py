@@ -4,6 +4,9 @@ verl 0.4.0 has entries of its own for them, which need megatron-core 0.12 and tr
 functions are wrapped: they answer for these families and leave every other model to upstream.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
@@ -12,6 +15,11 @@ from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 
 if TYPE_CHECKING:
+    import torch
+    from megatron.core.transformer import TransformerConfig
+    from torch import nn
+    from transformers import PretrainedConfig
+
     from post_training.models.families import MegatronModel, MindspeedModel
 
 _UPSTREAM = "not forwarded: verl supports megatron-core 0.12 and later"
@@ -20,7 +28,7 @@ _WITH_THE_ENGINE = "verl trains through MindSpeed-LLM by itself"
 _REMOVE_WHEN = "the pinned megatron-core has the attention and the routers of these families"
 
 
-def _own_model(hf_config: Any) -> "MegatronModel | None":
+def _own_model(hf_config: Any) -> MegatronModel | None:
     """This project's modules for a model; None where verl's are used."""
     from post_training.models.families import find_family
 
@@ -28,7 +36,7 @@ def _own_model(hf_config: Any) -> "MegatronModel | None":
     return None if family is None else family.megatron
 
 
-def _mindspeed_model(hf_config: Any) -> "MindspeedModel | None":
+def _mindspeed_model(hf_config: Any) -> MindspeedModel | None:
     """MindSpeed-LLM's modules for a model; None where it has none."""
     from post_training.models.families import find_family
 
@@ -44,7 +52,12 @@ def _mindspeed_model(hf_config: Any) -> "MindspeedModel | None":
     remove_when=_REMOVE_WHEN,
     evidence="executed",
 )
-def hf_to_mcore_config(upstream, hf_config, dtype, **override_transformer_config_kwargs):
+def hf_to_mcore_config(
+    upstream: Callable[..., TransformerConfig],
+    hf_config: PretrainedConfig,
+    dtype: torch.dtype,
+    **override_transformer_config_kwargs: Any,
+) -> TransformerConfig:
     make = upstream if (own := _own_model(hf_config)) is None else own.config
     return make(hf_config, dtype, **override_transformer_config_kwargs)
 
@@ -56,7 +69,12 @@ def hf_to_mcore_config(upstream, hf_config, dtype, **override_transformer_config
     upstream=_OURS,
     remove_when=_WITH_THE_ENGINE,
 )
-def hf_to_mindspeed_config(upstream, hf_config, dtype, **override_transformer_config_kwargs):
+def hf_to_mindspeed_config(
+    upstream: Callable[..., TransformerConfig],
+    hf_config: PretrainedConfig,
+    dtype: torch.dtype,
+    **override_transformer_config_kwargs: Any,
+) -> TransformerConfig:
     config = upstream(hf_config, dtype, **override_transformer_config_kwargs)
     mindspeed = _mindspeed_model(hf_config)
     return config if mindspeed is None else mindspeed.config(config)
@@ -69,7 +87,12 @@ def hf_to_mindspeed_config(upstream, hf_config, dtype, **override_transformer_co
     upstream=_OURS,
     remove_when="the pinned megatron-core has moe_router_force_load_balancing for these routers",
 )
-def hf_to_balanced_config(upstream, hf_config, dtype, **override_transformer_config_kwargs):
+def hf_to_balanced_config(
+    upstream: Callable[..., TransformerConfig],
+    hf_config: PretrainedConfig,
+    dtype: torch.dtype,
+    **override_transformer_config_kwargs: Any,
+) -> TransformerConfig:
     from post_training.models.families import find_family
 
     family = find_family(hf_config)
@@ -86,7 +109,14 @@ def hf_to_balanced_config(upstream, hf_config, dtype, **override_transformer_con
     remove_when=_REMOVE_WHEN,
     evidence="executed",
 )
-def init_mcore_model(upstream, tfconfig, hf_config, pre_process=True, post_process=None, **kwargs):
+def init_mcore_model(
+    upstream: Callable[..., nn.Module],
+    tfconfig: TransformerConfig,
+    hf_config: PretrainedConfig,
+    pre_process: bool = True,
+    post_process: bool | None = None,
+    **kwargs: Any,
+) -> nn.Module:
     own = _own_model(hf_config)
     if own is None:
         return upstream(tfconfig, hf_config, pre_process, post_process, **kwargs)
@@ -104,7 +134,14 @@ def init_mcore_model(upstream, tfconfig, hf_config, pre_process=True, post_proce
     upstream=_OURS,
     remove_when=_WITH_THE_ENGINE,
 )
-def init_mindspeed_model(upstream, tfconfig, hf_config, pre_process=True, post_process=None, **kwargs):
+def init_mindspeed_model(
+    upstream: Callable[..., nn.Module],
+    tfconfig: TransformerConfig,
+    hf_config: PretrainedConfig,
+    pre_process: bool = True,
+    post_process: bool | None = None,
+    **kwargs: Any,
+) -> nn.Module:
     mindspeed = _mindspeed_model(hf_config)
     if mindspeed is None or kwargs.get("value"):
         return upstream(tfconfig, hf_config, pre_process, post_process, **kwargs)
@@ -119,5 +156,7 @@ def init_mindspeed_model(upstream, tfconfig, hf_config, pre_process=True, post_p
     remove_when=_REMOVE_WHEN,
     evidence="executed",
 )
-def get_mcore_weight_converter(upstream, hf_config, dtype):
+def get_mcore_weight_converter(
+    upstream: Callable[..., Callable[..., Any] | None], hf_config: PretrainedConfig, dtype: torch.dtype
+) -> Callable[..., Any] | None:
     return upstream(hf_config, dtype) if _own_model(hf_config) is None else None

@@ -1,7 +1,15 @@
 """verl's policy loss compares whole responses where it is asked to."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features.sequence_ratio.feature import SEQUENCE_RATIO
+
+if TYPE_CHECKING:
+    import torch
 
 
 @wrap(
@@ -12,7 +20,15 @@ from verl_patches.features.sequence_ratio.feature import SEQUENCE_RATIO
     upstream="https://github.com/verl-project/verl/pull/2775",
     remove_when="the pinned verl has actor.policy_loss.loss_mode=gspo",
 )
-def compute_policy_loss(upstream, old_log_prob, log_prob, advantages, response_mask, *args, **kwargs):
+def compute_policy_loss(
+    upstream: Callable[..., tuple[torch.Tensor, ...]],
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, ...]:
     from verl_patches.features.sequence_ratio.log_probs import old_log_probs_of_sequences
 
     old_log_prob = old_log_probs_of_sequences(log_prob, old_log_prob, response_mask)

@@ -1,5 +1,11 @@
 """verl's driver: its prompts and how they are chosen, calls that need no worker, and marks of how far a run is."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import SETTINGS
@@ -13,6 +19,14 @@ from verl_patches.features.rollout_correction.feature import ROLLOUT_CORRECTION
 from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from torch.utils.data import Dataset, Sampler
+    from verl import DataProto
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+    from verl_patches.features.data_order.order import DataOrder
 
 _MODULE = "verl.trainer.ppo.ray_trainer"
 _TRAINER = f"{_MODULE}:RayPPOTrainer"
@@ -30,7 +44,7 @@ _OWN_RECORD = {
     upstream="not forwarded: part of this project's features",
     remove_when="never: it is how this project is configured",
 )
-def init(upstream, self, config, *args, **kwargs):
+def init(upstream: Callable[..., None], self: RayPPOTrainer, config: DictConfig, *args: Any, **kwargs: Any) -> None:
     from verl_patches.trainer.configuration_checks import check_configuration
 
     settings.activate(check_configuration(config))
@@ -45,7 +59,9 @@ def init(upstream, self, config, *args, **kwargs):
     inside=["settings"],
     **_OWN_RECORD,
 )
-def init_noted(upstream, self, config, *args, **kwargs):
+def init_noted(
+    upstream: Callable[..., None], self: RayPPOTrainer, config: DictConfig, *args: Any, **kwargs: Any
+) -> None:
     upstream(self, config, *args, **kwargs)
     _note("data_ready")
 
@@ -60,13 +76,20 @@ def init_noted(upstream, self, config, *args, **kwargs):
     upstream="not forwarded: torch's RandomSampler has no state, which accelerate#4195 reports of another trainer",
     remove_when="a resume of the pinned verl continues in the order of the unbroken run in every epoch",
 )
-def create_dataloader(upstream, self, train_dataset, val_dataset, collate_fn, train_sampler):
+def create_dataloader(
+    upstream: Callable[..., None],
+    self: RayPPOTrainer,
+    train_dataset: Dataset | None,
+    val_dataset: Dataset | None,
+    collate_fn: Callable[..., Any] | None,
+    train_sampler: Sampler | None,
+) -> None:
     from verl_patches.features.data_order.loader import ResumableLoader
     from verl_patches.features.data_order.order import DataOrder, PlacedSampler
 
     data = self.config.data
 
-    def order():
+    def order() -> DataOrder:
         seed = data.get("seed", 1) if data.shuffle else None
         return DataOrder(len(self.train_dataset), data.get("gen_batch_size", data.train_batch_size), seed)
 
@@ -84,7 +107,14 @@ def create_dataloader(upstream, self, train_dataset, val_dataset, collate_fn, tr
     remove_when="the pinned verl's fit filters groups on Megatron and FSDP and loses no prompt",
     outside=["data_order"],
 )
-def create_prompt_source(upstream, self, train_dataset, val_dataset, collate_fn, train_sampler):
+def create_prompt_source(
+    upstream: Callable[..., None],
+    self: RayPPOTrainer,
+    train_dataset: Dataset | None,
+    val_dataset: Dataset | None,
+    collate_fn: Callable[..., Any] | None,
+    train_sampler: Sampler | None,
+) -> None:
     from verl.utils.dataset.rl_dataset import collate_fn as default_collate_fn
 
     from verl_patches.features.data_order.order import DataOrder
@@ -111,7 +141,9 @@ def create_prompt_source(upstream, self, train_dataset, val_dataset, collate_fn,
     upstream="not forwarded: part of this project's features",
     remove_when="see _create_dataloader",
 )
-def timer(upstream, name, timing_raw):
+def timer(
+    upstream: Callable[..., AbstractContextManager[None]], name: str, timing_raw: dict[str, float]
+) -> AbstractContextManager[None]:
     from verl_patches.features.dynamic_sampling.source import current_source
     from verl_patches.features.dynamic_sampling.timers import with_seconds_before
 
@@ -129,7 +161,7 @@ def timer(upstream, name, timing_raw):
     upstream="https://github.com/verl-project/verl/issues/3996",
     remove_when="the pinned verl can leave out old_log_prob for on-policy batches",
 )
-def init_workers(upstream, self):
+def init_workers(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     upstream(self)
     self.actor_rollout_wg.compute_log_prob = _absent_log_prob
 
@@ -144,7 +176,7 @@ def init_workers(upstream, self):
     remove_when="the pinned verl's fit sends the number of the step with the batch",
     outside=["onpolicy"],
 )
-def init_workers_that_know_the_step(upstream, self):
+def init_workers_that_know_the_step(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     upstream(self)
     from verl_patches.features.learning_rate.rates import sending_step
 
@@ -162,13 +194,13 @@ def init_workers_that_know_the_step(upstream, self):
     outside=["learning_rate"],
     **_OWN_RECORD,
 )
-def init_workers_that_report_the_batch(upstream, self):
+def init_workers_that_report_the_batch(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     upstream(self)
     _note("models_ready")
     from verl_patches.features.dynamic_sampling.source import current_source
     from verl_patches.features.measure.batch_figures import end_tokens_of, with_batch_figures
 
-    def of_the_source():
+    def of_the_source() -> Mapping[str, float]:
         source = current_source()
         return {} if source is None else source.figures
 
@@ -185,7 +217,7 @@ def init_workers_that_report_the_batch(upstream, self):
     remove_when="the pinned verl's fit reads reward_model.overlong_buffer",
     outside=["measure"],
 )
-def init_workers_with_penalty(upstream, self):
+def init_workers_with_penalty(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     from verl_patches.features.overlong.feature import OverlongBuffer
     from verl_patches.features.overlong.penalty import with_penalty
 
@@ -202,7 +234,7 @@ def init_workers_with_penalty(upstream, self):
     remove_when="the pinned verl's fit can leave out answers that were cut",
     outside=["measure"],
 )
-def init_workers_that_filter_truncated(upstream, self):
+def init_workers_that_filter_truncated(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     from verl_patches.features.measure.batch_figures import end_tokens_of
     from verl_patches.features.overlong.filtering import filtering
 
@@ -220,7 +252,7 @@ def init_workers_that_filter_truncated(upstream, self):
     remove_when="the pinned verl has truncated importance sampling (actor.tis_imp_ratio_cap, or rollout correction)",
     outside=["measure"],
 )
-def init_workers_that_correct(upstream, self):
+def init_workers_that_correct(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     from verl_patches.features.rollout_correction.weights import correcting
 
     upstream(self)
@@ -237,13 +269,13 @@ def init_workers_that_correct(upstream, self):
     remove_when="see _create_dataloader",
     outside=["overlong_penalty", "overlong_filtering"],
 )
-def init_workers_of_the_source(upstream, self):
+def init_workers_of_the_source(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     from verl_patches.features.dynamic_sampling.source import Workers
 
     upstream(self)
     source, workers, reward_fn = self.train_dataloader, self.actor_rollout_wg, self.reward_fn
 
-    def reward(answers):
+    def reward(answers: DataProto) -> Any:
         from verl.trainer.ppo.reward import compute_reward
 
         return compute_reward(answers, reward_fn)
@@ -262,7 +294,7 @@ def init_workers_of_the_source(upstream, self):
     remove_when="see _save_checkpoint",
     outside=["dynamic_sampling"],
 )
-def init_workers_that_finish_a_checkpoint(upstream, self):
+def init_workers_that_finish_a_checkpoint(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     upstream(self)
     from verl_patches.features.training_checkpoint.trainer import process_publisher
 
@@ -277,7 +309,7 @@ def init_workers_that_finish_a_checkpoint(upstream, self):
     upstream="not forwarded: part of this project's features",
     remove_when="see _create_dataloader",
 )
-def fit_while_prompts_last(upstream, self):
+def fit_while_prompts_last(upstream: Callable[..., Any], self: RayPPOTrainer) -> Any:
     from verl_patches.features.dynamic_sampling.ending import end_early
 
     fitted = upstream(self)
@@ -294,7 +326,7 @@ def fit_while_prompts_last(upstream, self):
     upstream="not forwarded: part of this project's features",
     remove_when="a kill at any moment leaves the pinned verl a checkpoint that it can go on from",
 )
-def save_checkpoint(upstream, self):
+def save_checkpoint(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     from verl_patches.features.training_checkpoint.feature import writes_in_background
     from verl_patches.features.training_checkpoint.trainer import save_step
 
@@ -312,7 +344,7 @@ def save_checkpoint(upstream, self):
     upstream="not forwarded: part of this project's features",
     remove_when="see _save_checkpoint",
 )
-def load_checkpoint(upstream, self):
+def load_checkpoint(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     from verl_patches.features.training_checkpoint.trainer import resume_step
 
     resume_step(self, settings.current().measure.output_dir)
@@ -327,7 +359,7 @@ def load_checkpoint(upstream, self):
     remove_when="see _save_checkpoint",
     outside=["dynamic_sampling"],
 )
-def fit_to_the_last_checkpoint(upstream, self):
+def fit_to_the_last_checkpoint(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     from ray.exceptions import RayError
 
     from verl_patches.features.training_checkpoint.trainer import process_publisher
@@ -345,7 +377,7 @@ def fit_to_the_last_checkpoint(upstream, self):
     outside=["training_checkpoint"],
     **_OWN_RECORD,
 )
-def fit(upstream, self):
+def fit(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     from verl_patches.features.measure.run_end import faults_of_run
 
     _note("training_begins")
@@ -362,7 +394,7 @@ def fit(upstream, self):
     remove_when="the pinned verl ends its trackers' runs as finished or failed",
     outside=["measure"],
 )
-def fit_with_trackers(upstream, self):
+def fit_with_trackers(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     from verl_patches.features.tracking.run import closed_at_the_end
 
     with closed_at_the_end():
@@ -378,7 +410,7 @@ def fit_with_trackers(upstream, self):
     remove_when="never: it is this project's own watch",
     outside=["training_checkpoint"],
 )
-def init_workers_with_signs_of_life(upstream, self):
+def init_workers_with_signs_of_life(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     from verl_patches.features.watch.signs import TRAINER, start_in_ray
 
     start_in_ray(TRAINER, settings.current().watch.interval_s)
@@ -394,7 +426,7 @@ def init_workers_with_signs_of_life(upstream, self):
     remove_when="never: it is this project's own watch",
     outside=["tracking"],
 )
-def fit_in_phase(upstream, self):
+def fit_in_phase(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     from verl_patches.features.watch.signs import process_signs
 
     process_signs().step = lambda: getattr(self, "global_steps", None)
@@ -402,7 +434,7 @@ def fit_in_phase(upstream, self):
         return upstream(self)
 
 
-def _absent_log_prob(batch):
+def _absent_log_prob(batch: DataProto) -> DataProto:
     """What compute_log_prob returns when the update takes its own log-probs: NaN in both columns that fit reads."""
     from verl import DataProto
 

@@ -1,8 +1,17 @@
 """verl's rewards: a function that fails is counted, although verl passes over it."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.watch.feature import WATCH
+
+if TYPE_CHECKING:
+    import torch
+    from verl import DataProto
 
 _METADATA = {
     "feature": MEASURE,
@@ -17,7 +26,9 @@ _METADATA = {
     evidence="executed",
     **_METADATA,
 )
-def compute_reward(upstream, data, reward_fn):
+def compute_reward(
+    upstream: Callable[..., tuple[torch.Tensor, dict[str, Any]]], data: DataProto, reward_fn: Callable[..., Any]
+) -> tuple[torch.Tensor, dict[str, Any]]:
     from post_training.rewards import failures
     from verl_patches.features.measure.samples import hold_samples
 
@@ -39,7 +50,9 @@ def compute_reward(upstream, data, reward_fn):
     remove_when="never: it is this project's own watch",
     outside=["measure"],
 )
-def compute_reward_in_phase(upstream, data, reward_fn):
+def compute_reward_in_phase(
+    upstream: Callable[..., tuple[torch.Tensor, dict[str, Any]]], data: DataProto, reward_fn: Callable[..., Any]
+) -> tuple[torch.Tensor, dict[str, Any]]:
     from verl_patches.features.watch.signs import process_signs
 
     with process_signs().phase("reward"):

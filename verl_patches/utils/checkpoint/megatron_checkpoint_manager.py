@@ -1,9 +1,18 @@
 """verl's Megatron workers save what can be resumed, and resume it."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overlay import wrap
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
+
+if TYPE_CHECKING:
+    from verl.utils.checkpoint.megatron_checkpoint_manager import MegatronCheckpointManager
+
+    from verl_patches.features.training_checkpoint.rank import TrainingRank
 
 _MANAGER = "verl.utils.checkpoint.megatron_checkpoint_manager:MegatronCheckpointManager"
 _UPSTREAM = "https://github.com/verl-project/verl/pull/3850"
@@ -17,7 +26,14 @@ _UPSTREAM = "https://github.com/verl-project/verl/pull/3850"
     upstream=_UPSTREAM,
     remove_when="what the pinned verl saves can be resumed bit for bit, and under another layout",
 )
-def save_checkpoint(upstream, self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None):
+def save_checkpoint(
+    upstream: Callable[..., None],
+    self: MegatronCheckpointManager,
+    local_path: str,
+    hdfs_path: str | None = None,
+    global_step: int = 0,
+    max_ckpt_to_keep: int | None = None,
+) -> None:
     import torch
     from megatron.core import tensor_parallel
 
@@ -44,7 +60,13 @@ def save_checkpoint(upstream, self, local_path, hdfs_path=None, global_step=0, m
     upstream=_UPSTREAM,
     remove_when="see save_checkpoint",
 )
-def load_checkpoint(upstream, self, local_path, hdfs_path=None, del_local_after_load=False):
+def load_checkpoint(
+    upstream: Callable[..., None],
+    self: MegatronCheckpointManager,
+    local_path: str | None,
+    hdfs_path: str | None = None,
+    del_local_after_load: bool = False,
+) -> None:
     if local_path is None:
         return
     from megatron.core import tensor_parallel
@@ -57,7 +79,7 @@ def load_checkpoint(upstream, self, local_path, hdfs_path=None, del_local_after_
         restore_random_states(*states, tensor_parallel.get_cuda_rng_tracker().set_states)
 
 
-def _rank_of(manager):
+def _rank_of(manager: MegatronCheckpointManager) -> TrainingRank:
     """The manager's rank with its model and optimizer."""
     from megatron.core.utils import get_model_config
 

@@ -1,5 +1,7 @@
 """verl's Megatron code pads and unpads without flash-attn."""
 
+from types import ModuleType
+
 from overlay import provide
 from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
 
@@ -12,7 +14,7 @@ from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
     remove_when="verl's Megatron code takes these functions from somewhere that exists on Ascend",
     evidence="executed",
 )
-def bert_padding(name):
+def bert_padding(name: str) -> ModuleType:
     from verl_patches.features.compatibility import unpadding
 
     return unpadding

@@ -1,7 +1,15 @@
 """verl's vocabulary-parallel entropy runs as it is written."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
+
+if TYPE_CHECKING:
+    import torch
 
 
 @wrap(
@@ -11,7 +19,7 @@ from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
     upstream="docs/upstream/verl-entropy-compilation.md",
     remove_when="torch.compile generates code for an NPU by default",
 )
-def forward(upstream, *args):
+def forward(upstream: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
     from verl_patches.features.compatibility.compilation import without_compilation
 
     with without_compilation():

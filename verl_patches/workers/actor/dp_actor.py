@@ -1,9 +1,20 @@
 """verl's FSDP actor: float32 where it is asked for, exact losses, and a count of the updates that it skips."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features.exact_loss.feature import EXACT_LOSS
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.precision.feature import PRECISION
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+    from verl import DataProto
+    from verl.workers.actor.dp_actor import DataParallelPPOActor
 
 _ACTOR = "verl.workers.actor.dp_actor:DataParallelPPOActor"
 
@@ -16,7 +27,7 @@ _ACTOR = "verl.workers.actor.dp_actor:DataParallelPPOActor"
     remove_when="verl's FSDP actor reads the type of its autocast from the configuration",
     relies_on=[f"{_ACTOR}._forward_micro_batch"],
 )
-def init(upstream, self, *args, **kwargs):
+def init(upstream: Callable[..., None], self: DataParallelPPOActor, *args: Any, **kwargs: Any) -> None:
     upstream(self, *args, **kwargs)
     self.device_name = "cpu"
 
@@ -30,7 +41,9 @@ def init(upstream, self, *args, **kwargs):
     remove_when="the pinned verl's FSDP actor divides by the tokens and sequences of the whole mini batch",
     relies_on=["verl.trainer.ppo.core_algos:agg_loss"],
 )
-def update_policy(upstream, self, data):
+def update_policy(
+    upstream: Callable[..., dict[str, Any]], self: DataParallelPPOActor, data: DataProto
+) -> dict[str, Any]:
     from verl.utils.device import get_device_name
 
     from verl_patches.features.exact_loss.gradient_factors import UpdateFactors
@@ -56,7 +69,13 @@ def update_policy(upstream, self, data):
     remove_when="see update_policy",
     relies_on=[f"{_ACTOR}.update_policy"],
 )
-def forward_micro_batch(upstream, self, micro_batch, *args, **kwargs):
+def forward_micro_batch(
+    upstream: Callable[..., tuple[torch.Tensor | None, ...]],
+    self: DataParallelPPOActor,
+    micro_batch: dict[str, Any],
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor | None, ...]:
     entropy, log_probs = upstream(self, micro_batch, *args, **kwargs)
     in_progress = getattr(self, "update_in_progress", None)
     if in_progress is None:  # log-probs alone
@@ -65,7 +84,7 @@ def forward_micro_batch(upstream, self, micro_batch, *args, **kwargs):
     return tuple(factors.weigh(_counted(micro_batch, about), entropy, log_probs))
 
 
-def _counted(batch, about):
+def _counted(batch: TensorDict | dict[str, Any], about: dict[str, Any]) -> torch.Tensor:
     """[rows, response length]: the tokens of responses that verl's loss counts."""
     column = "loss_mask" if about.get("multi_turn", False) else "attention_mask"
     return batch[column][:, -batch["responses"].size(1) :]
@@ -78,7 +97,7 @@ def _counted(batch, about):
     upstream="not forwarded: part of this project's features",
     remove_when="verl reports skipped updates as a metric",
 )
-def optimizer_step(upstream, self):
+def optimizer_step(upstream: Callable[..., torch.Tensor], self: DataParallelPPOActor) -> torch.Tensor:
     from verl_patches.features.measure.step_record import current_record
 
     norm = upstream(self)

@@ -1,6 +1,11 @@
 """verl's Megatron actor: log-probs of its own forward as old_log_prob, their distance to the rollout's, safe steps
 and exact losses."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import ENTROPY_BONUS, VERL_ON_NPU
@@ -9,6 +14,11 @@ from verl_patches.features.exact_loss.feature import EXACT_LOSS
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY
+
+if TYPE_CHECKING:
+    import torch
+    from verl import DataProto
+    from verl.workers.actor.megatron_actor import MegatronPPOActor
 
 _ACTOR = "verl.workers.actor.megatron_actor:MegatronPPOActor"
 _SCHEDULE = "verl.workers.actor.megatron_actor:get_forward_backward_func"
@@ -23,7 +33,9 @@ _SCHEDULE = "verl.workers.actor.megatron_actor:get_forward_backward_func"
     upstream="not forwarded: part of this project's features",
     remove_when="verl hands rollout_log_probs to the update",
 )
-def make_minibatch_iterator(upstream, self, data):
+def make_minibatch_iterator(
+    upstream: Callable[..., Iterable[DataProto]], self: MegatronPPOActor, data: DataProto
+) -> Iterable[DataProto]:
     from verl_patches.features.onpolicy.selection import AlsoSelecting
 
     return upstream(self, AlsoSelecting(data, ("rollout_log_probs",)))
@@ -40,7 +52,7 @@ def make_minibatch_iterator(upstream, self, data):
     remove_when="verl compares the log-probs of its update with the rollout's",
     only_here=True,
 )
-def get_measuring_forward_backward_func(upstream):
+def get_measuring_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
     from verl_patches.features.onpolicy.schedule import with_measured_difference
 
     return with_measured_difference(upstream())
@@ -56,7 +68,7 @@ def get_measuring_forward_backward_func(upstream):
     remove_when="the pinned verl takes log_prob.detach() for old_log_prob by itself",
     only_here=True,
 )
-def get_forward_backward_func(upstream):
+def get_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
     from verl_patches.features.onpolicy.schedule import with_own_log_probs
 
     return with_own_log_probs(upstream())
@@ -73,7 +85,7 @@ def get_forward_backward_func(upstream):
     remove_when="the pinned verl's Megatron actor divides by the tokens and sequences of the whole mini batch",
     only_here=True,
 )
-def get_exact_forward_backward_func(upstream):
+def get_exact_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
     from megatron.core import mpu
 
     from verl_patches.features.exact_loss.schedule import with_exact_loss
@@ -92,7 +104,7 @@ def get_exact_forward_backward_func(upstream):
     outside=["exact_loss", "measure", "onpolicy"],
     only_here=True,
 )
-def get_cutting_forward_backward_func(upstream):
+def get_cutting_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
     from megatron.core import mpu
 
     from verl_patches.features.dynamic_batches.schedule import Agreement, with_dynamic_batches
@@ -109,7 +121,13 @@ def get_cutting_forward_backward_func(upstream):
     upstream="https://github.com/verl-project/verl/pull/1617",
     remove_when="see get_forward_backward_func",
 )
-def forward_backward_whole_batch(upstream, self, data, forward_only=False, **kwargs):
+def forward_backward_whole_batch(
+    upstream: Callable[..., dict[str, Any]],
+    self: MegatronPPOActor,
+    data: DataProto,
+    forward_only: bool = False,
+    **kwargs: Any,
+) -> dict[str, Any]:
     from verl_patches.features.dynamic_batches.feature import TokenLimits
     from verl_patches.features.dynamic_batches.schedule import limited
 
@@ -139,7 +157,9 @@ def forward_backward_whole_batch(upstream, self, data, forward_only=False, **kwa
     upstream="docs/upstream/torch-npu-deepcopy.md",
     remove_when="torch_npu copies a tensor whose storage was made with another type, or verl clones position_ids",
 )
-def forward_backward_batch(upstream, self, data, *args, **kwargs):
+def forward_backward_batch(
+    upstream: Callable[..., dict[str, Any]], self: MegatronPPOActor, data: DataProto, *args: Any, **kwargs: Any
+) -> dict[str, Any]:
     data.batch = data.batch.clone()  # a storage for each tensor
     return upstream(self, data, *args, **kwargs)
 
@@ -154,7 +174,7 @@ def forward_backward_batch(upstream, self, data, *args, **kwargs):
     remove_when="the pinned verl contains the fix",
     only_here=True,
 )
-def vocab_parallel_entropy(upstream, vocab_parallel_logits):
+def vocab_parallel_entropy(upstream: Callable[..., torch.Tensor], vocab_parallel_logits: torch.Tensor) -> torch.Tensor:
     # Without a backward the logits may be written into.
     return upstream(vocab_parallel_logits.clone() if vocab_parallel_logits.requires_grad else vocab_parallel_logits)
 
@@ -168,7 +188,9 @@ def vocab_parallel_entropy(upstream, vocab_parallel_logits):
     upstream="docs/upstream/verl-megatron-nonfinite-gradients.md",
     remove_when="verl's Megatron actor skips steps with non-finite gradients",
 )
-def update_policy(upstream, self, dataloader):
+def update_policy(
+    upstream: Callable[..., dict[str, Any]], self: MegatronPPOActor, dataloader: Iterable[DataProto]
+) -> dict[str, Any]:
     from verl_patches.features.measure.step_record import current_record
     from verl_patches.features.nonfinite.guard import NonfiniteGuard
     from verl_patches.features.nonfinite.weights import check_weights

@@ -1,5 +1,8 @@
 """verl's `prime` reward manager: an answer whose function failed or ran out of time scores 0, and is counted."""
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 from overlay import wrap
 from verl_patches.features.measure.feature import MEASURE
 
@@ -11,7 +14,15 @@ from verl_patches.features.measure.feature import MEASURE
     upstream="docs/upstream/verl-swallowed-reward-errors.md",
     remove_when="verl says at the end of a run how often the reward function failed",
 )
-async def single_compute_score(upstream, evaluation_func, completion, reference, task, *args, **kwargs):
+async def single_compute_score(
+    upstream: Callable[..., Awaitable[Any]],
+    evaluation_func: Callable[..., Any],
+    completion: str,
+    reference: Any,
+    task: str,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     score = await upstream(evaluation_func, completion, reference, task, *args, **kwargs)
     if score is None:
         from post_training.rewards import failures

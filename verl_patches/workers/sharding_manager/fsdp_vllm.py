@@ -1,9 +1,18 @@
 """verl's sharding manager between FSDP and vLLM: its time, and its memory apart from the rollout's."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
 from overlay import wrap
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.watch.feature import WATCH
+
+if TYPE_CHECKING:
+    from verl.workers.sharding_manager.fsdp_vllm import FSDPVLLMShardingManager
 
 _MANAGER = "verl.workers.sharding_manager.fsdp_vllm:FSDPVLLMShardingManager"
 _OURS = "not forwarded: part of this project's features"
@@ -16,7 +25,7 @@ _OURS = "not forwarded: part of this project's features"
     upstream=_OURS,
     remove_when="never: it is this project's own record",
 )
-def enter(upstream, self):
+def enter(upstream: Callable[..., None], self: FSDPVLLMShardingManager) -> None:
     from verl_patches.features.measure.step_record import current_record
 
     with current_record().timed("reshard"):
@@ -31,7 +40,7 @@ def enter(upstream, self):
     remove_when="never: it is this project's own record",
     outside=["measure"],
 )
-def enter_in_phases(upstream, self):
+def enter_in_phases(upstream: Callable[..., None], self: FSDPVLLMShardingManager) -> None:
     from verl_patches.workers.process_residency import process_residency
 
     process_residency().enter("reshard")
@@ -46,7 +55,13 @@ def enter_in_phases(upstream, self):
     upstream=_OURS,
     remove_when="never: it is this project's own record",
 )
-def leave(upstream, self, exc_type, exc_value, traceback):
+def leave(
+    upstream: Callable[..., None],
+    self: FSDPVLLMShardingManager,
+    exc_type: type[BaseException] | None,
+    exc_value: BaseException | None,
+    traceback: TracebackType | None,
+) -> None:
     from verl_patches.workers.process_residency import process_residency
 
     upstream(self, exc_type, exc_value, traceback)
@@ -61,7 +76,7 @@ def leave(upstream, self, exc_type, exc_value, traceback):
     remove_when="never: it is this project's own watch",
     outside=["phases"],
 )
-def enter_watched(upstream, self):
+def enter_watched(upstream: Callable[..., None], self: FSDPVLLMShardingManager) -> None:
     from verl_patches.features.watch.signs import process_signs
 
     with process_signs().phase("reshard"):

@@ -1,6 +1,10 @@
 """verl's sharding manager between Megatron and vLLM: reshard, then generate, each with only its own tensors."""
 
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
 from verl_patches.features import settings
@@ -8,6 +12,12 @@ from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.reshard.feature import RESHARD, WHOLE_WEIGHTS
 from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.watch.feature import WATCH
+
+if TYPE_CHECKING:
+    from torch import nn
+    from verl.workers.sharding_manager.megatron_vllm import MegatronVLLMShardingManager
+
+    from verl_patches.features.reshard.resharder import Resharder
 
 _MANAGER = "verl.workers.sharding_manager.megatron_vllm:MegatronVLLMShardingManager"
 _OURS = "not forwarded: part of this project's features"
@@ -21,7 +31,7 @@ _OURS = "not forwarded: part of this project's features"
     upstream=_OURS,
     remove_when="verl reshards Megatron experts by point-to-point transfer",
 )
-def enter(upstream, self):
+def enter(upstream: Callable[..., None], self: MegatronVLLMShardingManager) -> None:
     _run_plan(self)
 
 
@@ -35,7 +45,7 @@ def enter(upstream, self):
     remove_when="verl refreshes derived weights and refuses to generate after a failed weight transfer",
     outside=["reshard"],
 )
-def enter_whole(upstream, self):
+def enter_whole(upstream: Callable[..., None], self: MegatronVLLMShardingManager) -> None:
     from verl_patches.features.reshard.generation import process_generation
     from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
 
@@ -53,7 +63,7 @@ def enter_whole(upstream, self):
     remove_when="never: it is this project's own record",
     outside=["whole_weights"],
 )
-def enter_measured(upstream, self):
+def enter_measured(upstream: Callable[..., None], self: MegatronVLLMShardingManager) -> None:
     from verl_patches.features.measure.step_record import current_record
 
     with current_record().timed("reshard"):
@@ -71,7 +81,7 @@ def enter_measured(upstream, self):
     remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
     outside=["measure"],
 )
-def enter_in_phases(upstream, self):
+def enter_in_phases(upstream: Callable[..., None], self: MegatronVLLMShardingManager) -> None:
     from verl_patches.workers.process_residency import process_residency
 
     process_residency().enter("reshard")
@@ -87,7 +97,13 @@ def enter_in_phases(upstream, self):
     upstream=_OURS,
     remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
 )
-def leave(upstream, self, exc_type, exc_value, traceback):
+def leave(
+    upstream: Callable[..., None],
+    self: MegatronVLLMShardingManager,
+    exc_type: type[BaseException] | None,
+    exc_value: BaseException | None,
+    traceback: TracebackType | None,
+) -> None:
     from verl_patches.workers.process_residency import process_residency
 
     # Upstream resets the prefix cache here, through vLLM's sleep, whether or not that sleeps.
@@ -104,7 +120,7 @@ def leave(upstream, self, exc_type, exc_value, traceback):
     remove_when="never: it is this project's own watch",
     outside=["phases"],
 )
-def enter_watched(upstream, self):
+def enter_watched(upstream: Callable[..., None], self: MegatronVLLMShardingManager) -> None:
     from verl_patches.features.watch.signs import process_signs
 
     with process_signs().phase("reshard"):
@@ -121,7 +137,7 @@ def _run_plan(manager: Any) -> None:
     record.count("reshard/expert_bytes_received", report.expert_bytes_received)
 
 
-def _resharder(manager):
+def _resharder(manager: MegatronVLLMShardingManager) -> Resharder:
     """The manager's resharder; it is made at first use, when both models exist."""
     if not hasattr(manager, "overlay_resharder"):
         import torch.distributed as dist
@@ -144,5 +160,5 @@ def _resharder(manager):
     return manager.overlay_resharder
 
 
-def _rollout_model(manager):
+def _rollout_model(manager: MegatronVLLMShardingManager) -> nn.Module:
     return manager.inference_engine.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()

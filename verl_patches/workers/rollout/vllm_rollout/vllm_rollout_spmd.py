@@ -1,9 +1,20 @@
 """verl's rollout draws new samples every time, with whole weights only, and returns how likely they were."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from overlay import wrap
 from verl_patches.features.compatibility.feature import ROLLOUT_SEED
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.reshard.feature import WHOLE_WEIGHTS
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from verl import DataProto
+    from verl.workers.rollout.vllm_rollout.vllm_rollout_spmd import vLLMRollout
 
 
 @wrap(
@@ -16,7 +27,15 @@ from verl_patches.features.reshard.feature import WHOLE_WEIGHTS
     remove_when="verl seeds the engine and not the requests",
     relies_on=["vllm.sampling_params:SamplingParams"],
 )
-def init(upstream, self, model_path, config, tokenizer, model_hf_config, **options):
+def init(
+    upstream: Callable[..., None],
+    self: vLLMRollout,
+    model_path: str,
+    config: DictConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    model_hf_config: PretrainedConfig,
+    **options: Any,
+) -> None:
     if "device_mesh" not in options:  # one engine, outside of a worker
         return upstream(self, model_path, config, tokenizer, model_hf_config, **options)
     import copy
@@ -37,7 +56,9 @@ def init(upstream, self, model_path, config, tokenizer, model_hf_config, **optio
     upstream="not forwarded: part of this project's features",
     remove_when="verl refuses to generate after a failed weight transfer",
 )
-def generate_sequences(upstream, self, prompts, **options):
+def generate_sequences(
+    upstream: Callable[..., DataProto], self: vLLMRollout, prompts: DataProto, **options: Any
+) -> DataProto:
     from verl_patches.features.reshard.generation import process_generation
 
     process_generation().require_whole()
@@ -53,7 +74,9 @@ def generate_sequences(upstream, self, prompts, **options):
     upstream="https://github.com/verl-project/verl/pull/1712",
     remove_when="the cluster's verl returns rollout_log_probs",
 )
-def generate_sequences_with_log_probs(upstream, self, prompts, **options):
+def generate_sequences_with_log_probs(
+    upstream: Callable[..., DataProto], self: vLLMRollout, prompts: DataProto, **options: Any
+) -> DataProto:
     from verl_patches.features.measure.rollout_log_probs import log_probs_of, observed_outputs
 
     with observed_outputs(self.inference_engine) as outputs:
