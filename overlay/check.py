@@ -37,15 +37,14 @@ class Verdict:
 
 def check(patches: Iterable[Patch], lock: Lock, pins: Pins, upstream: Upstream, sources: Sources) -> list[Verdict]:
     """Compare everything the patches change or rely on in one upstream with its source."""
-    reader = _Reader(sources)
+    reader = Reader(sources)
     verdicts = []
     for patch in patches:
         for target in dict.fromkeys((patch.target, *patch.relies_on)):
             if pins.of_module(target.partition(":")[0]) != upstream:
                 continue
-            relied_on = target != patch.target
-            finding = _finding(patch, target, relied_on, lock, reader)
-            verdicts.append(Verdict(patch.label, target, relied_on, finding.status, finding.detail))
+            finding = find(patch, target, lock, reader)
+            verdicts.append(Verdict(patch.label, target, target != patch.target, finding.status, finding.detail))
     copied = _copies(reader, {verdict.target for verdict in verdicts if not verdict.relied_on})
     return [replace(each, copied_in=[] if each.relied_on else copied.get(each.target, [])) for each in verdicts]
 
@@ -71,7 +70,7 @@ def generate(
     """
     wanted = sorted({target for patch in patches for target in depends_on(patch)})
     lock, problems = Lock(), []
-    readers = {(upstream.name, label): _Reader(sources) for upstream, label, sources in releases}
+    readers = {(upstream.name, label): Reader(sources) for upstream, label, sources in releases}
     for target in wanted:
         module, colon, _ = target.partition(":")
         upstream = pins.of_module(module)
@@ -91,7 +90,7 @@ def generate(
     return lock, list(dict.fromkeys(problems))
 
 
-def _lock_target(lock: Lock, target: str, label: str, reader: _Reader) -> None:
+def _lock_target(lock: Lock, target: str, label: str, reader: Reader) -> None:
     module, _, qualified_name = target.partition(":")
     source = reader.module(module)
     definition = source.definition(qualified_name) if source else None
@@ -106,7 +105,7 @@ def _keep_module(lock: Lock, old: Lock, module: str, label: str) -> None:
         lock.modules.setdefault(module, {})[label] = old.modules[module][label]
 
 
-class _Reader:
+class Reader:
     """Sources whose modules are each parsed once."""
 
     def __init__(self, sources: Sources) -> None:
@@ -121,25 +120,32 @@ class _Reader:
         return self._read.setdefault(name, ModuleSource(name, content))
 
 
-def _finding(patch: Patch, target: str, relied_on: bool, lock: Lock, reader: _Reader) -> Finding:
+def find(patch: Patch, target: str, lock: Lock, reader: Reader, elsewhere: bool = True) -> Finding:
+    """What there is to say of one target, which the patch changes or relies on.
+
+    With ``elsewhere``, which takes a while, what is missing is looked for under other names and in other modules.
+    """
+    relied_on = target != patch.target
     module, _, qualified_name = target.partition(":")
     if not qualified_name:
         return Finding("OK") if reader.sources.has(module) else Finding("MISSING", f"there is no module {module}")
     source = reader.module(module)
+    moved = _moved(target, lock, reader) if elsewhere and source is None else None
     if source is None:
-        return _moved(target, lock, reader) or Finding("MISSING", f"there is no module {module}")
+        return moved or Finding("MISSING", f"there is no module {module}")
     try:
         if patch.kind == "add" and not relied_on:
             exists = source.definition(qualified_name)
             taken = exists is not None and not exists.implied
             return Finding("CONFLICT", "upstream defines what the patch would add") if taken else Finding("OK")
         finding = compare(lock, target, source)
-        return finding if finding.status != "MISSING" else _moved(target, lock, reader) or finding
+        moved = _moved(target, lock, reader) if elsewhere and finding.status == "MISSING" else None
+        return moved or finding
     except SyntaxError as error:
         return Finding("UNVERIFIED", f"{module} cannot be parsed: {error.msg} in line {error.lineno}")
 
 
-def _moved(target: str, lock: Lock, reader: _Reader) -> Finding | None:
+def _moved(target: str, lock: Lock, reader: Reader) -> Finding | None:
     """Where the code of a target stands now: under another name in its module, or by its name in another module."""
     module, _, qualified_name = target.partition(":")
     known = {entry.fingerprint.behaviour for entry in lock.targets.get(target, {}).values() if entry.fingerprint}
@@ -158,7 +164,7 @@ def _moved(target: str, lock: Lock, reader: _Reader) -> Finding | None:
     return None
 
 
-def _copies(reader: _Reader, targets: set[str]) -> dict[str, list[str]]:
+def _copies(reader: Reader, targets: set[str]) -> dict[str, list[str]]:
     """For each target the modules that import it by name when they are imported themselves."""
     wanted = {target for target in targets if ":" in target and "." not in target.partition(":")[2]}
     names = {target.partition(":")[2].encode() for target in wanted}

@@ -15,9 +15,10 @@ from overlay import check as checking
 from overlay.configuration import defaults
 from overlay.declaration import Patch, patches_of
 from overlay.discovery import load, load_features
-from overlay.documentation import DOCUMENT, document
+from overlay.documentation import DOCUMENT, document, history_document, history_lines
 from overlay.errors import OverlayError
 from overlay.feature import Feature
+from overlay.history import History, fates, walk
 from overlay.lock import Lock
 from overlay.ordering import make_plan
 from overlay.pins import Pins, Upstream
@@ -57,6 +58,14 @@ def _parser() -> argparse.ArgumentParser:
             metavar="NAME=PATH[@COMMIT]",
             help="a folder with the packages, or a commit of a git repository; without it, what is installed here",
         )
+    bisect = _command(
+        commands, "bisect", _bisect, "for each patch the first commits of an upstream that change and that break it"
+    )
+    bisect.add_argument("--upstream", required=True, metavar="NAME=CHECKOUT", help="a git repository with its history")
+    bisect.add_argument("range", nargs="?", default="", metavar="A..B", help="default: from the pin to HEAD")
+    form = bisect.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="the same as JSON")
+    form.add_argument("--markdown", action="store_true", help="the same as a document")
     _command(
         commands, "pins", _pins, "the cluster's sources for scripts: package, repository, commit, reference by tabs"
     )
@@ -169,6 +178,26 @@ def _lock(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
     for problem in problems:
         print(f"  not locked: {problem}")
     return 0
+
+
+def _bisect(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
+    name, equals, checkout = options.upstream.partition("=")
+    if not equals or not checkout:
+        raise OverlayError(f"--upstream {options.upstream!r}: write NAME=CHECKOUT")
+    upstream = checking.upstream_named(pins, name)
+    first, dots, last = (options.range or f"{upstream.commit}..HEAD").partition("..")
+    if not (first and dots and last):
+        raise OverlayError(f"the range is {options.range!r}: write FIRST..LAST; the pin of {name} is {upstream.commit}")
+    history = History.open(upstream, Path(checkout), first, last)
+    found = fates(walk(patches, pins, history))
+    if options.json:
+        print(json.dumps([asdict(fate) for fate in found], indent=2))
+    elif options.markdown:
+        print(history_document(history, found), end="")
+    else:
+        for fate in found:
+            print(*history_lines(fate), sep="\n")
+    return checking.CLEAN_EXIT if all(fate.fits for fate in found) else checking.DRIFT_EXIT
 
 
 def _given(pins: Pins, text: str) -> tuple[Upstream, str, Sources]:

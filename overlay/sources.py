@@ -84,10 +84,16 @@ def installed(upstream: Upstream) -> Sources | None:
     return Sources(origin, modules) if modules else None
 
 
-def _put(modules: dict[str, tuple[bytes, bool]], path: str, content: bytes) -> None:
+def module_of(path: str) -> tuple[str, bool]:
+    """The module that a file below the packages' parent folder holds, and whether it is a package."""
     parts = path.removesuffix(".py").split("/")
     is_package = parts[-1] == "__init__"
-    modules[".".join(parts[:-1] if is_package else parts)] = (content, is_package)
+    return ".".join(parts[:-1] if is_package else parts), is_package
+
+
+def _put(modules: dict[str, tuple[bytes, bool]], path: str, content: bytes) -> None:
+    name, is_package = module_of(path)
+    modules[name] = (content, is_package)
 
 
 def _last_line(output: bytes) -> str:

@@ -1,0 +1,248 @@
+"""Walk an upstream's history: the first commit that each patch does not survive. Source is read from git and parsed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from overlay import check as checking
+from overlay.declaration import Patch
+from overlay.drift import CLEAN, Finding, Status
+from overlay.errors import OverlayError
+from overlay.lock import Lock
+from overlay.pins import Pins, Upstream
+from overlay.sources import Sources, from_commit, module_of
+
+_PULL_REQUEST = re.compile(r"/([^/]+)/pull/(\d+)")
+_FIELDS = "%H%x09%cs%x09%s"
+_BREAKING: tuple[Status, ...] = ("SIGNATURE", "MOVED", "MISSING", "CONFLICT")
+
+
+class HistoryError(OverlayError):
+    """A range of commits that cannot be walked."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit of the upstream: its full hash, the day on which it was committed (ISO 8601) and its subject."""
+
+    sha: str
+    day: str
+    subject: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """A commit, the place of it among those that were looked at, and what it makes of a target."""
+
+    commit: Commit
+    place: int
+    target: str
+    finding: Finding
+
+
+@dataclass
+class Course:
+    """What became of one target of one patch along the history.
+
+    ``changed`` is the first commit after which the target is not the one that the patch was written for: somebody has
+    to read it. ``broken`` is the first after which the patch cannot be applied, or must not be: the target has another
+    signature, stands elsewhere or is gone, or upstream has what the patch would add. ``known`` is false for a target
+    that never was like this on this line of history, as where a release branch has its own form of it. ``last`` is
+    what is found at the range's end. ``fixed`` is the commit of the pull request that the patch's declaration names,
+    where this history holds it.
+    """
+
+    patch: Patch
+    target: str
+    known: bool = False
+    changed: Event | None = None
+    broken: Event | None = None
+    last: Finding = field(default_factory=lambda: Finding("OK"))
+    fixed: Commit | None = None
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What became of one patch, named by its label: of its targets, what came first (see ``Course``).
+
+    ``unknown`` are the targets that never were on this line of history as the patch knows them. At the range's end the
+    patch ``fits`` if all its targets are as it knows them, and is ``lost`` if one is such that it cannot be applied.
+    """
+
+    patch: str
+    changed: Event | None
+    broken: Event | None
+    unknown: dict[str, Finding]
+    fits: bool
+    lost: bool
+    fixed: Commit | None
+
+
+@dataclass(frozen=True)
+class History:
+    """The commits of one line of history that follow ``base``: the first, or where a branch with the first left it."""
+
+    upstream: Upstream
+    repository: Path
+    first: Commit
+    base: Commit
+    last: Commit
+
+    @classmethod
+    def open(cls, upstream: Upstream, repository: Path, first: str, last: str) -> History:
+        """The history from one commit to another.
+
+        Raises:
+            HistoryError: git does not know a commit, or the two have no history in common.
+        """
+        ends = [_commit(repository, name) for name in (first, last)]
+        shared = _git(repository, "merge-base", *(end.sha for end in ends))
+        return cls(upstream, repository, ends[0], _commit(repository, shared.strip()), ends[1])
+
+    def commits(self, paths: Sequence[str] = ()) -> Iterator[tuple[Commit, list[str]]]:
+        """The commits after ``base``, oldest first, each with those of the paths that it changes (all commits and no
+        paths where none is given). Merged branches count as the one commit that merges them."""
+        command = ["log", "--first-parent", "-m", "--reverse", "--no-renames", f"--format=%x00{_FIELDS}"]
+        listed = ["--name-only"] if paths else []
+        text = _git(self.repository, *command, *listed, f"{self.base.sha}..{self.last.sha}", "--", *paths)
+        for entry in text.split("\0")[1:]:
+            head, *changed = entry.splitlines()
+            yield _parse(head), [path for path in changed if path]
+
+    def sources(self, commit: Commit) -> Sources:
+        """All modules of the upstream's packages at a commit."""
+        return from_commit(self.repository, commit.sha, self.upstream.packages)
+
+    def content(self, commit: Commit, path: str) -> bytes | None:
+        """A file at a commit; None where there is none."""
+        command = ["git", "-C", str(self.repository), "cat-file", "blob", f"{commit.sha}:{path}"]
+        result = subprocess.run(command, capture_output=True, check=False)
+        return result.stdout if result.returncode == 0 else None
+
+
+def walk(patches: Iterable[Patch], pins: Pins, history: History) -> list[Course]:
+    """Follow everything that the patches change or rely on in one upstream from the range's first commit to its last.
+
+    The first commit is what the patches are taken to fit; the lock is not asked.
+
+    Raises:
+        HistoryError: no patch has to do with this upstream.
+        SourceError: a commit lacks the upstream's packages.
+    """
+    courses = [
+        Course(patch, target)
+        for patch in patches
+        for target in dict.fromkeys((patch.target, *patch.relies_on))
+        if pins.of_module(target.partition(":")[0]) == history.upstream
+    ]
+    if not courses:
+        raise HistoryError(f"no patch changes or relies on anything of {history.upstream.name}")
+    first = history.sources(history.first)
+    followed = [course.patch for course in courses]
+    lock, _ = checking.generate(followed, pins, [(history.upstream, history.first.sha[:8], first)], Lock())
+    _follow(courses, lock, history)
+    at_last = checking.Reader(history.sources(history.last))
+    fixes = _fixes(history)
+    for course in courses:
+        course.last = checking.find(course.patch, course.target, lock, at_last)
+        course.fixed = fixes.get(_named_pull_request(course.patch, history))
+    return courses
+
+
+def fates(courses: Iterable[Course]) -> list[Fate]:
+    """What became of each patch, by what came first of all that it depends on; in the order of the courses."""
+    grouped: dict[str, list[Course]] = {}
+    for course in courses:
+        grouped.setdefault(course.patch.label, []).append(course)
+    return [
+        Fate(
+            patch=label,
+            changed=_first(course.changed for course in group),
+            broken=_first(course.broken for course in group),
+            unknown={course.target: course.last for course in group if not course.known},
+            fits=all(course.last.status in CLEAN for course in group),
+            lost=any(course.last.status in _BREAKING for course in group),
+            fixed=group[0].fixed,
+        )
+        for label, group in grouped.items()
+    ]
+
+
+def _first(events: Iterable[Event | None]) -> Event | None:
+    return min(filter(None, events), key=lambda event: event.place, default=None)
+
+
+def _follow(courses: Sequence[Course], lock: Lock, history: History) -> None:
+    """Note for each course the first commits that change it and that break it.
+
+    A course that is not known at the base may become so: what a release branch took from here came here first, later.
+    """
+    concerned: dict[str, list[Course]] = {}
+    for course in courses:
+        concerned.setdefault(course.target.partition(":")[0], []).append(course)
+    modules = {name: entry for name, entry in history.sources(history.base).modules.items() if name in concerned}
+    reader = checking.Reader(Sources(history.base.sha, modules))
+    for course in courses:
+        course.known = checking.find(course.patch, course.target, lock, reader, elsewhere=False).status in CLEAN
+    paths = [f"{module.replace('.', '/')}{ending}" for module in concerned for ending in (".py", "/__init__.py")]
+    for place, (commit, changed) in enumerate(history.commits(paths)):
+        for path in changed:
+            _bring_along(modules, path, history.content(commit, path))
+        touched = {module_of(path)[0] for path in changed}
+        reader, whole = checking.Reader(Sources(commit.sha, modules)), None
+        for course in [each for module in sorted(touched) for each in concerned[module] if each.broken is None]:
+            finding = checking.find(course.patch, course.target, lock, reader, elsewhere=False)
+            if finding.status in CLEAN:
+                course.known = True
+            elif course.known and finding.status != "UNVERIFIED":
+                if finding.status == "MISSING":  # what moved is looked for in the whole source
+                    whole = whole or checking.Reader(history.sources(commit))
+                    finding = checking.find(course.patch, course.target, lock, whole)
+                event = Event(commit, place, course.target, finding)
+                course.changed = course.changed or event
+                course.broken = event if finding.status in _BREAKING else None
+
+
+def _bring_along(modules: dict[str, tuple[bytes, bool]], path: str, content: bytes | None) -> None:
+    """Give a module the content that its file has after a commit; a module may become a package, or go."""
+    name, is_package = module_of(path)
+    if content is not None:
+        modules[name] = (content, is_package)
+    elif name in modules and modules[name][1] == is_package:
+        del modules[name]
+
+
+def _named_pull_request(patch: Patch, history: History) -> str:
+    """The number of the pull request to this very upstream that the patch's declaration names, or nothing."""
+    found = _PULL_REQUEST.search(patch.upstream)
+    own = history.upstream.repository.rpartition("/")[2].casefold()
+    return found[2] if found and found[1].casefold() == own else ""
+
+
+def _fixes(history: History) -> dict[str, Commit]:
+    """Commits by the number of the pull request that their subject ends with, as GitHub writes it: ``... (#123)``."""
+    numbered = ((re.search(r"\(#(\d+)\)$", commit.subject), commit) for commit, _ in history.commits())
+    return {number[1]: commit for number, commit in numbered if number}
+
+
+def _commit(repository: Path, name: str) -> Commit:
+    if name.startswith("-") or not name:
+        raise HistoryError(f"{name!r} is no commit; write FIRST..LAST with names that git knows")
+    return _parse(_git(repository, "log", "-1", f"--format={_FIELDS}", name, "--"))
+
+
+def _parse(line: str) -> Commit:
+    sha, day, subject = line.strip().split("\t", 2)
+    return Commit(sha, day, subject)
+
+
+def _git(repository: Path, *arguments: str) -> str:
+    result = subprocess.run(["git", "-C", str(repository), *arguments], capture_output=True, check=False)
+    if result.returncode != 0:
+        said = (result.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        raise HistoryError(f"git {' '.join(arguments[:1])} failed in {repository}: {said}")
+    return result.stdout.decode(errors="replace")
