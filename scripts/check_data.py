@@ -54,7 +54,7 @@ def token_counter(folder: Path) -> Measure:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"--tokenizer {folder} holds no tokenizer: give the folder with tokenizer.json.") from error
     if not tokenizer.chat_template:
         raise DataError(f"--tokenizer {folder} has no chat template: verl needs one to make a prompt of the messages.")

@@ -63,7 +63,7 @@ def plan(options: argparse.Namespace) -> Conversion:
         raise ValueError(f"--max-file-gb is {options.max_file_gb:g}: it must be a size above 0")
     size, checksums = int(options.max_file_gb * _GB), known_checksums(options)
     if is_training_checkpoint(options.load_dir):
-        model = options.hf_dir or _model_of_run(options.load_dir)
+        model = options.hf_dir or model_of_run(options.load_dir)
         return trained_to_huggingface(options.load_dir, model, options.save_dir, size, checksums)
     if options.hf_dir is None:
         raise ValueError("--hf-dir is missing: give the folder with the model's config.json and tokenizer")
@@ -71,7 +71,7 @@ def plan(options: argparse.Namespace) -> Conversion:
     return to_huggingface(options.load_dir, options.hf_dir, options.save_dir, form, config, size, checksums)
 
 
-def _model_of_run(checkpoint: Path) -> Path:
+def model_of_run(checkpoint: Path) -> Path:
     """The folder of the model that a run trained, for a checkpoint that lies in the run's folder."""
     for folder in checkpoint.resolve().parents[:3]:
         if (folder / "config.yaml").is_file():

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import quote
 
 _VOID = {"meta", "input", "br", "hr", "img", "link"}
 _ADDRESSES = {"src", "href", "action", "data", "poster", "srcset", "xlink:href"}
@@ -54,8 +55,11 @@ class StrictPage(HTMLParser):
             self.text += data
 
 
-def shown_by_chromium(page: Path, profile: Path) -> str | None:
-    """The document as a headless Chromium has it after its scripts ran; None where no Chromium is installed."""
+def shown_by_chromium(page: Path, profile: Path, fragment: str = "") -> str | None:
+    """The document as a headless Chromium has it after its scripts ran; None where no Chromium is installed.
+
+    fragment: what the address has after its #.
+    """
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         return None
@@ -66,5 +70,5 @@ def shown_by_chromium(page: Path, profile: Path) -> str | None:
         f"--user-data-dir={profile}",
         "--virtual-time-budget=2000",
     ]
-    command = [browser, *options, "--dump-dom", page.as_uri()]
+    command = [browser, *options, "--dump-dom", page.as_uri() + (f"#{quote(fragment, safe='=&')}" if fragment else "")]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout

@@ -48,10 +48,13 @@ def size(value: float) -> str:
     raise AssertionError
 
 
-def lines(series: Sequence[Series], text: Text = number, logarithmic: bool = False, zero: bool = False) -> Markup:
+def lines(
+    series: Sequence[Series], text: Text = number, logarithmic: bool = False, zero: bool = False, over: str = "step"
+) -> Markup:
     """A chart of lines over steps; empty where no series has a point.
 
     Args:
+        over: what the lines are over, where it is no step.
         text: how a value is written.
         logarithmic: the axis of values is; values of 0 and below are left out.
         zero: the axis of values begins at 0.
@@ -78,7 +81,7 @@ def lines(series: Sequence[Series], text: Text = number, logarithmic: bool = Fal
         step: [f"{each.name}: {text(at[step])}" for each, at in zip(series, known, strict=True) if step in at]
         for step in sorted(set(steps))
     }
-    parts += axes.tooltips(rows)
+    parts += axes.tooltips(rows, over)
     return _svg(parts, [each.name for each in series])
 
 
@@ -108,7 +111,7 @@ def stacked(steps: Sequence[int], parts: Sequence[tuple[str, Sequence[float]]], 
             base += height
         named = zip(parts, heights, strict=True)
         rows[first] = [f"{name}: {text(height)}" for (name, _), height in named if height > 0] + [f"sum: {text(base)}"]
-    shapes += axes.tooltips(rows)
+    shapes += axes.tooltips(rows, "step")
     return _svg(shapes, [name for name, _ in parts])
 
 
@@ -164,15 +167,15 @@ class _Axes:
                 shapes.append(f'<text class="tick" x="{x:.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{step}</text>')
         return shapes
 
-    def tooltips(self, rows: dict[int, list[str]]) -> list[str]:
-        """An invisible column over each step that says what is drawn there."""
+    def tooltips(self, rows: dict[int, list[str]], over: str) -> list[str]:
+        """An invisible column over each step (`over` is what a step is called) that says what is drawn there."""
         steps = list(rows)
         steps = steps[:: math.ceil(len(steps) / _MOST_COLUMNS)]
         centres = [self.place(step, self.ticks[-1])[0] for step in steps]
         edges = [_LEFT, *((left + right) / 2 for left, right in pairwise(centres)), _WIDTH - _RIGHT]
         shapes = []
         for step, (left, right) in zip(steps, pairwise(edges), strict=True):
-            label = escape("\n".join([f"step {step}", *rows[step]]))
+            label = escape("\n".join([f"{over} {step}", *rows[step]]))
             place = f'x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" height="{_HEIGHT - _TOP - _BOTTOM}"'
             shapes.append(f'<rect class="hit" {place}><title>{label}</title></rect>')
         return shapes

@@ -16,6 +16,7 @@ FOR_USERS = [
     "checkpoints",
     "cluster",
     "data",
+    "evaluation",
     "first-hour",
     "glossary",
     "rehearsal",

@@ -1,0 +1,1 @@
+"""How well a model answers problems: estimates with their intervals, and what a page and a table show of them."""

@@ -1,0 +1,81 @@
+"""Estimates of how well a model answers, with 95% confidence intervals.
+
+Problems are what is drawn at random: several answers to one problem are no independent draws, so intervals are taken
+over problems.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+CONFIDENCE = 0.95
+_RESAMPLES = 2000
+_RESAMPLED_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over problems, and the ends of its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """The chance that at least one of `k` answers is right, estimated without bias from `correct` of `samples` answers.
+
+    1 - C(n - c, k) / C(n, k): Chen et al., "Evaluating Large Language Models Trained on Code", arXiv 2107.03374,
+    equation 1. Of 4 answers with 1 right, k = 2: 1 - C(3, 2) / C(4, 2) = 1 - 3/6 = 0.5.
+
+    Raises:
+        ValueError: not 0 <= correct <= samples, or not 1 <= k <= samples.
+    """
+    if not 0 <= correct <= samples or not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} cannot be estimated from {correct} right ones of {samples} answers")
+    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+def wilson(right: int, trials: int) -> Estimate:
+    """A share of independent trials with Wilson's score interval.
+
+    Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", 1927. It stays within 0 and 1, and
+    has a width where all or none are right.
+
+    Raises:
+        ValueError: no trials, or not 0 <= right <= trials.
+    """
+    if trials < 1 or not 0 <= right <= trials:
+        raise ValueError(f"{right} of {trials} is no share")
+    z, share = NormalDist().inv_cdf((1 + CONFIDENCE) / 2), right / trials
+    scale = 1 + z * z / trials
+    middle = (share + z * z / (2 * trials)) / scale
+    half = z / scale * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    return Estimate(share, min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half)))
+
+
+def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
+    """The mean of a value of each problem with the percentile interval of the bootstrap over problems.
+
+    Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13. Where all values are alike, the interval
+    has no width: nothing of what was not seen can be drawn.
+
+    Raises:
+        ValueError: no values.
+    """
+    if not values:
+        raise ValueError("there is no problem to estimate anything from")
+    drawn, each = np.random.default_rng(seed), np.asarray(values, dtype=np.float64)
+    at_once = max(1, _RESAMPLED_AT_ONCE // len(each))
+    counts = [min(at_once, _RESAMPLES - begun) for begun in range(0, _RESAMPLES, at_once)]
+    means = np.concatenate([each[drawn.integers(0, len(each), (count, len(each)))].mean(axis=1) for count in counts])
+    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Estimate(float(each.mean()), float(low), float(high))

@@ -1,0 +1,72 @@
+"""Estimates against counting everything, and intervals against how often they hold what they should."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from post_training.evaluation.estimates import bootstrap, pass_at_k, wilson
+
+
+def counted(samples: int, correct: int, k: int) -> float:
+    """How many of all choices of k answers hold a right one."""
+    answers = [True] * correct + [False] * (samples - correct)
+    chosen = list(combinations(answers, k))
+    return sum(map(any, chosen)) / len(chosen)
+
+
+@given(st.integers(1, 10).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_all_choices(drawn):
+    assert pass_at_k(*drawn) == pytest.approx(counted(*drawn), abs=1e-12)
+
+
+def test_the_plug_in_estimate_is_another_number():
+    """1 - (1 - c/n)^k, which the paper calls biased: the comparison above can fail."""
+    assert 1 - (1 - 1 / 4) ** 2 != pytest.approx(counted(4, 1, 2))
+    assert pass_at_k(4, 1, 2) == 0.5 and pass_at_k(200, 3, 1) == pytest.approx(3 / 200)
+
+
+@pytest.mark.parametrize("wrong", [(4, 5, 1), (4, -1, 1), (4, 2, 0), (4, 2, 5), (0, 0, 1)])
+def test_what_cannot_be_estimated_is_refused(wrong):
+    with pytest.raises(ValueError, match="cannot be estimated"):
+        pass_at_k(*wrong)
+
+
+@pytest.mark.parametrize(
+    ("right", "trials", "low", "high"),
+    # Newcombe, "Two-sided confidence intervals for the single proportion", 1998, table I, method 3.
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_is_the_published_interval(right, trials, low, high):
+    found = wilson(right, trials)
+    assert (found.value, found.low, found.high) == pytest.approx((right / trials, low, high), abs=5e-5)
+
+
+def test_wilson_has_a_width_where_all_are_alike_and_holds_the_share():
+    for right in (0, 7):
+        found = wilson(right, 7)
+        assert found.low <= right / 7 <= found.high and found.high - found.low > 0.3
+    for wrong in ((0, 0), (3, 2), (-1, 2)):
+        with pytest.raises(ValueError, match="no share"):
+            wilson(*wrong)
+
+
+def test_the_bootstrap_holds_the_true_mean_about_as_often_as_it_says():
+    drawn = np.random.default_rng(5)
+    held = 0
+    for seed in range(200):
+        found = bootstrap(list(drawn.beta(2, 3, 60)), seed)
+        held += found.low <= 0.4 <= found.high
+    assert 180 <= held <= 198  # 95% of 200 are 190
+
+
+def test_the_bootstrap_takes_problems_and_not_answers():
+    """8 answers to a problem that are all alike are one draw: an interval over answers would be too narrow."""
+    problems = [float(index % 2) for index in range(40)]
+    over_problems, over_answers = bootstrap(problems), bootstrap([each for each in problems for _ in range(8)])
+    assert over_problems.high - over_problems.low > 2 * (over_answers.high - over_answers.low)
+    assert bootstrap(problems) == bootstrap(problems) and bootstrap([0.5, 0.5]).low == 0.5
+    with pytest.raises(ValueError, match="no problem"):
+        bootstrap([])

@@ -1,0 +1,218 @@
+"""scripts/evaluate.py: what it refuses, what it makes of answers, and answers of vLLM-Ascend on the emulated NPU."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from post_training.evaluation.estimates import wilson
+from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
+from scripts import evaluate
+from tests.html_pages import StrictPage
+
+ROOT = Path(__file__).parents[2]
+PROBLEMS = ROOT / "data" / "arithmetic" / "test.jsonl"
+# Stands in for vLLM: of the questions it is given, it answers the first ones with the text of the second argument.
+WORKER = """
+import json, sys
+from pathlib import Path
+asked, answers = json.loads(Path(sys.argv[1]).read_text()), {answers}
+found = {{}}
+for name, parameters in asked["sampling"].items():
+    count = parameters.get("n", 1)
+    found[name] = [[[answers[index % len(answers)], "stop"]] * count for index in range(len(asked["prompts"]))]
+Path(sys.argv[2]).write_text(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    """A tiny Qwen2 of random weights."""
+    request = CheckpointRequest(PROBLEMS, 0, "bfloat16", model_type="qwen2", warm_start=None)
+    return make_checkpoint(request, tmp_path_factory.mktemp("qwen") / "model", lambda step, loss: None).path
+
+
+@pytest.fixture
+def answering(monkeypatch, qwen, tmp_path):
+    """Puts a worker in vLLM's place that answers question after question with these texts, from the first again."""
+
+    def put(*texts):
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(qwen)
+        tokens = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        (tmp_path / "worker.py").write_text(WORKER.format(answers=tokens))
+        monkeypatch.setattr(evaluate, "_WORKER", tmp_path / "worker.py")
+
+    return put
+
+
+def run(qwen, folder, *more):
+    return evaluate.main(
+        ["--emulate", "--model", f"tiny={qwen}", "--data", str(PROBLEMS), "--output", str(folder), *more]
+    )
+
+
+def test_answers_become_figures_json_and_a_page(answering, qwen, tmp_path, capsys):
+    answering(r"so it is \boxed{0}", "nothing")
+    assert run(qwen, tmp_path / "out", "--n", "2", "--limit", "4", "--model", f"twin={qwen}") == 0
+    said = capsys.readouterr().out
+    content = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    # The answers to the first four problems are 0; every second answer is \boxed{0}.
+    truths = [each["truth"] for each in content["questions"]]
+    right = sum(truth == "0" for truth in truths[::2])
+    assert right and [each["name"] for each in content["models"]] == ["tiny", "twin"]
+    figures = content["models"][0]["estimates"]
+    assert figures["greedy"]["value"] == figures["avg@2"]["value"] == right / 4
+    assert figures["greedy"]["high"] == pytest.approx(wilson(right, 4).high)
+    assert content["models"][0]["shares"]["boxed"] == 0.5 and "twin - tiny" in said
+    assert len(StrictPage((tmp_path / "out" / "evaluation.html").read_text()).text) > 100
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["evaluation.html", "evaluation.json", "logs"]
+    # A second evaluation does not write over the first.
+    assert run(qwen, tmp_path / "out") == 2 and "holds an evaluation" in capsys.readouterr().err
+
+
+def test_a_model_that_answers_nothing_gets_nothing(answering, qwen, tmp_path):
+    answering("", "I cannot")
+    assert run(qwen, tmp_path / "out", "--n", "3") == 0
+    model = json.loads((tmp_path / "out" / "evaluation.json").read_text())["models"][0]
+    assert {each["value"] for each in model["estimates"].values()} == {0.0} and model["shares"]["boxed"] == 0.0
+    assert model["estimates"]["greedy"]["high"] > 0.1  # 24 wrong answers do not prove that there is no right one
+
+
+def test_a_worker_that_fails_is_named_with_its_last_line(monkeypatch, qwen, tmp_path, capsys):
+    (tmp_path / "worker.py").write_text("raise SystemExit('out of memory')")
+    monkeypatch.setattr(evaluate, "_WORKER", tmp_path / "worker.py")
+    assert run(qwen, tmp_path / "out") == 1
+    said = capsys.readouterr().err
+    assert "tiny could not generate: out of memory" in said and not (tmp_path / "out" / "evaluation.json").exists()
+    assert not list((tmp_path / "out").glob(".work.*"))
+
+
+# Fails unless the folder that it is to load holds the weights of the model {expected}, bit for bit.
+COMPARING = """
+import json, sys
+from pathlib import Path
+from safetensors.torch import load_file
+asked = json.loads(Path(sys.argv[1]).read_text())
+def weights(folder):
+    return {{name: value for file in Path(folder).glob("*.safetensors") for name, value in load_file(file).items()}}
+found, expected = weights(asked["engine"]["model"]), weights("{expected}")
+assert found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in expected)
+answers = [[[[2], "stop"]]] * len(asked["prompts"])
+Path(sys.argv[2]).write_text(json.dumps(dict.fromkeys(asked["sampling"], answers)))
+"""
+
+
+def test_checkpoints_of_both_back_ends_are_evaluated(monkeypatch, qwen, tmp_path):
+    """Of FSDP, whose folder vLLM reads, and of Megatron, from the files of eight ranks."""
+    from transformers import AutoModelForCausalLM
+
+    from tests.post_training.checkpoint.test_training_export import saved
+
+    shutil.copytree(qwen, tmp_path / "fsdp" / "global_step_2" / "actor")
+    sharded = saved(AutoModelForCausalLM.from_pretrained(qwen).float(), tmp_path / "megatron")
+    (tmp_path / "megatron" / "config.yaml").write_text(f"actor_rollout_ref: {{model: {{path: {qwen}}}}}")
+    (tmp_path / "worker.py").write_text(COMPARING.format(expected=qwen))
+    monkeypatch.setattr(evaluate, "_WORKER", tmp_path / "worker.py")
+    more = ["--model", f"fsdp={tmp_path}/fsdp/global_step_2", "--model", f"megatron={sharded}", "--n", "0"]
+    assert run(qwen, tmp_path / "out", *more) == 0
+    assert len(json.loads((tmp_path / "out" / "evaluation.json").read_text())["models"]) == 3
+    assert not list((tmp_path / "out").glob(".work.*"))
+
+
+def spoiled(qwen, folder, name, **config):
+    """A copy of the model without a file, or with other values in its config.json."""
+    made = folder / f"without-{name or 'nothing'}"
+    shutil.copytree(qwen, made)
+    for file in made.glob(name) if name else ():
+        file.unlink()
+    values = json.loads((made / "config.json").read_text()) if config else {}
+    if config:
+        (made / "config.json").write_text(json.dumps(values | config))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "absent"], "--model absent is no folder"),
+        (["--model", "{qwen}"], "two models are called tiny"),
+        (["--model", "a={no_weights}"], "holds neither config.json with .safetensors nor a checkpoint"),
+        (["--model", "a={no_template}"], "has no chat template"),
+        (["--model", "a={no_tokenizer}"], "has no tokenizer"),
+        (["--model", "a={short}"], "reads 20 tokens, and the longest question has"),
+        (["--n", "-1"], "--n is -1: give a number from 0"),
+        (["--max-tokens", "0"], "--max-tokens is 0"),
+        (["--temperature", "0"], "--temperature is 0"),
+        (["--top-p", "nan"], "--top-p is nan"),
+        (["--rule", "nosuch"], "--rule nosuch does not exist"),
+        (["--reward", "absent.py"], "the reward absent.py is no file"),
+        (["--reward", "{reward}", "--rule", "substring"], "--rule belongs to the rule reward"),
+        (["--data", "absent.jsonl"], "absent.jsonl does not exist"),
+        (["--data", "{wrong}"], "has the columns question, target"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence_before_anything_is_made(qwen, tmp_path, capsys, arguments, said):
+    (tmp_path / "wrong.jsonl").write_text('{"question": "2+2", "target": "4"}\n')
+    made = {
+        "qwen": f"tiny={qwen}",
+        "no_weights": spoiled(qwen, tmp_path, "*.safetensors"),
+        "no_template": spoiled(qwen, tmp_path, "chat_template*"),
+        "no_tokenizer": spoiled(qwen, tmp_path, "tokenizer*"),
+        "short": spoiled(qwen, tmp_path, "", max_position_embeddings=20),
+        "reward": tmp_path / "reward.py",
+        "wrong": tmp_path / "wrong.jsonl",
+    }
+    assert run(qwen, tmp_path / "out", *(argument.format(**made) for argument in arguments)) == 2
+    ended = capsys.readouterr()
+    assert said in ended.err and ended.err.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_without_emulate_the_emulated_npu_is_no_npu(qwen, tmp_path, capsys):
+    assert evaluate.main(["--model", str(qwen), "--data", str(PROBLEMS), "--output", str(tmp_path / "out")]) == 2
+    assert "holds the emulated NPU and no other; give --emulate" in capsys.readouterr().err
+
+
+def greedy_of_transformers(folder, prompts, tokens):
+    """What transformers answers, in the model's own type: token ids of each prompt, the end included."""
+    program = (
+        "import json, sys, torch; from transformers import AutoModelForCausalLM as M\n"
+        "asked = json.loads(sys.stdin.read()); model = M.from_pretrained(asked['folder'], torch_dtype=torch.bfloat16)\n"
+        "new = {'max_new_tokens': asked['tokens'], 'do_sample': False}\n"
+        "print(json.dumps([model.generate(torch.tensor([p]), **new)[0, len(p):].tolist() for p in asked['prompts']]))"
+    )
+    asked = json.dumps({"folder": str(folder), "prompts": prompts, "tokens": tokens})
+    environment = {"PATH": "/usr/bin:/bin", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], input=asked, env=environment, capture_output=True, text=True, check=True
+    )
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_vllm_ascend_answers_as_transformers_does(qwen, tmp_path):
+    """In bfloat16, where nearly tied tokens may be decided either way and all that follow differ then."""
+    command = [sys.executable, "scripts/evaluate.py", "--emulate", "--model", qwen, "--data", PROBLEMS]
+    command += ["--n", "3", "--max-tokens", "6", "--output", tmp_path / "out"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    content = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    answers = [each["answers"]["model"] for each in content["questions"]]
+    prompts = [
+        tokenizer.apply_chat_template(each["messages"], add_generation_prompt=True) for each in content["questions"]
+    ]
+    expected = [tokenizer.decode(tokens) for tokens in greedy_of_transformers(qwen, prompts, 6)]
+    equal = [each["greedy"]["text"] == text for each, text in zip(answers, expected, strict=True)]
+    assert len(equal) == 24 and sum(equal) >= 18, equal
+    # Control: what was sampled is something else, and the samples of a question differ.
+    sampled = [[one["text"] for one in each["sampled"]] for each in answers]
+    assert sum(texts[0] == text for texts, text in zip(sampled, expected, strict=True)) <= 6
+    assert all(len(set(texts)) > 1 for texts in sampled)
+    assert all(each["greedy"]["tokens"] <= 6 for each in answers)
