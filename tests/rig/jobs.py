@@ -64,6 +64,13 @@ def _resharded_differently(state: State, loaded: dict[str, torch.Tensor]) -> lis
     return differing
 
 
+def file_of_torch_npu(state: State) -> str:
+    """Where `import torch_npu` finds it."""
+    import torch_npu
+
+    return torch_npu.__file__
+
+
 def differing_at_first(state: State) -> list[str]:
     """Names of the weights that engine and training model loaded differently."""
     return state["differing_at_first"]

@@ -146,6 +146,15 @@ void run(const atb::infer::PagedAttentionParam& parameters, Tensors in, const Te
   }
 }
 
+// What an operation is called in counts of calls: op-plugin has two functions for one class.
+template <class Parameters>
+const char* called(const Parameters&, const char* name) {
+  return name;
+}
+const char* called(const atb::infer::PagedAttentionParam& parameters, const char* name) {
+  return parameters.maskType == atb::infer::PagedAttentionParam::kSpecMask ? "PagedAttentionSplitfuse" : name;
+}
+
 struct EmulatedContext : atb::Context {
   void* stream = nullptr;
   atb::Status SetExecuteStream(aclrtStream given) override {
@@ -186,7 +195,7 @@ struct EmulatedOperation : EmptyOperation {
                     int(tensor.desc.format), " is not emulated here");
       for (const auto& tensor : pack.inTensors) in.push_back(tensor_of(tensor));
       for (const auto& tensor : pack.outTensors) out.push_back(tensor_of(tensor));
-      submit(context->GetExecuteStream(), name, [parameters = parameters, in, out] {
+      submit(context->GetExecuteStream(), called(parameters, name), [parameters = parameters, in, out] {
         const HostKernels guard;
         run(parameters, in, out);
       });

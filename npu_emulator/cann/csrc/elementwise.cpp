@@ -1,6 +1,9 @@
 // Operators on one tensor, element by element, and what fills a tensor.
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <algorithm>
+#include <cstring>
+
 #include "operators.h"
 
 using namespace cann;
@@ -12,6 +15,24 @@ void put_back(const Tensor& self, const Tensor& result) {
   TORCH_CHECK(at::canCast(result.scalar_type(), self.scalar_type()), "result type ", result.scalar_type(),
               " can't be cast to the desired output type ", self.scalar_type());
   put(self, result);
+}
+
+// The elements on and above a diagonal, or on and below it; the others are zero. A row at a time: torch's kernel goes
+// element by element, and torch_npu has a mask of 2048 x 2048 made for every causal attention.
+// Of a row [a b c d] with the number 1, diagonal 0 and `upper`, the first 1 elements are zero: [0 b c d].
+void put_triangle(const Tensor& self, int64_t diagonal, bool upper, const Tensor& out) {
+  const bool has_rows = out.sizes() == self.sizes() && out.scalar_type() == self.scalar_type() && self.numel() &&
+                        self.dim() >= 2 && self.is_contiguous() && out.is_contiguous();
+  if (!has_rows) return put(out, upper ? at::triu(self, diagonal) : at::tril(self, diagonal));
+  const int64_t columns = self.size(-1), in_matrix = self.size(-2), width = self.element_size();
+  const char* from = static_cast<const char*>(self.data_ptr());
+  char* to = static_cast<char*>(out.data_ptr());
+  for (int64_t row = 0; row < self.numel() / columns; ++row, from += columns * width, to += columns * width) {
+    const auto middle = std::clamp<int64_t>(row % in_matrix + diagonal + (upper ? 0 : 1), 0, columns) * width;
+    const auto kept = upper ? columns * width - middle : middle, start = upper ? middle : 0;
+    std::memmove(to + start, from + start, kept);
+    std::memset(to + (upper ? 0 : middle), 0, columns * width - kept);
+  }
 }
 
 }  // namespace
@@ -85,8 +106,8 @@ OP(Linspace, [](Scalar start, Scalar end, int64_t steps, Tensor out) {
   put(out, at::linspace(start, end, steps, out.options()));
 })
 OP(Eye, [](int64_t rows, int64_t columns, Tensor out) { put(out, at::eye(rows, columns, out.options())); })
-OP(Triu, [](Tensor self, int64_t diagonal, Tensor out) { put(out, at::triu(self, diagonal)); })
-OP(Tril, [](Tensor self, int64_t diagonal, Tensor out) { put(out, at::tril(self, diagonal)); })
+OP(Triu, [](Tensor self, int64_t diagonal, Tensor out) { put_triangle(self, diagonal, true, out); })
+OP(Tril, [](Tensor self, int64_t diagonal, Tensor out) { put_triangle(self, diagonal, false, out); })
 OP(InplaceTriu, [](Tensor self, int64_t diagonal) { self.triu_(diagonal); })
 OP(InplaceTril, [](Tensor self, int64_t diagonal) { self.tril_(diagonal); })
 

@@ -9,7 +9,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <list>
+#include <map>
 #include <mutex>
+#include <string>
 
 #include "runtime.h"
 
@@ -73,6 +75,16 @@ bool has_appeared(void* stream, uint64_t number) {
   return true;
 }
 
+std::mutex calls_mutex;
+std::atomic<bool> is_counting{false};
+std::map<std::string, uint64_t> calls;
+
+void count(const char* name) {
+  if (!is_counting.load(std::memory_order_relaxed)) return;
+  std::lock_guard<std::mutex> guard(calls_mutex);
+  ++calls[name];
+}
+
 std::mutex capture_mutex;
 std::atomic<int> captures_under_way{0};
 
@@ -116,6 +128,7 @@ void submit(void* stream, const char* name, std::function<void()> run) {
     }
   }
   if (stream) let_appear(stream);  // what a stream is given sees what came before on it
+  count(name);
   run();
 }
 
@@ -133,6 +146,17 @@ void defer(void* stream, std::function<void()> appear) {
 CANN_API int npu_emulator_defer_collectives(int on) {
   let_appear(nullptr);
   return is_deferring.exchange(on != 0);
+}
+
+// For meters: from now on counts what is done on streams, by name.
+CANN_API void npu_emulator_cann_count_calls() { is_counting = true; }
+// A line "calls name" for everything that was done since; what a graph holds counts when it is replayed.
+CANN_API const char* npu_emulator_cann_calls() {
+  static std::string text;
+  std::lock_guard<std::mutex> guard(calls_mutex);
+  text.clear();
+  for (const auto& [name, number] : calls) text += std::to_string(number) + " " + name + "\n";
+  return text.c_str();
 }
 
 CANN_API aclError aclrtCreateStream(aclrtStream* stream) {
@@ -253,13 +277,16 @@ CANN_API aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI* model) {
   for (auto* member : graph->streams) member->capturing = nullptr;
   graph->streams.clear();
   --captures_under_way;
+  count("aclmdlRICaptureEnd");
   *model = graph;
   return ACL_SUCCESS;
 }
 CANN_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream stream) {
   if (is_capturing(stream)) return fail(kStreamIsCaptured, "a graph is replayed on a stream that is being captured");
+  count("aclmdlRIExecuteAsync");
   for (const auto& task : static_cast<Graph*>(model)->tasks) {
     try {
+      count(task.name);
       task.run();
     } catch (const std::exception& error) {
       return fail(kInvalidArgument, std::string(task.name) + ", replayed: " + error.what());

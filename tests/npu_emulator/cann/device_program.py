@@ -13,11 +13,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import npu_emulator_engine
 import torch
 import torch_npu
+
+from tests.npu_emulator.cann import engine_calls
 
 DEVICE = "npu:0"
 MIB = 1 << 20
@@ -268,7 +271,31 @@ def growing() -> dict:
 
 
 @check
+def triangles() -> dict:
+    """Triangles of matrices beside the CPU's: those with rows one after another, and others."""
+    given: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]] = {
+        "floats": (torch.randn(2, 3, 5), lambda tensor: tensor),
+        "truths": (torch.ones(4, 4, dtype=torch.bool), lambda tensor: tensor),
+        "transposed": (torch.randn(5, 3), lambda tensor: tensor.t()),
+        "part": (torch.randn(4, 6), lambda tensor: tensor[1:, 2:]),
+        "empty": (torch.ones(0, 3), lambda tensor: tensor),
+    }
+    wrong = []
+    for name, (tensor, view) in given.items():
+        for diagonal, function in product(range(-6, 7), (torch.triu, torch.tril)):
+            expected = function(view(tensor), diagonal)
+            into = view(tensor.to(DEVICE))
+            alone = function(into, diagonal).cpu()
+            function(into.clone(), diagonal, out=into)
+            if not (torch.equal(alone, expected) and torch.equal(into.cpu(), expected)):
+                wrong.append(f"{function.__name__} of {name} at {diagonal}")
+    return {"wrong": wrong, "of": len(given)}
+
+
+@check
 def graph() -> dict:
+    engine_calls.begin()
+    before = engine_calls.calls()
     weight = torch.arange(16.0, device=DEVICE).view(4, 4)
     given = torch.ones(2, 4, device=DEVICE)
     side = torch.npu.Stream()
@@ -288,7 +315,9 @@ def graph() -> dict:
         torch.npu.synchronize()
         expected = ((given.cpu() @ weight.cpu()) ** 2).sum(0)
         answers.append({"equal": torch.equal(out.cpu(), expected), "moved": out.cpu().tolist() != unreplayed})
-    return {"replays": answers}
+    calls = engine_calls.calls()
+    counted = ("aclmdlRICaptureEnd", "aclmdlRIExecuteAsync", "aclnnReduceSum")
+    return {"replays": answers, "calls": {name: calls.get(name, 0) - before.get(name, 0) for name in counted}}
 
 
 def _train(model: torch.nn.Module, tokens: torch.Tensor, rate: float, foreach: bool) -> list[list[float]]:

@@ -23,7 +23,7 @@ from tests.npu_emulator.cann.engine_process import finish, start
 # Tiles first: whether private formats are allowed is asked once, before the first operator.
 CHECKS = (
     "tiles refusals loaded chip arithmetic thread_without_device allocator graph training fused quantised"
-    " kernels_of_vllm_ascend torchair_graph layer_norm"
+    " kernels_of_vllm_ascend torchair_graph layer_norm triangles"
 ).split()
 CAPACITY_MB = 256
 
@@ -160,6 +160,12 @@ def test_expandable_segments_grow_in_place(tmp_path, setting, expected):
 
 def test_a_captured_graph_is_replayed_with_new_input(device):
     assert device["graph"]["replays"] == [{"equal": True, "moved": True}] * 2
+    # What is captured is not done, and what is replayed is.
+    assert device["graph"]["calls"] == {"aclmdlRICaptureEnd": 1, "aclmdlRIExecuteAsync": 2, "aclnnReduceSum": 2}
+
+
+def test_triangles_are_the_cpus_whatever_order_memory_has(device):
+    assert device["triangles"] == {"wrong": [], "of": 5}
 
 
 def test_training_equals_the_cpus_to_the_last_digit(device):
