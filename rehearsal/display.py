@@ -1,4 +1,4 @@
-"""What a rehearsal shows while it runs: a line an event, a row a step, and in a terminal a status line below them.
+"""What a rehearsal shows while it runs: one line per event, one row per step, and in a terminal a status line below.
 
 Rows never change once printed, so a CI log without a terminal reads like a terminal does.
 """

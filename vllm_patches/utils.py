@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from overlay import register, wrap
-from verl_patches.features.compatibility.feature import VLLM_ON_TORCH_2_5, VLLM_PROCESSES
+from verl_patches.features.compatibility.feature import VLLM_ON_TORCH, VLLM_PROCESSES
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @register(
     "torch._library.infer_schema:SUPPORTED_PARAM_TYPES",
-    feature=VLLM_ON_TORCH_2_5,
+    feature=VLLM_ON_TORCH,
     why="vllm.utils.direct_register_custom_op has torch infer schemas, and torch 2.5.1 does not know list[int]",
     upstream="https://github.com/pytorch/pytorch/issues/146594",
     remove_when="the pinned torch is 2.7 or later, which vLLM 0.9.1 is written for",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
-from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
+from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @wrap(
     "megatron.core.packed_seq_params:PackedSeqParams.__init__",
-    feature=VERL_ON_MEGATRON_CORE_0_8,
+    feature=VERL_ON_MEGATRON_CORE,
     why="verl 0.4.0 passes cu_seqlens_q_padded and cu_seqlens_kv_padded and reads them back when it unpacks",
     upstream="not forwarded: specific to this pair of releases; megatron-core has them since 0.10",
     remove_when="the pinned megatron-core is 0.10 or later",

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from overlay import add, wrap
-from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
+from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -19,7 +19,7 @@ _REMOVE_WHEN = "the pinned megatron-core is 0.10 or later"
 
 @add(
     "megatron.core.parallel_state:get_expert_tensor_parallel_world_size",
-    feature=VERL_ON_MEGATRON_CORE_0_8,
+    feature=VERL_ON_MEGATRON_CORE,
     why=_WHY,
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
@@ -31,7 +31,7 @@ def expert_tensor_parallel_world_size(module: ModuleType) -> Callable[[], int]:
 
 @add(
     "megatron.core.parallel_state:get_expert_tensor_parallel_rank",
-    feature=VERL_ON_MEGATRON_CORE_0_8,
+    feature=VERL_ON_MEGATRON_CORE,
     why=_WHY,
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
@@ -43,7 +43,7 @@ def expert_tensor_parallel_rank(module: ModuleType) -> Callable[[], int]:
 
 @add(
     "megatron.core.parallel_state:get_expert_tensor_parallel_group",
-    feature=VERL_ON_MEGATRON_CORE_0_8,
+    feature=VERL_ON_MEGATRON_CORE,
     why=_WHY,
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,
@@ -55,7 +55,7 @@ def expert_tensor_parallel_group(module: ModuleType) -> Callable[..., ProcessGro
 
 @wrap(
     "megatron.core.parallel_state:initialize_model_parallel",
-    feature=VERL_ON_MEGATRON_CORE_0_8,
+    feature=VERL_ON_MEGATRON_CORE,
     why="verl 0.4.0 passes expert_tensor_parallel_size, which megatron-core 0.8.0 does not take",
     upstream=_UPSTREAM,
     remove_when=_REMOVE_WHEN,

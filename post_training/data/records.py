@@ -74,7 +74,7 @@ class _NoAnswer(Exception):
 
 
 def read_problems(path: Path) -> Reading:
-    """Reads a ``.json`` file (a list of objects), a ``.jsonl`` file (an object a line) or a parquet file.
+    """Reads a ``.json`` file (a list of objects), a ``.jsonl`` file (one object per line) or a parquet file.
 
     Which of them it is follows from the content. Of records with the same question (apart from white space) the first
     is kept.

@@ -38,7 +38,7 @@ ray_node_folder() {
     chmod 700 "$ray_folder"
 }
 
-# Prints the CPU slots of a node: Ray counts logical ones, and verl places a worker a die and two actors beside them.
+# Prints the CPU slots of a node: Ray counts logical ones, and verl places one worker per die and two actors beside them.
 ray_node_slots() {
     local cores least=$((DIES_PER_NODE + 2))
     cores=$(nproc)

@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 
 from tests.demonstrations import Upstream, demonstrates
-from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU, VERL_ON_MEGATRON_CORE_0_8
+from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU, VERL_ON_MEGATRON_CORE
 
 PARALLEL_STATE = "megatron.core.parallel_state"
 LAYER_SPECS = "megatron.core.models.gpt.gpt_layer_specs"
@@ -61,13 +61,13 @@ for target in (
     demonstrates(target, MEGATRON_ON_NPU)(type_name_of_npu_tensor)
 
 
-@demonstrates(f"{LAYER_SPECS}:get_gpt_decoder_block_spec", VERL_ON_MEGATRON_CORE_0_8)
+@demonstrates(f"{LAYER_SPECS}:get_gpt_decoder_block_spec", VERL_ON_MEGATRON_CORE)
 def layers_are_ours(body):
     with mock.patch("post_training.models.megatron.packed_layer_specs.packed_block_spec", return_value="ours"):
         return body(None)(None)
 
 
-@demonstrates(f"{LAYER_SPECS}:get_gpt_mtp_block_spec", VERL_ON_MEGATRON_CORE_0_8)
+@demonstrates(f"{LAYER_SPECS}:get_gpt_mtp_block_spec", VERL_ON_MEGATRON_CORE)
 def there_are_no_layers_for_multi_token_prediction(body):
     try:
         return body(None)()
@@ -75,21 +75,21 @@ def there_are_no_layers_for_multi_token_prediction(body):
         return str(error)
 
 
-@demonstrates("megatron.core.models.gpt.gpt_model:GPTModel.__init__", VERL_ON_MEGATRON_CORE_0_8)
+@demonstrates("megatron.core.models.gpt.gpt_model:GPTModel.__init__", VERL_ON_MEGATRON_CORE)
 def an_empty_option_is_left_out(body):
     upstream = Upstream()
     body(upstream, None, mtp_block_spec=None)
     return upstream.options
 
 
-@demonstrates("megatron.core.packed_seq_params:PackedSeqParams.__init__", VERL_ON_MEGATRON_CORE_0_8)
+@demonstrates("megatron.core.packed_seq_params:PackedSeqParams.__init__", VERL_ON_MEGATRON_CORE)
 def padded_bounds_are_kept(body):
     params, upstream = SimpleNamespace(), Upstream()
     body(upstream, params, cu_seqlens_q_padded=1, cu_seqlens_kv_padded=2)
     return vars(params), upstream.options
 
 
-@demonstrates("megatron.core.transformer.transformer_config:TransformerConfig.__init__", VERL_ON_MEGATRON_CORE_0_8)
+@demonstrates("megatron.core.transformer.transformer_config:TransformerConfig.__init__", VERL_ON_MEGATRON_CORE)
 def later_fields_have_neutral_values(body):
     config, upstream = SimpleNamespace(tensor_model_parallel_size=1), Upstream()
     body(upstream, config, expert_tensor_parallel_size=1)
@@ -104,19 +104,19 @@ def answer_of_tensor_parallelism(body):
 
 
 for name in ("world_size", "rank", "group"):
-    demonstrates(f"{PARALLEL_STATE}:get_expert_tensor_parallel_{name}", VERL_ON_MEGATRON_CORE_0_8)(
+    demonstrates(f"{PARALLEL_STATE}:get_expert_tensor_parallel_{name}", VERL_ON_MEGATRON_CORE)(
         answer_of_tensor_parallelism
     )
 
 
-@demonstrates(f"{PARALLEL_STATE}:initialize_model_parallel", VERL_ON_MEGATRON_CORE_0_8)
+@demonstrates(f"{PARALLEL_STATE}:initialize_model_parallel", VERL_ON_MEGATRON_CORE)
 def the_same_expert_size_is_accepted(body):
     upstream = Upstream()
     body(upstream, 2, expert_tensor_parallel_size=2)
     return upstream.options
 
 
-@demonstrates("megatron.core.transformer:MLATransformerConfig", VERL_ON_MEGATRON_CORE_0_8)
+@demonstrates("megatron.core.transformer:MLATransformerConfig", VERL_ON_MEGATRON_CORE)
 def the_name_is_there(body):
     with mock.patch(
         "post_training.models.megatron.deepseek_v3_config.DeepseekV3TransformerConfig", return_value="ours"

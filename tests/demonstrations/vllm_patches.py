@@ -12,8 +12,8 @@ from tests.demonstrations import Upstream, demonstrates
 from verl_patches.features.compatibility.feature import (
     KV_CACHE_SIZE,
     START_UP,
-    VERL_ON_VLLM_0_9_1,
-    VLLM_ON_TORCH_2_5,
+    VERL_ON_VLLM,
+    VLLM_ON_TORCH,
     VLLM_PROCESSES,
 )
 from verl_patches.features.direct_loading.feature import DIRECT_LOADING
@@ -84,7 +84,7 @@ def options_of_engine(body, **options):
     return upstream.options
 
 
-@demonstrates(LLM, VERL_ON_VLLM_0_9_1)
+@demonstrates(LLM, VERL_ON_VLLM)
 def multi_modal_options_are_left_out(body):
     return options_of_engine(body, limit_mm_per_prompt=None, disable_mm_preprocessor_cache=True)
 
@@ -144,7 +144,7 @@ def the_class_is_looked_at_here(body):
         return body(Upstream(), lazy)
 
 
-@demonstrates("torch._library.infer_schema:SUPPORTED_PARAM_TYPES", VLLM_ON_TORCH_2_5)
+@demonstrates("torch._library.infer_schema:SUPPORTED_PARAM_TYPES", VLLM_ON_TORCH)
 def lists_of_int_have_a_schema(body):
     return body(None).get(list[int])
 
@@ -171,7 +171,7 @@ def calls_of_sleeping_engine(body):
 
 
 for method in ("sleep", "wake_up"):
-    demonstrates(f"vllm.v1.engine.llm_engine:LLMEngine.{method}", VERL_ON_VLLM_0_9_1)(calls_of_sleeping_engine)
+    demonstrates(f"vllm.v1.engine.llm_engine:LLMEngine.{method}", VERL_ON_VLLM)(calls_of_sleeping_engine)
 
 
 @demonstrates("vllm.v1.sample.sampler:Sampler.forward", TEMPERATURE)

@@ -167,16 +167,16 @@ def update(
 @contextmanager
 def _gradient_spoilt() -> Iterator[None]:
     """Whoever looks at the gradients of this rank finds one NaN in them."""
-    from verl_patches.features.residency import holdings
+    from verl_patches.features.residency import live_tensors
 
-    gradient_tensors = holdings.gradient_tensors
+    gradient_tensors = live_tensors.gradient_tensors
 
     def spoilt(*arguments: Any) -> list[torch.Tensor]:
         tensors = [tensor for tensor in gradient_tensors(*arguments) if tensor.numel()]
         tensors[-1].view(-1)[-1] = torch.nan
         return tensors
 
-    with mock.patch.object(holdings, "gradient_tensors", spoilt):
+    with mock.patch.object(live_tensors, "gradient_tensors", spoilt):
         yield
 
 
@@ -234,7 +234,7 @@ def allocated(state: State) -> int:
 
 
 def _training_tensors(state: State, optimizer: bool = True) -> list[torch.Tensor]:
-    from verl_patches.features.residency.holdings import optimizer_tensors, parameter_tensors
+    from verl_patches.features.residency.live_tensors import optimizer_tensors, parameter_tensors
     from verl_patches.features.residency.storages import device_storages
 
     tensors = list(parameter_tensors(state["actor"].actor_module))
@@ -255,7 +255,7 @@ def digest(state: State) -> str:
 
 def gradient_digest(state: State) -> str:
     """A digest of the bits of the gradient buffers; call right after an update."""
-    from verl_patches.features.residency.holdings import gradient_tensors
+    from verl_patches.features.residency.live_tensors import gradient_tensors
 
     total = hashlib.sha256()
     for tensor in gradient_tensors(state["actor"].actor_module):
@@ -539,7 +539,7 @@ def kv_cache_bytes(state: State) -> int:
 
 def training_state_bytes(state: State) -> int:
     """Bytes of the actor's weights, gradients and optimizer state; enters the update phase."""
-    from verl_patches.features.residency.holdings import gradient_tensors
+    from verl_patches.features.residency.live_tensors import gradient_tensors
     from verl_patches.features.residency.storages import device_storages
 
     phase(state, "update")

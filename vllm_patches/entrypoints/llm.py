@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
 from verl_patches.features import settings
-from verl_patches.features.compatibility.feature import VERL_ON_VLLM_0_9_1
+from verl_patches.features.compatibility.feature import VERL_ON_VLLM
 from verl_patches.features.direct_loading.feature import DIRECT_LOADING
 from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @wrap(
     "vllm.entrypoints.llm:LLM.__init__",
-    feature=VERL_ON_VLLM_0_9_1,
+    feature=VERL_ON_VLLM,
     why="verl 0.4.0 passes multi-modal options for text models, which vLLM 0.9.1 refuses",
     upstream="https://github.com/verl-project/verl/pull/1880",
     remove_when="verl passes multi-modal options for multi-modal models only",

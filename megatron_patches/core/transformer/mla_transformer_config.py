@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from overlay import add
-from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
+from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE
 
 if TYPE_CHECKING:
     from post_training.models.megatron.deepseek_v3_config import DeepseekV3TransformerConfig
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @add(
     "megatron.core.transformer:MLATransformerConfig",
-    feature=VERL_ON_MEGATRON_CORE_0_8,
+    feature=VERL_ON_MEGATRON_CORE,
     why="verl.models.mcore.config_converter imports it from megatron.core.transformer",
     upstream="not forwarded: specific to this pair of releases; megatron-core has it since 0.10",
     remove_when="the pinned megatron-core is 0.10 or later",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
-from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
+from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
@@ -21,7 +21,7 @@ _NEUTRAL_VALUES = {
 
 @wrap(
     "megatron.core.transformer.transformer_config:TransformerConfig.__init__",
-    feature=VERL_ON_MEGATRON_CORE_0_8,
+    feature=VERL_ON_MEGATRON_CORE,
     why="verl 0.4.0 passes expert_tensor_parallel_size and computes layer offsets from fields of megatron-core 0.11",
     upstream="not forwarded: specific to this pair of releases; megatron-core has the fields since 0.11",
     remove_when="the pinned megatron-core is 0.11 or later",

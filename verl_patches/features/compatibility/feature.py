@@ -8,14 +8,14 @@ _ROLLOUT_SEED = "actor_rollout_ref.rollout.seed"
 SETTINGS = Feature("settings", "Every process of a run knows the overlay's configuration before it builds anything.")
 MEGATRON_ON_NPU = Feature("megatron_on_npu", "Megatron-core, which is written for CUDA, runs on an NPU.")
 VERL_ON_NPU = Feature("verl_on_npu", "verl's Megatron actor takes its batches as torch_npu holds them.")
-VERL_ON_MEGATRON_CORE_0_8 = Feature(
-    "verl_on_megatron_core_0_8", "verl 0.4.0, which is written for megatron-core 0.12, runs on 0.8.0."
+VERL_ON_MEGATRON_CORE = Feature(
+    "verl_on_megatron_core", "verl 0.4.0, which is written for megatron-core 0.12, runs on 0.8.0."
 )
 ENTROPY_BONUS = Feature(
     "entropy_bonus", "An entropy bonus can be trained on Megatron, where upstream ends at the first update."
 )
-VERL_ON_VLLM_0_9_1 = Feature("verl_on_vllm_0_9_1", "verl 0.4.0 starts engines of vLLM 0.9.1 for text models.")
-VLLM_ON_TORCH_2_5 = Feature("vllm_on_torch_2_5", "vLLM 0.9.1, which is written for torch 2.7, runs on 2.5.1.")
+VERL_ON_VLLM = Feature("verl_on_vllm", "verl 0.4.0 starts engines of vLLM 0.9.1 for text models.")
+VLLM_ON_TORCH = Feature("vllm_on_torch", "vLLM 0.9.1, which is written for torch 2.7, runs on 2.5.1.")
 OWN_MODELS = Feature(
     "own_models", "verl trains families that the pinned megatron-core cannot build with this project's modules for it."
 )

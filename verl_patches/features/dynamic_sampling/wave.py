@@ -34,7 +34,7 @@ class Workers:
 class Group:
     """A prompt with its answers: `item` as the dataset gives it, `answers` as the workers do.
 
-    rewards: [answers, response length]. further: what else the reward function returns, a value an answer.
+    rewards: [answers, response length]. further: what else the reward function returns, one value per answer.
     """
 
     prompt: Prompt

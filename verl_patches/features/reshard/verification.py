@@ -34,7 +34,7 @@ def differing_tensors(
     for piece in rollout.pieces:
         targets[piece.canonical].append(piece)
     found = {piece.local for piece in targets.pop(PADDING, []) if bool(piece.locate(rollout.tensors).any())}
-    for holder, pieces in enumerate(_first_holdings(train_layouts)):
+    for holder, pieces in enumerate(_first_copies(train_layouts)):
         for batch in _batches(pieces, train, batch_bytes):
             buffer = torch.zeros(sum(size for _, size in batch), dtype=torch.uint8, device=device)
             regions = list(_regions(batch, buffer, train))
@@ -51,7 +51,7 @@ def differing_tensors(
     return sorted(set().union(*gathered))
 
 
-def _first_holdings(layouts: Layouts) -> Iterator[list[Piece]]:
+def _first_copies(layouts: Layouts) -> Iterator[list[Piece]]:
     """For every rank the pieces that no lower rank holds."""
     seen: set[tuple[str, Box]] = {(PADDING, ())}
     for pieces in layouts:

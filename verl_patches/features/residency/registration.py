@@ -10,8 +10,8 @@ import torch
 from post_training.layouts.model_tensors import rollout_tensors
 from verl_patches.features.reshard.generation import WeightsGeneration, process_generation
 from verl_patches.features.residency.absorbed import absorbed_tensors
-from verl_patches.features.residency.holdings import gradient_tensors, optimizer_tensors, parameter_tensors
 from verl_patches.features.residency.kv_cache import KvCache
+from verl_patches.features.residency.live_tensors import gradient_tensors, optimizer_tensors, parameter_tensors
 from verl_patches.features.residency.phases import Residency
 from verl_patches.features.residency.reserved import RESERVED, ReservedGroup
 from verl_patches.features.residency.storages import Resident, StorageGroup

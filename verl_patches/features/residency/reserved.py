@@ -14,7 +14,7 @@ import torch
 
 from verl_patches.features.residency.absorbed import absorbed_tensors
 from verl_patches.features.residency.feature import refuse_expandable_segments
-from verl_patches.features.residency.holdings import parameter_tensors
+from verl_patches.features.residency.live_tensors import parameter_tensors
 from verl_patches.features.residency.storages import Resident, bytes_of, device_storages
 
 # Where the adapter keeps the reserved memory of a runner's weights.

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 @wrap(
     "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager.save_checkpoint",
     feature=TRAINING_CHECKPOINT,
-    why="verl pickles a shard a rank, which only as many ranks can load, and deletes the last checkpoint before the "
-    "new one is written",
+    why="verl pickles one shard per rank, which only as many ranks can load, and deletes the last checkpoint before "
+    "the new one is written",
     upstream="https://github.com/verl-project/verl/pull/3850",
     remove_when="what the pinned verl saves of FSDP is complete or not there, and loads without it",
 )

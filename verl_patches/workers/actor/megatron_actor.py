@@ -194,7 +194,7 @@ def update_policy(
     from verl_patches.features.measure.step_record import current_record
     from verl_patches.features.nonfinite.guard import NonfiniteGuard
     from verl_patches.features.nonfinite.weights import check_weights
-    from verl_patches.features.residency.holdings import gradient_tensors
+    from verl_patches.features.residency.live_tensors import gradient_tensors
 
     optimizer = self.actor_optimizer
     self.actor_optimizer = guard = NonfiniteGuard(optimizer, lambda: gradient_tensors(self.actor_module))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from overlay import wrap
-from verl_patches.features.compatibility.feature import VERL_ON_VLLM_0_9_1
+from verl_patches.features.compatibility.feature import VERL_ON_VLLM
 from verl_patches.features.watch.feature import WATCH
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _WHY = "verl 0.4.0 calls it around every rollout; with sleep mode off there is n
 
 @wrap(
     "vllm.v1.engine.llm_engine:LLMEngine.sleep",
-    feature=VERL_ON_VLLM_0_9_1,
+    feature=VERL_ON_VLLM,
     evidence="executed",
     why=f"{_WHY} residency has taken the weights and the KV cache off the device",
     upstream="https://github.com/verl-project/verl/pull/1464",
@@ -31,7 +31,7 @@ def sleep(upstream: Callable[..., None], self: LLMEngine, level: int = 1) -> Non
 
 @wrap(
     "vllm.v1.engine.llm_engine:LLMEngine.wake_up",
-    feature=VERL_ON_VLLM_0_9_1,
+    feature=VERL_ON_VLLM,
     evidence="executed",
     why=f"{_WHY} residency has brought them back",
     upstream="https://github.com/verl-project/verl/pull/1464",

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from overlay import add
-from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
+from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @add(
     "megatron.core.models.gpt.gpt_layer_specs:get_gpt_decoder_block_spec",
-    feature=VERL_ON_MEGATRON_CORE_0_8,
+    feature=VERL_ON_MEGATRON_CORE,
     why="verl 0.4.0 builds every model from it; 0.8.0 without transformer_engine lacks RMSNorm and packed attention",
     upstream="not forwarded: specific to this pair of releases; megatron-core 0.10 has it, for transformer_engine",
     remove_when="the pinned megatron-core is 0.10 or later and has NPU layers",
@@ -36,7 +36,7 @@ def decoder_block_spec(module: ModuleType) -> Callable[..., TransformerBlockSubm
 
 @add(
     "megatron.core.models.gpt.gpt_layer_specs:get_gpt_mtp_block_spec",
-    feature=VERL_ON_MEGATRON_CORE_0_8,
+    feature=VERL_ON_MEGATRON_CORE,
     why="verl.models.mcore.model_initializer imports it; it is called for multi-token prediction only",
     upstream="not forwarded: specific to this pair of releases; megatron-core has it since 0.12",
     remove_when="the pinned megatron-core is 0.12 or later",

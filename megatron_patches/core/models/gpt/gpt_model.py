@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
-from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE_0_8
+from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @wrap(
     "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
-    feature=VERL_ON_MEGATRON_CORE_0_8,
+    feature=VERL_ON_MEGATRON_CORE,
     why="verl 0.4.0 passes mtp_block_spec, None for a model without multi-token prediction",
     upstream="not forwarded: specific to this pair of releases; megatron-core has it since 0.12",
     remove_when="the pinned megatron-core is 0.12 or later",

@@ -4,8 +4,8 @@ import torch
 import torch_npu  # noqa: F401
 
 from verl_patches.features.residency.absorbed import absorbed_tensors
-from verl_patches.features.residency.holdings import gradient_tensors, optimizer_tensors, parameter_tensors
 from verl_patches.features.residency.kv_cache import CONFIGURATION, KvCache
+from verl_patches.features.residency.live_tensors import gradient_tensors, optimizer_tensors, parameter_tensors
 from verl_patches.features.residency.storages import StorageGroup, device_storages
 
 

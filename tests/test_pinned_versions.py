@@ -1,0 +1,48 @@
+"""Versions of upstream that the product's text names are those of pins.toml, so that a bump finds every one of them."""
+
+import re
+import subprocess
+from pathlib import Path
+
+from overlay.discovery import load_features
+from overlay.pins import Pins
+
+ROOT = Path(__file__).resolve().parents[1]
+PINS = Pins.read()
+PRODUCT = (*PINS.rooms(), "overlay", "post_training", "rehearsal", "scripts")
+VERSION = re.compile(r"(?P<section>sections? (?:[\d., and]|with)*)?(?<![\w.-])v?(?P<version>\d+\.\d+\.\d+)(?![\d.])")
+"""Other releases ("since megatron-core 0.10") are named by two numbers; sections of papers may have three."""
+
+
+def pinned() -> set[str]:
+    """The versions in pins.toml, of releases, of clusters and in the names of tags."""
+    return set(re.findall(r"\d+\.\d+\.\d+", (ROOT / "overlay" / "pins.toml").read_text()))
+
+
+def not_pinned(source: str) -> list[str]:
+    """Versions in a text that pins.toml does not have."""
+    found = [match["version"] for match in VERSION.finditer(source) if not match["section"]]
+    return [version for version in found if version not in pinned()]
+
+
+def test_the_product_names_pinned_versions_only():
+    listed = [
+        "git",
+        "ls-files",
+        "-z",
+        "--",
+        *(f"{folder}/*.{end}" for folder in PRODUCT for end in ("py", "sh", "yaml")),
+    ]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    texts = {name: (ROOT / name).read_text() for name in names if name and (ROOT / name).is_file()}
+    assert sum("0.4.0" in text for text in texts.values()) > 10
+    assert {name: found for name, text in texts.items() if (found := not_pinned(text))} == {}
+
+
+def test_a_version_that_is_not_pinned_is_noticed():
+    assert not_pinned("verl 0.4.1 and vLLM v0.9.1, arXiv, section 2.1.2") == ["0.4.1"]
+    assert not_pinned("since megatron-core 0.10, at 127.0.0.1, sections 1.4.1 and 1.4.2") == []
+
+
+def test_no_feature_has_a_version_in_its_name():
+    assert [feature.name for feature in load_features(PINS.rooms()) if re.search(r"\d", feature.name)] == []
