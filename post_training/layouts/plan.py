@@ -115,7 +115,15 @@ def make_plan(
 
 
 def _holders(layouts: Layouts, numbers: dict[str, int]) -> _Holders:
-    """Group the pieces of all ranks by region. Layouts share piece objects, so each object is read only once."""
+    """Group the pieces of all ranks by region. Layouts share piece objects, so each object is read only once.
+
+    Rank 0 holds the upper half of `w`, ranks 1 and 2 the lower: two regions, with the holders `rank[0:1]`, `rank[1:3]`.
+
+    >>> upper, lower = Piece("w", ((0, 2), (0, 3)), "w"), Piece("w", ((2, 4), (0, 3)), "w")
+    >>> held = _holders([[upper], [lower], [lower]], {})
+    >>> held.box.tolist(), held.first.tolist(), held.rank.tolist()
+    ([[0, 2, 0, 3], [2, 4, 0, 3]], [0, 1, 3], [0, 1, 2])
+    """
     flat = list(chain.from_iterable(layouts))
     counts = np.array([len(pieces) for pieces in layouts], dtype=np.int64)
     rank, piece = np.repeat(np.arange(len(layouts)), counts), _positions(counts)
@@ -136,7 +144,12 @@ def _holders(layouts: Layouts, numbers: dict[str, int]) -> _Holders:
 
 
 def _distinct_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct rows in ascending order, and which of them each row is."""
+    """The distinct rows in ascending order, and which of them each row is.
+
+    >>> distinct, number = _distinct_rows(np.array([[2, 0], [1, 5], [2, 0]]))
+    >>> distinct.tolist(), number.tolist()
+    ([[1, 5], [2, 0]], [1, 0, 1])
+    """
     order = np.lexsort(table.T[::-1])
     ascending = table[order]
     begins = np.r_[True, (ascending[1:] != ascending[:-1]).any(axis=1)][: len(table)]
@@ -206,7 +219,20 @@ def _route(
     sizes: np.ndarray,
     nodes: np.ndarray,
 ) -> tuple[Transfers, Transfers]:
-    """Give every receiver of every overlap its source: transfers out of training weights, and relays."""
+    """Give every receiver of every overlap its source: transfers out of training weights, and relays.
+
+    Two ranks train with half of the rows of `w` each and both serve all of them. There are two overlaps, one with each
+    half, and two receivers of each: `pair` is 0 0 1 1, `target` 0 1 0 1, `region` 0 0 1 1. The first and the last
+    receiver own what they need and copy it, the others get it from the rank that does:
+
+    >>> upper, lower = Piece("w", ((0, 2), (0, 3)), "w"), Piece("w", ((2, 4), (0, 3)), "w")
+    >>> whole = Piece("w", ((0, 4), (0, 3)), "w")
+    >>> plan = make_plan([[upper], [lower]], [[whole], [whole]], lambda name: 4)
+    >>> for leg in plan.local, plan.remote:
+    ...     print(leg.source.tolist(), leg.target.tolist(), leg.box.tolist(), leg.bytes.tolist())
+    [0, 1] [0, 1] [[0, 2, 0, 3], [2, 4, 0, 3]] [24, 24]
+    [0, 1] [1, 0] [[0, 2, 0, 3], [2, 4, 0, 3]] [24, 24]
+    """
     count = needs.count[need]
     pair = np.repeat(np.arange(len(need)), count)
     slot = np.repeat(needs.first[need], count) + _positions(count)
@@ -242,12 +268,20 @@ def _route(
 
 
 def _positions(counts: np.ndarray) -> np.ndarray:
-    """0, 1, ... inside every run, for runs of these lengths."""
+    """0, 1, ... inside every run, for runs of these lengths.
+
+    >>> _positions(np.array([2, 3])).tolist()
+    [0, 1, 0, 1, 2]
+    """
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _ordinals(keys: np.ndarray) -> np.ndarray:
-    """Number the occurrences of every key 0, 1, 2, ... in order."""
+    """Number the occurrences of every key 0, 1, 2, ... in order.
+
+    >>> _ordinals(np.array([7, 5, 7, 7])).tolist()
+    [0, 0, 1, 2]
+    """
     order = np.argsort(keys, kind="stable")
     _, counts = np.unique(keys, return_counts=True)
     ordinals = np.empty(len(keys), dtype=np.int64)
@@ -290,6 +324,13 @@ def _node_entries(
     """For each receiver, the position of the receiver at which the region enters its node.
 
     Large regions are placed first, each at the member that has least to relay so far (longest processing time first).
+
+    Ranks 2 and 3 of node 1 need two regions, rank 0 of node 0 the first one. That enters node 1 at rank 2, which then
+    has 8 bytes to pass on, so that the second one enters at rank 3, the receiver at position 4:
+
+    >>> pair, node, target = np.array([0, 0, 0, 1, 1]), np.array([0, 1, 1, 1, 1]), np.array([0, 2, 3, 2, 3])
+    >>> _node_entries(pair, node, target, np.array([8, 8, 8, 4, 4]), 4).tolist()
+    [0, 1, 1, 4, 4]
     """
     order = np.lexsort((target, node, pair))
     keys = pair[order] * world_size + node[order]

@@ -129,7 +129,14 @@ def _directions(
 
 
 def _cut(stream: Transfers, rounds: int) -> list[list[tuple[int, int, int]]]:
-    """The (transfer, first row, last row) that each round carries; rows count from the start of the transfer."""
+    """The (transfer, first row, last row) that each round carries; rows count from the start of the transfer.
+
+    Transfers of 4 and 2 rows of 4 bytes are a stream of 24 bytes, which two rounds cut at byte 12, after 3 rows:
+
+    >>> box, unused = np.array([[0, 4, 0, 1], [0, 2, 0, 1]]), np.zeros(2)
+    >>> _cut(Transfers(unused, unused, unused, unused, unused, box, np.array([16, 8])), 2)
+    [[(0, 0, 3)], [(0, 3, 4), (1, 0, 2)]]
+    """
     ends = np.cumsum(stream.bytes)
     rows, row_bytes = stream.box[:, 1] - stream.box[:, 0], _row_bytes(stream)
     marks = ends[-1] * np.arange(rounds + 1) // rounds

@@ -1,0 +1,25 @@
+"""The worked examples beside the index arithmetic of a plan are what it computes."""
+
+import doctest
+
+import pytest
+
+from post_training.layouts import plan, schedule
+
+EXAMPLES = {plan: 6, schedule: 1}
+
+
+def run(module) -> doctest.TestResults:
+    return doctest.testmod(module, optionflags=doctest.REPORT_NDIFF)
+
+
+@pytest.mark.parametrize("module", EXAMPLES, ids=lambda module: module.__name__)
+def test_every_example_is_what_the_code_computes(module):
+    found = [each for each in doctest.DocTestFinder().find(module) if each.examples]
+    assert len(found) == EXAMPLES[module] and run(module).failed == 0
+
+
+def test_an_example_that_is_wrong_is_noticed(monkeypatch):
+    right = plan._positions
+    monkeypatch.setattr(plan, "_positions", lambda counts: right(counts)[::-1])
+    assert run(plan).failed > 0
