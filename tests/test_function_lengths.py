@@ -22,7 +22,8 @@ def test_no_function_is_too_long():
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     files = [ROOT / name for name in names if name and (ROOT / name).is_file()]
     assert len(files) > 300
-    assert {str(file): found for file in files if (found := too_long(file.read_text()))} == {}
+    texts = {str(file): text for file in files if (text := file.read_text()).count("\n") > MOST_LINES}
+    assert {file: found for file, text in texts.items() if (found := too_long(text))} == {}
 
 
 def test_a_function_that_is_too_long_is_noticed():
