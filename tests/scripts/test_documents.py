@@ -43,6 +43,15 @@ def rows(text: str) -> list[int]:
     return [len(table.splitlines()) for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
 
 
+def long_transcripts(text: str) -> list[str]:
+    """The first line of every indented block of more than 15 lines that is not a list of commands."""
+    blocks = [block.split("\n") for block in re.findall(r"(?:^    .+\n?|^\n(?=    ))+", text, re.MULTILINE)]
+    found = [[line.strip() for line in block if line.strip()] for block in blocks]
+    return [
+        lines[0] for lines in found if len(lines) > 15 and not all(re.match("(bash|docker|python) ", x) for x in lines)
+    ]
+
+
 def headings(text: str) -> list[str]:
     return re.findall(r"^#+ (.+)$", text, re.MULTILINE)
 
@@ -69,6 +78,14 @@ def test_both_languages_have_the_same_commands_tables_figures_and_sections(path:
     assert set(re.findall(r"`([\w./=:-]*[./_=][\w./=:-]*)`", chinese)) == set(
         re.findall(r"`([\w./=:-]*[./_=][\w./=:-]*)`", english)
     )
+
+
+def test_no_transcript_is_longer_than_fifteen_lines() -> None:
+    assert {path.name: found for path in DOCUMENTS if (found := long_transcripts(path.read_text()))} == {}
+    printed = "".join(f"    step {step}\n\n" for step in range(16))
+    assert long_transcripts(f"It prints:\n\n{printed}") == ["step 0"]
+    assert long_transcripts(printed.partition("    step 15")[0]) == []
+    assert long_transcripts("    bash scripts/test.sh\n" * 16) == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
