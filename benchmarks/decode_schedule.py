@@ -172,7 +172,7 @@ def costs(name: str, lengths: NDArray[np.int64], ranks: int) -> list[Cost]:
 
 
 def read_lengths(path: Path, ranks: int) -> NDArray[np.int64]:
-    """The lengths of a file, one number a line; those that do not fill all ranks alike are left out at its end.
+    """The lengths of a file, one number per line; those that do not fill all ranks alike are left out at its end.
 
     Raises:
         ValueError: a line is no whole number from 1 on, or there are fewer lines than ranks.
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=whole(2), nargs="+", default=list(RANKS), help="rollout ranks of one model")
     parser.add_argument("--sequences", type=whole(1), default=32, help="on a rank at first (default: %(default)s)")
     parser.add_argument("--longest", type=whole(16), default=16384, help="response, in tokens (default: %(default)s)")
-    parser.add_argument("--lengths", type=Path, metavar="FILE", help="lengths of responses, one number a line")
+    parser.add_argument("--lengths", type=Path, metavar="FILE", help="lengths of responses, one number per line")
     parser.add_argument("--seed", type=whole(0), default=0)
     options = parser.parse_args()
     rows: list[Cost] = []

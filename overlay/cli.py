@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m overlay", description="The patches of this overlay.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listing = _command(commands, "list", _list, "one line a patch, in the order in which they are applied")
+    listing = _command(commands, "list", _list, "one line per patch, in the order in which they are applied")
     explain = _command(commands, "explain", _explain, "everything that is declared about one patch or one feature")
     explain.add_argument("name", help="a feature, a target, a target@feature, or a part of one")
     check = _command(

@@ -30,7 +30,7 @@ _COLUMNS = ("Target", "Kind", "Feature", "Why", "Upstream", "Remove when", "Swit
 
 
 def document(patches: Sequence[Patch], features: Sequence[Feature], pins: Pins) -> str:
-    """The whole text: the features, then a section for each upstream with one row a patch."""
+    """The whole text: the features, then a section for each upstream with one row per patch."""
     parts = [_HEAD, "\n## Features\n\n", _row(_FEATURE_COLUMNS), _row(["---"] * len(_FEATURE_COLUMNS))]
     parts += [_row(_feature_cells(feature)) for feature in sorted(features, key=lambda feature: feature.name)]
     by_upstream: dict[str, list[Patch]] = {}
@@ -64,7 +64,7 @@ _HISTORY_COLUMNS = ("Patch", "Changes", "Breaks", "Fixed by")
 
 
 def history_document(history: History, fates: Sequence[Fate]) -> str:
-    """What a walk through an upstream's history found, one row a patch."""
+    """What a walk through an upstream's history found, one row per patch."""
     first, base, last = history.first, history.base, history.last
     fitting, lost = [fate for fate in fates if fate.fits], [fate for fate in fates if fate.lost]
     head = _HISTORY_HEAD.format(

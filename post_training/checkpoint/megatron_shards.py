@@ -136,7 +136,7 @@ def read_models(file: Path, chunks: int) -> list[dict[str, Any]]:
     if isinstance(content, list):
         models = content
     elif isinstance(content, dict) and chunks == 1:
-        # MindSpeed-LLM's converter writes model0 for a virtual pipeline of one chunk a stage.
+        # MindSpeed-LLM's converter writes model0 for a virtual pipeline of one chunk per stage.
         models = [content.get("model", content.get("model0"))]
     elif isinstance(content, dict):
         models = [content.get(f"model{chunk}") for chunk in range(chunks)]

@@ -38,7 +38,7 @@ def rebalance(counts: Sequence[int], sizes: Sequence[int], room: Sequence[int] |
     counts: unfinished sequences by rank. sizes: of the graphs. room: sequences that a rank's KV cache can still take,
     by rank; without it any number.
 
-    With counts 5, 1, 0 and graphs of 1, 2 and 8, two sequences a rank are enough: rank 0 gives two to rank 2, and one
+    With counts 5, 1, 0 and graphs of 1, 2 and 8, two sequences per rank are enough: rank 0 gives two to rank 2, and one
     to rank 1.
     """
     present = bucket(max(counts, default=0), sizes)

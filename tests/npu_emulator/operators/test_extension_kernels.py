@@ -14,7 +14,7 @@ some_sizes = some.lists(some.integers(0, 5), min_size=1, max_size=4).filter(any)
 
 
 def grouped(sizes, k=3, n=4, seed=0):
-    """Rows, one weight a group, the gradient of their products, and the running totals."""
+    """Rows, one weight per group, the gradient of their products, and the running totals."""
     torch.manual_seed(seed)
     rows = sum(sizes)
     totals = torch.tensor(sizes).cumsum(0)

@@ -28,7 +28,7 @@ def reshard_in_process(
     bucket_bytes: int,
     node_of: Sequence[int] | None = None,
 ) -> Outcome:
-    """Fill `targets` (one state a rank) from `sources`; all tensors have one type."""
+    """Fill `targets` (one state per rank) from `sources`; all tensors have one type."""
     kind = next(iter(sources[0].values())).dtype
     plan = make_plan(train, rollout, lambda name: kind.itemsize, node_of)
     types = dict.fromkeys(plan.names, kind)

@@ -31,7 +31,7 @@ KINDS = {
     **{f"block {count}": Recomputation("full", "block", count) for count in (9, 8, 4, 1)},
     **{f"uniform {count}": Recomputation("full", "uniform", count) for count in (1, 3, 9)},
 }
-# The emulated norm keeps the normalised input in float32 for its backward; the NPU's operator keeps one number a token.
+# The emulated norm keeps the normalised input in float32 for its backward; the NPU's keeps one number per token.
 NORMS_OF_A_LAYER = 2
 
 

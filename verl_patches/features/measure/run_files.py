@@ -22,8 +22,8 @@ _end_bytes: dict[str, int] = {}
 class RunFiles:
     """Writers for the folder `output_dir`; with an empty `output_dir` nothing is written.
 
-    metrics.jsonl   one object a step: {"step": int, "time": unix seconds, "metrics": {name: number or null}}
-    events.jsonl    one object an event: {"time": unix seconds, "event": name}
+    metrics.jsonl   one object per step: {"step": int, "time": unix seconds, "metrics": {name: number or null}}
+    events.jsonl    one object per event: {"time": unix seconds, "event": name}
     faults.jsonl    one object a fault: {"time": unix seconds, "kind": name, "step": int, "message": clause, ...}
     overlay.json    the patches of a worker process
     patches.jsonl   one object whenever patches ran for the first time in a process: {"process": id, "executed": labels}

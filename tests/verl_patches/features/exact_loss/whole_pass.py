@@ -15,7 +15,7 @@ CLIP, ENTROPY, KL = 0.2, 0.01, 0.1
 
 
 def make_batch(seed: int = 2) -> dict[str, torch.Tensor]:
-    """Columns of verl's update: prompts padded at the left, responses at the right, one advantage a sequence."""
+    """Columns of verl's update: prompts padded at the left, responses at the right, one advantage per sequence."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, VOCABULARY, (SEQUENCES, PROMPT + RESPONSE), generator=generator)
     positions = torch.arange(PROMPT + RESPONSE)
