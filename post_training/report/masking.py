@@ -9,7 +9,7 @@ from typing import Any
 
 MASK = "***"
 _SECRET_NAME = re.compile(
-    r"(^|_)(secret|password|passwd|credentials?|api_?key|access_?key|secret_?key|private_?key"
+    r"(^|_)(secret|webhook|password|passwd|credentials?|api_?key|access_?key|secret_?key|private_?key"
     r"|(access|api|auth|bearer|hf)_token)$|^token$",
     re.IGNORECASE,
 )

@@ -173,6 +173,7 @@ def render_page(folder: Path, live: bool = False) -> str:
             memory=_memory(folder),
             samples=read_samples(folder),
             faults=faults,
+            alerts=read_entries(folder / "alerts.jsonl"),
             metrics=_table(records),
             config=yaml.safe_dump(masked(dict(config)), sort_keys=False, allow_unicode=True),
             made=_time(time.time()),

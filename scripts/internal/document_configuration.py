@@ -55,7 +55,7 @@ FSDP_INTRODUCTION = """
 A configuration over verl's `ppo_trainer.yaml`, such as `qwen2_5_0_5b_gsm8k`, trains with FSDP. These are the keys that
 it has beside those above, or with another default or range; of `critic` nothing but the strategy is read.
 """
-NAMES = {bool: "bool", int: "int", float: "float", str: "text", NoneType: "null", Any: "any"}
+NAMES = {bool: "bool", int: "int", float: "float", str: "text", NoneType: "null", Any: "any", Mapping: "group"}
 BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
 LARGEST = 2**31 - 1
 

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 import overlay
 from tests.demonstrations import Upstream, demonstrates
 from verl_patches.features import settings
+from verl_patches.features.alerts.feature import ALERTS
 from verl_patches.features.compatibility.feature import (
     ENTROPY_BONUS,
     MEGATRON_ON_NPU,
@@ -330,6 +331,33 @@ def a_step_goes_through_the_trackers_of_the_run(body):
     with mock.patch("verl_patches.features.tracking.run.process_trackers") as trackers:
         body(Upstream(), SimpleNamespace(), data={"reward": 0.5}, step=1)
     return trackers.return_value.log.call_count
+
+
+@demonstrates("verl.utils.tracking:Tracking.log", ALERTS)
+def a_step_is_held_against_the_rules(body):
+    with mock.patch("verl_patches.features.alerts.watcher.process_alerts") as alerts:
+        alerts.return_value.take.return_value = ""
+        body(Upstream(), SimpleNamespace(), data={"reward": 0.5}, step=1)
+    return [call.args for call in alerts.return_value.take.call_args_list]
+
+
+@demonstrates(f"{TRAINER}.fit", ALERTS)
+def an_alert_ends_the_run_with_the_step_saved(body):
+    from verl_patches.features.alerts.watcher import StoppedByAlert
+
+    saved = []
+    trainer = SimpleNamespace(
+        config=OmegaConf.create({"trainer": {"default_local_dir": "/nowhere"}}),
+        global_steps=3,
+        _save_checkpoint=lambda: saved.append(3),
+    )
+
+    def stopped(self):
+        raise StoppedByAlert("alert")
+
+    with mock.patch("verl_patches.features.alerts.watcher.process_publisher"), contextlib.suppress(Exception):
+        body(stopped, trainer)
+    return saved
 
 
 @demonstrates("verl.utils.tracking:Tracking.__del__", TRACKING)

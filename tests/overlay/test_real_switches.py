@@ -18,6 +18,7 @@ from tests.demonstrations import INERT, demonstrations, installed, observed
 from tests.overlay.around_the_call import differences, open_blocks, state
 from tests.overlay.test_real_patches import NAMED, PATCHES, PINS, source_of, sources_of
 from verl_patches.features import settings
+from verl_patches.features.alerts.feature import AlertsSettings
 from verl_patches.features.mindspeed.feature import MindspeedSettings
 from verl_patches.features.rollout_parallel.feature import RolloutSettings
 from verl_patches.features.router_balance.feature import RouterBalanceSettings
@@ -36,6 +37,7 @@ def everything_off(monkeypatch):
 def everything_on(monkeypatch):
     """The settings of a process in which every feature is on."""
     on = settings.OverlaySettings(
+        alerts=AlertsSettings(enabled=True),
         rollout=RolloutSettings(expert_parallel_size=4),
         mindspeed=MindspeedSettings(engine="on"),
         router_balance=RouterBalanceSettings(forced=True),

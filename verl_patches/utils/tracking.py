@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
 from verl_patches.features import settings
+from verl_patches.features.alerts.feature import ALERTS
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
@@ -123,4 +124,26 @@ def log_then_publish(
     from verl_patches.features.training_checkpoint.trainer import process_publisher
 
     process_publisher().logged(step, data)
+    return logged
+
+
+@wrap(
+    f"{_TRACKING}.log",
+    feature=ALERTS,
+    why="a metric that is not what it should be is said as its step is logged; a run that it ends has logged the step",
+    upstream="not forwarded: part of this project's features",
+    remove_when="never: it is this project's own record",
+    outside=["training_checkpoint"],
+)
+def log_with_alerts(
+    upstream: Callable[..., Any], self: Tracking, data: dict[str, Any], step: int, backend: list[str] | None = None
+) -> Any:
+    from verl_patches.features.alerts.watcher import StoppedByAlert, process_alerts
+    from verl_patches.features.training_checkpoint.trainer import process_publisher
+
+    # First, so that the checkpoint of the step knows of it; verl validates once more as it goes on after a step.
+    stop = process_alerts().take(step, data) if step > process_publisher().previous else ""
+    logged = upstream(self, data=data, step=step, backend=backend)
+    if stop:
+        raise StoppedByAlert(stop)
     return logged

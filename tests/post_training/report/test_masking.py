@@ -6,7 +6,8 @@ from post_training.report.masking import masked
 
 
 @pytest.mark.parametrize(
-    "name", ["api_key", "wandb_api_key", "password", "secret", "client_secret", "access_key", "hf_token", "token"]
+    "name",
+    ["webhook", "api_key", "wandb_api_key", "password", "secret", "client_secret", "access_key", "hf_token", "token"],
 )
 def test_a_key_that_names_a_secret_is_masked(name):
     assert masked({"a": [{name: "x"}]}, {}) == {"a": [{name: "***"}]}

@@ -55,8 +55,10 @@ def end(folder: Path, status: str, message: str = "") -> None:
 def test_the_page_tells_what_the_folder_holds(tmp_path):
     run = write_run(tmp_path / "run")
     (run / "faults.jsonl").write_text('{"kind": "x", "step": 2, "message": "an update was skipped"}\n')
+    (run / "alerts.jsonl").write_text('{"time": 1, "step": 2, "alert": "kl", "message": "alert kl at step 2"}\n')
     text = " ".join(StrictPage(render_page(run)).text.split())
     for told in (
+        "alert kl at step 2",
         "going on",
         "3 of 5 steps on 4 dies",
         "seed 7",

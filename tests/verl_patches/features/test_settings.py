@@ -36,7 +36,7 @@ def test_integer_temperature_is_a_float():
     [
         (
             {"residencyy": {}},
-            "unknown key actor_rollout_ref.overlay.residencyy; allowed keys are dp_sync, .*did you mean residency",
+            "unknown key actor_rollout_ref.overlay.residencyy; allowed keys are alerts, .*did you mean residency",
         ),
         ({"residency": {"enable": True}}, "unknown key actor_rollout_ref.overlay.residency.enable; .*enabled"),
         ({"residency": True}, "actor_rollout_ref.overlay.residency must be a group of keys"),

@@ -25,6 +25,7 @@ class RunFiles:
     metrics.jsonl   one object per step: {"step": int, "time": unix seconds, "metrics": {name: number or null}}
     events.jsonl    one object per event: {"time": unix seconds, "event": name}
     faults.jsonl    one object a fault: {"time": unix seconds, "kind": name, "step": int, "message": clause, ...}
+    alerts.jsonl    one object a rule that was met: {"time": unix seconds, "step": int, "alert": name, "message": ...}
     overlay.json    the patches of a worker process
     patches.jsonl   one object whenever patches ran for the first time in a process: {"process": id, "executed": labels}
     samples.first.json, samples.last.json
@@ -48,6 +49,10 @@ class RunFiles:
     def fault(self, kind: str, message: str, step: int | None, **facts: Any) -> None:
         """Append something that makes the run untrue or ends it; `facts` are further keys."""
         self._append("faults.jsonl", {"time": time.time(), "kind": kind, "step": step, "message": message, **facts})
+
+    def alert(self, alert: Mapping[str, Any]) -> None:
+        """Append a rule that was met: step, alert and message."""
+        self._append("alerts.jsonl", {"time": time.time(), **alert})
 
     def overlay(self, report: Mapping[str, Any]) -> None:
         """Write the report on patches, replacing an earlier one at once."""

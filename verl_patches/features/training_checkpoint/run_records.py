@@ -8,7 +8,7 @@ from pathlib import Path
 
 from post_training.checkpoint.durable import write_durably
 
-BY_STEP = ("metrics.jsonl", "faults.jsonl")
+BY_STEP = ("metrics.jsonl", "faults.jsonl", "alerts.jsonl")
 
 
 def take_back_steps(folder: str, step: int) -> None:

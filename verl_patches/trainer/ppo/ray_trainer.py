@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
 from verl_patches.features import settings
+from verl_patches.features.alerts.feature import ALERTS
 from verl_patches.features.compatibility.feature import SETTINGS
 from verl_patches.features.data_order.feature import DATA_ORDER
 from verl_patches.features.dynamic_sampling.feature import DYNAMIC_SAMPLING
@@ -352,12 +353,29 @@ def load_checkpoint(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
 
 @wrap(
     f"{_TRAINER}.fit",
+    feature=ALERTS,
+    why="an alert that ends the run does so between two steps, with the step saved",
+    upstream="not forwarded: part of this project's features",
+    remove_when="never: it is this project's own record",
+    outside=["dynamic_sampling"],
+)
+def fit_until_an_alert(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
+    from verl_patches.features.alerts.watcher import alerts_of_run
+    from verl_patches.features.measure.run_files import RunFiles
+
+    current = settings.current()
+    with alerts_of_run(current, RunFiles(current.measure.output_dir).alert, self):
+        return upstream(self)
+
+
+@wrap(
+    f"{_TRAINER}.fit",
     feature=TRAINING_CHECKPOINT,
     evidence="executed",
     why="the last checkpoint may still be being written when the loop ends",
     upstream="not forwarded: part of this project's features",
     remove_when="see _save_checkpoint",
-    outside=["dynamic_sampling"],
+    outside=["dynamic_sampling", "alerts"],
 )
 def fit_to_the_last_checkpoint(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     from ray.exceptions import RayError

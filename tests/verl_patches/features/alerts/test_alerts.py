@@ -1,0 +1,221 @@
+"""Rules are met at their exact step, once; what they do costs the step nothing and may end the run."""
+
+import json
+import math
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from statistics import median
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlay import ConfigurationError, SettingsError
+from post_training.report.run_error import RunError
+from verl_patches.features import settings
+from verl_patches.features.alerts import watcher
+from verl_patches.features.alerts.feature import AlertsSettings, check_rules
+from verl_patches.features.alerts.rules import DEFAULTS, Watched, read_rules
+from verl_patches.features.alerts.watcher import Alerts, StoppedByAlert, alerts_of_run
+
+KEY = "alerts.rules"
+NAN = math.nan
+
+
+def rules(**given):
+    return read_rules(given, False, KEY)
+
+
+def met(rule, series):
+    """The steps, from 1 on, at which a rule is met."""
+    watched = Watched(*rules(rule={"metric": "m", **rule}))
+    return [step for step, value in enumerate(series, start=1) if watched.step(value)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "series", "steps"),
+    [
+        ({"above": 0.1}, [0.1, 0.2, 0.3], [2]),
+        ({"above": 0.1, "for": 3}, [0.2, 0.2, 0.0, 0.2, 0.2, 0.2, 0.2], [6]),
+        ({"below": -1}, [-1, -2], [2]),
+        ({"above": 0.1, "for": 2}, [0.2, NAN, 0.2, 0.2], [4]),
+        ({"nan": True, "for": 2}, [1.0, NAN, math.inf, NAN], [3]),
+        ({"rises_by": 2, "for": 2}, [1, 1, 1, 1, 9, 1, 9, 9], [8]),
+        ({"rises_by": 2}, [1, 9, 1, 9, 1, 9], [6]),
+        ({"stays_within": 0.5, "for": 3}, [0, 1, 1.5, 1, 3, 3], [4]),
+        ({"stays_within": 0, "for": 2}, [1, 1], [2]),
+    ],
+)
+def test_a_rule_is_met_at_its_step_and_once(rule, series, steps):
+    assert met(rule, series) == steps
+
+
+def first_by_definition(rule, series):
+    """The step at which it is met, by looking at all steps before each."""
+    limit, count = next(value for name, value in rule.items() if name != "for"), rule.get("for", 1)
+    for step in range(1, len(series) + 1):
+        last = series[max(0, step - count) : step]
+        if len(last) < count:
+            continue
+        if "stays_within" in rule and max(last) - min(last) <= limit:
+            return step
+        if "above" in rule and all(value > limit for value in last):
+            return step
+        before = series[: step - count]
+        if "rises_by" in rule and len(before) >= 5 and all(value > limit * median(before) for value in last):
+            return step
+    return None
+
+
+@given(
+    st.sampled_from(["above", "rises_by", "stays_within"]),
+    st.sampled_from([1, 2, 3]),
+    st.integers(2, 4),
+    st.lists(st.integers(1, 8), max_size=30),
+)
+def test_a_rule_is_met_where_its_definition_says(condition, limit, count, series):
+    rule = {condition: limit, "for": count}
+    expected = first_by_definition(rule, series)
+    assert met(rule, series) == ([] if expected is None else [expected])
+
+
+def test_a_rule_goes_on_from_a_checkpoint_as_if_it_had_never_ended():
+    series = [1, 1, 1, 1, 1, 9, 9, 1, 9, 9, 9]
+    rule = {"metric": "m", "rises_by": 2, "for": 3}
+    for cut in range(len(series)):
+        watched = Watched(*rules(rule=rule))
+        found = [step for step, value in enumerate(series[:cut], 1) if watched.step(value)]
+        again = Watched(*rules(rule=rule))
+        again.restore(json.loads(json.dumps(watched.state())))
+        found += [step for step, value in enumerate(series[cut:], cut + 1) if again.step(value)]
+        assert found == [11], cut
+
+
+def test_own_rules_take_the_place_of_the_defaults():
+    assert {rule.name for rule in read_rules({}, True, KEY)} == set(DEFAULTS) and not rules()
+    chosen = {
+        rule.name: rule
+        for rule in read_rules({"kl": {"metric": "actor/kl_loss", "above": 9}, "slow_step": None}, True, KEY)
+    }
+    assert chosen["kl"].limit == 9 and "slow_step" not in chosen and len(chosen) == len(DEFAULTS) - 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (3, "give a group such as"),
+        ({"metric": "m"}, "needs a metric"),
+        ({"above": 1}, "needs a metric"),
+        ({"metric": "m", "above": 1, "below": 0}, "and one of above"),
+        ({"metric": "m", "above": "much"}, "is 'much'; give a number"),
+        ({"metric": "m", "above": math.inf}, "give a number"),
+        ({"metric": "m", "above": 1, "for": 0}, "for is 0; give a number of steps"),
+        ({"metric": "m", "stays_within": 1}, "over 2 steps or more"),
+        ({"metric": "m", "above": 1, "then": "panic"}, "then is 'panic'; choose one of log"),
+        ({"metric": "m", "abvoe": 1}, "unknown key alerts.rules.r.abvoe"),
+    ],
+)
+def test_a_rule_that_means_nothing_is_one_sentence(rule, said):
+    with pytest.raises(SettingsError, match=said):
+        rules(r=rule)
+
+
+def test_an_address_to_post_to_is_needed_and_is_checked():
+    posts = {"kl": {"metric": "m", "above": 1, "then": "webhook"}}
+    with pytest.raises(ConfigurationError, match="needs actor_rollout_ref.overlay.alerts.webhook"):
+        check_rules({}, settings.OverlaySettings(alerts=AlertsSettings(True, rules=posts)))
+    check_rules({}, settings.OverlaySettings(alerts=AlertsSettings(True, rules=posts, webhook="https://example.org/x")))
+    with pytest.raises(ConfigurationError, match="for is 0"):
+        check_rules(
+            {}, settings.OverlaySettings(alerts=AlertsSettings(rules={"kl": {"metric": "m", "above": 1, "for": 0}}))
+        )
+
+
+def test_two_rules_on_one_step_are_both_said_and_a_missing_metric_is_named(capsys):
+    written = []
+    chosen = rules(a={"metric": "x", "above": 1}, b={"metric": "y", "nan": True}, c={"metric": "absent", "above": 0})
+    alerts = Alerts(chosen, written.append)
+    assert alerts.take(0, {"x": 9}) == "" and not written  # a validation before the first step
+    for step, x in enumerate((0, 2, 3), start=1):
+        assert alerts.take(step, {"x": x, "y": NAN if step == 2 else 0.0}) == ""
+    alerts.finish()
+    assert [(entry["step"], entry["alert"]) for entry in written] == [(2, "a"), (2, "b")]
+    said = capsys.readouterr().err
+    assert "warning: alert a at step 2: x is 2, above 1 for 1 steps" in said and said.count("warning") == 2
+    assert "note: alert c: no step had the metric absent" in said
+
+
+@pytest.fixture
+def slow_receiver():
+    received, release = [], threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            release.wait(20)
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/", received, release
+        release.set()
+        server.shutdown()
+
+
+def test_a_receiver_that_does_not_answer_holds_no_step_up(slow_receiver):
+    address, received, release = slow_receiver
+    alerts = Alerts(rules(a={"metric": "x", "above": 1, "then": "webhook"}), lambda alert: None, address)
+    alerts.take(1, {"x": 2})  # returns although nobody has answered, since that waits for what follows here
+    assert not release.is_set()
+    until = time.monotonic() + 20
+    while not received and time.monotonic() < until:
+        time.sleep(0.01)
+    release.set()
+    alerts.finish()
+    assert [(entry["step"], entry["alert"]) for entry in received] == [(1, "a")]
+
+
+def test_a_receiver_that_is_not_there_is_one_warning_without_its_address(capsys):
+    alerts = Alerts(
+        rules(a={"metric": "x", "above": 1, "then": "webhook"}), lambda alert: None, "http://127.0.0.1:1/secret"
+    )
+    alerts.take(1, {"x": 2})
+    alerts.finish()
+    said = capsys.readouterr().err
+    assert "alert a could not be posted (URLError)" in said and "secret" not in said
+
+
+@pytest.mark.parametrize("saved_already", [False, True])
+def test_a_rule_that_ends_the_run_saves_the_step(tmp_path, saved_already):
+    if saved_already:
+        (tmp_path / "global_step_4").mkdir()
+    saved = []
+    trainer = SimpleNamespace(
+        config=SimpleNamespace(trainer=SimpleNamespace(default_local_dir=str(tmp_path))),
+        global_steps=4,
+        _save_checkpoint=lambda: saved.append(4),
+    )
+    given = settings.OverlaySettings(
+        alerts=AlertsSettings(True, False, {"kl": {"metric": "x", "above": 1, "then": "save_and_stop"}})
+    )
+    with (
+        mock.patch.object(watcher, "process_publisher") as publisher,
+        pytest.raises(RunError, match="alert kl at step 4: x is 2.*the run is saved and ends"),
+        alerts_of_run(given, lambda alert: None, trainer),
+    ):
+        raise StoppedByAlert(watcher.process_alerts().take(4, {"x": 2.0}))
+    assert saved == ([] if saved_already else [4])
+    assert publisher.return_value.finish.called
+
+
+def test_a_run_that_fails_otherwise_is_not_saved():
+    given = settings.OverlaySettings(alerts=AlertsSettings(True))
+    with pytest.raises(ValueError, match="another"), alerts_of_run(given, lambda alert: None, None):
+        raise ValueError("another")

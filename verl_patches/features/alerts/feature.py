@@ -1,0 +1,53 @@
+"""The feature alerts: its configuration and its switch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from overlay import ConfigurationError, Feature, SettingsError
+from verl_patches.features.alerts.rules import read_rules
+
+KEY = "actor_rollout_ref.overlay.alerts"
+
+
+@dataclass(frozen=True)
+class AlertsSettings:
+    """Rules over the metrics of a run, and what happens at the step at which one is met.
+
+    defaults: the rules for skipped updates, KL, entropy, a flat reward, log-probs, truncation and slow steps count too.
+    rules: by name, {metric, one of above, below, rises_by, stays_within, nan, for: steps, then: log, webhook or
+    save_and_stop}. webhook: an address for POST, from the environment: ${oc.env:NAME}.
+    """
+
+    enabled: bool = False
+    defaults: bool = True
+    rules: Mapping = field(default_factory=dict)
+    webhook: str = ""
+
+
+def check_rules(config: Mapping[str, Any], settings: Any) -> None:
+    """Every rule means something, and what is to be posted has an address."""
+    alerts = settings.alerts
+    try:
+        rules = read_rules(alerts.rules, alerts.defaults, f"{KEY}.rules")
+    except SettingsError as error:
+        raise ConfigurationError(str(error)) from error
+    posted = next((rule.name for rule in rules if rule.then == "webhook"), None)
+    if posted and not alerts.webhook.startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"{KEY}.rules.{posted}.then=webhook needs {KEY}.webhook, an address that begins with http:// or https://; "
+            "give it from the environment, as ${oc.env:NAME}"
+        )
+
+
+ALERTS = Feature(
+    name="alerts",
+    purpose="A metric that is not what it should be is said at the step at which that is certain, once.",
+    section=KEY,
+    settings=AlertsSettings,
+    switch=f"{KEY}.enabled",
+    is_on=lambda settings: settings.alerts.enabled,
+    checks=(check_rules,),
+)

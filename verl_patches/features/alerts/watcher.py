@@ -1,0 +1,135 @@
+"""The alerts of the run that this process drives: they are printed, written, posted, and may end the run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from post_training.report.run_error import RunError
+from verl_patches.features.alerts.rules import Rule, Watched, read_rules
+from verl_patches.features.training_checkpoint.kept_states import process_kept_states
+from verl_patches.features.training_checkpoint.step_folders import step_folder
+from verl_patches.features.training_checkpoint.trainer import process_publisher
+
+_POST_LIMIT_S = 10.0
+# How long a run that ends waits for what is still being posted.
+_LAST_POST_LIMIT_S = 2.0
+
+
+class StoppedByAlert(Exception):
+    """A rule ends the run after this step; the message is its sentence."""
+
+
+class Alerts:
+    """Holds the metrics of every logged step against the rules.
+
+    write: takes an alert as JSON holds it. webhook: where those are posted that ask for it.
+    """
+
+    def __init__(self, rules: list[Rule], write: Callable[[dict[str, Any]], None], webhook: str = "") -> None:
+        self._watched = {rule.name: Watched(rule) for rule in rules}
+        self._write, self._webhook = write, webhook
+        self._posts: list[threading.Thread] = []
+
+    def take(self, step: int, metrics: Mapping[str, Any]) -> str:
+        """Take in a step and say what is met. Why the run is to end after it; empty where it is not."""
+        if step < 1:  # a validation before the first one
+            return ""
+        stops = []
+        for watched in self._watched.values():
+            value = _number(metrics.get(watched.rule.metric))
+            if value is None or not watched.step(value):
+                continue
+            sentence = watched.rule.sentence(step, value)
+            print(f"warning: {sentence}", file=sys.stderr, flush=True)
+            alert = {"step": step, "alert": watched.rule.name, "message": sentence}
+            self._write(alert)
+            if watched.rule.then == "webhook":
+                self._post(alert)
+            if watched.rule.then == "save_and_stop":
+                stops.append(sentence)
+        return "; ".join(stops)
+
+    def finish(self) -> None:
+        """Wait a little for what is being posted, and name the rules whose metric no step had."""
+        for post in self._posts:
+            post.join(_LAST_POST_LIMIT_S)
+        for name, watched in self._watched.items():
+            if not watched.seen:
+                print(f"note: alert {name}: no step had the metric {watched.rule.metric}", file=sys.stderr, flush=True)
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {name: watched.state() for name, watched in self._watched.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; rules that it does not know begin here."""
+        for name, watched in self._watched.items():
+            if name in state:
+                watched.restore(state[name])
+
+    def _post(self, alert: dict[str, Any]) -> None:
+        """In a thread of its own, which no step waits for."""
+        post = threading.Thread(target=_send, args=(self._webhook, alert), daemon=True)
+        post.start()
+        self._posts = [*(thread for thread in self._posts if thread.is_alive()), post]
+
+
+def _send(address: str, alert: dict[str, Any]) -> None:
+    request = urllib.request.Request(
+        address, json.dumps(alert).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    try:
+        urllib.request.urlopen(request, timeout=_POST_LIMIT_S).close()
+    except (OSError, ValueError) as error:  # the address is a secret
+        reason = type(error).__name__
+        print(f"warning: alert {alert['alert']} could not be posted ({reason})", file=sys.stderr, flush=True)
+
+
+def _number(value: Any) -> float | None:
+    """A metric as a number; None for one that is absent or no number."""
+    value = value.item() if getattr(value, "shape", None) in ((), (1,)) else value
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+_alerts: Alerts | None = None
+
+
+def begin(alerts: Alerts) -> None:
+    """Make these the alerts of this process, which its checkpoints keep."""
+    global _alerts
+    _alerts = alerts
+    process_kept_states().register("alerts", alerts.state, alerts.restore)
+
+
+def process_alerts() -> Alerts:
+    """Those of the run in this process, which `begin` has put here."""
+    assert _alerts is not None, "no run has begun that has alerts"
+    return _alerts
+
+
+@contextmanager
+def alerts_of_run(settings: Any, write: Callable[[dict[str, Any]], None], trainer: Any) -> Iterator[None]:
+    """Watch over verl's training loop in the block by the overlay's settings.
+
+    Raises:
+        RunError: a rule ended the run; the step has a checkpoint then.
+    """
+    chosen = settings.alerts
+    begin(Alerts(read_rules(chosen.rules, chosen.defaults, "alerts.rules"), write, chosen.webhook))
+    try:
+        yield
+    except StoppedByAlert as stop:
+        process_publisher().finish()
+        if not step_folder(Path(trainer.config.trainer.default_local_dir), trainer.global_steps).exists():
+            trainer._save_checkpoint()
+            process_publisher().logged(trainer.global_steps, {})
+        raise RunError(f"{stop}; the run is saved and ends") from stop
+    finally:
+        process_alerts().finish()
