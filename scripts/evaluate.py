@@ -97,7 +97,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--seed", type=int, default=0, help="of the sampled answers (default: 0)")
     parser.add_argument("--instruction", default=INSTRUCTION, help=f'ends every question (default: "{INSTRUCTION}")')
     parser.add_argument("--reward", default=str(REWARD), metavar="FILE[:FUNCTION]", help="default: the rule reward")
-    parser.add_argument("--rule", default="boxed", help="of the rule reward: boxed (default) or substring")
+    parser.add_argument("--rule", default="boxed", help="of the rule reward: boxed (default), gsm8k or substring")
     parser.add_argument("--output", type=Path, help="folder to write (default: outputs/evaluation/TIME)")
     parser.add_argument("--emulate", action="store_true", help="run on the emulated NPU, where there is none")
     parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="dies of an engine (default: 1)")

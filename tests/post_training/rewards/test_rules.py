@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from post_training.rewards import RULES, score
+from post_training.rewards import RULES, has_form, score
 from post_training.rewards.answers import compare_plainly, last_boxed, plain
 from post_training.rewards.comparison import equal_answers
 from post_training.rewards.judge import LONGEST_ANSWER, Judge
@@ -438,3 +438,37 @@ def _is_zombie(process: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "right"),
+    [
+        ("6*3 is 18\n#### 18<|im_end|>", "18", True),
+        ("#### 3 no, wait\n#### 18", "18", True),  # verl's rule takes the first one
+        ("#### 18.", "18", True),  # and keeps the full stop
+        ("#### $1,000.00", "1000", True),
+        ("#### -5", "-5", True),
+        ("#### 18", "81", False),
+        ("<think>#### 18</think>it is so", "18", False),
+        (r"\boxed{18}", "18", False),
+        ("18", "18", False),
+        ("####", "18", False),
+        ("#### " * 10_000 + "7", "18", False),
+    ],
+)
+def test_the_number_after_the_last_mark_counts(forbidden_judge, response, truth, right):
+    assert score(response, truth, forbidden_judge, "gsm8k") == float(right)
+
+
+@pytest.mark.parametrize(
+    ("rule", "response", "form"),
+    [
+        ("boxed", r"\boxed{wrong}", True),
+        ("boxed", "#### 18", False),
+        ("gsm8k", "#### 18", True),
+        ("gsm8k", r"\boxed{18}", False),
+        ("substring", "anything", True),
+    ],
+)
+def test_the_form_is_judged_apart_from_the_answer(rule, response, form):
+    assert has_form(response, rule) == form

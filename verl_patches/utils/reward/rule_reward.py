@@ -1,7 +1,7 @@
 """The rule rewards in the form that verl's ``custom_reward_function`` configuration loads.
 
 custom_reward_function.path=verl_patches/utils/reward/rule_reward.py
-custom_reward_function.name=compute_score             # or compute_score_and_accuracy
+custom_reward_function.name=compute_score             # or compute_score_and_accuracy, compute_score_and_format
 +custom_reward_function.reward_kwargs.rule=boxed
 +custom_reward_function.reward_kwargs.time_limit_s=5
 
@@ -12,7 +12,7 @@ while the models are built, and the first sample does not wait for it.
 from functools import cache
 from typing import Any
 
-from post_training.rewards import score
+from post_training.rewards import has_form, score
 from post_training.rewards.judge import Judge
 from post_training.rewards.process import shared_process
 
@@ -56,3 +56,19 @@ def compute_score_and_accuracy(
     """The same score, and beside it as acc, which stays what it is when a penalty is taken from the score."""
     found = compute_score(data_source, solution_str, ground_truth, extra_info, rule, time_limit_s)
     return {"score": found, "acc": found}
+
+
+def compute_score_and_format(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: dict[str, Any] | None = None,
+    rule: str = "boxed",
+    time_limit_s: float = 5.0,
+) -> dict[str, float]:
+    """The same score and accuracy, and format: 1.0 where there is an answer where the rule looks for it.
+
+    The form earns nothing; verl's validation shows it as a metric of its own.
+    """
+    found = compute_score(data_source, solution_str, ground_truth, extra_info, rule, time_limit_s)
+    return {"score": found, "acc": found, "format": float(has_form(solution_str, rule))}
