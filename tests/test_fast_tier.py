@@ -29,6 +29,11 @@ def test_what_is_slow_or_dear_or_needs_checkouts_is_left_out():
     assert chosen == [items[0], items[2]] and others == [items[1], *items[3:]]
 
 
+def test_the_tier_takes_three_minutes_of_two_processors_at_most():
+    taken = [seconds for file, seconds in measured().items() if seconds <= MOST_SECONDS_OF_A_FILE]
+    assert len(taken) > 100 and sum(taken) < 2 * 180
+
+
 def test_every_room_has_tests_in_the_tier():
     files = [file.relative_to(ROOT).as_posix() for file in (ROOT / "tests").rglob("test_*.py")]
     assert rooms_left_out(files, measured()) == set()
