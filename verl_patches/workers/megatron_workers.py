@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
     from verl import DataProto
     from verl.workers.megatron_workers import ActorRolloutRefWorker
+    from verl.workers.rollout.vllm_rollout.vllm_rollout_spmd import vLLMRollout
+    from verl.workers.sharding_manager.megatron_vllm import MegatronVLLMShardingManager
     from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 
 _WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
 _OURS = "not forwarded: part of this project's features"
@@ -137,8 +140,11 @@ def build_model_of_finite_weights(
     remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
 )
 def build_rollout(
-    upstream: Callable[..., tuple[Any, Any]], self: ActorRolloutRefWorker, *args: Any, **kwargs: Any
-) -> tuple[Any, Any]:
+    upstream: Callable[..., tuple[vLLMRollout, MegatronVLLMShardingManager]],
+    self: ActorRolloutRefWorker,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[vLLMRollout, MegatronVLLMShardingManager]:
     from verl_patches.features.residency.registration import register_actor, register_rollout
     from verl_patches.workers.process_residency import process_residency
 
@@ -348,7 +354,7 @@ def _enter(phase: str) -> None:
     process_residency().enter(phase)
 
 
-def _rewritten_weights(engine: LLMEngine, runner: Any) -> list[torch.Tensor]:
+def _rewritten_weights(engine: LLMEngine, runner: NPUModelRunner) -> list[torch.Tensor]:
     """The rollout weights that every reshard writes; none when verl moves them, which says nothing about it."""
     if not RESHARD.is_in_force():
         return []

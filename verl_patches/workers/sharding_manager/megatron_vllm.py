@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from overlay import wrap
 from verl_patches.features import settings
@@ -127,7 +127,7 @@ def enter_watched(upstream: Callable[..., None], self: MegatronVLLMShardingManag
         return upstream(self)
 
 
-def _run_plan(manager: Any) -> None:
+def _run_plan(manager: MegatronVLLMShardingManager) -> None:
     from verl_patches.features.measure.step_record import current_record
 
     report, record = _resharder(manager).run(), current_record()

@@ -10,6 +10,7 @@ from verl_patches.features.compatibility.feature import VERL_ON_MEGATRON_CORE
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.spec_utils import ModuleSpec
 
 
 @wrap(
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     remove_when="the pinned megatron-core is 0.12 or later",
     evidence="executed",
 )
-def init(upstream: Callable[..., None], self: GPTModel, *args: Any, mtp_block_spec: Any = None, **kwargs: Any) -> None:
+def init(
+    upstream: Callable[..., None], self: GPTModel, *args: Any, mtp_block_spec: ModuleSpec | None = None, **kwargs: Any
+) -> None:
     if mtp_block_spec is not None:
         raise ValueError("megatron-core 0.8.0 has no multi-token prediction layers")
     upstream(self, *args, **kwargs)
