@@ -187,7 +187,16 @@ def _output_projection(shape: GroupedQueryShape, canonical: str, local: str, tp:
 
 
 def _grouped_qkv(shape: GroupedQueryShape, canonical: str, local: str, tp: int, tp_rank: int) -> list[Piece]:
-    """Megatron's order of rows: for each query group its query heads, its key head, its value head."""
+    """Megatron's order of rows: for each query group its query heads, its key head, its value head.
+
+    Four query heads of one row share two key heads, so that each group has the rows q q k v:
+
+    >>> shape = GroupedQueryShape(1, 1, 1, heads=4, kv_heads=2, head_dim=1, vocab=1, tied=True)
+    >>> [(piece.canonical[0], piece.box[0], piece.view.index[0]) for piece in _grouped_qkv(shape, "", "", 1, 0)]
+    ... # doctest: +NORMALIZE_WHITESPACE
+    [('q', (0, 2), (0, 2)), ('k', (0, 1), (2, 3)), ('v', (0, 1), (3, 4)),
+     ('q', (2, 4), (4, 6)), ('k', (1, 2), (6, 7)), ('v', (1, 2), (7, 8))]
+    """
     first, last = share(shape.kv_heads, tp, tp_rank, f"{canonical}k_proj: query groups over tensor parallel ranks")
     pieces, row = [], 0
     for group in range(first, last):
@@ -246,7 +255,12 @@ def _rollout_layer(shape: GroupedQueryShape, prefix: str, tp: int, tp_rank: int)
 def _stacked_qkv(shape: GroupedQueryShape, prefix: str, tp: int, tp_rank: int) -> list[Piece]:
     """vLLM's order of rows: all query heads of the rank, its key heads, its value heads.
 
-    With more ranks than key heads, consecutive ranks share one.
+    With more ranks than key heads, consecutive ranks share one: of four ranks, the third has the third query head, and
+    the second key head, which the fourth has too.
+
+    >>> shape = GroupedQueryShape(1, 1, 1, heads=4, kv_heads=2, head_dim=1, vocab=1, tied=True)
+    >>> [(piece.canonical[0], piece.box[0], piece.view.index[0]) for piece in _stacked_qkv(shape, "", 4, 2)]
+    [('q', (2, 3), (0, 1)), ('k', (1, 2), (1, 2)), ('v', (1, 2), (2, 3))]
     """
     copies = max(tp // shape.kv_heads, 1)
     if tp > shape.kv_heads and tp % shape.kv_heads:

@@ -1,12 +1,12 @@
-"""The worked examples beside the index arithmetic of a plan are what it computes."""
+"""The worked examples beside the index arithmetic of layouts and plans are what it computes."""
 
 import doctest
 
 import pytest
 
-from post_training.layouts import plan, schedule
+from post_training.layouts import grouped_query, plan, schedule
 
-EXAMPLES = {plan: 6, schedule: 1}
+EXAMPLES = {grouped_query: 2, plan: 6, schedule: 1}
 
 
 def run(module) -> doctest.TestResults:
