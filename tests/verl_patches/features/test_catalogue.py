@@ -41,6 +41,7 @@ def test_a_section_is_where_the_feature_says(feature):
     assert type(getattr(OverlaySettings(), name)) is feature.settings
     composed = OmegaConf.select(compose("rehearsal", []), feature.section)
     assert set(composed) == set(defaults(feature.settings)), "the configuration shows every key"
+    assert feature.settings.__dataclass_params__.frozen, "settings are checked once and do not change behind that"
 
 
 @pytest.mark.parametrize("feature", SWITCHED)

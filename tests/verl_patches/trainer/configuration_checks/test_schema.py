@@ -253,6 +253,7 @@ def test_every_key_that_our_files_set_is_in_the_schema():
         ("trainer.resume_from_path=global_step_2", "has no effect with trainer.resume_mode=disable"),
         ("trainer.del_local_ckpt_after_load=true", "del_local_ckpt_after_load=true is refused: .*is kept until"),
         ("trainer.default_hdfs_dir=hdfs://a", "default_hdfs_dir=.* is refused: .*default_local_dir alone"),
+        ("actor_rollout_ref.rollout.top_k=-2", "top_k=-2 is refused: .*a number of tokens, or -1 for all"),
         ("actor_rollout_ref.actor.checkpoint.contents=[model]", "is not what a checkpoint holds"),
         ("data.train_files=[]", "data.train_files=.* is refused: it should have at least 1 item"),
         ("+ray_init.port=6379", "unknown key ray_init.port, which nothing reads"),

@@ -1,0 +1,40 @@
+"""Placements as they are written on a command line."""
+
+import pytest
+
+from post_training.layouts.layout import TrainPlacement
+from post_training.plan.placement_text import parse_bytes, parse_placements
+
+
+def test_what_is_not_said_is_one():
+    train, rollout = parse_placements("pp2", "ep4", 8)
+    assert (rollout.tp, rollout.dp, rollout.ep, rollout.instances) == (1, 4, 4, 1)
+    assert rollout.shared_expert_replicated
+    assert train == TrainPlacement(tp=1, pp=2, ep=1, dp=2, num_layer_list=(4, 4), moe_tp_extend_ep=False)
+
+
+def test_everything_can_be_said():
+    train, rollout = parse_placements("tp2,pp1,ep2,dp2,tp_extend,layers=8", "tp2,dp1,ep2,instances2,shared_tp", 8)
+    assert (rollout.tp, rollout.dp, rollout.ep, rollout.instances) == (2, 1, 2, 2)
+    assert not rollout.shared_expert_replicated
+    assert train == TrainPlacement(tp=2, pp=1, ep=2, dp=2, num_layer_list=(8,), moe_tp_extend_ep=True)
+
+
+@pytest.mark.parametrize(
+    "train, rollout, says",
+    [
+        ("pp3", "ep3", "8 layers do not divide over pp3"),
+        ("pp2,layers=4/x", "ep2", "layers=4/x: not a list"),
+        ("tp2,dp2", "ep2", "training has 4 ranks and the rollout 2"),
+    ],
+)
+def test_what_does_not_fit_is_refused(train, rollout, says):
+    with pytest.raises(ValueError, match=says):
+        parse_placements(train, rollout, 8)
+
+
+@pytest.mark.parametrize("text", ["0", "0GiB", "GiB", "1.5GiB", "-1", ""])
+def test_a_size_is_a_whole_number_of_a_unit(text):
+    assert parse_bytes("2KiB") == 2048
+    with pytest.raises(ValueError, match="not a size such as"):
+        parse_bytes(text)
