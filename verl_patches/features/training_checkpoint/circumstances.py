@@ -31,6 +31,7 @@ _OF_THIS_START = (
     "trainer.max_",
     "trainer.resume_",
     "trainer.save_freq",
+    "trainer.val_before_train",
 )
 """Beginnings of keys in which two starts of one run may differ: places, records and what is held against more below."""
 _NOT_THE_MODEL = ("_name_or_path", "num_nextn_predict_layers", "quantization_config", "torch_dtype",

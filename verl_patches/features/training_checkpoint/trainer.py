@@ -223,6 +223,9 @@ def resume_step(trainer: Any, output_dir: str) -> None:
         restore_driver_random_states(state["random"])
         process_kept_states().restore(state["kept"])
     process_publisher().previous = trainer.global_steps = state["step"]
+    if not trainer.config.trainer.get("val_only"):
+        # It was before step 1: once more, it would draw from the rollout's random numbers and log this step twice.
+        trainer.config.trainer.val_before_train = False
     take_back_steps(output_dir, state["step"])
     print(f"going on after step {state['step']} from {folder}")
 

@@ -128,6 +128,16 @@ def test_a_run_goes_on_where_it_was_saved(trainer):
     assert made.global_steps == 0 and not hasattr(made.actor_rollout_wg, "loaded")
 
 
+@pytest.mark.parametrize(("step", "val_only", "validates"), [(0, False, True), (2, False, False), (2, True, True)])
+def test_the_validation_before_training_is_not_made_again(trainer, step, val_only, validates):
+    """verl asks for it wherever a run begins; where nothing but it is asked for, it is of the checkpoint."""
+    if step:
+        saved(trainer, step)
+    made = trainer(val_before_train=True, val_only=val_only)
+    resume_step(made, "")
+    assert made.config.trainer.val_before_train is validates
+
+
 def test_without_a_checkpoint_training_begins(trainer, capsys):
     made = trainer()
     resume_step(made, "")
