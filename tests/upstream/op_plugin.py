@@ -1,12 +1,12 @@
 """op-plugin's own tests of torch_npu's operators, run unmodified on the emulator.
 
-    python -m tests.upstream.op_plugin --upstream FOLDER [--engine cann] [--reached | --file NAME ...] [--jobs N]
-        [--report FILE]
+    python -m tests.upstream.op_plugin --upstream FOLDER [--engine cann] [--reached | --file NAME ...] [--chip NAME]
+        [--jobs N] [--keep FOLDER] [--report FILE]
 
 FOLDER holds the checkout ``op-plugin`` (branch 7.1.0 is that of torch_npu 2.5.1.post1) and the wheel
 ``torch_npu-2.5.1.post1-*.whl``, of which only the helpers of tests are used; the engine cann has them and needs no
-wheel there. Every file runs in a process of its own, on the chip that op-plugin's tests are written for (A2): many skip
-themselves on another.
+wheel there. Every file runs in a process of its own, on the chip that most of op-plugin's tests are written for (A2):
+they skip themselves on another, and those for A3 on this one.
 """
 
 import argparse
@@ -23,7 +23,9 @@ from pathlib import Path
 
 TESTS = Path("op-plugin", "test", "test_custom_ops")
 WHEEL = "torch_npu-2.5.1.post1-*.whl"
-CHIP = "Ascend910B3"
+CHIP, A3 = "Ascend910B3", "Ascend910_9391"
+# A test of more ranks than there are dies returns without a word and counts as passed.
+DIES = 16
 REACHED = Path(__file__).parents[2] / "npu_emulator" / "src" / "npu_emulator" / "reached_operators.json"
 # Operators by which tests of others prepare what they give.
 PREPARING = {"npu_format_cast"}
@@ -66,11 +68,15 @@ def files(folder: Path, names: Iterable[str] = ()) -> list[Path]:
     return [path for path in sorted((folder / TESTS).glob("test_*.py")) if not wanted or path.name in wanted]
 
 
-def reached(folder: Path) -> list[str]:
-    """The names of the files that call an operator which the pinned code bases reach."""
+def reached(folder: Path, chip: str = CHIP) -> list[str]:
+    """The names of the files for a chip that call an operator which the pinned code bases reach."""
     operators = {name.rpartition("::")[2] for name in json.loads(REACHED.read_text())["reached"]} - PREPARING
     call = re.compile(r"(?:torch_npu|torch_npu\.atb|torch\.ops\.\w+)\.(\w+)\(")
-    return [path.name for path in files(folder) if operators & set(call.findall(path.read_text()))]
+    texts = {path.name: path.read_text() for path in files(folder)}
+    of_a3 = {name for name, text in texts.items() if f"SupportedDevices(['{A3[:10]}'])" in text}
+    return [
+        name for name, text in texts.items() if operators & set(call.findall(text)) and (name in of_a3) == (chip == A3)
+    ]
 
 
 def share(outcomes: Iterable[Outcome]) -> tuple[int, int]:
@@ -79,25 +85,38 @@ def share(outcomes: Iterable[Outcome]) -> tuple[int, int]:
     return sum(passed for passed, _ in counted), sum(passed + failed for passed, failed in counted)
 
 
-def run(folder: Path, names: Iterable[str] = (), jobs: int = 1, engine: str = "stand-in") -> list[Outcome]:
-    """Run the files of op-plugin's checkout in `folder`, `jobs` at a time, on one of the emulator's engines.
+def run(
+    folder: Path,
+    names: Iterable[str] = (),
+    jobs: int = 1,
+    engine: str = "stand-in",
+    chip: str = CHIP,
+    keep: Path | None = None,
+) -> list[Outcome]:
+    """Run the files of op-plugin's checkout in `folder`, `jobs` at a time, on one of the emulator's engines and a chip.
 
-    The queue of the real torch_npu is off: a refusal there would end all later work of a file.
+    The queue of the real torch_npu is off: a refusal there would end all later work of a file. `keep` is a folder for
+    the outcome of each file; a file that has one there is not run again.
     """
     settings = {
         "NPU_EMULATOR_ENGINE": engine,
         "TASK_QUEUE_ENABLE": "0",
-        "NPU_EMULATOR_CHIP": CHIP,
+        "NPU_EMULATOR_CHIP": chip,
         "NPU_EMULATOR_CAPACITY_MB": str(64 << 10),
         "NPU_EMULATOR_NODE": f"op-plugin-{os.getpid()}",
         "OMP_NUM_THREADS": "1",
     }
+    if engine == "cann":
+        settings["NPU_EMULATOR_DEVICES"] = str(DIES)
     tests = files(folder, names)
     with tempfile.TemporaryDirectory() as scratch:
         borrowed = Path(scratch, "wheel") if engine == "cann" else borrow(folder, Path(scratch, "wheel"))
+        results = keep or Path(scratch)
+        results.mkdir(parents=True, exist_ok=True)
+        waiting = [test for test in tests if not (results / f"{test.stem}.json").exists()]
         program = [sys.executable, "-W", "ignore", "-m", "tests.upstream.op_plugin_program"]
-        subprocess.run([*program, borrowed, scratch, str(jobs), *tests], env=os.environ | settings, check=True)
-        return [Outcome(test.name, **json.loads(Path(scratch, f"{test.stem}.json").read_text())) for test in tests]
+        subprocess.run([*program, borrowed, results, str(jobs), *waiting], env=os.environ | settings, check=True)
+        return [Outcome(test.name, **json.loads((results / f"{test.stem}.json").read_text())) for test in tests]
 
 
 def _line(outcome: Outcome) -> str:
@@ -115,14 +134,21 @@ def main() -> None:
     parser.add_argument(
         "--engine", choices=("stand-in", "cann"), default="stand-in", help="what stands behind torch_npu"
     )
+    parser.add_argument("--chip", choices=(CHIP, A3), default=CHIP)
     parser.add_argument("--jobs", type=int, default=1, metavar="N")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="keep the outcome of every file, and go on where a run on this engine and chip stopped",
+    )
     parser.add_argument("--report", type=Path, metavar="FILE", help="write all outcomes as JSON")
     options = parser.parse_args()
     lacks = missing(options.upstream, options.engine)
     if lacks:
         parser.error(f"{options.upstream} lacks {' and '.join(lacks)}")
-    names = reached(options.upstream) if options.reached else options.file
-    outcomes = run(options.upstream, names, options.jobs, options.engine)
+    names = reached(options.upstream, options.chip) if options.reached else options.file
+    outcomes = run(options.upstream, names, options.jobs, options.engine, options.chip, options.keep)
     for outcome in outcomes:
         print(_line(outcome))
     passed, ran = share(outcomes)

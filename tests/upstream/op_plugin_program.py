@@ -76,7 +76,9 @@ def _run_file(file: Path, result: Path) -> None:
     sys.path.insert(0, str(file.parent))
     outcome = _Result()
     unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(file.stem)).run(outcome)
-    result.write_text(json.dumps(outcome.record()))
+    partial = result.with_suffix(".partial")  # a file that is there is whole
+    partial.write_text(json.dumps(outcome.record()))
+    partial.rename(result)
 
 
 def _run_in_a_process(file: Path, results: Path) -> None:
