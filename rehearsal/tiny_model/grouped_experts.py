@@ -97,7 +97,7 @@ def _softmax_routed(block: Any, gate_up: Tensor, down: Tensor, hidden_states: Te
 def group_experts_of(model: nn.Module) -> list[nn.Parameter]:
     """Let every MoE layer of a transformers model compute its routed experts with `grouped_experts`.
 
-    The expert weights move into two tensors per layer; the modules' own weights become views of them, so `state_dict`
+    The expert weights move into two tensors a layer; the modules' own weights become views of them, so `state_dict`
     keeps its names and follows every update. A model without experts stays as it is.
 
     Returns:

@@ -11,9 +11,9 @@ STEPS = 8
 NOISE = 0.12
 
 
-def learn(output: Path, *overrides: str, options: tuple[str, ...] = ()) -> list[dict[str, float]]:
+def learn(output: Path, *overrides: str) -> list[dict[str, float]]:
     """Rehearse with seed 1; return the metrics of every step."""
-    rehearse(output, "--steps", str(STEPS), "--seed", "1", *options, "--", *overrides)
+    rehearse(output, "--steps", str(STEPS), "--seed", "1", "--", *overrides)
     steps = [json.loads(line)["metrics"] for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert len(steps) == STEPS
     return steps
