@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Works out what a job needs before anything starts: batches, memory by phase, hosts, disks, and what does not fit.
 
-Example, the job with true weights on dies of 64 GB, and how long its steps would take on the cluster of a file:
+For jobs on Megatron and on FSDP. Example, the job with true weights on dies of 64 GB, and how long its steps would take
+on the cluster of a file:
   scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --swap-optimizer
   scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --time --cluster FILE
 Exit codes: 0 everything fits, 1 something does not, 2 the configuration is refused.
@@ -20,10 +21,12 @@ sys.path.insert(0, str(ROOT))
 
 from post_training.environment_files import read_environment  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
+from post_training.plan.fsdp import read_fsdp_job  # noqa: E402
+from post_training.plan.fsdp_report import FsdpPlan, describe_fsdp, make_fsdp_plan  # noqa: E402
 from post_training.plan.job import Job, read_job  # noqa: E402
 from post_training.plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
-from post_training.plan.report import Machine, describe, make_job_plan  # noqa: E402
+from post_training.plan.report import JobPlan, Machine, describe, make_job_plan  # noqa: E402
 from post_training.plan.step_time import Step, describe_time, step_seconds  # noqa: E402
 from verl_patches.trainer.configuration_checks.values import resolved  # noqa: E402
 
@@ -77,12 +80,20 @@ def main(arguments: list[str] | None = None) -> int:
             print(_time(options))
             return 0
         die, host, disk = (_bytes(size) for size in (options.die_memory, options.host_memory, options.disk))
-        plan = make_job_plan(_job(options)[0], Machine(die, host, disk, _outside(options), options.storage_speed))
+        plan = _plan(options, Machine(die, host, disk, _outside(options), options.storage_speed))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(plan.device_figures(), indent=1) if options.json else describe(plan))
+    text = describe_fsdp(plan) if isinstance(plan, FsdpPlan) else describe(plan)
+    print(json.dumps(plan.device_figures(), indent=1) if options.json else text)
     return 1 if plan.problems() else 0
+
+
+def _plan(options: argparse.Namespace, machine: Machine) -> JobPlan | FsdpPlan:
+    config, model, swaps = _configuration(options)
+    if config["actor_rollout_ref"]["actor"]["strategy"] != "megatron":
+        return make_fsdp_plan(read_fsdp_job(config, model), machine)
+    return make_job_plan(read_job(config, model, swaps), machine)
 
 
 def _bytes(text: str) -> int:
@@ -183,7 +194,15 @@ def _dies(cluster: Path) -> int:
 
 
 def _job(options: argparse.Namespace) -> tuple[Job, dict[str, Any]]:
-    """The job, and the configuration that describes it."""
+    """The job, and the configuration that describes it. Raises ValueError for one on FSDP."""
+    config, model, swaps = _configuration(options)
+    if config["actor_rollout_ref"]["actor"]["strategy"] != "megatron":
+        raise ValueError(f"--time models Megatron's steps, and {options.config_name} trains with FSDP; take it away")
+    return read_job(config, model, swaps), config
+
+
+def _configuration(options: argparse.Namespace) -> tuple[dict[str, Any], dict, bool]:
+    """The resolved configuration, the model's config.json, and whether MindSpeed keeps the optimizer on the host."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -201,7 +220,7 @@ def _job(options: argparse.Namespace) -> tuple[Job, dict[str, Any]]:
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(sentence_of(error)) from error
     swaps = options.swap_optimizer or (MINDSPEED.is_on(settings) and settings.mindspeed.swap_optimizer)
-    return read_job(resolved(config), model, swaps), resolved(config)
+    return resolved(config), model, swaps
 
 
 if __name__ == "__main__":

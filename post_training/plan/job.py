@@ -97,8 +97,8 @@ def read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimize
         responses=rollout["n"],
         sequence_tokens=longest,
         update_tokens=actor.get("ppo_max_token_len_per_gpu", _TOKENS) if actor["use_dynamic_bsz"] else None,
-        micro_update=_sequences(actor, "", "ppo_", longest),
-        micro_reference=_sequences(node["ref"], "log_prob_", "log_prob_", longest),
+        micro_update=sequences_of(actor, "", "ppo_", longest),
+        micro_reference=sequences_of(node["ref"], "log_prob_", "log_prob_", longest),
         engine_sequences=engine.get("max_num_seqs") or 256,
         forward_tokens=rollout["max_num_batched_tokens"],
         chunks_prompts=_chunks_prompts(engine),
@@ -115,7 +115,7 @@ def read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimize
     )
 
 
-def _sequences(group: Mapping[str, Any], switch: str, size: str, longest: int) -> int:
+def sequences_of(group: Mapping[str, Any], switch: str, size: str, longest: int) -> int:
     """Sequences of `longest` tokens in a micro batch, rounded up where its limit is a number of tokens."""
     if group.get(f"{switch}use_dynamic_bsz"):
         return -(-int(group.get(f"{size}max_token_len_per_gpu", _TOKENS)) // longest)

@@ -34,7 +34,7 @@ one_node_folder() {
 one_node_train() {
     local root=$1 configuration=$2 dies=$3 name entry scripts=()
     local -A given=()
-    local names=() environment=() convert train
+    local names=() environment=() convert train die_memory
     one_node_require_input
     settings=${settings:-$root/scripts/env/one_node.env}
     settings_read "$settings" given names
@@ -62,6 +62,7 @@ one_node_train() {
     one_node_require_dies "$dies"
     "${convert[@]}" || exit $?
     "${train[@]}" --check >/dev/null || exit $?
+    one_node_plan "$configuration"
     say "training; results are in $output"
     exec "${train[@]}"
 }
@@ -74,16 +75,28 @@ one_node_require_input() {
     [[ -n $data ]] || fail "--data is missing: give a file of problems with answers; --emulate has arithmetic of its own."
 }
 
-# Fails unless torch_npu sees as many NPUs as the job asks for; DIES is what the configuration says.
+# Prints the memory that the job needs of a die, by phase, and fails where it has less. Needs die_memory.
+one_node_plan() {
+    local configuration=$1 status=0
+    python3 scripts/plan.py --config-name "$configuration" --model "$(realpath -- "$model")/config.json" \
+        --die-memory "$die_memory" --cluster "$settings" "${overrides[@]}" || status=$?
+    ((status != 1)) || fail "the job does not fit a die of this machine, as DOES NOT FIT says above; change what it names after --."
+    ((status == 0)) || exit "$status"
+}
+
+# Fails unless torch_npu sees as many NPUs as the job asks for; DIES is what the configuration says. Sets die_memory to
+# the bytes of a die.
 one_node_require_dies() {
     local dies=$1 found override remedy="try it with --emulate"
+    local asked='import torch, torch_npu; n = torch.npu
+print(n.device_count(), n.get_device_properties(0).total_memory if n.device_count() else 0)'
     for override in "${overrides[@]}"; do
         [[ $override != trainer.n_gpus_per_node=* ]] || dies=${override#*=}
     done
-    found=$(python3 -c 'import torch, torch_npu; print(torch.npu.device_count())' 2>/dev/null) ||
+    found=$(python3 -c "$asked" 2>/dev/null) ||
         fail "$(type -P python3) cannot import torch_npu: start this in the image (docs/first-hour.md), or $remedy."
     # The last line: CANN prints warnings before it.
-    found=${found##*$'\n'}
+    read -r found die_memory <<<"${found##*$'\n'}"
     if [[ ! $dies =~ ^[0-9]+$ ]] || ((found < dies)); then
         fail "torch_npu sees $found NPUs here and the job takes $dies: start it where there are so many, give -- trainer.n_gpus_per_node=N, or $remedy."
     fi

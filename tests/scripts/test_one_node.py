@@ -21,9 +21,10 @@ GUIDE = ROOT / "docs" / "first-hour.md"
 PROBLEMS = ROOT / "data" / "arithmetic" / "train.jsonl"
 # Notes how it is called, and counts NPUs like torch_npu behind CANN's warnings.
 PYTHON = """#!/bin/bash
-[[ $1 == -c ]] && { echo "a warning of CANN"; echo "$NPUS"; exit "${IMPORT_STATUS:-0}"; }
+[[ $1 == -c ]] && { echo "a warning of CANN"; echo "$NPUS 65498251264"; exit "${IMPORT_STATUS:-0}"; }
 printf '%s\\n' "$(printf '%q ' "$@")VLLM_USE_V1=$VLLM_USE_V1 VENDOR=$VENDOR" >>"$CALLS"
 [[ " $* " != *" --check "* ]] || exit "${CHECK_STATUS:-0}"
+[[ $1 != scripts/plan.py ]] || exit "${PLAN_STATUS:-0}"
 """
 
 
@@ -57,7 +58,9 @@ def machine(tmp_path):
 def test_data_are_made_the_configuration_is_checked_and_then_it_trains(machine, tmp_path, launcher, name):
     ended, calls = machine(launcher, "--steps", "7", "--", "trainer.save_freq=5")
     assert ended.returncode == 0, ended.stderr
-    convert, check, train = map(words, calls)
+    convert, check, plan, train = map(words, calls)
+    where = ["--model", f"{tmp_path}/a model/config.json", "--die-memory", "65498251264"]
+    assert plan[:7] == ["scripts/plan.py", "--config-name", f"qwen2_5_{name}", *where] and "trainer.save_freq=5" in plan
     assert convert[0] == "scripts/json_to_parquet.py" and convert[convert.index("--json_path") + 1] == str(PROBLEMS)
     own = [
         "-m", "verl_patches.trainer.main_ppo", "--config-name", f"qwen2_5_{name}",
@@ -77,7 +80,7 @@ def test_a_dry_run_prints_what_a_run_then_does(machine, tmp_path):
     shown, calls = machine(ONE_CARD, "--dry-run", *arguments)
     assert shown.returncode == 0 and not calls and not (tmp_path / "out").exists()
     lines = [line.removeprefix("run ") for line in shown.stdout.splitlines() if line.startswith("run ")]
-    _, (convert, _, train) = machine(ONE_CARD, *arguments)
+    _, (convert, _, _, train) = machine(ONE_CARD, *arguments)
     assert [words(line)[1:] for line in lines] == [words(call)[:-2] for call in (convert, train)]
     assert f"source {tmp_path}/set_env.sh" in shown.stdout and "export VLLM_USE_V1=1" in shown.stdout
 
@@ -103,6 +106,12 @@ def test_what_cannot_work_is_one_sentence_before_anything_is_made(machine, tmp_p
     assert ended.returncode == 2 and not calls and not (tmp_path / "out").exists()
     assert len(ended.stderr.splitlines()) == 1 and ended.stderr.startswith("error: ")
     assert re.search(says, ended.stderr), ended.stderr
+
+
+def test_a_job_that_does_not_fit_is_not_trained(machine):
+    ended, calls = machine(ONE_CARD, PLAN_STATUS="1")
+    assert ended.returncode == 2 and len(calls) == 3 and "does not fit a die of this machine" in ended.stderr
+    assert machine(ONE_CARD, PLAN_STATUS="2")[0].returncode == 2
 
 
 def test_a_configuration_that_is_refused_is_not_trained(machine):

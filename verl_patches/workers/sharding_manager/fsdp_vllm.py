@@ -41,9 +41,10 @@ def enter(upstream: Callable[..., None], self: FSDPVLLMShardingManager) -> None:
     outside=["measure"],
 )
 def enter_in_phases(upstream: Callable[..., None], self: FSDPVLLMShardingManager) -> None:
-    from verl_patches.workers.process_residency import process_residency
+    from verl_patches.workers.process_residency import process_residency, sleeping_engine
 
     process_residency().enter("reshard")
+    sleeping_engine().asleep = False
     upstream(self)
     process_residency().enter("rollout")
 
@@ -62,9 +63,11 @@ def leave(
     exc_value: BaseException | None,
     traceback: TracebackType | None,
 ) -> None:
-    from verl_patches.workers.process_residency import process_residency
+    from verl_patches.workers.process_residency import process_residency, sleeping_engine
 
+    process_residency().close()  # with the engine awake
     upstream(self, exc_type, exc_value, traceback)
+    sleeping_engine().asleep = True
     process_residency().enter("idle")
 
 

@@ -1,0 +1,99 @@
+"""The plan of a job on FSDP in words: memory by phase, what is left of a die, and what does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from post_training.plan.fsdp import OPTIMIZER_OFFLOAD, REMEDIES, FsdpJob, FsdpMemory, fsdp_memory
+from post_training.plan.report import Machine
+
+SPARE = 0.2
+"""The part of a die that should be left: fragmentation, the driver, and answers that are longer than the last ones."""
+
+
+@dataclass(frozen=True)
+class FsdpPlan:
+    """A job and what it needs of a die. outside: what HCCL and CANN hold beside tensors."""
+
+    job: FsdpJob
+    machine: Machine
+    device: FsdpMemory
+
+    @property
+    def outside(self) -> int:
+        """Bytes of CANN, and of HCCL's communicators: the world's, and the tensor-parallel ones of an engine."""
+        groups = (self.job.dies > 1) + (self.job.rollout_tp > 1)
+        return self.machine.outside.cann + 2 * groups * self.machine.outside.hccl_buffer
+
+    def peaks(self) -> dict[str, int]:
+        """Bytes of a die at the peak of each phase."""
+        return {phase: size + self.outside for phase, size in self.device.phases.items()}
+
+    @property
+    def left(self) -> float:
+        """The part of a die that no phase takes."""
+        return 1 - max(self.peaks().values()) / self.machine.die
+
+    def device_figures(self) -> dict[str, int | dict[str, int]]:
+        """Everything about a die in bytes, for programs; as `JobPlan.device_figures`."""
+        parts = asdict(self.device)
+        return {"die": self.machine.die, **parts, "outside": self.outside, "tensors": parts["phases"],
+                "phases": self.peaks()}  # fmt: skip
+
+    def problems(self) -> list[str]:
+        """What does not fit, one sentence each; empty if everything does."""
+        found = [
+            f"{phase}: {size / 1e9:.2f} GB a die, and a die has {self.machine.die / 1e9:.2f}; {REMEDIES[phase]}"
+            for phase, size in self.peaks().items()
+            if size > self.machine.die
+        ]
+        if self.device.kv_tokens < self.job.sequence_tokens:
+            found.append(
+                f"KV cache: room for {self.device.kv_tokens} tokens, and one sequence may have "
+                f"{self.job.sequence_tokens}; raise actor_rollout_ref.rollout.gpu_memory_utilization"
+            )
+        return found
+
+    def remarks(self) -> list[str]:
+        """What fits and may still surprise, one sentence each."""
+        if self.problems() or self.left >= SPARE:
+            return []
+        phase = max(self.peaks(), key=lambda name: self.peaks()[name])
+        advice = REMEDIES[phase]
+        if phase not in ("update", "old_log_prob", "ref") and not self.job.away_optimizer:
+            advice = f"set {OPTIMIZER_OFFLOAD}, or {advice}"
+        return [f"{self.left:.0%} of a die are left in {phase}, and {SPARE:.0%} are wise; {advice}"]
+
+
+def make_fsdp_plan(job: FsdpJob, machine: Machine) -> FsdpPlan:
+    """Work out a job on FSDP."""
+    return FsdpPlan(job, machine, fsdp_memory(job, machine.die))
+
+
+def describe_fsdp(plan: FsdpPlan) -> str:
+    """The plan as a table of lines."""
+    job, device = plan.job, plan.device
+    away = [name for name, moved in (("weights", job.away_parameters), ("optimizer", job.away_optimizer)) if moved]
+    lines = [
+        f"dies              {job.dies}",
+        f"training          FSDP over {job.dies}, {job.elements / 1e9:.3g}e9 parameters",
+        f"rollout           {job.dies // job.rollout_tp} x TP{job.rollout_tp}",
+        f"step              {job.prompts} prompts x {job.responses} = {job.prompts * job.responses} sequences of up to "
+        f"{job.sequence_tokens} tokens",
+        "",
+        "GB a die",
+        f"  weights         {device.weights / 1e9:.2f} in training, {device.engine_weights / 1e9:.2f} in rollout",
+        f"  gradients       {device.gradients / 1e9:.2f}",
+        f"  optimizer       {device.optimizer / 1e9:.2f}",
+        f"  on the host     {' and '.join(away) or 'nothing'} outside of updates",
+        f"  KV cache        {device.kv_cache / 1e9:.2f}: {device.kv_tokens} tokens, "
+        f"{device.kv_tokens // job.sequence_tokens} full sequences",
+        "",
+        f"GB a die at the peak of a phase, of {plan.machine.die / 1e9:.2f}",
+        *(f"  {phase:<16}{size / 1e9:.3f}" for phase, size in plan.peaks().items()),
+        f"left              {plan.left:.0%} of a die",
+        "",
+        *([f"DOES NOT FIT: {problem}" for problem in plan.problems()] or ["everything fits"]),
+        *(f"but: {remark}" for remark in plan.remarks()),
+    ]
+    return "\n".join(lines)
