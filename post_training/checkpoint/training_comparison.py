@@ -15,8 +15,9 @@ from post_training.checkpoint.huggingface import CONFIG_NAME, open_huggingface, 
 from post_training.checkpoint.regions import Region
 from post_training.checkpoint.shard_conversion import Comparison
 from post_training.checkpoint.source import CanonicalTensor, Source
+from post_training.checkpoint.step_files import TRAINER_NAME
 from post_training.checkpoint.training_export import is_training_checkpoint, model_folder
-from post_training.checkpoint.training_files import MASTER, TRAINER_NAME, WEIGHT, open_training_files
+from post_training.checkpoint.training_files import MASTER, WEIGHT, open_training_files
 from post_training.models.families import table_for
 
 

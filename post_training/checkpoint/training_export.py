@@ -16,7 +16,8 @@ from post_training.checkpoint.huggingface import CONFIG_NAME, read_json
 from post_training.checkpoint.outputs import CopiedFile, OutputFile, TextFile
 from post_training.checkpoint.shard_conversion import grouped
 from post_training.checkpoint.source import CanonicalTensor, Source
-from post_training.checkpoint.training_files import ACTOR, MASTER, WEIGHT, complete_manifest, open_training_files
+from post_training.checkpoint.step_files import ACTOR, complete_manifest
+from post_training.checkpoint.training_files import MASTER, WEIGHT, open_training_files
 from post_training.layouts.layout import Box
 from post_training.models.families import family_of, table_for
 

@@ -18,18 +18,12 @@ import torch
 
 from post_training.checkpoint.durable import Written, write_durably
 from post_training.checkpoint.files import CheckpointError
-from post_training.checkpoint.manifest import MANIFEST_NAME, Manifest
 from post_training.checkpoint.records import Record
 from post_training.checkpoint.regions import Region, StoredTensor
 from post_training.checkpoint.safetensors_files import header, read_header, read_metadata
 from post_training.checkpoint.source import CanonicalTensor, Fragment, Source
+from post_training.checkpoint.step_files import complete_manifest
 from post_training.layouts.layout import EXPERT_MARK, PADDING, Box, Piece, Table, TrainPlacement
-
-ACTOR = "actor"
-"""The folder of the trained model inside the folder of a step."""
-
-TRAINER_NAME = "trainer.json"
-"""The driver's own state in the folder of a step."""
 
 MASTER, WEIGHT, MOMENTS = "master", "weight", ("exp_avg", "exp_avg_sq")
 """The float32 weight that the optimizer updates; a weight that no optimizer has, in its own type; AdamW's averages."""
@@ -153,16 +147,6 @@ def open_training_files(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> 
             "checkpoint"
         )
     return TrainingFiles(sources, metadata, random)
-
-
-def complete_manifest(folder: Path) -> Manifest:
-    """The folder's manifest. Raises CheckpointError unless it says that everything was written."""
-    manifest = Manifest.read(folder)
-    if manifest is None or not manifest.complete:
-        raise CheckpointError(
-            f"{folder}: not a complete checkpoint, {MANIFEST_NAME} is missing or unfinished; resume from an older one"
-        )
-    return manifest
 
 
 def _check_size(path: Path, written: Written) -> None:

@@ -19,6 +19,7 @@ FOR_USERS = [
     "evaluation",
     "first-hour",
     "glossary",
+    "operations",
     "rehearsal",
     "rollout",
     "tracking",

@@ -16,7 +16,7 @@ from typing import Any
 from post_training.checkpoint.durable import hash_file, sync_folder, write_durably
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.manifest import MANIFEST_NAME, Manifest, check_digests
-from post_training.checkpoint.training_files import ACTOR, TRAINER_NAME, complete_manifest
+from post_training.checkpoint.step_files import ACTOR, TRAINER_NAME, complete_manifest
 
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
 _PARTIAL, _DELETING, _SET_ASIDE = ".partial", ".deleting", ".set_aside"

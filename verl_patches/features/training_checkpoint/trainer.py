@@ -11,7 +11,7 @@ from typing import Any
 
 from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.files import CheckpointError
-from post_training.checkpoint.training_files import ACTOR
+from post_training.checkpoint.step_files import ACTOR
 from verl_patches.features.training_checkpoint.circumstances import (
     check_circumstances,
     circumstances,

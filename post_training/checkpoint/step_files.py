@@ -1,0 +1,22 @@
+"""What lies where in the folder of a step, for whoever reads no tensor. Needs no torch."""
+
+from pathlib import Path
+
+from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.manifest import MANIFEST_NAME, Manifest
+
+ACTOR = "actor"
+"""The folder of the trained model inside the folder of a step."""
+
+TRAINER_NAME = "trainer.json"
+"""The driver's own state in the folder of a step."""
+
+
+def complete_manifest(folder: Path) -> Manifest:
+    """The folder's manifest. Raises CheckpointError unless it says that everything was written."""
+    manifest = Manifest.read(folder)
+    if manifest is None or not manifest.complete:
+        raise CheckpointError(
+            f"{folder}: not a complete checkpoint, {MANIFEST_NAME} is missing or unfinished; resume from an older one"
+        )
+    return manifest

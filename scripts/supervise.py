@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""Runs a training and starts it again when it fails, as a policy says: from its newest checkpoint, after a wait, and
+with smaller micro batches where a die ran out of memory.
+
+Example, the 256-die job; on every node, with the same arguments:
+  scripts/supervise.py --output outputs/supervised -- bash scripts/train_deepseekv3_256die_true_weight.sh --cluster FILE
+The command gets Hydra overrides at its end: where to write, where to keep checkpoints, trainer.resume_mode=auto.
+Exit codes: 0 the training came to its end, 1 it failed and is not started again, 2 arguments or policy refused, or what
+the training itself refused; 130 Ctrl-C; 143 terminated.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from post_training.overrides import setting  # noqa: E402
+from post_training.recovery.causes import Failure, classify  # noqa: E402
+from post_training.recovery.decision import Again, Attempt, Supervision  # noqa: E402
+from post_training.recovery.policy import Policy, PolicyError, read_policy  # noqa: E402
+from post_training.report.metrics import ENDED, ReportError, read_entries, read_records, training_steps  # noqa: E402
+from post_training.report.run_folder import CONFIGURATION, METRICS, read_configuration  # noqa: E402
+from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
+from verl_patches.features.training_checkpoint.step_folders import newest_step  # noqa: E402
+
+_OUTPUT, _CHECKPOINTS = "actor_rollout_ref.overlay.measure.output_dir", "trainer.default_local_dir"
+_RESUME = "trainer.resume_mode"
+_RECORD = "supervision.jsonl"
+_LOG_BYTES, _POLL_S, _SIGNALLED = 400_000, 0.2, 128
+_KEPT = (CONFIGURATION, METRICS, "events.jsonl", "faults.jsonl", "samples.last.json", "overlay.json", _RECORD)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Supervises; returns the exit code."""
+    options = _options(arguments)
+    try:
+        policy = read_policy(options.policy) if options.policy else Policy()
+    except PolicyError as error:
+        return _refuse(str(error))
+    supervised = Supervised.prepared(options.command, options.output)
+    if options.dry_run:
+        print(shlex.join(supervised.command({})))
+        return 0
+    if shutil.which(options.command[0]) is None:
+        return _refuse(f"{options.command[0]} is no command: give a launcher behind --, such as bash and its path.")
+    try:
+        supervised.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return _refuse(f"--output {supervised.folder} cannot be made ({error.strerror}): choose another folder.")
+    try:
+        with SignalFlag() as signals:
+            return _supervise(supervised, Supervision(policy), options.silent_after, signals)
+    except Interrupted as interrupted:
+        print("interrupted; everything that this started has been stopped", file=sys.stderr)
+        return _SIGNALLED + interrupted.number
+
+
+def _refuse(sentence: str) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    return 2
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--policy", type=Path, metavar="FILE", help="retry_options in YAML (default: docs/operations.md)"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="for the run, its checkpoints and the logs of starts"
+    )
+    parser.add_argument(
+        "--silent-after",
+        type=float,
+        default=7200,
+        metavar="S",
+        help="seconds without output after which the whole training hangs (default: 7200); a rank that hangs is seen "
+        "by the training itself",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the first command, and start nothing")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="a launcher or entry point")
+    options = parser.parse_args(arguments)
+    options.command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not options.command:
+        parser.error("no command: give one behind --, such as -- bash scripts/train_qwen2_5_0_5b_gsm8k.sh --model DIR")
+    if "--emulate" in options.command or any(Path(word).name == "rehearse.sh" for word in options.command):
+        parser.error("a rehearsal goes on by its own --resume: give the training that it stands for")
+    return options
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """A command, the folder of its run, and the one of its checkpoints; attempts write their logs into the first."""
+
+    given: tuple[str, ...]
+    folder: Path
+    checkpoints: Path
+
+    @classmethod
+    def prepared(cls, command: Sequence[str], output: Path | None) -> "Supervised":
+        """The folders are those of the command's own overrides, else below ``output``."""
+        time_of_start = datetime.now().strftime("%Y%m%d-%H%M%S")
+        folder = _given(command, _OUTPUT) or output or ROOT / "outputs" / "supervised" / time_of_start
+        folder = folder.expanduser().resolve()
+        checkpoints = (_given(command, _CHECKPOINTS) or folder / "checkpoints").expanduser().resolve()
+        return cls(tuple(command), folder, checkpoints)
+
+    def command(self, overrides: Mapping[str, int | float]) -> list[str]:
+        """The command with our overrides behind its own; a launcher takes them behind ``--``."""
+        own = [setting(_OUTPUT, self.folder), setting(_CHECKPOINTS, self.checkpoints), f"{_RESUME}=auto"]
+        own += [f"{key}={value}" for key, value in overrides.items()]
+        is_launcher = any(word.endswith(".sh") for word in self.given)
+        separator = ["--"] if is_launcher and "--" not in self.given else []
+        return [*self.given, *separator, *own]
+
+    def attempt(self, code: int, log: Path, began: float, hang: str | None) -> Attempt:
+        """What is known of a start that failed, or was ended because of a hang."""
+        try:
+            events = [each for each in read_entries(self.folder / "events.jsonl") if each["time"] >= began]
+            faults = [each for each in read_entries(self.folder / "faults.jsonl") if each["time"] >= began]
+            records = training_steps(read_records(self.folder / METRICS))
+        except (ReportError, OSError) as error:
+            print(f"warning: {error}", file=sys.stderr)
+            events, faults, records = [], [], []
+        said = [each["message"] for each in events if each["event"] == ENDED]
+        failure = classify(code, said[-1] if said else "", _end_of(log), faults)
+        failure = failure if hang is None else Failure("hang", hang)
+        step = max((record.step for record in records), default=0)
+        return Attempt(failure, step, newest_step(self.checkpoints)[0] or 0, _configuration(self.folder, began))
+
+
+def _supervise(supervised: Supervised, supervision: Supervision, silent_after: float, signals: SignalFlag) -> int:
+    overrides: Mapping[str, int | float] = {}
+    number = 1 + len(list(supervised.folder.glob("start_*.log")))
+    while True:
+        log, began = supervised.folder / f"start_{number}.log", time.time()
+        _say(supervised, f"start {number}; its output is in {log}", start=number, overrides=dict(overrides))
+        code = _start(supervised.command(overrides), log, silent_after, signals)
+        if code == 0:
+            _say(supervised, "the training came to its end", code=0)
+            return 0
+        hang = None if code is not None else f"nothing was printed for {silent_after:g} s"
+        attempt = supervised.attempt(code or 1, log, began, hang)
+        decided = supervision.decide(attempt)
+        facts = {"code": code, "cause": attempt.failure.cause, "stage": attempt.failure.stage, "step": attempt.step}
+        _say(supervised, f"it failed ({attempt.failure.cause}): {attempt.failure.sentence}", **facts)
+        if not isinstance(decided, Again):
+            bundle = _bundle(supervised, log)
+            _say(supervised, f"it is not started again: {decided.reason}; {bundle} holds what is known", code=code)
+            return _exit_code(code)
+        overrides = decided.overrides
+        settings = " ".join(f"{key}={value}" for key, value in overrides.items())
+        place = f"from the checkpoint of step {attempt.checkpoint}" if attempt.checkpoint else "from the beginning"
+        _say(supervised, f"again in {decided.wait_s:g} s {place}{' with ' + settings if settings else ''}")
+        _wait(decided.wait_s, signals)
+        number += 1
+
+
+class _Silent(Exception):
+    """Nothing was printed for so long that the training hangs as a whole."""
+
+
+def _start(command: Sequence[str], log: Path, silent_after: float, signals: SignalFlag) -> int | None:
+    """Run the command, with what it prints in the log and on the terminal; its exit status, None where it hung."""
+    shown, changed = 0, time.monotonic()
+
+    def show() -> None:
+        nonlocal shown, changed
+        with log.open("rb") as file:
+            file.seek(shown)
+            text = file.read()
+        if text:
+            shown, changed = shown + len(text), time.monotonic()
+            os.write(sys.stdout.fileno(), text)
+        elif time.monotonic() - changed > silent_after:
+            raise _Silent
+
+    try:
+        return run_to_the_end(command, {}, Path.cwd(), log, signals, show)
+    except _Silent:
+        return None
+
+
+def _wait(seconds: float, signals: SignalFlag, clock: Callable[[], float] = time.monotonic) -> None:
+    until = clock() + seconds
+    while clock() < until and not signals.received:
+        time.sleep(min(_POLL_S, max(0.0, until - clock())))
+    if signals.received:
+        raise Interrupted(signals.received[0])
+
+
+def _exit_code(code: int | None) -> int:
+    """A refusal, and the end that somebody asked the command for, are this command's too."""
+    return code if code in (2, 130, 143) else 1
+
+
+def _given(command: Sequence[str], key: str) -> Path | None:
+    """The path that the command's own override gives to a key."""
+    found = [word.partition("=")[2] for word in command if word.lstrip("+").startswith(f"{key}=")]
+    return Path(found[-1].strip("'\"")) if found and found[-1] else None
+
+
+def _configuration(folder: Path, began: float) -> Mapping[str, Any]:
+    """What this start resolved; empty if it did not come so far."""
+    file = folder / CONFIGURATION
+    if not file.exists() or file.stat().st_mtime < began:
+        return {}
+    try:
+        return read_configuration(folder)
+    except ReportError:
+        return {}
+
+
+def _end_of(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+        return file.read().decode("utf-8", errors="replace")
+
+
+def _say(supervised: Supervised, sentence: str, **facts: Any) -> None:
+    print(f"supervise: {sentence}", flush=True)
+    entry = {"time": time.time(), "message": sentence, **facts}
+    with (supervised.folder / _RECORD).open("a", encoding="utf-8") as record:
+        record.write(json.dumps(entry) + "\n")
+
+
+def _bundle(supervised: Supervised, log: Path) -> Path:
+    """One file for whoever looks into it: the last log, the configuration, figures, faults, samples and versions."""
+    bundle = supervised.folder / f"failure-{datetime.now().strftime('%Y%m%d-%H%M%S')}.tar.gz"
+    unfinished = bundle.with_suffix(".partial")
+    versions = supervised.folder / "versions.txt"
+    installed = {f"{each.metadata['Name']}=={each.version}" for each in distributions()}
+    versions.write_text("\n".join(sorted(installed)) + "\n", encoding="utf-8")
+    with tarfile.open(unfinished, "w:gz") as archive:
+        for file in [log, versions, *(supervised.folder / name for name in _KEPT)]:
+            if file.is_file():
+                archive.add(file, arcname=f"{bundle.name.removesuffix('.tar.gz')}/{file.name}")
+    versions.unlink()
+    unfinished.rename(bundle)
+    return bundle
+
+
+if __name__ == "__main__":
+    sys.exit(main())

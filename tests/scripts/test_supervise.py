@@ -1,0 +1,228 @@
+"""The supervisor over a scripted training: every failure by its name, and what follows from it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from post_training.recovery.policy import NEVER_RETRIED
+from verl_patches.trainer.own_ray.processes import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 7
+TRAINING = ROOT / "tests" / "scripts" / "failing_training.py"
+# What is met after step 3, whose newest checkpoint is that of step 2; and the cause that has to be read from it.
+CAUSES = {
+    "OOM": "OOM",
+    "worker_died": "worker_died",
+    "killed": "worker_died",
+    "ray_died": "ray_died",
+    "network_error": "network_error",
+    "port_taken": "network_error",
+    "hang": "hang",
+    "silent": "hang",
+    "full_disk": "full_disk",
+    "reward_error": "reward_error",
+    "not_valid": "not_valid",
+    "bad_configuration": "bad_configuration",
+    "unknown": "unknown",
+}
+
+
+class Bench:
+    """Runs the supervisor in a folder of the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.output = folder, folder / "run of it"
+
+    def command(self, plan: list[dict], *options: str, overrides: tuple[str, ...] = ()) -> list[str]:
+        script, policy = self.folder / "plan.json", self.folder / "policy.yaml"
+        script.write_text(json.dumps(plan))
+        if not policy.exists():
+            self.policy()
+        supervise = [sys.executable, "scripts/supervise.py", "--policy", str(policy), "--output", str(self.output)]
+        training = [sys.executable, str(TRAINING), str(script), str(STEPS)]
+        return [*supervise, *options, "--", *training, *overrides]
+
+    def policy(self, text: str = "interval_seconds: 0") -> None:
+        (self.folder / "policy.yaml").write_text(f"retry_options:\n  {text}\n")
+
+    def run(self, plan: list[dict], *options: str, **more) -> subprocess.CompletedProcess:
+        command = self.command(plan, *options, **more)
+        return subprocess.run(
+            command, cwd=ROOT, env=environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300
+        )
+
+    @property
+    def starts(self) -> list[list[str]]:
+        file = self.output / "starts.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    @property
+    def record(self) -> list[dict]:
+        return [json.loads(line) for line in (self.output / "supervision.jsonl").read_text().splitlines()]
+
+    @property
+    def metrics(self) -> list[tuple[int, dict]]:
+        records = [json.loads(line) for line in (self.output / "metrics.jsonl").read_text().splitlines()]
+        return [(record["step"], record["metrics"]) for record in records]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+def after(step: int, how: str) -> dict:
+    return {"after": step, "how": how}
+
+
+@pytest.mark.parametrize("how", CAUSES)
+def test_a_failure_is_named_and_met_as_it_has_to_be(bench, how):
+    """The run goes on to its end with the metrics of an unbroken one, or is not started again."""
+    ended = bench.run([after(3, how)], *(["--silent-after", "2"] if how == "silent" else []))
+    (failed,) = [entry for entry in bench.record if "cause" in entry]
+    assert (failed["cause"], failed["step"]) == (CAUSES[how], 3), ended.stdout + ended.stderr
+    if CAUSES[how] in NEVER_RETRIED:
+        assert ended.returncode == (2 if how == "bad_configuration" else 1) and len(bench.starts) == 1
+        assert f"it is not started again: {CAUSES[how]} is not retried" in ended.stdout
+    else:
+        assert ended.returncode == 0 and len(bench.starts) == 2, ended.stdout + ended.stderr
+        assert bench.metrics == [(step, {"critic/score/mean": step / 7}) for step in range(1, STEPS + 1)]
+        assert "again in 0 s from the checkpoint of step 2" in ended.stdout
+
+
+def test_who_retries_everything_is_seen(bench, monkeypatch):
+    """The control of the table above: with every cause retried, failures that come again are started again."""
+    command = bench.command([after(3, "reward_error")] * 3)
+    patched = (
+        "import sys; sys.path.insert(0, 'scripts'); import post_training.recovery.policy as p; "
+        "p._USUAL.update(dict.fromkeys(p._USUAL, 'retry')); import supervise; sys.exit(supervise.main(sys.argv[1:]))"
+    )
+    subprocess.run([command[0], "-c", patched, *command[2:]], cwd=ROOT, env=environment(), timeout=300, check=False)
+    assert len(bench.starts) > 1
+
+
+def test_memory_is_met_by_smaller_micro_batches_in_every_later_start(bench):
+    ended = bench.run([after(1, "OOM"), after(3, "worker_died")])
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    smaller = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
+    assert [smaller in start for start in bench.starts] == [False, True, True]
+    assert f"again in 0 s from the beginning with {smaller}" in ended.stdout
+
+
+def test_the_same_failure_after_the_same_step_ends_it_with_a_bundle(bench):
+    ended = bench.run([after(3, "worker_died")] * 5)
+    assert ended.returncode == 1 and len(bench.starts) == 2
+    assert "worker_died twice after step 3" in ended.stdout
+    (bundle,) = bench.output.glob("failure-*.tar.gz")
+    with tarfile.open(bundle) as archive:
+        names = {Path(name).name for name in archive.getnames()}
+        log = archive.extractfile(next(each for each in archive if each.name.endswith("start_2.log"))).read().decode()
+    assert {"start_2.log", "config.yaml", "metrics.jsonl", "events.jsonl", "versions.txt", "supervision.jsonl"} <= names
+    assert "ActorDiedError" in log and not list(bench.output.glob("*.partial"))
+
+
+def test_a_run_that_makes_progress_may_fail_often(bench):
+    bench.policy("{interval_seconds: 0, max_retry_times: 1}")
+    ended = bench.run([after(2, "worker_died"), after(4, "worker_died"), after(6, "hang")])
+    assert ended.returncode == 0 and len(bench.starts) == 4, ended.stdout
+
+
+def test_the_number_of_retries_without_progress_is_bounded(bench):
+    bench.policy("{interval_seconds: 0, max_retry_times: 2}")
+    ended = bench.run([after(0, "network_error")] * 9)
+    assert ended.returncode == 1 and len(bench.starts) == 3
+    assert "max_retry_times is 2, and no checkpoint has come since" in ended.stdout
+
+
+def test_what_the_training_prints_is_printed_and_kept(bench):
+    ended = bench.run([])
+    assert ended.returncode == 0 and "step:7\n" in ended.stdout
+    assert (bench.output / "start_1.log").read_text().count("step:") == STEPS
+
+
+def test_a_second_supervision_goes_on_from_what_the_first_has_left(bench):
+    bench.run([after(5, "unknown")])
+    ended = bench.run([after(5, "unknown")])
+    assert ended.returncode == 0 and [step for step, _ in bench.metrics] == list(range(1, STEPS + 1))
+    assert (bench.output / "start_2.log").is_file() and len(bench.starts) == 2
+
+
+def test_a_folder_of_the_commands_own_is_kept(bench):
+    own = bench.folder / "own"
+    ended = bench.run([], overrides=(f"trainer.default_local_dir={own}",))
+    assert ended.returncode == 0 and (own / "global_step_6").is_dir()
+
+
+@pytest.mark.parametrize("how, number", [("silent", signal.SIGTERM), (None, signal.SIGINT)])
+def test_a_signal_ends_the_training_too_and_nothing_is_left(bench, how, number):
+    """In the middle of a training, and while it waits for the next start."""
+    bench.policy("interval_seconds: 3600")
+    plan = [after(3, how or "worker_died")]
+    supervisor = subprocess.Popen(
+        bench.command(plan), cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    sign = "step:3" if how else "again in 3600 s"
+    for line in supervisor.stdout:
+        if sign in line:
+            break
+    supervisor.send_signal(number)
+    output, _ = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 128 + number and "everything that this started has been stopped" in output
+    assert wait_until(lambda: not processes_that_name(str(bench.folder)), 10)
+
+
+def processes_that_name(text: str) -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if text in words and "pytest" not in words:
+            found.append(words)
+    return found
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ([], "no command: give one behind --"),
+        (["--", "bash", "scripts/rehearse.sh"], "a rehearsal goes on by its own --resume"),
+        (["--", "bash", "scripts/train_qwen2_5_0_5b_gsm8k.sh", "--emulate"], "a rehearsal goes on by its own --resume"),
+        (["--policy", "absent.yaml", "--", "true"], "--policy absent.yaml cannot be read"),
+        (["--", "no-such-command"], "no-such-command is no command"),
+        (["--output", "/dev/null/x", "--", "true"], "--output /dev/null/x cannot be made"),
+    ],
+)
+def test_what_cannot_be_supervised_is_refused_before_anything_starts(arguments, sentence):
+    command = [sys.executable, "scripts/supervise.py", *arguments]
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 2 and sentence in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_dry_run_prints_the_command_and_makes_nothing(tmp_path):
+    launcher = ["bash", "scripts/train_deepseekv3_256die_true_weight.sh", "--cluster", "file"]
+    command = [sys.executable, "scripts/supervise.py", "--output", str(tmp_path / "it's"), "--dry-run", "--", *launcher]
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120, check=True
+    )
+    words = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {ended.stdout}"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert words[: len(launcher) + 1] == [*launcher, "--"]
+    assert words[-1] == "trainer.resume_mode=auto" and "it\\'s/checkpoints" in words[-2]
+    assert not (tmp_path / "it's").exists()
