@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -66,7 +67,7 @@ def main() -> int:
     return 0
 
 
-def _resolved(config):
+def _resolved(config: Any) -> Any:
     sizes = {"actor": {"ppo_micro_batch_size_per_gpu": 8}, "overlay": {"exact_loss": {"enabled": True}}}
     return OmegaConf.merge({"actor_rollout_ref": sizes}, config)
 
