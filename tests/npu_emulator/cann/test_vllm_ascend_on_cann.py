@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from tests.npu_emulator.cann.engine_process import ROOT
+from tests.npu_emulator.vllm_ascend_program import CAPTURED_SIZES, TOKENS
 
-CASES = ("qwen2 tp1 sleeps graph", "deepseek8 tp1", "deepseek8 tp2ep")
+CASES = ("qwen2 tp1 sleeps graph", "deepseek256 tp1 graph mla moe", "deepseek8 tp2ep")
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,16 @@ def test_greedy_tokens_equal_transformers(found, case):
     assert "failed" not in found[case]
     assert found[case]["equal"] == found[case]["of"] == found[case]["again"]
     assert found[case]["wrong prompt"] < found[case]["of"], "control: another prompt gives other tokens"
+
+
+@pytest.mark.slow
+def test_graphs_are_captured_and_run_where_they_are_asked_for(found):
+    """Dense models run in ACL graphs, in three pieces of each size; mixtures in those of torchair, node by node."""
+    dense, mixture, eager = (found[case] for case in CASES)
+    assert dense["captured"] == 3 * len(CAPTURED_SIZES) and dense["replayed"] >= 3 * 2 * (TOKENS - 1)
+    assert mixture["graphs"] > 0 and mixture["operators"]["npu::npu_fused_infer_attention_score"] > 0
+    assert eager["captured"] == eager["replayed"] == mixture["captured"] == 0
+    assert "npu::npu_fused_infer_attention_score" not in eager["operators"]
 
 
 @pytest.mark.slow
