@@ -23,6 +23,7 @@ from rehearsal.display import Progress, emulated_dies
 from rehearsal.lengths import measured_settings
 from rehearsal.plan import OPTIONS_NAME, ROOT, RUNS, Plan
 from rehearsal.preflight import (
+    PreflightError,
     check_device_memory,
     check_output,
     check_rows,
@@ -34,7 +35,7 @@ from rehearsal.processes import SignalFlag, run_to_the_end
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_patches.features.measure.run_files import read_executed, read_faults
 from verl_patches.features.training_checkpoint.run_records import take_back_steps
-from verl_patches.features.training_checkpoint.step_folders import newest_step
+from verl_patches.features.training_checkpoint.step_folders import newest_step, step_of
 
 
 class RunFailed(Exception):
@@ -117,7 +118,7 @@ class Rehearsal:
     def _train(self, plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
         steps = config["trainer"]["total_training_steps"]
         if plan.options.resumes:
-            self._go_back(plan, Path(config["trainer"]["default_local_dir"]))
+            self._go_back(plan, config["trainer"])
         dies = emulated_dies(plan.options.dies)
         self.console.print(f"Training for {steps} steps on {dies}; log: {plan.log}")
         command, environment = plan.run_command(), plan.environment()
@@ -141,9 +142,15 @@ class Rehearsal:
             raise RunFailed(failure, plan.log)
         return summary
 
-    def _go_back(self, plan: Plan, checkpoints: Path) -> None:
+    def _go_back(self, plan: Plan, options: Mapping[str, Any]) -> None:
         """Takes the records of steps back that will be trained again, and says from where the run goes on."""
+        checkpoints = Path(options["default_local_dir"])
         step, skipped = newest_step(checkpoints)
+        if options["resume_mode"] == "resume_path":
+            try:
+                step, skipped = step_of(Path(options["resume_from_path"])), []
+            except ValueError as error:
+                raise PreflightError(str(error)) from error
         for sentence in skipped:
             self.console.print(f"skipped: {sentence}", markup=False)
         take_back_steps(str(plan.output), step or 0)

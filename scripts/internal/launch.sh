@@ -48,7 +48,7 @@ main() {
                 ;;
             --resume)
                 argument_require_value "$1" $#
-                training_resume "$2"
+                settings_resume "$2"
                 shift 2
                 ;;
             --)

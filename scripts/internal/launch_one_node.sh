@@ -23,6 +23,8 @@ on the spot. Everything it starts, it stops.
   --test-data FILE  problems to validate on (not with --emulate); default: a tenth of --data
   --steps N         training steps; default: what the configuration says
   --output DIR      where to write; default: outputs/CONFIGURATION/TIME
+  --resume WHAT     go on with a checkpoint: auto for the newest complete one of the run in --output (or step 1 where there
+                    is none), the folder of a step, or never; with --emulate with what the run was begun with
   --settings FILE   the vendor's scripts and variables of this machine (not with --emulate); default:
                     scripts/env/one_node.env
   --dry-run         print the commands, and start nothing
@@ -37,8 +39,8 @@ USAGE
 main() {
     local configuration=$1 dies=$2 name
     shift 2
-    declare -g emulate=false dry_run=false model='' data='' test_data='' steps='' output='' settings=''
-    declare -ga overrides=()
+    declare -g emulate=false dry_run=false model='' data='' test_data='' steps='' output='' settings='' going_on=''
+    declare -ga overrides=() resume=()
     while (($#)); do
         case $1 in
             --help) usage; return ;;
@@ -55,6 +57,12 @@ main() {
                 printf -v "${name//-/_}" '%s' "$2"
                 shift 2
                 ;;
+            --resume)
+                argument_require_value "$1" $#
+                going_on=$2
+                settings_resume "$2"
+                shift 2
+                ;;
             --)
                 shift
                 overrides=("$@")
@@ -63,6 +71,7 @@ main() {
             *) fail "Unknown argument \"$1\": see --help; training settings go after --." ;;
         esac
     done
+    one_node_resume
     if $emulate; then
         one_node_emulate "$project_root" "$configuration"
     else

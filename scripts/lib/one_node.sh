@@ -2,15 +2,31 @@
 # A job on the dies of one machine. Needs terminal.sh, settings.sh and environment.sh.
 # shellcheck disable=SC2154 # launch_one_node.sh sets what its options say
 
+# Finds the run that --resume goes on with, whose folder is --output unless a step of it is given.
+one_node_resume() {
+    [[ -n $going_on && $going_on != never && -z $output ]] || return 0
+    [[ $going_on != auto ]] || fail "--resume auto: give --output, the folder of the run to go on with."
+    # RUN/checkpoints/global_step_N
+    output=$(realpath -m -- "$going_on/../..")
+}
+
 # Becomes a rehearsal of the job on emulated dies.
 one_node_emulate() {
     local root=$1 configuration=$2 python
     [[ -z $model ]] || fail "--model $model: --emulate makes a tiny model of its own; take one of the two options away."
     [[ -z $test_data ]] || fail "--test-data $test_data: --emulate holds a part of --data out; take the option away."
     local options=(--job "$configuration")
-    [[ -z $data ]] || options+=(--data "$data")
-    [[ -z $steps ]] || options+=(--steps "$steps")
-    options+=(--output "${output:-$(one_node_folder "$root" "$configuration")}")
+    output=${output:-$(one_node_folder "$root" "$configuration")}
+    if [[ $going_on != never && ${#resume[@]} -gt 0 ]] && [[ $going_on != auto || -f $output/rehearsal.json ]]; then
+        [[ -z $data ]] || fail "--data $data: a run goes on with its own; take the option away."
+        options=(--resume "$output")
+        [[ -z $steps ]] || resume+=("trainer.total_training_steps=$steps")
+        overrides=("${resume[@]}" "${overrides[@]}")
+    else
+        [[ -z $data ]] || options+=(--data "$data")
+        [[ -z $steps ]] || options+=(--steps "$steps")
+        options+=(--output "$output")
+    fi
     python=$root/.venv/bin/python
     if $dry_run; then
         options+=(--dry-run)
@@ -114,7 +130,7 @@ one_node_command() {
         "trainer.default_local_dir=$(settings_quoted "$folder/checkpoints")"
     )
     [[ -z $steps ]] || train+=("trainer.total_training_steps=$steps")
-    train+=("${overrides[@]}")
+    train+=("${resume[@]}" "${overrides[@]}")
 }
 
 # Prints what a run would do: lines that begin with source, export, cd and run are what it runs, in this order.

@@ -30,19 +30,6 @@ training_prepare() {
     )
 }
 
-# Turns the value of --resume into settings of the training.
-training_resume() {
-    case $1 in
-        auto) resume=(trainer.resume_mode=auto) ;;
-        never) resume=(trainer.resume_mode=disable) ;;
-        *)
-            [[ -f $1/trainer.json ]] ||
-                fail "--resume is \"$1\", which is no folder of a complete step (global_step_N with trainer.json): give such a folder, auto or never."
-            resume=(trainer.resume_mode=resume_path "trainer.resume_from_path=$(settings_quoted "$(realpath "$1")")")
-            ;;
-    esac
-}
-
 # Prints what this node would do: lines that begin with source, export, cd and run are what it runs, in this order.
 training_show() {
     local name

@@ -795,7 +795,21 @@ def an_update_that_fsdp_skips_is_counted(body):
 
 
 @demonstrates(f"{FSDP_CHECKPOINTS}.save_checkpoint", TRAINING_CHECKPOINT)
-def fsdp_saves_a_folder_of_weights(body):
-    with instead_of("verl_patches.features.training_checkpoint.whole_weights.save_weights"):
-        manager = SimpleNamespace(model=None, processing_class=None, rank=0)
+@demonstrates(f"{FSDP_CHECKPOINTS}.load_checkpoint", TRAINING_CHECKPOINT)
+def what_fsdp_shards_is_ours_to_save_and_load(body):
+    module = "verl_patches.utils.checkpoint.fsdp_checkpoint_manager"
+    manager = SimpleNamespace(
+        rollout_sharding_manager=SimpleNamespace(gen_random_states=torch.zeros(1)),
+        lr_scheduler=SimpleNamespace(last_epoch=1),
+    )
+    with instead_of(f"{module}._rank_of"):
         return asks_ours(lambda: body(Upstream(), manager, "folder"))
+
+
+@demonstrates(f"{FSDP_WORKER}.init_model", TRAINING_CHECKPOINT)
+def what_saves_knows_the_rollouts_random_numbers(body):
+    worker = SimpleNamespace(
+        _is_actor=True, checkpoint_manager=SimpleNamespace(), rollout_sharding_manager="with its random numbers"
+    )
+    body(Upstream(), worker)
+    return vars(worker.checkpoint_manager)

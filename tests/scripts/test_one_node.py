@@ -14,6 +14,8 @@ from statistics import mean
 
 import pytest
 
+from rehearsal.resume_proof.comparison import compare, digests_of
+
 ROOT = Path(__file__).parents[2]
 ONE_CARD = ROOT / "scripts" / "train_qwen2_5_1_5b_math_one_card.sh"
 EIGHT_DIES = ROOT / "scripts" / "train_qwen2_5_0_5b_gsm8k.sh"
@@ -99,6 +101,8 @@ def test_a_dry_run_prints_what_a_run_then_does(machine, tmp_path):
         (["--", "trainer.n_gpus_per_node=x"], True, {}, "and the job takes x"),
         ([], True, {"IMPORT_STATUS": "1"}, "python3 cannot import torch_npu"),
         (["--emulate"], True, {}, "--emulate makes a tiny model of its own"),
+        (["--emulate", "--resume", "auto"], False, {}, "--resume auto: give --output, the folder of the run to go on"),
+        (["--resume", "nowhere"], True, {}, '--resume is "nowhere", which is no folder of a complete step'),
     ],
 )
 def test_what_cannot_work_is_one_sentence_before_anything_is_made(machine, tmp_path, arguments, given, variables, says):
@@ -112,6 +116,32 @@ def test_a_job_that_does_not_fit_is_not_trained(machine):
     ended, calls = machine(ONE_CARD, PLAN_STATUS="1")
     assert ended.returncode == 2 and len(calls) == 3 and "does not fit a die of this machine" in ended.stderr
     assert machine(ONE_CARD, PLAN_STATUS="2")[0].returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("resume", "settings"),
+    [
+        ("auto", ["trainer.resume_mode=auto"]),
+        ("never", ["trainer.resume_mode=disable"]),
+        ("{step}", ["trainer.resume_mode=resume_path", "trainer.resume_from_path='{step}'"]),
+    ],
+)
+def test_a_run_goes_on_where_it_is_told_to(machine, tmp_path, resume, settings):
+    step = tmp_path / "out" / "checkpoints" / "global_step_5"
+    step.mkdir(parents=True)
+    (step / "trainer.json").write_text("{}")
+    _, (*_, train) = machine(ONE_CARD, "--resume", resume.format(step=step), "--", "trainer.save_freq=5")
+    where = words(train).index("trainer.save_freq=5")
+    assert words(train)[where - len(settings) : where] == [each.format(step=step) for each in settings]
+
+
+def test_a_step_says_which_run_it_is_of(machine, tmp_path):
+    step = tmp_path / "a run" / "checkpoints" / "global_step_5"
+    step.mkdir(parents=True)
+    (step / "trainer.json").write_text("{}")
+    own = ("--model", tmp_path / "a model", "--data", PROBLEMS)
+    ended, (*_, train) = machine(ONE_CARD, *own, "--resume", step, given=False)
+    assert ended.returncode == 0 and f"trainer.default_local_dir='{tmp_path}/a run/checkpoints'" in words(train)
 
 
 def test_a_configuration_that_is_refused_is_not_trained(machine):
@@ -187,9 +217,11 @@ def emulate(launcher: Path, output: Path, *arguments: str) -> tuple[subprocess.C
 
 
 @pytest.mark.slow
-def test_one_emulated_die_trains_exactly(tmp_path):
+def test_one_emulated_die_trains_exactly_and_goes_on_to_the_bit(tmp_path):
+    """The second step is trained twice: after the first, and after the checkpoint of the first."""
     output = tmp_path / "run"
-    ended, steps = emulate(ONE_CARD, output, "--steps", "2", "--", "actor_rollout_ref.overlay.precision=float32")
+    saving = ("trainer.save_freq=1", "actor_rollout_ref.overlay.precision=float32")
+    ended, steps = emulate(ONE_CARD, output, "--steps", "2", "--", *saving)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert len(steps) == 2 and "2 steps on 1 emulated die, seed 1" in ended.stdout
     assert all(step["training/rollout_logprob_diff_max"] < 1e-3 and step["actor/grad_norm"] > 0 for step in steps)
@@ -197,6 +229,49 @@ def test_one_emulated_die_trains_exactly(tmp_path):
     assert summary["steps"] == 2 and summary["failure"] is None
     assert summary["patches_effective"] == summary["patches_applied"] > 0
     assert (output / "report.html").exists() and list((output / "tensorboard").rglob("*tfevents*"))
+    assert_goes_on(ONE_CARD, output, 2)
+
+
+def assert_goes_on(launcher: Path, output: Path, last: int) -> None:
+    """The run in `output`, gone on with after its first step, ends as it did."""
+    unbroken = output.with_name("unbroken")
+    shutil.copytree(output, unbroken)
+    first = output / "checkpoints" / "global_step_1"
+    ended, _ = emulate(launcher, output, "--resume", str(first))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Going on after step 1" in ended.stdout
+    result = compare(unbroken, output, 2, last)
+    assert result.steps >= last and result.differing == () and result.metrics > 50  # a step 0 is the validation
+    assert digests_of(output, last) != digests_of(output, 1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("launcher", [ONE_CARD, EIGHT_DIES], ids=["1 die", "2 dies"])
+def test_three_steps_go_on_after_the_first_to_the_bit(launcher, precision, tmp_path):
+    output = tmp_path / "run"
+    saving = ("trainer.save_freq=1", f"actor_rollout_ref.overlay.precision={precision}")
+    warm = "actor_rollout_ref.actor.optim.lr_warmup_steps=2"
+    keep = "actor_rollout_ref.overlay.checkpoint.keep_last=0"
+    ended, _ = emulate(launcher, output, "--steps", "3", "--", *saving, warm, keep)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert_goes_on(launcher, output, 3)
+
+
+@pytest.mark.exhaustive
+def test_one_die_goes_on_from_two(tmp_path):
+    """And two from one: the rollout draws others from there on, so steps are trained and not compared."""
+    output = tmp_path / "run"
+    saving = ("trainer.save_freq=1", "actor_rollout_ref.overlay.precision=float32")
+    ended, _ = emulate(EIGHT_DIES, output, "--steps", "1", "--", *saving)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for steps, dies in ((2, 1), (3, 2)):
+        tensor = f"actor_rollout_ref.rollout.tensor_model_parallel_size={dies}"
+        options = ("--resume", "auto", "--steps", str(steps), "--", f"trainer.n_gpus_per_node={dies}", tensor)
+        ended, entries = emulate(EIGHT_DIES, output, *options)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert len(entries) == steps and entries[-1]["training/rollout_logprob_diff_max"] < 1e-3
+        assert len(list((output / "checkpoints" / f"global_step_{steps}" / "actor").glob("rank-*"))) == dies
 
 
 @pytest.mark.exhaustive

@@ -11,6 +11,7 @@ from verl_patches.features.compatibility.feature import SETTINGS
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.residency.feature import PHASES
+from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
 from verl_patches.features.watch.signs import PHASE_OF_METHOD
 
@@ -24,7 +25,7 @@ _OURS = "not forwarded: part of this project's features"
 _OWN_RECORD = {"upstream": _OURS, "remove_when": "never: it is this project's own record"}
 # The features whose patches of a method are called inside the watch's.
 _INSIDE = {
-    "init_model": ["measure"],
+    "init_model": ["measure", "training_checkpoint"],
     "update_actor": ["phases", "measure"],
     "compute_log_prob": ["phases"],
     "compute_ref_log_prob": ["phases"],
@@ -87,6 +88,21 @@ def init_model_reported(upstream: Callable[..., None], self: ActorRolloutRefWork
 
     upstream(self)
     report_start(self, settings.current().measure)
+
+
+@wrap(
+    f"{_WORKER}.init_model",
+    feature=TRAINING_CHECKPOINT,
+    why="the rollout draws from random numbers of its own, which lie in the sharding manager, and what saves has no "
+    "way to it",
+    upstream=_OURS,
+    remove_when="the pinned verl's FSDP workers save the rollout's random numbers",
+    inside=["measure"],
+)
+def init_model_that_saves_its_random_numbers(upstream: Callable[..., None], self: ActorRolloutRefWorker) -> None:
+    upstream(self)
+    if self._is_actor:
+        self.checkpoint_manager.rollout_sharding_manager = self.rollout_sharding_manager
 
 
 @wrap(

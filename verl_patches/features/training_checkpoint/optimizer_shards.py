@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,11 +107,3 @@ def optimizer_shards(optimizer: Any, tensors: Mapping[str, torch.Tensor]) -> lis
                         )
                     )
     return found
-
-
-def common_steps(shards: Iterable[OptimizerShard]) -> int:
-    """Updates that all shards have had. Raises CheckpointError where they differ."""
-    counts = {shard.steps for shard in shards}
-    if len(counts) > 1:
-        raise CheckpointError(f"the optimizer's weights have had different numbers of updates: {sorted(counts)}")
-    return counts.pop() if counts else 0

@@ -3,24 +3,84 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.flat_ranges import FlatPart, flat_parts
+from post_training.checkpoint.training_files import is_first_peer, owned_pieces
 from post_training.layouts.layout import Piece, Table, TrainPlacement
 from verl_patches.features.training_checkpoint.optimizer_shards import OptimizerShard, optimizer_shards
 
 
-@dataclass(frozen=True)
-class TrainingRank:
-    """table: the model's layouts. placement, rank: which of them is this rank's.
+class Shard(Protocol):
+    """The elements `start` to `stop` of a local weight of this `shape`, which this rank's optimizer updates."""
 
+    @property
+    def local(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+
+    @property
+    def master(self) -> torch.Tensor:
+        """The elements that the optimizer updates, a vector."""
+
+    @property
+    def steps(self) -> int:
+        """Updates that these elements have had."""
+
+    def moments(self) -> dict[str, torch.Tensor]:
+        """AdamW's averages by name, vectors; none before the first update."""
+
+
+class TrainingRank(Protocol):
+    """What a checkpoint asks of a training rank, whatever shards its model.
+
+    shapes: of all HuggingFace tensors of the model, by name.
+    tensors: live tensors by local name. pieces: everything that this rank holds.
+    weights: those of `pieces` that are loaded into `tensors`, beside the optimizer's elements.
+    owned: those of `pieces` whose optimizer's elements this rank writes, as far as they lie in its shards.
+    untrained: pieces in `tensors` that no optimizer updates, and that this rank writes whole.
+    shards: what this rank's optimizer holds.
+    """
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]: ...
+    @property
+    def pieces(self) -> Sequence[Piece]: ...
+    @property
+    def weights(self) -> Sequence[Piece]: ...
+    @property
+    def owned(self) -> Sequence[Piece]: ...
+    @property
+    def untrained(self) -> Sequence[Piece]: ...
+    @property
+    def shards(self) -> Sequence[Shard]: ...
+
+    def create_states(self, steps: int) -> None:
+        """Begin with averages of zero after `steps` updates; with none, as a new optimizer does."""
+
+
+@dataclass(frozen=True)
+class MegatronRank:
+    """A `TrainingRank` of Megatron with its distributed optimizer.
+
+    table: the model's layouts. placement, rank: which of them is this rank's.
     tensors: the model's live weights by local name, the parameter objects themselves. optimizer: Megatron's.
     """
 
@@ -30,18 +90,46 @@ class TrainingRank:
     tensors: Mapping[str, torch.Tensor]
     optimizer: Any
 
+    @property
+    def world_size(self) -> int:
+        return self.placement.world_size
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self.table.shapes
+
     @cached_property
     def pieces(self) -> list[Piece]:
-        """Everything that this rank holds."""
         return self.table.megatron(self.placement, self.rank)
+
+    @property
+    def weights(self) -> list[Piece]:
+        """All: the model has its weights beside the optimizer's float32 ones."""
+        return self.pieces
+
+    @cached_property
+    def owned(self) -> list[Piece]:
+        return owned_pieces(self.table, self.placement, self.rank)
+
+    @property
+    def untrained(self) -> list[Piece]:
+        return [
+            piece
+            for piece in self.owned
+            if not self.tensors[piece.local].requires_grad and is_first_peer(self.placement, self.rank, piece)
+        ]
 
     @cached_property
     def shards(self) -> list[OptimizerShard]:
-        """What this rank's optimizer holds."""
         return optimizer_shards(self.optimizer, self.tensors)
 
+    def create_states(self, steps: int) -> None:
+        """Begin with averages of zero after `steps` updates; with none, as a new optimizer does."""
+        for shard in self.shards:
+            shard.create_state(steps)
 
-def parts_of_shard(shard: OptimizerShard, pieces: Mapping[str, list[Piece]]) -> Iterable[FlatPart]:
+
+def parts_of_shard(shard: Shard, pieces: Mapping[str, list[Piece]]) -> Iterable[FlatPart]:
     """The boxes of a shard that `pieces`, by local name, speak of."""
     for piece in pieces.get(shard.local, ()):
         yield from flat_parts(shard.shape, piece, shard.start, shard.stop)
@@ -66,3 +154,11 @@ def agree(problem: str, value: Any = None) -> list[Any]:
         if trouble:
             raise CheckpointError(trouble)
     return [each for _, each in gathered]
+
+
+def common_steps(shards: Iterable[Shard]) -> int:
+    """Updates that all shards have had. Raises CheckpointError where they differ."""
+    counts = {shard.steps for shard in shards}
+    if len(counts) > 1:
+        raise CheckpointError(f"the optimizer's weights have had different numbers of updates: {sorted(counts)}")
+    return counts.pop() if counts else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,15 +25,26 @@ from post_training.checkpoint.training_files import (
     read_whole,
 )
 from post_training.layouts.layout import PADDING
-from verl_patches.features.training_checkpoint.random_states import States
 from verl_patches.features.training_checkpoint.rank import TrainingRank, agree, by_local, parts_of_shard
 from verl_patches.features.training_checkpoint.saving import STEPS
 
 
-def load_training(folder: Path, rank: TrainingRank) -> States | None:
-    """Fill this rank's weights and optimizer; every rank calls it. Returns this rank's states of random numbers.
+@dataclass(frozen=True)
+class Loaded:
+    """What a checkpoint holds beside weights and optimizer.
 
-    They are None where another number of ranks saved them: there is no state for a rank that was not there.
+    random: this rank's states of random numbers, as tensors; None where another number of ranks saved them, since
+    there is no state for a rank that was not there.
+    texts: what the file of this rank says, or the first one where there is none.
+    """
+
+    random: Mapping[str, torch.Tensor] | None
+    texts: Mapping[str, str]
+
+
+def load_training(folder: Path, rank: TrainingRank) -> Loaded:
+    """Fill this rank's weights and optimizer; every rank calls it. Returns what else there is.
+
     Nothing is written into any rank before all files have been found whole by all ranks. One object collective.
     Raises CheckpointError on every rank when one finds a fault.
     """
@@ -44,19 +57,19 @@ def load_training(folder: Path, rank: TrainingRank) -> States | None:
     with torch.no_grad():
         _fill_weights(files, rank)
         _fill_optimizer(files, rank)
-    name = file_name(rank.rank, rank.placement.world_size)
+    name = file_name(rank.rank, rank.world_size)
     if name not in files.random:
-        return None
+        return Loaded(None, files.metadata[min(files.metadata)])
     tensors = {RANDOM + entry: read_whole(stored) for entry, stored in files.random[name].items()}
-    return tensors, dict(files.metadata[name])
+    return Loaded(tensors, files.metadata[name])
 
 
 def _checked(folder: Path, rank: TrainingRank) -> TrainingFiles:
     """The files, once this rank has found that they hold what it needs, and are what was written."""
-    files = open_training_files(folder, rank.table.shapes)
+    files = open_training_files(folder, rank.shapes)
     _check_states(folder, files, rank)
     manifest = complete_manifest(folder)
-    mine = sorted(manifest.files)[rank.rank :: rank.placement.world_size]  # all ranks together hash every file once
+    mine = sorted(manifest.files)[rank.rank :: rank.world_size]  # all ranks together hash every file once
     found = {name: hash_file(folder / name, lambda _: None) for name in mine}
     check_digests(folder, manifest.files, found, MANIFEST_NAME)
     return files
@@ -79,7 +92,7 @@ def _check_states(folder: Path, files: TrainingFiles, rank: TrainingRank) -> Non
 
 def _fill_weights(files: TrainingFiles, rank: TrainingRank) -> None:
     """The model's weights, rounded from the float32 ones as the optimizer rounds them."""
-    for piece in rank.pieces:
+    for piece in rank.weights:
         target = piece.locate(rank.tensors)
         if piece.canonical == PADDING:
             target.zero_()
@@ -90,8 +103,8 @@ def _fill_weights(files: TrainingFiles, rank: TrainingRank) -> None:
 
 def _fill_optimizer(files: TrainingFiles, rank: TrainingRank) -> None:
     pieces, steps = by_local(rank.pieces), _steps(files)
+    rank.create_states(steps)
     for shard in rank.shards:
-        shard.create_state(steps)
         stretches = {MASTER: shard.master, **shard.moments()}
         for part in parts_of_shard(shard, pieces):
             for state, stretch in stretches.items():

@@ -16,12 +16,15 @@ from post_training.checkpoint.training_files import (
     WEIGHT,
     entry_name,
     file_name,
-    is_first_peer,
-    owned_pieces,
     write_file,
 )
-from verl_patches.features.training_checkpoint.optimizer_shards import common_steps
-from verl_patches.features.training_checkpoint.rank import TrainingRank, agree, by_local, parts_of_shard
+from verl_patches.features.training_checkpoint.rank import (
+    TrainingRank,
+    agree,
+    by_local,
+    common_steps,
+    parts_of_shard,
+)
 
 STEPS = "optimizer_steps"
 
@@ -67,7 +70,7 @@ def rank_file(
     folder: Path, rank: TrainingRank, random: Mapping[str, torch.Tensor], texts: Mapping[str, str]
 ) -> RankFile:
     """Weights, optimizer and states of random numbers of this rank. random, texts: its `random_states`."""
-    name, first = file_name(rank.rank, rank.placement.world_size), rank.rank == 0
+    name, first = file_name(rank.rank, rank.world_size), rank.rank == 0
     try:
         metadata = {STEPS: str(common_steps(rank.shards)), **texts}
         return RankFile(folder, name, first, entries_of(rank) | dict(random), metadata)
@@ -92,19 +95,17 @@ def _write_manifest(manifest: Manifest, folder: Path) -> str:
 
 
 def entries_of(rank: TrainingRank) -> dict[str, torch.Tensor]:
-    """Views of what this rank writes, by the names of the file's entries; nothing is copied.
+    """Views of what this rank writes, by the names of the file's entries; what is float32 is not copied.
 
     A weight that no optimizer updates, a buffer or a frozen parameter, is written whole by one of the ranks that hold
     it, in its own type.
     """
-    owned = owned_pieces(rank.table, rank.placement, rank.rank)
-    pieces, entries = by_local(owned), {}
+    pieces, entries = by_local(rank.owned), {}
     for shard in rank.shards:
         states = {MASTER: shard.master, **shard.moments()}
         for part in parts_of_shard(shard, pieces):
             for state, stretch in states.items():
-                entries[entry_name(state, part.canonical, part.box)] = part.of(stretch)
-    for piece in owned:
-        if not rank.tensors[piece.local].requires_grad and is_first_peer(rank.placement, rank.rank, piece):
-            entries[entry_name(WEIGHT, piece.canonical, piece.box)] = piece.locate(rank.tensors)
+                entries[entry_name(state, part.canonical, part.box)] = part.of(stretch).float()
+    for piece in rank.untrained:
+        entries[entry_name(WEIGHT, piece.canonical, piece.box)] = piece.locate(rank.tensors)
     return entries

@@ -30,13 +30,3 @@ def check_features(config: Mapping[str, Any], settings: OverlaySettings) -> None
                 f"{key}={value} is for Megatron, and this configuration trains with FSDP, where {instead}; set it to "
                 f"{str(needed).lower()}"
             )
-
-
-def check_no_resume(config: Mapping[str, Any]) -> None:
-    """What a training on FSDP saves are the weights, from which another one may begin, and no optimizer."""
-    mode = config["trainer"]["resume_mode"]
-    if mode != "disable":
-        raise ConfigurationError(
-            f"trainer.resume_mode={mode} is not supported with FSDP, whose checkpoints hold the weights alone; set it "
-            "to disable, and begin with them by actor_rollout_ref.model.path=.../global_step_N/actor"
-        )

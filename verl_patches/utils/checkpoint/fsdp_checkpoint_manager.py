@@ -1,8 +1,8 @@
-"""verl's FSDP workers save the model as a HuggingFace folder."""
+"""verl's FSDP workers save what can be resumed, and resume it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,16 +10,24 @@ from overlay import wrap
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 
 if TYPE_CHECKING:
+    import torch
     from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+
+    from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank
+
+_MANAGER = "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager"
+_UPSTREAM = "https://github.com/verl-project/verl/pull/3850"
+# Names in a checkpoint: the rollout's random numbers, and how many steps the learning rate's schedule has had.
+_ROLLOUT, _SCHEDULED = "rollout", "learning_rate_steps"
 
 
 @wrap(
-    "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager.save_checkpoint",
+    f"{_MANAGER}.save_checkpoint",
     feature=TRAINING_CHECKPOINT,
-    why="verl pickles one shard per rank, which only as many ranks can load, and deletes the last checkpoint before "
-    "the new one is written",
-    upstream="https://github.com/verl-project/verl/pull/3850",
-    remove_when="what the pinned verl saves of FSDP is complete or not there, and loads without it",
+    why="verl pickles one shard per rank, which only as many ranks can load, leaves out the rollout's random numbers, "
+    "and deletes the last checkpoint before the new one is written",
+    upstream=_UPSTREAM,
+    remove_when="what the pinned verl saves of FSDP can be resumed bit for bit, and by another number of ranks",
 )
 def save_checkpoint(
     upstream: Callable[..., None],
@@ -29,9 +37,48 @@ def save_checkpoint(
     global_step: int = 0,
     max_ckpt_to_keep: int | None = None,
 ) -> None:
-    from verl_patches.features import settings
-    from verl_patches.features.precision.dtypes import run_dtype
-    from verl_patches.features.training_checkpoint.whole_weights import save_weights
+    from verl_patches.features.training_checkpoint.random_states import random_states
+    from verl_patches.features.training_checkpoint.saving import rank_file, save_training
 
-    dtype = run_dtype(settings.current().precision)
-    save_weights(Path(local_path), self.model, self.processing_class, dtype, self.rank)
+    tensors, texts = random_states({_ROLLOUT: self.rollout_sharding_manager.gen_random_states})
+    texts[_SCHEDULED] = str(self.lr_scheduler.last_epoch)
+    save_training(rank_file(Path(local_path), _rank_of(self), tensors, texts))
+
+
+@wrap(
+    f"{_MANAGER}.load_checkpoint",
+    feature=TRAINING_CHECKPOINT,
+    why="verl unpickles one shard per rank, which must be as many as have written them",
+    upstream=_UPSTREAM,
+    remove_when="see save_checkpoint",
+)
+def load_checkpoint(
+    upstream: Callable[..., None],
+    self: FSDPCheckpointManager,
+    local_path: str | None,
+    hdfs_path: str | None = None,
+    del_local_after_load: bool = False,
+) -> None:
+    if local_path is None:
+        return
+    from verl_patches.features.training_checkpoint.fsdp_rank import set_place_in_schedule
+    from verl_patches.features.training_checkpoint.random_states import restore_random_states
+    from verl_patches.features.training_checkpoint.restoring import load_training
+    from verl_patches.features.training_checkpoint.step_folders import step_of
+
+    def set_tracked(states: Mapping[str, torch.Tensor]) -> None:
+        if _ROLLOUT in states:  # Megatron's workers have others
+            self.rollout_sharding_manager.gen_random_states = states[_ROLLOUT]
+
+    loaded = load_training(Path(local_path), _rank_of(self))
+    if loaded.random is not None:
+        restore_random_states(loaded.random, loaded.texts, set_tracked)
+    # Megatron's workers write no place: theirs is the number of the step.
+    set_place_in_schedule(self.lr_scheduler, int(loaded.texts.get(_SCHEDULED) or step_of(Path(local_path).parent)))
+
+
+def _rank_of(manager: FSDPCheckpointManager) -> FsdpRank:
+    """The manager's rank with its model and optimizer."""
+    from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank
+
+    return FsdpRank(manager.model, manager.optimizer, manager.rank, manager.world_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,10 @@ from overlay import wrap
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 
 if TYPE_CHECKING:
+    import torch
     from verl.utils.checkpoint.megatron_checkpoint_manager import MegatronCheckpointManager
 
-    from verl_patches.features.training_checkpoint.rank import TrainingRank
+    from verl_patches.features.training_checkpoint.rank import MegatronRank
 
 _MANAGER = "verl.utils.checkpoint.megatron_checkpoint_manager:MegatronCheckpointManager"
 _UPSTREAM = "https://github.com/verl-project/verl/pull/3850"
@@ -74,21 +75,27 @@ def load_checkpoint(
     from verl_patches.features.training_checkpoint.random_states import restore_random_states
     from verl_patches.features.training_checkpoint.restoring import load_training
 
-    states = load_training(Path(local_path), _rank_of(self))
-    if states is not None:
-        restore_random_states(*states, tensor_parallel.get_cuda_rng_tracker().set_states)
+    tracker = tensor_parallel.get_cuda_rng_tracker()
+
+    def set_tracked(states: Mapping[str, torch.Tensor]) -> None:
+        known = tracker.get_states()
+        tracker.set_states(known | {name: state for name, state in states.items() if name in known})
+
+    loaded = load_training(Path(local_path), _rank_of(self))
+    if loaded.random is not None:
+        restore_random_states(loaded.random, loaded.texts, set_tracked)
 
 
-def _rank_of(manager: MegatronCheckpointManager) -> TrainingRank:
+def _rank_of(manager: MegatronCheckpointManager) -> MegatronRank:
     """The manager's rank with its model and optimizer."""
     from megatron.core.utils import get_model_config
 
     from post_training.layouts.model_tensors import train_tensors
     from post_training.layouts.placements import train_placement
     from post_training.models.families import table_for
-    from verl_patches.features.training_checkpoint.rank import TrainingRank
+    from verl_patches.features.training_checkpoint.rank import MegatronRank
 
     placement = train_placement(get_model_config(manager.model[0]))
-    return TrainingRank(
+    return MegatronRank(
         table_for(manager.hf_config), placement, manager.rank, train_tensors(manager.model), manager.optimizer
     )

@@ -10,7 +10,7 @@ from post_training.layouts import grouped_query
 from post_training.layouts.layout import TrainPlacement
 from post_training.models import deepseek_v3
 from tests.post_training.layouts import grouped_query_reference, reference
-from verl_patches.features.training_checkpoint.rank import TrainingRank
+from verl_patches.features.training_checkpoint.rank import MegatronRank
 
 ONE = TrainPlacement(1, 1, 1, 1, (3,))
 STATES = ("master", "exp_avg", "exp_avg_sq")
@@ -121,7 +121,7 @@ def rank_of(model, placement: TrainPlacement, rank, full=None, steps=2, dtype=to
     parts = [Distributed(dense, placement.dp, data, states, steps, form)]
     if experts:
         parts.append(Distributed(experts, placement.dp // placement.ep, expert_peer, states, steps, form))
-    return TrainingRank(table, placement, rank, tensors, SimpleNamespace(chained_optimizers=parts))
+    return MegatronRank(table, placement, rank, tensors, SimpleNamespace(chained_optimizers=parts))
 
 
 def save_all(folder, model, placement, full, **options):
@@ -137,3 +137,34 @@ def save_all(folder, model, placement, full, **options):
         manifest.files[name] = write_file(folder / name, entries_of(made), {STEPS: str(steps)})
     manifest.write(folder)
     return folder
+
+
+def whole_states(folder, shapes):
+    """Every state of every canonical tensor of a checkpoint, whole, by `state/name`."""
+    from post_training.checkpoint.training_files import open_training_files
+
+    found = {}
+    for state, source in open_training_files(folder, shapes).sources.items():
+        for name, tensor in source.tensors.items():
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+            source.read_into(name, tuple((0, extent) for extent in tensor.shape), whole)
+            found[f"{state}/{name}"] = whole
+    return found
+
+
+def differences(found, expected):
+    """Names of what a rank holds otherwise than the rank that it should be."""
+    different = [name for name, tensor in expected.tensors.items() if not torch.equal(found.tensors[name], tensor)]
+    for ours, theirs in zip(found.shards, expected.shards, strict=True):
+        assert (ours.local, ours.start, ours.stop, ours.steps) == (
+            theirs.local,
+            theirs.start,
+            theirs.stop,
+            theirs.steps,
+        )
+        pairs = {"master": (ours.master, theirs.master)} | {
+            name: (values, theirs.moments()[name]) for name, values in ours.moments().items()
+        }
+        assert set(pairs) == set(STATES)
+        different += [f"{name} of {ours.local}" for name, (a, b) in pairs.items() if not torch.equal(a, b)]
+    return different

@@ -9,8 +9,16 @@ import torch
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.safetensors_files import read_header
 from post_training.layouts.layout import TrainPlacement
-from tests.verl_patches.features.training_checkpoint.ranks import MODELS, ONE, STATES, full_states, rank_of, save_all
-from verl_patches.features.training_checkpoint.optimizer_shards import common_steps
+from tests.verl_patches.features.training_checkpoint.ranks import (
+    MODELS,
+    ONE,
+    STATES,
+    differences,
+    full_states,
+    rank_of,
+    save_all,
+)
+from verl_patches.features.training_checkpoint.rank import common_steps
 from verl_patches.features.training_checkpoint.restoring import load_training
 from verl_patches.features.training_checkpoint.saving import entries_of
 
@@ -46,24 +54,6 @@ def saved(tmp_path_factory):
     return folder
 
 
-def differences(model, found, expected):
-    """Names of what a rank holds otherwise than the rank that it should be."""
-    different = [name for name, tensor in expected.tensors.items() if not torch.equal(found.tensors[name], tensor)]
-    for ours, theirs in zip(found.shards, expected.shards, strict=True):
-        assert (ours.local, ours.start, ours.stop, ours.steps) == (
-            theirs.local,
-            theirs.start,
-            theirs.stop,
-            theirs.steps,
-        )
-        pairs = {"master": (ours.master, theirs.master)} | {
-            name: (values, theirs.moments()[name]) for name, values in ours.moments().items()
-        }
-        assert set(pairs) == set(STATES)
-        different += [f"{name} of {ours.local}" for name, (a, b) in pairs.items() if not torch.equal(a, b)]
-    return different
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("model", "before", "after"), PAIRS)
 def test_any_layout_loads_any_checkpoint(saved, model, before, after, dtype):
@@ -73,7 +63,7 @@ def test_any_layout_loads_any_checkpoint(saved, model, before, after, dtype):
         made = rank_of(model, placement, rank, dtype=dtype, form=forms[rank % len(forms)])
         load_training(saved(model, before), made)
         assert common_steps(made.shards) == 2
-        assert not differences(model, made, rank_of(model, placement, rank, full, dtype=dtype))
+        assert not differences(made, rank_of(model, placement, rank, full, dtype=dtype))
 
 
 @pytest.mark.parametrize("steps", [2, 0])
@@ -86,7 +76,7 @@ def test_an_optimizer_that_swaps_to_the_host_is_saved_from_there_and_loaded_into
         shard.main.untyped_storage().nbytes() == 0 for shard in made.shards
     )
     if steps:
-        assert not differences("qwen2", made, rank_of("qwen2", ONE, 0, full))
+        assert not differences(made, rank_of("qwen2", ONE, 0, full))
     else:
         assert all(not shard.moments() and not shard.away["exp_avg"].any() for shard in made.shards)
 
@@ -104,7 +94,7 @@ def test_the_comparison_sees_one_wrong_element(saved):
     load_training(saved("deepseek_v3", "tp2"), made)
     made.shards[5].main[0] += 1e-6
     expected = rank_of("deepseek_v3", ONE, 0, full_states("deepseek_v3"))
-    assert differences("deepseek_v3", made, expected) == [f"master of {made.shards[5].local}"]
+    assert differences(made, expected) == [f"master of {made.shards[5].local}"]
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

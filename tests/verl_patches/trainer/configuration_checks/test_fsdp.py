@@ -108,7 +108,6 @@ def test_a_megatron_configuration_is_not_taken_for_one_of_fsdp():
         ("actor_rollout_ref.rollout.n=1", "rollout.n=1 gives algorithm.adv_estimator=grpo one response"),
         ("actor_rollout_ref.rollout.tensor_model_parallel_size=3", "8 dies cannot hold whole rollout instances"),
         ("trainer.device=cuda", "trainer.device=cuda is refused: it should be 'npu'"),
-        ("trainer.resume_mode=auto", "resume_mode=auto is not supported with FSDP, .*; set it to disable, and begin"),
         ("data.train_batch_size=100", "data.train_batch_size=100 does not divide among 8 dies"),
         ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=24", "=24 does not divide the 40 sequences"),
         ("+trainer.savefreq=5", "unknown key trainer.savefreq, .*did you mean trainer.save_freq"),

@@ -1,0 +1,129 @@
+"""Runs on each of two ranks: a small Qwen2 trains under FSDP, is saved, and goes on by two ranks and by one.
+
+Every rank writes what it measured to ``rank<n>.json``; test_fsdp.py judges it.
+"""
+
+import functools
+import hashlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from transformers import AutoModelForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+
+from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank, set_place_in_schedule
+from verl_patches.features.training_checkpoint.restoring import load_training
+from verl_patches.features.training_checkpoint.saving import entries_of, rank_file, save_training
+
+SEQUENCES, LENGTH, BEFORE, AFTER = 4, 8, 2, 2
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Trained:
+    """A new model as verl's FSDP worker wraps it, with its optimizer and schedule, over two ranks or by each alone."""
+
+    def __init__(self, folder: Path, dtype: str, alone: bool = False, model: str = "model"):
+        self._rank, self._world = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+        groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+        half = MixedPrecision(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32, buffer_dtype=torch.float32)
+        layers = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Qwen2DecoderLayer})
+        self._model = FullyShardedDataParallel(
+            AutoModelForCausalLM.from_pretrained(folder / model, torch_dtype=torch.float32),
+            process_group=groups[dist.get_rank()] if alone else None,
+            auto_wrap_policy=layers, mixed_precision=half, device_id=torch.npu.current_device(), use_orig_params=False,
+        )  # fmt: skip
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-3, weight_decay=0.1)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, lambda step: (step + 1) / 10)
+
+    def rank(self) -> FsdpRank:
+        return FsdpRank(self._model, self._optimizer, self._rank, self._world)
+
+    def step(self, number: int) -> float:
+        """One update on the batch of step `number`; the mean loss over all sequences before it."""
+        tokens = torch.randint(3, 100, (SEQUENCES, LENGTH), generator=torch.Generator().manual_seed(number))
+        mine = tokens.chunk(self._world)[self._rank].npu()
+        loss = self._model(input_ids=mine, labels=mine).loss
+        loss.backward()
+        self._model.clip_grad_norm_(1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.schedule.step()
+        losses: list[float] = [0.0] * dist.get_world_size()
+        dist.all_gather_object(losses, loss.item())
+        return sum(losses) / len(losses)
+
+    def steps(self, first: int, count: int) -> list[float]:
+        return [self.step(number) for number in range(first, first + count)]
+
+    def save(self, folder: Path) -> None:
+        save_training(rank_file(folder, self.rank(), {}, {}))
+
+    def load(self, folder: Path, steps: int = BEFORE) -> None:
+        load_training(folder, self.rank())
+        set_place_in_schedule(self.schedule, steps)
+
+    def digest(self) -> dict[str, str]:
+        """What this rank would write, by entry."""
+        found = {name: tensor.cpu().contiguous() for name, tensor in entries_of(self.rank()).items()}
+        return {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in found.items()}
+
+
+def resumed(folder: Path, saved: str, dtype: str, alone: bool = False) -> Trained:
+    other = Trained(folder, dtype, alone)
+    other.load(folder / saved)
+    return other
+
+
+def go_on(folder: Path, dtype: str) -> dict[str, object]:
+    """An unbroken run, the same by another process's state, and one that begins its optimizer again."""
+    unbroken = Trained(folder, dtype)
+    unbroken.steps(1, BEFORE)
+    unbroken.save(folder / dtype / "two")
+    found: dict[str, object] = {"losses": unbroken.steps(BEFORE + 1, AFTER), "digest": unbroken.digest()}
+    again = resumed(folder, f"{dtype}/two", dtype)
+    found["resumed"] = {"losses": again.steps(BEFORE + 1, AFTER), "digest": again.digest()}
+    faulty = resumed(folder, f"{dtype}/two", dtype)
+    for state in faulty._optimizer.state.values():
+        state["step"].zero_()
+    found["no steps"] = {"losses": faulty.steps(BEFORE + 1, AFTER), "digest": faulty.digest()}
+    late = resumed(folder, f"{dtype}/two", dtype)
+    set_place_in_schedule(late.schedule, 0)
+    found["rate from the beginning"] = {"losses": late.steps(BEFORE + 1, AFTER), "digest": late.digest()}
+    return found
+
+
+def change_ranks(folder: Path) -> dict[str, object]:
+    """What two ranks saved goes through one rank and back; each is saved as it was loaded."""
+    dtype = "float32"
+    alone = resumed(folder, f"{dtype}/two", dtype, alone=True)
+    alone.save(folder / dtype / f"one{dist.get_rank()}")  # each rank by itself, and all write the same
+    again = resumed(folder, f"{dtype}/one0", dtype)
+    again.save(folder / dtype / "again")
+    return {"alone": alone.steps(BEFORE + 1, 1), "again": again.steps(BEFORE + 1, 1)}
+
+
+def load_foreign(folder: Path) -> None:
+    """What Megatron's ranks have saved is loaded and saved; and a model whose output layer is its embedding."""
+    resumed(folder, "megatron", "float32").save(folder / "float32" / "from_megatron")
+    tied = Trained(folder, "float32", model="tied")
+    tied.steps(1, 1)
+    tied.save(folder / "float32" / "tied")
+
+
+def start_rank() -> None:
+    dist.init_process_group("cpu:gloo,npu:hccl")
+    torch.npu.set_device(dist.get_rank())
+
+
+def main(folder: Path) -> None:
+    start_rank()
+    found = SimpleNamespace(**{dtype: go_on(folder, dtype) for dtype in DTYPES}, ranks=change_ranks(folder))
+    load_foreign(folder)
+    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(vars(found)))
+    dist.destroy_process_group()

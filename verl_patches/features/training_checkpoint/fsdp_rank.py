@@ -1,0 +1,160 @@
+"""A rank of FSDP as saving and loading see it: its shards of flat parameters, by the names of the parameters in them.
+
+FSDP lays the parameters of a wrapped module into one vector, and each rank has an equal stretch of it. Of two weights
+of 6 and 4 elements the first of two ranks holds five of the first, and the second its last one and all of the other:
+
+    flat      a0 a1 a2 a3 a4 | a5 b0 b1 b2 b3
+    rank 0    a[0:5]
+    rank 1                     a[5:6], b[0:4]
+
+A transformers model has its weights under their HuggingFace names, each whole and row by row, so a stretch of the
+vector is a stretch of every weight that it touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from post_training.checkpoint.training_files import MOMENTS
+from post_training.layouts.layout import Piece, whole_box
+
+
+@dataclass(frozen=True)
+class FlatShard:
+    """The elements `start` to `stop` of a weight, which lie from `offset` on in this rank's shard of a flat parameter.
+
+    flat: the shard, a vector. state: what torch's AdamW keeps of all of it, empty before the first update.
+    """
+
+    local: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    offset: int
+    flat: torch.Tensor
+    state: Mapping[str, torch.Tensor]
+
+    @property
+    def master(self) -> torch.Tensor:
+        """The elements that the optimizer updates, a vector."""
+        return self._part(self.flat)
+
+    @property
+    def steps(self) -> int:
+        """Updates that these elements have had."""
+        return int(self.state["step"]) if self.state else 0
+
+    def moments(self) -> dict[str, torch.Tensor]:
+        """AdamW's averages by name, vectors; none before the first update."""
+        return {name: self._part(self.state[name]) for name in MOMENTS if name in self.state}
+
+    def _part(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole.detach()[self.offset : self.offset + self.stop - self.start]
+
+
+@dataclass(frozen=True)
+class FsdpRank:
+    """A `TrainingRank` whose model, of transformers, is sharded by FSDP without `use_orig_params`.
+
+    optimizer: torch's AdamW over the flat parameters.
+    """
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    rank: int
+    world_size: int
+
+    @cached_property
+    def _flat(self) -> list[tuple[str, Any]]:
+        """(prefix of its names, FSDP's handle) of each flat parameter."""
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        found = []
+        for name, module in self.model.named_modules():
+            if isinstance(module, FullyShardedDataParallel) and module._handle is not None:
+                found.append((name, module._handle))
+        return found
+
+    def _weights(self) -> Iterator[tuple[str, tuple[int, ...], Any, Any]]:
+        """(name, shape, where its elements lie in this rank's shard, handle) of each weight."""
+        from torch.distributed.fsdp._common_utils import clean_tensor_name
+
+        for prefix, handle in self._flat:
+            flat = handle.flat_param
+            for name, shape, where in zip(flat._fqns, flat._shapes, flat._shard_param_infos, strict=True):
+                yield clean_tensor_name(f"{prefix}.{name}").lstrip("."), tuple(shape), where, handle
+
+    @cached_property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The buffers that belong to the model's state; every rank has them whole."""
+        from torch.distributed.fsdp._common_utils import clean_tensor_name
+
+        found = {}
+        for prefix, module in self.model.named_modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if name not in module._non_persistent_buffers_set:
+                    found[clean_tensor_name(f"{prefix}.{name}").lstrip(".")] = buffer
+        return found
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all tensors of the model by name; tied ones are there once, as FSDP has them."""
+        weights = {name: shape for name, shape, _, _ in self._weights()}
+        return weights | {name: tuple(buffer.shape) for name, buffer in self.tensors.items()}
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        return [Piece(name, whole_box(shape), name) for name, shape in self.shapes.items()]
+
+    @property
+    def weights(self) -> list[Piece]:
+        """The buffers: the optimizer's elements are the model's own."""
+        return [piece for piece in self.pieces if piece.local in self.tensors]
+
+    @property
+    def owned(self) -> list[Piece]:
+        return self.pieces
+
+    @property
+    def untrained(self) -> list[Piece]:
+        return self.weights if self.rank == 0 else []
+
+    @cached_property
+    def shards(self) -> list[FlatShard]:
+        found = []
+        for name, shape, where, handle in self._weights():
+            if where.in_shard:
+                start, stop = where.intra_param_start_idx, where.intra_param_end_idx + 1
+                flat, state = _shard_of(handle), self.optimizer.state[handle.flat_param]
+                found.append(FlatShard(name, shape, start, stop, where.offset_in_shard, flat, state))
+        return found
+
+    def create_states(self, steps: int) -> None:
+        """Begin with averages of zero after `steps` updates; with none, as a new optimizer does."""
+        for _, handle in self._flat:
+            state: MutableMapping[str, torch.Tensor] = self.optimizer.state[handle.flat_param]
+            state.clear()
+            if steps:
+                state["step"] = torch.tensor(float(steps), dtype=torch.float32)
+                state.update({name: torch.zeros_like(_shard_of(handle)) for name in MOMENTS})
+
+
+def _shard_of(handle: Any) -> torch.Tensor:
+    """This rank's elements of a flat parameter, whatever its data are at the moment."""
+    flat = handle.flat_param
+    return getattr(flat, "_local_shard", flat.data)
+
+
+def set_place_in_schedule(scheduler: torch.optim.lr_scheduler.LambdaLR, steps: int) -> None:
+    """Go on as after `steps` steps of `scheduler`, whose rates depend on their number alone."""
+    rates = [base * rule(steps) for base, rule in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
+    scheduler.load_state_dict(
+        {**scheduler.state_dict(), "last_epoch": steps, "_step_count": steps + 1, "_last_lr": rates}
+    )
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
