@@ -4,13 +4,14 @@ points, goes on, and compares every metric of every step and all weights with th
 
 Example, the job with true weights:
   scripts/prove_resume.py --config-name deepseek_v3_256die_true_weight --points 4
-A configuration of more dies gets `+scale=emulated_8_dies`. The model is the rehearsal's tiny one.
+A configuration of more dies gets `+scale=emulated_8_dies`, one of a single node what `--emulate` gives it. The model
+is the rehearsal's tiny one of the family, for a scaled job with the widths that DeepSeek-V3's attention kernels take.
+The same command with the same --output goes on with a proof that was ended: points that were equal are not run again.
 Exit codes: 0 everything is equal, 1 something differs or a run failed, 2 the configuration is refused.
 """
 
 import argparse
-import json
-import os
+import shutil
 import subprocess
 import sys
 import time
@@ -21,10 +22,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from post_training.overrides import setting  # noqa: E402
+from rehearsal.jobs import DEFAULT_JOB, JOBS, Job  # noqa: E402
 from rehearsal.plan import DEFAULT_TEST_DATA, DEFAULT_TRAIN_DATA, Options, make_plan  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag  # noqa: E402
 from rehearsal.resume_proof.comparison import Comparison, compare, digests_of  # noqa: E402
 from rehearsal.resume_proof.points import DRIVER_PLACES, WORKER_PLACES, Point, draw_points  # noqa: E402
+from rehearsal.resume_proof.record import ProofRecord, Row  # noqa: E402
 from rehearsal.resume_proof.runs import (  # noqa: E402
     BATCH,
     MOST_DIES,
@@ -38,6 +41,11 @@ from rehearsal.resume_proof.runs import (  # noqa: E402
 )
 
 _SHOWN = 3
+# A step of a job of one node has two updates here as there, in micro batches that divide the proof's small ones.
+_ONE_NODE = (
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -70,7 +78,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--points", type=int, default=4, help="how many kills (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--model", type=Path, help="a tiny model's folder instead of the rehearsal's")
-    parser.add_argument("--output", type=Path, help="where to write; an unbroken run of the same command is taken from")
+    parser.add_argument("--output", type=Path, help="where to write, and what to go on with")
     parser.add_argument("--run-limit", type=float, default=900.0, metavar="S", help="seconds a run may take")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
@@ -91,33 +99,44 @@ def _shrunk(options: argparse.Namespace, folder: Path) -> Shrunk:
     from verl_patches.trainer.configuration_checks.composition import sentence_of
     from verl_patches.trainer.main_ppo import compose
 
-    tiny = make_plan(Options(), "proof")
-    model = options.model.resolve() if options.model else tiny.checkpoint
-    given = [
-        *_of_a_proof(folder / "data" / "train.parquet"),
-        setting("actor_rollout_ref.model.path", model),
-        *options.overrides,
-    ]
+    job = JOBS.get(options.config_name, JOBS[DEFAULT_JOB])
+    tiny = make_plan(Options(job=job.configuration), "proof")
+    scaled = tiny.checkpoint.with_name("of_scaled_jobs")
+    own = _of_a_proof(folder / "data" / "train.parquet", job)
+
+    def given(model: Path, *scale: str) -> list[str]:
+        path = setting("actor_rollout_ref.model.path", options.model.resolve() if options.model else model)
+        return [*scale, *own, path, *options.overrides]
+
+    overrides = given(tiny.checkpoint)
     try:
-        config = compose(options.config_name, given)
+        config = compose(options.config_name, overrides)
         if config.trainer.nnodes * config.trainer.n_gpus_per_node > MOST_DIES:
-            given.insert(0, SCALE)
-            config = compose(options.config_name, given)
+            overrides = given(scaled, SCALE)
+            config = compose(options.config_name, overrides)
         check_configuration(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(sentence_of(error)) from error
     dies = config.trainer.nnodes * config.trainer.n_gpus_per_node
     if dies > MOST_DIES:
         raise ValueError(f"{dies} dies are too many for a proof; set trainer.nnodes and n_gpus_per_node to at most 8")
-    if model == tiny.checkpoint and not model.exists():
-        print("making the tiny model ...", flush=True)
-        subprocess.run(tiny.checkpoint_command(), check=True, stdout=subprocess.DEVNULL)
+    if options.model is None:
+        scaled_command = [sys.executable, "-m", "rehearsal.resume_proof.model", str(scaled)]
+        _make_model(scaled_command if SCALE in overrides else tiny.checkpoint_command())
     _make_data(folder / "data")
-    return Shrunk(options.config_name, tuple(given), dies, folder, options.run_limit)
+    return Shrunk(options.config_name, tuple(overrides), dies, folder, options.run_limit)
 
 
-def _of_a_proof(data: Path) -> list[str]:
+def _make_model(command: list[str]) -> None:
+    """Run what makes a tiny model, or keeps the one that is there."""
+    print("the tiny model ...", flush=True)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+
+
+def _of_a_proof(data: Path, job: Job) -> list[str]:
+    of_its_job = [*job.settings, *_ONE_NODE, f"trainer.n_gpus_per_node={job.dies}"] if job.settings else []
     return [
+        *of_its_job,
         f"trainer.total_training_steps={STEPS}",
         "trainer.total_epochs=1000",
         "trainer.save_freq=1",
@@ -153,34 +172,43 @@ def _prove(shrunk: Shrunk, points: list[Point], signals: SignalFlag) -> int:
     if digests_of(unbroken, STEPS) == digests_of(unbroken, STEPS - 1):
         print("error: the last step changed nothing, so a resume proves nothing; raise the learning rate")
         return 1
+    record = ProofRecord(shrunk.folder / "proof.json", shrunk.asked)
     rows = []
     for number, point in enumerate(points, start=1):
-        begun, place = time.monotonic(), f"point-{number}-{os.getpid()}"
         print(f"{number}/{len(points)}  {point}", flush=True)
-        try:
-            after = train_killed(shrunk, place, point, signals)
-            result = compare(unbroken, shrunk.folder / place, after + 1, STEPS)
-        except ProofError as error:
-            after, result = -1, Comparison(0, 0, (str(error),))
-        rows.append((point, after, result))
-        seconds = time.monotonic() - begun
-        print(f"     went on after step {after}; {result.metrics} metrics of {result.steps} steps, "
-              f"{len(result.differing)} differ; {seconds:.0f} s", flush=True)  # fmt: skip
+        begun = time.monotonic()
+        row = record.equal(point) or _prove_one(shrunk, unbroken, point, signals)
+        record.add(row)
+        rows.append(row)
+        print(f"     went on after step {row.after}; {row.metrics} metrics of {row.steps} steps, "
+              f"{len(row.differing)} differ; {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
     _print_table(rows)
-    said = [{"point": str(point), "after": after, "differing": result.differing} for point, after, result in rows]
-    (shrunk.folder / "proof.json").write_text(json.dumps(said, indent=1) + "\n")
-    return int(any(result.differing for _, _, result in rows))
+    return int(any(row.differing for row in rows))
 
 
-def _print_table(rows: list[tuple[Point, int, Comparison]]) -> None:
-    places = [str(point).partition(" while ")[2] for point, _, _ in rows]
+def _prove_one(shrunk: Shrunk, unbroken: Path, point: Point, signals: SignalFlag) -> Row:
+    """Kill a run at a point, go on, and compare; the files stay where something differs."""
+    folder = shrunk.folder / f"point-{time.time_ns()}"
+    try:
+        after = train_killed(shrunk, folder.name, point, signals)
+        result = compare(unbroken, folder, after + 1, STEPS)
+    except ProofError as error:
+        after, result = -1, Comparison(0, 0, (str(error),))
+    if not result.differing:
+        shutil.rmtree(folder)
+    return Row(str(point), after, result.steps, result.metrics, result.differing)
+
+
+def _print_table(rows: list[Row]) -> None:
+    places = [row.point.partition(" while ")[2] for row in rows]
     width = max(map(len, places), default=0) + 2
     print(f"\n{'killed':<9}{'at':<{width}}{'went on after':<15}{'metrics':>8}  what differed")
-    for (point, after, result), at in zip(rows, places, strict=True):
-        shown = "; ".join(result.differing[:_SHOWN]) or "nothing"
-        more = f" and {len(result.differing) - _SHOWN} more" if len(result.differing) > _SHOWN else ""
-        print(f"{point.killed:<9}{at:<{width}}{'step ' + str(after):<15}{result.metrics:>8}  {shown}{more}")
-    failed = sum(bool(result.differing) for _, _, result in rows)
+    for row, at in zip(rows, places, strict=True):
+        shown = "; ".join(row.differing[:_SHOWN]) or "nothing"
+        more = f" and {len(row.differing) - _SHOWN} more" if len(row.differing) > _SHOWN else ""
+        killed = row.point.partition(" while ")[0]
+        print(f"{killed:<9}{at:<{width}}{'step ' + str(row.after):<15}{row.metrics:>8}  {shown}{more}")
+    failed = sum(bool(row.differing) for row in rows)
     print(f"{len(rows) - failed} of {len(rows)} resumes were the unbroken run, bit for bit")
 
 

@@ -90,8 +90,9 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
 def mla_inputs(tmp_path_factory) -> tuple[Path, Path]:
     """The same with the widths of DeepSeek-V3's attention: its kernels in graphs take no others, on a device and here
     in strict mode."""
-    widths = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
-    return make_inputs(tmp_path_factory.mktemp("mla_inputs"), **widths)
+    from rehearsal.resume_proof.model import KERNEL_WIDTHS
+
+    return make_inputs(tmp_path_factory.mktemp("mla_inputs"), **KERNEL_WIDTHS)
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,11 @@ class Shrunk:
     folder: Path
     limit_s: float
 
+    @property
+    def asked(self) -> str:
+        """What the runs are, by which those of an earlier command are known."""
+        return json.dumps([self.name, *self.overrides])
+
     def train(self, place: str, while_running: Callable[[], None], resumes: bool, signals: SignalFlag) -> int:
         """One training in `folder/place`; returns its exit status, negative for a signal."""
         folder = self.folder / place
@@ -72,11 +77,7 @@ class Shrunk:
             return run_to_the_end(line, environment, folder, folder / "run.log", signals, watched)
 
     def _environment(self, private: Path) -> dict[str, str]:
-        environment = run_environment(self.overrides)
-        if SCALE in self.overrides:
-            # In graphs MLA's kernels take DeepSeek-V3's own widths and no others, which the tiny model does not have.
-            environment["NPU_EMULATOR_STRICT"] = "0"
-        return environment | {
+        return run_environment(self.overrides) | {
             "PYTHONPATH": str(ROOT),
             "NPU_EMULATOR_DEVICES": str(self.dies),
             "NPU_EMULATOR_CAPACITY_MB": str(_CAPACITY_MB),
@@ -89,13 +90,12 @@ class Shrunk:
 def train_unbroken(shrunk: Shrunk, signals: SignalFlag) -> Path:
     """The run that the others are held against; one of the same command that is there already is taken."""
     folder, said = shrunk.folder / "unbroken", shrunk.folder / "unbroken.json"
-    asked = json.dumps([shrunk.name, *shrunk.overrides])
-    if said.is_file() and said.read_text() == asked:
+    if said.is_file() and said.read_text() == shrunk.asked:
         return folder
     status = shrunk.train("unbroken", lambda: None, False, signals)
     if status != 0:
         raise ProofError(f"the unbroken run ended with {status}", folder / "run.log")
-    said.write_text(asked)
+    said.write_text(shrunk.asked)
     return folder
 
 

@@ -14,6 +14,7 @@ from rehearsal.plan import ROOT
 from rehearsal.resume_proof import stops
 from rehearsal.resume_proof.comparison import compare
 from rehearsal.resume_proof.points import DRIVER_PLACES, KILLED, WORKER_PLACES, draw_points
+from rehearsal.resume_proof.record import ProofRecord, Row
 from rehearsal.resume_proof.stops import AFTER_RENAME, BEFORE_RENAME, CHUNK, FILE, Stop, reach
 from scripts import prove_resume
 
@@ -76,6 +77,18 @@ def test_any_difference_is_found(runs, changed, differing):
 def test_a_step_that_is_there_twice_is_an_error(runs):
     with pytest.raises(ValueError, match="has step 2 twice"):
         compare(runs("one"), runs("another", steps=(1, 2, 2)), 2, 2)
+
+
+def test_a_proof_goes_on_with_the_points_that_were_equal(tmp_path):
+    one, another = draw_points(2, 0, 4, 3, PLACES)
+    record = ProofRecord(tmp_path / "proof.json", "a command")
+    assert record.equal(one) is None
+    equal, differing = Row(str(one), 2, 3, 90, ()), Row(str(another), 1, 3, 90, ("step 2: actor/lr",))
+    record.add(equal)
+    record.add(differing)
+    again = ProofRecord(tmp_path / "proof.json", "a command")
+    assert again.equal(one) == equal and again.equal(another) is None
+    assert ProofRecord(tmp_path / "proof.json", "another command").equal(one) is None
 
 
 @pytest.mark.parametrize(
