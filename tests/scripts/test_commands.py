@@ -1,8 +1,10 @@
 """Every program under scripts/ as it is started: it says how it is used, and refuses what it does not know."""
 
+import os
 import runpy
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -16,7 +18,8 @@ def start(monkeypatch, capsys):
     def run(script: Path, *arguments: str) -> tuple[object, str, str]:
         monkeypatch.setattr(sys, "argv", [str(script), *arguments])
         monkeypatch.setattr(sys, "path", list(sys.path))
-        with pytest.raises(SystemExit) as ended:
+        # evaluate.py sets variables for what it imports.
+        with mock.patch.dict(os.environ), pytest.raises(SystemExit) as ended:
             runpy.run_path(str(script), run_name="__main__")
         return ended.value.code, *capsys.readouterr()
 
