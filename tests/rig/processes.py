@@ -46,7 +46,9 @@ class Processes:
         os.environ.update(VENDOR_ENVIRONMENT)
         context = multiprocessing.get_context("forkserver")
         # Python has one fork server, and an earlier test's has not imported what ours has; it is asked for again below.
-        multiprocessing.forkserver._forkserver._stop()
+        server = multiprocessing.forkserver._forkserver
+        server._stop()
+        self._preloaded_before = server._preload_modules
         context.set_forkserver_preload(["tests.rig.preloaded"])
         port = _free_port()
         self._connections: list[Connection] = []
@@ -68,6 +70,9 @@ class Processes:
             if process.is_alive():
                 process.kill()
                 process.join()
+        # Ours has the environment of this test too, such as the engine that it asked for.
+        multiprocessing.forkserver._forkserver._stop()
+        multiprocessing.get_context("forkserver").set_forkserver_preload(self._preloaded_before)
 
     def run(self, job: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
         """Call `job(state, *arguments, **options)` on every rank and return the results by rank.
