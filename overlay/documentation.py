@@ -1,4 +1,4 @@
-"""docs/patches.md, written from the declarations."""
+"""Documents about the patches: docs/patches.md from the declarations, docs/history from walks through histories."""
 
 from __future__ import annotations
 
@@ -93,9 +93,10 @@ def history_lines(fate: Fate) -> list[str]:
 
 
 def _fate_cells(fate: Fate) -> list[str]:
-    named = [
-        f"{_own_or_named(fate, target)} is {finding.status} in the last" for target, finding in fate.unknown.items()
-    ]
+    named = []
+    for target, finding in fate.unknown.items():
+        other = _other(fate, target)
+        named.append(f"{f'{other}, which it relies on,' if other else 'it'} is {finding.status} in the last")
     unknown = f"not on this line: {', '.join(named)}" if named else ""
     changed = _event(fate, fate.changed) or ("" if unknown else "never")
     return [
@@ -108,15 +109,16 @@ def _fate_cells(fate: Fate) -> list[str]:
 def _event(fate: Fate, event: Event | None) -> str:
     if event is None:
         return ""
-    named = _own_or_named(fate, event.target).rstrip(",")
-    target = "" if named == "it" else f" ({named})"
+    other = _other(fate, event.target)
+    target = f" ({other}, which it relies on)" if other else ""
     where = f", {event.finding.detail}" if event.finding.status == "MOVED" else ""
     return f"{_commit(event.commit)}: {event.finding.status}{where}{target}"
 
 
-def _own_or_named(fate: Fate, target: str) -> str:
+def _other(fate: Fate, target: str) -> str:
+    """The name of a target that the patch only relies on; empty for its own."""
     own = target == fate.patch.rpartition("@")[0]
-    return "it" if own else f"{target.partition(':')[2] or target}, which it relies on,"
+    return "" if own else target.partition(":")[2] or target
 
 
 def _commit(commit: Commit) -> str:

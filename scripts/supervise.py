@@ -17,7 +17,7 @@ import shutil
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import distributions
@@ -35,11 +35,12 @@ from post_training.report.metrics import ENDED, ReportError, read_entries, read_
 from post_training.report.run_folder import CONFIGURATION, METRICS, read_configuration  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
 from verl_patches.features.training_checkpoint.step_folders import newest_step  # noqa: E402
+from verl_patches.trainer.own_ray.processes import wait_until  # noqa: E402
 
 _OUTPUT, _CHECKPOINTS = "actor_rollout_ref.overlay.measure.output_dir", "trainer.default_local_dir"
 _RESUME = "trainer.resume_mode"
 _RECORD = "supervision.jsonl"
-_LOG_BYTES, _POLL_S, _SIGNALLED = 400_000, 0.2, 128
+_LOG_BYTES, _SIGNALLED = 400_000, 128
 _KEPT = (CONFIGURATION, METRICS, "events.jsonl", "faults.jsonl", "samples.last.json", "overlay.json", _RECORD)
 
 
@@ -193,10 +194,8 @@ def _start(command: Sequence[str], log: Path, silent_after: float, signals: Sign
         return None
 
 
-def _wait(seconds: float, signals: SignalFlag, clock: Callable[[], float] = time.monotonic) -> None:
-    until = clock() + seconds
-    while clock() < until and not signals.received:
-        time.sleep(min(_POLL_S, max(0.0, until - clock())))
+def _wait(seconds: float, signals: SignalFlag) -> None:
+    wait_until(lambda: bool(signals.received), seconds)
     if signals.received:
         raise Interrupted(signals.received[0])
 

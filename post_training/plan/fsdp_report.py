@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from post_training.plan.fsdp import OPTIMIZER_OFFLOAD, REMEDIES, FsdpJob, FsdpMemory, fsdp_memory
-from post_training.plan.report import Machine
+from post_training.plan.report import Machine, beyond_the_die
 
 SPARE = 0.2
 """The part of a die that should be left: fragmentation, the driver, and answers that are longer than the last ones."""
@@ -42,11 +42,7 @@ class FsdpPlan:
 
     def problems(self) -> list[str]:
         """What does not fit, one sentence each; empty if everything does."""
-        found = [
-            f"{phase}: {size / 1e9:.2f} GB a die, and a die has {self.machine.die / 1e9:.2f}; {REMEDIES[phase]}"
-            for phase, size in self.peaks().items()
-            if size > self.machine.die
-        ]
+        found = beyond_the_die(self.peaks(), self.machine.die, REMEDIES)
         if self.device.kv_tokens < self.job.sequence_tokens:
             found.append(
                 f"KV cache: room for {self.device.kv_tokens} tokens, and one sequence may have "

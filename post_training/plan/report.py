@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 
@@ -82,11 +83,7 @@ class JobPlan:
 
     def problems(self) -> list[str]:
         """What does not fit, one sentence each; empty if everything does."""
-        found = [
-            f"{phase}: {size / 1e9:.2f} GB a die, and a die has {self.machine.die / 1e9:.2f}; {REMEDIES[phase]}"
-            for phase, size in self.peaks().items()
-            if size > self.machine.die
-        ]
+        found = beyond_the_die(self.peaks(), self.machine.die, REMEDIES)
         if self.device.kv_tokens < self.job.sequence_tokens:
             found.append(
                 f"KV cache: room for {self.device.kv_tokens} tokens, and one sequence may have "
@@ -119,6 +116,15 @@ REMEDIES = {
     "ref": "lower actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu, or use more pipeline stages",
     "update": "let the optimizer's state stay on the host (--swap-optimizer), or use more pipeline stages or dies",
 }
+
+
+def beyond_the_die(peaks: Mapping[str, int], die: int, remedies: Mapping[str, str]) -> list[str]:
+    """One sentence for each phase whose peak is more than a die has, all in bytes."""
+    return [
+        f"{phase}: {size / 1e9:.2f} GB a die, and a die has {die / 1e9:.2f}; {remedies[phase]}"
+        for phase, size in peaks.items()
+        if size > die
+    ]
 
 
 def make_job_plan(job: Job, machine: Machine) -> JobPlan:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from post_training.report.faults import INVALID, NOT_ANSWERING, REWARD_ERROR
+
 Cause = Literal[
     "OOM",
     "network_error",
@@ -54,9 +56,6 @@ _STAGES: tuple[tuple[Stage, str], ...] = (
     ("update", r"update_(?:actor|critic)"),
 )
 _TASK = re.compile(r"ray::\w+\.(\w+)\(\)")
-# Kinds of `faults.jsonl`.
-_HANG_FAULT, _REWARD_FAULT = "not_answering", "reward_error"
-_INVALID = "the run is not valid"
 
 
 @dataclass(frozen=True)
@@ -87,10 +86,10 @@ def classify(code: int, sentence: str, log: str, faults: Sequence[Mapping[str, A
     }
     if code in by_code:
         return Failure(by_code[code], said)
-    if any(fault["kind"] == _HANG_FAULT and fault.get("ended") for fault in faults):
+    if any(fault["kind"] == NOT_ANSWERING and fault.get("ended") for fault in faults):
         return Failure("hang", said)
-    if _INVALID in said:
-        wrong_rewards = any(fault["kind"] == _REWARD_FAULT for fault in faults)
+    if INVALID in said:
+        wrong_rewards = any(fault["kind"] == REWARD_ERROR for fault in faults)
         return Failure("reward_error" if wrong_rewards else "not_valid", said)
     for text in (sentence, log):
         for cause, sign in _SIGNS:

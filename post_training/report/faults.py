@@ -16,6 +16,7 @@ from post_training.report.metrics import LOGPROB_DIFFERENCE, SKIPPED_UPDATES, UP
 FLOAT32_GATE = 1e-3
 REWARD_ERROR = "reward_error"
 NOT_ANSWERING = "not_answering"
+INVALID = "the run is not valid"
 _SHOWN_STEPS = 4
 _SHOWN_METRICS = 3
 
@@ -123,7 +124,7 @@ class RunFaults:
     def sentence(self) -> str | None:
         """One sentence with all that is wrong; None where nothing is."""
         found = self.clauses()
-        return f"the run is not valid: {'; '.join(found.values())}" if found else None
+        return f"{INVALID}: {'; '.join(found.values())}" if found else None
 
 
 def steps_in_words(steps: Sequence[int] | Mapping[int, Any]) -> str:

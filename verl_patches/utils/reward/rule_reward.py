@@ -70,5 +70,5 @@ def compute_score_and_format(
 
     The form earns nothing; verl's validation shows it as a metric of its own.
     """
-    found = compute_score(data_source, solution_str, ground_truth, extra_info, rule, time_limit_s)
-    return {"score": found, "acc": found, "format": float(has_form(solution_str, rule))}
+    found = compute_score_and_accuracy(data_source, solution_str, ground_truth, extra_info, rule, time_limit_s)
+    return found | {"format": float(has_form(solution_str, rule))}
