@@ -1,0 +1,40 @@
+"""The layout of a critic covers its model but for the vocabulary at the end, and its head."""
+
+from math import prod
+
+import pytest
+
+from post_training.layouts.layout import PADDING, RolloutPlacement, TrainPlacement
+from post_training.layouts.value_model import HEAD_BIAS, HEAD_WEIGHT, value_table
+from post_training.models.families import table_for
+
+QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"], "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 10,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_every_element_of_the_critic_lies_on_some_rank_and_the_output_layer_on_none(tied, tp, pp):
+    policy = table_for(QWEN2 | {"tie_word_embeddings": tied})
+    table = value_table(policy)
+    assert table.shapes.keys() == policy.shapes.keys() - {"lm_head.weight"} | {HEAD_WEIGHT, HEAD_BIAS}
+    assert (table.shapes[HEAD_WEIGHT], table.shapes[HEAD_BIAS]) == ((1, 8), (1,))
+    placement = TrainPlacement(tp=tp, pp=pp, ep=1, dp=2, num_layer_list=(2 // pp,) * pp)
+    boxes: dict[str, set] = {}
+    for rank in range(placement.world_size):
+        pieces = table.megatron(placement, rank)
+        last = placement.pp_rank(rank) == pp - 1
+        heads = {piece.local: piece.canonical for piece in pieces if piece.local.startswith("output_layer.")}
+        assert heads == ({"output_layer.weight": HEAD_WEIGHT, "output_layer.bias": HEAD_BIAS} if last else {})
+        for piece in pieces:
+            if piece.canonical != PADDING:
+                boxes.setdefault(piece.canonical, set()).add(piece.box)
+    covered = {name: sum(prod(stop - start for start, stop in box) for box in each) for name, each in boxes.items()}
+    assert covered == {name: prod(shape) for name, shape in table.shapes.items()}
+
+
+def test_a_critic_is_not_served():
+    with pytest.raises(ValueError, match="never served"):
+        value_table(table_for(QWEN2)).vllm_ascend(RolloutPlacement(tp=1, dp=1, ep=1, instances=1), 0)

@@ -1,0 +1,120 @@
+"""What PPO's critic needs beside its schema: a model that reads the actor's tokens, and batches that divide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from overlay import ConfigurationError
+from verl_patches.features.mindspeed.feature import is_importable
+from verl_patches.trainer.configuration_checks.backends import backend_of
+from verl_patches.trainer.configuration_checks.model import described
+from verl_patches.trainer.configuration_checks.sizes import number_of_dies, training_data_parallel_size
+
+_SIZES = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
+    "context_parallel_size", "expert_model_parallel_size",
+)  # fmt: skip
+GAE = "algorithm.adv_estimator=gae"
+
+
+def check_critic(config: Mapping[str, Any]) -> None:
+    """With GAE there is a critic, and what is asked of it can run; without, nothing reads its keys."""
+    if config["algorithm"]["adv_estimator"] != "gae":
+        return
+    _check_model(config)
+    _check_batches(config)
+    if backend_of(config) == "megatron":
+        _check_megatron(config)
+    else:
+        _check_tokens(config)
+
+
+def _check_model(config: Mapping[str, Any]) -> None:
+    path, actors = config["critic"]["model"]["path"], config["actor_rollout_ref"]["model"]["path"]
+    if not path:
+        raise ConfigurationError(
+            "critic.model.path is not set; give a folder with a model whose tokens are the actor's, such as "
+            "actor_rollout_ref.model.path itself"
+        )
+    own, other = described(path), described(actors)
+    if own is not None and other is not None and own.get("vocab_size") != other.get("vocab_size"):
+        raise ConfigurationError(
+            f"critic.model.path={path} has a vocabulary of {own.get('vocab_size')} and the actor's model one of "
+            f"{other.get('vocab_size')}, whose tokens the critic reads; give a model with the actor's tokens"
+        )
+
+
+def _check_batches(config: Mapping[str, Any]) -> None:
+    critic, responses = config["critic"], config["actor_rollout_ref"]["rollout"]["n"]
+    prompts, replicas = config["data"]["train_batch_size"], training_data_parallel_size(config)
+    mini, micro = critic["ppo_mini_batch_size"], critic["ppo_micro_batch_size_per_gpu"]
+    if critic["rollout_n"] != responses:
+        raise ConfigurationError(
+            f"critic.rollout_n={critic['rollout_n']} is not actor_rollout_ref.rollout.n={responses}, by which verl "
+            f"reckons the critic's mini batches; set it to {responses}"
+        )
+    if prompts % mini:
+        raise ConfigurationError(
+            f"data.train_batch_size={prompts} is not a multiple of critic.ppo_mini_batch_size={mini}; choose a mini "
+            "batch that divides it"
+        )
+    if (mini * responses) % replicas:
+        raise ConfigurationError(
+            f"critic.ppo_mini_batch_size={mini} prompts x {responses} responses do not divide among {replicas} "
+            f"training replicas of {number_of_dies(config)} dies; change it or actor_rollout_ref.rollout.n"
+        )
+    per_replica = mini * responses // replicas
+    if not critic["use_dynamic_bsz"] and (not micro or micro > per_replica or per_replica % micro):
+        raise ConfigurationError(
+            f"critic.ppo_micro_batch_size_per_gpu={micro} does not divide the {per_replica} sequences that a replica "
+            f"gets from a mini batch; choose a divisor of {per_replica}"
+        )
+
+
+def _check_megatron(config: Mapping[str, Any]) -> None:
+    """Actor and critic are in one process with one set of parallel groups, which are the actor's, and cut alike."""
+    critic, actor = config["critic"], config["actor_rollout_ref"]["actor"]
+    for name in _SIZES:
+        own, actors = critic["megatron"][name] or 1, actor["megatron"][name] or 1
+        if own != actors:
+            raise ConfigurationError(
+                f"critic.megatron.{name}={own} is not the actor's {actors}, in whose parallel groups it trains; set it "
+                f"to {actors}"
+            )
+    if critic["megatron"]["use_dist_checkpointing"]:
+        raise ConfigurationError(
+            "critic.megatron.use_dist_checkpointing=true is not supported: a critic begins from a HuggingFace folder, "
+            "critic.model.path; set it to false"
+        )
+    if critic["use_dynamic_bsz"] != actor["use_dynamic_bsz"]:
+        raise ConfigurationError(
+            f"critic.use_dynamic_bsz={critic['use_dynamic_bsz']} is not "
+            f"actor_rollout_ref.actor.use_dynamic_bsz={actor['use_dynamic_bsz']}, which decides for both on Megatron; "
+            f"set it to {str(actor['use_dynamic_bsz']).lower()}"
+        )
+    engine = config["actor_rollout_ref"]["overlay"].get("mindspeed", {}).get("engine", "auto")
+    if engine == "on" or (engine == "auto" and is_importable()):
+        raise ConfigurationError(
+            f"{GAE} trains a critic, which has not been run through MindSpeed-LLM; set "
+            "actor_rollout_ref.overlay.mindspeed.engine=off"
+        )
+    folder = Path(critic["model"]["path"]).expanduser()
+    if critic["load_weight"] and (folder / "config.json").is_file() and not any(folder.glob("*.safetensors")):
+        raise ConfigurationError(
+            f"critic.model.path={folder} has a config.json and no weights; give the folder whose safetensors files the "
+            "critic begins from"
+        )
+
+
+def _check_tokens(config: Mapping[str, Any]) -> None:
+    """verl's splitter takes no limit below the width of the batch."""
+    critic, data = config["critic"], config["data"]
+    width = data["max_prompt_length"] + data["max_response_length"]
+    for name in ("ppo_max_token_len_per_gpu", "forward_max_token_len_per_gpu"):
+        if critic["use_dynamic_bsz"] and critic.get(name, width) < width:
+            raise ConfigurationError(
+                f"critic.{name}={critic[name]} is less than the {width} tokens of a prompt with its answer "
+                f"(data.max_prompt_length + data.max_response_length); give at least {width}"
+            )
