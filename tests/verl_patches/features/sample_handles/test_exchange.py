@@ -1,0 +1,54 @@
+"""The exchange on four emulated dies: the batch is the one that verl would have sent, and faults are noticed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import run_ranks
+
+WORLD = 4
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What each rank found, all on one set of ranks."""
+    folder: Path = tmp_path_factory.mktemp("exchange")
+    run_ranks("tests.verl_patches.features.sample_handles.exchange_program", WORLD, folder, timeout=240)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
+
+
+def test_every_column_is_the_one_that_verl_would_have_sent(results: list[dict]) -> None:
+    for result in results:
+        assert len(result["wrong"]) == 18 and not any(result["wrong"].values()), result["wrong"]
+
+
+def test_a_step_has_one_collective_with_the_tokens_of_its_own_part(results: list[dict]) -> None:
+    for result in results:
+        received, tokens = result["bytes"]
+        assert result["collectives"] == 1 and received == tokens > 0
+
+
+def test_log_probs_stay_and_advantages_arrive(results: list[dict]) -> None:
+    names = ("reference is kept", "reference is not sent", "old is absent", "advantages", "empty after the update")
+    assert [{name: result[name] for name in names} for result in results] == [dict.fromkeys(names, True)] * WORLD
+
+
+def test_the_driver_pickles_few_bytes_of_a_sample(results: list[dict]) -> None:
+    """The tokens of one sample alone would be 4096 bytes in the job whose batch this is."""
+    assert 0 < results[0]["pickled"] <= 64 * 512 + 4096 * 32
+
+
+def test_a_failure_leaves_nothing_and_an_old_handle_is_named_with_the_step(results: list[dict]) -> None:
+    for result in results:
+        assert result["empty after a failure"]
+        assert result["of the step before"].startswith("in step 7 no worker has sample ")
+        assert result["of the step before"].endswith("; there are 12 to 19")
+
+
+def test_another_order_and_another_sender_are_noticed(results: list[dict]) -> None:
+    assert all("input_ids" in result["identity"] for result in results)
+    assert results[0]["lengths differ"] and any("input_ids" in result["sender's order"] for result in results)

@@ -1,0 +1,40 @@
+"""What cannot go with handles of samples is refused in one sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from overlay import ConfigurationError
+from verl_patches.features.sample_handles.feature import SAMPLE_HANDLES
+
+JOB = {
+    "actor_rollout_ref": {"actor": {"strategy": "megatron"}},
+    "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
+    "reward_model": {"enable": False},
+}
+(check,) = SAMPLE_HANDLES.checks
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "sentence"),
+    [
+        (
+            "actor_rollout_ref",
+            {"actor": {"strategy": "fsdp"}},
+            "actor.strategy=fsdp; set it to false",
+        ),
+        ("algorithm", {"adv_estimator": "gae"}, "algorithm.adv_estimator=gae: a critic's worker reads the tokens"),
+        ("algorithm", {"use_kl_in_reward": True}, "algorithm.use_kl_in_reward=True: the driver reads ref_log_prob"),
+        ("algorithm", {"use_pf_ppo": True}, "algorithm.use_pf_ppo=True: it draws samples again"),
+        ("reward_model", {"enable": True}, "reward_model.enable=True: a reward model's worker reads"),
+    ],
+)
+def test_what_reads_samples_elsewhere_is_refused(section, changes, sentence):
+    check(JOB, None)
+    with pytest.raises(ConfigurationError, match=sentence) as refused:
+        check(JOB | {section: JOB[section] | changes}, None)
+    assert "sample_handles.enabled=true" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_it_is_off_unless_it_is_asked_for():
+    assert not SAMPLE_HANDLES.settings().enabled

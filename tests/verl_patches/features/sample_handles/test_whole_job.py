@@ -1,0 +1,50 @@
+"""Whole jobs on Ray with and without handles: every metric but times, bytes and memory is the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.rehearsal.command import rehearse
+
+KEY = "actor_rollout_ref.overlay.sample_handles.enabled"
+EIGHT_DIES = (
+    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+    "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+)
+# Two updates of a batch: old_log_prob is computed, and stays with the workers.
+TWO_UPDATES = ("data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+
+
+def metrics_of(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def comparable(step: dict[str, float]) -> dict[str, float]:
+    """What does not depend on where samples are kept."""
+    apart = ("timing", "perf/", "memory/", "samples/", "overlay/")
+    return {name: value for name, value in step.items() if not name.startswith(apart) and "seconds" not in name}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("balanced", ["true", "false"])
+@pytest.mark.parametrize("updates", [(), TWO_UPDATES])
+def test_training_on_eight_dies_is_the_same(balanced, updates, tmp_path):
+    found = {}
+    for enabled in ("true", "false"):
+        output = tmp_path / enabled
+        changes = ["actor_rollout_ref.overlay.precision=float32", f"trainer.balance_batch={balanced}"]
+        if updates:
+            changes.append("actor_rollout_ref.actor.recompute_old_log_prob=true")
+        rehearse(output, "--dies", "8", "--steps", "3", "--", *changes, f"{KEY}={enabled}", *EIGHT_DIES, *updates)
+        found[enabled] = metrics_of(output)
+    kept, sent = ([comparable(step) for step in found[enabled]] for enabled in ("true", "false"))
+    assert kept == sent and len(kept) == 3 and len(kept[0]) > 40
+    assert all(step["samples/collectives"] == 1 for step in found["true"])
+    # The first step counts what came before it.
+    for with_handles, without in zip(found["true"][1:], found["false"][1:], strict=True):
+        assert with_handles["perf/driver_bytes_per_sample"] < 0.2 * without["perf/driver_bytes_per_sample"]

@@ -1,0 +1,24 @@
+"""The feature shared_chunks: its configuration and its switch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from overlay import Feature
+
+
+@dataclass(frozen=True)
+class SharedChunksSettings:
+    """Put each distinct part of a batch into Ray's store once, instead of once for every worker that takes it."""
+
+    enabled: bool = True
+
+
+SHARED_CHUNKS = Feature(
+    name="shared_chunks",
+    purpose="Workers that take the same part of a batch share one copy of it, so that the last starts sooner.",
+    section="actor_rollout_ref.overlay.shared_chunks",
+    settings=SharedChunksSettings,
+    switch="actor_rollout_ref.overlay.shared_chunks.enabled",
+    is_on=lambda settings: settings.shared_chunks.enabled,
+)
