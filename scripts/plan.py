@@ -11,8 +11,7 @@ Exit codes: 0 everything fits, 1 something does not, 2 the configuration is refu
 import argparse
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,13 @@ from post_training.plan.job import Job, read_job  # noqa: E402
 from post_training.plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import JobPlan, Machine, describe, make_job_plan  # noqa: E402
-from post_training.plan.step_time import Step, describe_time, step_seconds  # noqa: E402
+from post_training.plan.step_time.configured import read_cluster, step_job  # noqa: E402
+from post_training.plan.step_time.job import Cluster, StepJob  # noqa: E402
+from post_training.plan.step_time.picture import draw_time  # noqa: E402
+from post_training.plan.step_time.text import describe_time, time_figures  # noqa: E402
 from verl_patches.trainer.configuration_checks.values import resolved  # noqa: E402
+
+CANN_MEMORY = "117MiB"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         type=_speed,
         default=0.0,
         metavar="GB/s",
-        help="what all nodes together write to the storage for checkpoints; measure it",
+        help="what all nodes together write to the storage for checkpoints; measure it (default: 0, not known)",
     )
     parser.add_argument(
         "--swap-optimizer",
@@ -60,12 +64,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--cann-memory",
-        default="117MiB",
+        default=CANN_MEMORY,
         help="what CANN takes of a die for a process that does nothing; npu-smi shows yours (default: %(default)s, as "
         "npu-smi showed it with CANN 8.2.RC1 on an A3 in issue 2523 of vllm-ascend)",
     )
     parser.add_argument("--emulated", action="store_true", help="dies of the emulated NPU: no HCCL buffers, no CANN")
-    parser.add_argument("--json", action="store_true", help="print bytes of a die as JSON")
+    parser.add_argument("--json", action="store_true", help="print bytes of a die, or with --time seconds, as JSON")
     parser.add_argument(
         "--time",
         action="store_true",
@@ -73,14 +77,18 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--prompt-tokens", type=float, default=78, help="mean of a prompt (default: %(default)s)")
     parser.add_argument("--response-tokens", type=float, help="mean of a response (default: as long as allowed)")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="with --time: draw where a step goes")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     try:
+        if options.picture and not options.time:
+            raise ValueError("--picture draws the time of a step; give --time too")
         if options.time:
             print(_time(options))
             return 0
         die, host, disk = (_bytes(size) for size in (options.die_memory, options.host_memory, options.disk))
-        plan = _plan(options, Machine(die, host, disk, _outside(options), options.storage_speed))
+        outside = NOTHING_OUTSIDE if options.emulated else outside_torch(options.cluster, options.cann_memory)
+        plan = make_plan(*_configuration(options), Machine(die, host, disk, outside, options.storage_speed))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -89,8 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if plan.problems() else 0
 
 
-def _plan(options: argparse.Namespace, machine: Machine) -> JobPlan | FsdpPlan:
-    config, model, swaps = _configuration(options)
+def make_plan(config: dict[str, Any], model: Mapping[str, Any], swaps: bool, machine: Machine) -> JobPlan | FsdpPlan:
+    """The plan of a checked configuration, for either back-end. swaps: whether MindSpeed swaps the optimizer."""
     if config["actor_rollout_ref"]["actor"]["strategy"] != "megatron":
         return make_fsdp_plan(read_fsdp_job(config, model), machine)
     return make_job_plan(read_job(config, model, swaps), machine)
@@ -111,19 +119,17 @@ def _speed(text: str) -> float:
     return speed * 1e9
 
 
-def _outside(options: argparse.Namespace) -> OutsideTorch:
-    """What is taken from a die beside tensors. HCCL's own default is 200 MB."""
-    if options.emulated:
-        return NOTHING_OUTSIDE
-    if not options.cluster.is_file():
-        raise ValueError(f"--cluster: {options.cluster} is no file; give one like scripts/env/a3_256_dies.env")
-    megabytes = read_environment(options.cluster).get("HCCL_BUFFSIZE", "200")
+def outside_torch(cluster: Path, cann_memory: str) -> OutsideTorch:
+    """What is taken from a die beside tensors. HCCL's own default is 200 MB. Raises ValueError for what is no size."""
+    if not cluster.is_file():
+        raise ValueError(f"--cluster: {cluster} is no file; give one like scripts/env/a3_256_dies.env")
+    megabytes = read_environment(cluster).get("HCCL_BUFFSIZE", "200")
     if not megabytes.isascii() or not megabytes.isdigit() or int(megabytes) < 1:
-        raise ValueError(f"HCCL_BUFFSIZE in {options.cluster} is {megabytes!r}: give MB, 1 or more")
-    return OutsideTorch(int(megabytes) << 20, _bytes(options.cann_memory))
+        raise ValueError(f"HCCL_BUFFSIZE in {cluster} is {megabytes!r}: give MB, 1 or more")
+    return OutsideTorch(int(megabytes) << 20, _bytes(cann_memory))
 
 
-def _model(path: Path) -> dict:
+def read_model(path: Path) -> dict:
     """A config.json. Raises ValueError where it is none."""
     try:
         model = json.loads(path.read_text(encoding="utf-8"))
@@ -137,60 +143,19 @@ def _model(path: Path) -> dict:
 
 
 def _time(options: argparse.Namespace) -> str:
-    """The modelled step as text, or its seconds as JSON."""
+    """The modelled step as text or JSON; draws it where it is asked to."""
     job, config = _job(options)
-    step = modelled_step(config, job, _model(options.model), _dies(options.cluster))
-    longest = float(step.longest)
-    response = longest if options.response_tokens is None else options.response_tokens
-    if not 0 <= options.prompt_tokens <= job.sequence_tokens or not 0 < response <= longest:
-        raise ValueError(
-            f"--prompt-tokens {options.prompt_tokens:g} and --response-tokens {response:g} must lie within "
-            f"{job.sequence_tokens} and {longest:g} tokens, which the configuration allows"
-        )
-    step = replace(step, prompt_tokens=options.prompt_tokens, response_tokens=response)
-    return json.dumps(step_seconds(step), indent=1) if options.json else describe_time(step)
+    model, cluster = read_model(options.model), read_cluster(options.cluster)
+    response = options.response_tokens
+    lengths = options.prompt_tokens, config["data"]["max_response_length"] if response is None else response
 
+    def job_on(dies: Cluster) -> StepJob:
+        return step_job(config, job, model, dies, *lengths)
 
-def modelled_step(config: Mapping[str, Any], job: Job, model: dict, dies: int) -> Step:
-    """The job's step on so many dies: with more of them data parallelism grows, and what does not fit shrinks."""
-    overlay, pp = config["actor_rollout_ref"]["overlay"], min(job.train.pp, dies)
-    agreed = overlay["dp_sync"]
-    recomputation = job.recomputation
-    return Step(
-        model=model,
-        dies=dies,
-        sequences=job.sequences,
-        prompt_tokens=0,
-        response_tokens=0,
-        longest=config["data"]["max_response_length"],
-        rollout_tp=min(job.rollout.tp, dies),
-        rollout_ep=min(job.rollout.ep, dies),
-        engine_sequences=job.engine_sequences,
-        pp=pp,
-        dp=max(1, dies // (job.train.tp * pp)),
-        micro=job.micro_update,
-        stage_layers=max(job.train.num_layer_list),
-        recomputed=recomputation.layers if recomputation and recomputation.granularity == "full" else 0,
-        balanced=overlay["router_balance"]["forced"],
-        between_dies=False,
-        agreements="hccl" if agreed["enabled"] else "gloo",
-        a_forward=1 / agreed["lease_steps"] if agreed["enabled"] else 2,
-    )
-
-
-def _dies(cluster: Path) -> int:
-    """The dies of a cluster's file."""
-    if not cluster.is_file():
-        raise ValueError(f"--cluster: {cluster} is no file; give one like scripts/env/a3_256_dies.env")
-    values, dies = read_environment(cluster), 1
-    for name in ("NODES", "DIES_PER_NODE"):
-        text = values.get(name, "")
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 4096):
-            raise ValueError(f"{name} in {cluster} is {text!r}: give a number from 1 to 4096")
-        dies *= int(text)
-    if dies > 4096:
-        raise ValueError(f"{cluster} describes {dies} dies; the model of a step reaches to 4096")
-    return dies
+    step = job_on(cluster)
+    if options.picture:
+        draw_time(job_on, cluster, options.picture)
+    return json.dumps(time_figures(step, cluster), indent=1) if options.json else describe_time(step, cluster)
 
 
 def _job(options: argparse.Namespace) -> tuple[Job, dict[str, Any]]:
@@ -203,6 +168,23 @@ def _job(options: argparse.Namespace) -> tuple[Job, dict[str, Any]]:
 
 def _configuration(options: argparse.Namespace) -> tuple[dict[str, Any], dict, bool]:
     """The resolved configuration, the model's config.json, and whether MindSpeed keeps the optimizer on the host."""
+    model = read_model(options.model)
+    path = setting("actor_rollout_ref.model.path", options.model.parent)
+    config, swaps = configuration_of(options.config_name, [path, *options.overrides], model)
+    return config, model, options.swap_optimizer or swaps
+
+
+def configuration_of(
+    config_name: str, overrides: Sequence[str], model: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], bool]:
+    """A configuration that has passed its checks, resolved, and whether MindSpeed swaps the optimizer here.
+
+    Args:
+        model: the model's config.json; None reads it from the configuration's model.path, if this machine has it.
+
+    Raises:
+        ValueError: it cannot be composed, or a check refuses it; one sentence.
+    """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -211,16 +193,12 @@ def _configuration(options: argparse.Namespace) -> tuple[dict[str, Any], dict, b
     from verl_patches.trainer.configuration_checks.composition import sentence_of
     from verl_patches.trainer.main_ppo import compose
 
-    model = _model(options.model)
     try:
-        config = compose(
-            options.config_name, [setting("actor_rollout_ref.model.path", options.model.parent), *options.overrides]
-        )
+        config = compose(config_name, list(overrides))
         settings = check_configuration(config, model)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(sentence_of(error)) from error
-    swaps = options.swap_optimizer or (MINDSPEED.is_on(settings) and settings.mindspeed.swap_optimizer)
-    return resolved(config), model, swaps
+    return resolved(config), MINDSPEED.is_on(settings) and settings.mindspeed.swap_optimizer
 
 
 if __name__ == "__main__":

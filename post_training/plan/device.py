@@ -62,12 +62,15 @@ class DeviceMemory:
     staging: int
     outside: int
     phases: dict[str, int]
+    critic_weights: int = 0
+    critic_optimizer: int = 0
 
     @property
     def host(self) -> int:
         """Bytes of host memory that residency needs for a die: training weights, those of the reference policy, the
-        optimizer's state, and of the rollout what no reshard writes."""
-        return 2 * self.weights_training + self.optimizer + self.rotary_tables
+        optimizer's state, a critic's weights and state, and of the rollout what no reshard writes."""
+        critic = self.critic_weights + self.critic_optimizer
+        return 2 * self.weights_training + self.optimizer + critic + self.rotary_tables
 
 
 def device_memory(job: Job, die_bytes: int, staging: int, outside: OutsideTorch = NOTHING_OUTSIDE) -> DeviceMemory:
@@ -79,6 +82,7 @@ def device_memory(job: Job, die_bytes: int, staging: int, outside: OutsideTorch 
     cache = tokens * _kv_bytes_of_token(job) + 2 * job.table.layers * CACHE_ALIGNMENT * job.itemsize
     fixed = _engine_buffers(job) + (CHUNK_MASK if job.chunks_prompts and job.sizes.mla else 0)
     weights = [rank.elements * job.itemsize for rank in stages]
+    critics = [_stage_rank(job.critic, stage) for stage in range(job.train.pp)] if job.critic else []
     return DeviceMemory(
         weights_training=max(weights),
         weights_rollout=rollout.elements * job.itemsize,
@@ -93,10 +97,25 @@ def device_memory(job: Job, die_bytes: int, staging: int, outside: OutsideTorch 
             "idle": fixed + served,
             "reshard": fixed + max(weights) + served + staging,
             "rollout": fixed + served + cache + _forward(job, job.forward_tokens, job.rollout.tp),
-            "ref": fixed + max(w + _reference_forward(job, stage) for stage, w in enumerate(weights)),
+            "ref": fixed + max(_forward_phase(job, rank, stage) for stage, rank in enumerate(stages)),
+            **({} if job.critic is None else _critics_phases(job.critic, critics, fixed)),
             "update": fixed + max(_update(job, rank, stage) for stage, rank in enumerate(stages)),
         },
+        critic_weights=max((rank.elements * job.itemsize for rank in critics), default=0),
+        critic_optimizer=max((_optimizer(job, rank) for rank in critics), default=0),
     )
+
+
+def _critics_phases(critic: Job, stages: list[Rank], fixed: int) -> dict[str, int]:
+    """The phases in which a critic works; in the others residency has it on the host."""
+    return {
+        "values": fixed + max(_forward_phase(critic, rank, stage) for stage, rank in enumerate(stages)),
+        "update_critic": fixed + max(_update(critic, rank, stage) for stage, rank in enumerate(stages)),
+    }
+
+
+def _forward_phase(job: Job, rank: Rank, stage: int) -> int:
+    return rank.elements * job.itemsize + _reference_forward(job, stage)
 
 
 def _stage_rank(job: Job, stage: int) -> Rank:

@@ -8,7 +8,7 @@ estimates from the largest tensors, as in `activations`; constants are measured 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -21,13 +21,15 @@ from post_training.plan.job import sequences_of
 MASTER_BYTES = 4
 # transformers makes the mask of its NPU attention at every call: two squares in float32, and one of bytes that is kept.
 ATTENTION_MASK = 2048 * 2048
-_LAYER = "model.layers.0."
+_LAYER, _OUTPUT_LAYER = "model.layers.0.", "lm_head.weight"
 REMEDIES = {
     "init": "lower actor_rollout_ref.rollout.gpu_memory_utilization",
     "reshard": "lower actor_rollout_ref.rollout.gpu_memory_utilization",
     "rollout": "lower actor_rollout_ref.rollout.gpu_memory_utilization",
     "old_log_prob": "lower actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
     "ref": "lower actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    "values": "lower critic.forward_micro_batch_size_per_gpu, or use more dies",
+    "update_critic": "lower critic.ppo_micro_batch_size_per_gpu, or use more dies",
     "update": "lower actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu, or use more dies",
 }
 OPTIMIZER_OFFLOAD = "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true"
@@ -37,12 +39,16 @@ OPTIMIZER_OFFLOAD = "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true"
 class FsdpJob:
     """Sizes are counts of elements, tokens, sequences or dies; `itemsize` is the bytes of the compute type.
 
-    layer, root: elements of a unit, and of what no layer owns. engine: of an engine's rank.
-    entropy: whether the update computes it. away_*: what verl moves to the host when it is not at work.
+    layer, root, output_layer: elements of a unit, of what no layer owns, and of an output layer of its own, which is
+    a part of that. engine: of an engine's rank.
+    entropy: whether the update computes it. accumulates: whether it has several micro batches, and so gradients from
+    the first one on. away_*: what verl moves to the host when it is not at work. critic: PPO's, as a job whose model
+    has one output, and whose `micro_old` is that of its forward.
     """
 
     sizes: ModelSizes
     elements: int
+    output_layer: int
     layer: int
     engine: int
     dies: int
@@ -56,6 +62,7 @@ class FsdpJob:
     micro_old: int
     micro_reference: int
     entropy: bool
+    accumulates: bool
     recomputes: bool
     away_parameters: bool
     away_optimizer: bool
@@ -63,6 +70,7 @@ class FsdpJob:
     engine_sequences: int
     utilization: float
     blocks: int | None
+    critic: FsdpJob | None = None
 
     @property
     def root(self) -> int:
@@ -87,9 +95,10 @@ def read_fsdp_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> FsdpJo
     longest = data["max_prompt_length"] + data["max_response_length"]
     placement = RolloutPlacement(tp=tp, dp=1, ep=1, instances=dies // tp, shared_expert_replicated=False)
     elements = {name: prod(shape) for name, shape in table.shapes.items()}
-    return FsdpJob(
+    job = FsdpJob(
         sizes=sizes_of(model),
         elements=sum(elements.values()),
+        output_layer=elements.get(_OUTPUT_LAYER, 0),
         layer=sum(size for name, size in elements.items() if name.startswith(_LAYER)),
         engine=Rank.of(table.vllm_ascend(placement, 0)).elements,
         dies=dies,
@@ -103,14 +112,47 @@ def read_fsdp_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> FsdpJo
         micro_old=sequences_of(rollout, "log_prob_", "log_prob_", longest),
         micro_reference=sequences_of(node["ref"], "log_prob_", "log_prob_", longest),
         entropy=actor["entropy_coeff"] != 0,
+        accumulates=_accumulates(actor, rollout["n"], dies, longest),
         recomputes=node["model"]["enable_gradient_checkpointing"],
         away_parameters=actor["fsdp_config"]["param_offload"],
         away_optimizer=actor["fsdp_config"]["optimizer_offload"],
         forward_tokens=rollout["max_num_batched_tokens"],
-        engine_sequences=engine.get("max_num_seqs") or rollout.get("max_num_seqs") or 256,
+        # Neither release of verl hands rollout.max_num_seqs to the engine.
+        engine_sequences=engine.get("max_num_seqs") or 256,
         utilization=rollout["gpu_memory_utilization"],
         blocks=engine.get("num_gpu_blocks_override"),
     )
+    return replace(job, critic=_critic(job, config)) if config["algorithm"]["adv_estimator"] == "gae" else job
+
+
+def _critic(job: FsdpJob, config: Mapping[str, Any]) -> FsdpJob:
+    """A critic of the actor's model: in the place of an output layer it has one output, with a bias."""
+    node, actors = config["critic"], config["actor_rollout_ref"]["model"]["path"]
+    path, away = node["model"]["path"], node["model"]["fsdp_config"]
+    if path != actors:
+        raise ValueError(
+            f"critic.model.path={path} is another model than actor_rollout_ref.model.path={actors}, and a plan knows "
+            "one model; plan with the same"
+        )
+    forward = node["forward_micro_batch_size_per_gpu"] or node["ppo_micro_batch_size_per_gpu"]
+    return replace(
+        job,
+        sizes=replace(job.sizes, vocabulary=1),
+        elements=job.elements - job.output_layer + job.sizes.hidden + 1,
+        micro_update=sequences_of(node, "", "ppo_", job.sequence_tokens),
+        micro_old=sequences_of(
+            {**node, "forward_micro_batch_size_per_gpu": forward}, "", "forward_", job.sequence_tokens
+        ),
+        entropy=False,
+        accumulates=_accumulates(node, job.responses, job.dies, job.sequence_tokens),
+        recomputes=node["model"]["enable_gradient_checkpointing"],
+        away_parameters=away["param_offload"],
+        away_optimizer=away["optimizer_offload"],
+    )
+
+
+def _accumulates(node: Mapping[str, Any], responses: int, dies: int, longest: int) -> bool:
+    return bool(node["ppo_mini_batch_size"] * responses // dies > sequences_of(node, "", "ppo_", longest))
 
 
 @dataclass(frozen=True)
@@ -120,6 +162,8 @@ class FsdpMemory:
     weights: int
     gradients: int
     optimizer: int
+    critic_weights: int
+    critic_optimizer: int
     engine_weights: int
     kv_cache: int
     kv_tokens: int
@@ -128,37 +172,53 @@ class FsdpMemory:
 
 def fsdp_memory(job: FsdpJob, die_bytes: int) -> FsdpMemory:
     """Work out every phase for dies of `die_bytes`, of which the engine fills its share."""
-    weights, optimizer = job.shard * MASTER_BYTES, job.shard * MOMENT_BYTES
-    rests = (0 if job.away_parameters else weights) + (0 if job.away_optimizer else optimizer)
+    weights, optimizer, rests = _kept(job)
+    critic_weights, critic_optimizer, critic_rests = _kept(job.critic) if job.critic else (0, 0, 0)
     served = job.engine * job.itemsize
-    # When the engine sees how much of the die is taken, the optimizer has no state and there is no reference policy.
+    # When the engine sees how much of the die is taken, no optimizer has a state and there is no reference policy.
     taken = served + (0 if job.away_parameters else weights) + _engine_forward(job)
+    taken += 0 if job.critic is None or job.critic.away_parameters else critic_weights
     tokens = _kv_tokens(job, int(die_bytes * job.utilization) - taken)
     cache = tokens * _kv_bytes_of_token(job) + 2 * job.sizes.layers * CACHE_ALIGNMENT * job.itemsize
-    fixed = (
+    always = (
         _reference_weights(job)
         + SMALL_BUFFERS
         + job.sizes.rotary * job.itemsize
         + job.sequence_tokens**2 * job.itemsize
     )
-    engine = served + cache
+    fixed, engine, returned = always + critic_rests, served + cache, weights if job.away_parameters else 0
+    phases = {
+        "reshard": fixed + rests + returned + engine + _exported(job),
+        "rollout": fixed + rests + engine + _engine_forward(job),
+        "old_log_prob": fixed + rests + returned + _forward(job, job.micro_old, False),
+        "ref": fixed + rests + _forward(job, job.micro_reference, True),
+        "update": fixed + weights + optimizer + _update(job),
+    }
+    if job.critic is not None:
+        at_work = always + rests + critic_weights
+        moments = 0 if job.critic.away_optimizer else critic_optimizer
+        phases["values"] = at_work + moments + _forward(job.critic, job.critic.micro_old, True)
+        phases["update_critic"] = at_work + critic_optimizer + _update(job.critic)
     return FsdpMemory(
         weights=weights,
         gradients=job.shard * GRADIENT_BYTES,
         optimizer=optimizer,
+        critic_weights=critic_weights,
+        critic_optimizer=critic_optimizer,
         engine_weights=served,
         kv_cache=cache,
         kv_tokens=tokens,
-        phases={
-            "reshard": fixed + rests + (weights if job.away_parameters else 0) + engine + _exported(job),
-            "rollout": fixed + rests + engine + _engine_forward(job),
-            "old_log_prob": fixed
-            + rests
-            + (weights if job.away_parameters else 0)
-            + _forward(job, job.micro_old, False),
-            "ref": fixed + rests + _forward(job, job.micro_reference, True),
-            "update": fixed + weights + optimizer + _update(job),
-        },
+        phases=phases,
+    )
+
+
+def _kept(job: FsdpJob) -> tuple[int, int, int]:
+    """Bytes of a shard's weights, of its moments, and of what stays on the die when neither is at work."""
+    weights, optimizer = job.shard * MASTER_BYTES, job.shard * MOMENT_BYTES
+    return (
+        weights,
+        optimizer,
+        (0 if job.away_parameters else weights) + (0 if job.away_optimizer else optimizer),
     )
 
 
@@ -201,19 +261,41 @@ def _forward(job: FsdpJob, sequences: int, reference: bool) -> int:
 
 
 def _update(job: FsdpJob) -> int:
-    """Beside weights and moments: gradients and the larger of a backward and Adam's temporary of a shard."""
+    """Beside weights and moments: the largest of the logits' backward, a layer's, the root's, and Adam's temporary.
+
+    Gradients are made from the last layer to the root, so that the logits of the only micro batch come before them.
+    """
     tokens, vocabulary = job.micro_update * job.sequence_tokens, job.sizes.vocabulary
     answer, layer = job.response_tokens * vocabulary * 4, _layer_activations(job, tokens)
     inputs = tokens * job.sizes.hidden * job.itemsize * job.sizes.layers
-    kept = inputs if job.recomputes else job.sizes.layers * layer
+    kept, root = inputs if job.recomputes else job.sizes.layers * layer, job.root * job.itemsize
     whole = tokens * vocabulary * job.itemsize
-    # Log-probs stay in float32, and with the entropy two more of the kind; then come two gradients of the logits.
-    logits = max(3 * whole, whole + (3 if job.entropy else 1) * job.micro_update * answer + 3 * answer)
+    # Log-probs stay in float32, and with the entropy two more of the kind; then come gradients of the logits, beside
+    # the logits themselves where the entropy has kept them.
+    answers = whole + (3 if job.entropy else 1) * job.micro_update * answer + 3 * answer
+    logits = (root if job.dies > 1 else 0) + kept + max((3 if job.entropy else 2) * whole, answers)
     # The gradient of a unit in the compute type and, before it is reduced, in float32.
     unit = job.layer * (job.itemsize + GRADIENT_BYTES)
-    at_work = layer + unit + _layers(job) + (2 * 4 + 1) * ATTENTION_MASK
-    backward = job.root * job.itemsize + kept + max(logits, at_work)
-    return job.shard * GRADIENT_BYTES + max(backward, job.shard * MASTER_BYTES)
+    at_work = root + kept + layer + unit + _layers(job) + (2 * 4 + 1) * ATTENTION_MASK
+    gradients = job.shard * GRADIENT_BYTES
+    return max(
+        (gradients if job.accumulates else 0) + logits,
+        gradients + at_work,
+        gradients + _root_gradient(job),
+        gradients + job.shard * MASTER_BYTES,
+    )
+
+
+def _root_gradient(job: FsdpJob) -> int:
+    """Beside all gradients, when the last one is there: in the compute type, and in float32 before it is reduced.
+
+    What is reduced is a copy that is added to the shard of earlier micro batches. One die reduces nothing: its copy
+    is the gradient, or is added to it while the root is still there in the compute type.
+    """
+    typed, copy = job.root * job.itemsize, job.root * GRADIENT_BYTES
+    if job.dies == 1:
+        return typed + (typed + copy if job.accumulates else 0)
+    return typed + copy + (copy // job.dies if job.accumulates else 0)
 
 
 def _engine_forward(job: FsdpJob) -> int:

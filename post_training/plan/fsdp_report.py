@@ -56,7 +56,7 @@ class FsdpPlan:
             return []
         phase = max(self.peaks(), key=lambda name: self.peaks()[name])
         advice = REMEDIES[phase]
-        if phase not in ("update", "old_log_prob", "ref") and not self.job.away_optimizer:
+        if phase in ("init", "reshard", "rollout") and not self.job.away_optimizer:
             advice = f"set {OPTIMIZER_OFFLOAD}, or {advice}"
         return [f"{self.left:.0%} of a die are left in {phase}, and {SPARE:.0%} are wise; {advice}"]
 
@@ -69,6 +69,7 @@ def make_fsdp_plan(job: FsdpJob, machine: Machine) -> FsdpPlan:
 def describe_fsdp(plan: FsdpPlan) -> str:
     """The plan as a table of lines."""
     job, device = plan.job, plan.device
+    critic = device.critic_weights + device.critic_optimizer
     away = [name for name, moved in (("weights", job.away_parameters), ("optimizer", job.away_optimizer)) if moved]
     lines = [
         f"dies              {job.dies}",
@@ -81,6 +82,7 @@ def describe_fsdp(plan: FsdpPlan) -> str:
         f"  weights         {device.weights / 1e9:.2f} in training, {device.engine_weights / 1e9:.2f} in rollout",
         f"  gradients       {device.gradients / 1e9:.2f}",
         f"  optimizer       {device.optimizer / 1e9:.2f}",
+        *([f"  critic          {critic / 1e9:.2f} of weights and optimizer"] if job.critic else []),
         f"  on the host     {' and '.join(away) or 'nothing'} outside of updates",
         f"  KV cache        {device.kv_cache / 1e9:.2f}: {device.kv_tokens} tokens, "
         f"{device.kv_tokens // job.sequence_tokens} full sequences",

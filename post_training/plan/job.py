@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from post_training.layouts.layout import RolloutPlacement, Table, TrainPlacement
+from post_training.layouts.value_model import value_table
 from post_training.models.families import sizes_of, table_for
 from post_training.models.sizes import ModelSizes
 
@@ -35,6 +36,7 @@ class Job:
     engine may fill. saves_every: steps between checkpoints, 0 for none.
     keeps: checkpoints that stay when a newer one is complete, 0 for all.
     weighs_in_float32: whether training adds the rows of a token's experts up in float32.
+    critic: the same job with the critic in the actor's place, where one is trained.
     """
 
     sizes: ModelSizes
@@ -60,6 +62,7 @@ class Job:
     keeps: int
     swaps_optimizer: bool
     weighs_in_float32: bool
+    critic: Job | None = None
 
     @property
     def dies(self) -> int:
@@ -79,8 +82,32 @@ def read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimize
     """Read a configuration that `check_configuration` has passed; `model` is the model's config.json.
 
     Raises:
-        ValueError: a model or a placement without layouts.
+        ValueError: a model or a placement without layouts, or a critic of another model than the actor.
     """
+    job = _read_job(config, model, swaps_optimizer)
+    return replace(job, critic=_critic(job, config)) if config["algorithm"]["adv_estimator"] == "gae" else job
+
+
+def _critic(job: Job, config: Mapping[str, Any]) -> Job:
+    """Of its forward for values verl takes micro batches as of its update."""
+    critic, actors = config["critic"], config["actor_rollout_ref"]["model"]["path"]
+    if critic["model"]["path"] != actors:
+        raise ValueError(
+            f"critic.model.path={critic['model']['path']} is another model than actor_rollout_ref.model.path={actors}, "
+            "and the plan knows the sizes of one; plan the job with the actor's, or the critic's as a job of its own"
+        )
+    update = sequences_of(critic, "", "ppo_", job.sequence_tokens)
+    return replace(
+        job,
+        table=value_table(job.table),
+        sizes=replace(job.sizes, vocabulary=1),
+        micro_update=update,
+        micro_reference=sequences_of(critic, "", "forward_", job.sequence_tokens) if job.update_tokens else update,
+        recomputation=_recomputation(critic["model"], "critic.model"),
+    )
+
+
+def _read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimizer: bool) -> Job:
     node = config["actor_rollout_ref"]
     actor, rollout, overlay = node["actor"], node["rollout"], node["overlay"]
     engine = rollout["engine_kwargs"]["vllm"]
@@ -122,15 +149,15 @@ def sequences_of(group: Mapping[str, Any], switch: str, size: str, longest: int)
     return int(group[f"{size}micro_batch_size_per_gpu"])
 
 
-def _recomputation(model: Mapping[str, Any]) -> Recomputation | None:
-    """What Megatron recomputes, from verl's keys. Raises ValueError for what Megatron does not know."""
+def _recomputation(model: Mapping[str, Any], group: str = "actor_rollout_ref.model") -> Recomputation | None:
+    """What Megatron recomputes, from verl's keys in `group`. Raises ValueError for what Megatron does not know."""
     if not model["enable_gradient_checkpointing"]:
         return None
     asked = model.get("gradient_checkpointing_kwargs") or {}
     granularity, method, layers = (
         asked.get(f"activations_checkpoint_{name}") for name in ("granularity", "method", "num_layers")
     )
-    key = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint"
+    key = f"{group}.gradient_checkpointing_kwargs.activations_checkpoint"
     if granularity == "selective":
         return Recomputation("selective")
     if granularity != "full":

@@ -114,6 +114,8 @@ REMEDIES = {
     "reshard": "lower actor_rollout_ref.overlay.reshard.bucket_bytes, or spread the experts over more dies",
     "rollout": "lower actor_rollout_ref.rollout.gpu_memory_utilization",
     "ref": "lower actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu, or use more pipeline stages",
+    "values": "lower critic.ppo_micro_batch_size_per_gpu, or use more pipeline stages",
+    "update_critic": "lower critic.ppo_micro_batch_size_per_gpu, or use more pipeline stages or dies",
     "update": "let the optimizer's state stay on the host (--swap-optimizer), or use more pipeline stages or dies",
 }
 
@@ -134,6 +136,7 @@ def make_job_plan(job: Job, machine: Machine) -> JobPlan:
     )
     device = device_memory(job, machine.die, figures.staging_peak, machine.outside)
     elements = sum(prod(shape) for shape in job.table.shapes.values())
+    critics = sum(prod(shape) for shape in job.critic.table.shapes.values()) if job.critic else 0
     return JobPlan(
         job,
         machine,
@@ -142,7 +145,7 @@ def make_job_plan(job: Job, machine: Machine) -> JobPlan:
         host=host_memory(job, device, machine),
         weights_on_disk=elements * job.itemsize,
         # Weights, and in float32 the main parameters and both moments.
-        checkpoint=elements * 12 if job.saves_every else 0,
+        checkpoint=(elements + critics) * 12 if job.saves_every else 0,
     )
 
 
@@ -162,6 +165,7 @@ def _micro_batches(job: Job, sequences: int) -> str:
 def describe(plan: JobPlan) -> str:
     """The plan as a table of lines."""
     job, device = plan.job, plan.device
+    critic = device.critic_weights + device.critic_optimizer
     engines = job.dies // job.rollout.tp
     replica = job.sequences // job.train.dp
     lines = [
@@ -180,6 +184,7 @@ def describe(plan: JobPlan) -> str:
         f"  gradients       {device.gradients / 1e9:.2f}",
         f"  recomputed      {_recomputed(job)}",
         f"  optimizer       {device.optimizer / 1e9:.2f}{' on the host' if job.swaps_optimizer else ''}",
+        *([f"  critic          {critic / 1e9:.2f} of weights and optimizer"] if job.critic else []),
         f"  KV cache        {device.kv_cache / 1e9:.2f}: {device.kv_tokens} tokens, "
         f"{device.kv_tokens // job.sequence_tokens} full sequences",
         f"  reshard         {plan.reshard.received.average / 1e9:.2f} received in {plan.reshard.rounds} collectives, "

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from verl import DataProto
-from verl.workers.fsdp_workers import ActorRolloutRefWorker
+from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
 
 from verl_patches.trainer.main_ppo import compose
 
@@ -35,11 +35,16 @@ def answered(config: Any) -> DataProto:
     return batch
 
 
-def step(worker: Any, reference: Any, config: Any) -> None:
+def step(worker: Any, reference: Any, critic: Any, config: Any) -> None:
     batch = answered(config)
     batch.batch["old_log_probs"] = worker.compute_log_prob(copy.deepcopy(batch)).batch["old_log_probs"]
     batch.batch["ref_log_prob"] = reference.compute_ref_log_prob(copy.deepcopy(batch)).batch["ref_log_prob"]
     batch.batch["advantages"] = torch.randn(batch.batch["responses"].shape)
+    if critic is not None:
+        batch.batch["values"] = critic.compute_values(copy.deepcopy(batch)).batch["values"]
+        batch.batch["returns"] = batch.batch["values"] + torch.randn(batch.batch["responses"].shape)
+        metrics = critic.update_critic(copy.deepcopy(batch)).meta_info["metrics"]
+        assert set(metrics) >= {"critic/vf_loss", "critic/grad_norm", "critic/lr"}, metrics
     worker.update_actor(copy.deepcopy(batch))
 
 
@@ -47,8 +52,10 @@ def main(folder: Path) -> None:
     request = json.loads((folder / "request.json").read_text())
     config = compose(request["configuration"], request["overrides"])
     worker, reference = (ActorRolloutRefWorker(config=config.actor_rollout_ref, role=role) for role in ("actor", "ref"))
-    worker.init_model()
-    reference.init_model()
+    worker.rollout_sharding_manager = None  # there is no engine, whose random numbers it would hold
+    critic = CriticWorker(config=config.critic) if config.algorithm.adv_estimator == "gae" else None
+    for each in filter(None, (critic, reference, worker)):  # in the order of verl's driver
+        each.init_model()
     for _ in range(STEPS):
-        step(worker, reference, config)
+        step(worker, reference, critic, config)
     dist.barrier()

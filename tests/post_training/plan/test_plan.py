@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from functools import cache
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,6 +129,23 @@ def test_communicators_take_their_buffers_twice_and_some_before_the_cache_is_mea
     # Tensors fit where what lies beside them does not.
     plan = dataclasses.replace(scaled_plan(), device=dataclasses.replace(scaled_plan().device, outside=1 << 50))
     assert len(plan.problems()) == 5
+
+
+def test_a_critic_needs_the_die_in_its_own_phases_and_the_host_in_the_others():
+    alone, with_critic = job("true_weight"), job("true_weight", "algorithm.adv_estimator=gae")
+    without, found = device_memory(alone, DIE, 0), device_memory(with_critic, DIE, 0)
+    assert {name: size for name, size in found.phases.items() if name in without.phases} == without.phases
+    assert set(found.phases) - set(without.phases) == {"values", "update_critic"}
+    assert found.host - without.host == found.critic_weights + found.critic_optimizer
+    # The middle stages hold most, and have neither an embedding nor an output layer.
+    assert found.critic_weights == found.weights_training and found.critic_optimizer == found.optimizer
+    assert found.phases["update_critic"] == without.phases["update"]
+    values = dict(json.loads(MODEL.read_text()))
+    elements = sum(prod(shape) for shape in with_critic.critic.table.shapes.values())
+    less = values["hidden_size"] * values["vocab_size"] - values["hidden_size"] - 1
+    assert sum(prod(shape) for shape in alone.table.shapes.values()) - elements == less
+    with pytest.raises(ValueError, match="critic.model.path=/other is another model than"):
+        job("true_weight", "algorithm.adv_estimator=gae", "critic.model.path=/other")
 
 
 def test_what_is_saved_and_what_the_host_holds():

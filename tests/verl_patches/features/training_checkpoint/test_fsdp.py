@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, Qwen2Config
 
 from post_training.checkpoint.conversion import run as run_conversion
 from post_training.checkpoint.training_export import trained_to_huggingface
@@ -42,10 +42,13 @@ def run(tmp_path_factory) -> tuple[Path, list[dict]]:
 
 
 def write_models(folder: Path) -> None:
-    """Two models with random weights, `model` and `tied`."""
+    """Models with random weights: `model`, `tied`, and `critic`, made as verl makes one."""
     for name, tied in (("model", False), ("tied", True)):
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(configuration(tied)).save_pretrained(folder / name)
+    critic = configuration(False)
+    critic.update({"num_labels": 1, "classifier_dropout": 0.0, "hidden_dropout": "0"})
+    AutoModelForTokenClassification.from_config(critic).save_pretrained(folder / "critic")
 
 
 def configuration(tied: bool) -> Qwen2Config:
@@ -67,6 +70,17 @@ def test_the_steps_after_a_resume_are_those_of_the_unbroken_run(run, dtype):
         found = rank[dtype]
         assert found["resumed"] == {name: found[name] for name in ("losses", "digest")}
         assert found["losses"][0] != found["losses"][1] and len(found["digest"]) > 30
+
+
+def test_a_critic_goes_on_as_the_unbroken_run(run):
+    folder, measured = run
+    for rank in measured:
+        found = rank["critic"]
+        assert found["resumed"] == {name: found[name] for name in ("losses", "digest")}
+        assert found["no averages"]["digest"] != found["digest"] and found["losses"][0] != found["losses"][1]
+    written = {name for rank in measured for name in rank["critic"]["digest"]}
+    assert any("score.weight" in name for name in written) and any("score.bias" in name for name in written)
+    assert not any("lm_head" in name for name in written)
 
 
 @pytest.mark.parametrize("fault", ["no steps", "rate from the beginning"])

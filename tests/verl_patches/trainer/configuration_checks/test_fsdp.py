@@ -119,6 +119,59 @@ def test_what_cannot_run_is_one_sentence(override, says):
     assert "\n" not in str(caught.value)
 
 
+GAE = "algorithm.adv_estimator=gae"
+
+
+def test_a_critic_begins_as_the_actor_and_with_its_micro_batches():
+    check_configuration(compose(NAME, [MODEL, GAE, "actor_rollout_ref.rollout.n=1", "trainer.n_gpus_per_node=2",
+                                       "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8"]))  # fmt: skip
+    check_configuration(compose(NAME, [MODEL, GAE, "trainer.critic_warmup=2", "+algorithm.overlong_filtering=true"]))
+    critic = plain(GAE)["critic"]
+    assert critic["model"]["path"] == "/weights" and critic["ppo_micro_batch_size_per_gpu"] == 20
+    assert critic["forward_micro_batch_size_per_gpu"] == 20
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("critic.model.path=null", "critic.model.path is not set; give a folder"),
+        ("critic.ppo_micro_batch_size_per_gpu=24", "critic.ppo_micro_batch_size_per_gpu=24 does not divide the 40"),
+        ("critic.ppo_micro_batch_size_per_gpu=null", "critic.ppo_micro_batch_size_per_gpu=None does not divide the 40"),
+        ("critic.ppo_micro_batch_size=8", "ppo_micro_batch_size=8 is refused: .*set ppo_micro_batch_size_per_gpu"),
+        ("critic.forward_micro_batch_size=8", "=8 is refused: .*set forward_micro_batch_size_per_gpu"),
+        ("critic.ppo_mini_batch_size=48", "not a multiple of critic.ppo_mini_batch_size=48"),
+        ("critic.ppo_mini_batch_size=1", "=1 prompts x 5 responses do not divide among 8 training replicas"),
+        ("critic.rollout_n=4", "critic.rollout_n=4 is not actor_rollout_ref.rollout.n=5"),
+        ("critic.strategy=fsdp2", "critic.strategy=fsdp2 is refused"),
+        ("critic.model.fsdp_config.fsdp_size=2", "critic.model.fsdp_config.fsdp_size=2 is refused"),
+        ("critic.model.lora_rank=8", "critic.model.lora_rank=8 is refused"),
+        ("critic.optim.min_lr_ratio=0.1", "min_lr_ratio=0.1 is refused: .*reads none"),
+        ("+critic.optim.lrr=0.1", "unknown key critic.optim.lrr, .*did you mean critic.optim.lr"),
+        ("critic.checkpoint.contents=[model]", "critic.checkpoint.contents=.* is not what a checkpoint holds"),
+    ],
+)
+def test_a_critic_that_cannot_run_is_one_sentence(override, says):
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        check_configuration(compose(NAME, [MODEL, GAE, override]))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_token_limit_below_a_sequence_is_refused_of_a_critic():
+    dynamic = ("critic.use_dynamic_bsz=true", "critic.ppo_max_token_len_per_gpu=639")
+    with pytest.raises(ConfigurationError, match="ppo_max_token_len_per_gpu=639 is less than the 640 tokens"):
+        check_configuration(compose(NAME, [MODEL, GAE, *dynamic]))
+
+
+def test_a_critic_of_another_vocabulary_is_refused(tmp_path):
+    for name, size in (("actor", 100), ("critic", 101)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": size, "model_type": "qwen2"}))
+    paths = [f"actor_rollout_ref.model.path={tmp_path}/actor", f"critic.model.path={tmp_path}/critic"]
+    with pytest.raises(ConfigurationError, match="has a vocabulary of 101 and the actor's model one of 100"):
+        check_configuration(compose(NAME, [*paths, GAE]))
+    check_configuration(compose(NAME, paths))  # nothing reads a critic
+
+
 def test_heads_that_do_not_divide_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 14, "model_type": "qwen2"}))
     overrides = [f"actor_rollout_ref.model.path={tmp_path}", "actor_rollout_ref.rollout.tensor_model_parallel_size=4"]

@@ -1,0 +1,226 @@
+"""Seconds of a step by stage and part, from a job, a cluster and constants that published rows give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from math import log2
+from typing import Any
+
+from post_training.plan.step_time.job import Cluster, StepJob, weights_of
+from post_training.plan.step_time.published import PUBLISHED_CLUSTER, Given, Row, given, rows
+from post_training.plan.step_time.rollout import Moment, decode_moments
+from post_training.report.flops import FORWARD_AND_BACKWARD, PEAK, forward_flops
+
+STAGES = ("rollout", "old_log_prob", "ref", "reward", "update", "reshard", "offload")
+PUBLISHED_LAYERS = 61
+Parts = Mapping[str, float]
+_INT64, _FLOAT32 = 8, 4
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Given ones, and those that are fitted on rows of published.toml, which name them.
+
+    layer: seconds of a layer in a decode step that its bytes and FLOPs do not explain. ref_flops, update_flops: FLOPs a
+    second and die. *_imbalance: how much longer a stage takes where experts are not balanced. reshard_of_layer: seconds
+    of a layer that links do not explain. offload_bytes: a second and die, between device and host. reward_of_token: a
+    second for a response token. driver_bytes: that the driver hands to workers in a second.
+    """
+
+    given: Given
+    layer: float = 0.0
+    ref_flops: float = float("inf")
+    update_flops: float = float("inf")
+    ref_imbalance: float = 1.0
+    update_imbalance: float = 1.0
+    reshard_of_layer: float = 0.0
+    offload_bytes: float = float("inf")
+    reward_of_token: float = 0.0
+    driver_bytes: float = float("inf")
+
+
+def step_seconds(job: StepJob, cluster: Cluster, constants: Constants | None = None) -> dict[str, float]:
+    """Modelled seconds of each of STAGES.
+
+    Raises:
+        ValueError: a model without a formula.
+    """
+    return {stage: sum(parts.values()) for stage, parts in step_parts(job, cluster, constants).items()}
+
+
+def step_parts(job: StepJob, cluster: Cluster, constants: Constants | None = None) -> dict[str, Parts]:
+    """Modelled seconds of each of STAGES by what takes them. Raises ValueError for a model without a formula."""
+    return {stage: _parts(stage, job, cluster, constants or fitted()) for stage in STAGES}
+
+
+def _parts(stage: str, job: StepJob, cluster: Cluster, found: Constants) -> Parts:
+    if stage == "rollout":
+        return _rollout(job, cluster, found)
+    if stage == "reward":
+        return {"the rule": job.sequences * job.response_tokens * found.reward_of_token}
+    if stage == "reshard":
+        return _reshard(job, cluster, found)
+    if stage == "offload":
+        return {"copies": _offloaded(job, cluster) / found.offload_bytes}
+    if stage == "old_log_prob" and not job.old_log_prob:
+        return {}
+    computing = _update(job, cluster, found) if stage == "update" else _reference(job, cluster, found)
+    return {"computing": computing, "until the last die starts": _skew(job, cluster, found, stage)}
+
+
+@cache
+def fitted() -> Constants:
+    """The constants of all published rows whose use is `fitted`, in the order of the file."""
+    return fit(given())
+
+
+def fit(known: Given) -> Constants:
+    """Each row gives one constant: the one with which the model meets it, all others being what they are by then."""
+    found = Constants(known)
+    for row in rows():
+        if row.use == "fitted":
+            found = _with(found, row.fits, _solve(row, found))
+    return found
+
+
+def modelled(row: Row, constants: Constants | None = None) -> float:
+    """The figure of a row as the model has it: seconds, or tokens a second and card."""
+    found, cluster = constants or fitted(), PUBLISHED_CLUSTER
+    if row.of.startswith("skew of "):
+        return _skew(row.job, cluster, found, row.of.removeprefix("skew of "))
+    if row.of == "step rate":
+        return step_rate(row.job, cluster, step_seconds(row.job, cluster, found))
+    seconds = sum(_parts(row.of.removesuffix(" rate"), row.job, cluster, found).values())
+    return row.job.sequences * row.job.longest / seconds / (cluster.dies / 2) if row.of == "rollout rate" else seconds
+
+
+def step_rate(job: StepJob, cluster: Cluster, seconds: Mapping[str, float]) -> float:
+    """Tokens of prompts and responses a second and card of two dies."""
+    return job.sequences * (job.prompt_tokens + job.response_tokens) / sum(seconds.values()) / (cluster.dies / 2)
+
+
+def _with(constants: Constants, name: str, value: float) -> Constants:
+    changes: dict[str, Any] = {name: value}
+    return replace(constants, **changes)
+
+
+def _solve(row: Row, found: Constants) -> float:
+    """The fitted constant with which the model meets a row.
+
+    A cost is a factor of what it adds. A rate divides what it adds, which is nothing while it is infinite. An imbalance
+    is a factor of all but the skew.
+    """
+    without = modelled(row, found)
+    if row.fits.endswith("imbalance"):
+        skew = _skew(row.job, PUBLISHED_CLUSTER, found, row.of)
+        return (row.value - skew) / (without - skew)
+    one = modelled(row, _with(found, row.fits, 1.0)) - without
+    rest = row.value - without
+    return rest / one if getattr(found, row.fits) == 0 else one / rest
+
+
+def _rollout(job: StepJob, cluster: Cluster, found: Constants) -> Parts:
+    known, sizes = found.given, job.sizes
+    moments = decode_moments(job, cluster)
+    steps = sum(moment.steps for moment in moments)
+    prompts = job.sequences * forward_flops(job.model, job.prompt_tokens) / cluster.dies
+    return {
+        "operators and their launches": steps * sizes.layers * found.layer,
+        "optimizations that are off": steps * _slower(job, known),
+        "reading weights and cache": sum(moment.steps * _read(job, known, moment) for moment in moments),
+        "scheduling": steps * known.scheduling,
+        "agreements": steps * _agreement(job, cluster, known),
+        "prompts": prompts / found.ref_flops,
+    }
+
+
+def _read(job: StepJob, known: Given, moment: Moment) -> float:
+    """A die reads its weights once a step, or computes, whichever takes longer, and reads its cache."""
+    sizes, slots = job.sizes, moment.slots
+    weights = weights_of(sizes).in_rollout(job) / known.die_bytes_a_second
+    computing = 2 * sizes.weights_met * slots / job.rollout_tp / (PEAK.teraflops * 1e12)
+    cache_bytes = moment.cached_tokens * sizes.cache(job.rollout_tp) * sizes.layers * 2
+    return max(weights, computing) + cache_bytes / known.die_bytes_a_second
+
+
+def _slower(job: StepJob, known: Given) -> float:
+    """Seconds of a decode step that the optimizations would take away."""
+    sizes = job.sizes
+    expert_layers = sizes.layers - sizes.dense_layers if sizes.experts and sizes.experts <= job.rollout_ep else 0
+    share = sizes.layers / PUBLISHED_LAYERS
+    seconds = {
+        "graphs": sizes.layers * known.graph_of_layer,
+        "transpose and cumsum": expert_layers * known.transpose_of_layer,
+        "streams": share * known.streams,
+        "exchange": share * known.exchange,
+        "KV cache in NZ": share * known.cache_nz,
+    }
+    return sum(seconds[name] for name in job.without)
+
+
+def _agreement(job: StepJob, cluster: Cluster, known: Given) -> float:
+    """Of a decode step; published for 128 ranks."""
+    ranks = max(1, min(job.rollout_ep, cluster.dies) // job.rollout_tp)
+    if ranks == 1:
+        return 0.0
+    if job.agreements == "hccl":
+        return job.a_forward * known.agreement_hccl
+    return job.a_forward * known.agreement_gloo * log2(ranks) / log2(PUBLISHED_CLUSTER.dies / 2)
+
+
+def _reference(job: StepJob, cluster: Cluster, found: Constants) -> float:
+    slower = 1.0 if job.balanced else found.ref_imbalance
+    return _forward(job, cluster, job.micro_reference) / found.ref_flops * slower
+
+
+def _update(job: StepJob, cluster: Cluster, found: Constants) -> float:
+    """A recomputed layer runs its forward once more."""
+    passes = FORWARD_AND_BACKWARD + min(1.0, job.recomputed / job.stage_layers)
+    slower = 1.0 if job.balanced else found.update_imbalance
+    return passes * _forward(job, cluster, job.micro) / found.update_flops * slower
+
+
+def _forward(job: StepJob, cluster: Cluster, micro: int) -> float:
+    """FLOPs of one forward of the whole batch on a die of the largest stage, with the pipeline's bubble.
+
+    With 8 stages and 16 micro batches a stage works in 16 of 23 turns: the bubble makes it 23 / 16 as long.
+    """
+    every = job.sequences * forward_flops(job.model, job.prompt_tokens + job.response_tokens)
+    largest = job.stage_layers * job.pp / job.sizes.layers
+    batches = max(1.0, job.sequences / (job.dp * micro))
+    return every / cluster.dies * largest * (batches + job.pp - 1) / batches
+
+
+def _skew(job: StepJob, cluster: Cluster, found: Constants, stage: str) -> float:
+    """From the first rank's start to the last's: the driver serves ranks one after the other.
+
+    What it hands to a rank is a data-parallel share of the batch as verl pads it: prompts, input_ids, attention_mask,
+    position_ids, responses and response_mask in int64; before the update also five tensors of responses in float32.
+    """
+    known = found.given
+    calls = cluster.dies / PUBLISHED_CLUSTER.dies
+    if job.data == "dies":
+        return calls * (known.skew_dies_update if stage == "update" else known.skew_dies_ref)
+    sequence = _INT64 * (4 * job.longest_prompt + 5 * job.longest)
+    if stage == "update":
+        sequence += _FLOAT32 * (5 + job.old_log_prob) * job.longest
+    if job.data == "shared":
+        # Each part once, and a call without data to every rank; nothing published says how well that is met.
+        return job.sequences * sequence / found.driver_bytes + calls * known.skew_dies_ref
+    return cluster.dies * job.sequences / job.dp * sequence / found.driver_bytes
+
+
+def _reshard(job: StepJob, cluster: Cluster, found: Constants) -> Parts:
+    known = found.given
+    near = cluster.dies <= known.supernode_dies
+    link = known.link_bytes_a_second if near else known.far_link_bytes_a_second
+    received = weights_of(job.sizes).in_rollout(job) if cluster.dies > 1 else 0.0
+    return {"links": received / link, "layer by layer": job.sizes.layers * found.reshard_of_layer}
+
+
+def _offloaded(job: StepJob, cluster: Cluster) -> float:
+    """Bytes between a die and its host in a step: weights of rollout, actor and reference, each there and back."""
+    weights = weights_of(job.sizes)
+    return 2 * (weights.in_rollout(job) + 2 * weights.in_training(cluster, job))

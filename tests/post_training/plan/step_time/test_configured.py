@@ -1,0 +1,138 @@
+"""`plan.py --time`: the step of a configured job on files of clusters from 1 to 4096 dies, and its picture."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from post_training.plan.job import read_job
+from post_training.plan.step_time.configured import read_cluster, step_job
+from post_training.plan.step_time.job import Cluster
+from post_training.plan.step_time.model import STAGES, step_seconds
+from post_training.plan.step_time.picture import draw_time
+from post_training.plan.step_time.published import PUBLISHED_CLUSTER, published_job
+from post_training.plan.step_time.text import describe_time, largest_parts
+from tests.post_training.plan.test_plan import MODEL
+from tests.scripts.cluster_files import ROOT, load_script
+from verl_patches.trainer.configuration_checks.values import resolved
+from verl_patches.trainer.main_ppo import compose
+
+DEEPSEEK = json.loads(MODEL.read_text())
+LINE = ["--config-name", "deepseek_v3_256die_true_weight", "--model", str(MODEL)]
+GRAPHS = "rollout.engine_kwargs.vllm.additional_config.torchair_graph_config"
+
+
+@pytest.fixture(scope="module")
+def true_weights():
+    return resolved(compose("deepseek_v3_256die_true_weight", []))
+
+
+def cluster_file(folder, nodes, dies_per_node):
+    path = folder / "cluster.env"
+    path.write_text(f"NODES={nodes}  # nodes\nDIES_PER_NODE={dies_per_node}  # dies\n")
+    return path
+
+
+@pytest.mark.parametrize("dies", [1, 2, 16, 4096])
+def test_every_cluster_has_a_step(dies, true_weights):
+    cluster = Cluster(dies)
+    text = describe_time(step_job(true_weights, read_job(true_weights, DEEPSEEK), DEEPSEEK, cluster, 78, 1500), cluster)
+    assert text.startswith("modelled step") and "what is next to make faster" in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "stage", "longer"),
+    [
+        ("overlay.dp_sync.enabled", False, "rollout", True),
+        ("rollout.enforce_eager", True, "rollout", False),
+        (
+            "rollout.engine_kwargs.vllm.additional_config.torchair_graph_config.enable_multistream_moe",
+            0,
+            "rollout",
+            True,
+        ),
+        (f"{GRAPHS}.enabled", False, "rollout", True),
+        ("model.enable_gradient_checkpointing", False, "update", False),
+        ("actor.recompute_old_log_prob", True, "old_log_prob", True),
+        ("overlay.router_balance.forced", True, "ref", False),
+        ("overlay.shared_chunks.enabled", False, "update", True),
+    ],
+)
+def test_a_setting_of_the_job_reaches_the_model(keys, value, stage, longer, true_weights):
+    def seconds(config):
+        step = step_job(config, read_job(config, DEEPSEEK), DEEPSEEK, PUBLISHED_CLUSTER, 78, 1500)
+        return step_seconds(step, PUBLISHED_CLUSTER)[stage]
+
+    config = copy.deepcopy(true_weights)
+    *folders, last = keys.split(".")
+    node = config["actor_rollout_ref"]
+    for folder in folders:
+        node = node[folder]
+    node[last] = value
+    usual, changed = seconds(true_weights), seconds(config)
+    # torchair's graphs go before `enforce_eager`, which then says nothing.
+    assert changed == usual if keys.endswith("eager") else (changed > usual) == longer and changed != usual
+
+
+def test_the_picture_shows_the_largest_part_and_is_the_same_every_time(tmp_path):
+    def job_on(cluster):
+        return replace(published_job("true"), dp=max(1, cluster.dies // 32))
+
+    pictures = [tmp_path / "first.svg", tmp_path / "second.svg"]
+    for picture in pictures:
+        draw_time(job_on, PUBLISHED_CLUSTER, picture)
+    drawn = pictures[0].read_text()
+    assert drawn == pictures[1].read_text()
+    (largest, _), *_ = largest_parts(job_on(PUBLISHED_CLUSTER), PUBLISHED_CLUSTER)
+    assert largest in drawn and "1024" in drawn and "not measured" in drawn
+
+
+def test_the_command_prints_figures_that_add_up(capsys, tmp_path):
+    line = [*LINE, "--time", "--cluster", str(cluster_file(tmp_path, 2, 16)), "--json"]
+    assert load_script(ROOT / "scripts" / "plan.py").main(line) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["modelled"] and figures["dies"] == 32 and set(figures["stages_s"]) == set(STAGES)
+    assert figures["step_s"] == pytest.approx(sum(figures["stages_s"].values()))
+    for stage, parts in figures["parts_s"].items():
+        assert figures["stages_s"][stage] == pytest.approx(sum(parts.values()))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sentence"),
+    [
+        (257, "describes 4112 dies; the model of a step reaches to 4096"),
+        ("<nodes>", "NODES in .* is '<nodes>': give a number from 1 to 4096"),
+        (0, "NODES in .* is '0': give a number from 1 to 4096"),
+    ],
+)
+def test_a_bad_cluster_is_one_sentence(tmp_path, nodes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        read_cluster(cluster_file(tmp_path, nodes, 16))
+    with pytest.raises(ValueError, match="is no file; give one like"):
+        read_cluster(tmp_path / "none.env")
+
+
+@pytest.mark.parametrize("response", [5000, float("nan"), 0])
+def test_lengths_beyond_the_configuration_are_refused(response, true_weights):
+    with pytest.raises(ValueError, match="must lie within"):
+        step_job(true_weights, read_job(true_weights, DEEPSEEK), DEEPSEEK, PUBLISHED_CLUSTER, 78, response)
+
+
+def test_the_time_of_a_critic_is_not_made_up():
+    folder = ("actor_rollout_ref.model.path=/m", "algorithm.adv_estimator=gae")
+    config = resolved(compose("deepseek_v3_256die_true_weight", [*folder]))
+    with pytest.raises(ValueError, match="trains a critic, whose time is not modelled"):
+        step_job(config, read_job(config, DEEPSEEK), DEEPSEEK, PUBLISHED_CLUSTER, 78, 1500)
+
+
+def test_the_command_says_what_is_wrong_in_one_sentence(capsys, tmp_path):
+    script = load_script(ROOT / "scripts" / "plan.py")
+    assert script.main([*LINE, "--picture", "step.svg"]) == 2
+    assert re.fullmatch("error: --picture draws the time of a step; give --time too\n", capsys.readouterr().err)
+    folder = tmp_path / "none"
+    assert script.main([*LINE, "--time", "--picture", str(folder / "step.svg")]) == 2
+    assert "No such file or directory" in capsys.readouterr().err
