@@ -1,0 +1,234 @@
+"""What one side computed, in a file: a safetensors file with a row of every point for every token.
+
+`__metadata__["header"]` is JSON: `format` ("activations 1"), `side` (rollout or training), `dtype`, `architecture`,
+`layers`, `temperature`, `replicas` (points at which ranks that should hold the same rows do not, with the largest
+relative difference) and `about`, free text. Tensors: `tokens` int64 [tokens], all sequences behind one another;
+`lengths` int64 [sequences, 2], tokens of the prompt and of the whole; for each point of `points.py`, under its name,
+values [rows, width], and as `NAME.rows` int64 [rows] which tokens these are, ascending indices into `tokens`. A row of
+`logits` and `log_probs` says what comes after its token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from post_training.mismatch.points import EXPERTS, split
+
+Side = Literal["rollout", "training"]
+SIDES: tuple[Side, ...] = ("rollout", "training")
+FORMAT = "activations 1"
+ROWS = ".rows"
+_COLUMN = "@"
+
+
+class DumpError(ValueError):
+    """A file that is no dump, or captured rows that make none; one sentence."""
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """Token ids of a prompt and of the response to it."""
+
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.prompt + self.response
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a dump says of itself; the fields of the file's header."""
+
+    side: Side
+    dtype: str
+    architecture: str
+    layers: int
+    temperature: float
+    replicas: Mapping[str, float] = field(default_factory=dict)
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """rows: int64 [rows], ascending indices of tokens. values: [rows, width]."""
+
+    rows: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Dump:
+    """One side of a comparison."""
+
+    header: Header
+    sequences: tuple[TokenSequence, ...]
+    points: Mapping[str, Captured]
+
+
+Part = Mapping[tuple[str, int], Captured]
+"""What one rank recorded, by point and first column; rows in any order, and more than once where it computed so."""
+
+
+def merged(parts: Iterable[Part]) -> tuple[dict[str, Captured], dict[str, float]]:
+    """The ranks' parts as whole points, and at which points rows of several ranks differ: by how much, relatively.
+
+    Of rows that several ranks have, the first rank's count. Columns of a point that lies on several ranks are put side
+    by side. Raises DumpError where one of these ranks lacks rows that another has.
+    """
+    columns: dict[str, dict[int, list[Captured]]] = {}
+    for part in parts:
+        for (point, first), captured in part.items():
+            columns.setdefault(point, {}).setdefault(first, []).append(captured)
+    points: dict[str, Captured] = {}
+    replicas: dict[str, float] = {}
+    for point, found in columns.items():
+        pieces = []
+        for first in sorted(found):
+            piece, differs = _one_of_each(found[first])
+            pieces.append(piece)
+            if differs:
+                replicas[point] = max(differs, replicas.get(point, 0.0))
+        if any(not torch.equal(piece.rows, pieces[0].rows) for piece in pieces):
+            raise DumpError(f"{point}: ranks that hold its columns computed different tokens")
+        points[point] = Captured(pieces[0].rows, torch.cat([piece.values for piece in pieces], dim=1))
+    return points, replicas
+
+
+def _one_of_each(captured: Sequence[Captured]) -> tuple[Captured, float]:
+    """Each row once, ascending, and the largest relative difference of a row to its first copy.
+
+    The first copy of a row is found as the smallest place in a stable order: rows [5, 3, 5] are sorted to places
+    [1, 0, 2], where 3 begins at 0 and 5 at 1, so that the firsts are places 1 and 0.
+    """
+    rows = torch.cat([each.rows for each in captured])
+    values = torch.cat([each.values for each in captured])
+    ordered, places = rows.sort(stable=True)
+    kept, group, counts = ordered.unique_consecutive(return_inverse=True, return_counts=True)
+    firsts = places[counts.cumsum(0) - counts]
+    chosen = values[firsts]
+    if len(kept) == len(rows):
+        return Captured(kept, chosen), 0.0
+    ours, first = values[places].double(), chosen[group].double()
+    scale = first.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
+    return Captured(kept, chosen), float(((ours - first).norm(dim=1) / scale).max())
+
+
+def write_dump(path: Path, dump: Dump) -> None:
+    """Write the file under a temporary name and rename it."""
+    tokens = torch.tensor([token for each in dump.sequences for token in each.tokens])
+    lengths = torch.tensor([(len(each.prompt), len(each.tokens)) for each in dump.sequences])
+    tensors = {"tokens": tokens, "lengths": lengths}
+    for point, captured in dump.points.items():
+        tensors |= _named(point, captured)
+    _write(path, tensors, {"format": FORMAT} | asdict(dump.header))
+
+
+def write_part(path: Path, part: Part) -> None:
+    """Write what one rank recorded, for `read_part`."""
+    tensors: dict[str, torch.Tensor] = {}
+    for (point, first), captured in part.items():
+        tensors |= _named(f"{point}{_COLUMN}{first}", captured)
+    _write(path, tensors, {})
+
+
+def _named(name: str, captured: Captured) -> dict[str, torch.Tensor]:
+    # The format refuses tensors that share memory, and points may share their rows.
+    return {name: captured.values.contiguous(), name + ROWS: captured.rows.clone()}
+
+
+def _write(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        save_file(dict(tensors), partial, {"header": json.dumps(header)})
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.rename(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def read_part(path: Path) -> Part:
+    """What `write_part` wrote."""
+    _, tensors = _read(path)
+    part = {}
+    for name in tensors:
+        if not name.endswith(ROWS):
+            point, _, first = name.rpartition(_COLUMN)
+            part[point, int(first)] = Captured(tensors[name + ROWS], tensors[name])
+    return part
+
+
+def read_dump(path: Path) -> Dump:
+    """Read a dump that any machine wrote.
+
+    Raises:
+        DumpError: no such file, or not a whole dump of this format.
+    """
+    said, tensors = _read(path)
+    try:
+        if said.pop("format") != FORMAT:
+            raise DumpError(f"{path} has another format than {FORMAT!r}; write it with this version")
+        header = Header(**said)
+        if header.side not in SIDES:
+            raise DumpError(f"{path} says it is of {header.side!r}; a dump is of rollout or training")
+        return Dump(header, _sequences(tensors), _points(path, tensors))
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise DumpError(f"{path} is no dump of activations, or not a whole one ({error!r}); write it again") from error
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            said = json.loads((file.metadata() or {})["header"])
+            return said, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise DumpError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise DumpError(f"{path} is no dump of activations, or was cut off; write it again") from error
+
+
+def _sequences(tensors: Mapping[str, torch.Tensor]) -> tuple[TokenSequence, ...]:
+    lengths = tensors["lengths"].tolist()
+    parts = tensors["tokens"].split([whole for _, whole in lengths])
+    return tuple(
+        TokenSequence(tuple(part[:prompt].tolist()), tuple(part[prompt:].tolist()))
+        for part, (prompt, _) in zip(parts, lengths, strict=True)
+    )
+
+
+def _points(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Captured]:
+    points = {}
+    for name in tensors.keys() - {"tokens", "lengths"}:
+        if name.endswith(ROWS):
+            continue
+        try:
+            split(name)
+        except ValueError as error:
+            raise DumpError(f"{path}: {error}") from error
+        points[name] = captured = Captured(tensors[name + ROWS], tensors[name])
+        rows, values = captured.rows, captured.values
+        in_order = len(rows) == len(values) and bool((rows.diff() > 0).all())
+        if (
+            values.dim() != 2
+            or not in_order
+            or (len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < len(tensors["tokens"]))
+        ):
+            raise DumpError(f"{path}: the rows of {name} are not those of its tokens; write it again")
+        if not name.endswith(EXPERTS) and not values.is_floating_point():
+            raise DumpError(f"{path}: {name} holds {values.dtype}, no activations; write it again")
+    return points

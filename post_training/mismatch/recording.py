@@ -1,0 +1,364 @@
+"""Hooks on a running model that copy what passes the points of `points.py` to the host, row by row.
+
+Nothing here knows a family of models: vLLM names the parts of its decoders alike in all of them, Megatron too.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from post_training.layouts.layout import LayerSlot
+from post_training.layouts.model_tensors import unwrapped
+from post_training.mismatch import points
+from post_training.mismatch.dumps import Captured, Part, TokenSequence
+from post_training.mismatch.points import of_layer
+
+NO_TOKEN = -1
+"""In the rows of a forward: padding, or a token that nobody asked for."""
+
+
+class Recorder:
+    """What one rank computed. `rows` are the tokens of the forward that runs: int64 [tokens], or None between them."""
+
+    def __init__(self, sequences: Sequence[TokenSequence]) -> None:
+        self.sequences = tuple(sequences)
+        lengths = torch.tensor([0, *(len(each.tokens) for each in sequences)])
+        self.begins = lengths.cumsum(0).tolist()
+        self.rows: torch.Tensor | None = None
+        self._predicts = torch.zeros(self.begins[-1] + 1, dtype=torch.bool)  # the last one is NO_TOKEN's
+        for index in range(len(self.sequences)):
+            self._predicts[list(self.response_rows(index))] = True
+        self._found: dict[tuple[str, int], list[Captured]] = {}
+
+    def response_rows(self, index: int) -> range:
+        """The rows of a sequence at which its response is predicted."""
+        first = self.begins[index] + len(self.sequences[index].prompt) - 1
+        return range(first, first + len(self.sequences[index].response))
+
+    def predicting(self, rows: torch.Tensor) -> torch.Tensor:
+        """`rows`, with `NO_TOKEN` for each that does not predict a token of a response."""
+        return torch.where(self._predicts[rows], rows, NO_TOKEN)
+
+    def record(self, point: str, values: torch.Tensor, rows: torch.Tensor | None = None, first_column: int = 0) -> None:
+        """Keep `values` [tokens, ..., width] of the tokens `rows`, by default those of the running forward."""
+        rows = self.rows if rows is None else rows
+        if rows is None:
+            return
+        # Now: what follows in the model may write into it or give its memory away.
+        values = values.detach().reshape(-1, values.shape[-1])[: len(rows)].to("cpu", copy=True)
+        kept = rows != NO_TOKEN
+        self._found.setdefault((point, first_column), []).append(Captured(rows[kept], values[kept]))
+
+    def part(self) -> Part:
+        """Everything that was recorded."""
+        return {
+            place: Captured(torch.cat([each.rows for each in found]), torch.cat([each.values for each in found]))
+            for place, found in self._found.items()
+        }
+
+
+def _first(output: Any) -> torch.Tensor:
+    return output[0] if isinstance(output, tuple) else output
+
+
+class _Hooks(ExitStack):
+    """Hooks that are taken off at the end."""
+
+    def after(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Call `hook(module, arguments, output)`."""
+        self.callback(module.register_forward_hook(hook).remove)
+
+    def before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Call `hook(module, arguments, options)`."""
+        self.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+
+# ---- training
+
+
+@contextmanager
+def recorded_training(
+    chunks: Sequence[nn.Module], slots: Sequence[LayerSlot], tp_rank: int, tp: int, vocabulary: int, recorder: Recorder
+) -> Iterator[None]:
+    """Record the forwards of Megatron's model chunks of this rank, which take the recorder's sequences in order.
+
+    slots: which layer of the model each of theirs is. vocabulary: of the model, without padding.
+    """
+    models = [unwrapped(chunk) for chunk in chunks]
+    with _Hooks() as hooks:
+        for model in models:
+            hooks.before(model, _PackedRows(recorder))
+            hooks.after(model, lambda *_: setattr(recorder, "rows", None))
+        keep = _ShardKeeper(recorder, tp_rank, tp)
+        for slot in slots:
+            _hook_training_layer(hooks, keep, models[slot.chunk].decoder.layers[slot.position], slot.layer)
+        for model in models:
+            if getattr(model, "embedding", None) is not None:
+                hooks.after(model.embedding, keep.output(points.EMBEDDING))
+            if getattr(model, "output_layer", None) is not None:
+                hooks.after(model.decoder.final_layernorm, keep.output(points.FINAL_NORM))
+                hooks.after(model.output_layer, keep.logits(vocabulary))
+        yield
+
+
+class _PackedRows:
+    """Before a forward of packed sequences: which tokens its rows are. A sequence is padded to a multiple of TP."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder, self._next = recorder, 0
+
+    def __call__(self, module: nn.Module, arguments: Any, options: Mapping[str, Any]) -> None:
+        packed = options.get("packed_seq_params")
+        if packed is None:
+            raise RuntimeError("training does not pack its sequences here, and padding cannot be told from tokens")
+        begins, edges = self._recorder.begins, packed.cu_seqlens_q_padded.tolist()
+        rows = torch.full((edges[-1],), NO_TOKEN)
+        for place in edges[:-1]:
+            first, last = begins[self._next], begins[self._next + 1]
+            rows[place : place + last - first] = torch.arange(first, last)
+            self._next += 1
+        self._recorder.rows = rows
+
+
+class _ShardKeeper:
+    """Makes hooks for outputs that hold all tokens, or under sequence parallelism this rank's share of them."""
+
+    def __init__(self, recorder: Recorder, tp_rank: int, tp: int) -> None:
+        self._recorder, self._tp_rank, self._tp = recorder, tp_rank, tp
+
+    def keep(self, point: str, values: torch.Tensor) -> None:
+        rows = self._recorder.rows
+        if rows is None:
+            return
+        count = values.numel() // values.shape[-1]
+        if count * self._tp == len(rows):
+            rows = rows[self._tp_rank * count : (self._tp_rank + 1) * count]
+        elif count != len(rows):
+            raise RuntimeError(f"{point} has {count} rows for {len(rows)} tokens; context parallelism is not followed")
+        self._recorder.record(point, values, rows)
+
+    def output(self, point: str) -> Callable[..., None]:
+        return lambda module, arguments, output: self.keep(point, _first(output))
+
+    def logits(self, vocabulary: int) -> Callable[..., None]:
+        def keep(module: nn.Module, arguments: Any, output: Any) -> None:
+            recorder, values = self._recorder, _first(output)
+            if recorder.rows is None:
+                return
+            width = values.shape[-1]
+            first = 0 if width >= vocabulary else self._tp_rank * width
+            rows = recorder.predicting(recorder.rows)
+            recorder.record(points.LOGITS, values[..., : max(vocabulary - first, 0)], rows, first)
+
+        return keep
+
+
+def _hook_training_layer(hooks: _Hooks, keep: _ShardKeeper, layer: nn.Module, number: int) -> None:
+    for part, module in (
+        (points.ATTENTION_NORM, layer.input_layernorm),
+        (points.ATTENTION, layer.self_attention),
+        (points.MLP_NORM, layer.pre_mlp_layernorm),
+        (points.MLP, layer.mlp),
+        (points.OUTPUT, layer),
+    ):
+        # A norm that is part of the linear map behind it leaves an identity in its own place.
+        if part not in (points.ATTENTION_NORM, points.MLP_NORM) or getattr(module, "weight", None) is not None:
+            hooks.after(module, keep.output(of_layer(number, part)))
+    after_attention = of_layer(number, points.AFTER_ATTENTION)
+    hooks.before(layer.pre_mlp_layernorm, lambda module, arguments, options: keep.keep(after_attention, arguments[0]))
+    router = getattr(layer.mlp, "router", None)
+    if router is not None:
+        hooks.after(router, _router_hook(keep, number))
+
+
+def _router_hook(keep: _ShardKeeper, number: int) -> Callable[..., None]:
+    """The choice is the router's output; its logits, which it does not return, are computed again."""
+
+    def hook(router: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        tokens = arguments[0].reshape(-1, arguments[0].shape[-1])
+        logits = functional.linear(tokens.float(), router.weight.float())
+        keep.keep(of_layer(number, points.ROUTER_LOGITS), logits)
+        chosen = output[1]
+        if chosen.dtype == torch.bool:  # later releases of Megatron return a map [tokens, experts]
+            chosen = chosen.nonzero()[:, 1].reshape(len(chosen), -1)
+        keep.keep(of_layer(number, points.EXPERTS), chosen.long())
+
+    return hook
+
+
+# ---- rollout
+
+
+@contextmanager
+def recorded_rollout(runner: Any, sequences: Sequence[int], first_request: int, recorder: Recorder) -> Iterator[None]:
+    """Record the forwards of vLLM-Ascend's model runner, and let it sample the recorder's responses.
+
+    sequences: of each request of this engine, in order, its place among the recorder's; further places than there are
+    stand for requests that only fill up. first_request: the number of the first of these requests.
+    """
+    model = runner.get_model()
+    batch = _Batch(runner, recorder, sequences, first_request)
+    with _Hooks() as hooks:
+        hooks.before(model, batch.begin)
+        hooks.after(model, batch.end)
+        hooks.enter_context(mock.patch.object(runner, "_dummy_run", batch.without_rows(runner._dummy_run)))
+        hooks.before(runner.sampler, batch.keep_logits)
+        hooks.enter_context(mock.patch.object(runner.sampler, "sample", batch.given_tokens))
+        _hook_rollout_model(hooks, recorder, model.model)
+        yield
+
+
+class _Batch:
+    """Which sequences the running batch of an engine holds."""
+
+    def __init__(self, runner: Any, recorder: Recorder, sequences: Sequence[int], first_request: int) -> None:
+        self._runner, self._recorder = runner, recorder
+        self._sequences, self._first_request = sequences, first_request
+        self._dummy = False
+        self._last = torch.empty(0, dtype=torch.long)
+
+    def _known(self) -> list[tuple[int, int | None]]:
+        """Of each request in the batch, how many tokens it has put out, and its sequence."""
+        found = []
+        for name in self._runner.input_batch.req_ids:
+            index = self._sequences[int(name) - self._first_request]
+            put_out = len(self._runner.requests[name].output_token_ids)
+            found.append((put_out, index if index < len(self._recorder.sequences) else None))
+        return found
+
+    def without_rows(self, dummy_run: Callable[..., Any]) -> Callable[..., Any]:
+        """An engine that has no request runs along with the others."""
+
+        def run(*arguments: Any, **options: Any) -> Any:
+            self._dummy = True
+            try:
+                return dummy_run(*arguments, **options)
+            finally:
+                self._dummy = False
+
+        return run
+
+    def begin(self, module: nn.Module, arguments: Any, options: Mapping[str, Any]) -> None:
+        if self._dummy:
+            return
+        positions = options["positions"].tolist()
+        requests = self._known()
+        edges = self._runner.query_start_loc[: len(requests) + 1].tolist()
+        rows = torch.full((edges[-1],), NO_TOKEN)
+        for (_, index), first, last in zip(requests, edges, edges[1:], strict=False):
+            if index is None:
+                continue
+            begin, tokens = self._recorder.begins[index], len(self._recorder.sequences[index].tokens)
+            places = torch.tensor(positions[first:last])
+            rows[first:last] = torch.where(places < tokens, places + begin, NO_TOKEN)
+        self._recorder.rows = rows
+        # A request whose prompt goes on in the next forward has logits too, and nobody samples from them.
+        self._last = self._recorder.predicting(rows[torch.tensor(edges[1:]) - 1])
+
+    def end(self, *_: Any) -> None:
+        self._recorder.rows = None
+
+    def keep_logits(self, module: nn.Module, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        logits = options["logits"] if "logits" in options else arguments[0]
+        self._recorder.record(points.LOGITS, logits, self._last)
+
+    def given_tokens(self, logits: torch.Tensor, sampling_metadata: Any) -> torch.Tensor:
+        """In place of sampling: the next tokens of the responses, int64 [requests]."""
+        tokens = []
+        for put_out, index in self._known():
+            response = () if index is None else self._recorder.sequences[index].response
+            tokens.append(response[put_out] if put_out < len(response) else 0)
+        return torch.tensor(tokens, device=logits.device)
+
+
+def _hook_rollout_model(hooks: _Hooks, recorder: Recorder, decoder: nn.Module) -> None:
+    def keep(point: str, of: Callable[[Any], torch.Tensor] = _first) -> Callable[..., None]:
+        return lambda module, arguments, output: recorder.record(point, of(output))
+
+    def before_norm(point: str) -> Callable[..., None]:
+        return lambda module, arguments, options: recorder.record(point, arguments[0])
+
+    hooks.after(decoder.embed_tokens, keep(points.EMBEDDING))
+    hooks.after(decoder.norm, keep(points.FINAL_NORM))
+    choices = _Choices(recorder)
+    for number, layer in enumerate(decoder.layers):
+        hooks.after(layer.input_layernorm, keep(of_layer(number, points.ATTENTION_NORM)))
+        # Not from the modules themselves: some models sum over tensor-parallel ranks behind them.
+        hooks.before(layer.post_attention_layernorm, before_norm(of_layer(number, points.ATTENTION)))
+        hooks.after(layer.post_attention_layernorm, keep(of_layer(number, points.MLP_NORM)))
+        hooks.after(
+            layer.post_attention_layernorm, keep(of_layer(number, points.AFTER_ATTENTION), lambda output: output[1])
+        )
+        hooks.after(layer, keep(of_layer(number, points.MLP)))
+        hooks.after(layer, keep(of_layer(number, points.OUTPUT), lambda output: output[0] + output[1]))
+        if (gate := getattr(layer.mlp, "gate", None)) is not None:
+            hooks.after(gate, keep(of_layer(number, points.ROUTER_LOGITS)))
+            hooks.after(gate, choices.of_gate(number))
+    choices.watch(hooks)
+
+
+class _Choices:
+    """The experts that vLLM-Ascend's operators choose.
+
+    Between gate and choice the rows are cut over tensor-parallel ranks or gathered from data-parallel ones, so those of
+    this engine are found again by their logits, bit for bit: equal ones are given equal experts.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._asked: tuple[int, torch.Tensor, dict[bytes, list[int]]] | None = None
+
+    def of_gate(self, number: int) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+            rows, places = self._recorder.rows, defaultdict[bytes, list[int]](list)
+            self._asked = None
+            if rows is not None:
+                for index, bits in enumerate(_bits(_first(output)[: len(rows)])):
+                    places[bits].append(index)
+                self._asked = number, rows, dict(places)
+
+        return hook
+
+    def watch(self, hooks: _Hooks) -> None:
+        """Look at both operators; the second one chooses where the first does not take so many experts."""
+        import torch_npu
+        from vllm_ascend.ops import common_fused_moe, fused_moe
+
+        self._watch(hooks, torch_npu, "npu_moe_gating_top_k")
+        for module in (fused_moe, common_fused_moe):
+            if hasattr(module, "select_experts"):
+                self._watch(hooks, module, "select_experts")
+
+    def _watch(self, hooks: _Hooks, place: Any, name: str) -> None:
+        choose = getattr(place, name)
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            output = choose(*arguments, **options)
+            self._note(options["router_logits"] if "router_logits" in options else arguments[0], output[1])
+            return output
+
+        hooks.enter_context(mock.patch.object(place, name, watched))
+
+    def _note(self, logits: torch.Tensor, chosen: torch.Tensor) -> None:
+        if self._asked is None:
+            return
+        number, rows, places = self._asked
+        first_of = {bits: index for index, bits in reversed(list(enumerate(_bits(logits))))}
+        found = [(index, place) for bits, index in first_of.items() for place in places.get(bits, ())]
+        if found:
+            here, there = torch.tensor(found).T
+            self._recorder.record(of_layer(number, points.EXPERTS), chosen[here.to(chosen.device)].long(), rows[there])
+
+
+def _bits(rows: torch.Tensor) -> list[bytes]:
+    """The bytes of each row."""
+    raw = rows.detach().cpu().contiguous().view(torch.uint8).numpy()
+    return [row.tobytes() for row in raw]

@@ -1,0 +1,210 @@
+"""Where two dumps part first, on made-up ones of which that is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from post_training.mismatch import points
+from post_training.mismatch.comparison import TOLERANCES, ComparisonError, Swap, Tolerance, compare
+from post_training.mismatch.dumps import Captured, TokenSequence
+from post_training.mismatch.points import in_order, in_words, of_layer, split
+from post_training.mismatch.report import as_json, render_page, sentence, table
+from tests.html_pages import StrictPage
+from tests.post_training.mismatch.synthetic import CHOSEN, EXPERTS, LAYERS, TOKENS, changed, dump
+
+ROLLOUT, TRAINING = dump("rollout"), dump("training")
+EVERY = in_order(set(TRAINING.points))
+
+
+def first(rollout, training=TRAINING):
+    found = compare(rollout, training).first
+    return found and found.point
+
+
+def test_points_are_in_the_order_of_a_forward():
+    assert EVERY[0] == points.EMBEDDING and EVERY[-3:] == [points.FINAL_NORM, points.LOGITS, points.LOG_PROBS]
+    assert EVERY[1 : 1 + len(points.OF_A_LAYER)] == [of_layer(0, part) for part in points.OF_A_LAYER]
+    assert in_order({of_layer(10, points.MLP), of_layer(9, points.OUTPUT)})[0] == of_layer(9, points.OUTPUT)
+    assert split("layers.12.mlp") == (12, "mlp") and in_words("layers.12.mlp_norm") == "layer 12, mlp norm"
+    for wrong in ("layers.1.nothing", "layers.x.mlp", "mlp", "layers.1"):
+        with pytest.raises(ValueError, match="no point"):
+            split(wrong)
+
+
+def test_equal_dumps_agree_at_every_point():
+    found = compare(ROLLOUT, TRAINING)
+    assert found.first is None and [each.point for each in found.results] == EVERY
+    assert all(each.worst == 0 and each.judged == each.tokens for each in found.results)
+    assert "agree at all" in sentence(found) and not found.one_sided
+
+
+@pytest.mark.parametrize("point", [each for each in EVERY if split(each)[1] != points.EXPERTS])
+def test_one_changed_point_is_named_with_its_layer(point):
+    other = changed(ROLLOUT, point, lambda values: values + 0.01)
+    assert first(other) == point
+    assert in_words(point) in sentence(compare(other, TRAINING))
+    # As small as kernels differ, it is none.
+    assert first(changed(ROLLOUT, point, lambda values: values * (1 + 1e-6))) is None
+
+
+def test_what_follows_from_the_first_is_not_named():
+    other = ROLLOUT
+    for point in EVERY[5:]:
+        if split(point)[1] != points.EXPERTS:
+            other = changed(other, point, lambda values: values * 1.5)
+    assert first(other) == EVERY[5]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (None, "every token"),
+        ([1, 2, 3, 4, 6, 7, 8, 9], "every token but the first of each sequence"),
+        ([3, 4, 7, 8, 9], "every decoded token and no token of a prompt"),
+        ([0, 1, 2, 5, 6], "every token of a prompt and no decoded one"),
+        ([4], "1 of 10 tokens"),
+    ],
+)
+def test_which_tokens_diverge_is_told(rows, words):
+    found = compare(changed(ROLLOUT, of_layer(1, points.ATTENTION), lambda values: -values, rows), TRAINING).first
+    assert (found.layer, found.where) == (1, words)
+
+
+def test_the_worst_token_is_told():
+    other = changed(ROLLOUT, points.FINAL_NORM, lambda values: values * 3, [7])
+    assert compare(other, TRAINING).first.at == (1, 2)
+
+
+def test_values_that_are_not_finite_diverge():
+    found = compare(changed(ROLLOUT, points.EMBEDDING, lambda values: values * math.nan, [2]), TRAINING)
+    assert found.first.point == points.EMBEDDING and math.isnan(found.first.worst)
+    render_page([found], {})
+
+
+def swap(given, layer, row, lost, gained):
+    """One token of a layer that is given another expert."""
+
+    def change(values):
+        return torch.where(values == lost, gained, values)
+
+    return changed(given, of_layer(layer, points.EXPERTS), change, [row])
+
+
+def unchosen(row, layer=0):
+    chosen = TRAINING.points[of_layer(layer, points.EXPERTS)].values[row].tolist()
+    return chosen[0], next(expert for expert in range(EXPERTS) if expert not in chosen)
+
+
+def test_a_near_tie_is_told_and_what_follows_it_is_not_judged():
+    lost, gained = unchosen(6)
+    allowing = replace(TOLERANCES["float32"], swapped=0.2)
+    other = swap(ROLLOUT, 0, 6, lost, gained)
+    # The token's own output differs, and behind that layer the later tokens of its sequence see it.
+    other = changed(other, of_layer(0, points.MLP), lambda values: values * 2, [6])
+    other = changed(other, of_layer(1, points.ATTENTION), lambda values: values * 2, [6, 7, 9])
+    found = compare(other, TRAINING, allowing)
+    assert found.first is None and found.swapped == 1
+    choice = found.result(of_layer(0, points.EXPERTS))
+    assert choice.swaps == (Swap(lost, gained, 1),) and choice.worst == pytest.approx(1 / TOKENS)
+    judged = {
+        part: found.result(of_layer(layer, part)).judged for layer, part in ((0, points.MLP), (1, points.ATTENTION))
+    }
+    assert judged == {points.MLP: TOKENS - 1, points.ATTENTION: TOKENS - 4}
+    # An earlier token of that sequence, and another sequence, are judged as ever.
+    for row in (5, 0):
+        again = changed(other, of_layer(1, points.ATTENTION), lambda values: values * 2, [row])
+        assert compare(again, TRAINING, allowing).first.point == of_layer(1, points.ATTENTION)
+
+
+def test_more_swaps_than_near_ties_are_a_fault():
+    other = ROLLOUT
+    for row in range(TOKENS):
+        other = swap(other, 1, row, *unchosen(row, 1))
+    found = compare(other, TRAINING).first
+    assert (found.point, found.worst) == (of_layer(1, points.EXPERTS), 1.0)
+    assert "router" in sentence(compare(other, TRAINING))
+
+
+def test_where_every_token_has_seen_other_experts_it_says_so():
+    other = ROLLOUT
+    for row in (0, 5):
+        other = swap(other, 0, row, *unchosen(row))
+    found = compare(other, TRAINING, Tolerance(1e-4, 1e-3, 0.5))
+    assert found.first is None and found.result(of_layer(1, points.OUTPUT)).judged == 0
+    assert "none is judged" in sentence(found)
+
+
+def test_experts_that_explain_the_difference_are_named():
+    chosen = TRAINING.points[of_layer(1, points.EXPERTS)].values
+    for culprit in range(EXPERTS):
+        rows = [row for row in range(TOKENS) if culprit in chosen[row]]
+        if rows:
+            other = changed(ROLLOUT, of_layer(1, points.MLP), lambda values: values + 1, rows)
+            found = compare(other, TRAINING).first
+            assert found.point == of_layer(1, points.MLP)
+            # Another expert of the same tokens alone cannot be told from it.
+            assert len(found.experts) == 1
+            assert [row for row in range(TOKENS) if found.experts[0] in chosen[row]] == rows
+            assert str(found.experts[0]) in sentence(compare(other, TRAINING))
+
+
+def test_no_expert_is_blamed_for_a_difference_at_every_token():
+    found = compare(changed(ROLLOUT, of_layer(1, points.MLP), lambda values: values + 1), TRAINING).first
+    assert found.experts == () and CHOSEN
+
+
+def test_tokens_that_only_one_side_has_are_left_out():
+    half = ROLLOUT.points[points.EMBEDDING]
+    other = replace(ROLLOUT, points={**ROLLOUT.points, points.EMBEDDING: Captured(half.rows[5:], half.values[5:])})
+    found = compare(other, TRAINING)
+    assert found.first is None and found.result(points.EMBEDDING).tokens == 5
+    less = replace(ROLLOUT, points={point: other.points[point] for point in EVERY if point != of_layer(0, points.MLP)})
+    assert compare(less, TRAINING).one_sided == (of_layer(0, points.MLP),)
+
+
+def test_the_coarser_dtype_decides_the_tolerance():
+    rounded = dump("rollout", "bfloat16")
+    assert compare(rounded, TRAINING).dtype == "bfloat16"
+    assert compare(rounded, TRAINING).tolerance == TOLERANCES["bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("other", "word"),
+    [
+        (dump("training"), "give one of each"),
+        (replace(ROLLOUT, header=replace(ROLLOUT.header, layers=3)), "same model"),
+        (replace(ROLLOUT, header=replace(ROLLOUT.header, dtype="float64")), "known are"),
+        (replace(ROLLOUT, sequences=ROLLOUT.sequences[:1]), "same tokens"),
+        (replace(ROLLOUT, sequences=(TokenSequence((3, 4, 9), (6, 7)), ROLLOUT.sequences[1])), "sequence 1 has other"),
+        (changed(ROLLOUT, points.EMBEDDING, lambda values: values), None),
+    ],
+)
+def test_dumps_that_cannot_be_compared_are_refused(other, word):
+    if word is None:
+        compare(other, TRAINING)
+        return
+    with pytest.raises(ComparisonError, match=word):
+        compare(other, TRAINING)
+
+
+def test_json_page_and_table_say_the_same(tmp_path):
+    other = swap(changed(ROLLOUT, of_layer(1, points.MLP), lambda values: values + 1), 0, 6, *unchosen(6))
+    found = compare(other, TRAINING, Tolerance(1e-4, 1e-3, 0.5))
+    said = as_json(found)
+    assert said["first"] == of_layer(1, points.MLP) and len(said["results"]) == len(EVERY)
+    assert [each["diverges"] for each in said["results"]] == [each.diverges for each in found.results]
+    page = render_page([found, compare(ROLLOUT, TRAINING)], {"tokens": "<file>"})
+    StrictPage(page)
+    assert page.count("<svg") >= 2 and "layer 1, mlp" in page and "&lt;file&gt;" in page
+    assert table(found).row_count == len(EVERY)
+
+
+def test_of_many_points_the_table_has_those_around_the_first():
+    many = {of_layer(layer, points.MLP): TRAINING.points[points.EMBEDDING] for layer in range(60)}
+    given = replace(TRAINING, points=many)
+    other = changed(replace(ROLLOUT, points=many), of_layer(30, points.MLP), lambda values: values + 1)
+    assert LAYERS and table(compare(other, given)).row_count < 20
