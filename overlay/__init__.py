@@ -57,16 +57,18 @@ LOCK_FILE = Path(__file__).with_name("fingerprints.lock.json")
 _engine: Engine | None = None
 
 
-def activate(pins: Pins | None = None, lock_file: Path | None = None) -> None:
+def activate(pins: Pins | Path | None = None, lock_file: Path | None = None) -> None:
     """Find all patch files and apply their patches, now or when their targets are imported. A second call does nothing.
 
     Args:
-        pins: the upstreams; by default those of pins.toml.
-        lock_file: the fingerprints of their supported releases; by default fingerprints.lock.json beside this file.
+        pins: the upstreams or the file that names them; by default pins.toml beside this file.
+        lock_file: the fingerprints of their supported releases; by default fingerprints.lock.json beside the file of
+            the upstreams, or beside this file.
 
     Raises:
         ConflictError: the patches conflict; nothing has been changed.
         DriftError: upstream's source is none of the supported ones where a patch depends on it.
+        PinsError: there is no such file of upstreams.
         TargetError: a target does not exist or does not fit.
     """
     global _engine
@@ -77,6 +79,9 @@ def activate(pins: Pins | None = None, lock_file: Path | None = None) -> None:
     from overlay.ordering import make_plan
     from overlay.pins import Pins
 
+    if isinstance(pins, Path):
+        lock_file = lock_file or pins.with_name(LOCK_FILE.name)
+        pins = Pins.read(pins)
     pins = pins or Pins.read()
     engine = Engine(make_plan(load(pins.rooms())), pins, lock_file or LOCK_FILE)
     _engine = engine
@@ -123,5 +128,5 @@ def assert_effective(required: Iterable[str] = ()) -> OverlayReport:
     from overlay.effective import require
 
     if _engine is None:
-        raise EffectiveError("the overlay is not active in this process: import the prelude first")
+        raise EffectiveError("the overlay is not active in this process: call overlay.activate() first")
     return require(report(), required)

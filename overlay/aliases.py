@@ -51,12 +51,12 @@ class Copy:
 def modules_of(packages: Iterable[str], after: str = "") -> list[ModuleType]:
     """The imported modules of some packages.
 
-    With `after`, only those whose import began later than that module's. While that module's import ends these are the
-    ones that can have copied from it.
+    With `after`, only that module, whose own registries may hold copies, and those whose import began later. While its
+    import ends these are the ones that can have copied from it.
     """
     names = list(sys.modules)
     if after:
-        names = names[names.index(after) + 1 :]
+        names = names[names.index(after) :]
     tops = {package.partition(".")[0] for package in packages}
     found = (sys.modules.get(name) for name in names if name.partition(".")[0] in tops)
     return [module for module in found if isinstance(module, ModuleType)]

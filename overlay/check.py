@@ -205,7 +205,7 @@ def upstream_named(pins: Pins, name: str) -> Upstream:
         UnknownUpstreamError: there is none.
     """
     for upstream in pins.upstreams:
-        if name in (upstream.name, upstream.distribution, *upstream.packages):
+        if name and name in (upstream.name, upstream.distribution, *upstream.packages):
             return upstream
     known = ", ".join(upstream.name for upstream in pins.upstreams)
     raise UnknownUpstreamError(f"{name!r} is no upstream; pins.toml has {known}")

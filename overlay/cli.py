@@ -21,7 +21,7 @@ from overlay.feature import Feature
 from overlay.history import History, fates, walk
 from overlay.lock import Lock
 from overlay.ordering import make_plan
-from overlay.pins import Pins, Upstream
+from overlay.pins import PINS_FILE, Pins, Upstream
 from overlay.sources import Sources, from_commit, from_folder, installed
 
 Patches = Sequence[Patch]
@@ -30,8 +30,9 @@ Patches = Sequence[Patch]
 def main(arguments: list[str]) -> int:
     """Run one command and return its exit code: 0 done and clean, 1 drift, 2 wrong arguments or could not verify."""
     options = _parser().parse_args(arguments)
+    options.lock = options.lock or options.pins.with_name(LOCK_FILE.name)
     try:
-        pins = Pins.read()
+        pins = Pins.read(options.pins)
         return options.run(make_plan(load(pins.rooms())).patches, pins, options)
     except OverlayError as error:
         print(error, file=sys.stderr)
@@ -39,7 +40,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m overlay", description="The patches of this overlay.")
+    parser = argparse.ArgumentParser(prog="python -m overlay", description="The patches of an overlay.")
+    parser.add_argument(
+        "--pins", type=Path, default=PINS_FILE, metavar="FILE", help="the upstreams (default: pins.toml of the engine)"
+    )
+    parser.add_argument(
+        "--lock", type=Path, metavar="FILE", help=f"the fingerprints (default: {LOCK_FILE.name} beside the pins)"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     listing = _command(commands, "list", _list, "one line per patch, in the order in which they are applied")
     explain = _command(commands, "explain", _explain, "everything that is declared about one patch or one feature")
@@ -69,7 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     _command(
         commands, "pins", _pins, "the cluster's sources for scripts: package, repository, commit, reference by tabs"
     )
-    _command(commands, "docs", _docs, f"write {DOCUMENT.name}")
+    docs = _command(commands, "docs", _docs, "write the table of features and patches")
+    docs.add_argument("--to", type=Path, metavar="FILE", help=f"default: {DOCUMENT.name} beside the pins")
     return parser
 
 
@@ -130,7 +138,7 @@ def as_dict(patch: Patch) -> dict[str, Any]:
 
 
 def _check(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
-    lock = Lock.read()
+    lock = Lock.read(options.lock)
     given = [_given(pins, text) for text in options.upstream]
     verdicts: list[checking.Verdict] = []
     shown = []
@@ -172,9 +180,9 @@ def _lock(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
     for upstream, sources in _installed(patches, pins):
         if sources is not None and sources.origin.startswith(f"{upstream.distribution} {upstream.release} "):
             releases.append((upstream, upstream.release, sources))
-    lock, problems = checking.generate(patches, pins, releases, Lock.read())
-    LOCK_FILE.write_text(lock.text(), encoding="utf-8")
-    print(f"wrote {LOCK_FILE.name}: {len(lock.targets)} targets in {len(lock.modules)} modules")
+    lock, problems = checking.generate(patches, pins, releases, Lock.read(options.lock))
+    options.lock.write_text(lock.text(), encoding="utf-8")
+    print(f"wrote {options.lock.name}: {len(lock.targets)} targets in {len(lock.modules)} modules")
     for problem in problems:
         print(f"  not locked: {problem}")
     return 0
@@ -207,8 +215,9 @@ def _given(pins: Pins, text: str) -> tuple[Upstream, str, Sources]:
     upstream = checking.upstream_named(pins, name)
     path, _, commit = place.partition("@")
     if commit:
-        return upstream, commit, from_commit(Path(path), commit, upstream.packages)
-    return upstream, "", from_folder(Path(path), upstream.packages)
+        return upstream, commit, from_commit(Path(path), commit, upstream.packages, upstream.folder)
+    below = Path(path, upstream.folder)
+    return upstream, "", from_folder(below if below.is_dir() else Path(path), upstream.packages)
 
 
 def _release(upstream: Upstream, commit: str, sources: Sources) -> tuple[Upstream, str, Sources]:
@@ -233,7 +242,9 @@ def _pins(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
 
 
 def _docs(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
-    DOCUMENT.parent.mkdir(exist_ok=True)
-    DOCUMENT.write_text(document(patches, load_features(pins.rooms()), pins), encoding="utf-8")
-    print(f"wrote {DOCUMENT}")
+    own = DOCUMENT if options.pins == PINS_FILE else options.pins.with_name(DOCUMENT.name)
+    file = options.to or own
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(document(patches, load_features(pins.rooms()), pins), encoding="utf-8")
+    print(f"wrote {file}")
     return 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from overlay.errors import SettingsError
+
+_IN_A_CONFIGURATION = {Sequence: "list", Mapping: "group of keys"}
 
 
 def read_section(cls: type, node: Any, key: str, elsewhere: Collection[str] = ()) -> dict[str, Any]:
@@ -52,7 +54,8 @@ def checked(value: Any, kind: Any, key: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise SettingsError(f"{key} must be of type {kind.__name__}, not {value!r}")
+        name = _IN_A_CONFIGURATION.get(kind, kind.__name__)
+        raise SettingsError(f"{key} must be of type {name}, not {value!r}")
     return value
 
 

@@ -134,7 +134,7 @@ class RunningSource:
 
 _HOW_TO_GO_ON = (
     "Install a supported release; or read `python -m overlay check`, bring the patch up to date and generate the lock"
-    " again; or, to run all the same, name the target under accept_drift in overlay/pins.toml"
+    " again; or, to run all the same, name the target under accept_drift in pins.toml"
 )
 
 

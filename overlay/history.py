@@ -103,23 +103,29 @@ class History:
         shared = _git(repository, "merge-base", *(end.sha for end in ends))
         return cls(upstream, repository, ends[0], _commit(repository, shared.strip()), ends[1])
 
+    @property
+    def _below(self) -> str:
+        """What git's paths begin with where those of modules begin."""
+        return f"{self.upstream.folder}/" if self.upstream.folder else ""
+
     def commits(self, paths: Sequence[str] = ()) -> Iterator[tuple[Commit, list[str]]]:
         """The commits after ``base``, oldest first, each with those of the paths that it changes (all commits and no
         paths where none is given). Merged branches count as the one commit that merges them."""
         command = ["log", "--first-parent", "-m", "--reverse", "--no-renames", f"--format=%x00{_FIELDS}"]
         listed = ["--name-only"] if paths else []
-        text = _git(self.repository, *command, *listed, f"{self.base.sha}..{self.last.sha}", "--", *paths)
+        searched = [self._below + path for path in paths]
+        text = _git(self.repository, *command, *listed, f"{self.base.sha}..{self.last.sha}", "--", *searched)
         for entry in text.split("\0")[1:]:
             head, *changed = entry.splitlines()
-            yield _parse(head), [path for path in changed if path]
+            yield _parse(head), [path.removeprefix(self._below) for path in changed if path]
 
     def sources(self, commit: Commit) -> Sources:
         """All modules of the upstream's packages at a commit."""
-        return from_commit(self.repository, commit.sha, self.upstream.packages)
+        return from_commit(self.repository, commit.sha, self.upstream.packages, self.upstream.folder)
 
     def content(self, commit: Commit, path: str) -> bytes | None:
         """A file at a commit; None where there is none."""
-        command = ["git", "-C", str(self.repository), "cat-file", "blob", f"{commit.sha}:{path}"]
+        command = ["git", "-C", str(self.repository), "cat-file", "blob", f"{commit.sha}:{self._below}{path}"]
         result = subprocess.run(command, capture_output=True, check=False)
         return result.stdout if result.returncode == 0 else None
 

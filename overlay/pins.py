@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from overlay.errors import OverlayError
+
 PINS_FILE = Path(__file__).with_name("pins.toml")
+
+
+class PinsError(OverlayError):
+    """There is no file that names the upstreams."""
 
 
 @dataclass(frozen=True)
 class Upstream:
-    """One upstream: its packages, the room of its patches, and where the cluster's and the release's copies are."""
+    """One upstream: its packages, the room of its patches, and where the cluster's and the release's copies are.
+
+    `folder` is the folder of its repository that the packages lie in, such as `src`; empty for the repository's root.
+    """
 
     name: str
     packages: tuple[str, ...]
@@ -23,6 +32,7 @@ class Upstream:
     version: str = ""
     distribution: str = ""
     release: str = ""
+    folder: str = ""
 
     @property
     def cluster_label(self) -> str:
@@ -31,7 +41,7 @@ class Upstream:
 
     def supported(self) -> str:
         """The supported copies in words."""
-        copies = [f"cluster pin {self.cluster_label}"]
+        copies = [f"cluster pin {self.cluster_label}"] if self.cluster_label else []
         if self.release:
             copies.append(f"release {self.distribution} {self.release}")
         return ", ".join(copies)
@@ -60,9 +70,12 @@ class Pins:
         """Read a pins file.
 
         Raises:
+            PinsError: there is no such file.
             KeyError: an upstream without packages.
             TypeError: an unknown key.
         """
+        if not file.is_file():
+            raise PinsError(f"there is no file {file} that names the upstreams; name yours, as with --pins FILE")
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
         accepted = tuple(tables.pop("accept_drift", ()))
         return cls(tuple(_upstream(name, table) for name, table in tables.items()), accepted)
@@ -96,5 +109,10 @@ def _upstream(name: str, table: dict[str, Any]) -> Upstream:
         else {}
     )
     return Upstream(
-        name=name, packages=tuple(table["packages"]), room=table.get("room", ""), **table.get("cluster", {}), **release
+        name=name,
+        packages=tuple(table["packages"]),
+        room=table.get("room", ""),
+        folder=table.get("folder", ""),
+        **table.get("cluster", {}),
+        **release,
     )

@@ -1,4 +1,4 @@
-"""Modules that upstream imports and that do not exist on Ascend: a stand-in which is built on first use."""
+"""Modules that upstream imports and that do not exist here: a stand-in which is built on first use."""
 
 from __future__ import annotations
 

@@ -51,13 +51,21 @@ def from_folder(folder: Path, packages: Sequence[str]) -> Sources:
     return Sources(str(folder), modules)
 
 
-def from_commit(repository: Path, commit: str, packages: Sequence[str]) -> Sources:
-    """The packages in a commit of a local git repository.
+def from_commit(repository: Path, commit: str, packages: Sequence[str], folder: str = "") -> Sources:
+    """The packages in a commit of a local git repository, or in a folder of it.
 
     Raises:
         SourceError: git cannot give it.
     """
-    command = ["git", "-C", str(repository), "archive", "--format=tar", commit, *packages]
+    command = [
+        "git",
+        "-C",
+        str(repository),
+        "archive",
+        "--format=tar",
+        f"{commit}:{folder}" if folder else commit,
+        *packages,
+    ]
     result = subprocess.run(command, capture_output=True, check=False)
     if result.returncode != 0:
         raise SourceError(

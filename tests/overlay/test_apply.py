@@ -88,6 +88,20 @@ def acme_user():
     return sys.modules["acme.user"]
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_copies_in_the_targets_own_module_are_rebound(acme, when):
+    """Such as a table of functions by name, which the module makes of its own."""
+    own = "def f(x):\n    return ('f', x)\n\nalias = f\nTABLE = {'f': f}\nKEPT = [f, len]\n"
+    acme.write({"acme/table.py": own})
+    if when == "before":
+        importlib.import_module("acme.table")
+    engine = acme.activate(acme.patch("wrap", "acme.table:f", ours))
+    table = importlib.import_module("acme.table")
+    assert [each(1) for each in (table.alias, table.TABLE["f"], table.KEPT[0])] == [("ours", ("f", 1))] * 3
+    report = acme.examine(engine)
+    assert report.rebound == ["acme.table:alias", "acme.table:TABLE['f']", "acme.table:KEPT[0]"] and not report.problems
+
+
 def test_a_second_engine_call_or_import_changes_nothing(acme):
     acme.activate(acme.patch("wrap", "acme.core:f", ours))
     core = importlib.import_module("acme.core")

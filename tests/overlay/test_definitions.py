@@ -2,7 +2,7 @@ import ast
 
 import pytest
 
-from overlay.definitions import find_definition, imported_module, module_level_imports
+from overlay.definitions import all_definitions, find_definition, imported_module, module_level_imports
 
 SOURCE = """
 from other import f, g as h
@@ -87,3 +87,46 @@ def test_imports_inside_functions_run_later():
 )
 def test_relative_imports_are_resolved(statement, is_package, expected):
     assert imported_module(ast.parse(statement).body[0], "top.sub.module", is_package) == expected
+
+
+@pytest.mark.parametrize(
+    "source, names",
+    [
+        ("a, (b, *c) = 1, (2, 3)", "abc"),
+        ("a = b = 1", "ab"),
+        ("a += 1", "a"),
+        ("a: int", "a"),
+        ("import a.b", "a"),
+        ("import x.y as b", "b"),
+        ("try:\n    pass\nexcept E:\n    a = 1\nelse:\n    b = 1\nfinally:\n    c = 1", "abc"),
+        ("for x in y:\n    a = 1\nelse:\n    b = 1", "ab"),
+        ("with x:\n    async def a(): pass", "a"),
+        ("x.a = 1", ""),
+        ("def f():\n    a = 1", ""),
+    ],
+)
+def test_names_are_bound_by_statements_in_any_branch(source, names):
+    found = {name for name in "abc" if find_definition(ast.parse(source), name) is not None}
+    assert found == set(names)
+
+
+def test_all_definitions_have_their_qualified_names():
+    found = [name for name, _ in all_definitions(ast.parse(SOURCE))]
+    assert found == [
+        "branched",
+        "branched",
+        "Class",
+        "Class.value",
+        "Class.value",
+        "Class.Inner",
+        "Class.Inner.deep",
+        "Plain",
+        "outer",
+    ]
+
+
+def test_of_an_import_only_the_name_that_is_asked_for_counts():
+    first, second = (
+        ast.dump(find_definition(ast.parse(f"from .x import {names}"), "f").nodes[0]) for names in ("f", "g, f, h as i")
+    )
+    assert first == second and "level=1" in first and "module='x'" in first

@@ -7,6 +7,7 @@ import pytest
 
 from overlay import EffectiveError, assert_effective
 from overlay.effective import require
+from overlay.engine import Effect, Engine, _is_in_place
 
 CORE = """
     LIMIT = 4
@@ -21,6 +22,20 @@ USER = """
     class Holder:
         call = staticmethod(g)
 """
+
+
+@pytest.mark.parametrize(
+    ("effect", "in_place"),
+    [
+        (Effect("overlay.engine", "Engine", Engine, upstream=object()), True),
+        (Effect("overlay.engine", "Engine", None, upstream=object()), False),
+        (Effect("overlay.engine", "Engine", Engine, upstream=None), False),
+        (Effect("overlay.not_imported", "Engine", Engine, upstream=object()), False),
+        (Effect("overlay.engine", "Absent", Engine, upstream=object()), False),
+    ],
+)
+def test_a_change_is_in_place_where_upstreams_object_holds_it(effect, in_place):
+    assert _is_in_place(effect) is in_place
 
 
 def ours(upstream, *args):

@@ -1,13 +1,14 @@
 """What a feature says of itself, how its configuration is read, and when its checks are made."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Literal
 
 import pytest
 
-from overlay import ConfigurationError, ConflictError, DeclarationError, Feature, SettingsError, wrap
-from overlay.configuration import defaults, read_section
+from overlay import ConfigurationError, ConflictError, DeclarationError, Feature, SettingsError, feature, wrap
+from overlay.configuration import checked, defaults, read_section
 from overlay.discovery import load_features
 from overlay.ordering import make_plan
 from tests.overlay.conftest import METADATA
@@ -103,3 +104,67 @@ def test_features_are_found_by_their_files(bench):
         }
     )
     assert [feature.name for feature in load_features(["acme_patches"])] == ["one", "two"]
+
+
+@dataclass(frozen=True)
+class Lists:
+    sizes: Sequence = field(default_factory=lambda: [1, 2])
+    names: Mapping = field(default_factory=dict)
+    count: int = field(default=3, metadata={"at_least": 0})
+    inner: Inner = field(default_factory=Inner)
+
+
+def test_defaults_are_written_as_a_configuration_has_them():
+    assert defaults(Lists) == {"sizes": "[1, 2]", "names": "{}", "count": "3", "inner": '{"size": 4}'}
+    assert defaults(Section) == {"enabled": "true", "ratio": "0.5", "mode": '"fast"', "inner": '{"size": 4}'}
+
+
+def test_null_is_the_default_and_fields_from_elsewhere_are_not_asked_for():
+    read = read_section(Lists, {"sizes": None, "count": 0, "inner": None}, "one", elsewhere=["names"])
+    assert read == {"sizes": [1, 2], "count": 0, "inner": Inner()}
+    with pytest.raises(SettingsError, match="unknown key one.names; allowed keys are sizes, count, inner$"):
+        read_section(Lists, {"names": {}}, "one", elsewhere=["names"])
+    with pytest.raises(SettingsError, match="unknown key one.a; "):
+        read_section(Lists, {"b": 1, "a": 1}, "one")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "says"),
+    [
+        (5, Sequence, "k must be of type list, not 5"),
+        ([1], Mapping, r"k must be of type group of keys, not \[1\]"),
+        (True, int, "k must be of type int, not True"),
+        (1.5, int, "k must be of type int, not 1.5"),
+        (1, bool, "k must be of type bool, not 1"),
+        ("1", float, "k must be of type float, not '1'"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused(value, kind, says):
+    with pytest.raises(SettingsError, match=says):
+        checked(value, kind, "k")
+
+
+def test_a_value_of_its_kind_stays_and_a_whole_number_serves_as_a_float():
+    assert checked(True, bool, "k") is True and checked(2, int, "k") == 2 and checked([1], Sequence, "k") == [1]
+    taken = checked(2, float, "k")
+    assert taken == 2.0 and isinstance(taken, float)
+
+
+def test_a_feature_names_its_place_and_what_turns_it_off():
+    def made(**keys) -> Feature:
+        return Feature("one", "a test", is_on=lambda settings: settings.on, **keys)
+
+    inside = made(section="run.part", settings=Section, switch="run.part.enabled")
+    assert (inside.field, inside.turned_off()) == ("part", Section(enabled=False))
+    by_value = made(section="part", settings=Section, switch="part.mode", off="exact")
+    assert (by_value.field, by_value.turned_off()) == ("part", Section(mode="exact"))
+    assert made(section="run.part", settings=Section, switch="run.enabled").turned_off() == Section()
+
+
+def test_without_settings_only_what_is_always_on_is_in_force(monkeypatch):
+    always, some = Feature("one", "a test"), Feature("two", "a test", switch="on", is_on=lambda settings: settings.on)
+    monkeypatch.setattr(feature, "_settings_of_process", None)
+    assert always.is_in_force() and not some.is_in_force() and some.can_be_off and not always.can_be_off
+    for on in (True, False):
+        feature.read_settings_from(lambda on=on: SimpleNamespace(on=on))
+        assert always.is_in_force() and some.is_in_force() is on

@@ -93,6 +93,26 @@ def test_the_signature_is_readable():
     assert of("def f(a, /, b=None, *, c, d='x'): ...").signature == "(a, /, b=None, *, c, d='x')"
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        (("a", "b"), ("c", "d", "e"), True),
+        (("", "ab", ""), ("cde", ""), True),
+        (("ab",), ("cd", "", "e"), True),
+        (("b", "a"), ("cde",), False),
+        (("ab", "c"), ("de",), False),
+        ((), ("abcde",), False),
+    ],
+)
+def test_the_texts_of_an_f_string_may_be_cut_anywhere(before, after, same):
+    """As other Pythons than this one do."""
+    whole, cut = (ast.parse("def f():\n    return f'ab{x}cde'").body for _ in range(2))
+    joined = cut[0].body[0].value
+    texts = [[ast.Constant(text) for text in part] for part in (before, after)]
+    joined.values = [*texts[0], joined.values[1], *texts[1]]
+    assert (fingerprint(cut) == fingerprint(whole)) is same
+
+
 @pytest.mark.slow
 def test_fingerprints_are_the_same_on_every_python():
     # Every tenth file, to keep this short; `python -m tests.overlay.every_python` takes them all.

@@ -1,0 +1,255 @@
+"""The commands on a small project of its own: what each prints, to the letter, and its exit code."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from overlay import cli, declaration
+from overlay.lock import Lock
+
+PINS = """
+[acme]
+packages = ["acme"]
+room = "acme_patches"
+release = { distribution = "acme", version = "1.0" }
+cluster = { repository = "https://host/acme", commit = "1234567890abcdef", reference = "v1" }
+[other]
+packages = ["other"]
+cluster = { repository = "https://host/other", commit = "abcdef1234567890" }
+[absent]
+packages = ["absent"]
+room = "absent_patches"
+cluster = { version = "3" }
+"""
+FEATURE = """
+    from dataclasses import dataclass
+    from overlay import Feature, Key
+    @dataclass(frozen=True)
+    class Doubling:
+        enabled: bool = True
+        times: int = 2
+    DOUBLING = Feature(name="doubling", purpose="twice | as much", section="run.doubling", settings=Doubling,
+        keys=(Key("mode", "run.mode", str, None),), switch="run.doubling.enabled",
+        is_on=lambda settings: settings.doubling.enabled)
+    ALWAYS = Feature(name="always", purpose="always on")
+"""
+PATCHES = """
+    from overlay import add, before_import, wrap
+    from acme_patches.features.doubling import ALWAYS, DOUBLING
+    @wrap("acme.core:f", feature=DOUBLING, why="two is | more", upstream="docs/upstream/acme-f.md",
+        remove_when="f doubles", relies_on=["acme.core:helper"], evidence="executed")
+    def f(upstream, x):
+        return 2 * upstream(x)
+    @add("acme.core:extra", feature=ALWAYS, why="nobody has it", upstream="https://host/acme/pull/1",
+        remove_when="upstream has it", after=["acme.core:f"])
+    def extra(module):
+        return 1
+    @before_import("acme.late", feature=ALWAYS, why="early", upstream="not forwarded: a test", remove_when="never")
+    def early():
+        pass
+"""
+CORE = "def f(x):\n    return x\n\ndef helper():\n    return 1\n"
+
+
+@pytest.fixture
+def project(bench, monkeypatch, capsys):
+    """Runs a command with the project's pins; its exit code and what it prints."""
+    monkeypatch.setattr(declaration, "_declared", [])
+    bench.write(
+        {
+            "acme/core.py": CORE,
+            "acme/late.py": "",
+            "acme/user.py": "from acme.core import f\n",
+            "acme_patches/features/doubling.py": FEATURE,
+            "acme_patches/core.py": PATCHES,
+            "acme_patches/plain.py": "raise RuntimeError('a room may hold what nobody imports from here')\n",
+        }
+    )
+    (bench.folder / "pins.toml").write_text(PINS)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code = cli.main(["--pins", str(bench.folder / "pins.toml"), *arguments])
+        printed = capsys.readouterr()
+        return code, (printed.out + printed.err).replace(str(bench.folder), "FOLDER")
+
+    run.folder = bench.folder
+    return run
+
+
+def test_patches_are_listed_in_the_order_in_which_they_are_applied(project):
+    assert project("list") == (
+        0,
+        "wrap           doubling  acme.core:f\n"
+        "add            always    acme.core:extra\n"
+        "before_import  always    acme.late\n",
+    )
+    code, text = project("list", "--json")
+    first = json.loads(text)[0]
+    assert code == 0 and first == {
+        "name": "acme.core:f",
+        "kind": "wrap",
+        "feature": "doubling",
+        "why": "two is | more",
+        "upstream": "docs/upstream/acme-f.md",
+        "remove_when": "f doubles",
+        "switch": "run.doubling.enabled",
+        "evidence": "executed",
+        "only_here": False,
+        "line": 4,
+        "relies_on": ["acme.core:helper"],
+        "after": [],
+        "outside": [],
+        "inside": [],
+        "declared_in": "acme_patches.core",
+    }
+
+
+def test_a_feature_a_target_a_label_or_a_part_is_explained(project):
+    feature = (
+        "doubling\n  purpose: twice | as much\n  switch: run.doubling.enabled\n"
+        "  configuration: run.doubling.enabled=true, run.doubling.times=2, run.mode=null\n  patches: acme.core:f\n"
+    )
+    patch = (
+        "acme.core:extra\n  kind: add\n  feature: always\n  why: nobody has it\n  upstream: https://host/acme/pull/1\n"
+        "  remove when: upstream has it\n  evidence: checked\n  line: 8\n  after: acme.core:f\n"
+        "  declared in: acme_patches.core\n  supported: cluster pin v1, release acme 1.0\n"
+    )
+    assert project("explain", "doubling") == (0, feature)
+    for name in ("acme.core:extra", "acme.core:extra@always", "extra"):
+        assert project("explain", name) == (0, patch)
+    code, text = project("explain", "core")
+    assert code == 0 and [line for line in text.splitlines() if line[0] != " "] == ["acme.core:f", "acme.core:extra"]
+    assert project("explain", "gone") == (2, "no patch is named 'gone'; `python -m overlay list` names them all\n")
+    assert [each["name"] for each in json.loads(project("explain", "doubling", "--json")[1])] == ["doubling"]
+
+
+def commit(folder: Path, *names: str) -> str:
+    git = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t"]
+    for command in (["init", "-q"], ["add", *names], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], check=True)
+    return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_lock_is_made_of_pinned_sources_and_the_check_held_against_it(project):
+    pinned = commit(project.folder, "acme")
+    pins = project.folder / "pins.toml"
+    pins.write_text(PINS.replace("1234567890abcdef", pinned))
+    code, text = project("lock", "--upstream", f"acme={project.folder}@{'0' * 40}")
+    assert (
+        code == 2 and text.startswith(f"git has no {'0' * 40} with acme in FOLDER: fatal: ") and text.count("\n") == 1
+    )
+    assert project("lock", "--upstream", f"acme={project.folder}") == (
+        2,
+        "only pinned sources are locked: give acme=PATH@v1\n",
+    )
+    assert project("lock", "--upstream", f"acme={project.folder}@{pinned}") == (
+        0,
+        "wrote fingerprints.lock.json: 2 targets in 1 modules\n  not locked: no source of acme 1.0 was given\n",
+    )
+    lock = Lock.read(project.folder / "fingerprints.lock.json")
+    assert {target: set(releases) for target, releases in lock.targets.items()} == {
+        "acme.core:f": {"v1"},
+        "acme.core:helper": {"v1"},
+    }
+
+    copied = "  copied     acme.core:f is copied on import by acme.user\n"
+    assert project("check", "--upstream", f"acme={project.folder}") == (
+        0,
+        f"acme: FOLDER\n{copied}  4 OK\nclean\n",
+    )
+    (project.folder / "acme/core.py").write_text(CORE.replace("return 1", "return 2").replace("f(x)", "f(x, y)"))
+    assert project("check", "--upstream", f"acme={project.folder}") == (
+        1,
+        "acme: FOLDER\n  SIGNATURE  acme.core:f: v1 have (x), here it is (x, y)\n"
+        f"{copied}"
+        "  DRIFT      acme.core:helper (relied on by acme.core:f@doubling): its body is not the one in v1\n"
+        "  1 DRIFT, 2 OK, 1 SIGNATURE\ndrift\n",
+    )
+    code, text = project("check", "--json", "--upstream", f"acme={project.folder}@{pinned}")
+    found = json.loads(text)
+    assert code == found["exit"] == 0 and found["checked"][0]["source"] == f"FOLDER at {pinned}"
+    assert [each["status"] for each in found["checked"][0]["verdicts"]] == ["OK"] * 4
+    # What is installed here is this folder, which has no distribution.
+    code, text = project("check")
+    assert code == 1 and text.startswith(
+        "acme: acme without version (a copy that is not installed by pip, or none) in "
+    )
+    other_lock = project.folder / "empty.json"
+    code, text = project("--lock", str(other_lock), "check", "--upstream", f"acme={project.folder}@{pinned}")
+    assert code == 2 and text.endswith("  2 OK, 2 UNVERIFIED\nnot everything could be verified\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["check", "--upstream", "acme"], "--upstream 'acme': write NAME=PATH or NAME=PATH@COMMIT"),
+        (["check", "--upstream", "=x"], "'' is no upstream; pins.toml has acme, other, absent"),
+        (["check", "--upstream", "acme="], "--upstream 'acme=': write NAME=PATH or NAME=PATH@COMMIT"),
+        (["bisect", "--upstream", "acme"], "--upstream 'acme': write NAME=CHECKOUT"),
+        (
+            ["bisect", "--upstream", "acme=x", "a..", "--json"],
+            "the range is 'a..': write FIRST..LAST; the pin of",
+        ),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_one_sentence(project, arguments, sentence):
+    code, text = project(*arguments)
+    assert code == 2 and text.startswith(sentence) and text.count("\n") == 1
+
+
+def test_sources_are_named_for_scripts_by_tabs(project):
+    assert project("pins") == (
+        0,
+        "acme\thttps://host/acme\t1234567890abcdef\tv1\nother\thttps://host/other\tabcdef1234567890\t-\n",
+    )
+
+
+def test_the_document_has_a_row_for_each_feature_and_each_patch(project):
+    assert project("docs") == (0, "wrote FOLDER/patches.md\n")
+    text = (project.folder / "patches.md").read_text()
+    assert text[text.index("## Features") :] == (
+        "## Features\n\n"
+        "| Feature | Purpose | Switch | Configuration | Patches |\n| --- | --- | --- | --- | --- |\n"
+        "| always | always on | always on | none of its own | 2 |\n"
+        "| doubling | twice \\| as much | `run.doubling.enabled` | `run.doubling`: `enabled: true`, `times: 2` | 1 |\n"
+        "\n## acme\n\nSupported: cluster pin v1, release acme 1.0.\n\n"
+        "| Target | Kind | Feature | Why | Upstream | Remove when | Switch | Evidence |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| `acme.core:extra` | add | always | nobody has it | https://host/acme/pull/1 | upstream has it | always on "
+        "| checked |\n"
+        "| `acme.core:f` | wrap | doubling | two is \\| more | draft: [acme-f](upstream/acme-f.md) | f doubles "
+        "| `run.doubling.enabled` | executed |\n"
+        "| `acme.late` | before_import | always | early | not forwarded: a test | never | always on | checked |\n"
+    )
+    assert project("docs", "--to", str(project.folder / "made" / "table.md"))[0] == 0
+    assert (project.folder / "made" / "table.md").read_text() == text
+
+
+def test_a_history_is_printed_written_as_json_and_as_a_document(project):
+    first = commit(project.folder, "acme")
+    (project.folder / "acme/core.py").write_text(CORE + "\nextra = 1\n")
+    last = commit(project.folder, "acme")
+    walk = ["bisect", "--upstream", f"acme={project.folder}", f"{first}..{last}"]
+    day = re.compile(r"\d{4}-\d\d-\d\d")
+    code, text = project(*walk)
+    assert (code, day.sub("DAY", text)) == (
+        1,
+        f"acme.core:f@doubling\n  changes: never\nacme.core:extra@always\n  changes: DAY {last[:8]} all: CONFLICT\n"
+        f"  breaks: DAY {last[:8]} all: CONFLICT\nacme.late@always\n  changes: never\n",
+    )
+    code, text = project(*walk, "--json")
+    assert code == 1 and [(each["patch"], each["fits"], each["lost"]) for each in json.loads(text)] == [
+        ("acme.core:f@doubling", True, False),
+        ("acme.core:extra@always", False, True),
+        ("acme.late@always", True, False),
+    ]
+    code, text = project(*walk, "--markdown")
+    text = day.sub("DAY", text)
+    assert f"From {first[:8]} (DAY: all) to {last[:8]} (DAY: all).\n" in text
+    assert "Of 3 patches 2 fit the last commit as they are, 0 have to be read and 1 cannot be applied." in text
+    event = f"DAY {last[:8]} all: CONFLICT"
+    assert f"| `acme.core:extra@always` | {event} | {event} |  |\n" in text
+    assert project("bisect", "--upstream", f"acme={project.folder}", f"{first}..{first}")[0] == 0

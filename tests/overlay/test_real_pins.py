@@ -1,0 +1,45 @@
+"""The pins of this project, and what is published of their upstreams' histories."""
+
+import re
+from pathlib import Path
+
+from overlay.pins import Pins
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_the_real_pins_name_every_upstream_once():
+    pins = Pins.read()
+    names = {upstream.name for upstream in pins.upstreams}
+    assert {"verl", "vllm", "vllm-ascend", "megatron-lm", "mindspeed", "mindspeed-llm", "torch"} <= names
+    assert pins.rooms() == [
+        "verl_patches",
+        "vllm_patches",
+        "vllm_ascend_patches",
+        "megatron_patches",
+        "mindspeed_patches",
+    ]
+    assert pins.of_module("megatron.core.parallel_state").release == "0.8.0"
+    assert pins.of_module("vllm_ascend.ops").name == "vllm-ascend" and pins.of_module("vllmx") is None
+    assert (
+        pins.of_module("verl").commit.startswith("54c9b736")
+        and "release verl 0.4.0" in pins.of_module("verl").supported()
+    )
+    assert "verl_patches" in pins.patched_packages() and "torch" not in pins.patched_packages()
+
+
+def test_published_histories_name_commits_and_this_projects_patches():
+    """The documents under docs/history are this command's: every row has a known form, and the summary is theirs."""
+    table = (DOCS / "upstream" / "README.md").read_text(encoding="utf-8")
+    documents = sorted((DOCS / "history").glob("*.md"))
+    assert documents
+    for document in documents:
+        text = document.read_text(encoding="utf-8")
+        rows = [line for line in text.splitlines() if line.startswith("| `")]
+        counts = [int(word) for word in text.partition("\nOf ")[2].split(".")[0].split() if word.isdigit()]
+        assert counts[0] == len(rows) == sum(counts[1:]) > 5
+        ends = re.search(r"^From (\w{8}) .*\) to (\w{8}) \(([\d-]+): ", text, re.M)
+        assert ends, document.name
+        cells = [ends[1], f"{ends[2]} ({ends[3]})", *map(str, counts)]
+        assert f"](../history/{document.name}) | {' | '.join(cells)} |" in table
+        assert Pins.read().of_module(rows[0].strip("| `").partition(".")[0]).commit.startswith(ends[1])
