@@ -34,8 +34,9 @@ USAGE
 
 # Adds the NPUs to the command: by the Ascend runtime, or device by device.
 add_npus() {
-    local dies=$1 device last=$(($1 - 1))
-    if docker info --format '{{json .Runtimes}}' 2>/dev/null | grep -q '"ascend"'; then
+    local dies=$1 device runtimes last=$(($1 - 1))
+    runtimes=$(docker info --format '{{json .Runtimes}}' 2>/dev/null) || runtimes=''
+    if [[ $runtimes == *'"ascend"'* ]]; then
         command+=(--runtime ascend --env "ASCEND_VISIBLE_DEVICES=0-$last")
         return
     fi

@@ -5,6 +5,7 @@ with smaller micro batches where a die ran out of memory.
 Example, the 256-die job; on every node, with the same arguments:
   scripts/supervise.py --output outputs/supervised -- bash scripts/train_deepseekv3_256die_true_weight.sh --cluster FILE
 The command gets Hydra overrides at its end: where to write, where to keep checkpoints, trainer.resume_mode=auto.
+A node that gives its dies to another one's training starts again with it, and ends when that one's supervisor says so.
 Exit codes: 0 the training came to its end, 1 it failed and is not started again, 2 arguments or policy refused, or what
 the training itself refused; 130 Ctrl-C; 143 terminated.
 """
@@ -12,15 +13,18 @@ the training itself refused; 130 Ctrl-C; 143 terminated.
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
 import tarfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import distributions
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +45,10 @@ _OUTPUT, _CHECKPOINTS = "actor_rollout_ref.overlay.measure.output_dir", "trainer
 _RESUME = "trainer.resume_mode"
 _RECORD = "supervision.jsonl"
 _LOG_BYTES, _SIGNALLED = 400_000, 128
+# What a launcher says on a node that gives its dies to another one's training, and seconds after the end of a start in
+# which the supervisor of that one has said what follows.
+_WORKER = re.compile(r"\bnode \S+ is the worker\b")
+_FIRST_LINES, _DECIDED_S = 200, 60.0
 _KEPT = (CONFIGURATION, METRICS, "events.jsonl", "faults.jsonl", "samples.last.json", "overlay.json", _RECORD)
 
 
@@ -65,7 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with SignalFlag() as signals:
             return _supervise(supervised, Supervision(policy), options.silent_after, signals)
     except Interrupted as interrupted:
-        print("interrupted; everything that this started has been stopped", file=sys.stderr)
         return _SIGNALLED + interrupted.number
 
 
@@ -144,29 +151,105 @@ class Supervised:
 
 def _supervise(supervised: Supervised, supervision: Supervision, silent_after: float, signals: SignalFlag) -> int:
     overrides: Mapping[str, int | float] = {}
-    number = 1 + len(list(supervised.folder.glob("start_*.log")))
+    head = _Head(supervised)
     while True:
-        log, began = supervised.folder / f"start_{number}.log", time.time()
-        _say(supervised, f"start {number}; its output is in {log}", start=number, overrides=dict(overrides))
-        code = _start(supervised.command(overrides), log, silent_after, signals)
+        log = _new_log(supervised.folder)
+        try:
+            ended = _start_once(supervised, supervision, log, overrides, head, silent_after, signals)
+            if isinstance(ended, int):
+                return ended
+            overrides = ended.overrides
+            _wait(ended.wait_s, signals)
+        except Interrupted as interrupted:
+            code = _SIGNALLED + interrupted.number
+            _say(supervised, "interrupted; everything that this started has been stopped", **_end(log, code))
+            raise
+
+
+def _start_once(
+    supervised: Supervised,
+    supervision: Supervision,
+    log: Path,
+    overrides: Mapping[str, int | float],
+    head: "_Head",
+    silent_after: float,
+    signals: SignalFlag,
+) -> int | Again:
+    """One start; the exit code where it was the last one."""
+    began = time.time()
+    _say(supervised, f"a start; its output is in {log}", start=log.name, overrides=dict(overrides))
+    code = _start(supervised.command(overrides), log, silent_after, signals)
+    if _is_worker(log):
+        elsewhere = head.ended(_DECIDED_S if code == 0 else 0, signals)
+        if elsewhere is not None:
+            _say(supervised, f"the head's supervisor has ended the training with {elsewhere}", code=code)
+            return elsewhere
         if code == 0:
-            _say(supervised, "the training came to its end", code=0)
-            return 0
-        hang = None if code is not None else f"nothing was printed for {silent_after:g} s"
-        attempt = supervised.attempt(code or 1, log, began, hang)
-        decided = supervision.decide(attempt)
-        facts = {"code": code, "cause": attempt.failure.cause, "stage": attempt.failure.stage, "step": attempt.step}
-        _say(supervised, f"it failed ({attempt.failure.cause}): {attempt.failure.sentence}", **facts)
-        if not isinstance(decided, Again):
-            bundle = _bundle(supervised, log)
-            _say(supervised, f"it is not started again: {decided.reason}; {bundle} holds what is known", code=code)
-            return _exit_code(code)
-        overrides = decided.overrides
-        settings = " ".join(f"{key}={value}" for key, value in overrides.items())
-        place = f"from the checkpoint of step {attempt.checkpoint}" if attempt.checkpoint else "from the beginning"
-        _say(supervised, f"again in {decided.wait_s:g} s {place}{' with ' + settings if settings else ''}")
-        _wait(decided.wait_s, signals)
-        number += 1
+            _say(supervised, "the head has ended this start, and not the training; again", code=code)
+            return Again(0, overrides)
+    if code == 0:
+        _say(supervised, "the training came to its end", **_end(log, 0))
+        return 0
+    hang = None if code is not None else f"nothing was printed for {silent_after:g} s"
+    attempt = supervised.attempt(code or 1, log, began, hang)
+    decided = supervision.decide(attempt)
+    facts = {"code": code, "cause": attempt.failure.cause, "stage": attempt.failure.stage, "step": attempt.step}
+    _say(supervised, f"it failed ({attempt.failure.cause}): {attempt.failure.sentence}", **facts)
+    if not isinstance(decided, Again):
+        bundle, ended = _bundle(supervised, log), _exit_code(code)
+        reason = f"it is not started again: {decided.reason}; {bundle} holds what is known"
+        _say(supervised, reason, **_end(log, ended))
+        return ended
+    settings = " ".join(f"{key}={value}" for key, value in decided.overrides.items())
+    place = f"from the checkpoint of step {attempt.checkpoint}" if attempt.checkpoint else "from the beginning"
+    again = {} if _is_worker(log) else {"again_s": decided.wait_s, "after": attempt.failure.cause}
+    _say(supervised, f"again in {decided.wait_s:g} s {place}{' with ' + settings if settings else ''}", **again)
+    return decided
+
+
+def _is_worker(log: Path) -> bool:
+    """Whether this node gives its dies to another one's training, as the launcher says."""
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        return any(_WORKER.search(line) for line in islice(lines, _FIRST_LINES))
+
+
+def _end(log: Path, code: int) -> dict[str, int]:
+    """What the record says of an end: that of the training, or of this node's part."""
+    return {"left" if _is_worker(log) else "ended": code}
+
+
+class _Head:
+    """What the head's supervisor writes into the record of all nodes, from now on."""
+
+    def __init__(self, supervised: Supervised) -> None:
+        self._supervised, self._read = supervised, 0
+        self._read = len(self._record())
+
+    def ended(self, seconds: float, signals: SignalFlag) -> int | None:
+        """The exit code with which it has ended the training; None where it goes on with it, or has not said anything
+        new within `seconds`."""
+        wait_until(lambda: bool(signals.received or self._decisions()), seconds)
+        if signals.received:
+            raise Interrupted(signals.received[0])
+        last = self._decisions()[-1:]
+        self._read = len(self._record())
+        return last[0].get("ended") if last else None
+
+    def _decisions(self) -> list[dict[str, Any]]:
+        return [each for each in self._record()[self._read :] if "ended" in each or "again_s" in each]
+
+    def _record(self) -> list[dict[str, Any]]:
+        return read_entries(self._supervised.folder / _RECORD)
+
+
+def _new_log(folder: Path) -> Path:
+    """The log of a start, made: the supervisors of all nodes have one folder."""
+    for number in count(1):
+        with suppress(FileExistsError):
+            log = folder / f"start_{number}.log"
+            log.open("x").close()
+            return log
+    raise AssertionError  # numbers do not end
 
 
 class _Silent(Exception):
@@ -185,7 +268,7 @@ def _start(command: Sequence[str], log: Path, silent_after: float, signals: Sign
         if text:
             shown, changed = shown + len(text), time.monotonic()
             os.write(sys.stdout.fileno(), text)
-        elif time.monotonic() - changed > silent_after:
+        elif time.monotonic() - changed > silent_after and not _is_worker(log):
             raise _Silent
 
     try:
@@ -230,7 +313,7 @@ def _end_of(log: Path) -> str:
 
 def _say(supervised: Supervised, sentence: str, **facts: Any) -> None:
     print(f"supervise: {sentence}", flush=True)
-    entry = {"time": time.time(), "message": sentence, **facts}
+    entry = {"time": time.time(), "host": os.uname().nodename, "message": sentence, **facts}
     with (supervised.folder / _RECORD).open("a", encoding="utf-8") as record:
         record.write(json.dumps(entry) + "\n")
 

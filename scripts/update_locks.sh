@@ -19,6 +19,7 @@ fi
 "$project_root/.venv/bin/uv" "${options[@]}" runtime.in -o runtime.lock
 "$project_root/.venv/bin/uv" "${options[@]}" -c runtime.lock bootstrap.in -o bootstrap.lock
 "$project_root/.venv/bin/uv" "${options[@]}" -c runtime.lock dev.in -o dev.lock
+"$project_root/.venv/bin/uv" "${options[@]}" -c runtime.lock -c dev.lock tune.in -o tune.lock
 "$project_root/.venv/bin/uv" "${options[@]}" --no-deps upstream.in -o upstream.lock
 # The image's: for machines of every kind, with the hashes of all of them.
 "$project_root/.venv/bin/uv" "${options[@]}" --universal --no-deps image.in -o ../requirements.txt

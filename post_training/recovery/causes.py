@@ -40,6 +40,7 @@ _ASKED_TO_END = (130, 143, -2, -15)
 # before the connections that broke. Ray's text about any dead worker speaks of "the OOM killer": no sign of memory.
 _SIGNS: tuple[tuple[Cause, str], ...] = (
     ("full_disk", r"No space left on device|Disk quota exceeded|the disk that holds .* is full"),
+    ("not_valid", r"\bhold inf or nan in\b"),
     ("host_memory", r"ran out of host memory|exceeds the memory usage threshold|the node running low on memory"),
     ("OOM", r"NPU out of memory|ran out of device memory"),
     ("ray_died", r"Ray ended during the run|NodeDiedError"),
@@ -53,7 +54,7 @@ _SIGNS: tuple[tuple[Cause, str], ...] = (
 _STAGES: tuple[tuple[Stage, str], ...] = (
     ("rollout", r"generate_sequences"),
     ("log_prob", r"compute_(?:ref_)?log_prob"),
-    ("update", r"update_(?:actor|critic)"),
+    ("update", r"update_(?:actor|critic)|compute_values"),
 )
 _TASK = re.compile(r"ray::\w+\.(\w+)\(\)")
 

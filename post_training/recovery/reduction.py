@@ -15,14 +15,19 @@ from post_training.report.run_folder import at
 _ACTOR, _ROLLOUT, _REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 EXACT_LOSS = "actor_rollout_ref.overlay.exact_loss.enabled"
 _UPDATE = (f"{_ACTOR}.ppo_micro_batch_size_per_gpu",)
+_CRITIC = ("critic.ppo_micro_batch_size_per_gpu",)
 _LOG_PROB = (f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", f"{_REF}.log_prob_micro_batch_size_per_gpu")
 # With dynamic batches these count instead: tokens of a micro batch, by the switch that makes them count.
 _TOKENS = {
     _UPDATE[0]: (f"{_ACTOR}.use_dynamic_bsz", f"{_ACTOR}.ppo_max_token_len_per_gpu"),
+    _CRITIC[0]: ("critic.use_dynamic_bsz", "critic.ppo_max_token_len_per_gpu"),
     _LOG_PROB[0]: (f"{_ROLLOUT}.log_prob_use_dynamic_bsz", f"{_ROLLOUT}.log_prob_max_token_len_per_gpu"),
     _LOG_PROB[1]: (f"{_REF}.log_prob_use_dynamic_bsz", f"{_REF}.log_prob_max_token_len_per_gpu"),
 }
-_SEQUENCES, _CACHE_SHARE = f"{_ROLLOUT}.max_num_seqs", f"{_ROLLOUT}.gpu_memory_utilization"
+# The engine's own key: verl hands on what is in engine_kwargs, and not its max_num_seqs beside it. A configuration need
+# not have it, so Hydra adds it; without it vLLM takes 256.
+_SEQUENCES, _CACHE_SHARE = f"{_ROLLOUT}.engine_kwargs.vllm.max_num_seqs", f"{_ROLLOUT}.gpu_memory_utilization"
+_USUAL_SEQUENCES = 256
 _LEAST_CACHE_SHARE = 0.1
 
 
@@ -35,7 +40,8 @@ def reduced(config: Mapping[str, Any], stage: Stage | None) -> dict[str, int | f
     """
     if stage == "rollout":
         return _rollout(config)
-    keys = {"update": _UPDATE, "log_prob": _LOG_PROB, None: _UPDATE + _LOG_PROB}[stage]
+    update = _UPDATE + _CRITIC if at(config, "algorithm.adv_estimator") == "gae" else _UPDATE
+    keys = {"update": update, "log_prob": _LOG_PROB, None: update + _LOG_PROB}[stage]
     if stage != "log_prob" and not at(config, EXACT_LOSS):
         return {}
     return {key: value for each in keys for key, value in _micro_batch(config, each).items()}
@@ -55,9 +61,9 @@ def _micro_batch(config: Mapping[str, Any], key: str) -> dict[str, int | float]:
 
 def _rollout(config: Mapping[str, Any]) -> dict[str, int | float]:
     found: dict[str, int | float] = {}
-    sequences, share = at(config, _SEQUENCES), at(config, _CACHE_SHARE)
+    sequences, share = at(config, _SEQUENCES) or _USUAL_SEQUENCES, at(config, _CACHE_SHARE)
     if isinstance(sequences, int) and sequences > 1:
-        found[_SEQUENCES] = sequences // 2
+        found[f"++{_SEQUENCES}"] = sequences // 2
     if isinstance(share, int | float) and share > _LEAST_CACHE_SHARE:
         found[_CACHE_SHARE] = round(max(_LEAST_CACHE_SHARE, share / 2), 4)
     return found

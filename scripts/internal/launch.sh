@@ -19,6 +19,9 @@ it stops. A start after a crash stops first what the crashed one left behind; a 
 refused.
 
   --cluster FILE    settings of the cluster (default: scripts/env/a3_256_dies.env)
+  --master HOST     name or address of the head instead of the file's MASTER_ADDR, where a scheduler chooses the nodes
+  --join HOST:PORT  the head of a Ray that runs: on this node alone, hold its nodes' dies, versions and checkouts against
+                    each other and train on it; no Ray is started or stopped
   --resume WHAT     go on with a checkpoint: auto for the newest complete one below OUTPUT_DIR/checkpoints (or step 1 where
                     there is none), never, or the folder of a step; without it the configuration decides
   --dry-run         print the settings and the commands of this node, and start nothing
@@ -33,6 +36,8 @@ USAGE
 
 main() {
     local configuration=$1 cluster=$project_root/scripts/env/a3_256_dies.env action=run
+    # shellcheck disable=SC2034 # the files of the launcher read them
+    declare -g master='' joined=''
     # shellcheck disable=SC2034 # training.sh reads them
     declare -ga overrides=() resume=()
     shift
@@ -44,6 +49,18 @@ main() {
             --cluster)
                 argument_require_value "$1" $#
                 cluster=$2
+                shift 2
+                ;;
+            --master)
+                argument_require_value "$1" $#
+                # shellcheck disable=SC2034
+                master=$2
+                shift 2
+                ;;
+            --join)
+                argument_require_value "$1" $#
+                # shellcheck disable=SC2034
+                joined=$2
                 shift 2
                 ;;
             --resume)

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Waits until enough nodes with enough NPUs have joined a Ray cluster, and holds them against each other.
 
-Exit codes: 0 they are there and agree, 1 not in time, 3 they differ in what they run. Another one: Ray does not answer.
-A clock that is off is told, and ends nothing.
+Exit codes: 0 they are there and agree, 1 not in time, 3 they differ in what they run, 4 Ray does not
+answer. A clock that is off is told, and ends nothing.
 """
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from scripts.examination.cluster import NodeFacts, ask_nodes, compare_nodes  # noqa: E402
+from scripts.examination.finding import Finding  # noqa: E402
 
 _SECONDS_BETWEEN_LINES = 10
 
@@ -60,6 +62,16 @@ def agree(facts: Sequence[NodeFacts], nodes: int, dies: int) -> bool:
     return all(finding.what.endswith(" clock") for finding in bad)
 
 
+def refusal(address: str, error: Exception) -> tuple[int, str]:
+    """The exit code and the sentence for what Ray raised when this node connected."""
+    versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", str(error))
+    if len(versions) < 2:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return 4, f"Ray at {address} does not answer: {said}"
+    there, here = (f"Ray {ray} with Python {python}" for ray, python in versions[:2])
+    return 3, Finding("Ray", f"{address} runs {there}, this node {here}", "install the same image").line()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Joins the cluster as a driver and waits; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -71,7 +83,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     import ray
 
-    ray.init(address=options.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        ray.init(address=options.address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        code, sentence = refusal(options.address, error)
+        print(sentence, flush=True)
+        return code
     try:
         if not wait_for_nodes(ray.nodes, options.nodes, options.dies, options.timeout, options.interval):
             return 1

@@ -21,6 +21,7 @@ cluster_read() {
     declare -gA cluster_given=()
     declare -ga cluster_names=() cluster_exports=()
     settings_read "$file" cluster_given cluster_names
+    cluster_place_head
     for name in "${cluster_names[@]}"; do
         if [[ " ${CLUSTER_SETTINGS[*]} " == *" $name "* ]]; then
             declare -g "$name=${cluster_given[$name]}"
@@ -29,6 +30,28 @@ cluster_read() {
         fi
     done
     cluster_check "$file"
+}
+
+# Puts the head of --master or --join, which the launcher alone has, in the place of the file's. A scheduler publishes names
+# while it starts the nodes.
+cluster_place_head() {
+    local host=${master:-} option=--master begun=$SECONDS waits=0 address allowed=${cluster_given[HEAD_TIMEOUT_S]:-0}
+    if [[ -n ${joined:-} ]]; then
+        [[ -z ${master:-} ]] || fail "--master and --join both name a head; take one of them away."
+        [[ $joined == ?*:* ]] || fail "--join is \"$joined\": give HOST:PORT of a Ray's head, such as 10.0.0.1:6379."
+        host=${joined%:*} option=--join
+        cluster_given[RAY_PORT]=${joined##*:}
+        declare -g RAY_PORT=${joined##*:}
+    fi
+    [[ -n $host ]] || return 0
+    [[ $allowed =~ ^[0-9]{1,9}$ ]] || allowed=0
+    until address=$(getent ahostsv4 "$host") && [[ -n $address ]]; do
+        ((SECONDS - begun < allowed)) || fail "$option: the name $host has no IPv4 address; correct it."
+        ((waits++)) || say "waiting for the address of $host, up to $allowed s"
+        sleep 1
+    done
+    declare -g MASTER_ADDR=${address%%[[:space:]]*}
+    cluster_given[MASTER_ADDR]=$MASTER_ADDR
 }
 
 # Fails unless every setting is given, filled in and of its kind.

@@ -12,7 +12,7 @@ network_find_node() {
     network_address=$(awk -v name="$network_interface" '$2 == name { sub("/.*", "", $4); print $4; exit }' <<<"$addresses")
     [[ -n $network_address ]] ||
         fail "SOCKET_IFNAME: this node has no interface $network_interface with an IPv4 address; it has $(network_summary "$addresses")."
-    if [[ $network_address == "$MASTER_ADDR" ]]; then
+    if [[ -n $joined || $network_address == "$MASTER_ADDR" ]]; then
         network_role="head"
     elif grep -qF " $MASTER_ADDR/" <<<"$addresses"; then
         fail "MASTER_ADDR $MASTER_ADDR is an address of this node, but not of SOCKET_IFNAME $network_interface, which has $network_address; make them agree."

@@ -65,22 +65,26 @@ ray_node_start() {
     ((status == 0)) || quit "$EXIT_RAY" "Ray did not start on this node; the reason is in $log."
 }
 
-# Whether our own Ray has ended. A training that failed with STATUS because one of Ray's processes is gone may tell so
+# Whether our own Ray has ended, or the joined one does not answer. A training that failed with STATUS because one of Ray's processes is gone may tell so
 # before Ray does.
 ray_node_ended() {
     local status=$1 begun=$SECONDS
+    if [[ -n $joined ]]; then
+        ((status != 0)) && ! network_answers "$MASTER_ADDR" "$RAY_PORT"
+        return
+    fi
     while process_runs "$ray_process"; do
         ((status != 0 && SECONDS - begun < RAY_NOTICES_S)) || return 1
         sleep "$POLL_S"
     done
 }
 
-# Ends our own Ray and waits until all of its processes have gone.
+# Ends our own Ray, if there is one, and waits until all of its processes have gone.
 ray_node_stop() {
     # A second signal must not cut this short.
     trap '' INT TERM HUP
-    ((ray_process)) || return 0
-    process_end_session "$ray_process"
+    ((ray_process)) || [[ -n $joined ]] || return 0
+    ((ray_process == 0)) || process_end_session "$ray_process"
     ray_process=0
     ray_node_sweep
     rm -f "$process_notes"

@@ -33,7 +33,7 @@ training_prepare() {
 # Prints what this node would do: lines that begin with source, export, cd and run are what it runs, in this order.
 training_show() {
     local name
-    say "node $network_address on $network_interface: $network_role of $NODES nodes with $DIES_PER_NODE dies each"
+    say "node $network_address on $network_interface: $network_role of $NODES nodes with $DIES_PER_NODE dies each${joined:+, of the Ray at $joined}"
     for name in "${CLUSTER_SETTINGS[@]}"; do
         say "setting $name=${cluster_given[$name]}"
     done
@@ -47,7 +47,7 @@ training_show() {
     say "export PYTHONPATH=$(printf '%q' "$training_root")"'${PYTHONPATH:+:$PYTHONPATH}'
     say "cd $(printf '%q' "$training_root")"
     [[ $network_role == worker ]] || training_show_command "${training_check[@]}"
-    training_show_command "${ray_command[@]}"
+    [[ -n $joined ]] || training_show_command "${ray_command[@]}"
     [[ $network_role == worker ]] || training_show_command "${training_wait[@]}"
     [[ $network_role == worker ]] || training_show_command "${training_command[@]}"
 }
@@ -93,14 +93,15 @@ training_refuse() {
     said=$("${training_check[@]}" 2>&1 >/dev/null) || fail "${said##*error: }"
 }
 
-# The head: Ray, the other nodes, the training.
+# The head: Ray, unless one is joined, the other nodes, the training.
 training_lead() {
     local status=0
-    ray_node_start "$ray_log"
+    [[ -n $joined ]] || ray_node_start "$ray_log"
     training_child_run "${training_wait[@]}" || status=$?
     case $status in
         0) ;;
-        1) quit "$EXIT_MISSING" "Not all of the $NODES nodes joined within $NODES_TIMEOUT_S s: start this script on the missing ones, and look at their logs." ;;
+        1) [[ -z $joined ]] || quit "$EXIT_MISSING" "The Ray at $joined does not have $NODES nodes with $DIES_PER_NODE NPUs each within $NODES_TIMEOUT_S s: start Ray on the missing ones with --resources='{\"NPU\": $DIES_PER_NODE}', or correct NODES and DIES_PER_NODE."
+            quit "$EXIT_MISSING" "Not all of the $NODES nodes joined within $NODES_TIMEOUT_S s: start this script on the missing ones, and look at their logs." ;;
         3) fail "The nodes differ, as the lines above say: mend that, and start again." ;;
         *) training_ray_ended "$status" ;;
     esac
@@ -112,7 +113,9 @@ training_lead() {
 
 # Ends the head where its own Ray has gone or does not answer.
 training_ray_ended() {
-    quit "$EXIT_RAY_ENDED" "Ray on this node does not answer any more ($(training_code "$1")); the reason is in $ray_log or $training_log."
+    local logs="$ray_log or $training_log" where="on this node"
+    [[ -z $joined ]] || logs=$training_log where="at $joined"
+    quit "$EXIT_RAY_ENDED" "Ray $where does not answer any more ($(training_code "$1")); the reason is in $logs."
 }
 
 # Prints an exit code in words.

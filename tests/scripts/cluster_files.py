@@ -40,7 +40,7 @@ def write_cluster_file(path: Path, **values: object) -> Path:
 def lines_of_a_first_step() -> list[re.Pattern]:
     """The lines of a first step in docs/cluster.md, each as a pattern: its words, in their order, in one line."""
     section = (ROOT / "docs" / "cluster.md").read_text().partition("## 6.")[2].partition("## ")[0]
-    lines = re.findall(r"^    (.+)$", section, re.MULTILINE)
+    lines = re.findall(r"^    (?!python )(.+)$", section, re.MULTILINE)  # without the command that follows them
     return [re.compile(".*".join(map(re.escape, re.findall(r"[A-Za-z_/]{3,}", line)))) for line in lines]
 
 

@@ -33,6 +33,11 @@ ENDINGS = {
     "hang": ("", "rank 1 has not answered for 61 s; the run was ended", 1),
     "full_disk": (DIED, "the disk that holds /data, mounted at /data, is full (no space left)", 1),
     "reward_error": ("", "the run is not valid: the reward function failed 8 times at step 1", 1),
+    "nonfinite_weights": (
+        DIED,
+        "the actor's weights as loaded from /m hold inf or nan in a (rank 0); copy it again",
+        1,
+    ),
     "not_valid": ("", "the run is not valid: metrics were not finite: actor/grad_norm at step 3", 1),
     "bad_configuration": ("", "data.train_files=x is no file", 2),
     "unknown": ("KeyError: 'prompt'", "'prompt'", 1),

@@ -205,7 +205,10 @@ def host(tmp_path):
         (tmp_path / path).touch()
     (tmp_path / "usr/local/dcmi").mkdir(parents=True)
     docker = tmp_path / "docker"
-    docker.write_text('#!/bin/bash\nif [[ $1 == info ]]; then echo "$RUNTIMES"; else printf "[%s]" "$@"; echo; fi\n')
+    # info says more than a pipe holds, so that a reader who stops early would end docker with SIGPIPE.
+    docker.write_text(
+        '#!/bin/bash\n[[ $1 != info ]] || { echo "$RUNTIMES"; exec seq 30000; }\nprintf "[%s]" "$@"\necho\n'
+    )
     docker.chmod(0o755)
 
     def run(runtimes: str, *line: str) -> tuple[int, str]:

@@ -753,3 +753,55 @@ def test_a_public_address_is_refused_unless_it_is_allowed(tmp_path, port, addres
 def test_the_shipped_settings_ask_to_be_filled_in():
     done = subprocess.run(["bash", LAUNCHER, "--dry-run"], capture_output=True, text=True)
     assert done.returncode == 2 and "MASTER_ADDR is still the placeholder" in done.stderr
+
+
+def test_a_ray_that_runs_is_joined_and_neither_started_nor_stopped(worker, port):
+    """From any node, which need not be the head of the file."""
+    with socket.create_server((HEAD, port)) as listener:
+        threading.Thread(target=_accept, args=(listener,), daemon=True).start()
+        code, said = worker.run("--join", f"{HEAD}:{port}", MASTER_ADDR="10.9.9.9", RAY_PORT=1)
+        assert answers(port)
+    assert code == 0, said
+    assert worker.calls == ["check", "wait", "train"] and "done; results are in" in said
+    train = worker.lines[-1]
+    assert f"[ray_init.address={HEAD}:{port}]" in train
+    assert f"--address {HEAD}:{port}" in (worker.tools / "arguments").read_text()
+
+
+def test_a_joined_ray_whose_nodes_differ_or_that_ends_is_told(worker, port):
+    worker.set("wait-code", "3")
+    code, said = worker.run("--join", f"{HEAD}:{port}")
+    assert code == 2 and "The nodes differ" in said and worker.calls == ["check", "wait"]
+    worker.set("wait-code", "1")
+    code, said = worker.run("--join", f"{HEAD}:{port}")
+    assert code == 4 and f"The Ray at {HEAD}:{port} does not have 2 nodes with" in said
+    assert "start this script" not in said and worker.calls[-1] == "wait"
+    worker.set("wait-code", "0")
+    worker.set("train-code", "1")
+    code, said = worker.run("--join", f"{HEAD}:{port}")
+    assert code == 5 and f"Ray at {HEAD}:{port} does not answer any more (exit code 1)" in said
+
+
+def test_a_dry_run_of_a_join_names_no_ray_to_start(worker, port):
+    code, said = worker.run("--join", f"{HEAD}:{port}", "--dry-run")
+    assert code == 0 and "run python3 scripts/internal/wait_for_nodes.py" in said and "start_ray" not in said
+
+
+def test_the_head_may_be_named_on_the_command_line(head):
+    code, said = head.run("--master", "127.0.0.2", MASTER_ADDR="<address of the head node>")
+    assert code == 0 and head.calls == ["check", "ray start", "wait", "train", "ray ended"], said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--join", "127.0.0.2"], '--join is "127.0.0.2": give HOST:PORT'),
+        (["--join", "127.0.0.2:x"], "RAY_PORT"),
+        (["--join", "127.0.0.2:1", "--master", "127.0.0.2"], "take one of them away"),
+        (["--master", "no-such-host.invalid"], "--master: the name no-such-host.invalid has no IPv4 address"),
+        (["--master"], "--master needs a value"),
+    ],
+)
+def test_a_head_that_cannot_be_is_refused(head, arguments, sentence):
+    code, said = head.run(*arguments, HEAD_TIMEOUT_S=1)
+    assert code == 2 and sentence in said and not head.calls

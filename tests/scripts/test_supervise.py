@@ -15,6 +15,7 @@ from verl_patches.trainer.own_ray.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 7
+FOLLOWING = ROOT / "tests" / "scripts" / "following_training.py"
 TRAINING = ROOT / "tests" / "scripts" / "failing_training.py"
 # What is met after step 3, whose newest checkpoint is that of step 2; and the cause that has to be read from it.
 CAUSES = {
@@ -29,6 +30,7 @@ CAUSES = {
     "full_disk": "full_disk",
     "reward_error": "reward_error",
     "not_valid": "not_valid",
+    "nonfinite_weights": "not_valid",
     "bad_configuration": "bad_configuration",
     "unknown": "unknown",
 }
@@ -156,6 +158,50 @@ def test_a_second_supervision_goes_on_from_what_the_first_has_left(bench):
     ended = bench.run([after(5, "unknown")])
     assert ended.returncode == 0 and [step for step, _ in bench.metrics] == list(range(1, STEPS + 1))
     assert (bench.output / "start_2.log").is_file() and len(bench.starts) == 2
+
+
+@pytest.fixture
+def another_node(bench):
+    """Starts the supervisor of a node that gives its dies to the head, in the folder of the head's."""
+    script, record, starts = FOLLOWING, bench.output / "supervision.jsonl", bench.folder / "follows"
+    command = bench.command([], "--silent-after", "0.1")
+    command = [*command[: command.index("--") + 1], sys.executable, str(script), str(record), str(starts)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert wait_until(starts.exists, 60)
+    yield process, starts
+    process.kill()
+    process.wait()
+
+
+def test_every_node_starts_again_with_the_head_and_ends_with_it(bench, another_node):
+    """Whatever the head does, its launcher ends with 0 there; and it prints nothing while the head trains."""
+    process, starts = another_node
+    ended = bench.run([after(3, "worker_died"), after(5, "ray_died")])
+    said, _ = process.communicate(timeout=60)
+    assert ended.returncode == process.returncode == 0, ended.stdout + said
+    assert len(bench.starts) == 3 and 1 <= len(starts.read_text().splitlines()) <= 3
+    assert "the head's supervisor has ended the training with 0" in said and "hang" not in said
+    assert [step for step, _ in bench.metrics] == list(range(1, STEPS + 1))
+
+
+def test_a_training_that_is_given_up_is_given_up_on_every_node(bench, another_node):
+    process, _ = another_node
+    ended = bench.run([after(3, "unknown")])
+    said, _ = process.communicate(timeout=60)
+    assert ended.returncode == process.returncode == 1, ended.stdout + said
+    assert "the head's supervisor has ended the training with 1" in said
+
+
+def test_a_node_that_leaves_does_not_end_the_training(bench, another_node):
+    process, _ = another_node
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 143
+    (left,) = [entry["left"] for entry in bench.record if "left" in entry]
+    assert left == 143 and not [entry for entry in bench.record if "ended" in entry]
+    assert bench.run([]).returncode == 0
 
 
 def test_a_folder_of_the_commands_own_is_kept(bench):

@@ -14,18 +14,23 @@ import pytest
 from post_training.report.metrics import read_entries
 from rehearsal.plan import ROOT, Options, Plan, make_plan
 from rehearsal.processes import remove_emulated_dies
-from rehearsal.resume_proof.comparison import compare
+from rehearsal.resume_proof.comparison import MEASURED, OF_A_START, compare, metrics_of
 from verl_patches.trainer.own_ray import private_folder
 from verl_patches.trainer.own_ray.processes import descendants
 
 STEPS, LIMIT_S = 3, 900
 SETTINGS = ("trainer.save_freq=1", "trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.logger=[console]")
 
-pytestmark = pytest.mark.exhaustive("trains five times")
+# Of losses that are reported, with another order of the sums in float32: tests/verl_patches/features/exact_loss.
+EXACT_LOSS = {"rel": 1e-5, "abs": 1e-6}
+MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+SKIPPED = (*MEASURED, *OF_A_START)
+
+pytestmark = pytest.mark.exhaustive("trains eight times")
 
 
-def planned(output: Path) -> Plan:
-    return make_plan(Options(steps=STEPS, output=output, overrides=SETTINGS), "supervised")
+def planned(output: Path, *more: str) -> Plan:
+    return make_plan(Options(steps=STEPS, output=output, overrides=(*SETTINGS, *more)), "supervised")
 
 
 def train(command: list[str], plan: Plan, meanwhile: Callable[[int], None] = lambda process: None) -> int:
@@ -112,6 +117,32 @@ def test_a_killed_training_comes_to_the_unbroken_ones_end(unbroken, tmp_path, na
     went_on_from = int(again.split("the checkpoint of step ")[1].split()[0]) if "checkpoint" in again else 0
     compared = compare(unbroken, plan.output, went_on_from + 1, STEPS)
     assert compared.differing == () and compared.steps == STEPS, compared
+
+
+def test_memory_that_runs_out_at_the_third_step_changes_no_gradient(tmp_path):
+    """Its update gets nine tenths of what it took: too little for a micro batch, and enough for half of one."""
+    plan, unbroken = (planned(tmp_path / name, "actor_rollout_ref.overlay.precision=float32") for name in "ab")
+    assert train(unbroken.run_command(), unbroken) == 0, (tmp_path / "b.log").read_text()[-4000:]
+    expected = metrics_of(unbroken.output)
+    plan.output.mkdir()
+    (plan.output / "limit").write_text(str(int(0.9 * expected[3]["memory/peak_bytes/update"])))
+    command = supervised(plan, tmp_path / "policy.yaml")
+    command[command.index("rehearsal.training")] = "tests.scripts.scarce_training"
+    code = train(command, plan)
+    assert code == 0, (tmp_path / "a.log").read_text()[-4000:]
+    (failed,) = [entry for entry in record_of(plan) if "cause" in entry]
+    assert (failed["cause"], failed["stage"], failed["step"]) == ("OOM", "update", 2)
+    halved = [entry["overrides"] for entry in record_of(plan) if "overrides" in entry]
+    assert halved == [{}, {MICRO: 32}]
+    found = metrics_of(plan.output)
+    ours, theirs = ({name: value for name, value in steps[3].items() if not name.startswith(SKIPPED)}
+                    for steps in (found, expected))  # fmt: skip
+    assert ours.keys() == theirs.keys() and ours["actor/grad_norm"] > 0
+    for name, value in theirs.items():
+        assert ours[name] == pytest.approx(value, **EXACT_LOSS), name
+    for step in (1, 2):
+        names = [name for name in expected[step] if not name.startswith(SKIPPED)]
+        assert [found[step][name] for name in names] == [expected[step][name] for name in names]
 
 
 def test_a_refused_configuration_is_not_started_again(tmp_path):

@@ -65,3 +65,18 @@ def test_nodes_that_run_other_code_do_not_agree_and_a_clock_is_only_told(capsys)
     assert "BAD 10.0.0.2 clock 9.00 s apart; set the clocks" in " ".join(capsys.readouterr().out.split())
     assert not script.agree([node("10.0.0.1"), node("10.0.0.2", tree="b")], 2, 16)
     assert "BAD 10.0.0.2 overlay another; copy the same checkout" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_ray_says_at_the_start_is_one_line_and_a_code():
+    mismatch = RuntimeError(
+        "Version mismatch: The cluster was started with:\n    Ray: 2.9.3\n    Python: 3.10.1\n"
+        "This process on node 10.0.0.1 was started with:\n    Ray: 2.46.0\n    Python: 3.11.7\n"
+    )
+    code, line = script.refusal("10.0.0.1:6379", mismatch)
+    assert code == 3 and " ".join(line.split()) == (
+        "BAD Ray 10.0.0.1:6379 runs Ray 2.9.3 with Python 3.10.1, this node Ray 2.46.0 with Python 3.11.7; "
+        "install the same image"
+    )
+    gone = script.refusal("10.0.0.1:6379", ConnectionError("Could not find a Ray at it.\nAnd why.\n"))
+    assert gone == (4, "Ray at 10.0.0.1:6379 does not answer: Could not find a Ray at it.")
+    assert script.refusal("10.0.0.1:6379", RuntimeError())[1].endswith("does not answer: RuntimeError")

@@ -23,7 +23,8 @@ def config(micro=8, log_prob=4, sequences=64, share=0.6, exact=True, dynamic=Fal
             },
             "rollout": {
                 "log_prob_micro_batch_size_per_gpu": log_prob,
-                "max_num_seqs": sequences,
+                "max_num_seqs": 1024,  # which verl does not read
+                "engine_kwargs": {"vllm": {} if sequences is None else {"max_num_seqs": sequences}},
                 "gpu_memory_utilization": share,
             },
             "ref": {"log_prob_micro_batch_size_per_gpu": None},
@@ -86,7 +87,7 @@ def test_reductions_of_different_stages_add_up():
     both = supervision.decide(attempt("OOM", stage="rollout", micro=4)).overrides
     assert both == {
         f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4,
-        f"{ROLLOUT}.max_num_seqs": 32,
+        f"++{ROLLOUT}.engine_kwargs.vllm.max_num_seqs": 32,
         f"{ROLLOUT}.gpu_memory_utilization": 0.3,
     }
 
@@ -98,6 +99,24 @@ def test_gradients_are_not_changed_behind_the_users_back():
     assert log_prob.overrides == {f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 2}
     nothing = Supervision(Policy()).decide(Attempt(Failure("OOM", "a sentence"), 0, 0))
     assert "did not come so far" in nothing.reason
+
+
+def test_sequences_in_flight_are_those_that_the_engine_is_given():
+    """The composed configuration of the job has the halved number where verl reads it, whether it names one or not."""
+    from verl_patches.trainer.main_ppo import compose
+
+    for name, before, half in (("rehearsal", None, 128), ("deepseek_v3_256die_true_weight", 64, 32)):
+        given = [f"{key}={value}" for key, value in reduced(config(sequences=before), "rollout").items()]
+        engine = compose(name, given).actor_rollout_ref.rollout.engine_kwargs.vllm
+        assert engine.max_num_seqs == half
+
+
+def test_a_critic_takes_less_with_the_actor():
+    with_critic = config() | {"critic": {"ppo_micro_batch_size_per_gpu": 6}}
+    key = "critic.ppo_micro_batch_size_per_gpu"
+    assert key not in reduced(with_critic, "update")
+    found = reduced(with_critic | {"algorithm": {"adv_estimator": "gae"}}, "update")
+    assert found == {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4, key: 3}
 
 
 @given(st.integers(1, 512), st.integers(1, 8))

@@ -1,0 +1,88 @@
+"""A job's twin on emulated dies: the proof of its resume, and what is then made of the checkpoint that it left."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from post_training.report.run_folder import at, read_configuration
+from rehearsal.plan import ROOT
+from rehearsal.resume_proof.comparison import metrics_of
+from rehearsal.resume_proof.runs import STEPS
+
+_MODEL, _CHECKPOINTS = "actor_rollout_ref.model.path", "trainer.default_local_dir"
+# Of the place where a job runs and of its length: its twin has another model, other data and other dies, and few steps.
+PLACES = (
+    _MODEL, _CHECKPOINTS, "data.train_files", "data.val_files", "actor_rollout_ref.overlay.measure.output_dir",
+    "actor_rollout_ref.actor.megatron.load_from_hf", "ray_init.address", "trainer.nnodes", "trainer.n_gpus_per_node",
+    "data.train_batch_size", "data.gen_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "trainer.total_training_steps", "trainer.total_epochs", "trainer.save_freq", "trainer.test_freq",
+    "trainer.val_before_train", "trainer.logger", "trainer.resume_mode", "trainer.resume_from_path",
+    "actor_rollout_ref.overlay.checkpoint.keep_last", "actor_rollout_ref.overlay.watch.enabled",
+)  # fmt: skip
+_QUESTIONS, _VALIDATION = 8, "val-"
+
+
+@dataclass(frozen=True)
+class Twin:
+    """config_name: a file of `verl_patches/trainer/config`. overrides: the job's own, without those of `PLACES`.
+
+    folder: where everything is written; its run that is not killed is in `unbroken`.
+    """
+
+    config_name: str
+    overrides: tuple[str, ...]
+    folder: Path
+
+    @classmethod
+    def of_job(cls, config_name: str, given: Sequence[str], folder: Path) -> "Twin":
+        """The twin of a job with these overrides."""
+        kept = tuple(word for word in given if word.lstrip("+~").partition("=")[0] not in PLACES)
+        return cls(config_name, kept, folder)
+
+    @property
+    def unbroken(self) -> Path:
+        """The run that was not killed."""
+        return self.folder / "unbroken"
+
+    def proof(self) -> list[str]:
+        """The command of the proof of a resume with one kill; the run's last step validates."""
+        command = [sys.executable, str(ROOT / "scripts" / "prove_resume.py"), "--config-name", self.config_name]
+        return [*command, "--points", "1", "--output", str(self.folder), *self.overrides, f"trainer.test_freq={STEPS}"]
+
+    def validated(self) -> dict[str, Any]:
+        """What the validation of the last step found, by name; empty where it did not run."""
+        return {name: value for name, value in metrics_of(self.unbroken)[STEPS].items() if name.startswith(_VALIDATION)}
+
+    def export(self) -> list[str]:
+        """The command that makes a HuggingFace folder of the last checkpoint."""
+        checkpoint = self.unbroken / "checkpoints" / f"global_step_{STEPS}"
+        return [sys.executable, str(ROOT / "scripts" / "export_hf.py"), str(checkpoint), str(self._exported)]
+
+    def evaluation(self) -> list[str]:
+        """The command that evaluates the export, by the reward function of the run."""
+        config = read_configuration(self.unbroken)
+        data, length = self.folder / "data" / "test.parquet", at(config, "data.max_response_length")
+        command = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), "--emulate", "--model", str(self._exported)]
+        command += ["--data", str(data), "--limit", str(_QUESTIONS), "--n", "2", "--max-tokens", str(length)]
+        path, function, given = (
+            at(config, f"custom_reward_function.{name}") for name in ("path", "name", "reward_kwargs")
+        )
+        # evaluate.py hands no arguments on; with some it takes the rule reward.
+        own = ["--reward", f"{path}:{function}"] if path and not given else []
+        return [*command, *own, "--output", str(self._evaluated)]
+
+    def forget(self) -> None:
+        """Remove what an earlier preflight made of a checkpoint; its runs stay, for they are not made again."""
+        for folder in (self._exported, self._evaluated):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def _exported(self) -> Path:
+        return self.folder / "exported"
+
+    @property
+    def _evaluated(self) -> Path:
+        return self.folder / "evaluation"

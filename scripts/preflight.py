@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Looks at a job before it asks for an NPU: every check of a start, the plan's memory and disks, this node against the
+cluster's file, and the job itself on at most 8 emulated dies: trained, killed, resumed, validated, exported, evaluated.
+
+Examples, on any machine; what comes behind is what the training would get:
+  scripts/preflight.py --config-name deepseek_v3_256die_true_weight --cluster FILE
+  scripts/preflight.py --config-name qwen2_5_0_5b_gsm8k --no-twin actor_rollout_ref.model.path=MODEL
+The stages are on the terminal and in preflight.html of the output folder; the run begins where all before it passed.
+Exit codes: 0 all that was looked at is well, 1 something is not, 2 arguments refused; 130 Ctrl-C; 143 terminated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from post_training.checkpoint.durable import write_text_durably  # noqa: E402
+from post_training.overrides import setting  # noqa: E402
+from post_training.plan.placement_text import parse_bytes  # noqa: E402
+from post_training.plan.report import Machine  # noqa: E402
+from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
+from rehearsal.stages import last_error  # noqa: E402
+from rehearsal.twin import Twin  # noqa: E402
+from scripts import doctor  # noqa: E402
+from scripts.plan import CANN_MEMORY, configuration_of, make_plan, outside_torch, read_model  # noqa: E402
+from verl_patches.trainer import main_ppo  # noqa: E402
+
+PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
+_CLUSTER = ROOT / "scripts" / "env" / "a3_256_dies.env"
+_MODEL, _CHECKPOINTS = "actor_rollout_ref.model.path", "trainer.default_local_dir"
+_SIGNALLED = 128
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What was looked at. about: what that is; said: why it failed or was left out, or what it printed."""
+
+    name: str
+    about: str
+    state: str
+    said: str
+    seconds: float = 0.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Looks; returns the exit code."""
+    options = _options(arguments)
+    try:
+        options.die = parse_bytes(options.die_memory)
+        cluster = doctor.read_settings(options.cluster) if options.cluster else {}
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    given = [*_of_cluster(cluster), *options.overrides]
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+        with SignalFlag() as signals:
+            stages = _stages(options, given, signals)
+    except OSError as error:
+        print(f"error: --output {options.output}: {error.strerror}; choose another folder", file=sys.stderr)
+        return 2
+    except Interrupted as interrupted:
+        print("interrupted; everything that this started has been stopped", file=sys.stderr)
+        return _SIGNALLED + interrupted.number
+    passed = all(stage.state != FAILED for stage in stages)
+    _write_page(options, stages, passed)
+    print(
+        f"{'everything that was looked at is well' if passed else 'not fit to start'}; {options.output}/preflight.html"
+    )
+    return 0 if passed else 1
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config-name", required=True, help="a file of verl_patches/trainer/config")
+    cluster = "the cluster's file: its model, data and nodes count, and this node is examined"
+    parser.add_argument("--cluster", type=Path, metavar="FILE", help=cluster)
+    parser.add_argument("--model", type=Path, help="a config.json for the plan instead of the model's own")
+    parser.add_argument("--die-memory", default="61GiB", help="usable memory of a die (default: %(default)s)")
+    parser.add_argument("--swap-optimizer", action="store_true", help="MindSpeed keeps the optimizer on the host")
+    parser.add_argument("--no-twin", action="store_true", help="leave the emulated run out, which takes minutes")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="where to write")
+    parser.add_argument("--dry-run", action="store_true", help="print the emulated run's command, and leave it out")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for the training")
+    options = parser.parse_intermixed_args(arguments)
+    name = datetime.now().strftime("%Y%m%d-%H%M%S")
+    options.output = (options.output or ROOT / "outputs" / "preflight" / name).expanduser().resolve()
+    return options
+
+
+def _of_cluster(cluster: dict[str, str]) -> list[str]:
+    """What the launcher adds from the cluster's file."""
+    if not cluster:
+        return []
+    return [
+        f"trainer.nnodes={cluster['NODES']}",
+        f"trainer.n_gpus_per_node={cluster['DIES_PER_NODE']}",
+        setting(_MODEL, Path(cluster["MODEL_PATH"])),
+        setting("data.train_files", [Path(cluster["TRAIN_FILES"])]),
+        setting("data.val_files", [Path(cluster["TEST_FILES"])]),
+        setting(_CHECKPOINTS, Path(cluster["OUTPUT_DIR"]) / "checkpoints"),
+    ]
+
+
+def _stages(options: argparse.Namespace, given: list[str], signals: SignalFlag) -> list[Stage]:
+    twin = Twin.of_job(options.config_name, given, options.output / "twin")
+
+    def ends_well(name: str, command: Callable[[], list[str]]) -> Callable[[], tuple[str, str]]:
+        return lambda: _run(command(), options.output / f"{name}.log", signals)
+
+    cheap: list[tuple[str, str, Callable[[], tuple[str, str]]]] = [
+        ("checks", "keys, types, sizes, layout, data, reward, trackers, room on disks, as a start makes them",
+         lambda: _checks(options, given)),
+        ("plan", "memory of a die by phase, of hosts, and checkpoints against free space",
+         lambda: _plan(options, given)),
+        ("node", "this node against the cluster's file, as doctor.py does it", lambda: _node(options)),
+    ]  # fmt: skip
+    emulated: list[tuple[str, str, Callable[[], tuple[str, str]]]] = [
+        ("twin", "the job on at most 8 emulated dies: trained, killed, gone on with, and compared bit for bit",
+         ends_well("twin", twin.proof)),
+        ("validation", "what the twin's validation after its last step found", lambda: _validation(twin)),
+        ("export", "the twin's last checkpoint as a HuggingFace folder", ends_well("export", twin.export)),
+        ("evaluation", "answers of the export, judged by the job's reward", ends_well("evaluation", twin.evaluation)),
+    ]  # fmt: skip
+    stages: list[Stage] = []
+    for name, about, look in (*cheap, *emulated):
+        begun = time.monotonic()
+        why_not = "" if len(stages) < len(cheap) else _why_not(options, twin, stages)
+        state, said = (LEFT_OUT, why_not) if why_not else look()
+        stages.append(_shown(Stage(name, about, state, said, time.monotonic() - begun)))
+    return stages
+
+
+def _why_not(options: argparse.Namespace, twin: Twin, before: Sequence[Stage]) -> str:
+    """Why a stage of the twin is left out; empty where it is not."""
+    if options.dry_run:
+        return f"--dry-run: {shlex.join(twin.proof())}"
+    if options.no_twin:
+        return "--no-twin"
+    return "something above failed" if any(stage.state == FAILED for stage in before) else ""
+
+
+def _shown(stage: Stage) -> Stage:
+    lines = stage.said.strip().splitlines() or [""]
+    print(f"{stage.state:<10}{stage.name:<11}{lines[0] if stage.state != PASSED else stage.about}", flush=True)
+    for line in lines[1:] if stage.state == FAILED else ():
+        print(f"{'':<21}{line}")
+    return replace(stage, said=stage.said.strip())
+
+
+def _checks(options: argparse.Namespace, given: list[str]) -> tuple[str, str]:
+    """What the entry point refuses with --check, which every launcher asks before it starts anything."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        code = main_ppo.main(["--config-name", options.config_name, "--check", *given])
+    return (PASSED if code == 0 else FAILED), said.getvalue().strip().removeprefix("error: ")
+
+
+def _plan(options: argparse.Namespace, given: list[str]) -> tuple[str, str]:
+    try:
+        model = read_model(options.model) if options.model else None
+        own = [setting(_MODEL, options.model.parent)] if options.model else []
+        config, swaps = configuration_of(options.config_name, [*own, *given], model)
+        folder = Path(config["actor_rollout_ref"]["model"]["path"]).expanduser()
+        if model is None and not (folder / "config.json").is_file():
+            return LEFT_OUT, f"{folder} has no config.json here; give one with --model"
+        model = model or read_model(folder / "config.json")
+        outside = outside_torch(options.cluster or _CLUSTER, CANN_MEMORY)
+        disk = _free(Path(config["trainer"]["default_local_dir"])) if config["trainer"]["save_freq"] > 0 else 0
+        machine = Machine(options.die, disk=disk, outside=outside)
+        problems = make_plan(config, model, options.swap_optimizer or swaps, machine).problems()
+    except (ValueError, OSError) as error:
+        return FAILED, str(error)
+    return (FAILED if problems else PASSED), "\n".join(problems)
+
+
+def _free(folder: Path) -> int:
+    """Bytes free where a folder lies or will lie."""
+    folder = folder.expanduser().absolute()
+    return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
+
+
+def _node(options: argparse.Namespace) -> tuple[str, str]:
+    if not options.cluster:
+        return LEFT_OUT, "no --cluster was given"
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = doctor.main(["--cluster", str(options.cluster)])
+    lines = said.getvalue().splitlines()
+    return (PASSED, said.getvalue()) if code == 0 else (FAILED, "\n".join(x for x in lines if not x.startswith("ok")))
+
+
+def _run(command: Sequence[str], log: Path, signals: SignalFlag) -> tuple[str, str]:
+    """Run a command of the twin to its end."""
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    code = run_to_the_end(command, environment, ROOT, log, signals)
+    if code == 0:
+        return PASSED, log.read_text(errors="replace")
+    return FAILED, f"{last_error(log)}\nthe whole log: {log}"
+
+
+def _validation(twin: Twin) -> tuple[str, str]:
+    """What it found; with it goes what an earlier preflight in this folder has made of the checkpoint."""
+    twin.forget()
+    found = twin.validated()
+    if not found:
+        return FAILED, f"the last step has no metric of a validation; see {twin.unbroken / 'run.log'}"
+    return PASSED, "\n".join(f"{name} = {value}" for name, value in found.items())
+
+
+def _write_page(options: argparse.Namespace, stages: Sequence[Stage], passed: bool) -> None:
+    from post_training.report.run_page import environment
+
+    template = environment().get_template("preflight.html")
+    facts = [{"stage": each.name, "state": each.state, "said": each.said} for each in stages]
+    for name, text in (
+        ("preflight.json", json.dumps(facts, indent=1) + "\n"),
+        ("preflight.html", template.render(name=options.config_name, stages=stages, passed=passed)),
+    ):
+        write_text_durably(options.output / name, text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""Searches the settings with which a job is fastest, or learns best: Optuna proposes, what the plan or the checks
+refuse is never started, and the rest is run and measured. The same command goes on with a search that was ended.
+
+Examples: the 256-die job on paper; a rehearsal, measured; its learning rate:
+  scripts/tune.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --swap-optimizer
+  scripts/tune.py --steps 4 --trials 10 -- bash scripts/rehearse.sh
+  scripts/tune.py --objective reward --algorithm --steps 20 --trials 12 -- bash scripts/rehearse.sh
+best.yaml in the output folder holds the overrides that were best, the terminal a table, PNG files Optuna's plots.
+Exit codes: 0 done, 1 no trial has a value, 2 arguments, space or configuration refused; 130 Ctrl-C; 143 terminated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from post_training.plan.placement_text import parse_bytes  # noqa: E402
+from post_training.plan.report import Machine  # noqa: E402
+from post_training.tuning.space import Space, algorithm_space, as_text, read_space, speed_space  # noqa: E402
+from rehearsal.processes import Interrupted, SignalFlag  # noqa: E402
+from scripts.plan import CANN_MEMORY, outside_torch  # noqa: E402
+from scripts.tuning.subject import Subject, describe_job, describe_rehearsal, is_rehearsal  # noqa: E402
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+    from post_training.tuning.search import Objective
+
+_SIGNALLED = 128
+_CLUSTER = ROOT / "scripts" / "env" / "a3_256_dies.env"
+_OBJECTIVES = ("tokens", "reward", "seconds")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Searches; returns the exit code."""
+    options = _options(sys.argv[1:] if arguments is None else list(arguments))
+    try:
+        subject = _subject(options)
+        config, _ = subject.configuration({})
+        space = _space(options, config, subject)
+        if options.objective == "seconds":
+            _check_modelled(subject, config)
+        # Every key of the space is known, whatever its values are good for.
+        _compose_first(subject, space)
+        if options.dry_run:
+            return _show(options, subject, space)
+        if find_spec("optuna") is None:
+            lock = "requirements/tune.lock"
+            raise ValueError(f"optuna is not installed here: pip install --require-hashes --no-deps -r {lock}")
+        options.output.mkdir(parents=True, exist_ok=True)
+        with SignalFlag() as signals:
+            return _search(options, subject, config, space, signals)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Interrupted as interrupted:
+        print("interrupted; the same command with this --output goes on: " + str(options.output), file=sys.stderr)
+        return _SIGNALLED + interrupted.number
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [OPTIONS] [KEY=VALUE...] [-- COMMAND]",
+    )
+    parser.add_argument("--config-name", help="a file of verl_patches/trainer/config; a rehearsal needs none")
+    parser.add_argument("--model", type=Path, help="the model's config.json, for the plan")
+    parser.add_argument("--objective", choices=_OBJECTIVES, help="what counts: tokens a second of runs (default behind "
+                        "--), their reward, or modelled seconds of a step (default without a command)")  # fmt: skip
+    parser.add_argument("--space", type=Path, metavar="FILE", help="what to search (default: what --dry-run prints)")
+    parser.add_argument("--algorithm", action="store_true", help="search learning rate, KL and clip instead of speed")
+    parser.add_argument("--trials", type=_positive, default=40, help="with those that are refused (default: 40)")
+    parser.add_argument("--steps", type=_positive, default=5, help="of a run (default: 5)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampler (default: 0)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="where to write, and what to go on with")
+    parser.add_argument("--die-memory", default="61GiB", help="usable memory of a die (default: %(default)s)")
+    parser.add_argument("--swap-optimizer", action="store_true", help="MindSpeed keeps the optimizer on the host")
+    cluster = "for HCCL_BUFFSIZE and, with seconds, the dies (default: scripts/env/a3_256_dies.env)"
+    parser.add_argument("--cluster", type=Path, default=_CLUSTER, metavar="FILE", help=cluster)
+    parser.add_argument("--prompt-tokens", type=float, default=78, help="of seconds: mean of a prompt (default: 78)")
+    parser.add_argument("--response-tokens", type=float, help="of seconds: mean of a response (default: the longest)")
+    parser.add_argument("--dry-run", action="store_true", help="print space and first command, and start nothing")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of every trial")
+    place = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser.parse_intermixed_args(arguments[:place])
+    options.command = arguments[place + 1 :]
+    options.objective = options.objective or ("tokens" if options.command else "seconds")
+    if sentence := _contradiction(options):
+        parser.error(sentence)
+    name = datetime.now().strftime("%Y%m%d-%H%M%S")
+    options.output = (options.output or ROOT / "outputs" / "tune" / name).expanduser().resolve()
+    return options
+
+
+def _contradiction(options: argparse.Namespace) -> str:
+    """What is wrong with the options together; empty if nothing is."""
+    if options.objective == "seconds":
+        if options.command:
+            return "--objective seconds starts nothing; take the command away"
+        if options.model is None:
+            return (
+                "--objective seconds needs --model, the model's config.json; to measure runs, give a command behind --"
+            )
+    elif not options.command:
+        return (
+            f"--objective {options.objective} is measured: give a command behind --, such as bash scripts/rehearse.sh"
+        )
+    if options.algorithm and options.objective != "reward":
+        return f"--algorithm changes what is learned, which {options.objective} do not show; add --objective reward"
+    if options.objective == "reward" and not (options.algorithm or options.space):
+        return "--objective reward needs --algorithm or --space: speed settings do not change what is learned"
+    if options.algorithm and options.space:
+        return "--algorithm and --space both say what to search; take one of them away"
+    if options.command and shutil.which(options.command[0]) is None:
+        return f"{options.command[0]} is no command: give a launcher behind --, such as bash and its path"
+    if is_rehearsal(options.command) and (options.config_name or options.model):
+        return "a rehearsal has its own configuration and model; take --config-name and --model away"
+    if not is_rehearsal(options.command) and not options.config_name:
+        return "no --config-name: give a file of verl_patches/trainer/config"
+    return ""
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _subject(options: argparse.Namespace) -> Subject:
+    if is_rehearsal(options.command):
+        return describe_rehearsal(options.command, options.overrides)
+    outside = outside_torch(options.cluster, CANN_MEMORY)
+    machine = Machine(parse_bytes(options.die_memory), outside=outside)
+    return describe_job(
+        options.config_name, options.overrides, options.command, options.model, machine, options.swap_optimizer
+    )
+
+
+def _space(options: argparse.Namespace, config: Mapping[str, Any], subject: Subject) -> Space:
+    if options.space:
+        return read_space(options.space)
+    return algorithm_space(config) if options.algorithm else speed_space(config, subject.layers(config))
+
+
+def _compose_first(subject: Subject, space: Space) -> None:
+    """Raises ValueError where a key of the space does not exist."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from post_training.tuning.space import overrides
+    from verl_patches.trainer.configuration_checks.composition import sentence_of
+    from verl_patches.trainer.main_ppo import compose
+
+    first = {key: value for each in space for key, value in each.first().items()}
+    try:
+        compose(subject.config_name, [*subject.given, *overrides(first)])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(sentence_of(error)) from error
+
+
+def _check_modelled(subject: Subject, config: Mapping[str, Any]) -> None:
+    if subject.layers(config) is None:
+        raise ValueError(f"seconds are modelled of Megatron's steps, and {subject.config_name} trains with FSDP")
+
+
+def _show(options: argparse.Namespace, subject: Subject, space: Space) -> int:
+    print(f"# {options.trials} trials of {subject.config_name}, by {options.objective}; files in {options.output}")
+    refused = subject.refusal({})
+    print(f"# As it is configured: {refused or 'nothing is refused'}")
+    if subject.command:
+        print(f"# {shlex.join(subject.run(options.output / 'trials' / '0000', options.steps, {}))}")
+    print(as_text(space), end="")
+    return 0
+
+
+def _objective(options: argparse.Namespace, subject: Subject, signals: SignalFlag) -> Objective:
+    from post_training.plan.step_time.configured import read_cluster
+    from scripts.tuning.objectives import Modelled, OfRuns, reward, tokens_a_second
+
+    if options.objective == "seconds":
+        return Modelled(subject, read_cluster(options.cluster), options.prompt_tokens, options.response_tokens)
+    unit, value_of = ("tokens/s", tokens_a_second) if options.objective == "tokens" else ("reward", reward)
+    return OfRuns(subject, options.output / "trials", options.steps, signals, unit, value_of)
+
+
+def _search(
+    options: argparse.Namespace, subject: Subject, config: Mapping[str, Any], space: Space, signals: SignalFlag
+) -> int:
+    from post_training.tuning import results
+    from post_training.tuning.search import Search, describe_asked, opened, propose_configured
+
+    objective = _objective(options, subject, signals)
+    asked = describe_asked(
+        space, objective=options.objective, configuration=subject.config_name, overrides=subject.given,
+        command=subject.command, steps=options.steps,
+    )  # fmt: skip
+
+    def shown(trial: FrozenTrial) -> None:
+        print(results.line(trial), flush=True)
+        if signals.received:
+            raise Interrupted(signals.received[0])
+
+    with opened(options.output, objective, options.trials, options.seed, asked) as study:
+        propose_configured(study, space, config)
+        Search(space, subject.refusal, objective, options.trials).carry_out(study, shown)
+        print(f"\n{results.table(study, objective.unit)}")
+        best = results.write_best(study, objective.unit, options.output)
+        if best is None:
+            print("error: no trial has a value; the sentences above say why", file=sys.stderr)
+            return 1
+        drawn = results.draw(study, objective.unit, options.output)
+    print(f"\n{options.output}: {', '.join([results.BEST, *drawn])}")
+    print(" ".join(best.user_attrs["settings"]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
