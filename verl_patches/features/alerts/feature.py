@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from overlay import ConfigurationError, Feature, SettingsError
-from verl_patches.features.alerts.rules import read_rules
+from overlay import ConfigurationError, Feature, Key, SettingsError
+from verl_patches.features.alerts import monitoring
+from verl_patches.features.alerts.rules import Rule, read_rules
 
 KEY = "actor_rollout_ref.overlay.alerts"
 
@@ -27,11 +28,22 @@ class AlertsSettings:
     webhook: str = ""
 
 
+def rules_of(settings: Any) -> list[Rule]:
+    """The rules of a run: its own, the thresholds of a monitoring_config, and the defaults where alerts are enabled.
+
+    Raises:
+        SettingsError: a rule that means nothing, in one sentence.
+    """
+    alerts = settings.alerts
+    given = {**monitoring.threshold_rules(settings.monitoring), **alerts.rules}
+    return read_rules(given, alerts.enabled and alerts.defaults, f"{KEY}.rules")
+
+
 def check_rules(config: Mapping[str, Any], settings: Any) -> None:
     """Every rule means something, and what is to be posted has an address."""
     alerts = settings.alerts
     try:
-        rules = read_rules(alerts.rules, alerts.defaults, f"{KEY}.rules")
+        rules = rules_of(settings)
     except SettingsError as error:
         raise ConfigurationError(str(error)) from error
     posted = next((rule.name for rule in rules if rule.then == "webhook"), None)
@@ -47,7 +59,8 @@ ALERTS = Feature(
     purpose="A metric that is not what it should be is said at the step at which that is certain, once.",
     section=KEY,
     settings=AlertsSettings,
+    keys=(Key("monitoring", monitoring.KEY, Mapping, None),),
     switch=f"{KEY}.enabled",
-    is_on=lambda settings: settings.alerts.enabled,
+    is_on=lambda settings: settings.alerts.enabled or settings.monitoring is not None,
     checks=(check_rules,),
 )

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from post_training.report.run_error import RunError
-from verl_patches.features.alerts.rules import Rule, Watched, read_rules
+from verl_patches.features.alerts.feature import rules_of
+from verl_patches.features.alerts.monitoring import asked_for
+from verl_patches.features.alerts.rules import Rule, Watched
 from verl_patches.features.training_checkpoint.kept_states import process_kept_states
 from verl_patches.features.training_checkpoint.step_folders import step_folder
 from verl_patches.features.training_checkpoint.trainer import process_publisher
@@ -29,12 +31,19 @@ class StoppedByAlert(Exception):
 class Alerts:
     """Holds the metrics of every logged step against the rules.
 
-    write: takes an alert as JSON holds it. webhook: where those are posted that ask for it.
+    write: takes an alert as JSON holds it. webhook: where those are posted that ask for it. asked_for: further metrics
+    that some step should have, by the name that a message gives them.
     """
 
-    def __init__(self, rules: list[Rule], write: Callable[[dict[str, Any]], None], webhook: str = "") -> None:
+    def __init__(
+        self,
+        rules: list[Rule],
+        write: Callable[[dict[str, Any]], None],
+        webhook: str = "",
+        asked_for: Mapping[str, str] | None = None,
+    ) -> None:
         self._watched = {rule.name: Watched(rule) for rule in rules}
-        self._write, self._webhook = write, webhook
+        self._write, self._webhook, self._missing = write, webhook, dict(asked_for or {})
         self._posts: list[threading.Thread] = []
 
     def take(self, step: int, metrics: Mapping[str, Any]) -> str:
@@ -42,6 +51,7 @@ class Alerts:
         if step < 1:  # a validation before the first one
             return ""
         stops = []
+        self._missing = {name: metric for name, metric in self._missing.items() if metric not in metrics}
         for watched in self._watched.values():
             value = _number(metrics.get(watched.rule.metric))
             if value is None or not watched.step(value):
@@ -57,12 +67,12 @@ class Alerts:
         return "; ".join(stops)
 
     def finish(self) -> None:
-        """Wait a little for what is being posted, and name the rules whose metric no step had."""
+        """Wait a little for what is being posted, and name the metrics that no step had."""
         for post in self._posts:
             post.join(_LAST_POST_LIMIT_S)
-        for name, watched in self._watched.items():
-            if not watched.seen:
-                print(f"note: alert {name}: no step had the metric {watched.rule.metric}", file=sys.stderr, flush=True)
+        unseen = {f"alert {name}": each.rule.metric for name, each in self._watched.items() if not each.seen}
+        for name, metric in (unseen | self._missing).items():
+            print(f"note: {name}: no step had the metric {metric}", file=sys.stderr, flush=True)
 
     def state(self) -> dict[str, Any]:
         """For the checkpoint."""
@@ -121,8 +131,7 @@ def alerts_of_run(settings: Any, write: Callable[[dict[str, Any]], None], traine
     Raises:
         RunError: a rule ended the run; the step has a checkpoint then.
     """
-    chosen = settings.alerts
-    begin(Alerts(read_rules(chosen.rules, chosen.defaults, "alerts.rules"), write, chosen.webhook))
+    begin(Alerts(rules_of(settings), write, settings.alerts.webhook, asked_for(settings.monitoring)))
     try:
         yield
     except StoppedByAlert as stop:

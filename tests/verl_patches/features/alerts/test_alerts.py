@@ -4,6 +4,7 @@ import json
 import math
 import threading
 import time
+from functools import cache
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from statistics import median
 from types import SimpleNamespace
@@ -17,9 +18,12 @@ from overlay import ConfigurationError, SettingsError
 from post_training.report.run_error import RunError
 from verl_patches.features import settings
 from verl_patches.features.alerts import watcher
-from verl_patches.features.alerts.feature import AlertsSettings, check_rules
-from verl_patches.features.alerts.rules import DEFAULTS, Watched, read_rules
+from verl_patches.features.alerts.feature import ALERTS, AlertsSettings, check_rules, rules_of
+from verl_patches.features.alerts.rules import DEFAULTS, Rule, Watched, read_rules
 from verl_patches.features.alerts.watcher import Alerts, StoppedByAlert, alerts_of_run
+from verl_patches.trainer.configuration_checks import check_configuration
+from verl_patches.trainer.configuration_checks.values import resolved
+from verl_patches.trainer.main_ppo import compose
 
 KEY = "alerts.rules"
 NAN = math.nan
@@ -94,6 +98,17 @@ def test_a_rule_goes_on_from_a_checkpoint_as_if_it_had_never_ended():
         assert found == [11], cut
 
 
+def test_all_rules_of_a_run_go_on_and_one_that_is_new_begins():
+    old, new = {"metric": "m", "above": 1, "for": 2}, {"metric": "n", "above": 1, "for": 2}
+    before, met = Alerts(rules(old=old), lambda alert: None), []
+    before.take(1, {"m": 5, "n": 5})
+    again = Alerts(rules(old=old, new=new), lambda alert: met.append((alert["step"], alert["alert"])))
+    again.restore(json.loads(json.dumps(before.state())))
+    for step in (2, 3):
+        again.take(step, {"m": 5, "n": 5})
+    assert met == [(2, "old"), (3, "new")]
+
+
 def test_own_rules_take_the_place_of_the_defaults():
     assert {rule.name for rule in read_rules({}, True, KEY)} == set(DEFAULTS) and not rules()
     chosen = {
@@ -132,6 +147,69 @@ def test_an_address_to_post_to_is_needed_and_is_checked():
         check_rules(
             {}, settings.OverlaySettings(alerts=AlertsSettings(rules={"kl": {"metric": "m", "above": 1, "for": 0}}))
         )
+
+
+# As a guide to verl prints it.
+MONITORING = """
+monitoring_config = {
+    "metrics": ["reward_score", "kl_divergence", "entropy", "gpu_utilization", "memory_usage"],
+    "alerting": {"threshold": {"reward_score": 0.8, "kl_divergence": 0.1}},
+    "dashboard": "verl-production-monitoring"
+}
+"""
+
+
+@cache
+def composed(name):
+    return resolved(compose(name, ["actor_rollout_ref.model.path=/weights"]))
+
+
+def monitored(name="rehearsal", **given):
+    """The settings of a configuration with the guide's monitoring_config, or another."""
+    name_of_key, _, value = MONITORING.partition(" = ")
+    return check_configuration({**composed(name), name_of_key.strip(): json.loads(value), **given})
+
+
+@pytest.mark.parametrize("name", ["rehearsal", "qwen2_5_0_5b_gsm8k"])
+def test_thresholds_of_a_guide_are_rules_of_a_run(name):
+    chosen = monitored(name)
+    assert rules_of(chosen) == [
+        Rule("reward_score", "critic/score/mean", "below", 0.8, 1, "log"),
+        Rule("kl_divergence", "actor/kl_loss", "above", 0.1, 1, "log"),
+    ]
+    assert ALERTS.is_on(chosen)
+    also = settings.OverlaySettings(alerts=AlertsSettings(enabled=True), monitoring=chosen.monitoring)
+    assert {rule.name for rule in rules_of(also)} == {*DEFAULTS, "reward_score", "kl_divergence"}
+    own = {"reward_score": {"metric": "critic/score/mean", "below": 0.8, "for": 50}}
+    chosen = settings.OverlaySettings(alerts=AlertsSettings(rules=own), monitoring=chosen.monitoring)
+    assert [rule.steps for rule in rules_of(chosen)] == [50, 1]
+    assert not ALERTS.is_on(monitored(monitoring_config=None))
+
+
+def test_thresholds_of_a_guide_fire_at_their_step_once_and_absent_metrics_are_named(tmp_path, capsys):
+    written = []
+    with alerts_of_run(monitored(), written.append, None):
+        for step, (score, kl) in enumerate([(0.9, 0.1), (0.7, 0.05), (0.9, 0.3), (0.6, 0.4)], start=1):
+            watcher.process_alerts().take(step, {"critic/score/mean": score, "actor/kl_loss": kl, "perf/mfu/actor": 0})
+    assert [(entry["step"], entry["alert"]) for entry in written] == [(2, "reward_score"), (3, "kl_divergence")]
+    said = capsys.readouterr().err
+    assert "note: monitoring_config.metrics: entropy: no step had the metric actor/entropy_loss" in said
+    assert "memory_usage: no step had the metric memory/peak_bytes/update" in said and said.count("note") == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"metrics": ["reward"]}, "monitoring_config.metrics.0=reward is refused: it should be 'reward_score', "),
+        ({"alerting": {"threshold": {"reward_score": "high"}}}, "threshold.reward_score=high is refused"),
+        ({"alerting": {"threshold": {"memory_usage": 0.9}}}, "write a rule in actor_rollout_ref.overlay.alerts.rules"),
+        ({"alerts": {}}, "unknown key monitoring_config.alerts, .*did you mean monitoring_config.alerting"),
+    ],
+)
+def test_what_a_monitoring_config_cannot_mean_is_one_sentence(given, says):
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        monitored(monitoring_config=given)
+    assert "\n" not in str(caught.value)
 
 
 def test_two_rules_on_one_step_are_both_said_and_a_missing_metric_is_named(capsys):

@@ -1,0 +1,123 @@
+"""Exactly the chosen steps and ranks are recorded, as torch_npu writes it, and what cannot be recorded is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch_npu  # noqa: F401
+
+from overlay import ConfigurationError, SettingsError
+from verl_patches.features.profile.feature import ProfileSettings
+from verl_patches.features.profile.recorder import Recorder
+from verl_patches.features.profile.steps import ProfiledSteps
+from verl_patches.features.settings import OverlaySettings
+from verl_patches.trainer.configuration_checks import check_configuration
+from verl_patches.trainer.main_ppo import compose
+
+
+class Driver:
+    """verl's loop, as far as it calls workers: a validation every second step, and two waves of generation a step."""
+
+    def __init__(self, chosen) -> None:
+        self.global_steps, self.told, self.recorded = 0, [], None
+        self.calls: list[tuple[str, int, int | None]] = []
+        steps = ProfiledSteps(chosen, lambda: self.global_steps, self.tell)
+        self.generate = steps.beginning_first(lambda batch: self.note("generate"))
+        self.update = steps.ending_after(lambda batch: self.note("update"))
+
+    def tell(self, step) -> None:
+        self.recorded = step
+        self.told.append(step)
+
+    def note(self, what) -> str:
+        self.calls.append((what, self.global_steps, self.recorded))
+        return what
+
+    def fit(self, first: int, last: int) -> None:
+        training, validation = SimpleNamespace(meta_info={}), SimpleNamespace(meta_info={"validate": True})
+        for self.global_steps in range(first, last + 1):
+            if self.global_steps % 2:
+                self.generate(validation)
+            assert self.generate(training) == self.generate(training) == "generate"
+            assert self.update(training) == "update"
+            if self.global_steps % 2:
+                self.generate(validation)
+
+
+def test_a_chosen_step_is_recorded_from_its_first_generation_to_its_update():
+    driver = Driver([1, 5, 10])
+    driver.fit(1, 12)
+    assert driver.told == [1, None, 5, None, 10, None]
+    for what, step, recorded in driver.calls:
+        assert recorded in (None, step), (what, step)
+    recorded = [(what, step) for what, step, of in driver.calls if of is not None]
+    assert recorded == [(what, step) for step in (1, 5, 10) for what in ("generate", "generate", "update")]
+
+
+def test_a_run_that_goes_on_behind_a_chosen_step_does_not_record_it():
+    driver = Driver([1, 5])
+    driver.fit(4, 6)
+    assert driver.told == [5, None]
+
+
+def computed(recorder, step, rank, chosen, folder):
+    recorder.turn_to(step, rank, chosen, folder)
+    value = torch.ones(4, 4, device="npu") @ torch.ones(4, 4, device="npu")
+    recorder.turn_to(None, rank, chosen, folder)
+    return value
+
+
+def test_a_recording_is_of_its_step_and_rank_and_the_next_begins_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    chosen, recorder = ProfileSettings(steps=(1, 5), ranks=(1,)), Recorder()
+    for step in (1, 5):
+        computed(recorder, step, 1, chosen, tmp_path)
+        computed(Recorder(), step, 0, chosen, tmp_path)
+    found = {folder.parent.name: folder for folder in (tmp_path / "profile").glob("step_*/*")}
+    assert found.keys() == {"step_1", "step_5"}
+    for step in (1, 5):
+        folder = found[f"step_{step}"]
+        assert folder.name.startswith("rank_1_") and folder.name.endswith("_ascend_pt")
+        assert json.loads((folder / "profiler_metadata.json").read_text()) == {"training_step": step}
+        trace = json.loads((folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").read_text())
+        calls = [event for event in trace if event.get("name") == "aten::mm" and event["ph"] == "X"]
+        assert len({event["pid"] for event in calls}) == len(calls) == 2, "one call on the host, one kernel on the die"
+        with (folder / "ASCEND_PROFILER_OUTPUT" / "kernel_details.csv").open() as file:
+            assert len(list(csv.DictReader(file))) >= 1
+
+
+KEY = "actor_rollout_ref.overlay.profile"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([f"{KEY}.steps=[0]"], r"profile.steps=\[0\]: 0 is no whole number of at least 1"),
+        ([f"{KEY}.steps=[1,x]"], r"'x' is no whole number"),
+        ([f"{KEY}.steps=3"], "must be of type list, not 3"),
+        (
+            [f"{KEY}.steps=[9]", "trainer.total_training_steps=8"],
+            "9 is never reached, trainer.total_training_steps is 8",
+        ),
+        ([f"{KEY}.steps=[1]", f"{KEY}.ranks=[4]"], r"ranks=\[4\]: 4 is never reached, the last of the dies is 3"),
+        ([f"{KEY}.steps=[1]", f"{KEY}.ranks=[]"], "records nothing"),
+        ([f"{KEY}.steps=[1]", f"{KEY}.level=Level3"], "choose one of Level0, Level1, Level2"),
+        ([f"{KEY}.steps=[1]", "actor_rollout_ref.overlay.measure.output_dir=''"], "which is empty"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(overrides, says):
+    with pytest.raises((ConfigurationError, SettingsError), match=says):
+        check_configuration(compose("rehearsal", overrides))
+
+
+def test_nothing_is_recorded_unless_it_is_asked_for():
+    assert not OverlaySettings().profile.steps
+    driver = Driver(OverlaySettings().profile.steps)
+    driver.fit(1, 3)
+    assert driver.told == []
+    chosen = check_configuration(compose("rehearsal", [f"{KEY}.steps=[1,5,10]", f"{KEY}.ranks=[0,3]"]))
+    assert list(chosen.profile.steps) == [1, 5, 10] and list(chosen.profile.ranks) == [0, 3]

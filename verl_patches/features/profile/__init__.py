@@ -1,0 +1,1 @@
+"""Recording what ranks compute, in the steps that are asked for."""

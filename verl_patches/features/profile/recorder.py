@@ -1,0 +1,54 @@
+"""A worker's side of a recording: torch_npu's profiler between two calls of the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from verl_patches.features import settings
+from verl_patches.features.profile.feature import ProfileSettings
+
+
+class Recorder:
+    """Records one step at a time into ``FOLDER/profile/step_N/rank_R_TIME_ascend_pt``, as torch_npu lays it out."""
+
+    def __init__(self) -> None:
+        self._profiler: Any = None
+
+    def turn_to(self, step: int | None, rank: int, chosen: ProfileSettings, folder: Path) -> None:
+        """Write the recording that is under way, and begin that of `step`, unless it is None or another rank's."""
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._profiler = None
+        if step is not None and rank in chosen.ranks:
+            self._profiler = _profiler(folder / "profile" / f"step_{step}", f"rank_{rank}", chosen)
+            self._profiler.start()
+            self._profiler.add_metadata_json("training_step", str(step))
+
+
+def _profiler(folder: Path, name: str, chosen: ProfileSettings) -> Any:
+    from torch_npu import profiler
+
+    return profiler.profile(
+        activities=[profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.NPU],
+        on_trace_ready=profiler.tensorboard_trace_handler(str(folder), name, analyse_flag=chosen.analyse),
+        record_shapes=True,
+        experimental_config=profiler._ExperimentalConfig(profiler_level=getattr(profiler.ProfilerLevel, chosen.level)),
+    )
+
+
+# Of this process: torch_npu has one profiler at a time.
+_recorder = Recorder()
+
+
+def method_of_worker() -> Callable[[Any, int | None], None]:
+    """The method of a worker that verl's driver calls on all of them: `profile_step(step)`, and None to end one."""
+    from verl.single_controller.base.decorator import Dispatch, register
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def profile_step(self: Any, step: int | None) -> None:
+        chosen = settings.current()
+        _recorder.turn_to(step, self.rank, chosen.profile, Path(chosen.measure.output_dir))
+
+    return profile_step
