@@ -17,6 +17,7 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -31,7 +32,6 @@ from rehearsal.resume_proof.record import ProofRecord, Row  # noqa: E402
 from rehearsal.resume_proof.runs import (  # noqa: E402
     BATCH,
     MOST_DIES,
-    ROWS,
     SCALE,
     STEPS,
     ProofError,
@@ -40,7 +40,10 @@ from rehearsal.resume_proof.runs import (  # noqa: E402
     train_unbroken,
 )
 
-_SHOWN = 3
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_SHOWN, _TRAIN = 3, "train.parquet"
 # A step of a job of one node has two updates here as there, in micro batches that divide the proof's small ones.
 _ONE_NODE = (
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
@@ -79,7 +82,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--model", type=Path, help="a tiny model's folder instead of the rehearsal's")
     parser.add_argument("--output", type=Path, help="where to write, and what to go on with")
-    parser.add_argument("--run-limit", type=float, default=900.0, metavar="S", help="seconds a run may take")
+    parser.add_argument(
+        "--run-limit", type=float, default=900.0, metavar="S", help="seconds a run may take (default: 900)"
+    )
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     if options.points < 1:
@@ -102,7 +107,7 @@ def _shrunk(options: argparse.Namespace, folder: Path) -> Shrunk:
     job = JOBS.get(options.config_name, JOBS[DEFAULT_JOB])
     tiny = make_plan(Options(job=job.configuration), "proof")
     scaled = tiny.checkpoint.with_name("of_scaled_jobs")
-    own = _of_a_proof(folder / "data" / "train.parquet", job)
+    own = _of_a_proof(folder / "data", job)
 
     def given(model: Path, *scale: str) -> list[str]:
         path = setting("actor_rollout_ref.model.path", options.model.resolve() if options.model else model)
@@ -120,10 +125,11 @@ def _shrunk(options: argparse.Namespace, folder: Path) -> Shrunk:
     dies = config.trainer.nnodes * config.trainer.n_gpus_per_node
     if dies > MOST_DIES:
         raise ValueError(f"{dies} dies are too many for a proof; set trainer.nnodes and n_gpus_per_node to at most 8")
+    problems = _problems(config)
     if options.model is None:
         scaled_command = [sys.executable, "-m", "rehearsal.resume_proof.model", str(scaled)]
         _make_model(scaled_command if SCALE in overrides else tiny.checkpoint_command())
-    _make_data(folder / "data")
+    _make_data(folder / "data", problems)
     return Shrunk(options.config_name, tuple(overrides), dies, folder, options.run_limit)
 
 
@@ -147,18 +153,35 @@ def _of_a_proof(data: Path, job: Job) -> list[str]:
         "actor_rollout_ref.overlay.checkpoint.keep_last=0",
         "actor_rollout_ref.overlay.watch.enabled=true",
         f"data.train_batch_size={BATCH}",
-        setting("data.train_files", [data]),
-        setting("data.val_files", [data]),
+        setting("data.train_files", [data / _TRAIN]),
+        setting("data.val_files", [data / "test.parquet"]),
     ]
 
 
-def _make_data(folder: Path) -> None:
-    """Two batches of arithmetic problems as parquet."""
-    if (folder / "train.parquet").is_file():
+def _problems(config: "DictConfig") -> list[str]:
+    """Two batches, so that the last step is in the second epoch.
+
+    Raises ValueError: there are not so many.
+    """
+    known = DEFAULT_TRAIN_DATA.read_text().splitlines()
+    batches = {key: config.data.get(key) or 0 for key in ("train_batch_size", "gen_batch_size")}
+    key = max(batches, key=lambda name: batches[name])
+    if 2 * batches[key] > len(known):
+        raise ValueError(
+            f"data.{key}={batches[key]}: a proof takes two batches and has {len(known)} problems; give at most "
+            f"{len(known) // 2}, or leave it away"
+        )
+    return known[: 2 * batches[key]]
+
+
+def _make_data(folder: Path, problems: list[str]) -> None:
+    """The problems as parquet; those that are there are kept."""
+    few, text = folder / "few.jsonl", "\n".join(problems) + "\n"
+    if (folder / _TRAIN).is_file() and few.read_text() == text:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    few = folder / "few.jsonl"
-    few.write_text("\n".join(DEFAULT_TRAIN_DATA.read_text().splitlines()[:ROWS]) + "\n")
+    (folder / _TRAIN).unlink(missing_ok=True)
+    few.write_text(text)
     tool = [sys.executable, str(ROOT / "scripts" / "json_to_parquet.py"), "--output_dir", str(folder)]
     tool += ["--json_path", str(few), "--test_json_path", str(DEFAULT_TEST_DATA)]
     tool += ["--data_source", DEFAULT_TRAIN_DATA.parent.name]
@@ -187,12 +210,12 @@ def _prove(shrunk: Shrunk, points: list[Point], signals: SignalFlag) -> int:
 
 
 def _prove_one(shrunk: Shrunk, unbroken: Path, point: Point, signals: SignalFlag) -> Row:
-    """Kill a run at a point, go on, and compare; the files stay where something differs."""
+    """Kill a run at a point, go on, and compare; the files stay where something differs or cannot be compared."""
     folder = shrunk.folder / f"point-{time.time_ns()}"
     try:
         after = train_killed(shrunk, folder.name, point, signals)
         result = compare(unbroken, folder, after + 1, STEPS)
-    except ProofError as error:
+    except (ProofError, ValueError) as error:
         after, result = -1, Comparison(0, 0, (str(error),))
     if not result.differing:
         shutil.rmtree(folder)

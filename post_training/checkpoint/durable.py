@@ -52,6 +52,12 @@ def write_durably(
     return Written(size, digest.hexdigest())
 
 
+def write_text_durably(path: Path, text: str) -> Written:
+    """`write_durably` of a text in UTF-8."""
+    content = text.encode()
+    return write_durably(path, [content], len(content), lambda _: None)
+
+
 def hash_file(path: Path, progress: Callable[[int], None]) -> Written:
     """Size and SHA-256 of a file."""
     digest, size = hashlib.sha256(), 0

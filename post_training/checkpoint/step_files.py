@@ -8,6 +8,9 @@ from post_training.checkpoint.manifest import MANIFEST_NAME, Manifest
 ACTOR = "actor"
 """The folder of the trained model inside the folder of a step."""
 
+CRITIC = "critic"
+"""The folder of PPO's critic beside it, where the run has one."""
+
 TRAINER_NAME = "trainer.json"
 """The driver's own state in the folder of a step."""
 

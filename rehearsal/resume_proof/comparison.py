@@ -57,5 +57,9 @@ def metrics_of(folder: Path) -> dict[int, dict[str, Any]]:
 
 def digests_of(folder: Path, step: int) -> dict[str, str]:
     """SHA-256 of all that the ranks wrote after a step: weights, optimizer and states of random numbers."""
-    file = folder / "checkpoints" / f"global_step_{step}" / "actor" / "manifest.json"
-    return {name: entry["sha256"] for name, entry in json.loads(file.read_text())["files"].items()}
+    step_folder = folder / "checkpoints" / f"global_step_{step}"
+    found: dict[str, str] = {}
+    for model in ("actor", *(["critic"] if (step_folder / "critic").is_dir() else [])):
+        files = json.loads((step_folder / model / "manifest.json").read_text())["files"].items()
+        found |= {f"{model}/{name}": entry["sha256"] for name, entry in files}
+    return found

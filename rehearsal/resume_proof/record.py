@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from post_training.checkpoint.durable import write_durably
+from post_training.checkpoint.durable import write_text_durably
 from rehearsal.resume_proof.points import Point
 
 
@@ -43,5 +43,4 @@ class ProofRecord:
         """Write the rows with one more."""
         self._rows[row.point] = row
         content = {"asked": self._asked, "points": [asdict(each) for each in self._rows.values()]}
-        text = json.dumps(content, indent=1).encode() + b"\n"
-        write_durably(self._file, [text], len(text), lambda _: None)
+        write_text_durably(self._file, json.dumps(content, indent=1) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -23,8 +24,7 @@ from verl_patches.trainer.own_ray.processes import descendants
 
 MOST_DIES = 8
 STEPS = 3
-# Two batches, so that the last step is in the second epoch.
-BATCH, ROWS = 8, 16
+BATCH = 8
 SCALE = "+scale=emulated_8_dies"
 _CAPACITY_MB = 1024
 
@@ -88,10 +88,14 @@ class Shrunk:
 
 
 def train_unbroken(shrunk: Shrunk, signals: SignalFlag) -> Path:
-    """The run that the others are held against; one of the same command that is there already is taken."""
+    """The run that the others are held against; one of the same command that is there already is taken, and one of
+    another command, or that was ended itself, makes way."""
     folder, said = shrunk.folder / "unbroken", shrunk.folder / "unbroken.json"
     if said.is_file() and said.read_text() == shrunk.asked:
         return folder
+    said.unlink(missing_ok=True)
+    if folder.exists():
+        shutil.rmtree(folder)
     status = shrunk.train("unbroken", lambda: None, False, signals)
     if status != 0:
         raise ProofError(f"the unbroken run ended with {status}", folder / "run.log")

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pyarrow.parquet import read_metadata
 
 from rehearsal.plan import ROOT
+from rehearsal.resume_proof import runs as runs_of_a_proof
 from rehearsal.resume_proof import stops
 from rehearsal.resume_proof.comparison import compare
 from rehearsal.resume_proof.points import DRIVER_PLACES, KILLED, WORKER_PLACES, draw_points
@@ -91,6 +93,27 @@ def test_a_proof_goes_on_with_the_points_that_were_equal(tmp_path):
     assert ProofRecord(tmp_path / "proof.json", "another command").equal(one) is None
 
 
+def test_the_unbroken_run_is_of_this_command_and_begins_in_an_empty_folder(tmp_path, monkeypatch):
+    def train(shrunk, place, while_running, resumes, signals):
+        folder = shrunk.folder / place
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text(shrunk.name)
+        return 0 if shrunk.name != "ended" else 1
+
+    monkeypatch.setattr(runs_of_a_proof.Shrunk, "train", train)
+
+    def metrics_of(name):
+        shrunk = runs_of_a_proof.Shrunk(name, (), 4, tmp_path, 60.0)
+        return (runs_of_a_proof.train_unbroken(shrunk, None) / "metrics.jsonl").read_text()
+
+    assert metrics_of("one") == "one"
+    (tmp_path / "unbroken" / "metrics.jsonl").write_text("kept")
+    assert metrics_of("one") == "kept", "the same command does not train it again"
+    with pytest.raises(runs_of_a_proof.ProofError, match="the unbroken run ended with 1"):
+        metrics_of("ended")
+    assert metrics_of("one") == "one"
+
+
 @pytest.mark.parametrize(
     ("place", "step", "number", "rank", "held"),
     [
@@ -156,6 +179,7 @@ def test_the_places_of_a_worker_and_of_the_driver_come_in_their_order(tmp_path, 
         (["--config-name", "nothing"], "nothing"),
         (["--config-name", "rehearsal", "trainer.n_gpus_per_node=16"], "error: "),
         (["--config-name", "rehearsal", "trainer.savefreq=1"], "did you mean trainer.save_freq?"),
+        (["--config-name", "rehearsal", "data.train_batch_size=128"], "has 231 problems; give at most 115"),
     ],
 )
 def test_what_cannot_be_proven_is_refused_before_anything_is_made(tmp_path, capsys, arguments, sentence):
@@ -164,6 +188,36 @@ def test_what_cannot_be_proven_is_refused_before_anything_is_made(tmp_path, caps
     except SystemExit as end:
         status = end.code
     assert status == 2 and sentence in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("given", "rows"), [((), 16), (("data.train_batch_size=32",), 64)])
+def test_a_proof_has_two_batches_of_the_jobs_own_size(monkeypatch, tmp_path, given, rows):
+    monkeypatch.setattr(prove_resume, "_make_model", lambda command: None)
+    options = prove_resume._options(["--config-name", "rehearsal", *given])
+    for _ in range(2):  # what is there is kept
+        prove_resume._shrunk(options, tmp_path)
+        assert read_metadata(tmp_path / "data" / "train.parquet").num_rows == rows
+    prove_resume._shrunk(prove_resume._options(["--config-name", "rehearsal", "data.train_batch_size=8"]), tmp_path)
+    assert read_metadata(tmp_path / "data" / "train.parquet").num_rows == 16
+
+
+def test_a_model_that_cannot_be_made_is_an_error(monkeypatch, tmp_path, capsys):
+    failing = [sys.executable, "-c", "raise SystemExit(3)"]
+    make = prove_resume._make_model
+    monkeypatch.setattr(prove_resume, "_make_model", lambda command: make(failing))
+    assert prove_resume.main(["--config-name", "rehearsal", "--output", str(tmp_path)]) == 2
+    assert "returned non-zero exit status 3" in capsys.readouterr().err
+
+
+def test_a_resumed_run_that_cannot_be_compared_counts_as_different(tmp_path, monkeypatch):
+    def twice(*arguments):
+        raise ValueError("metrics.jsonl has step 2 twice")
+
+    monkeypatch.setattr(prove_resume, "train_killed", lambda *arguments: 1)
+    monkeypatch.setattr(prove_resume, "compare", twice)
+    shrunk = runs_of_a_proof.Shrunk("one", (), 4, tmp_path, 60.0)
+    row = prove_resume._prove_one(shrunk, tmp_path, draw_points(1, 0, 4, 3, PLACES)[0], None)
+    assert row.differing == ("metrics.jsonl has step 2 twice",)
 
 
 @pytest.mark.exhaustive

@@ -7,11 +7,17 @@ numbers. What they load is all that they have of the run.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from safetensors import safe_open
+from transformers import AutoModelForCausalLM
 
+from post_training.checkpoint.command_line import run_tool
+from post_training.checkpoint.manifest import Manifest
+from scripts import export_hf
 from tests.rig import jobs
 from tests.rig.conftest import PROMPTS
 
@@ -96,3 +102,37 @@ def test_every_element_is_stored_once_and_nothing_is_pickled(unbroken):
     assert stored["master"] == stored["exp_avg"] == stored["exp_avg_sq"] > 10 * stored["weight"] > 0
     total = sum(entry["bytes"] for entry in manifest["files"].values())
     assert total <= 1.02 * 12 * stored["master"], f"{total} bytes for {stored['master']} parameters"
+
+
+def log_probs(model: Path, batch: dict[str, list[list[int]]], temperature: float) -> torch.Tensor:
+    """(responses, tokens) float32: transformers' log-probs of the responses; prompts are padded on the left."""
+    tokens, mask = torch.tensor(batch["input_ids"]), torch.tensor(batch["attention_mask"])
+    loaded, said = AutoModelForCausalLM.from_pretrained(model, output_loading_info=True)
+    assert not said["missing_keys"] and not said["unexpected_keys"] and loaded.dtype == torch.float32
+    with torch.no_grad():
+        logits = loaded.eval()(tokens, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits
+    length = len(batch["responses"][0])
+    scores = (logits[:, -length - 1 : -1] / temperature).log_softmax(-1)
+    return scores.gather(-1, torch.tensor(batch["responses"]).unsqueeze(-1)).squeeze(-1)
+
+
+def test_transformers_has_the_log_probs_of_the_training(processes, unbroken, checkpoint, tmp_path):
+    """What training computes for 64 prompts after a resume is what transformers computes with the export of that step.
+
+    The control is the model that training began with.
+    """
+    resumed(processes, unbroken)
+    processes.run(jobs.rollout, [[3, 10 + index, 90 - index, 30, 40 + index % 5, 4] for index in range(64)])
+    training = torch.tensor(processes.run(jobs.old_log_prob)[0])
+    batch = processes.run(jobs.tokens)[0]
+    answered = torch.tensor(batch["attention_mask"])[:, -training.shape[1] :].bool()
+    Manifest({}, complete=True).write(unbroken.folder.parent)
+    options = [str(unbroken.folder.parent), str(tmp_path / "hf"), "--hf-dir", str(checkpoint)]
+    assert run_tool(export_hf.parse_arguments(options), export_hf.plan) == 0
+
+    def differences(model: Path) -> torch.Tensor:
+        return (log_probs(model, batch, 0.8) - training)[answered].abs()
+
+    assert len({tuple(row[: -training.shape[1]]) for row in batch["input_ids"]}) == 64
+    assert differences(tmp_path / "hf").max() < 1e-5
+    assert differences(checkpoint).max() > 1e-3

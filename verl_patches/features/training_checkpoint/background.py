@@ -15,23 +15,23 @@ import torch
 from post_training.checkpoint.durable import Written
 from verl_patches.features.training_checkpoint.saving import RankFile
 
-GROUPS = ("actor_params", "optimizer")
-"""Residency's groups in which a checkpoint's tensors lie."""
+GROUPS = {"actor": ("actor_params", "optimizer"), "critic": ("critic_params", "critic_optimizer")}
+"""Residency's groups in which a checkpoint's tensors lie, by the role that verl's checkpoint manager has."""
 
 OnHost = Callable[[torch.Tensor], torch.Tensor | None]
 
 
 class BackgroundWriter:
-    """Writes one file at a time in a thread of its own."""
+    """Writes one file after the other in a thread of its own."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._going: tuple[RankFile, Future[tuple[str, Written | None]]] | None = None
+        self._going: list[tuple[RankFile, Future[tuple[str, Written | None]]]] = []
 
     @property
     def is_writing(self) -> bool:
         """Whether a file was begun that nobody has waited for."""
-        return self._going is not None
+        return bool(self._going)
 
     def begin(self, file: RankFile, on_host: OnHost) -> None:
         """Begin to write `file`, on this rank alone. Host tensors of it must stay as they are until `finish`.
@@ -41,19 +41,19 @@ class BackgroundWriter:
         """
         tensors = {name: _host_view(tensor, on_host) for name, tensor in file.tensors.items()}
         file = replace(file, tensors=tensors)
-        self._going = file, self._thread.submit(file.write)
+        self._going.append((file, self._thread.submit(file.write)))
 
     def finish(self) -> None:
-        """Wait for the file that is being written, if one is, and list all files; every rank calls it.
+        """Wait for the files that are being written, in the order in which they were begun, and list all ranks' files
+        of each; every rank calls it.
 
         Raises CheckpointError on every rank when one of them could not write; there is no manifest then.
         """
-        if self._going is None:
-            return
-        (file, writing), self._going = self._going, None
-        error = writing.exception()
-        told = (f"{file.folder / file.name}: cannot be written ({error!r})", None) if error else writing.result()
-        file.complete(*told)
+        going, self._going = self._going, []
+        for file, writing in going:
+            error = writing.exception()
+            told = (f"{file.folder / file.name}: cannot be written ({error!r})", None) if error else writing.result()
+            file.complete(*told)
 
 
 def _host_view(tensor: torch.Tensor, on_host: OnHost) -> torch.Tensor:

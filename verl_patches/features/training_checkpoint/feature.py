@@ -75,12 +75,16 @@ def check_resume(config: Mapping[str, Any], settings: Any) -> None:
 
 def check_contents(config: Mapping[str, Any], settings: Any) -> None:
     """A checkpoint is whole: what a resume needs, and nothing that can be derived from it."""
-    contents = config["actor_rollout_ref"]["actor"]["checkpoint"]["contents"]
-    if sorted(contents) != sorted(_CONTENTS):
-        raise ConfigurationError(
-            f"actor_rollout_ref.actor.checkpoint.contents={list(contents)} is not what a checkpoint holds; leave it "
-            f"at {list(_CONTENTS)}"
-        )
+    models = {"actor_rollout_ref.actor": config["actor_rollout_ref"]["actor"]}
+    if config["algorithm"]["adv_estimator"] == "gae":
+        models["critic"] = config["critic"]
+    for name, model in models.items():
+        contents = model["checkpoint"]["contents"]
+        if sorted(contents) != sorted(_CONTENTS):
+            raise ConfigurationError(
+                f"{name}.checkpoint.contents={list(contents)} is not what a checkpoint holds; leave it at "
+                f"{list(_CONTENTS)}"
+            )
 
 
 def check_retention(config: Mapping[str, Any], settings: Any) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from post_training.checkpoint.durable import write_durably
+from post_training.checkpoint.durable import write_text_durably
 
 BY_STEP = ("metrics.jsonl", "faults.jsonl", "alerts.jsonl")
 
@@ -22,6 +22,5 @@ def take_back_steps(folder: str, step: int) -> None:
             continue
         complete, _, _ = path.read_text().rpartition("\n")
         kept = [line for line in complete.splitlines() if (json.loads(line)["step"] or 0) <= step]
-        text = "".join(f"{line}\n" for line in kept).encode()
-        write_durably(path, [text], len(text), lambda _: None)
+        write_text_durably(path, "".join(f"{line}\n" for line in kept))
         os.chmod(path, 0o644)

@@ -16,7 +16,7 @@ from typing import Any
 from post_training.checkpoint.durable import hash_file, sync_folder, write_durably
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.manifest import MANIFEST_NAME, Manifest, check_digests
-from post_training.checkpoint.step_files import ACTOR, TRAINER_NAME, complete_manifest
+from post_training.checkpoint.step_files import ACTOR, CRITIC, TRAINER_NAME, complete_manifest
 
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
 _PARTIAL, _DELETING, _SET_ASIDE = ".partial", ".deleting", ".set_aside"
@@ -41,8 +41,8 @@ def complete_step(root: Path, step: int, trainer: Mapping[str, Any]) -> None:
     partial = _partial(root, step)
     text = json.dumps(trainer, indent=1).encode() + b"\n"
     written = write_durably(partial / TRAINER_NAME, [text], len(text), lambda _: None)
-    actor = f"{ACTOR}/{MANIFEST_NAME}"
-    files = {TRAINER_NAME: written, actor: hash_file(partial / actor, lambda _: None)}
+    manifests = [f"{model}/{MANIFEST_NAME}" for model in (ACTOR, CRITIC) if (partial / model).is_dir()]
+    files = {TRAINER_NAME: written} | {name: hash_file(partial / name, lambda _: None) for name in manifests}
     Manifest({"tool": "training_checkpoint", "step": step}, files=files, complete=True).write(partial)
 
 
@@ -114,11 +114,11 @@ def read_trainer(folder: Path) -> dict[str, Any]:
     Raises CheckpointError if the checkpoint is not complete, or a file of it is not what was written.
     """
     manifest = complete_manifest(folder)
-    actor = complete_manifest(folder / ACTOR)
-    for name, written in actor.files.items():
-        path = folder / ACTOR / name
-        if not path.is_file() or path.stat().st_size != written.bytes:
-            raise CheckpointError(f"{path}: missing, or not of {written.bytes} bytes")
+    for model in (ACTOR, *([CRITIC] if f"{CRITIC}/{MANIFEST_NAME}" in manifest.files else [])):
+        for name, written in complete_manifest(folder / model).files.items():
+            path = folder / model / name
+            if not path.is_file() or path.stat().st_size != written.bytes:
+                raise CheckpointError(f"{path}: missing, or not of {written.bytes} bytes")
     try:
         found = {name: hash_file(folder / name, lambda _: None) for name in manifest.files}
         check_digests(folder, manifest.files, found, MANIFEST_NAME)

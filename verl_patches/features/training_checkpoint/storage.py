@@ -66,10 +66,11 @@ def read_nonce(path: str) -> str:
             time.sleep(_POLL_S)
 
 
-def check_room(root: Path, model: Mapping[str, Any], keep: CheckpointSettings) -> None:
+def check_room(root: Path, model: Mapping[str, Any], keep: CheckpointSettings, models: int = 1) -> None:
     """The disk has room for the checkpoints that lie there at one time: those that are kept, and the one being written.
 
     model: the values of config.json; a model without layout is left out. Where all are kept there is room for one.
+    models: 2 with a critic, which is taken for as large.
     Raises ConfigurationError where there is not.
     """
     from post_training.models.families import table_for
@@ -78,7 +79,7 @@ def check_room(root: Path, model: Mapping[str, Any], keep: CheckpointSettings) -
         shapes = table_for(model).shapes
     except (ValueError, KeyError):
         return
-    size = BYTES_OF_AN_ELEMENT * sum(map(prod, shapes.values()))
+    size = models * BYTES_OF_AN_ELEMENT * sum(map(prod, shapes.values()))
     there = len(saved_steps(root)) if root.is_dir() else 0
     number = max(1, keep.keep_last + 1 - there) if keep.keep_last else 1
     folder = root

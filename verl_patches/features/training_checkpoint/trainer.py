@@ -11,7 +11,7 @@ from typing import Any
 
 from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.files import CheckpointError
-from post_training.checkpoint.step_files import ACTOR
+from post_training.checkpoint.step_files import ACTOR, CRITIC
 from verl_patches.features.training_checkpoint.circumstances import (
     check_circumstances,
     circumstances,
@@ -154,10 +154,17 @@ def save_step(trainer: Any, keep: CheckpointSettings, in_background: bool = Fals
     with _refused_by(root):
         partial = begin_step(root, step)
         trainer.actor_rollout_wg.save_checkpoint(str(partial / ACTOR), None, step)
+        if _has_critic(trainer):
+            trainer.critic_wg.save_checkpoint(str(partial / CRITIC), None, step)
     if not keep.keep_last:
         keep = replace(keep, keep_last=options.get("max_actor_ckpt_to_keep") or 0)
     finish = trainer.actor_rollout_wg.finish_checkpoint if in_background else None
     process_publisher().hold(root, step, lambda: trainer_state(trainer), keep, finish)
+
+
+def _has_critic(trainer: Any) -> bool:
+    """Whether verl's trainer trains one."""
+    return getattr(trainer, "use_critic", False)
 
 
 @contextmanager
@@ -212,11 +219,18 @@ def resume_step(trainer: Any, output_dir: str) -> None:
     files = trainer.config.data.train_files
     if state["data_sha256"] != data_digests(files):
         raise CheckpointError(f"{folder}: was trained on other data than data.train_files={files}; give the same files")
+    if _has_critic(trainer) and not (folder / CRITIC).is_dir():
+        raise CheckpointError(
+            f"{folder}: was written without a critic, and algorithm.adv_estimator=gae trains one; choose the estimator "
+            "that the run had, or begin from its weights"
+        )
     different = differences(state, now)
     if different:
         print(f"warning: not all is as when {folder} was written, so steps may differ: {different}")
     trainer.train_dataloader.load_state_dict(state["data"])
     trainer.actor_rollout_wg.load_checkpoint(str(folder / ACTOR), del_local_after_load=False)
+    if _has_critic(trainer):
+        trainer.critic_wg.load_checkpoint(str(folder / CRITIC), del_local_after_load=False)
     if state["kl_coefficient"] is not None and hasattr(trainer, "kl_ctrl_in_reward"):
         trainer.kl_ctrl_in_reward.value = state["kl_coefficient"]
     if "random" in state:  # a checkpoint of an earlier version has no more than the above

@@ -40,7 +40,8 @@ def save_checkpoint(
     from verl_patches.features.training_checkpoint.random_states import random_states
     from verl_patches.features.training_checkpoint.saving import rank_file, save_training
 
-    tensors, texts = random_states({_ROLLOUT: self.rollout_sharding_manager.gen_random_states})
+    rollout = getattr(self, "rollout_sharding_manager", None)  # the critic's worker has none
+    tensors, texts = random_states({} if rollout is None else {_ROLLOUT: rollout.gen_random_states})
     texts[_SCHEDULED] = str(self.lr_scheduler.last_epoch)
     save_training(rank_file(Path(local_path), _rank_of(self), tensors, texts))
 

@@ -49,7 +49,7 @@ def save_checkpoint(
     torch.npu.synchronize()  # copies of an optimizer that swaps may still be on their way to the host
     file = rank_file(Path(local_path), _rank_of(self), tensors, texts)
     if writes_in_background(settings.current()):
-        background.process_writer().begin(file, process_residency().copy_out(background.GROUPS))
+        background.process_writer().begin(file, process_residency().copy_out(background.GROUPS[self.role]))
     else:
         save_training(file)
 
@@ -92,10 +92,10 @@ def _rank_of(manager: MegatronCheckpointManager) -> MegatronRank:
 
     from post_training.layouts.model_tensors import train_tensors
     from post_training.layouts.placements import train_placement
+    from post_training.layouts.value_model import value_table
     from post_training.models.families import table_for
     from verl_patches.features.training_checkpoint.rank import MegatronRank
 
-    placement = train_placement(get_model_config(manager.model[0]))
-    return MegatronRank(
-        table_for(manager.hf_config), placement, manager.rank, train_tensors(manager.model), manager.optimizer
-    )
+    placement, table = train_placement(get_model_config(manager.model[0])), table_for(manager.hf_config)
+    table = value_table(table) if manager.is_value_model else table
+    return MegatronRank(table, placement, manager.rank, train_tensors(manager.model), manager.optimizer)

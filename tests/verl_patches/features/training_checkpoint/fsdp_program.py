@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch_npu  # noqa: F401
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
 from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank, set_place_in_schedule
@@ -33,8 +33,10 @@ class Trained:
         groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
         half = MixedPrecision(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32, buffer_dtype=torch.float32)
         layers = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Qwen2DecoderLayer})
+        self._is_critic = model == "critic"
+        kind = AutoModelForTokenClassification if self._is_critic else AutoModelForCausalLM
         self._model = FullyShardedDataParallel(
-            AutoModelForCausalLM.from_pretrained(folder / model, torch_dtype=torch.float32),
+            kind.from_pretrained(folder / model, torch_dtype=torch.float32),
             process_group=groups[dist.get_rank()] if alone else None,
             auto_wrap_policy=layers, mixed_precision=half, device_id=torch.npu.current_device(), use_orig_params=False,
         )  # fmt: skip
@@ -48,7 +50,10 @@ class Trained:
         """One update on the batch of step `number`; the mean loss over all sequences before it."""
         tokens = torch.randint(3, 100, (SEQUENCES, LENGTH), generator=torch.Generator().manual_seed(number))
         mine = tokens.chunk(self._world)[self._rank].npu()
-        loss = self._model(input_ids=mine, labels=mine).loss
+        if self._is_critic:
+            loss = (self._model(input_ids=mine).logits.squeeze(-1) - mine / 100).square().mean()
+        else:
+            loss = self._model(input_ids=mine, labels=mine).loss
         loss.backward()
         self._model.clip_grad_norm_(1.0)
         self._optimizer.step()
@@ -74,8 +79,8 @@ class Trained:
         return {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in found.items()}
 
 
-def resumed(folder: Path, saved: str, dtype: str, alone: bool = False) -> Trained:
-    other = Trained(folder, dtype, alone)
+def resumed(folder: Path, saved: str, dtype: str, alone: bool = False, model: str = "model") -> Trained:
+    other = Trained(folder, dtype, alone, model)
     other.load(folder / saved)
     return other
 
@@ -108,6 +113,21 @@ def change_ranks(folder: Path) -> dict[str, object]:
     return {"alone": alone.steps(BEFORE + 1, 1), "again": again.steps(BEFORE + 1, 1)}
 
 
+def critic_goes_on(folder: Path) -> dict[str, object]:
+    """The same of a critic, and one that goes on with averages of zero."""
+    dtype, model = "bfloat16", "critic"
+    unbroken = Trained(folder, dtype, model=model)
+    unbroken.steps(1, BEFORE)
+    unbroken.save(folder / dtype / model)
+    found: dict[str, object] = {"losses": unbroken.steps(BEFORE + 1, AFTER), "digest": unbroken.digest()}
+    again = resumed(folder, f"{dtype}/{model}", dtype, model=model)
+    found["resumed"] = {"losses": again.steps(BEFORE + 1, AFTER), "digest": again.digest()}
+    faulty = resumed(folder, f"{dtype}/{model}", dtype, model=model)
+    faulty.rank().create_states(BEFORE)
+    found["no averages"] = {"losses": faulty.steps(BEFORE + 1, AFTER), "digest": faulty.digest()}
+    return found
+
+
 def load_foreign(folder: Path) -> None:
     """What Megatron's ranks have saved is loaded and saved; and a model whose output layer is its embedding."""
     resumed(folder, "megatron", "float32").save(folder / "float32" / "from_megatron")
@@ -124,6 +144,7 @@ def start_rank() -> None:
 def main(folder: Path) -> None:
     start_rank()
     found = SimpleNamespace(**{dtype: go_on(folder, dtype) for dtype in DTYPES}, ranks=change_ranks(folder))
+    found.critic = critic_goes_on(folder)
     load_foreign(folder)
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(vars(found)))
     dist.destroy_process_group()

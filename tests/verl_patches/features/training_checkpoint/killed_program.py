@@ -59,7 +59,7 @@ def train(folder: Path, dtype: str) -> None:
             with (folder / "metrics.jsonl").open("a") as records:
                 records.write(json.dumps({"step": step, "metrics": {"loss": loss}}) + "\n")
             publisher.logged(step, {})
-    dist.barrier()
+        dist.barrier()  # verl's driver asks for the next update after it has published the step
     dist.destroy_process_group()
 
 

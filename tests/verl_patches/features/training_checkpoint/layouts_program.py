@@ -60,13 +60,14 @@ def make_batch(vocabulary: int) -> dict[str, torch.Tensor]:
 class Trained:
     """A model in one layout with Megatron's distributed optimizer."""
 
-    def __init__(self, checkpoint: Path, layout: Layout):
+    def __init__(self, checkpoint: Path, layout: Layout, dtype: torch.dtype = torch.float32):
         start_layout(layout)
-        self._trial = Trial(checkpoint, layout, sharded_optimizer=True)
+        self._trial = Trial(checkpoint, layout, sharded_optimizer=True, dtype=dtype)
         self._batch = make_batch(self._trial.hf_config.vocab_size)
         adam = OptimizerConfig(
-            optimizer="adam", lr=1e-3, params_dtype=torch.float32, clip_grad=1.0, use_distributed_optimizer=True
-        )
+            optimizer="adam", lr=1e-3, params_dtype=dtype, bf16=dtype == torch.bfloat16, clip_grad=1.0,
+            use_distributed_optimizer=True,
+        )  # fmt: skip
         self._optimizer: MegatronOptimizer = get_megatron_optimizer(adam, [self._trial.model])
 
     def train(self) -> None:

@@ -15,10 +15,13 @@ from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.safetensors_files import read_header
 from post_training.checkpoint.training_files import read_whole
 from verl_patches.features.measure import step_record
+from verl_patches.features.residency.feature import ResidencySettings
 from verl_patches.features.residency.phases import Residency
 from verl_patches.features.residency.storages import StorageGroup
+from verl_patches.features.settings import OverlaySettings
 from verl_patches.features.training_checkpoint import saving
 from verl_patches.features.training_checkpoint.background import GROUPS, BackgroundWriter
+from verl_patches.features.training_checkpoint.feature import CheckpointSettings, writes_in_background
 from verl_patches.features.training_checkpoint.saving import RankFile, save_training
 
 ELEMENTS = 1 << 16
@@ -74,7 +77,7 @@ def held(monkeypatch):
 
 def begun(made, folder):
     writer = BackgroundWriter()
-    writer.begin(file_of(made, folder), made.residency.copy_out(GROUPS))
+    writer.begin(file_of(made, folder), made.residency.copy_out(GROUPS["actor"]))
     return writer
 
 
@@ -114,7 +117,7 @@ def test_an_update_that_does_not_wait_is_in_the_file(tmp_path, held):
 def test_what_is_copied_at_a_save_is_not_copied_again_when_it_leaves(tmp_path):
     made = training()
     record, size = step_record.current_record(), 12 * ELEMENTS
-    made.residency.copy_out(GROUPS)
+    made.residency.copy_out(GROUPS["actor"])
     made.residency.enter("reshard")
     made.residency.enter("rollout")
     assert record.counts["residency/device_to_host_bytes"] == size
@@ -142,10 +145,10 @@ def most_memory_while(action):
 def test_no_host_memory_is_taken(tmp_path, monkeypatch):
     """48 MB of state, a third of it strided; a writer that copied it would take as much again."""
     made = training(elements=4 << 20)
-    made.residency.copy_out(GROUPS)  # as they are from the first step on
+    made.residency.copy_out(GROUPS["actor"])  # as they are from the first step on
 
     def save(writer):
-        writer.begin(file_of(made, tmp_path), made.residency.copy_out(GROUPS))
+        writer.begin(file_of(made, tmp_path), made.residency.copy_out(GROUPS["actor"]))
         writer.finish()
 
     save(BackgroundWriter())
@@ -166,7 +169,7 @@ def test_a_writer_that_fails_is_told_when_it_is_waited_for(tmp_path, monkeypatch
             writer.finish()
     assert "\n" not in str(told.value) and list(tmp_path.iterdir()) == []
     writer.finish()  # nothing is being written any more
-    writer.begin(file_of(made, tmp_path), made.residency.copy_out(GROUPS))
+    writer.begin(file_of(made, tmp_path), made.residency.copy_out(GROUPS["actor"]))
     writer.finish()
     assert (tmp_path / "manifest.json").is_file()
 
@@ -174,6 +177,15 @@ def test_a_writer_that_fails_is_told_when_it_is_waited_for(tmp_path, monkeypatch
 def test_a_rank_that_has_nothing_to_write_says_why(tmp_path):
     writer, made = BackgroundWriter(), training()
     file = RankFile(tmp_path, "rank", True, {}, {}, "different numbers of updates")
-    writer.begin(file, made.residency.copy_out(GROUPS))
+    writer.begin(file, made.residency.copy_out(GROUPS["actor"]))
     with pytest.raises(CheckpointError, match="different numbers of updates"):
         writer.finish()
+
+
+@pytest.mark.parametrize(
+    ("write", "resident", "expected"),
+    [("auto", True, True), ("auto", False, False), ("at_once", True, False), ("at_once", False, False)],
+)
+def test_workers_write_in_the_background_where_the_host_has_the_state_anyway(write, resident, expected):
+    chosen = OverlaySettings(checkpoint=CheckpointSettings(write=write), residency=ResidencySettings(enabled=resident))
+    assert writes_in_background(chosen) is expected

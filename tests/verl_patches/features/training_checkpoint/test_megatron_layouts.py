@@ -64,8 +64,12 @@ def test_another_layout_goes_on_from_the_same_state(run, family, before, after):
 
 @pytest.mark.parametrize("family", NAMES)
 def test_two_trainings_differ(run, family):
-    """The control: what is compared tells one training from another, since each layout rounds otherwise."""
+    """The control: what is compared tells one training from another, since each layout rounds otherwise.
+
+    Experts that no token came to are left out.
+    """
     folder, _ = run
     model = folder / family / "checkpoint"
     one, other = (states_of(folder / family / "saved" / name, model) for name in NAMES[family][:2])
-    assert len(different(one, other)) > len(one) // 2
+    trained = {name for name, average in one.items() if name.startswith("exp_avg/") and average.any()}
+    assert len(trained & set(different(one, other))) > len(trained) // 2

@@ -112,6 +112,43 @@ def kept(root):
     return sorted(int(folder.name.split("_")[-1]) for folder in root.glob("global_step_*") if "." not in folder.name)
 
 
+@pytest.fixture
+def with_critic(trainer):
+    """The same of a run with a critic."""
+
+    def at(*arguments, **options):
+        made = trainer(*arguments, **options)
+        made.use_critic, made.critic_wg = True, Workers()
+        return made
+
+    return at
+
+
+def test_a_critic_goes_on_with_the_actor(with_critic):
+    root = saved(with_critic, 3).root
+    made = with_critic()
+    resume_step(made, "")
+    assert made.critic_wg.loaded == made.actor_rollout_wg.loaded == "state of step 3"
+    assert sorted(each.name for each in step_folder(root, 3).iterdir() if each.is_dir()) == ["actor", "critic"]
+
+
+def test_a_checkpoint_whose_critic_is_not_whole_is_passed_over(with_critic, capsys):
+    saved(with_critic, 2)
+    root = saved(with_critic, 4).root
+    next((step_folder(root, 4) / "critic").glob("rank-*")).unlink()
+    made = with_critic()
+    resume_step(made, "")
+    assert made.global_steps == 2 and "global_step_4/critic" in capsys.readouterr().out
+
+
+def test_a_checkpoint_without_a_critic_is_refused_where_there_is_one(trainer, with_critic):
+    saved(trainer, 2)
+    made = with_critic()
+    with pytest.raises(CheckpointError, match="was written without a critic, and algorithm.adv_estimator=gae"):
+        resume_step(made, "")
+    assert not hasattr(made.actor_rollout_wg, "loaded") and made.train_dataloader.place == 0
+
+
 def test_a_run_goes_on_where_it_was_saved(trainer):
     saved(trainer, 2)
     root = saved(trainer, 4).root

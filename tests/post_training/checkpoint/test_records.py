@@ -1,0 +1,51 @@
+"""Records are filled by their pieces whatever lies beside them, and are put into files that hold no byte too many."""
+
+import pytest
+import torch
+
+from post_training.checkpoint.records import Record
+from post_training.checkpoint.shard_conversion import grouped
+from post_training.layouts.layout import PADDING, LocalView, Piece
+
+
+class Counting:
+    """A source whose tensors hold 1, 2, 3, ... in the order in which their boxes are asked for."""
+
+    asked = 0
+
+    def read_into(self, canonical, box, out):
+        self.asked += 1
+        out.fill_(self.asked)
+
+
+def interleaved(*canonical: str) -> Record:
+    """(2, 2 * n) float32: of each piece two columns, so that all of them interleave in memory."""
+    pieces = tuple(
+        Piece(name, ((0, 2), (0, 2)), "weight", LocalView(index=((0, 2), (2 * place, 2 * place + 2))))
+        for place, name in enumerate(canonical)
+    )
+    return Record("weight", torch.float32, (2, 2 * len(canonical)), pieces)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 2])
+def test_padding_is_zero_and_what_follows_it_is_written(padding):
+    names = ["a", "b", "c"]
+    names[padding] = PADDING
+    streamed = b"".join(bytes(view) for view in interleaved(*names).stream(Counting()))
+    expected = [1.0, 2.0]
+    expected.insert(padding, 0.0)
+    assert (
+        torch.frombuffer(bytearray(streamed), dtype=torch.float32).view(2, 3, 2).tolist()
+        == [[[value] * 2 for value in expected]] * 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("file_bytes", "groups"), [(7, [1, 1, 1]), (8, [2, 1]), (11, [2, 1]), (12, [3]), (3, [1, 1, 1])]
+)
+def test_a_file_holds_what_it_may_and_not_a_byte_more(file_bytes, groups):
+    records = [Record(name, torch.float32, (1,), ()) for name in "abc"]
+    files = grouped(records, file_bytes)
+    assert [len(file.records) for file in files] == groups
+    assert [record for file in files for record in file.records] == records
+    assert files[-1].path == f"model-{len(groups):05d}-of-{len(groups):05d}.safetensors"

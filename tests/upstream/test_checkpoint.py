@@ -1,0 +1,72 @@
+"""What MindSpeed's own optimizers hold is saved and loaded bit for bit: the fused one, and the one that swaps.
+
+Needs checkouts: ``bash scripts/test.sh tests/upstream --upstream FOLDER`` (see README.md here).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from post_training.models.families import table_for
+from tests.upstream import checkouts
+from tests.upstream.test_engine import run_ranks
+from tests.verl_patches.features.training_checkpoint.ranks import whole_states
+
+pytestmark = pytest.mark.slow
+
+LAYOUT = {"name": "TP2 x EP2", "tensor": 2, "expert": 2}
+# What is trained with, and whose checkpoint it goes on from.
+RUNS = {"fused": (False, None), "swapping": (True, None), "fused after swapping": (False, "swapping")}
+
+
+@pytest.fixture(scope="module")
+def runs(upstream, tmp_path_factory) -> dict[str, tuple[Path, list[dict]]]:
+    """Folders with the steps that were saved, and what each rank said of its optimizer."""
+    from tests.post_training.models.megatron.deepseek_v3_checkpoint import write_checkpoint_and_reference
+
+    lacking = checkouts.missing(upstream)
+    if lacking:
+        pytest.fail(f"{upstream} has no {', '.join(lacking)}")
+    packages = checkouts.assemble(upstream, tmp_path_factory.mktemp("packages") / "packages")
+    model = tmp_path_factory.mktemp("deepseek_v3")
+    write_checkpoint_and_reference(model)
+    found: dict[str, tuple[Path, list[dict]]] = {}
+    for name, (swap, before) in RUNS.items():
+        folder = tmp_path_factory.mktemp("case") / "run"
+        asked = {"layout": LAYOUT, "swap": swap, "from": before and str(found[before][0] / "saved")}
+        found[name] = folder, run_ranks("checkpoint_program", asked, packages, model, folder)
+    return found
+
+
+def states(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    return whole_states(folder / name, table_for(AutoConfig.from_pretrained(folder / "checkpoint")).shapes)
+
+
+def different(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
+    assert one.keys() == other.keys()
+    return [name for name, tensor in one.items() if not torch.equal(tensor, other[name])]
+
+
+def test_the_optimizers_are_mindspeeds(runs):
+    for name, (_, said) in runs.items():
+        for form in said:
+            print(name, form)
+            assert (form["classes"] == ["SwapDistributedOptimizer"]) is RUNS[name][0]
+            assert form["away"] == (form["shards"] if RUNS[name][0] else 0) and form["shards"] > 10
+            assert form["step in group"] == (0 if RUNS[name][0] else form["shards"])
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_was_saved_is_loaded_and_trains_on_as_if_unbroken(runs, name):
+    folder, before = runs[name][0], RUNS[name][1]
+    saved = states(runs[before][0] if before else folder, "saved")
+    assert {key.split("/")[0] for key in saved} >= {"master", "exp_avg", "exp_avg_sq"}
+    assert different(saved, states(folder, "again")) == []
+    later = states(folder, "resumed")
+    assert different(states(runs[before][0] if before else folder, "unbroken"), later) == []
+    # The control: two more steps change what is compared.
+    assert len(different(saved, later)) > len(saved) // 4
