@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
+from verl import DataProto
 
 import overlay
 from tests.demonstrations import Upstream, demonstrates
@@ -24,29 +25,36 @@ from verl_patches.features.compatibility.feature import (
     SETTINGS,
     VERL_ON_NPU,
 )
+from verl_patches.features.critic import tokens
+from verl_patches.features.critic.feature import CRITIC
+from verl_patches.features.critic.warmup import ENDS_STEP
 from verl_patches.features.data_order.feature import DATA_ORDER
 from verl_patches.features.dynamic_batches.feature import DYNAMIC_BATCHES
 from verl_patches.features.dynamic_sampling import source as prompt_source
 from verl_patches.features.dynamic_sampling.feature import DYNAMIC_SAMPLING
+from verl_patches.features.exact_loss import schedule
 from verl_patches.features.exact_loss.feature import EXACT_LOSS
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
-from verl_patches.features.measure import step_record
+from verl_patches.features.measure import serialized, step_record
 from verl_patches.features.measure.feature import MEASURE, MeasureSettings
 from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY
 from verl_patches.features.overlong.feature import OVERLONG_FILTERING, OVERLONG_PENALTY
 from verl_patches.features.precision.feature import PRECISION
+from verl_patches.features.profile.feature import PROFILE, ProfileSettings
 from verl_patches.features.reshard.feature import RESHARD, WHOLE_WEIGHTS
 from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.rollout_correction.feature import ROLLOUT_CORRECTION
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
+from verl_patches.features.sample_handles.feature import SAMPLE_HANDLES
 from verl_patches.features.sequence_ratio.feature import SEQUENCE_RATIO
+from verl_patches.features.shared_chunks.feature import SHARED_CHUNKS
 from verl_patches.features.temperature.feature import TEMPERATURE
 from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
-from verl_patches.features.watch.signs import PHASE_OF_METHOD, process_signs
+from verl_patches.features.watch.signs import PHASE_OF_CRITICS_METHOD, PHASE_OF_METHOD, process_signs
 
 WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
 TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
@@ -55,6 +63,11 @@ CHECKPOINTS = "verl.utils.checkpoint.megatron_checkpoint_manager:MegatronCheckpo
 MANAGER = "verl.workers.sharding_manager.megatron_vllm:MegatronVLLMShardingManager"
 FSDP_WORKER = "verl.workers.fsdp_workers:ActorRolloutRefWorker"
 FSDP_ACTOR = "verl.workers.actor.dp_actor:DataParallelPPOActor"
+FSDP_CRITIC_WORKER = "verl.workers.fsdp_workers:CriticWorker"
+FSDP_CRITIC = "verl.workers.critic.dp_critic:DataParallelPPOCritic"
+CRITIC_WORKER = "verl.workers.megatron_workers:CriticWorker"
+MEGATRON_CRITIC = "verl.workers.critic.megatron_critic:MegatronPPOCritic"
+CRITICS_SCHEDULE = "verl.workers.critic.megatron_critic:get_forward_backward_func"
 FSDP_MANAGER = "verl.workers.sharding_manager.fsdp_vllm:FSDPVLLMShardingManager"
 FSDP_CHECKPOINTS = "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager"
 ROLLOUT = "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout"
@@ -141,6 +154,13 @@ def the_router_deals_experts_out(body):
 def the_model_is_the_engines(body):
     with engine_with(build_deepseek_v3=lambda *arguments: "MindSpeed-LLM's"):
         return body(Upstream(), None, DEEPSEEK)
+
+
+@demonstrates("verl.models.mcore.registry:init_mcore_model", CRITIC)
+def a_critic_has_a_head_of_its_own(body):
+    head = SimpleNamespace(ValueHead=lambda config: "values")
+    with mock.patch.dict("sys.modules", {"post_training.models.megatron.value_head": head}):
+        return vars(body(lambda *_, **__: SimpleNamespace(), None, DEEPSEEK, True, True, value=True))
 
 
 @demonstrates(f"{WORKER}.__init__", MINDSPEED)
@@ -319,6 +339,15 @@ def the_rate_follows_the_step(body):
     return groups, answer.meta_info
 
 
+@demonstrates(f"{CRITIC_WORKER}.update_critic", LEARNING_RATE)
+def the_critics_rate_follows_the_step(body):
+    optim = {"lr": 1.0, "warmup_style": "constant", "lr_warmup_steps": 4, "total_training_steps": 8}
+    groups, answer = [{"lr": 1.0}], SimpleNamespace(meta_info={"metrics": {}})
+    worker = SimpleNamespace(critic_optimizer=SimpleNamespace(param_groups=groups), config=SimpleNamespace(optim=optim))
+    body(lambda self, data: answer, worker, SimpleNamespace(meta_info={"training_step": 3}))
+    return groups, answer.meta_info
+
+
 @demonstrates("verl.utils.tracking:Tracking.__init__", TRACKING)
 def trackers_are_made_when_they_are_needed(body):
     upstream, tracking = Upstream(), SimpleNamespace()
@@ -413,6 +442,21 @@ def weights_are_looked_at(body):
         return asks_ours(lambda: body(lambda self: ([], None), worker))
 
 
+@demonstrates(f"{CRITIC_WORKER}._build_critic_model_optimizer", PRECISION)
+def the_critic_is_in_float32(body):
+    worker = SimpleNamespace(dtype=torch.bfloat16)
+    with mock.patch.object(settings, "_current", settings.OverlaySettings(precision="float32")):
+        body(Upstream(), worker)
+    return str(worker.dtype)
+
+
+@demonstrates(f"{CRITIC_WORKER}._build_critic_model_optimizer", NONFINITE)
+def the_critics_weights_are_looked_at(body):
+    worker = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(path="folder")))
+    with instead_of("verl_patches.features.nonfinite.weights.check_weights"):
+        return asks_ours(lambda: body(lambda self: ([], None), worker))
+
+
 @demonstrates("verl.trainer.ppo.reward:compute_reward", MEASURE)
 def a_failure_that_verl_passes_over_is_noted(body):
     from post_training.rewards import failures
@@ -495,6 +539,30 @@ def the_schedule_can_cut_by_tokens(body):
         return asks_ours(lambda: body(Upstream()))
 
 
+@demonstrates(CRITICS_SCHEDULE, EXACT_LOSS)
+def the_critics_loss_is_that_of_the_whole_mini_batch(body):
+    with schedule.of_critic("token-mean"):
+        return the_loss_is_that_of_the_whole_mini_batch(body)
+
+
+@demonstrates(f"{MEGATRON_CRITIC}.forward_backward_batch", EXACT_LOSS)
+def a_pass_of_the_critic_has_its_mode(body):
+    critic = SimpleNamespace(config=SimpleNamespace(loss_agg_mode="seq-mean-token-mean"))
+    return body(lambda self, data: schedule._of_critic[-1:], critic, None)
+
+
+demonstrates(CRITICS_SCHEDULE, DYNAMIC_BATCHES)(the_schedule_can_cut_by_tokens)
+
+
+@demonstrates(f"{MEGATRON_CRITIC}.forward_backward_batch", DYNAMIC_BATCHES)
+def the_critics_batch_is_handed_on_whole(body):
+    config = OmegaConf.create(
+        {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 8, "ppo_micro_batch_size_per_gpu": 1}
+    )
+    critic, data = SimpleNamespace(config=config), SimpleNamespace(batch=[1, 2, 3])
+    return body(lambda self, data, **given: {"given": given}, critic, data, use_dynamic_bsz=True, micro_batch_size=1)
+
+
 @demonstrates(f"{ACTOR}.forward_backward_batch", DYNAMIC_BATCHES)
 def the_batch_is_handed_on_whole(body):
     actor, data = SimpleNamespace(actor_optimizer=None), SimpleNamespace(batch=[1, 2, 3], meta_info={})
@@ -518,6 +586,12 @@ def every_tensor_has_a_storage(body):
 def steps_are_guarded(body):
     actor = SimpleNamespace(actor_optimizer=SimpleNamespace(), actor_module=[])
     return body(lambda self, dataloader: type(self.actor_optimizer).__name__, actor, None)
+
+
+@demonstrates(f"{MEGATRON_CRITIC}.update_critic", NONFINITE)
+def the_critics_steps_are_guarded(body):
+    critic = SimpleNamespace(critic_optimizer=SimpleNamespace(), critic_module=[])
+    return body(lambda self, dataloader: type(self.critic_optimizer).__name__, critic, None)
 
 
 @demonstrates(f"{FSDP_WORKER}.__init__", SETTINGS)
@@ -549,6 +623,13 @@ def the_reference_policy_leaves(body):
     return entered
 
 
+@demonstrates(f"{CRITIC_WORKER}.init_model", PHASES)
+def the_critic_leaves(body):
+    with phases() as entered, mock.patch("verl_patches.features.residency.registration.register_critic"):
+        body(Upstream(), SimpleNamespace(critic_module=[], critic_optimizer=None))
+    return entered
+
+
 @demonstrates(f"{FSDP_WORKER}.init_model", MEASURE)
 @demonstrates(f"{WORKER}.init_model", MEASURE)
 def the_patches_in_use_are_asserted_and_written(body):
@@ -574,6 +655,10 @@ for method in ("compute_log_prob", "compute_ref_log_prob", "update_actor", "save
     demonstrates(f"{WORKER}.{method}", PHASES)(phase_entered(None))
 for method in ("compute_log_prob", "compute_ref_log_prob", "update_actor"):
     demonstrates(f"{FSDP_WORKER}.{method}", PHASES)(phase_entered(None))
+for method in ("compute_values", "update_critic"):
+    demonstrates(f"{FSDP_CRITIC_WORKER}.{method}", PHASES)(phase_entered(None))
+for method in ("compute_values", "update_critic", "save_checkpoint", "load_checkpoint"):
+    demonstrates(f"{CRITIC_WORKER}.{method}", PHASES)(phase_entered(None))
 for manager in (MANAGER, FSDP_MANAGER):
     demonstrates(f"{manager}.__exit__", PHASES)(phase_entered(None, None, None))
 
@@ -585,6 +670,16 @@ def the_step_is_measured(body):
     finished = mock.patch("verl_patches.features.measure.step_record.finish_step", return_value={"timing_s/x": 1.0})
     with phases(), finished:
         body(lambda self, data: output, SimpleNamespace(rank=0), SimpleNamespace(batch={}))
+    return output.meta_info["metrics"]
+
+
+@demonstrates(f"{FSDP_CRITIC_WORKER}.update_critic", MEASURE)
+@demonstrates(f"{CRITIC_WORKER}.update_critic", MEASURE)
+def a_step_without_an_update_of_the_actor_is_measured(body):
+    output, batch = SimpleNamespace(meta_info={"metrics": {}}), SimpleNamespace(meta_info={ENDS_STEP: True})
+    finished = mock.patch("verl_patches.features.measure.step_record.finish_step", return_value={"timing_s/x": 1.0})
+    with finished:
+        body(lambda self, data: output, SimpleNamespace(rank=0), batch)
     return output.meta_info["metrics"]
 
 
@@ -672,6 +767,9 @@ def phase_seen_within(*arguments):
 for method in PHASE_OF_METHOD:
     demonstrates(f"{WORKER}.{method}", WATCH)(phase_seen_within(SimpleNamespace()))
     demonstrates(f"{FSDP_WORKER}.{method}", WATCH)(phase_seen_within(SimpleNamespace()))
+for method in PHASE_OF_CRITICS_METHOD:
+    demonstrates(f"{FSDP_CRITIC_WORKER}.{method}", WATCH)(phase_seen_within(SimpleNamespace()))
+    demonstrates(f"{CRITIC_WORKER}.{method}", WATCH)(phase_seen_within(SimpleNamespace()))
 demonstrates(f"{FSDP_MANAGER}.__enter__", WATCH)(phase_seen_within(SimpleNamespace()))
 demonstrates(f"{TRAINER}.fit", WATCH)(phase_seen_within(SimpleNamespace()))
 demonstrates(f"{MANAGER}.__enter__", WATCH)(phase_seen_within(SimpleNamespace()))
@@ -735,6 +833,25 @@ def a_worker_can_be_asked_to_finish(body):
     return callable(body(None))
 
 
+@demonstrates(f"{WORKER}.profile_step", PROFILE)
+@demonstrates(f"{FSDP_WORKER}.profile_step", PROFILE)
+def a_worker_can_be_told_to_record(body):
+    return callable(body(None))
+
+
+@demonstrates(f"{TRAINER}.init_workers", PROFILE)
+def a_step_is_recorded_from_its_generation_on(body):
+    told, answered = [], Upstream()
+    workers = SimpleNamespace(generate_sequences=answered, update_actor=answered, profile_step=told.append)
+    trainer = SimpleNamespace(global_steps=1)
+    chosen = settings.OverlaySettings(profile=ProfileSettings(steps=(1,)))
+    with mock.patch.object(settings, "_current", chosen):
+        body(lambda self: setattr(self, "actor_rollout_wg", workers), trainer)
+    workers.generate_sequences(SimpleNamespace(meta_info={}))
+    workers.update_actor(None)
+    return told
+
+
 @demonstrates(f"{TRAINER}._load_checkpoint", TRAINING_CHECKPOINT)
 def a_step_is_resumed_by_ours(body):
     with instead_of("verl_patches.features.training_checkpoint.trainer.resume_step"):
@@ -756,6 +873,15 @@ def fsdp_shards_float32(body):
     return OmegaConf.to_container(upstream.options["fsdp_config"])
 
 
+@demonstrates(f"{FSDP_CRITIC_WORKER}._build_critic_model_optimizer", PRECISION)
+def fsdp_shards_a_critic_of_float32(body):
+    worker = SimpleNamespace(config=OmegaConf.create({"model": {"fsdp_config": {"param_offload": True}}}))
+    with mock.patch.object(settings, "_current", settings.OverlaySettings(precision="float32")):
+        body(Upstream(), worker, worker.config)
+    return OmegaConf.to_container(worker.config)
+
+
+@demonstrates(f"{FSDP_CRITIC}.__init__", PRECISION)
 @demonstrates(f"{FSDP_ACTOR}.__init__", PRECISION)
 def nothing_is_cast_on_the_device(body):
     actor = SimpleNamespace(device_name="npu")
@@ -787,6 +913,54 @@ def log_probs_of_an_update_have_their_factor(body):
     return body(lambda self, batch: ("entropy", "log_probs"), actor, columns)
 
 
+@demonstrates(f"{FSDP_CRITIC}.update_critic", EXACT_LOSS)
+def an_update_of_the_critic_has_factors_of_its_own(body):
+    columns = {"attention_mask": torch.ones(2, 3), "responses": torch.ones(2, 1)}
+    config = {"use_dynamic_bsz": True, "loss_agg_mode": "token-mean", "ppo_mini_batch_size": 2}
+    data = SimpleNamespace(batch=TensorDict(columns, [2]))
+    with instead_of("verl_patches.features.exact_loss.gradient_factors.UpdateFactors"):
+        return asks_ours(lambda: body(Upstream(), SimpleNamespace(config=SimpleNamespace(**config)), data))
+
+
+@demonstrates(f"{FSDP_CRITIC}._forward_micro_batch", EXACT_LOSS)
+def values_of_an_update_have_their_factor(body):
+    factors = SimpleNamespace(weigh=lambda mask, *values: [f"weighed {value}" for value in values])
+    columns = {"attention_mask": torch.ones(2, 3), "responses": torch.ones(2, 1)}
+    return body(lambda self, batch: "values", SimpleNamespace(update_in_progress=factors), columns)
+
+
+# Of an answer of two tokens in a width of three.
+AN_ANSWER = {"attention_mask": torch.tensor([[1, 1, 1, 0]]), "responses": torch.ones(1, 3)}
+
+
+@demonstrates(f"{MEGATRON_CRITIC}.__init__", CRITIC)
+def gradients_of_the_critic_are_added_up_over_ranks(body):
+    chunk = SimpleNamespace(config=SimpleNamespace(finalize_model_grads_func=None))
+    body(Upstream(), SimpleNamespace(critic_module=[chunk]))
+    return getattr(chunk.config.finalize_model_grads_func, "__name__", None)
+
+
+@demonstrates(f"{MEGATRON_CRITIC}.compute_values", CRITIC)
+@demonstrates(f"{FSDP_CRITIC}.compute_values", CRITIC)
+def a_value_is_that_of_a_token(body):
+    return body(lambda self, data: torch.ones(1, 3), None, SimpleNamespace(batch=AN_ANSWER)).tolist()
+
+
+@demonstrates(f"{FSDP_CRITIC}._forward_micro_batch", CRITIC)
+def the_loss_will_know_the_tokens_of_the_answer(body):
+    with mock.patch.object(tokens, "_last", tokens.LastForward()) as last:
+        body(Upstream(), None, AN_ANSWER)
+        return last.mask(torch.ones(1, 3)).tolist()
+
+
+@demonstrates("verl.trainer.ppo.core_algos:compute_value_loss", CRITIC)
+def the_loss_counts_the_tokens_of_the_answer(body):
+    with mock.patch.object(tokens, "_last", tokens.LastForward()) as last:
+        last.hold(torch.tensor([[1, 1, 0]]))
+        return body(lambda response_mask: response_mask.tolist(), response_mask=torch.ones(1, 3))
+
+
+@demonstrates(f"{FSDP_CRITIC}._optimizer_step", NONFINITE)
 @demonstrates(f"{FSDP_ACTOR}._optimizer_step", NONFINITE)
 def an_update_that_fsdp_skips_is_counted(body):
     with mock.patch.object(step_record, "_record", step_record.StepRecord()) as record:
@@ -813,3 +987,43 @@ def what_saves_knows_the_rollouts_random_numbers(body):
     )
     body(Upstream(), worker)
     return vars(worker.checkpoint_manager)
+
+
+@demonstrates("verl.single_controller.ray.base:RayWorkerGroup.execute_all_async", SHARED_CHUNKS)
+def a_chunk_of_two_workers_is_stored_once(body):
+    upstream, chunk = Upstream(), DataProto.from_dict({"tokens": torch.ones(1, 1)})
+    with mock.patch("ray.put", lambda chunk: "stored"):
+        body(upstream, SimpleNamespace(workers=[1, 2]), "work", [chunk, chunk])
+    return upstream.calls[0][0][2:] == (["stored", "stored"],)
+
+
+@demonstrates(f"{TRAINER}.init_workers", SAMPLE_HANDLES)
+def workers_are_sent_handles(body):
+    sent = []
+    workers = SimpleNamespace(generate_sequences=Upstream(), compute_log_prob=Upstream(), update_actor=sent.append)
+    trainer = SimpleNamespace(global_steps=1, use_reference_policy=False)
+    ones = torch.ones(1, 2, dtype=torch.int64)
+    columns = {"responses": ones, "attention_mask": ones.repeat(1, 2), "sample_id": ones[:, 0], "sample_lengths": ones}
+    with mock.patch("ray.put", lambda chunk: "stored"):
+        body(lambda self: setattr(self, "actor_rollout_wg", workers), trainer)
+        workers.update_actor(DataProto.from_dict(columns))
+    return sorted(sent[0].batch.keys())
+
+
+def asks_the_store(body):
+    parallel_state = SimpleNamespace(get_data_parallel_rank=lambda: 0)
+    module = SimpleNamespace(parallel_state=parallel_state)
+    with mock.patch.dict("sys.modules", {"megatron.core": module}):
+        with instead_of("verl_patches.features.sample_handles.store.process_store"):
+            return asks_ours(lambda: body(Upstream(), SimpleNamespace(), SimpleNamespace(meta_info={})))
+
+
+for method in ("generate_sequences", "compute_log_prob", "compute_ref_log_prob", "update_actor"):
+    demonstrates(f"{WORKER}.{method}", SAMPLE_HANDLES)(asks_the_store)
+
+
+@demonstrates("verl.protocol:DataProto.__getstate__", MEASURE)
+def serialized_bytes_are_counted(body):
+    with mock.patch.object(serialized, "_bytes", 0):
+        body(lambda self: (b"four", {}, {}), SimpleNamespace())
+        return serialized.take()

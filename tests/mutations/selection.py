@@ -18,6 +18,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "vllm_patches": ("tests/vllm_patches", _SWITCHES, "tests/rig"),
 }
 
+# These look at every file of the tree.
+_EVERY_FILE = ("tests/test_dataclasses.py", "tests/test_function_lengths.py", "tests/test_import_contracts.py")
+
+# Where the emulator's packages are.
+_SOURCES = ("npu_emulator", "src")
+
 # Programs of these folders name everything; the tests that run them are asked last.
 _ASKED_LAST = ("tests", "tests/rig", "tests/demonstrations", "tests/upstream")
 
@@ -25,12 +31,12 @@ _ASKED_LAST = ("tests", "tests/rig", "tests/demonstrations", "tests/upstream")
 def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
     """Selectors for a product file, in the order in which they are tried.
 
-    First the test of the same name and the tests that name the module, then the folder that mirrors the file's, then
-    what the whole room is tested by. A tier that holds nothing new is left out.
+    First the test of the same name and the tests that name the module, then the folder that mirrors the file's with
+    what looks at every file, then what the whole room is tested by. A tier that holds nothing new is left out.
     """
     path = Path(file)
     near = {str(test) for test in _same_name(path, root)} | set(_naming(path, root))
-    candidates = (tuple(sorted(near)), _mirrored(path, root), ROOMS[path.parts[0]])
+    candidates = (tuple(sorted(near)), (*_EVERY_FILE, *_mirrored(path, root)), ROOMS[path.parts[0]])
     found: list[tuple[str, ...]] = []
     for tier in candidates:
         tier = tuple(selector for selector in tier if (root / selector).exists())
@@ -40,16 +46,20 @@ def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
 
 
 def _folder(path: Path) -> Path:
-    """The folder of tests that mirrors a file's; the emulator's package lies two folders deeper than its tests."""
-    parts = [part for part in path.parent.parts if part not in ("src",)]
-    if parts[:2] == ["npu_emulator", "npu_emulator"]:
-        parts = parts[1:]
-    return Path("tests", *parts)
+    """The folder of tests that mirrors a file's; the emulator's packages lie two folders deeper than their tests."""
+    if path.parts[:2] == _SOURCES:
+        return Path("tests", "npu_emulator", *path.parent.parts[3:])
+    return Path("tests", *path.parent.parts)
 
 
 def _same_name(path: Path, root: Path) -> list[Path]:
-    test = _folder(path) / f"test_{path.stem}.py"
-    return [test] if (root / test).exists() else []
+    """The test of the same name: in the folder that mirrors the file's, and in those above it up to the room's."""
+    folder, found = _folder(path), []
+    while len(folder.parts) > 1:
+        if (root / folder / f"test_{path.stem}.py").exists():
+            found.append(folder / f"test_{path.stem}.py")
+        folder = folder.parent
+    return found
 
 
 def _mirrored(path: Path, root: Path) -> tuple[str, ...]:
@@ -80,8 +90,9 @@ def _naming(path: Path, root: Path) -> list[str]:
 
 def _names(text: str, path: Path) -> bool:
     """Whether a file holds a module's dotted name, or imports it from its package."""
-    parts = [part for part in path.with_suffix("").parts if part not in ("src", "__init__")]
-    if parts[:2] == ["npu_emulator", "npu_emulator"]:
-        parts = parts[1:]
-    dotted, package = ".".join(parts), f"from {'.'.join(parts[:-1])} import "
+    parts = [part for part in path.with_suffix("").parts if part != "__init__"]
+    if path.parts[:2] == _SOURCES:
+        parts = parts[2:]
+    dotted = ".".join(parts) if len(parts) > 1 else f"import {parts[0]}"
+    package = f"from {'.'.join(parts[:-1])} import "
     return any(dotted in line or (line.startswith(package) and parts[-1] in line) for line in text.splitlines())

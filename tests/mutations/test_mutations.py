@@ -106,6 +106,11 @@ def test_annotations_and_layout_are_no_change_of_the_program(other, differs):
     assert _changes_something("def f(x: int | None = 0) -> int:\n    return x\n", other) is differs
 
 
+@pytest.mark.parametrize(("test", "differs"), [("not TYPE_CHECKING", False), ("DEBUG", True)])
+def test_what_is_imported_for_annotations_alone_is_no_change_either(test, differs):
+    assert _changes_something("if TYPE_CHECKING:\n    import x\n", f"if {test}:\n    import x\n") is differs
+
+
 @pytest.mark.slow
 def test_a_trial_asks_tier_by_tier_and_leaves_the_tree_as_it_was(tree):
     with SignalFlag() as signals, Workbench(signals, 60, tree) as bench:

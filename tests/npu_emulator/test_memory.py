@@ -49,6 +49,15 @@ def test_allocations_are_rounded_and_returned(die):
     assert torch.npu.max_memory_allocated(die) == 512 + 4096
 
 
+def test_statistics_have_the_names_of_torch(die):
+    kept, freed = torch.empty(1000, device=die), torch.empty(1, device=die)
+    del freed
+    stats = torch.npu.memory_stats(die)
+    assert stats["allocated_bytes.all.current"] == stats["active_bytes.all.current"] == 4096 >= kept.nbytes
+    assert stats["allocated_bytes.all.peak"] == stats["reserved_bytes.all.current"] == 512 + 4096
+    assert stats["allocation.all.current"] == stats["allocation.all.allocated"] - stats["allocation.all.freed"]
+
+
 def test_reserved_memory_is_used_again(die):
     first = torch.empty(MEBIBYTE, device=die)
     del first

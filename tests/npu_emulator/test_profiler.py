@@ -170,6 +170,16 @@ def test_options_that_add_nothing_are_named():
         )
 
 
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [("Db", True), ("Text", False), (["Db"], True), (["Text", "Db"], True), (["Text"], False), (None, False)],
+)
+def test_a_form_of_export_is_one_or_several(asked, expected):
+    forms = [getattr(profiler.ExportType, name) for name in ([asked] if isinstance(asked, str) else asked or [])]
+    options = {} if asked is None else {"export_type": forms[0] if isinstance(asked, str) else forms}
+    assert profiler._ExperimentalConfig(**options).exports_database is expected
+
+
 def test_the_way_vllm_ascend_asks_for_a_profile(tmp_path):
     """The call of its worker: explicit configuration, start and stop from outside."""
     configuration = profiler._ExperimentalConfig(

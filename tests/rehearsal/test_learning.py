@@ -39,6 +39,15 @@ def test_the_plan_predicts_the_memory_of_a_rehearsal(rehearsed):
     assert predicted == {phase: pytest.approx(peak, rel=0.1) for phase, peak in measured.items()}
 
 
+@pytest.mark.exhaustive
+def test_the_policy_learns_with_a_critic_which_learns_too(tmp_path):
+    steps = learn(tmp_path / "run", "+recipe=ppo")
+    losses = [step["critic/vf_loss"] for step in steps]
+    assert rise(steps) > NOISE
+    assert sum(losses[-3:]) < 0.7 * sum(losses[:3])
+    assert not any(step["critic/nonfinite_steps"] for step in steps)
+
+
 @pytest.mark.slow
 def test_without_a_learning_rate_the_policy_and_its_reward_stay(tmp_path):
     steps = learn(tmp_path / "run", "actor_rollout_ref.actor.optim.lr=0")

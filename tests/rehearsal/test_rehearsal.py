@@ -89,7 +89,8 @@ def test_good_run_shows_every_step_and_writes_the_report(tmp_path):
     keys = "seed steps dies wall_s reward_first reward_last stage_seconds rollout_logprob_diff_max weights_exact"
     keys += " patches_applied patches_effective peak_device_bytes collectives"
     assert set(keys.split()) <= set(summary)
-    assert set(summary["stage_seconds"]) == set("rollout old_log_prob ref reward adv update reshard offload".split())
+    stages = "rollout old_log_prob ref values reward adv update_critic update reshard offload"
+    assert set(summary["stage_seconds"]) == set(stages.split())
     assert (summary["seed"], summary["steps"], summary["dies"], summary["weights_exact"]) == (7, 3, 4, True)
     assert (tmp_path / "run" / "report.png").stat().st_size > 1000
     assert "3 of 3 steps" in (tmp_path / "run" / "report.html").read_text()

@@ -127,6 +127,11 @@ def old_log_prob(state: State) -> list[list[float]]:
     return output.batch["old_log_probs"].tolist()
 
 
+def tokens(state: State) -> dict[str, list[list[int]]]:
+    """The batch's token ids and mask, prompts left-padded and responses right-padded."""
+    return {name: state["batch"].batch[name].tolist() for name in ("input_ids", "attention_mask", "responses")}
+
+
 def no_old_log_prob(state: State) -> None:
     """Put in the batch what the driver puts there when it does not ask for old_log_prob."""
     from verl_patches.trainer.ppo.ray_trainer import _absent_log_prob
@@ -154,8 +159,7 @@ def update(
     one element of this rank's gradients NaN after the backward pass.
     """
     batch = state["batch"].batch
-    generator = torch.Generator().manual_seed(seed)
-    advantages = torch.randn(len(batch), 1, generator=generator).expand(batch["responses"].shape).contiguous()
+    advantages = _advantages(batch["responses"], seed)
     if bad_advantage is not None:
         advantages[0, 0] = bad_advantage
     batch["advantages"] = advantages
@@ -164,19 +168,58 @@ def update(
         return state["actor"].update_actor(_copied(state["batch"])).meta_info["metrics"]
 
 
+def _advantages(responses: torch.Tensor, seed: int) -> torch.Tensor:
+    """One number for every response, drawn from `seed`: [responses, width]."""
+    drawn = torch.randn(len(responses), 1, generator=torch.Generator().manual_seed(seed))
+    return drawn.expand(responses.shape).contiguous()
+
+
+def step_with_handles(state: State, prompts: list[list[int]], seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A step as `rollout`, `old_log_prob`, `reference_log_prob` and `update` make it, of handles instead of a batch.
+
+    Returns the rollout, as that of `rollout`, and verl's metrics of this rank.
+    """
+    from verl_patches.features.sample_handles.handles import DriverOfHandles
+    from verl_patches.features.sample_handles.store import process_store
+
+    driver, actor = DriverOfHandles(lambda order: order, lambda: 1), state["actor"]
+    generated = driver.generating(lambda asked: _generated_by_all(state, asked))(_prompt_batch(state, prompts))
+    generated.meta_info["global_token_num"] = generated.batch["attention_mask"].sum(-1).tolist()
+    assert "input_ids" not in generated.batch.keys() and not process_store().is_empty
+    old = driver.asking(actor.compute_log_prob)(generated)
+    generated.batch["old_log_probs"] = old.batch["old_log_probs"]
+    assert "ref_log_prob" not in driver.asking(state["reference"].compute_ref_log_prob)(generated).batch.keys()
+    generated.batch["advantages"] = _advantages(generated.batch["responses"], seed)
+    generated.meta_info["training_step"] = 1
+    metrics = driver.updating(actor.update_actor)(generated).meta_info["metrics"]
+    assert process_store().is_empty
+    return {name: generated.batch[name].tolist() for name in ("responses", "rollout_log_probs")}, metrics
+
+
+def _generated_by_all(state: State, asked: Any) -> Any:
+    """Every rank's answers to its share of the prompts, in the order of ranks, as verl's driver collects them."""
+    import torch.distributed as dist
+    from verl import DataProto
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    outputs: list[Any] = [None] * ranks
+    dist.all_gather_object(outputs, state["actor"].generate_sequences(asked.chunk(ranks)[rank]))
+    return DataProto.concat(outputs)
+
+
 @contextmanager
 def _gradient_spoilt() -> Iterator[None]:
-    """Whoever looks at the gradients of this rank finds one NaN in them."""
-    from verl_patches.features.residency import live_tensors
+    """The guard, which looks at the gradients of this rank, finds one NaN in them."""
+    from verl_patches.features.nonfinite import updates
 
-    gradient_tensors = live_tensors.gradient_tensors
+    gradient_tensors = updates.gradient_tensors
 
     def spoilt(*arguments: Any) -> list[torch.Tensor]:
         tensors = [tensor for tensor in gradient_tensors(*arguments) if tensor.numel()]
         tensors[-1].view(-1)[-1] = torch.nan
         return tensors
 
-    with mock.patch.object(live_tensors, "gradient_tensors", spoilt):
+    with mock.patch.object(updates, "gradient_tensors", spoilt):
         yield
 
 

@@ -85,6 +85,18 @@ def test_log_probs_follow_the_temperature(rig):
     assert metrics["training/rollout_logprob_diff_max"] > 0.01
 
 
+def test_handles_of_samples_change_neither_tokens_nor_losses_nor_weights(rig):
+    rollout, metrics = step(rig)
+    expected, weights = losses(metrics), rig.run(jobs.digest)
+    rig.run(jobs.recall)
+    rig.run(jobs.switch, sample_handles={"enabled": True})
+    of_ranks = rig.run(jobs.step_with_handles, PROMPTS)
+    assert of_ranks[0][0] == rollout
+    found = of_ranks[LAST_STAGE][1]
+    assert losses(found) == expected and found["samples/collectives"] == 1
+    assert rig.run(jobs.digest) == weights
+
+
 @pytest.mark.parametrize("feature", ["residency", "dp_sync", "reshard"])
 def test_a_feature_changes_neither_tokens_nor_losses(rig, feature):
     rollout, metrics = step(rig)

@@ -1,6 +1,8 @@
 """Every program under scripts/ as it is started: it says how it is used, and refuses what it does not know."""
 
+import argparse
 import os
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -8,6 +10,23 @@ from unittest import mock
 
 import pytest
 
+# What each cannot do without; any other can be started with nothing.
+REQUIRED = {
+    "check_data.py": "file",
+    "convert_ckpt_deepseek3.py": "--load-dir, --save-dir",
+    "evaluate.py": "--model, --data",
+    "fp8_cast_bf16.py": "--input-fp8-hf-path, --output-bf16-hf-path",
+    "json_to_parquet.py": "--json_path, --output_dir",
+    "make_arithmetic_data.py": "--output",
+    "make_tiny_checkpoint.py": "--output",
+    "plan.py": "--config-name, --model",
+    "preflight.py": "--config-name",
+    "prove_resume.py": "--config-name",
+    "report.py": "RUN",
+    "reshard_plan.py": "--train, --rollout",
+    "summarise.py": "RUN",
+    "verify_ckpt.py": "left, right",
+}
 SCRIPTS = sorted((Path(__file__).resolve().parents[2] / "scripts").glob("*.py"))
 
 
@@ -36,3 +55,28 @@ def test_a_script_says_how_it_is_used(start, script):
 def test_a_script_refuses_an_option_that_it_does_not_know(start, script):
     code, output, error = start(script, "--no-such-option")
     assert code == 2 and error and not output
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_a_script_names_all_that_it_lacks(start, script):
+    _, _, error = start(script, "--no-such-option")
+    named = re.search(r"the following arguments are required: (.*)", error)
+    assert (named and named[1]) == REQUIRED.get(script.name)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_the_help_says_every_default(start, script, monkeypatch):
+    """Numbers and words that are taken where nothing is given; a switch is off, and a path is said in words."""
+    parsers = []
+
+    def parse_known_args(parser, *_, **__):
+        parsers.append(parser)
+        parser.exit()
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
+    start(script)
+    for action in parsers[0]._actions:
+        if isinstance(action.default, str | int | float) and action.option_strings and action.nargs != 0:
+            said = (action.help or "") % (vars(action) | {"prog": script.name})
+            value = action.default if isinstance(action.default, str) else f"{action.default:g}"
+            assert "/" in value or f"{value} (default)" in said or value in said.partition("default")[2], said

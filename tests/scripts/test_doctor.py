@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import subprocess
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from ray.exceptions import RayError
 
 from scripts.examination import node
-from scripts.examination.cluster import NodeFacts, compare_nodes, tree_hash
+from scripts.examination.cluster import NodeFacts, _ask_node, compare_nodes, tree_hash
+from scripts.examination.finding import Finding, ask
 from tests.scripts.cluster_files import ROOT, load_script, write_cluster_file
 
 ADDRESSES = r"1: lo    inet 127.0.0.1/8 scope host lo\n2: enp0    inet 10.0.0.1/24 scope global enp0\n"
@@ -134,6 +137,93 @@ def test_a_folder_for_results_that_cannot_be_written_is_bad(tmp_path, monkeypatc
     assert remedies(node.paths(given))["OUTPUT_DIR"] == f"make {tmp_path} writable, or correct OUTPUT_DIR"
 
 
+REPORT = """\
+ok  python                3.11
+ok  torch                 2.5.1 (pin: 2.5.1)
+?   vLLM's files          not looked at
+ok  vLLM's platform       ascend
+ok  CANN                  8.2.rc1 (pin: 8.2.RC1)
+BAD NPUs                  0 of 2; 2 are wanted: look at dmesg and the driver's log, reseat or reset
+ok  interface             enp0 10.0.0.1
+ok  public addresses      none
+ok  Ray's port            1 is free
+ok  open files            65536
+BAD locked memory         65535 bytes; ulimit -l unlimited
+BAD jemalloc              /no/such; install jemalloc, or correct JEMALLOC in the cluster's file
+BAD shared memory         2 GB free; give the container --shm-size 200g
+ok  config.json           MODEL/config.json
+BAD tokenizer.json        MODEL/tokenizer.json; put the model's files there, or correct MODEL_PATH
+ok  TRAIN_FILES           MODEL/config.json
+BAD TEST_FILES            /no/test; make it with scripts/json_to_parquet.py
+ok  OUTPUT_DIR            2 GB free in MODEL; scripts/plan.py says what is needed
+"""
+
+
+def test_the_whole_report_of_a_node(machine, tmp_path, monkeypatch):
+    """Every line, in its order: what is well, what is not and what mends it."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").touch()
+    (tmp_path / "aarch64-linux").mkdir()
+    (tmp_path / "aarch64-linux" / "ascend_toolkit_install.info").write_text("version=8.2.rc1\n")
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    machine("npu-smi", "exit 0")
+    looked_at = [Finding("torch", "2.5.1 (pin: 2.5.1)"), Finding("vLLM's files", "not looked at", known=False)]
+    monkeypatch.setattr(node, "python_and_pins", lambda: iter([Finding("python", "3.11"), looked_at[0]]))
+    monkeypatch.setattr(node, "installed_files", lambda: iter(looked_at[1:]))
+    monkeypatch.setattr(node, "platform_plugin", lambda: Finding("vLLM's platform", "ascend"))
+    limits = {resource.RLIMIT_NOFILE: (65536, 65536), resource.RLIMIT_MEMLOCK: (65535, 65535)}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    free = {tmp_path / "dev/shm": 2 * 10**9, model: 2_400_000_000}
+    monkeypatch.setattr(node.shutil, "disk_usage", lambda path: type("usage", (), {"free": free[path]}))
+    monkeypatch.setattr(node.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 10**9}.__getitem__)
+    given = settings(DIES_PER_NODE="2", JEMALLOC="/no/such", MODEL_PATH=str(model))
+    given |= {"TRAIN_FILES": str(model / "config.json"), "TEST_FILES": "/no/test"}
+    found = node.examine_node(given | {"OUTPUT_DIR": str(model / "out")}, tmp_path)
+    assert "".join(each.line() + "\n" for each in found).replace(str(model), "MODEL") == REPORT
+
+
+def test_an_emulated_npu_needs_no_locked_memory_and_no_cann(tmp_path, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
+    for emulated in (True, False):
+        monkeypatch.setattr(node, "emulated", lambda there=emulated: there)
+        assert bool(node.limit_of_locked_memory().remedy) is not emulated
+        assert bool(node.cann(tmp_path).remedy) is not emulated
+
+
+def test_the_report_on_nodes_that_are_asked():
+    versions = (("torch", "2.5.1"), ("verl", "0.4.0"))
+    others = [facts("b", 8, 1.25, (("torch", "2.4"), ("verl", "0.3")), "z"), facts("c", error="does not answer: x")]
+    found = compare_nodes([facts("a", 16, -0.5, versions), *others], 4, 16)
+    assert [each.line() for each in found] == [
+        "BAD nodes                 3 of 4: a, b, c; start the missing ones",
+        "ok  a NPUs                16 of 16",
+        "ok  a clock               0.00 s apart",
+        "ok  a pins                the same",
+        "ok  a overlay             the same",
+        "BAD b NPUs                8 of 16; start Ray there with --resources for 16",
+        "BAD b clock               1.75 s apart; set the clocks with chrony or ntpd",
+        "BAD b pins                torch 2.4 instead of 2.5.1, verl 0.3 instead of 0.4.0; install the same image",
+        "BAD b overlay             another; copy the same checkout to every node",
+        "BAD c overlay             does not answer: x; put the same checkout under the same path on every node",
+    ]
+    apart = {offset: compare_nodes([facts(), facts("b", offset=offset)], 2, 16)[-3].remedy for offset in (1.0, 1.01)}
+    assert (apart[1.0], bool(apart[1.01])) == ("", True)
+
+
+def test_a_command_is_asked_for_a_minute_at_most(monkeypatch):
+    asked = {}
+
+    def run(command, **options):
+        asked.update(options, command=command)
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    assert ask("/bin/sh", "-c", "echo said") == "said\n"
+    assert ask("/bin/sh", "-c", "echo said; exit 3") is None and ask("/no/such/tool") is None
+    monkeypatch.setattr(subprocess, "run", run)
+    assert ask("npu-smi", "info") is None and (asked["command"], asked["timeout"]) == (("npu-smi", "info"), 60)
+
+
 def facts(address="10.0.0.1", npus=16, offset=0.0, versions=(("verl", "0.4.0"),), tree="a", error="") -> NodeFacts:
     return NodeFacts(address, npus, offset, dict(versions), tree, error)
 
@@ -213,3 +303,15 @@ def test_a_ray_that_cannot_be_asked_is_refused_at_once(tmp_path, capsys, address
     assert main(["--cluster", str(cluster), "--ray", address]) == 2
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1
+
+
+def test_a_node_that_fails_is_named_with_the_last_line_that_it_said():
+    """Ray puts the trace of the other process before it."""
+
+    class Asking:
+        def remote(self):
+            raise RayError("ray::report()\n  File x\nModuleNotFoundError: no overlay\n")
+
+    found = _ask_node("10.0.0.2", 16, Asking())
+    assert (found.address, found.npus) == ("10.0.0.2", 16)
+    assert found.error == "does not answer: ModuleNotFoundError: no overlay"

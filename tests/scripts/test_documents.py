@@ -7,7 +7,7 @@ import pytest
 
 from tests.scripts.cluster_files import ROOT
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "overlay").glob("*.md")])
 CHINESE = [path for path in DOCUMENTS if path.name.endswith(".zh.md")]
 FOR_USERS = [
     "README",

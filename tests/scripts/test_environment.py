@@ -47,6 +47,7 @@ name=${0##*/}
 case "$name $*" in
     "python -m pip"*) echo "pip" >>"$CALLS" ;;
     "python -I -S "*installed_files.py*) echo "check" >>"$CALLS"; [[ ! -e "$TOOLS/damaged" ]] || exit 2 ;;
+    "uv pip install"*--require-hashes*"--link-mode copy"*tune.lock) echo "search" >>"$CALLS" ;;
     "uv pip install"*"--link-mode copy"*npu_emulator*) echo "emulator" >>"$CALLS" ;;
     "uv pip install"*--target*--require-hashes*) echo "wheel" >>"$CALLS"; mkdir -p "${*:6:1}" ;;
     "uv pip install"*--require-hashes*"--link-mode copy"*) echo "packages" >>"$CALLS" ;;
@@ -113,7 +114,7 @@ def refused(done, *parts):
 def test_first_run_installs_in_order_and_the_second_does_nothing(machine):
     first = machine.run()
     assert first.returncode == 0, first.stderr
-    assert machine.take_calls() == ["venv", "pip", "packages", "emulator", "check"]
+    assert machine.take_calls() == ["venv", "pip", "packages", "search", "emulator", "check"]
     second = machine.run()
     assert second.returncode == 0 and second.stdout == "" and machine.take_calls() == ["check"]
 
@@ -134,13 +135,21 @@ def test_changed_emulator_alone_is_rebuilt_alone(machine):
     assert machine.take_calls() == ["emulator", "check"]
 
 
+def test_another_search_is_installed_beside_what_is_there(machine):
+    machine.run()
+    machine.take_calls()
+    (machine.root / "requirements" / "tune.lock").write_text("other\n")
+    assert machine.run().returncode == 0
+    assert machine.take_calls() == ["search", "check"]
+
+
 def test_changed_lock_starts_from_nothing(machine):
     machine.run()
     machine.take_calls()
     (machine.root / ".venv" / "leftover").touch()
     (machine.root / "requirements" / "runtime.lock").write_text("other\n")
     assert machine.run().returncode == 0
-    assert machine.take_calls() == ["venv", "pip", "packages", "emulator", "check"]
+    assert machine.take_calls() == ["venv", "pip", "packages", "search", "emulator", "check"]
     assert not (machine.root / ".venv" / "leftover").exists()
 
 
@@ -148,7 +157,7 @@ def test_second_engine_is_made_once_and_anew_when_its_sources_change(machine):
     both = ("bash", "-c", ENSURE_BOTH)
     first = machine.run(*both)
     assert first.returncode == 0, first.stderr
-    assert machine.take_calls() == ["venv", "pip", "packages", "emulator", "check", "wheel", "cann"]
+    assert machine.take_calls() == ["venv", "pip", "packages", "search", "emulator", "check", "wheel", "cann"]
     assert machine.run(*both).returncode == 0 and machine.take_calls() == ["check"]
     (machine.root / "npu_emulator" / "cann" / "csrc" / "device.cpp").write_text("second\n")
     assert machine.run(*both).returncode == 0
@@ -172,7 +181,7 @@ def test_failed_setup_says_where_and_is_never_taken_as_complete(machine, broken,
         assert machine.take_calls() == repeated
     (machine.tools / f"break-{broken}").unlink()
     assert machine.run().returncode == 0
-    assert machine.take_calls() == ["venv", "pip", "packages", "emulator", "check"]
+    assert machine.take_calls() == ["venv", "pip", "packages", "search", "emulator", "check"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -198,7 +207,7 @@ def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number):
     (machine.tools / "hang-uv").unlink()
     machine.take_calls()
     assert machine.run().returncode == 0
-    assert machine.take_calls() == ["venv", "pip", "packages", "emulator", "check"]
+    assert machine.take_calls() == ["venv", "pip", "packages", "search", "emulator", "check"]
 
 
 def wait_until_gone(process):

@@ -194,10 +194,11 @@ def greedy_of_transformers(folder, prompts, tokens):
 
 
 @pytest.mark.slow
-def test_vllm_ascend_answers_as_transformers_does(qwen, tmp_path):
+@pytest.mark.parametrize("dies", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_vllm_ascend_answers_as_transformers_does(qwen, tmp_path, dies):
     """In bfloat16, where nearly tied tokens may be decided either way and all that follow differ then."""
     command = [sys.executable, "scripts/evaluate.py", "--emulate", "--model", qwen, "--data", PROBLEMS]
-    command += ["--n", "3", "--max-tokens", "6", "--output", tmp_path / "out"]
+    command += ["--n", "3", "--max-tokens", "6", "--output", tmp_path / "out", "--tensor-parallel", str(dies)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     content = json.loads((tmp_path / "out" / "evaluation.json").read_text())

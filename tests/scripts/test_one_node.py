@@ -216,13 +216,29 @@ def emulate(launcher: Path, output: Path, *arguments: str) -> tuple[subprocess.C
     return ended, [entry["metrics"] for entry in entries if entry["step"]]
 
 
+# As a guide to verl has it, but for a reward that every step stays below, and a rule of our own that two steps meet.
+MONITORING = (
+    "+monitoring_config={metrics: [reward_score, kl_divergence, entropy, gpu_utilization, memory_usage], "
+    "alerting: {threshold: {reward_score: 1.8, kl_divergence: 1000}}, dashboard: verl-production-monitoring}",
+    "+actor_rollout_ref.overlay.alerts.rules.lasting={metric: critic/score/mean, below: 1.8, for: 2}",
+)
+
+
+def alerts_of(folder: Path) -> list[tuple[int, str]]:
+    entries = map(json.loads, (folder / "alerts.jsonl").read_text().splitlines())
+    return [(entry["step"], entry["alert"]) for entry in entries]
+
+
 @pytest.mark.slow
 def test_one_emulated_die_trains_exactly_and_goes_on_to_the_bit(tmp_path):
-    """The second step is trained twice: after the first, and after the checkpoint of the first."""
+    """The second step is trained twice: after the first, and after the checkpoint of the first. What the first has
+    raised is not raised again."""
     output = tmp_path / "run"
     saving = ("trainer.save_freq=1", "actor_rollout_ref.overlay.precision=float32")
-    ended, steps = emulate(ONE_CARD, output, "--steps", "2", "--", *saving)
+    ended, steps = emulate(ONE_CARD, output, "--steps", "2", "--", *saving, *MONITORING)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert alerts_of(output) == [(1, "reward_score"), (2, "lasting")]
+    assert "<title>verl-production-monitoring</title>" in (output / "report.html").read_text()
     assert len(steps) == 2 and "2 steps on 1 emulated die, seed 1" in ended.stdout
     assert all(step["training/rollout_logprob_diff_max"] < 1e-3 and step["actor/grad_norm"] > 0 for step in steps)
     summary = json.loads((output / "summary.json").read_text())
@@ -230,6 +246,7 @@ def test_one_emulated_die_trains_exactly_and_goes_on_to_the_bit(tmp_path):
     assert summary["patches_effective"] == summary["patches_applied"] > 0
     assert (output / "report.html").exists() and list((output / "tensorboard").rglob("*tfevents*"))
     assert_goes_on(ONE_CARD, output, 2)
+    assert alerts_of(output) == [(1, "reward_score"), (2, "lasting")]
 
 
 def assert_goes_on(launcher: Path, output: Path, last: int) -> None:
@@ -246,6 +263,17 @@ def assert_goes_on(launcher: Path, output: Path, last: int) -> None:
 
 
 @pytest.mark.exhaustive
+def test_a_rollout_with_stale_weights_is_caught_by_the_gate(tmp_path):
+    """The control of the log-probs of the run above: the first step is exact, and the second is not."""
+    overrides = ("actor_rollout_ref.overlay.precision=float32", "trainer.save_freq=-1", "trainer.test_freq=-1")
+    stale = "actor_rollout_ref.model.external_lib=tests.scripts.stale_rollout"
+    ended, steps = emulate(ONE_CARD, tmp_path / "run", "--steps", "2", "--", *overrides, stale)
+    first, second = (step["training/rollout_logprob_diff_max"] for step in steps)
+    assert first < 1e-3 < second, (first, second)
+    assert ended.returncode == 1 and "log-prob" in ended.stdout + ended.stderr
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("launcher", [ONE_CARD, EIGHT_DIES], ids=["1 die", "2 dies"])
 def test_three_steps_go_on_after_the_first_to_the_bit(launcher, precision, tmp_path):
@@ -256,6 +284,18 @@ def test_three_steps_go_on_after_the_first_to_the_bit(launcher, precision, tmp_p
     ended, _ = emulate(launcher, output, "--steps", "3", "--", *saving, warm, keep)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert_goes_on(launcher, output, 3)
+
+
+@pytest.mark.exhaustive
+def test_a_critic_goes_on_after_the_first_step_to_the_bit(tmp_path):
+    output = tmp_path / "run"
+    saving = ("trainer.save_freq=1", "algorithm.adv_estimator=gae", "trainer.n_gpus_per_node=2")
+    keep = "actor_rollout_ref.overlay.checkpoint.keep_last=0"
+    ended, steps = emulate(EIGHT_DIES, output, "--steps", "2", "--", *saving, keep)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert all(step["critic/grad_norm"] > 0 for step in steps)
+    assert_goes_on(EIGHT_DIES, output, 2)
+    assert any(name.startswith("critic/") for name in digests_of(output, 2))
 
 
 @pytest.mark.exhaustive
@@ -275,9 +315,13 @@ def test_one_die_goes_on_from_two(tmp_path):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("launcher", [ONE_CARD, EIGHT_DIES], ids=["1 die", "2 dies"])
-def test_twenty_steps_learn_the_arithmetic(launcher, tmp_path):
-    ended, steps = emulate(launcher, tmp_path / "run")
+@pytest.mark.parametrize(
+    ("launcher", "overrides"),
+    [(ONE_CARD, ()), (EIGHT_DIES, ()), (EIGHT_DIES, ("--", "algorithm.adv_estimator=gae"))],
+    ids=["1 die", "2 dies", "2 dies and a critic"],
+)
+def test_twenty_steps_learn_the_arithmetic(launcher, overrides, tmp_path):
+    ended, steps = emulate(launcher, tmp_path / "run", *overrides)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rewards = [step["critic/score/mean"] for step in steps]
     print(rewards)

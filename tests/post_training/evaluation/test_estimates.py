@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from post_training.evaluation import estimates
 from post_training.evaluation.estimates import bootstrap, pass_at_k, wilson
 
 
@@ -70,3 +71,18 @@ def test_the_bootstrap_takes_problems_and_not_answers():
     assert bootstrap(problems) == bootstrap(problems) and bootstrap([0.5, 0.5]).low == 0.5
     with pytest.raises(ValueError, match="no problem"):
         bootstrap([])
+
+
+def test_the_bootstrap_is_two_thousand_draws_whatever_is_drawn_at_once(monkeypatch):
+    values = list(np.random.default_rng(3).normal(size=11))
+    drawn = np.random.default_rng(9).integers(0, 11, (2000, 11))
+    low, high = np.quantile([np.mean([values[at] for at in draw]) for draw in drawn], [0.025, 0.975])
+    found = bootstrap(values, seed=9)
+    assert (found.value, found.low, found.high) == pytest.approx((np.mean(values), low, high), abs=1e-12)
+    for at_once in (1, 11 * 7, 11 * 1999):
+        monkeypatch.setattr(estimates, "_RESAMPLED_AT_ONCE", at_once)
+        assert bootstrap(values, seed=9) == found
+
+
+def test_an_estimate_is_shown_with_three_digits():
+    assert str(estimates.Estimate(1 / 3, 0.0616, -0.5)) == "0.333 [0.062, -0.500]"

@@ -1,6 +1,7 @@
 """Questions as they are read, judged and shown."""
 
 import json
+import re
 
 import pyarrow
 import pyarrow.parquet
@@ -9,7 +10,7 @@ import pytest
 from post_training.data import DataError, Problem, to_row
 from post_training.data.parquet import write_files
 from post_training.evaluation.judging import RewardError, judge, load_reward
-from post_training.evaluation.page import QUESTIONS, render_page
+from post_training.evaluation.page import QUESTIONS, _sample, render_page
 from post_training.evaluation.problems import Question, read_questions
 from post_training.evaluation.results import Answer, Answers, Evaluated, as_json, table, tried
 from tests.html_pages import StrictPage, shown_by_chromium
@@ -162,3 +163,111 @@ def test_a_reward_that_is_not_there_is_refused(tmp_path):
             load_reward(given)
     with pytest.raises(RewardError, match="cannot be loaded"):
         load_reward(write_reward(tmp_path, ")"))
+
+
+GREEDY = [
+    Evaluated(name, f"/models/{name}", [
+        Answers(Answer("text", tokens, cut, score, score == 1, boxed), ()) for tokens, cut, score, boxed in answers
+    ])
+    for name, answers in {
+        "before": [(5, True, 0.0, False), (10, False, 0.5, True), (12, False, 1.0, True)],
+        "the other": [(1, False, 1.0, True), (2, False, 0.25, True), (3, False, 1.0, True)],
+    }.items()
+]  # fmt: skip
+"""Two models, three questions and no samples."""
+
+
+def test_the_table_is_written_to_the_letter():
+    """Wilson's intervals of 1 and of 2 in 3 are published; differences of 1, 0 and 0 are 0 or 1 in 97.5% of draws."""
+    assert table(GREEDY) == (
+        "                                     greedy  boxed   cut  tokens\n"
+        "before                 0.333 [0.061, 0.792]   0.67  0.33       9\n"
+        "the other              0.667 [0.208, 0.939]   1.00  0.00       2\n"
+        "the other - before  +0.333 [+0.000, +1.000]"
+    )
+    assert table(GREEDY[:1]).count("\n") == 1
+
+
+def test_shares_are_means_over_greedy_and_sampled_answers():
+    assert GREEDY[0].shares() == pytest.approx({"score": 0.5, "boxed": 2 / 3, "cut": 1 / 3, "tokens": 9})
+    # 6 of 15 answers of BEFORE are not all right: 1 greedy, 1 and 2 of the samples.
+    assert BEFORE.shares() == pytest.approx({"score": 4 / 15, "boxed": 4 / 15, "cut": 0, "tokens": 5})
+
+
+def test_models_that_drew_other_numbers_of_samples_are_compared_by_what_both_have():
+    fewer = model("fewer", "rrr", ["rr", "rw", "ww"])
+    assert list(fewer.against(BEFORE)) == ["greedy", "pass@2"] and list(BEFORE.against(GREEDY[0])) == ["greedy"]
+
+
+def test_the_json_is_written_to_the_letter():
+    content = as_json(GREEDY[:1], ASKED[:1], {"seed": 3})
+    estimate = {"value": pytest.approx(1 / 3), "low": pytest.approx(0.06149, abs=1e-5)}
+    assert content["models"][0]["estimates"]["greedy"] == estimate | {"high": pytest.approx(0.79234, abs=1e-5)}
+    assert content["questions"] == [
+        {
+            "messages": [{"role": "user", "content": "ask 0;"}],
+            "truth": "0",
+            "source": "arithmetic",
+            "answers": {
+                "before": {
+                    "greedy": {
+                        "text": "text", "tokens": 5, "cut": True, "score": 0.0, "right": False, "boxed": False,
+                    },
+                    "sampled": (),
+                }
+            },
+        }
+    ]  # fmt: skip
+    assert (content["settings"], content["confidence"]) == ({"seed": 3}, 0.95)
+    assert content["models"][0]["name"] == "before" and content["models"][0]["path"] == "/models/before"
+
+
+def test_a_question_on_the_page_says_who_was_right_and_how_many_samples():
+    sample = _sample([BEFORE, AFTER], ASKED[2], 2)
+    assert {key: sample[key] for key in ("number", "prompt", "truth", "greedy", "sampled")} == {
+        "number": 3,
+        "prompt": "ask 2;",
+        "truth": "2",
+        "greedy": "right → right",
+        "sampled": "all",
+    }
+    kinds = ["greedy", "sample 1", "sample 2", "sample 3", "sample 4"]
+    assert [(name, kind) for name, kind, _, _ in sample["answers"]] == [
+        (name, kind) for name in ("before", "after") for kind in kinds
+    ]
+    assert [_sample([BEFORE], ASKED[at], at)["sampled"] for at in range(3)] == ["none", "some", "some"]
+    assert _sample(GREEDY, ASKED[0], 0)["sampled"] == "" and _sample(GREEDY, ASKED[0], 0)["greedy"] == "wrong → right"
+
+
+def test_a_long_question_is_cut_where_a_reward_fails_on_it(tmp_path):
+    reward = load_reward(write_reward(tmp_path, "return None"))
+    for length, shown in ((60, "x" * 60), (61, "x" * 57 + "...")):
+        asked = Question(({"role": "user", "content": "x" * length},), "1", "s", {})
+        with pytest.raises(RewardError, match=f"answer to '{shown}': "):
+            judge(reward, asked, "1", {})
+
+
+def test_what_a_reward_is_given_is_what_a_training_gives(tmp_path):
+    (tmp_path / "reward.py").write_text("def mine(**given):\n    seen.update(given)\n    return 2\nseen = {}\n")
+    reward = load_reward(f"{tmp_path / 'reward.py'}:mine")
+    asked = Question(({"role": "user", "content": "q"},), "7", "gsm8k", {"index": 4})
+    assert judge(reward, asked, "answer", {"weight": 3}) == (2.0, True)
+    assert reward.__globals__["seen"] == {
+        "data_source": "gsm8k",
+        "solution_str": "answer",
+        "ground_truth": "7",
+        "extra_info": {"index": 4},
+        "weight": 3,
+    }
+
+
+def test_the_curve_is_over_the_number_of_tries_and_begins_at_zero():
+    page = render_page([BEFORE, AFTER], ASKED, {"emulated": False})
+    assert re.findall(r"<title>(k = .*?)</title>", page, re.S) == [
+        "k = 1\nbefore: 0.25\nafter: 0.5833",
+        "k = 2\nbefore: 0.4444\nafter: 0.7778",
+        "k = 4\nbefore: 0.6667\nafter: 1",
+    ]
+    ticks = re.findall(r'text-anchor="end">([\d.]+)</text>', page)
+    assert ticks == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
+    assert "<title>k = " not in render_page(GREEDY, ASKED, {"emulated": False})

@@ -3,7 +3,7 @@
 import pytest
 
 from post_training.layouts.layout import TrainPlacement
-from post_training.plan.placement_text import parse_bytes, parse_placements
+from post_training.plan.placement_text import KNOWN, parse_bytes, parse_model, parse_placements
 
 
 def test_what_is_not_said_is_one():
@@ -38,3 +38,36 @@ def test_a_size_is_a_whole_number_of_a_unit(text):
     assert parse_bytes("2KiB") == 2048
     with pytest.raises(ValueError, match="not a size such as"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "dp"), [("tp2,ep4", 2), ("tp2,ep8", 4), ("tp4", 1), ("tp2,ep8,dp4", 4), ("tp2,dp3", 3)]
+)
+def test_a_rollout_has_as_many_data_parallel_ranks_as_its_experts_need(rollout, dp):
+    train, placement = parse_placements("pp1", rollout, 8)
+    assert placement.dp == dp and train.dp == train.world_size == placement.tp * dp
+
+
+@pytest.mark.parametrize("word", ["tp", "tp0", "4", "shared", "2tp", "dp-1", ""])
+def test_an_unknown_word_is_named(word):
+    with pytest.raises(
+        ValueError, match=f"--rollout tp2,{word}: unknown word {word!r}; known are tp, dp, ep, instances"
+    ):
+        parse_placements("tp2", f"tp2,{word}", 8)
+
+
+def test_a_model_is_a_known_name_or_a_whole_file(tmp_path):
+    name = next(iter(KNOWN))
+    assert parse_model(name).shapes == KNOWN[name]().shapes
+    with pytest.raises(ValueError, match="--model absent: neither "):
+        parse_model("absent")
+    file = tmp_path / "config.json"
+    for text, says in (("[]", "it describes no model"), ("{", "not a whole config.json"), ("\xff", "not a whole")):
+        file.write_bytes(text.encode("latin-1"))
+        with pytest.raises(ValueError, match=says):
+            parse_model(str(file))
+
+
+@pytest.mark.parametrize(("text", "size"), [("1", 1), ("3KiB", 3072), ("2MiB", 2**21), ("5GiB", 5 * 2**30)])
+def test_sizes_are_bytes(text, size):
+    assert parse_bytes(text) == size

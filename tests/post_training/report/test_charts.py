@@ -82,3 +82,145 @@ def test_names_and_texts_are_escaped():
 def test_numbers_and_sizes_are_short():
     assert [charts.number(each) for each in (0, 0.5, 12345.678, 2e-7)] == ["0", "0.5", "1.235e+04", "2.00e-07"]
     assert [charts.size(each) for each in (0, 1536, 3 * 2**40, 2**60)] == ["0 B", "1.5 KiB", "3 TiB", "1.049e+06 TiB"]
+
+
+def grid(*ticks: tuple[str, str, str]) -> str:
+    """Lines and texts of an axis: their place, the place of the text, the text."""
+    return "".join(
+        f'<line class="grid" x1="62" x2="550" y1="{y}" y2="{y}"/>'
+        f'<text class="tick" x="56" y="{beside}" text-anchor="end">{text}</text>'
+        for y, beside, text in ticks
+    )
+
+
+def below(*steps: tuple[str, int]) -> str:
+    return "".join(f'<text class="tick" x="{x}" y="222" text-anchor="middle">{step}</text>' for x, step in steps)
+
+
+def told(*columns: tuple[str, str, str]) -> str:
+    return "".join(
+        f'<rect class="hit" x="{x}" y="10" width="{width}" height="192"><title>{text}</title></rect>'
+        for x, width, text in columns
+    )
+
+
+def drawing(parts: str, *names: str, height: int = 230) -> str:
+    keys = "".join(f'<span class="key"><i class="c{index}"></i>{name}</span>' for index, name in enumerate(names))
+    legend = f'<div class="legend">{keys}</div>' if names else ""
+    return f'<svg viewBox="0 0 560 {height}" role="img">{parts}</svg>{legend}'
+
+
+FIFTHS = (
+    ("202.0", "206.0"),
+    ("163.6", "167.6"),
+    ("125.2", "129.2"),
+    ("86.8", "90.8"),
+    ("48.4", "52.4"),
+    ("10.0", "14.0"),
+)
+
+
+def test_lines_are_drawn_to_the_letter():
+    """From 62 to 550 across and from 202 up to 10: two steps at both ends, 0 at the bottom, 10 at the top."""
+    axis = grid(*((*place, str(2 * index)) for index, place in enumerate(FIFTHS)))
+    chart = charts.lines([Series("a<b", [(1, 0.0), (2, 10.0)]), Series("dot", [(2, 5.0)])])
+    assert chart == drawing(
+        axis + below(("62.0", 1), ("550.0", 2)) + '<polyline class="c0 line" points="62.0,202.0 550.0,10.0"/>'
+        '<circle class="c1 dot" cx="550.0" cy="106.0" r="2.5"/>'
+        + told(("62.0", "244.0", "step 1\na&lt;b: 0"), ("306.0", "244.0", "step 2\na&lt;b: 10\ndot: 5")),
+        "a&lt;b",
+        "dot",
+    )
+    dots = charts.lines([Series("a", [(1, 0.0), (2, 10.0)], dots=True)], over="k =")
+    assert dots.count("<circle") == 2 and "polyline" not in dots and "<title>k = 1\na: 0</title>" in dots
+    assert charts.lines([Series("a", [])]) == "" == charts.lines([Series("a", [(1, -1.0)])], logarithmic=True)
+
+
+def test_a_logarithmic_axis_has_a_power_of_ten_at_each_line():
+    chart = charts.lines([Series("a", [(1, 1.0), (2, 0.0), (3, 100.0)])], logarithmic=True)
+    assert chart == drawing(
+        grid(("202.0", "206.0", "1"), ("106.0", "110.0", "10"), ("10.0", "14.0", "100"))
+        + below(("62.0", 1), ("306.0", 2), ("550.0", 3)) + '<polyline class="c0 line" points="62.0,202.0 550.0,10.0"/>'
+        + told(("62.0", "244.0", "step 1\na: 1"), ("306.0", "244.0", "step 3\na: 100")),
+        "a",
+    )  # fmt: skip
+
+
+def test_one_step_stands_in_the_middle():
+    chart = charts.lines([Series("a", [(7, 5.0)])])
+    assert '<circle class="c0 dot" cx="306.0" cy="10.0" r="2.5"/>' in chart and below(("306.0", 7)) in chart
+
+
+def test_stacked_bars_are_drawn_to_the_letter():
+    """A step is half of 488 wide, its bar 0.88 of that; 3 of 3 are all of the 192 in height."""
+    parts = [("x", [1.0, 3.0]), ("y", [1.0, 0.0])]
+    axis = grid(("202.0", "206.0", "0"), ("138.0", "142.0", "1"), ("74.0", "78.0", "2"), ("10.0", "14.0", "3"))
+    bars = [("c0", "76.6", "138.0", "64.0"), ("c1", "76.6", "74.0", "64.0"), ("c0", "320.6", "10.0", "192.0")]
+    shapes = "".join(
+        f'<rect class="{colour} bar" x="{x}" y="{y}" width="214.7" height="{height}"/>' for colour, x, y, height in bars
+    )
+    columns = told(("62.0", "244.0", "step 1\nx: 1\ny: 1\nsum: 2"), ("306.0", "244.0", "step 2\nx: 3\nsum: 3"))
+    assert charts.stacked([1, 2], parts) == drawing(
+        axis + below(("184.0", 1), ("428.0", 2)) + shapes + columns, "x", "y"
+    )
+    assert charts.stacked([], [("x", [])]) == ""
+
+
+def test_bars_of_very_many_steps_are_means_of_equally_many():
+    chart = charts.stacked(list(range(1, 322)), [("x", [float(step) for step in range(1, 322)])])
+    titles = re.findall(r"<title>step (\d+)\nx: ([\d.]+)\n", chart)
+    assert len(titles) == 107 and titles[:2] == [("1", "2"), ("4", "5")] and titles[-1] == ("319", "320")
+
+
+def test_horizontal_bars_are_drawn_to_the_letter():
+    """The longest is 320 wide; a row is 22 high."""
+    rows = [("all", "4", "11.0", "15.0", "4.0", "320.0", "476.0"), ("b", "1", "33.0", "37.0", "26.0", "80.0", "236.0")]
+    shapes = "".join(
+        f'<text class="tick" x="142" y="{beside}" text-anchor="end">{name}</text>'
+        f'<rect class="c0 bar" x="150" y="{top}" width="{width}" height="14"/>'
+        f'<text class="tick" x="{end}" y="{beside}">{value}</text>'
+        for name, value, _, beside, top, width, end in rows
+    )
+    assert charts.bars([("all", 4.0), ("b", 1.0)]) == drawing(shapes, height=44)
+    assert charts.bars([]) == "" and 'width="0.0"' in charts.bars([("nothing", 0.0)])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (0.001, "0.001"), (0.00099, "9.90e-04"), (-12345.6, "-1.235e+04"), (99999, "1e+05"), (1e5, "1.00e+05")],
+)
+def test_numbers_are_short(value, shown):
+    assert charts.number(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (-1536, "-1.5 KiB"),
+        (2**40, "1 TiB"),
+        (2**52, "4096 TiB"),
+        (2**30 - 1, "1024 MiB"),
+    ],
+)
+def test_bytes_are_read_in_powers_of_1024(value, shown):
+    assert charts.size(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "options", "ticks"),
+    [
+        (5.0, 5.0, {}, [0, 1, 2, 3, 4, 5]),
+        (-3.0, -3.0, {}, [-3, -2, -1, 0]),
+        (0.0, 0.0, {}, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (1.0, 1000.0, {"logarithmic": True}, [1, 10, 100, 1000]),
+        (2.0, 3.0, {"logarithmic": True}, [1, 10]),
+        (1e-8, 1e6, {"logarithmic": True}, [1e-8, 1e-5, 1e-2, 10, 1e4, 1e7]),
+        (0.0, 3 * 2**20, {"in_bytes": True}, [0, 2**20, 2 * 2**20, 3 * 2**20]),
+        (0.0, 1000.0, {"in_bytes": True}, [0, 200, 400, 600, 800, 1000]),
+        (0.0, 12.0, {}, [0, 5, 10, 15]),
+    ],
+)
+def test_an_axis_has_round_numbers(low, high, options, ticks):
+    assert charts._scale(low, high, **options) == pytest.approx(ticks, rel=1e-12, abs=1e-300)

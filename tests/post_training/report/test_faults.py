@@ -36,6 +36,7 @@ def test_a_good_run_has_none():
     [
         ({"actor/nonfinite_steps": 1.0}, "update_skipped", "1 update was skipped at step 2, because gradients held"),
         ({"actor/nonfinite_steps": 2.0}, "update_skipped", "2 updates were skipped at step 2"),
+        ({"critic/nonfinite_steps": 1.0}, "update_skipped", "1 update was skipped at step 2"),
         ({"reshard/weights_exact": 0.0}, "weights_differ", "rollout weights differed from training weights at step 2"),
         ({"reshard/weights_exact": 0.5}, "weights_differ", "differed from training weights at step 2"),
         ({DIFFERENCE: ...}, "not_compared", "no log-prob of rollout and training was compared at step 2"),
@@ -88,3 +89,35 @@ def test_the_likeliest_cause_comes_first_and_many_metrics_are_cut_short():
 )
 def test_steps_in_words(steps, words):
     assert steps_in_words(steps) == words
+
+
+def test_the_gate_is_the_limit_itself_and_the_largest_difference_is_told():
+    below, steps = math.nextafter(1e-3, 0), [{DIFFERENCE: 2e-3}, {DIFFERENCE: 5e-3}, {DIFFERENCE: 1e-3}]
+    assert faults_of({DIFFERENCE: below}, precision="float32").sentence() is None
+    assert faults_of(*steps, precision="float32").sentence() == (
+        "the run is not valid: log-probs of rollout and training differed by up to 5.00e-03 at steps 1, 2 and 3, and "
+        "in float32 less than 0.001 is right"
+    )
+
+
+def test_all_kinds_together_are_one_sentence_in_the_order_of_likely_causes():
+    changes = {"actor/nonfinite_steps": 1.0, "critic/nonfinite_steps": 2.0, "reshard/weights_exact": 0.0}
+    faults = faults_of(changes | {DIFFERENCE: ..., "a": None, "b": math.inf, "c": None}, {}, rewards=["E: 1", "E: 2"])
+    assert faults.sentence() == (
+        "the run is not valid: the reward function failed 2 times at step 1 (E: 1); "
+        "3 updates were skipped at step 1, because gradients held inf or nan; "
+        "rollout weights differed from training weights at step 1; "
+        "no log-prob of rollout and training was compared at step 1; "
+        "metrics were not finite: a at step 1, b at step 1, c at step 1"
+    )
+
+
+def test_faults_of_a_run_that_goes_on_are_those_of_before():
+    faults = faults_of(
+        {"actor/nonfinite_steps": 1.0, DIFFERENCE: 2e-3, "a": None}, {}, precision="float32", rewards=["E"]
+    )
+    resumed = RunFaults("float32")
+    resumed.restore(faults.state())
+    assert resumed == faults and resumed.sentence() == faults.sentence() and "precision" not in faults.state()
+    resumed.add(3, GOOD | {"actor/nonfinite_steps": 1.0, "a": math.nan}, ["F"])
+    assert resumed.skipped == {1: 1, 3: 1} and resumed.nonfinite == {"a": [1, 3]} and resumed.reward_error_count == 2

@@ -23,3 +23,14 @@ def test_users_of_addresses_and_values_of_the_environment_are_masked_anywhere():
     config = {"proxy": "http://me:pw@host:1/x", "note": "with 0123456789 inside", "path": "prompt-prompt"}
     expected = {"proxy": "http://***@host:1/x", "note": "with *** inside", "path": "prompt-prompt"}
     assert masked(config, environment) == expected
+
+
+def test_a_variable_is_a_secret_from_eight_characters_and_the_longest_goes_first():
+    environment = {"A_KEY": "1234567", "B_TOKEN": "abcdefgh", "C_SECRET_ID": "abcdefghij", "D_PATH": "pathpathpath"}
+    text = "1234567 abcdefgh abcdefghij pathpathpath"
+    assert masked([text, (text,), 5, None], environment) == [
+        "1234567 *** *** pathpathpath",
+        ["1234567 *** *** pathpathpath"], 5, None,
+    ]  # fmt: skip
+    assert masked({"password": 5, "secret": "", "Token": "x"}, {}) == {"password": 5, "secret": "", "Token": "***"}
+    assert masked("http://user@host and https://a@b/", {}) == "http://***@host and https://***@b/"

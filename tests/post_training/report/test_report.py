@@ -105,6 +105,22 @@ def test_agreements_and_decode_steps_are_those_of_the_whole_run():
     assert summarise([record(1)], FACTS)["agreements"] is None
 
 
+def test_bytes_of_the_driver_and_late_starts_are_means_without_the_first_step():
+    steps = [
+        StepRecord(
+            n,
+            float(n),
+            {"perf/driver_bytes_per_sample": 8.0 * n, "timing_start_skew/ref": n, "timing_start_skew/update": 1.0},
+        )
+        for n in (1, 2, 4)
+    ]
+    summary = summarise(steps, FACTS)
+    assert summary["driver_bytes_per_sample"] == 24
+    assert summary["start_skew_s"] == {"ref": 3, "update": 1}
+    summary = summarise([record(1)], FACTS)
+    assert summary["driver_bytes_per_sample"] is None and summary["start_skew_s"] is None
+
+
 def test_every_phase_has_its_place_in_the_report():
     pytest.importorskip("torch_npu")
     from post_training.report.metrics import PHASES as reported
@@ -200,3 +216,11 @@ def test_a_value_that_was_not_finite_hides_nothing(tmp_path):
     summary = summarise(records, FACTS)
     assert summary["rollout_logprob_diff_max"] is None and summary["reward_last"] == 0.5
     draw(records, "title", tmp_path / "report.png")
+
+
+def test_a_validation_before_training_is_no_step():
+    validation = record(0, critic__score__mean=9.0, timing_s__step=9.0)
+    trained = [record(step, critic__score__mean=1.0, timing_s__step=2.0) for step in (1, 2)]
+    summary = summarise([validation, *trained], FACTS)
+    assert summary == summarise(trained, FACTS) and (summary["steps"], summary["reward_first"]) == (2, 1.0)
+    assert summarise([validation], FACTS)["steps"] == 0

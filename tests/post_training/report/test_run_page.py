@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from post_training.report import ReportError
-from post_training.report.run_page import render_page, write_page
+from post_training.report import ReportError, StepRecord
+from post_training.report.run_page import _table, render_page, write_page
 from tests.html_pages import StrictPage, shown_by_chromium
 
 HOSTILE = "</pre><script>document.title='taken'</script><img src=http://example.org/x>"
@@ -52,6 +52,14 @@ def end(folder: Path, status: str, message: str = "") -> None:
         file.write(json.dumps({"time": 120.0, "event": "ended", "status": status, "message": message}) + "\n")
 
 
+def test_the_table_has_the_first_the_last_the_lowest_and_the_highest_value():
+    records = [StepRecord(step, 0.0, {"m": value}) for step, value in enumerate((3.0, 1.0, None, 7.0, 5.0), 1)]
+    assert _table([*records, StepRecord(6, 0.0, {"empty": None})]) == [
+        ("empty", ["-", "-", "-", "-", "1"]),
+        ("m", ["3", "5", "1", "7", "1"]),
+    ]
+
+
 def test_the_page_tells_what_the_folder_holds(tmp_path):
     run = write_run(tmp_path / "run")
     (run / "faults.jsonl").write_text('{"kind": "x", "step": 2, "message": "an update was skipped"}\n')
@@ -69,6 +77,10 @@ def test_the_page_tells_what_the_folder_holds(tmp_path):
         assert told in text, told
     assert "9 3 MiB 10 3 MiB" in text
     assert "Not recorded by this run: " in text and "Entropy" in text.partition("Not recorded")[2]
+    named = {**yaml.safe_load((run / "config.yaml").read_text()), "monitoring_config": {"dashboard": "production"}}
+    assert "<title>run</title>" in render_page(run)
+    (run / "config.yaml").write_text(yaml.safe_dump(named))
+    assert "<title>production</title>" in render_page(run)
     assert "hidden-secret" not in render_page(run) and "wandb_api_key: '***'" in text
 
 

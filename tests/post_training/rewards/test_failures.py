@@ -51,5 +51,12 @@ def test_where_nobody_counts_a_failure_is_raised():
         reward.compute_reward(upstream, "data", Sometimes(1))
 
 
+def test_of_several_that_nobody_took_the_first_is_said():
+    failures.note("first")
+    failures.note("second")
+    with pytest.raises(failures.RewardError, match=r"failed \(first\)"):
+        failures.require_nobody_missed()
+
+
 def test_an_exception_without_text_has_its_type():
     assert failures.in_words(KeyError()) == "KeyError"

@@ -15,6 +15,7 @@ from post_training.rewards.answers import compare_plainly, last_boxed, plain
 from post_training.rewards.comparison import equal_answers
 from post_training.rewards.judge import LONGEST_ANSWER, Judge
 from post_training.rewards.process import AlgebraProcess, ComparisonLost, ComparisonTimeout
+from post_training.rewards.units import quantity
 from tests.post_training.rewards.cases import CASES, ENDLESS, RESPONSES
 
 JUDGED_ROWS = Path(__file__).with_name("judged_rows.tsv")
@@ -185,6 +186,24 @@ def test_endless_comparisons_end_at_the_limit_and_the_worker_stays(process, unde
 )
 def test_what_surrounds_a_value_is_taken_off(answer, expected):
     assert plain(answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "value", "has_unit"),
+    [("12 cm", "12", True), ("x m", "x m", False), ("m", "m", False), ("5", "5", False), ("$5", "5", True)],
+)
+def test_a_unit_stands_behind_a_number(answer, value, has_unit):
+    found = quantity(answer)
+    assert (found.value, found.unit is not None) == (value, has_unit)
+
+
+@pytest.mark.parametrize(
+    ("said", "power"),
+    [("cu cm", 3), ("cubic cm", 3), ("cm cubed", 3), ("sq cm", 2), ("square cm", 2), ("cm squared", 2), ("cm", 1)],
+)
+def test_the_power_of_a_unit_is_read_before_and_behind_it(said, power):
+    found = quantity(f"12 {said}").unit
+    assert found is not None and found.dimension == (("m", power),)
 
 
 def test_substring_rule_keeps_its_known_weakness(judge):

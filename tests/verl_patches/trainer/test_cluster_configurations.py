@@ -166,6 +166,7 @@ def test_values_are_those_of_the_recipe(job):
 def test_every_variant_passes_the_checks_of_the_entry_point(job, variant):
     settings = check_configuration(compose(job, [MODEL, *variant]))
     assert settings.residency.enabled and settings.dp_sync.enabled and settings.reshard.enabled
+    assert settings.shared_chunks.enabled
 
 
 def test_the_dapo_job_is_the_true_weight_job_with_verls_numbers_for_dapo():
@@ -233,6 +234,8 @@ def test_the_jobs_differ_in_weights_instances_length_and_what_makes_a_benchmark(
         expert_parallel,
         *OF_A_JOB[RANDOM],
         "actor_rollout_ref.ref.load_weight",
+        "critic.load_weight",
+        "critic.model.enable_gradient_checkpointing",
         "trainer.total_epochs",
         "trainer.total_training_steps",
         "trainer.experiment_name",
@@ -422,8 +425,9 @@ def test_the_scaled_job_is_exact_and_reads_every_key(scaled_run):
     assert_left_the_reference(steps)
     assert ran_graphs(folder)
     keys = {key for file in FILES for key in keys_of(file)}
-    # Read where DAPO is on, which it is not in this job.
-    keys = {key for key in keys if not key.startswith(("algorithm.filter_groups.", "reward_model.overlong_buffer."))}
+    # Read where DAPO is on, or a critic is trained, which this job does not.
+    others = ("algorithm.filter_groups.", "reward_model.overlong_buffer.", "critic.")
+    keys = {key for key in keys if not key.startswith(others)}
     # The driver reads what its features declare of the job from the resolved configuration.
     keys -= {key.path for feature in FEATURES for key in feature.keys if not key.path.startswith("actor_rollout_ref.")}
     assert unread(keys, folder / "reads") == set()
@@ -438,9 +442,7 @@ def test_the_scaled_job_is_exact_and_reads_every_key(scaled_run):
 @pytest.mark.slow
 def test_the_workers_print_the_first_step_that_the_guide_shows(scaled_run):
     said = (scaled_run[0] / "output").read_text()
-    # The first three are the launcher's, and the last is the command that sums a run up.
-    *of_workers, summary = lines_of_a_first_step()[3:]
-    assert summary.search("python scripts/summarise.py OUTPUT_DIR/TIME")
+    of_workers = lines_of_a_first_step()[3:]  # the first three are the launcher's
     assert len(of_workers) == 4 and [pattern.pattern for pattern in of_workers if not pattern.search(said)] == []
     assert not of_workers[-1].search(said.replace("patches_ineffective", "patches"))
 

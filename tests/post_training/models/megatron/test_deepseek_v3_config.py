@@ -71,3 +71,14 @@ def test_impossible_combinations_are_refused(changes, sentence):
 def test_unknown_field_is_an_error():
     with pytest.raises(TypeError, match="num_layers_list"):
         make(num_layers_list=[2, 1])
+
+
+def test_the_defaults_are_those_of_the_published_model():
+    from transformers import DeepseekV3Config
+
+    config, published = make(), DeepseekV3Config()
+    assert (config.q_lora_rank, config.kv_lora_rank) == (published.q_lora_rank, published.kv_lora_rank)
+    assert (config.qk_head_dim, config.qk_pos_emb_head_dim) == (published.qk_nope_head_dim, published.qk_rope_head_dim)
+    assert (config.v_head_dim, config.rotary_base) == (published.v_head_dim, published.rope_theta)
+    # Without a word about scaling, positions are rotated as they are and scores keep their scale.
+    assert (config.rotary_scaling_factor, config.mscale_all_dim) == (1.0, 0.0)

@@ -1,5 +1,6 @@
 """The mask of packed attention: the emulator computes its causal modes without reading it, and a device reads it."""
 
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -34,3 +35,19 @@ def test_the_mask_hides_what_comes_later_and_nothing_else(earlier_diagonal):
         *on_device, HEADS, "BNSD", atten_mask=corner.contiguous(), scale=0.5, sparse_mode=1
     )[0]
     assert torch.allclose(found.cpu(), expected, atol=1e-5) != earlier_diagonal
+
+
+@pytest.mark.parametrize(
+    ("of_the_configuration", "own", "refused"), [(0.0, None, 0), (0.1, None, 0.1), (0.1, 0.0, 0), (0.0, 0.2, 0.2)]
+)
+def test_dropout_is_refused_wherever_it_is_asked_for(of_the_configuration, own, refused):
+    """Megatron's layers leave it to the configuration, or give it themselves."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from post_training.models.megatron.packed_attention import PackedDotProductAttention
+
+    config = TransformerConfig(
+        num_layers=1, hidden_size=8, num_attention_heads=2, attention_dropout=of_the_configuration
+    )
+    with pytest.raises(ValueError, match=f"attention_dropout is {refused}") if refused else nullcontext():
+        PackedDotProductAttention(config, 1, None, "self", own)

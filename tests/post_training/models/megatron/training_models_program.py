@@ -21,6 +21,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
 from omegaconf import OmegaConf
 from transformers import AutoConfig
 from verl.models.mcore import get_mcore_forward_fn, hf_to_mcore_config, init_mcore_model
@@ -65,17 +66,27 @@ FAULTS: dict[str, dict[str, Any]] = {
 class Trial:
     """One model in one layout, with the checkpoint loaded and Megatron's data-parallel wrapper around it."""
 
-    def __init__(self, checkpoint: Path, layout: Layout, sharded_optimizer: bool = False, **overrides: Any) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        layout: Layout,
+        sharded_optimizer: bool = False,
+        dtype: torch.dtype = torch.float32,
+        value: bool = False,
+        **overrides: Any,
+    ) -> None:
         self.hf_config = AutoConfig.from_pretrained(checkpoint)
         if layout.stages:
             overrides["num_layer_list"] = layout.stages
         if layout.recompute:
             overrides |= {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 2}
-        self.config = hf_to_mcore_config(self.hf_config, torch.float32, **overrides)
+        self.config = hf_to_mcore_config(self.hf_config, dtype, **overrides)
         first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
-        module = init_mcore_model(self.config, self.hf_config, first, last).npu()
+        module = init_mcore_model(self.config, self.hf_config, first, last, value=value).npu()
         for parameter in module.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+        if dtype != torch.float32:
+            module = Float16Module(self.config, module)  # as verl's get_model wraps it
         self.module = module
         self.model = DistributedDataParallel(
             config=self.config,
@@ -85,8 +96,8 @@ class Trial:
             ),
         )
         self.config.finalize_model_grads_func = finalize_model_grads
-        source = OmegaConf.create({"model": {"path": str(checkpoint)}})
-        load_megatron_gptmodel_weights(source, self.hf_config, [self.model], torch.float32)
+        source = OmegaConf.create({"model": {"path": str(checkpoint)}, "megatron": {"seed": 1}})
+        load_megatron_gptmodel_weights(source, self.hf_config, [self.model], dtype, is_value_model=value)
 
     def run(self, batch: dict[str, torch.Tensor], backward: bool, together: bool = False) -> torch.Tensor | None:
         """Whole logits [sequences of this rank, length, vocabulary] on the last stage; gradients stay in main_grad.

@@ -1,4 +1,4 @@
-"""Ranks of the comparison of verl's FSDP actor with one plain pass; test_fsdp_gradients.py judges the results."""
+"""Ranks of the comparison of verl's FSDP actor and critic with one plain pass; test_fsdp_gradients.py judges them."""
 
 import verl_patches.prelude_patch  # noqa: F401
 
@@ -14,10 +14,12 @@ import torch.distributed as dist
 import verl.workers.fsdp_workers  # noqa: F401
 from omegaconf import OmegaConf
 from torch.distributed.fsdp import FullyShardedDataParallel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from verl import DataProto
 from verl.workers.actor.dp_actor import DataParallelPPOActor
+from verl.workers.critic.dp_critic import DataParallelPPOCritic
 
+from tests.verl_patches.features.exact_loss import value_pass
 from tests.verl_patches.features.exact_loss.whole_pass import CLIP, ENTROPY, KL, SEQUENCES
 from verl_patches.features import settings
 from verl_patches.features.exact_loss.feature import ExactLossSettings
@@ -29,6 +31,14 @@ CONFIGURATION = {
     "ppo_max_token_len_per_gpu": 1, "ulysses_sequence_parallel_size": 1, "use_torch_compile": False,
     # So high that it changes no gradient.
     "grad_clip": 1e9,
+}  # fmt: skip
+
+CRITIC = {
+    "cliprange_value": value_pass.CLIP, "model": {"use_remove_padding": False},
+    **{name: CONFIGURATION[name] for name in (
+        "ppo_epochs", "use_dynamic_bsz", "loss_agg_mode", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu",
+        "ppo_max_token_len_per_gpu", "ulysses_sequence_parallel_size", "grad_clip",
+    )},
 }  # fmt: skip
 
 
@@ -48,15 +58,26 @@ class Recorder:
         self.gradients.append({name.replace("_fsdp_wrapped_module.", ""): value for name, value in found.items()})
 
 
+def sharded(model: torch.nn.Module) -> torch.nn.Module:
+    return FullyShardedDataParallel(model.float().npu(), use_orig_params=True, device_id=torch.npu.current_device())
+
+
 class Updates:
     """verl's actor on a sharded model, and how far its gradients are from those of the plain passes."""
 
+    loss = "actor/pg_loss"
+
     def __init__(self, folder: Path):
         self._reference = torch.load(folder / "reference.pt", weights_only=True)
-        model = AutoModelForCausalLM.from_pretrained(folder / "checkpoint", attn_implementation="eager").float().npu()
-        self._model = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.npu.current_device())
-        settings.activate(replace(settings.current(), precision="float32"))
-        self._actor = DataParallelPPOActor(OmegaConf.create(CONFIGURATION), self._model, None)
+        model = AutoModelForCausalLM.from_pretrained(folder / "checkpoint", attn_implementation="eager")
+        self._model = sharded(model)
+        self._trained = DataParallelPPOActor(OmegaConf.create(CONFIGURATION), self._model, None)
+
+    def update(self, batch: DataProto) -> tuple[list[dict[str, torch.Tensor]], dict[str, Any]]:
+        """Gradients of every update of the batch, and verl's metrics."""
+        self._trained.actor_optimizer = recorder = Recorder(self._model)
+        metrics = self._trained.update_policy(batch)
+        return recorder.gradients, metrics
 
     def run(
         self,
@@ -74,21 +95,18 @@ class Updates:
         """
         settings.activate(replace(settings.current(), exact_loss=ExactLossSettings(exact)))
         ranks, rank = dist.get_world_size(), dist.get_rank()
-        self._actor.config.update(
+        self._trained.config.update(
             loss_agg_mode=mode, ppo_mini_batch_size=mini // ranks, ppo_micro_batch_size_per_gpu=micro,
             ppo_epochs=epochs, use_dynamic_bsz=limit is not None, ppo_max_token_len_per_gpu=limit or 1,
         )  # fmt: skip
-        self._actor.actor_optimizer = recorder = Recorder(self._model)
         rows = torch.cat([part.chunk(ranks)[rank] for part in torch.arange(SEQUENCES).split(mini)])
         columns = {name: value[rows].npu() for name, value in self._reference["batch"].items()}
-        metrics = self._actor.update_policy(DataProto.from_dict(columns, meta_info={"temperature": 1.0}))
+        gradients, metrics = self.update(DataProto.from_dict(columns, meta_info={"temperature": 1.0}))
         passes = ["all"] if mini == SEQUENCES else ["first", "second"] * epochs
-        assert len(recorder.gradients) == len(passes)
+        assert len(gradients) == len(passes)
         return {
-            "errors": [
-                self._error(found, f"{mode}/{name}") for found, name in zip(recorder.gradients, passes, strict=True)
-            ],
-            "losses": metrics["actor/pg_loss"],
+            "errors": [self._error(found, f"{mode}/{name}") for found, name in zip(gradients, passes, strict=True)],
+            "losses": metrics[self.loss],
             "expected_losses": [self._reference["passes"][f"{mode}/{name}"]["losses"][0] for name in passes],
         }
 
@@ -101,11 +119,44 @@ class Updates:
         return (difference / sum(value.double().square().sum() for value in expected.values())).sqrt().item()
 
 
+class ValueUpdates(Updates):
+    """The same for verl's critic."""
+
+    loss = "critic/vf_loss"
+
+    def __init__(self, folder: Path):
+        self._reference = torch.load(folder / "critic.pt", weights_only=True)
+        model = AutoModelForTokenClassification.from_pretrained(folder / "critic", attn_implementation="eager")
+        self._model = sharded(model)
+        self._trained = DataParallelPPOCritic(OmegaConf.create(CRITIC), self._model, None)
+
+    def update(self, batch: DataProto) -> tuple[list[dict[str, torch.Tensor]], dict[str, Any]]:
+        self._trained.critic_optimizer = recorder = Recorder(self._model)
+        metrics = self._trained.update_critic(batch)
+        return recorder.gradients, metrics
+
+    def values(self, limit: int | None) -> dict[str, float]:
+        """The largest difference of this rank's values from the plain pass's, and from the same with a token more."""
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        columns = {name: each.chunk(ranks)[rank].npu() for name, each in self._reference["batch"].items()}
+        asked = {"micro_batch_size": 2, "use_dynamic_bsz": limit is not None, "max_token_len": limit}
+        found = self._trained.compute_values(DataProto.from_dict(columns, meta_info=asked)).cpu()
+        assert found.dtype == torch.float32
+        expected = self._reference["values"].chunk(ranks)[rank]
+        return {
+            "difference": (found - expected).abs().max().item(),
+            "disordered": (found - expected.roll(1, dims=0)).abs().max().item(),
+        }
+
+
 def main(folder: Path) -> None:
     torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("hccl")
+    settings.activate(replace(settings.current(), precision="float32"))
     plan = json.loads((folder / "plan.json").read_text())
-    updates = Updates(folder)
-    results = {name: updates.run(**options) for name, options in plan.items()}
+    updates, values = Updates(folder), ValueUpdates(folder)
+    results = {name: updates.run(**options) for name, options in plan["actor"].items()}
+    results |= {f"critic: {name}": values.run(**options) for name, options in plan["critic"].items()}
+    results |= {f"values at most {limit}": values.values(limit) for limit in plan["limits"]}
     (folder / f"rank{dist.get_rank()}of{dist.get_world_size()}.json").write_text(json.dumps(results))
     dist.barrier()

@@ -1,4 +1,4 @@
-"""Ranks of the comparison of verl's Megatron actor with one plain pass; test_gradients.py judges what they measured.
+"""Ranks of the comparison of verl's Megatron actor and critic with one plain pass; test_gradients.py judges them.
 
 The processes take every layout that their number allows, in turn.
 """
@@ -18,10 +18,18 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.utils import get_model_config
 from omegaconf import OmegaConf
 from verl import DataProto
 from verl.workers.actor.megatron_actor import MegatronPPOActor
+from verl.workers.critic.megatron_critic import MegatronPPOCritic
 
+from post_training.checkpoint.loading import load_from_huggingface
+from post_training.layouts.model_tensors import train_tensors
+from post_training.layouts.placements import train_placement
+from post_training.layouts.value_model import value_table
+from post_training.models.families import table_for
+from tests.verl_patches.features.exact_loss import value_pass
 from tests.verl_patches.features.exact_loss.whole_pass import CLIP, ENTROPY, KL, SEQUENCES
 from verl_patches.features import settings
 from verl_patches.features.dynamic_batches import schedule as dynamic
@@ -70,6 +78,8 @@ class Recorder:
 class Updates:
     """verl's actor in one layout, and how far its gradients are from those of the plain passes."""
 
+    losses = ("actor/pg_loss", "actor/kl_loss")
+
     def __init__(self, folder: Path, layout: Layout, reference: dict[str, Any]):
         self._layout, self._reference = layout, reference
         trial = Trial(folder / "checkpoint", layout)
@@ -77,7 +87,13 @@ class Updates:
         self._module = trial.module
         config = OmegaConf.create(CONFIGURATION)
         config.megatron.tensor_model_parallel_size = layout.tensor
-        self._actor = MegatronPPOActor(config, trial.hf_config, trial.hf_config, trial.config, [trial.model], None)
+        self._trained = MegatronPPOActor(config, trial.hf_config, trial.hf_config, trial.config, [trial.model], None)
+
+    def update(self, batch: DataProto) -> tuple[list[dict[str, torch.Tensor]], dict[str, Any]]:
+        """Gradients of every update of the batch, and verl's metrics."""
+        self._trained.actor_optimizer = recorder = Recorder(self._module)
+        metrics = self._trained.update_policy(self._trained.make_minibatch_iterator(batch))
+        return recorder.gradients, metrics
 
     def run(
         self,
@@ -95,18 +111,16 @@ class Updates:
         """
         data = parallel_state.get_data_parallel_world_size()
         self._choose(limit, exact_loss=ExactLossSettings(exact), loss_agg_mode=mode)
-        self._actor.config.update(
+        self._trained.config.update(
             loss_agg_mode=mode, ppo_mini_batch_size=mini // data, ppo_epochs=epochs, ppo_micro_batch_size_per_gpu=micro
         )
-        self._actor.actor_optimizer = recorder = Recorder(self._module)
-        batch = self._batch(mini, micro)
-        metrics = self._actor.update_policy(self._actor.make_minibatch_iterator(batch))
+        every, metrics = self.update(self._batch(mini, micro))
         passes = ["all"] if mini == SEQUENCES else ["first", "second"] * epochs
-        assert len(recorder.gradients) == len(passes)
-        found = zip(recorder.gradients, passes, strict=True)
+        assert len(every) == len(passes)
+        found = zip(every, passes, strict=True)
         return {
             "errors": [self._error(gradients, f"{mode}/{name}") for gradients, name in found],
-            "losses": [metrics[name] for name in ("actor/pg_loss", "actor/kl_loss") if name in metrics],
+            "losses": [metrics[name] for name in self.losses if name in metrics],
             "expected_losses": [self._reference["passes"][f"{mode}/{name}"]["losses"] for name in passes],
         }
 
@@ -121,7 +135,7 @@ class Updates:
                 dynamic, "_in_order", lambda outputs, places: dynamic._joined(outputs, slice(None))
             )
             with patched if name == "disordered" else nullcontext():
-                found[name] = torch.stack(self._actor.compute_log_prob(batch, calculate_entropy=True))
+                found[name] = torch.stack(self._trained.compute_log_prob(batch, calculate_entropy=True))
         return {
             name: {"equal": torch.equal(each, found["fixed"]), "difference": (each - found["fixed"]).abs().max().item()}
             for name, each in found.items()
@@ -130,7 +144,7 @@ class Updates:
     def _choose(self, limit: int | None, **chosen: Any) -> None:
         tokens = {"dynamic_update": limit is not None, "update_tokens": limit}
         settings.activate(replace(settings.current(), **tokens, **chosen))
-        self._actor.config.use_dynamic_bsz = limit is not None
+        self._trained.config.use_dynamic_bsz = limit is not None
 
     def _batch(self, mini: int, micro: int) -> DataProto:
         """This rank's sequences of every update."""
@@ -150,6 +164,78 @@ class Updates:
         return squares.tolist()
 
 
+class ValueUpdates(Updates):
+    """The same for verl's critic."""
+
+    losses = ("critic/vf_loss",)
+
+    def __init__(self, folder: Path, layout: Layout, reference: dict[str, Any]):
+        self._layout, self._reference = layout, reference
+        trial = Trial(folder / "checkpoint", layout, value=True)
+        self._module = trial.module
+        self.begun = {name: tensor.data.cpu().clone() for name, tensor in self._module.named_parameters()}
+        table = value_table(table_for(trial.hf_config))
+        self._pieces = table.megatron(train_placement(trial.config), dist.get_rank())
+        load_from_huggingface(folder / "critic", train_tensors([trial.model]), self._pieces, table.shapes)
+        trial.config.finalize_model_grads_func = None  # as verl leaves it
+        config = OmegaConf.create(CONFIGURATION | {"cliprange_value": value_pass.CLIP})
+        config.megatron.tensor_model_parallel_size = layout.tensor
+        arguments = (config, trial.hf_config, trial.hf_config, trial.config, [trial.model], None, None)
+        self._trained = MegatronPPOCritic(*arguments)
+
+    def update(self, batch: DataProto) -> tuple[list[dict[str, torch.Tensor]], dict[str, Any]]:
+        self._trained.critic_optimizer = recorder = Recorder(self._module)
+        metrics = self._trained.update_critic(self._trained.make_minibatch_iterator(batch))
+        return recorder.gradients, metrics
+
+    def without_mark(self, **options: Any) -> dict[str, Any]:
+        """`run` with a head whose bias is marked as verl marks it."""
+        biases = [each for name, each in self._module.named_parameters() if name.endswith("output_layer.bias")]
+        marked = [getattr(bias, "sequence_parallel", False) for bias in biases]
+        for bias in biases:
+            bias.sequence_parallel = False
+        try:
+            return self.run(**options)
+        finally:
+            for bias, mark in zip(biases, marked, strict=True):
+                bias.sequence_parallel = mark
+
+    def not_added_up(self, **options: Any) -> dict[str, Any]:
+        """`run` without the sums over ranks, as verl leaves them out."""
+        config = get_model_config(self._module)
+        finalize, config.finalize_model_grads_func = config.finalize_model_grads_func, None
+        try:
+            return self.run(**options)
+        finally:
+            config.finalize_model_grads_func = finalize
+
+    def values(self, limit: int | None) -> dict[str, float]:
+        """The largest difference of this rank's values from the plain pass's, and from the same with a row moved."""
+        self._choose(limit)
+        config = self._trained.config
+        config.update(ppo_max_token_len_per_gpu=limit or 1, forward_max_token_len_per_gpu=limit or 1)
+        batch = self._batch(SEQUENCES, 2)
+        batch.meta_info |= {"use_dynamic_bsz": limit is not None, "max_token_len": limit}
+        found = self._trained.compute_values(batch).cpu()
+        data, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
+        expected = self._reference["values"].chunk(data)[rank]
+        return {
+            "difference": (found - expected).abs().max().item(),
+            "disordered": (found - expected.roll(1, dims=0)).abs().max().item(),
+        }
+
+
+def measured_critic(folder: Path, layout: Layout, plan: dict[str, Any]) -> dict[str, Any]:
+    """By update what `Updates.run` returns; by limit its values; and the values that the head of this rank began with,
+    none on a stage without one."""
+    critic = ValueUpdates(folder, layout, torch.load(folder / "critic.pt", weights_only=True))
+    head = [value.flatten().tolist() for name, value in sorted(critic.begun.items()) if "output_layer" in name]
+    found: dict[str, Any] = {name: critic.run(**options) for name, options in plan["critic"].items()}
+    found["bias without its mark"] = critic.without_mark(mode="token-mean", micro=2)
+    found["not added up"] = critic.not_added_up(mode="token-mean", micro=2)
+    return found | {f"values {limit}": critic.values(limit) for limit in (None, max(plan["limits"]))} | {"head": head}
+
+
 def main(folder: Path) -> None:
     torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("hccl")
@@ -162,5 +248,6 @@ def main(folder: Path) -> None:
             updates = Updates(folder, layout, reference)
             results[layout.name] = {name: updates.run(**options) for name, options in plan["updates"].items()}
             results[layout.name] |= {f"log_probs {limit}": updates.log_probs(limit) for limit in plan["limits"]}
+            results[layout.name]["critic"] = measured_critic(folder, layout, plan)
     (folder / f"rank{dist.get_rank()}of{dist.get_world_size()}.json").write_text(json.dumps(results))
     dist.barrier()

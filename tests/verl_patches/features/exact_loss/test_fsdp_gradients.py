@@ -1,4 +1,4 @@
-"""Gradients of verl's FSDP actor against one plain pass over the whole batch.
+"""Gradients of verl's FSDP actor and critic against one plain pass over the whole batch.
 
 The error is the norm of the difference over the norm of the expected gradients, over all weights.
 """
@@ -10,6 +10,7 @@ import pytest
 
 from tests.ranks import run_ranks
 from tests.verl_patches.features.exact_loss.test_gradients import MODES, NOTICEABLE, TOLERANCE
+from tests.verl_patches.features.exact_loss.value_pass import write_value_reference
 from tests.verl_patches.features.exact_loss.whole_pass import write_reference
 
 pytestmark = pytest.mark.slow
@@ -20,17 +21,28 @@ CUTS = {f"{mode} {micro}": {"mode": mode, "micro": micro} for mode in MODES for 
 CUTS |= {f"{mode} at most 160": {"mode": mode, "limit": 160} for mode in MODES}
 SEVERAL = {"two updates, two epochs": {"mode": "token-mean", "micro": 2, "mini": 8, "epochs": 2}}
 UPSTREAM = {"upstream": {"mode": "token-mean", "micro": 2, "exact": False}}
+OF_CRITIC = (
+    "token-mean 1", "token-mean 2", "token-mean 8", "token-mean at most 160", "seq-mean-token-sum 4",
+    "seq-mean-token-mean 2", "seq-mean-token-mean at most 160", "seq-mean-token-sum-norm 2",
+)  # fmt: skip
+LIMITS = (None, 160)
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=lambda ranks: f"{ranks} dies")
 def found(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fsdp")
     write_reference(folder, MODES)
-    (folder / "plan.json").write_text(json.dumps(CUTS | SEVERAL | UPSTREAM))
+    write_value_reference(folder, MODES)
+    critic = {name: CUTS[name] for name in OF_CRITIC}
+    plan = {"actor": CUTS | SEVERAL | UPSTREAM, "critic": critic | SEVERAL | UPSTREAM, "limits": LIMITS}
+    (folder / "plan.json").write_text(json.dumps(plan))
     run_ranks(PROGRAM, request.param, folder, timeout=500)
     ranks = [json.loads((folder / f"rank{rank}of{request.param}.json").read_text()) for rank in range(request.param)]
     # Whole gradients and sums over ranks: every rank has the same, but for what upstream reports.
     assert all(rank[name] == ranks[0][name] for rank in ranks for name in CUTS | SEVERAL)
+    for limit in LIMITS:
+        name = f"values at most {limit}"
+        ranks[0][name] = [rank[name] for rank in ranks]
     return ranks[0]
 
 
@@ -51,3 +63,26 @@ def test_each_of_several_updates_is_exact(found):
 
 def test_upstreams_gradients_are_others(found):
     assert found["upstream"]["errors"][0] > NOTICEABLE
+
+
+def test_the_critics_gradients_and_reported_losses_are_those_of_one_pass(found):
+    for name in OF_CRITIC:
+        update = found[f"critic: {name}"]
+        assert update["errors"][0] < TOLERANCE, (name, update["errors"])
+        assert update["losses"] == pytest.approx(update["expected_losses"], rel=1e-5), name
+
+
+def test_each_of_several_updates_of_the_critic_is_exact(found):
+    (update,) = (found[f"critic: {name}"] for name in SEVERAL)
+    assert len(update["errors"]) == 4 and max(update["errors"]) < 2 * TOLERANCE
+    assert update["losses"] == pytest.approx([mean(update["expected_losses"])], rel=1e-5)
+
+
+def test_upstreams_gradients_of_the_critic_are_others(found):
+    assert found["critic: upstream"]["errors"][0] > NOTICEABLE
+
+
+def test_values_are_those_of_one_pass_in_the_order_of_the_batch(found):
+    for limit in LIMITS:
+        for rank in found[f"values at most {limit}"]:
+            assert rank["difference"] < 1e-4 < 1e-1 < rank["disordered"], (limit, rank)

@@ -1,4 +1,4 @@
-"""Gradients of verl's Megatron actor against one plain pass over the whole batch, for every cut of the batch.
+"""Gradients of verl's Megatron actor and critic against one plain pass over the whole batch, for every cut of it.
 
 The error is the norm of the difference over the norm of the expected gradients, over all weights and ranks.
 """
@@ -7,8 +7,11 @@ import json
 import math
 
 import pytest
+import torch
 
+from tests.post_training.models.megatron.qwen3_checkpoint import SIZES
 from tests.ranks import run_ranks
+from tests.verl_patches.features.exact_loss.value_pass import write_value_reference
 from tests.verl_patches.features.exact_loss.whole_pass import LENGTHS, make_batch, write_reference
 from verl_patches.features.dynamic_batches.packing import first_fit
 
@@ -33,16 +36,22 @@ FEW_CUTS = {
         "seq-mean-token-mean at most 40",
     )
 }
+OF_CRITIC = {
+    name: EVERY_CUT[name] for name in ("token-mean 2", "seq-mean-token-mean 8", "seq-mean-token-sum at most 160")
+}
+SPOILT = ("bias without its mark", "not added up")
 OTHERS = {
     "upstream": {"mode": "token-mean", "micro": 2, "exact": False},
     "two updates, two epochs": {"mode": "token-mean", "micro": 2, "mini": 8, "epochs": 2},
 }
 
 
-def measure(folder, world_size, updates):
+def measure(folder, world_size, updates, of_critic):
     """By layout and update: the errors of gradients, and losses as the last stage reports them."""
     write_reference(folder, MODES)
-    (folder / "plan.json").write_text(json.dumps({"updates": updates, "limits": [ALONE, *LIMITS]}))
+    write_value_reference(folder, MODES)
+    plan = {"updates": updates, "critic": of_critic, "limits": [ALONE, *LIMITS]}
+    (folder / "plan.json").write_text(json.dumps(plan))
     run_ranks(PROGRAM, world_size, folder, timeout=500)
     ranks = [json.loads((folder / f"rank{rank}of{world_size}.json").read_text()) for rank in range(world_size)]
     found = {
@@ -50,6 +59,10 @@ def measure(folder, world_size, updates):
     }
     for layout, measured in found.items():
         measured |= {limit: [rank[layout][f"log_probs {limit}"] for rank in ranks] for limit in (ALONE, *LIMITS)}
+        critics = [rank[layout]["critic"] for rank in ranks]
+        measured["critic"] = {name: combined([each[name] for each in critics]) for name in (*of_critic, *SPOILT)}
+        measured["values"] = {limit: [each[f"values {limit}"] for each in critics] for limit in (None, max(LIMITS))}
+        measured["heads"] = [each["head"] for each in critics if each["head"]]
     return found
 
 
@@ -60,14 +73,16 @@ def combined(ranks):
         errors.append(math.sqrt(difference / expected))
     for rank in ranks:
         if rank["losses"]:  # on the last stage
-            policy, kl = rank["losses"]
-            reported = [[*one, other] for one, other in zip(policy, kl, strict=True)]
+            first, *further = rank["losses"]
+            # verl reports the policy's loss as a list of one.
+            firsts = (one if isinstance(one, list) else [one] for one in first)
+            reported = [[*one, *others] for one, *others in zip(firsts, *further, strict=True)]
     return {"errors": errors, "losses": reported, "expected_losses": ranks[0]["expected_losses"]}
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return measure(tmp_path_factory.mktemp("two"), 2, FEW_CUTS | OTHERS)
+    return measure(tmp_path_factory.mktemp("two"), 2, FEW_CUTS | OTHERS, OF_CRITIC | OTHERS)
 
 
 def judge(found, plan, tolerance=TOLERANCE):
@@ -118,10 +133,57 @@ def test_the_ranks_need_different_numbers_of_micro_batches():
     assert needed[0] != needed[1] and max(lengths) > min(LIMITS)
 
 
+def of_critic(found):
+    return {layout: measured["critic"] for layout, measured in found.items()}
+
+
+def judge_values(found):
+    """Products with more rows are rounded in other places; the plain pass is in float64."""
+    for layout, measured in found.items():
+        for limit, ranks in measured["values"].items():
+            for rank in ranks:
+                assert rank["difference"] < 1e-4 < 1e-1 < rank["disordered"], (layout, limit, rank)
+
+
+def test_the_critics_gradients_and_reported_losses_are_those_of_one_pass(two):
+    judge(of_critic(two), OF_CRITIC)
+    judge(of_critic(two), ["two updates, two epochs"], 2 * TOLERANCE)
+
+
+def test_upstreams_gradients_of_the_critic_are_others(two):
+    for layout, updates in of_critic(two).items():
+        assert updates["upstream"]["errors"][0] > NOTICEABLE, layout
+
+
+def test_the_bias_of_a_critic_needs_its_mark_under_sequence_parallelism(two):
+    for layout, updates in of_critic(two).items():
+        (error,) = updates["bias without its mark"]["errors"]
+        assert (error > NOTICEABLE) == (layout == "tensor2"), (layout, error)
+
+
+def test_a_critic_without_sums_over_ranks_is_noticed(two):
+    for layout, updates in of_critic(two).items():
+        (error,) = updates["not added up"]["errors"]
+        assert (error > NOTICEABLE) == (layout != "pipeline2"), (layout, error)
+
+
+def test_values_are_those_of_one_pass_in_the_order_of_the_batch(two):
+    judge_values(two)
+
+
+def test_every_layout_begins_with_the_same_head(two):
+    heads = [head for measured in two.values() for head in measured["heads"]]
+    assert len(heads) == 5 and all(head == heads[0] for head in heads)
+    bias, weight = heads[0]
+    assert bias == [0.0] and torch.tensor(weight).std().item() == pytest.approx(SIZES["initializer_range"], rel=0.3)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 def test_gradients_of_every_layout_and_cut(tmp_path, world_size):
-    found = measure(tmp_path, world_size, EVERY_CUT)
+    found = measure(tmp_path, world_size, EVERY_CUT, EVERY_CUT)
     assert len(found) == {1: 1, 2: 3, 4: 3, 8: 1}[world_size]
     judge(found, EVERY_CUT)
     judge_log_probs(found)
+    judge(of_critic(found), EVERY_CUT)
+    judge_values(found)

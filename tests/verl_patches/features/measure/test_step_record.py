@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -79,3 +80,21 @@ def test_a_step_is_reported_once_and_the_next_begins_empty(lone_rank, monkeypatc
 
 def test_without_tokens_no_difference_is_claimed(lone_rank):
     assert not any("logprob_diff" in name for name in agreed(StepRecord()))
+
+
+def test_a_start_counts_once_and_the_skew_is_from_the_first_to_the_last(lone_rank, monkeypatch):
+    record, clock = StepRecord(), iter([1000.0, 1007.0])
+    monkeypatch.setattr(step_record, "time", SimpleNamespace(time=lambda: next(clock)))
+    record.began("ref")
+    record.began("ref")
+    assert record.starts == {"ref": 1000.0}
+    assert agreed(record) == {"timing_start_skew/ref": 0.0}
+
+    def with_a_later_rank(tensor, op=None, group=None):
+        """The other rank began 2.5 s after this one. By name: the first start, the last, the log-probs' difference."""
+        if tensor.dtype == torch.int64:
+            other = torch.tensor([step_record._FAR_AHEAD - 1002.5, 1002.5, 0.0], dtype=torch.float64).view(torch.int64)
+            tensor.copy_(torch.maximum(tensor.cpu(), other))
+
+    monkeypatch.setattr(step_record.dist, "all_reduce", with_a_later_rank)
+    assert agreed(record) == {"timing_start_skew/ref": 2.5}

@@ -1,5 +1,8 @@
 """What long answers cost, and that those which were cut count nowhere in the loss; the two clips beside them."""
 
+from types import SimpleNamespace
+from unittest import mock
+
 import pytest
 import torch
 
@@ -105,6 +108,18 @@ def test_the_update_gets_the_filtered_batch():
     assert (given.batch["old_log_probs"][0] == 0).all() and given.batch["old_log_probs"][1].isnan().all()
 
 
+def test_a_critic_learns_from_the_answers_that_the_actor_learns_from():
+    from verl_patches.trainer.ppo.ray_trainer import init_workers_that_filter_truncated
+
+    batch, actor, critic = batch_of([4, 1], last=[7, END]), SimpleNamespace(), SimpleNamespace()
+    actor.update_actor = critic.update_critic = lambda data: data
+    trainer = SimpleNamespace(actor_rollout_wg=actor, critic_wg=critic, use_critic=True)
+    with mock.patch("verl_patches.features.measure.batch_figures.end_tokens_of", return_value=frozenset([END])):
+        init_workers_that_filter_truncated(lambda self: None, trainer)
+        given = [update(batch).batch["attention_mask"] for update in (actor.update_actor, critic.update_critic)]
+    assert torch.equal(*given) and given[0][:, -4:].sum(-1).tolist() == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("ratio", "advantage", "high", "carries"),
     [(1.25, 1.0, 0.28, True), (1.25, 1.0, 0.2, False), (0.75, -1.0, 0.28, False), (0.75, 1.0, 0.28, True)],
@@ -147,6 +162,14 @@ ON = (f"{PENALTY}.enable=true", f"{PENALTY}.len=4")
         (
             ("algorithm.overlong_filtering=true", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"),
             "loss_agg_mode=seq-mean-token-mean takes; choose token-mean",
+        ),
+        (
+            (
+                "algorithm.overlong_filtering=true",
+                "algorithm.adv_estimator=gae",
+                "critic.loss_agg_mode=seq-mean-token-mean",
+            ),
+            "whose mean critic.loss_agg_mode=seq-mean-token-mean takes",
         ),
     ],
 )

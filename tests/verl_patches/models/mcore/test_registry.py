@@ -33,8 +33,21 @@ def test_other_models_reach_upstream_unchanged():
 
 def test_deepseek_v3_never_reaches_upstream():
     assert registry.get_mcore_weight_converter(never, DEEPSEEK_V3, "dtype") is None
-    with pytest.raises(ValueError, match="value model"):
-        registry.init_mcore_model(never, "config", DEEPSEEK_V3, True, True, value=True)
+    model = SimpleNamespace(build_deepseek_v3=lambda *args, **options: args)
+    with mock.patch.dict(sys.modules, {"post_training.models.megatron.deepseek_v3_model": model}):
+        built = registry.init_mcore_model(never, "config", DEEPSEEK_V3, True, False, value=True)
+    assert built == ("config", DEEPSEEK_V3, True, False)
+
+
+@pytest.mark.parametrize(("value", "last_stage"), [(True, True), (True, False), (False, True)])
+def test_a_value_model_has_a_head_of_ours_on_its_last_stage(value, last_stage):
+    head = SimpleNamespace(ValueHead=lambda config: f"head of {config}")
+    with mock.patch.dict(sys.modules, {"post_training.models.megatron.value_head": head}):
+        built = registry.init_value_model(
+            lambda *args, **options: SimpleNamespace(output_layer="upstream's"),
+            "config", DEEPSEEK_V3, True, last_stage, value=value,
+        )  # fmt: skip
+    assert built.output_layer == ("head of config" if value and last_stage else "upstream's")
 
 
 @pytest.mark.parametrize("name", ["freeze_moe_router", "fix_moe_router"])

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from overlay import ConfigurationError, SettingsError
+from rehearsal.plan import Options, make_plan
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.configuration_checks.backends import SCHEMAS, backend_of
 from verl_patches.trainer.configuration_checks.names import ELSEWHERE, RENAMED, known_keys, nearest, schema_keys
@@ -185,7 +186,7 @@ def test_every_key_of_verls_own_file_is_in_the_schema(name):
     keys, schema = set(OmegaConf.to_container(OmegaConf.load(file))), SCHEMAS[backend_of(composed(name))]
     below = {key for key in leaves(name) if key.partition(".")[0] in keys}
     free = ["actor_rollout_ref.overlay.", "actor_rollout_ref.rollout.engine_kwargs.sglang."]
-    free += ["critic.", "reward_model.model.fsdp_config."] if schema is SCHEMAS["fsdp"] else []
+    free += ["reward_model.model.fsdp_config."] if schema is SCHEMAS["fsdp"] else []
     assert {
         key for key in below if field_at(key.split("."), schema) is None and not key.startswith(tuple(free))
     } == set()
@@ -238,7 +239,6 @@ def test_every_key_that_our_files_set_is_in_the_schema():
         *((f"ray_init.address={each}", "is no address; give host:port") for each in (":6379", "a:b", "a:0", "a:65536")),
         ("ray_init.temp_dir=/tmp/0123456789/0123456789/0123456789/0123456789", "ray_init.temp_dir=.* shorter one"),
         ("algorithm.adv_estimator=foo", "adv_estimator=foo is refused: it should be 'grpo'"),
-        ("algorithm.adv_estimator=gae", "adv_estimator=gae is refused: .*a critic is not supported yet"),
         ("+data.filter_groups.enable=True", "data.filter_groups is called algorithm.filter_groups"),
         ("reward_model.enable=True", "reward_model.enable=true is refused: .*a reward model is not supported yet"),
         ("actor_rollout_ref.actor.strategy=fsdp", "strategy=fsdp is refused: it should be 'megatron'; .* Megatron"),
@@ -265,6 +265,47 @@ def test_values_that_were_accepted_or_ended_in_a_traceback_are_one_sentence(over
     assert_is_one_sentence(str(caught.value))
 
 
+GAE = "algorithm.adv_estimator=gae"
+
+
+def test_a_critic_has_the_actors_layout_and_micro_batches():
+    check_configuration(compose("rehearsal", [GAE]))
+    critic = resolved(compose("rehearsal", [GAE]))["critic"]
+    assert critic["megatron"]["pipeline_model_parallel_size"] == 2 and critic["ppo_micro_batch_size_per_gpu"] == 64
+    (recipe,) = [each for each in make_plan(Options(recipe="ppo"), "time").overrides if "recipe" in each]
+    check_configuration(compose("rehearsal", [recipe, "trainer.critic_warmup=2", "algorithm.overlong_filtering=true"]))
+    assert compose("rehearsal", [recipe]).algorithm.adv_estimator == "gae"
+    dynamic = [f"actor_rollout_ref.actor.{each}" for each in ("use_dynamic_bsz=true", "ppo_max_token_len_per_gpu=20")]
+    check_configuration(compose("rehearsal", [GAE, *dynamic]))  # a limit below a sequence leaves it alone here
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("critic.megatron.tensor_model_parallel_size=1", "tensor_model_parallel_size=1 is not the actor's 2"),
+        ("critic.megatron.pipeline_model_parallel_size=4", "pipeline_model_parallel_size=4 is not the actor's 2"),
+        ("critic.megatron.use_dist_checkpointing=true", "a critic begins from a HuggingFace folder"),
+        ("critic.use_dynamic_bsz=true", "critic.use_dynamic_bsz=True is not actor_rollout_ref.actor.use_dynamic_bsz"),
+        ("critic.megatron.optimizer_offload=true", "critic.megatron.optimizer_offload=True and .*residency.enabled"),
+        ("critic.ppo_micro_batch_size_per_gpu=24", "critic.ppo_micro_batch_size_per_gpu=24 does not divide the 256"),
+        ("critic.model.path=null", "critic.model.path is not set"),
+        ("actor_rollout_ref.overlay.mindspeed.engine=on", "has not been run through MindSpeed-LLM; set .*engine=off"),
+    ],
+)
+def test_a_critic_that_cannot_run_on_megatron_is_one_sentence(override, says):
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        check_configuration(compose("rehearsal", [GAE, override]))
+    assert_is_one_sentence(str(caught.value))
+
+
+def test_a_critic_needs_a_folder_with_weights(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="has a config.json and no weights; give the folder") as caught:
+        check_configuration(compose("rehearsal", [GAE, f"critic.model.path={tmp_path}"]))
+    assert_is_one_sentence(str(caught.value))
+    check_configuration(compose("rehearsal", [GAE, f"critic.model.path={tmp_path}", "critic.load_weight=false"]))
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -285,9 +326,10 @@ def test_values_that_were_accepted_or_ended_in_a_traceback_are_one_sentence(over
         ("parallelism.data_parallelism=2", "data_parallelism follows from the dies and the other sizes"),
         ("memory_config.gradient_checkpointing=true", "write .*model.enable_gradient_checkpointing=true"),
         ("performance.torch_compile=true", "write actor_rollout_ref.actor.use_torch_compile=true"),
-        ("retry_options.max_retry_times=5", "retry_options is not supported yet"),
-        ("monitoring_config.metrics=[reward_score]", "monitoring_config is not supported yet"),
-        ("global_profiler.steps=[1,5,10]", "global_profiler is not supported yet"),
+        ("retry_options.max_retry_times=5", "retry_options belongs in the policy file of scripts/supervise.py"),
+        ("monitoring_config.alerting.threshold.memory_usage=0.9", "has reward_score, .*write a rule in .*alerts.rules"),
+        ("global_profiler.steps=[1,5,10]", r"is called .*profile.steps; .*overlay.profile.steps=\[1, 5, 10\]"),
+        ("global_profiler.global_tool_config.nsys.duration=300", "set actor_rollout_ref.overlay.profile instead"),
     ],
 )
 def test_keys_of_guides_to_verl_are_refused_with_the_right_key_and_value(override, says):

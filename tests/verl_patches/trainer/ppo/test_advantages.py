@@ -100,3 +100,42 @@ def test_each_formula_is_another():
     found = [torch.cat(by_verl(*batch, *name)) for name in REFERENCES]
     for index, one in enumerate(found):
         assert not any(torch.allclose(one, other, atol=1e-3) for other in found[:index])
+
+
+def generalized(rewards, values, gamma, lam):
+    """GAE (arXiv:1506.02438) by its definition: sums of differences, none of which reaches beyond the last token."""
+    ahead = [*values[1:], torch.tensor(0.0, dtype=torch.float64)]
+    deltas = [r + gamma * after - v for r, after, v in zip(rewards, ahead, values, strict=True)]
+    return torch.stack(
+        [
+            torch.stack([(gamma * lam) ** k * delta for k, delta in enumerate(deltas[t:])]).sum()
+            for t in range(len(deltas))
+        ]
+    )
+
+
+def by_verl_with_a_critic(rewards, values, lengths, gamma, lam):
+    """Rewards and values are as long as each answer."""
+    longest = max(lengths) + 1
+    mask = (torch.arange(longest) < torch.tensor(lengths)[:, None]).long()
+    padded = [torch.zeros(len(lengths), longest) for _ in range(2)]
+    for row, length in enumerate(lengths):
+        padded[0][row, :length], padded[1][row, :length] = rewards[row], values[row]
+    columns = {"token_level_rewards": padded[0], "values": padded[1], "response_mask": mask}
+    data = DataProto(TensorDict(columns, [len(lengths)]), {})
+    found = compute_advantage(data, AdvantageEstimator.GAE, gamma=gamma, lam=lam).batch
+    return [[found[name][row, :length] for row, length in enumerate(lengths)] for name in ("advantages", "returns")]
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (1.0, 0.95), (0.9, 0.5)])
+def test_a_critics_advantages_and_returns_are_those_of_the_definition(gamma, lam):
+    generator, lengths = torch.Generator().manual_seed(4), [1, 7, 3, 12, 2]
+    rewards, values = ([torch.randn(length, generator=generator) for length in lengths] for _ in range(2))
+    plain = [generalized(r.double(), v.double(), gamma, lam) for r, v in zip(rewards, values, strict=True)]
+    returns = [advantage + v for advantage, v in zip(plain, values, strict=True)]
+    advantages, found_returns = by_verl_with_a_critic(rewards, values, lengths, gamma, lam)
+    for found, wanted in zip([*advantages, *found_returns], [*whitened(plain), *returns], strict=True):
+        torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=1e-6)
+    # The control: one that takes what lies behind the last token for a value has other advantages.
+    beyond = [torch.cat([v[:-1], v[-1:] + 1]) for v in values]
+    assert not torch.allclose(by_verl_with_a_critic(rewards, beyond, lengths, gamma, lam)[0][1], advantages[1])
