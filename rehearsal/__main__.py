@@ -46,7 +46,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--device-memory", type=int, default=Options.device_memory_mb, dest="device_memory_mb")
     parser.add_argument("--engine", choices=("stand-in", "cann"), default=Options.engine)
     parser.add_argument("--model", choices=sorted(TINY_MODELS))
-    parser.add_argument("--recipe", choices=("grpo", "dapo"), default=Options.recipe)
+    parser.add_argument("--recipe", choices=("grpo", "dapo", "ppo"), default=Options.recipe)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--resume", type=lambda path: Path(path).resolve())
     parser.add_argument("--dry-run", action="store_true")

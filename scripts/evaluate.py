@@ -90,7 +90,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--data", type=Path, required=True, help="problems as for json_to_parquet.py, or its test.parquet"
     )
     parser.add_argument("--n", type=int, default=8, help="sampled answers to a question; 0: none (default: 8)")
-    parser.add_argument("--limit", type=int, default=0, metavar="N", help="take the first N questions only")
+    parser.add_argument(
+        "--limit", type=int, default=0, metavar="N", help="first questions to take; 0: all (default: 0)"
+    )
     parser.add_argument("--max-tokens", type=int, default=1024, help="of an answer (default: 1024)")
     parser.add_argument("--temperature", type=float, default=1.0, help="of the sampled answers (default: 1.0)")
     parser.add_argument("--top-p", type=float, default=1.0, help="of the sampled answers (default: 1.0)")

@@ -32,7 +32,9 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
         help="training problems of the warm start (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and warm start (default: %(default)s)")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16", help="dtype of the stored weights")
+    parser.add_argument(
+        "--dtype", choices=sorted(DTYPES), default="bfloat16", help="of the stored weights (default: %(default)s)"
+    )
     parser.add_argument("--no-warm-start", action="store_true", help="leave the weights random")
     return parser.parse_args(arguments)
 

@@ -40,7 +40,8 @@ outputs/rehearsal/TIME/ (and the link outputs/rehearsal/latest). Everything it s
   --device-memory MIB   memory of each die (default: 1024)
   --engine NAME         what stands behind torch_npu: stand-in (default), or cann, the published torch_npu on an emulated
                         CANN (npu_emulator/README.md)
-  --recipe NAME         grpo (default), or dapo: clip-higher, prompts whose answers differ alone, a penalty for length
+  --recipe NAME         grpo (default); dapo: clip-higher, prompts whose answers differ alone, a penalty for length; or
+                        ppo: a critic beside the actor, and advantages by GAE
   --output DIR          where to write instead of outputs/rehearsal/TIME
   --resume DIR          go on with the run that was written to DIR, from its newest checkpoint, to the end of its steps;
                         it saves with -- trainer.save_freq=N. Its other options are the run's own
@@ -73,7 +74,8 @@ main() {
                         [[ $2 != *" "* && " $known " == *" $2 "* ]] || fail "--model is \"$2\", and the families are $known."
                         ;;
                     --recipe)
-                        [[ $2 == grpo || $2 == dapo ]] || fail "--recipe is \"$2\", and the recipes are grpo and dapo."
+                        [[ $2 == grpo || $2 == dapo || $2 == ppo ]] ||
+                            fail "--recipe is \"$2\", and the recipes are grpo, dapo and ppo."
                         ;;
                 esac
                 options+=("$1" "$2")

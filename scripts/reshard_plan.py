@@ -22,7 +22,8 @@ from post_training.plan.placement_text import KNOWN, parse_bytes, parse_model, p
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="deepseek-v3", help=f"{', '.join(KNOWN)}, or a config.json")
+    known = f"{', '.join(KNOWN)}, or a config.json (default: deepseek-v3)"
+    parser.add_argument("--model", default="deepseek-v3", help=known)
     parser.add_argument("--train", required=True, help="tpN,ppN,epN[,dpN][,tp_extend][,layers=A/B/...]")
     parser.add_argument("--rollout", required=True, help="tpN,epN[,dpN][,instancesN][,shared_tp]")
     parser.add_argument("--bucket", default="1GiB", help="staging in each direction (default: 1GiB)")

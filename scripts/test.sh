@@ -14,7 +14,7 @@ main() {
     environment_ensure "$project_root"
     environment_ensure_cann_engine "$project_root"
     local tools=$project_root/.venv/bin shell_scripts
-    mapfile -d '' shell_scripts < <(find scripts .ci -type f \( -name '*.sh' -o -path '.ci/run' \) -print0)
+    mapfile -d '' shell_scripts < <(find scripts deploy .ci -type f \( -name '*.sh' -o -path '.ci/run' \) -print0)
     "$tools/ruff" check .
     "$tools/ruff" format --check .
     "$tools/mypy"

@@ -48,7 +48,7 @@ class RunFaults:
     def _take(self, step: int, metrics: Mapping[str, Any], reward_errors: Sequence[str]) -> None:
         if reward_errors:
             self.reward_errors.setdefault(step, []).extend(reward_errors)
-        skipped = metrics.get(SKIPPED_UPDATES)
+        skipped = sum(metrics.get(name) or 0 for name in SKIPPED_UPDATES)
         if skipped:
             self.skipped[step] = int(skipped)
         for name, value in metrics.items():

@@ -10,7 +10,9 @@ from matplotlib.figure import Figure
 from post_training.report.metrics import REWARD, SPREAD_OVER_OTHERS, STAGES, STEP_SECONDS, ReportError, StepRecord
 from post_training.report.summary import REWARD_WINDOW, moving_means
 
-_COLOURS = ("#2f6db3", "#9ec5e8", "#7a4fa3", "#c9a227", "#d8c99b", "#3f8f5f", "#c8553d")
+_COLOURS = (
+    "#2f6db3", "#9ec5e8", "#7a4fa3", "#b9a3cf", "#c9a227", "#d8c99b", "#8fc7a3", "#3f8f5f", "#c8553d",
+)  # fmt: skip
 _OTHER_COLOUR = "#e4e4e4"
 _CURVE_COLOUR = "#2f6db3"
 # Device pixels: 110 dots an inch make it readable in a browser and a README alike.

@@ -11,8 +11,10 @@ STAGES: Mapping[str, str] = {
     "rollout": "timing_s/gen",
     "old_log_prob": "timing_s/old_log_prob",
     "ref": "timing_s/ref",
+    "values": "timing_s/values",
     "reward": "timing_s/reward",
     "adv": "timing_s/adv",
+    "update_critic": "timing_s/update_critic",
     "update": "timing_s/update_actor",
     "reshard": "timing_s/reshard",
     "offload": "timing_s/offload",
@@ -25,20 +27,25 @@ REWARD = "critic/score/mean"
 STEP_SECONDS = "timing_s/step"
 LOGPROB_DIFFERENCE = "training/rollout_logprob_diff_max"
 WEIGHTS_EXACT = "reshard/weights_exact"
-SKIPPED_UPDATES = "actor/nonfinite_steps"
+SKIPPED_UPDATES = ("actor/nonfinite_steps", "critic/nonfinite_steps")
 GENERATED_PROMPTS, TRAINED_PROMPTS = "sampling/generated_prompts", "sampling/trained_prompts"
 GROUPS_WITH_GRADIENT, TRUNCATED_SHARE = "sampling/groups_with_gradient", "sampling/truncated_share"
 UPDATE_SECONDS = STAGES["update"]
 PEAK_BYTES_PREFIX = "memory/peak_bytes/"
 ALLOCATED_BYTES_PREFIX = "memory/allocated_bytes/"
 # In the order in which a step goes through them; see features/residency/phases.py.
-PHASES = ("init", "reshard", "rollout", "idle", "old_log_prob", "ref", "update", "checkpoint")
+PHASES = (
+    "init", "reshard", "rollout", "idle", "old_log_prob", "ref", "values", "update_critic", "update", "checkpoint",
+    "critic_checkpoint",
+)  # fmt: skip
 COLLECTIVES_PREFIX = "collectives/"
 # Of events.jsonl: the first event of every start, and how one ended, with `status` and `message`.
 BEGAN, ENDED = "ray_ready", "ended"
 MEMORY = "memory"  # the folder with a file for each die
 # Forwards of a rollout without a prompt, and how often its ranks exchanged what they run.
 DECODE_STEPS, AGREEMENTS = "rollout/decode_steps", "rollout/agreements"
+# What the driver serializes for workers, and how long after the first of them the last begins a stage.
+DRIVER_BYTES, START_SKEW_PREFIX = "perf/driver_bytes_per_sample", "timing_start_skew/"
 
 
 class ReportError(ValueError):

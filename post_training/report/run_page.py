@@ -162,7 +162,7 @@ def render_page(folder: Path, live: bool = False) -> str:
         .get_template("run.html")
         .render(
             live=live and state.goes_on,
-            name=folder.resolve().name,
+            name=at(config, "monitoring_config.dashboard") or folder.resolve().name,
             state=state,
             model=at(config, "actor_rollout_ref.model.path"),
             planned=at(config, "trainer.total_training_steps"),

@@ -11,6 +11,7 @@ from post_training.report.metrics import (
     ALLOCATED_BYTES_PREFIX,
     COLLECTIVES_PREFIX,
     DECODE_STEPS,
+    DRIVER_BYTES,
     GENERATED_PROMPTS,
     GROUPS_WITH_GRADIENT,
     LOGPROB_DIFFERENCE,
@@ -19,6 +20,7 @@ from post_training.report.metrics import (
     REWARD,
     SKIPPED_UPDATES,
     STAGES,
+    START_SKEW_PREFIX,
     STEP_SECONDS,
     TRAINED_PROMPTS,
     TRUNCATED_SHARE,
@@ -67,7 +69,8 @@ def summarise(
     first where it is the only one). ``overlay`` is the overlay's own report (applied, pending, effective) with
     the patches that ran (executed);
     ``emulator`` are the meters of the emulated NPU (see meters.py), which count every collective; the overlay counts
-    only its own.
+    only its own. ``driver_bytes_per_sample`` is what the driver serializes for workers in a step, and ``start_skew_s``
+    by stage how long after the first rank the last begins it: both are means over the same steps as ``stage_seconds``.
     """
     records = training_steps(records)
     rewards = _values(records, REWARD)
@@ -77,7 +80,7 @@ def summarise(
         **asdict(facts),
         "failure": failure,
         "steps": len(records),
-        "updates_skipped": _total(_values(records, SKIPPED_UPDATES)),
+        "updates_skipped": _total([value for name in SKIPPED_UPDATES for value in _values(records, name)]),
         "nonfinite_metrics": _nonfinite(records),
         "not_answering": _stops(faults),
         "reward_errors": sum(len(fault["errors"]) for fault in faults if fault["kind"] == REWARD_ERROR),
@@ -100,6 +103,8 @@ def summarise(
         "overlay_collectives": counted or None,
         "agreements": _total(_values(records, AGREEMENTS)),
         "decode_steps": _total(_values(records, DECODE_STEPS)),
+        "driver_bytes_per_sample": _mean(_values(steady, DRIVER_BYTES)),
+        "start_skew_s": _mean_skews(steady) or None,
         "emulator": dict(emulator) if emulator else None,
     }
 
@@ -152,6 +157,12 @@ def _mean(values: Sequence[float]) -> float | None:
 def _mean_stages(records: Sequence[StepRecord]) -> dict[str, float | None]:
     stages = [record.stage_seconds() for record in records]
     return {name: _mean([value for seconds in stages if (value := seconds[name]) is not None]) for name in STAGES}
+
+
+def _mean_skews(records: Sequence[StepRecord]) -> dict[str, float | None]:
+    """Mean seconds from a stage's first start on a rank to its last, by stage."""
+    names = sorted({name for record in records for name in record.metrics if name.startswith(START_SKEW_PREFIX)})
+    return {name.removeprefix(START_SKEW_PREFIX): _mean(_values(records, name)) for name in names}
 
 
 def _all_true(values: Sequence[float]) -> bool | None:

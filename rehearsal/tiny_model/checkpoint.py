@@ -35,7 +35,7 @@ class CheckpointRequest:
     """
 
     data: Path
-    seed: int = 0
+    seed: int
     dtype: str = "bfloat16"
     warm_start: warm_start.WarmStart | None = warm_start.WarmStart()
     model_type: str = DEFAULT_MODEL_TYPE

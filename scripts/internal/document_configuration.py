@@ -53,9 +53,18 @@ FSDP_INTRODUCTION = """
 ## verl's keys with FSDP
 
 A configuration over verl's `ppo_trainer.yaml`, such as `qwen2_5_0_5b_gsm8k`, trains with FSDP. These are the keys that
-it has beside those above, or with another default or range; of `critic` nothing but the strategy is read.
+it has beside those above, or with another default or range.
 """
-NAMES = {bool: "bool", int: "int", float: "float", str: "text", NoneType: "null", Any: "any", Mapping: "group"}
+NAMES = {
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "text",
+    NoneType: "null",
+    Any: "any",
+    Mapping: "group",
+    Sequence: "list",
+}
 BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
 LARGEST = 2**31 - 1
 

@@ -111,6 +111,14 @@ environment_install_packages() {
         -r "$root/requirements/upstream.lock" -r "$root/requirements/dev.lock"
 }
 
+# Installs what scripts/tune.py searches with, beside the packages that are there.
+environment_install_search() {
+    local root=$1 log=$2 environment=$1/.venv
+    environment_step "$log" "installing the search of settings" "$environment/bin/uv" pip install \
+        --python "$environment/bin/python" --require-hashes --no-deps --compile-bytecode --link-mode copy \
+        -r "$root/requirements/tune.lock"
+}
+
 # Builds the emulated NPU and installs it.
 environment_install_emulator() {
     local root=$1 log=$2 environment=$1/.venv
@@ -129,7 +137,7 @@ environment_check_files() {
 # Makes sure that ROOT/.venv is what the sources of this checkout ask for.
 # A stamp is written only after the step it stands for has ended, so an interrupted set-up is done again.
 environment_ensure() {
-    local root=$1 python packages emulator lock
+    local root=$1 python packages search emulator lock
     local stamps=$root/.venv/stamps log=$root/.cache/setup.log
     mkdir -p "$root/.cache"
     exec {lock}>"$root/.cache/setup.lock"
@@ -139,8 +147,9 @@ environment_ensure() {
     fi
     python=$(environment_find_python)
     packages=$(environment_packages_stamp "$root" "$python")
+    search=$(sha256sum <"$root/requirements/tune.lock")
     emulator=$(environment_emulator_stamp "$root")
-    if [[ $(cat "$stamps/packages" 2>/dev/null) != "$packages" || $(cat "$stamps/emulator" 2>/dev/null) != "$emulator" ]]; then
+    if [[ $(cat "$stamps"/{packages,search,emulator} 2>/dev/null) != "$packages"$'\n'"$search"$'\n'"$emulator" ]]; then
         say "Setting up the environment in $root/.venv"
         environment_check_toolchain "$python"
         : >"$log"
@@ -149,9 +158,15 @@ environment_ensure() {
             mkdir -p "$stamps"
             printf '%s\n' "$packages" >"$stamps/packages"
         fi
-        rm -f "$stamps/emulator"
-        environment_install_emulator "$root" "$log"
-        printf '%s\n' "$emulator" >"$stamps/emulator"
+        if [[ $(cat "$stamps/search" 2>/dev/null) != "$search" ]]; then
+            environment_install_search "$root" "$log"
+            printf '%s\n' "$search" >"$stamps/search"
+        fi
+        if [[ $(cat "$stamps/emulator" 2>/dev/null) != "$emulator" ]]; then
+            rm -f "$stamps/emulator"
+            environment_install_emulator "$root" "$log"
+            printf '%s\n' "$emulator" >"$stamps/emulator"
+        fi
     fi
     exec {lock}>&-
     environment_check_files "$root"

@@ -36,7 +36,7 @@ def load_megatron_gptmodel_weights(
 ) -> None:
     from post_training.models.families import find_family, table_for
 
-    if find_family(model_config) is None or is_value_model:
+    if find_family(model_config) is None:
         return upstream(config, model_config, parallel_model, params_dtype, is_value_model, **options)
     import torch.distributed as dist
     from verl.utils.fs import copy_to_local
@@ -44,19 +44,21 @@ def load_megatron_gptmodel_weights(
     from post_training.checkpoint.loading import ignored_prefixes, load_from_huggingface
     from post_training.layouts.model_tensors import train_tensors, unwrapped
     from post_training.layouts.placements import train_placement
+    from post_training.layouts.value_model import without_head
+    from verl_patches.features.critic.head import begin_head
 
     table = table_for(model_config)
     placement = train_placement(unwrapped(parallel_model[0]).config)
     # verl at the cluster's pin has no such argument; where it has one, it is off unless asked for.
     copying = {"use_shm": True} if config.model.get("use_shm") else {}
-    folder = settings.current().load_from_hf or copy_to_local(config.model.path, **copying)
-    load_from_huggingface(
-        folder,
-        train_tensors(parallel_model),
-        table.megatron(placement, dist.get_rank()),
-        table.shapes,
-        ignored_prefixes(folder),
-    )
+    # The key is the actor's: a critic's weights lie in its own model.path.
+    loaded_directly = None if is_value_model else settings.current().load_from_hf
+    folder = loaded_directly or copy_to_local(config.model.path, **copying)
+    tensors, pieces = train_tensors(parallel_model), table.megatron(placement, dist.get_rank())
+    if is_value_model:
+        pieces = without_head(pieces)
+        begin_head(tensors, model_config.initializer_range, config.megatron.seed)
+    load_from_huggingface(folder, tensors, pieces, table.shapes, ignored_prefixes(folder))
 
 
 @wrap(

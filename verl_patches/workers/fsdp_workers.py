@@ -1,26 +1,29 @@
-"""verl's FSDP worker has the overlay's settings, enters the phases of a step and reports what it measured."""
+"""verl's FSDP workers have the overlay's settings, enter the phases of a step and report what they measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from overlay import wrap
+from overlay import add, wrap
 from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import SETTINGS
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.precision.feature import PRECISION
+from verl_patches.features.profile.feature import PROFILE
 from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
-from verl_patches.features.watch.signs import PHASE_OF_METHOD
+from verl_patches.features.watch.signs import PHASE_OF_CRITICS_METHOD, PHASE_OF_METHOD
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from verl import DataProto
-    from verl.workers.fsdp_workers import ActorRolloutRefWorker
+    from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
 
 _WORKER = "verl.workers.fsdp_workers:ActorRolloutRefWorker"
+_CRITIC = "verl.workers.fsdp_workers:CriticWorker"
 _OURS = "not forwarded: part of this project's features"
 _OWN_RECORD = {"upstream": _OURS, "remove_when": "never: it is this project's own record"}
 # The features whose patches of a method are called inside the watch's.
@@ -30,6 +33,7 @@ _INSIDE = {
     "compute_log_prob": ["phases"],
     "compute_ref_log_prob": ["phases"],
 }
+_INSIDE_CRITICS = {"compute_values": ["phases"], "update_critic": ["phases", "measure"]}
 
 
 @wrap(
@@ -158,10 +162,68 @@ def update_actor_measured(
     return output
 
 
+@add(
+    f"{_WORKER}.profile_step",
+    feature=PROFILE,
+    why="verl's own profiler records CUDA, the actor's update alone, and one range of steps",
+    upstream="https://github.com/verl-project/verl/pull/2194",
+    remove_when="see RayPPOTrainer.init_workers",
+)
+def profile_step(module: ModuleType) -> Callable[..., None]:
+    from verl_patches.features.profile.recorder import method_of_worker
+
+    return method_of_worker()
+
+
+@wrap(
+    f"{_CRITIC}._build_critic_model_optimizer",
+    feature=PRECISION,
+    why="one key makes training and rollout float32; verl has one for each of four types, and none for the rollout's",
+    upstream="not forwarded: verl can be told all of them",
+    remove_when="verl compares training with rollout in float32 by one key",
+)
+def build_critic_model_optimizer(
+    upstream: Callable[..., tuple[Any, ...]], self: CriticWorker, config: DictConfig
+) -> tuple[Any, ...]:
+    from verl_patches.features.precision.dtypes import sharded_in_float32
+
+    self.config.model.fsdp_config = sharded_in_float32(self.config.model.fsdp_config)
+    return upstream(self, config)
+
+
+@wrap(f"{_CRITIC}.compute_values", feature=PHASES, why="device memory is measured by phase", **_OWN_RECORD)
+def compute_values(upstream: Callable[..., DataProto], self: CriticWorker, data: DataProto) -> DataProto:
+    _enter("values")
+    return upstream(self, data)
+
+
+@wrap(f"{_CRITIC}.update_critic", feature=PHASES, why="device memory is measured by phase", **_OWN_RECORD)
+def update_critic(upstream: Callable[..., DataProto], self: CriticWorker, data: DataProto) -> DataProto:
+    _enter("update_critic")
+    return upstream(self, data)
+
+
+@wrap(
+    f"{_CRITIC}.update_critic",
+    feature=MEASURE,
+    why="where the critic is warmed up its update is the last of a step, which is measured to there",
+    outside=["phases"],
+    **_OWN_RECORD,
+)
+def update_critic_measured(upstream: Callable[..., DataProto], self: CriticWorker, data: DataProto) -> DataProto:
+    from verl_patches.workers.worker_report import finish_warmup
+
+    output = upstream(self, data)
+    finish_warmup(data, output.meta_info["metrics"], self.rank, settings.current().measure)
+    return output
+
+
 def _in_phase(phase: str) -> Callable[..., Any]:
     """The body of a patch of a worker's method that is this phase."""
 
-    def method(upstream: Callable[..., Any], self: ActorRolloutRefWorker, *args: Any, **kwargs: Any) -> Any:
+    def method(
+        upstream: Callable[..., Any], self: ActorRolloutRefWorker | CriticWorker, *args: Any, **kwargs: Any
+    ) -> Any:
         from verl_patches.features.watch.signs import process_signs
 
         with process_signs().phase(phase):
@@ -170,19 +232,27 @@ def _in_phase(phase: str) -> Callable[..., Any]:
     return method
 
 
-# Where one method has a patch of ours already, the phase is around that too.
-for _method, _phase in PHASE_OF_METHOD.items():
+def _watch(target: str, phase: str, inside: Sequence[str]) -> None:
     wrap(
-        f"{_WORKER}.{_method}",
+        target,
         feature=WATCH,
         why="what a worker does when it stops answering, and how long it may take",
         upstream=_OURS,
         remove_when="never: it is this project's own watch",
-        outside=_INSIDE.get(_method, ()),
-    )(_in_phase(_phase))
+        outside=inside,
+    )(_in_phase(phase))
+
+
+# Where one method has a patch of ours already, the phase is around that too.
+for _method, _phase in PHASE_OF_METHOD.items():
+    _watch(f"{_WORKER}.{_method}", _phase, _INSIDE.get(_method, ()))
+for _method, _phase in PHASE_OF_CRITICS_METHOD.items():
+    _watch(f"{_CRITIC}.{_method}", _phase, _INSIDE_CRITICS.get(_method, ()))
 
 
 def _enter(phase: str) -> None:
+    from verl_patches.features.measure.step_record import current_record
     from verl_patches.workers.process_residency import process_residency
 
+    current_record().began(phase)
     process_residency().enter(phase)

@@ -1,8 +1,9 @@
-"""verl's Megatron worker enters the phases of a step and reports what it measured."""
+"""verl's Megatron workers enter the phases of a step and report what they measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -14,30 +15,34 @@ from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.precision.feature import PRECISION
+from verl_patches.features.profile.feature import PROFILE
 from verl_patches.features.reshard.feature import RESHARD
 from verl_patches.features.residency.feature import PHASES
+from verl_patches.features.sample_handles.feature import SAMPLE_HANDLES
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
-from verl_patches.features.watch.signs import PHASE_OF_METHOD
+from verl_patches.features.watch.signs import PHASE_OF_CRITICS_METHOD, PHASE_OF_METHOD
 
 if TYPE_CHECKING:
     import torch
     from omegaconf import DictConfig
     from verl import DataProto
-    from verl.workers.megatron_workers import ActorRolloutRefWorker
+    from verl.workers.megatron_workers import ActorRolloutRefWorker, CriticWorker
     from verl.workers.rollout.vllm_rollout.vllm_rollout_spmd import vLLMRollout
     from verl.workers.sharding_manager.megatron_vllm import MegatronVLLMShardingManager
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 
 _WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
+_CRITIC = "verl.workers.megatron_workers:CriticWorker"
 _OURS = "not forwarded: part of this project's features"
 # The features whose patches of a method are called inside the watch's.
 _INSIDE = {
     "init_model": ["phases", "measure"],
-    "update_actor": ["phases", "measure", "learning_rate"],
-    "compute_log_prob": ["phases"],
-    "compute_ref_log_prob": ["phases"],
+    "generate_sequences": ["sample_handles"],
+    "update_actor": ["phases", "measure", "learning_rate", "sample_handles"],
+    "compute_log_prob": ["phases", "sample_handles"],
+    "compute_ref_log_prob": ["phases", "sample_handles"],
     "save_checkpoint": ["phases"],
     "load_checkpoint": ["phases"],
 }
@@ -195,11 +200,56 @@ def init_model_reported(upstream: Callable[..., None], self: ActorRolloutRefWork
 
 
 @wrap(
+    f"{_WORKER}.generate_sequences",
+    feature=SAMPLE_HANDLES,
+    why="the tokens are needed where they were generated, or on a device beside it",
+    upstream=_OURS,
+    remove_when="see RayPPOTrainer.init_workers",
+)
+def generate_and_keep(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, prompts: DataProto) -> DataProto:
+    import torch
+
+    from verl_patches.features.sample_handles.store import process_store
+
+    with process_store().forgetting_after_a_failure():
+        answers = upstream(self, prompts)
+        return process_store().keep(answers, prompts.meta_info, torch.device("cuda", torch.cuda.current_device()))
+
+
+def _on_handles(call: str) -> Callable[..., Any]:
+    """The body of a patch of a worker's method: this call of the store of samples, with upstream's method."""
+
+    def method(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto) -> DataProto:
+        from megatron.core import parallel_state
+
+        from verl_patches.features.sample_handles.store import process_store
+
+        return getattr(process_store(), call)(partial(upstream, self), data, parallel_state.get_data_parallel_rank())
+
+    return method
+
+
+for _method, _call in (
+    ("compute_log_prob", "log_probs"),
+    ("compute_ref_log_prob", "log_probs"),
+    ("update_actor", "update"),
+):
+    wrap(
+        f"{_WORKER}.{_method}",
+        feature=SAMPLE_HANDLES,
+        why="the driver sends handles, and upstream's method computes on tokens",
+        upstream=_OURS,
+        remove_when="see RayPPOTrainer.init_workers",
+    )(_on_handles(_call))
+
+
+@wrap(
     f"{_WORKER}.compute_log_prob",
     feature=PHASES,
     why="the actor's weights must be on the device, and nothing else need be",
     upstream=_OURS,
     remove_when="see _build_rollout",
+    outside=["sample_handles"],
 )
 def compute_log_prob(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto) -> DataProto:
     _enter("old_log_prob")
@@ -213,6 +263,7 @@ def compute_log_prob(upstream: Callable[..., DataProto], self: ActorRolloutRefWo
     why="the reference policy's weights must be on the device, and nothing else need be",
     upstream=_OURS,
     remove_when="see _build_rollout",
+    outside=["sample_handles"],
 )
 def compute_ref_log_prob(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto) -> DataProto:
     _enter("ref")
@@ -226,6 +277,7 @@ def compute_ref_log_prob(upstream: Callable[..., DataProto], self: ActorRolloutR
     why="the training state must be on the device, and the rollout away from it",
     upstream=_OURS,
     remove_when="see _build_rollout",
+    outside=["sample_handles"],
 )
 def update_actor_resident(
     upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto
@@ -323,10 +375,136 @@ def finish_checkpoint(module: ModuleType) -> Callable[..., None]:
     return finish_checkpoint
 
 
+@add(
+    f"{_WORKER}.profile_step",
+    feature=PROFILE,
+    evidence="executed",
+    why="verl's own profiler records CUDA, the actor's update alone, and one range of steps",
+    upstream="https://github.com/verl-project/verl/pull/2194",
+    remove_when="see RayPPOTrainer.init_workers",
+)
+def profile_step(module: ModuleType) -> Callable[..., None]:
+    from verl_patches.features.profile.recorder import method_of_worker
+
+    return method_of_worker()
+
+
+@wrap(
+    f"{_CRITIC}._build_critic_model_optimizer",
+    feature=PRECISION,
+    why="verl fixes bfloat16 in init_model; the values of a float32 run are float32 too",
+    upstream="https://github.com/verl-project/verl/pull/4086",
+    remove_when="verl's Megatron worker reads its dtype from the configuration",
+)
+def build_critic_model_optimizer(
+    upstream: Callable[..., tuple[Any, ...]], self: CriticWorker, *args: Any, **kwargs: Any
+) -> tuple[Any, ...]:
+    from verl_patches.features.precision.dtypes import run_dtype
+
+    self.param_dtype = self.dtype = run_dtype(settings.current().precision)
+    return upstream(self, *args, **kwargs)
+
+
+@wrap(
+    f"{_CRITIC}._build_critic_model_optimizer",
+    feature=NONFINITE,
+    why="from weights that hold inf or nan no update is ever finite",
+    upstream=_OURS,
+    remove_when="verl looks at the weights that it has loaded",
+    outside=["precision"],
+)
+def build_critic_of_finite_weights(
+    upstream: Callable[..., tuple[Any, ...]], self: CriticWorker, *args: Any, **kwargs: Any
+) -> tuple[Any, ...]:
+    from verl_patches.features.nonfinite.weights import check_weights
+
+    built = upstream(self, *args, **kwargs)
+    remedy = f"verify what they were loaded from (critic.model.path={self.config.model.path})"
+    check_weights(built[0], "before training, the critic's weights", remedy)
+    return built
+
+
+@wrap(
+    f"{_CRITIC}.init_model",
+    feature=PHASES,
+    why="the critic is needed in phases of its own, and the rollout's memory is where it was",
+    upstream=_OURS,
+    remove_when="see _build_rollout",
+)
+def init_critic_resident(upstream: Callable[..., None], self: CriticWorker) -> None:
+    from verl_patches.features.residency.registration import register_critic
+    from verl_patches.workers.process_residency import process_residency
+
+    upstream(self)
+    residency = process_residency()
+    register_critic(residency, self.critic_module, self.critic_optimizer)
+    residency.enter("init")
+
+
+@wrap(
+    f"{_CRITIC}.update_critic",
+    feature=LEARNING_RATE,
+    why="verl's Megatron worker has no learning rate scheduler: every step has the same rate, whatever is configured",
+    upstream="https://github.com/verl-project/verl/pull/1701",
+    remove_when="the pinned verl's Megatron worker has a schedule that a resume continues",
+    outside=["phases", "measure"],
+)
+def update_critic_at_its_rate(upstream: Callable[..., DataProto], self: CriticWorker, data: DataProto) -> DataProto:
+    from verl_patches.features.learning_rate.rates import report_rate, set_rate
+
+    set_rate(self.critic_optimizer, self.config.optim, data.meta_info)
+    output = upstream(self, data)
+    report_rate(self.critic_optimizer, output.meta_info["metrics"], "critic")
+    return output
+
+
+@wrap(
+    f"{_CRITIC}.update_critic",
+    feature=MEASURE,
+    why="where the critic is warmed up its update is the last of a step, which is measured to there",
+    outside=["phases"],
+    upstream=_OURS,
+    remove_when="never: it is this project's own record",
+)
+def update_critic_measured(upstream: Callable[..., DataProto], self: CriticWorker, data: DataProto) -> DataProto:
+    from verl_patches.workers.worker_report import finish_warmup
+
+    output = upstream(self, data)
+    finish_warmup(data, output.meta_info["metrics"], self.rank, settings.current().measure)
+    return output
+
+
+def _in_critics_phase(phase: str) -> Callable[..., Any]:
+    """The body of a patch of a critic's method that is this phase of residency."""
+
+    def method(upstream: Callable[..., Any], self: CriticWorker, *args: Any, **kwargs: Any) -> Any:
+        _enter(phase)
+        return upstream(self, *args, **kwargs)
+
+    return method
+
+
+for _method, _phase in {
+    "compute_values": "values",
+    "update_critic": "update_critic",
+    "save_checkpoint": "critic_checkpoint",
+    "load_checkpoint": "critic_checkpoint",
+}.items():
+    wrap(
+        f"{_CRITIC}.{_method}",
+        feature=PHASES,
+        why="what the critic needs must be on the device, and nothing else need be",
+        upstream=_OURS,
+        remove_when="see _build_rollout",
+    )(_in_critics_phase(_phase))
+
+
 def _in_phase(phase: str) -> Callable[..., Any]:
     """The body of a patch of a worker's method that is this phase."""
 
-    def method(upstream: Callable[..., Any], self: ActorRolloutRefWorker, *args: Any, **kwargs: Any) -> Any:
+    def method(
+        upstream: Callable[..., Any], self: ActorRolloutRefWorker | CriticWorker, *args: Any, **kwargs: Any
+    ) -> Any:
         from verl_patches.features.watch.signs import process_signs
 
         with process_signs().phase(phase):
@@ -346,11 +524,22 @@ for _method, _phase in PHASE_OF_METHOD.items():
         remove_when="never: it is this project's own watch",
         outside=_INSIDE.get(_method, ()),
     )(_in_phase(_phase))
+for _method, _phase in PHASE_OF_CRITICS_METHOD.items():
+    wrap(
+        f"{_CRITIC}.{_method}",
+        feature=WATCH,
+        why="what a worker does when it stops answering, and how long it may take",
+        upstream=_OURS,
+        remove_when="never: it is this project's own watch",
+        outside=["phases", "measure", "learning_rate"] if _method == "update_critic" else ["phases"],
+    )(_in_phase(_phase))
 
 
 def _enter(phase: str) -> None:
+    from verl_patches.features.measure.step_record import current_record
     from verl_patches.workers.process_residency import process_residency
 
+    current_record().began(phase)
     process_residency().enter(phase)
 
 

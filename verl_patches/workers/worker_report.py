@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import overlay
+from verl_patches.features.critic.warmup import ends_step
 from verl_patches.features.measure.feature import MeasureSettings
 from verl_patches.features.measure.run_files import RunFiles
+from verl_patches.workers.process_residency import process_residency
 
 
 def report_start(worker: Any, measure: MeasureSettings) -> None:
@@ -37,6 +39,13 @@ def finish_update(metrics: dict[str, Any], rank: int, measure: MeasureSettings) 
         figures["reshard/weights_exact"] = float(figures["reshard/weights_differing"] == 0)
     metrics.update(figures)
     files.executed(overlay.executed())
+
+
+def finish_warmup(data: Any, metrics: dict[str, Any], rank: int, measure: MeasureSettings) -> None:
+    """The same after an update of the critic by the batch `data`, where no update of the actor follows. Collective."""
+    if ends_step(data.meta_info):
+        process_residency().close()
+        finish_update(metrics, rank, measure)
 
 
 def compare_log_probs(batch: Any) -> None:

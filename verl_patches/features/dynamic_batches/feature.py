@@ -37,6 +37,15 @@ class TokenLimits:
         )
 
 
+def limit_of_critic(critic: Mapping[str, Any], forward_only: bool) -> int | None:
+    """The most tokens of a micro batch in a pass of the critic with this configuration; None where micro batches have a
+    number of sequences. verl at the cluster's commit has no key for the forward alone."""
+    if not critic["use_dynamic_bsz"]:
+        return None
+    update = critic["ppo_max_token_len_per_gpu"]
+    return critic.get("forward_max_token_len_per_gpu", update) if forward_only else update
+
+
 def check_exact(config: Mapping[str, Any], settings: Any) -> None:
     """Micro batches that hold different numbers of sequences need weights of their own in the loss."""
     if settings.dynamic_update and not settings.exact_loss.enabled:

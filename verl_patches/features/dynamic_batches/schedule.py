@@ -44,6 +44,15 @@ class Agreement:
         return int(most.item())
 
 
+def agreement_of_ranks() -> Agreement:
+    """That of Megatron's present groups."""
+    from megatron.core import mpu
+
+    parts = mpu.get_context_parallel_world_size()
+    alignment = mpu.get_tensor_model_parallel_world_size() * (2 * parts if parts > 1 else 1)
+    return Agreement(mpu.get_data_parallel_group(), alignment, parts)
+
+
 def with_dynamic_batches(schedule: Callable[..., Any], agreement: Agreement) -> Callable[..., Any]:
     """Megatron's forward-backward `schedule`, which cuts its batch as the `limited` block around it says, if any.
 

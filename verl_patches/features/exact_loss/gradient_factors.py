@@ -1,11 +1,13 @@
-"""The exact loss on verl's FSDP actor: gradients of a micro batch's log-probs and entropies have its factor.
+"""The exact loss on FSDP: gradients of a micro batch's outputs have its factor.
 
-The actor's loss depends on the weights through those two alone, and is linear in its terms: a factor on their gradients
-is one on the gradient of the loss. The values stay, and with them what the actor reports of a micro batch.
+The actor's loss depends on the weights through log-probs and entropies alone, the critic's through its values, and a
+loss is linear in its terms: a factor on the gradients of the outputs is one on the gradient of the loss. The outputs
+stay, and with them what verl reports of a micro batch.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,9 +16,18 @@ import torch.distributed as dist
 from verl_patches.features.exact_loss.schedule import TOKEN_MEANS
 from verl_patches.features.exact_loss.shares import TOKEN_MEAN, Amounts, count, share
 
-# What verl appends for every micro batch besides means over tokens: a term of the loss, aggregated like it. Of the KL
-# it keeps the value of the last micro batch alone.
-LOSS = "actor/pg_loss"
+
+@dataclass(frozen=True)
+class Reported:
+    """What verl appends for every micro batch: a loss, and means over tokens."""
+
+    loss: str
+    token_means: tuple[str, ...]
+
+
+# Of the KL verl keeps the value of the last micro batch alone.
+OF_ACTOR = Reported("actor/pg_loss", TOKEN_MEANS)
+OF_CRITIC = Reported("critic/vf_loss", ("critic/vf_clipfrac", "critic/vpred_mean"))
 
 
 class _WithFactor(torch.autograd.Function):
@@ -31,7 +42,7 @@ class _WithFactor(torch.autograd.Function):
 
 
 class UpdateFactors:
-    """The factors of the micro batches of one call of `update_policy`, asked for in its order.
+    """The factors of the micro batches of one call of `update_policy` or `update_critic`, asked for in its order.
 
     Every `mini_rows` rows of this rank are its part of an update. Making one is collective: one all-reduce.
     """
@@ -79,13 +90,13 @@ class UpdateFactors:
             of_rank = 1 / (self._mini_rows // self._micro_rows)
         return of_rank / dist.get_world_size(self._group)
 
-    def report(self, metrics: dict[str, Any]) -> None:
+    def report(self, metrics: dict[str, Any], reported: Reported) -> None:
         """Put the mean over the updates in the place of verl's means of micro batches. Collective: one all-reduce."""
-        names = [name for name in (LOSS, *TOKEN_MEANS) if name in metrics]
+        names = [name for name in (reported.loss, *reported.token_means) if name in metrics]
         updates = self._row / self._mini_rows
         # [micro batches, 2]: the shares in the loss and in the tokens.
         shares = torch.tensor(self._shares) / updates
-        sums = [shares[:, int(name != LOSS)] @ torch.tensor(metrics[name]) for name in names]
+        sums = [shares[:, int(name != reported.loss)] @ torch.tensor(metrics[name]) for name in names]
         found = torch.stack(sums).to(self._device)
         dist.all_reduce(found, group=self._group)
         metrics.update((name, [value]) for name, value in zip(names, found.tolist(), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,15 +13,34 @@ import torch.distributed as dist
 from verl_patches.features.exact_loss.shares import TOKEN_MEAN, Amounts, count, share
 
 # What verl reports of every micro batch: terms of the loss, aggregated like it, and means over tokens.
-LOSSES = ("actor/pg_loss", "actor/kl_loss")
-TOKEN_MEANS = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
+LOSSES = ("actor/pg_loss", "actor/kl_loss", "critic/vf_loss")
+TOKEN_MEANS = (
+    "actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower", "critic/vf_clipfrac", "critic/vpred_mean",
+)  # fmt: skip
+_of_critic: list[str] = []
+
+
+@contextmanager
+def of_critic(mode: str) -> Iterator[None]:
+    """Schedules that are asked for in the block are the critic's, with its `loss_agg_mode`."""
+    _of_critic.append(mode)
+    try:
+        yield
+    finally:
+        _of_critic.pop()
+
+
+def critics_mode() -> str:
+    """The `loss_agg_mode` that the `of_critic` around this names."""
+    return _of_critic[-1]
 
 
 def with_exact_loss(schedule: Callable[..., Any], mode: str, group: dist.ProcessGroup) -> Callable[..., Any]:
     """Megatron's forward-backward `schedule`, with the loss and the metrics of one pass over the whole mini batch.
 
     verl's forward step returns the loss as a `functools.partial` with the micro batch under the keyword `data`, and the
-    loss returns itself and `[metrics, entropy]`. Forward-only passes go through untouched.
+    loss returns itself and `[metrics, entropy]`, or the metrics where it is a critic's. Forward-only passes go through
+    untouched.
 
     Args:
         mode: verl's `loss_agg_mode`.
@@ -81,27 +101,34 @@ class _Update:
         return step
 
     def _weighed(self, loss: partial, output: Any, *, data: Any) -> Any:
-        value, (metrics, entropy) = loss(output)
+        value, told = loss(output)
+        metrics = _metrics_of(told)
         of_loss, of_tokens = self._shares[id(data)]
         weighed = {name: of_loss for name in LOSSES} | {name: of_tokens for name in TOKEN_MEANS}
         for name in weighed.keys() & metrics.keys():
             metrics[name] = _times(metrics[name], weighed[name])
-        return value * (of_loss / self._average), [metrics, entropy]
+        return value * (of_loss / self._average), told
 
     def report(self, outputs: list[Any]) -> None:
         """Let the first micro batch report the sums over all micro batches and ranks, which are the mini batch's, and
         the others what is not known here. Collective on the last stage, which alone has outputs."""
         if not outputs:
             return
-        names = [name for name in (*LOSSES, *TOKEN_MEANS) if name in outputs[0][0]]
-        values = torch.tensor([[_number(metrics[name]) for name in names] for metrics, _ in outputs]).sum(dim=0)
+        told = [_metrics_of(output) for output in outputs]
+        names = [name for name in (*LOSSES, *TOKEN_MEANS) if name in told[0]]
+        values = torch.tensor([[_number(metrics[name]) for name in names] for metrics in told]).sum(dim=0)
         values = values.to(self._device)
         dist.all_reduce(values, group=self._group)
         for name, value in zip(names, values.tolist(), strict=True):
-            listed = isinstance(outputs[0][0][name], list)
-            for metrics, _ in outputs:
+            listed = isinstance(told[0][name], list)
+            for metrics in told:
                 del metrics[name]
-            outputs[0][0][name] = [value] if listed else value
+            told[0][name] = [value] if listed else value
+
+
+def _metrics_of(told: Any) -> dict[str, Any]:
+    """The metrics of a micro batch out of what its loss has returned beside itself."""
+    return told if isinstance(told, dict) else told[0]
 
 
 def _response_mask(batch: Any) -> torch.Tensor:

@@ -11,12 +11,12 @@ STEP = "training_step"
 """The key of a batch's meta information under which the driver sends the number of the step, from 1."""
 
 
-def sending_step(update_actor: Callable[[Any], Any], step: Callable[[], int]) -> Callable[[Any], Any]:
+def sending_step(update_model: Callable[[Any], Any], step: Callable[[], int]) -> Callable[[Any], Any]:
     """verl's call of the workers' update, with the step's number in the batch."""
 
     def update(batch: Any) -> Any:
         batch.meta_info[STEP] = step()
-        return update_actor(batch)
+        return update_model(batch)
 
     return update
 
@@ -33,8 +33,8 @@ def set_rate(optimizer: Any, optim: Mapping[str, Any], meta_info: Mapping[str, A
         group["lr"] = rate * group.get("lr_mult", 1.0)
 
 
-def report_rate(optimizer: Any, metrics: MutableMapping[str, Any]) -> None:
+def report_rate(optimizer: Any, metrics: MutableMapping[str, Any], role: str = "actor") -> None:
     """The highest rate among the optimizer's groups, as verl's FSDP workers name it."""
     rates = [group["lr"] for group in optimizer.param_groups]
     if rates:
-        metrics["actor/lr"] = max(rates)
+        metrics[f"{role}/lr"] = max(rates)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from verl_patches.features.measure import serialized
+
 
 def truncated(responses: torch.Tensor, mask: torch.Tensor, end_tokens: Iterable[int]) -> torch.Tensor:
     """Which answers were cut at the greatest length: no padding, and no end token at the last place.
@@ -53,14 +55,17 @@ def with_batch_figures(
     end_tokens: Callable[[], frozenset[int]],
     more: Callable[[], Mapping[str, float]],
 ) -> Callable[[Any], Any]:
-    """verl's call of the workers' update, whose metrics also hold `batch_figures` and what `more` knows better."""
+    """verl's call of the workers' update, whose metrics also hold `batch_figures`, what the driver has serialized for
+    each sample since the last update's end, and what `more` knows better."""
     found: list[frozenset[int]] = []
 
     def update(batch: Any) -> Any:
         if not found:
             found.append(end_tokens())
         output = update_actor(batch)
-        output.meta_info["metrics"].update({**batch_figures(batch, found[0]), **more()})
+        handed = serialized.take() / len(batch)
+        figures = {**batch_figures(batch, found[0]), "perf/driver_bytes_per_sample": handed, **more()}
+        output.meta_info["metrics"].update(figures)
         return output
 
     return update

@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+_FIRST, _LAST = "start/first/", "start/last/"
+_FAR_AHEAD = 2.0**33  # Unix seconds, in the year 2242
+
 
 @dataclass
 class LogProbDifference:
@@ -43,12 +46,14 @@ class StepRecord:
     """Figures of one step in one process.
 
     seconds: by stage; peak_bytes, allocated_bytes: device memory by phase; counts: any other non-negative figure.
+    starts: Unix seconds by stage.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=dict)
     allocated_bytes: dict[str, int] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
+    starts: dict[str, float] = field(default_factory=dict)
     difference: LogProbDifference = field(default_factory=LogProbDifference)
 
     @contextmanager
@@ -71,6 +76,10 @@ class StepRecord:
         """Add to a figure of your own; `name` is the metric's name."""
         self.counts[name] = self.counts.get(name, 0) + amount
 
+    def began(self, stage: str) -> None:
+        """The stage begins now, if it has not yet in this step."""
+        self.starts.setdefault(stage, time.time())
+
     def metrics(self) -> dict[str, float]:
         """The figures by metric name."""
         figures: dict[str, float] = {f"timing_s/{stage}": value for stage, value in self.seconds.items()}
@@ -82,12 +91,18 @@ class StepRecord:
 
 
 def agreed(record: StepRecord, group: dist.ProcessGroup | None = None) -> dict[str, float]:
-    """`record.metrics()` with the largest value over the ranks of `group`, plus the mean log-prob difference.
+    """`record.metrics()` with the largest value over the ranks of `group`, plus the mean log-prob difference and the
+    seconds between the first and the last rank's start of a stage, by the clocks of their nodes.
 
     Collective: two all-reduces on the device. Every rank must hold the same names, which holds because every rank goes
     through the same phases.
     """
-    figures = largest_over_ranks(record.metrics(), group)
+    # The largest distance to a moment far ahead is the first start.
+    last = {f"{_LAST}{stage}": start for stage, start in record.starts.items()}
+    first = {f"{_FIRST}{stage}": _FAR_AHEAD - start for stage, start in record.starts.items()}
+    figures = largest_over_ranks(record.metrics() | last | first, group)
+    for stage in record.starts:
+        figures[f"timing_start_skew/{stage}"] = figures.pop(_LAST + stage) - (_FAR_AHEAD - figures.pop(_FIRST + stage))
     sums = torch.tensor([record.difference.total, record.difference.tokens], dtype=torch.float32, device="npu")
     dist.all_reduce(sums, group=group)
     total, tokens = sums.tolist()

@@ -47,12 +47,15 @@ def check_penalty(config: Mapping[str, Any], settings: Any) -> None:
 
 def check_filter(config: Mapping[str, Any], settings: Any) -> None:
     """An answer without a token that counts has no mean over its tokens."""
-    mode = config["actor_rollout_ref"]["actor"]["loss_agg_mode"]
-    if mode == "seq-mean-token-mean":
-        raise ConfigurationError(
-            f"{FILTER}=True leaves answers without tokens, whose mean actor_rollout_ref.actor.loss_agg_mode={mode} "
-            "takes; choose token-mean, which is DAPO's"
-        )
+    modes = {"actor_rollout_ref.actor": config["actor_rollout_ref"]["actor"]["loss_agg_mode"]}
+    if config["algorithm"]["adv_estimator"] == "gae":
+        modes["critic"] = config["critic"]["loss_agg_mode"]
+    for model, mode in modes.items():
+        if mode == "seq-mean-token-mean":
+            raise ConfigurationError(
+                f"{FILTER}=True leaves answers without tokens, whose mean {model}.loss_agg_mode={mode} takes; choose "
+                "token-mean, which is DAPO's"
+            )
 
 
 OVERLONG_PENALTY = Feature(

@@ -31,13 +31,16 @@ class ResidencySettings:
 
 def check_offload(config: Mapping[str, Any], settings: Any) -> None:
     """Residency and verl's own offload switches do not both move the same tensors."""
-    for role, switches in (("actor", ("param", "grad", "optimizer")), ("ref", ("param",))):
-        for switch in switches:
-            key = f"{switch}_offload"
-            if config["actor_rollout_ref"][role]["megatron"].get(key, False):
+    of_actor = config["actor_rollout_ref"]
+    roles = [("actor_rollout_ref.actor", of_actor["actor"]), ("actor_rollout_ref.ref", of_actor["ref"])]
+    if config["algorithm"]["adv_estimator"] == "gae":
+        roles.append(("critic", config["critic"]))
+    for role, values in roles:
+        for key in ("param_offload", "grad_offload", "optimizer_offload"):
+            if values["megatron"].get(key, False):
                 raise ConfigurationError(
-                    f"actor_rollout_ref.{role}.megatron.{key}=True and {RESIDENCY.switch}=true would both move the "
-                    "same tensors; switch one of them off"
+                    f"{role}.megatron.{key}=True and {RESIDENCY.switch}=true would both move the same tensors; switch "
+                    "one of them off"
                 )
 
 

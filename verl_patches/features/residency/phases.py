@@ -6,8 +6,11 @@ rollout        generation: the KV cache is created now, after the training state
 idle           generation is over and nobody knows what comes next
 old_log_prob   the actor's forward
 ref            the reference policy's forward
+values         the critic's forward
+update_critic  the critic's forward, backward and optimizer step
 update         the actor's forward, backward and optimizer step
 checkpoint     weights and optimizer state are read or written
+critic_checkpoint  the critic's likewise
 
 A group leaves only when a phase begins that does not need it, and idle leaves all in place but the KV cache, whose
 contents are worthless by then. So nothing ever leaves that the next phase needs, and nothing is copied out twice:
@@ -26,7 +29,10 @@ import torch
 from verl_patches.features.measure.step_record import current_record
 from verl_patches.features.residency.storages import Resident, StorageGroup
 
-GROUPS = ("actor_params", "actor_grads", "optimizer", "ref_params", "rollout_weights", "kv_cache")
+GROUPS = (
+    "actor_params", "actor_grads", "optimizer", "critic_params", "critic_grads", "critic_optimizer", "ref_params",
+    "rollout_weights", "kv_cache",
+)  # fmt: skip
 """In the order in which they come to the device: the KV cache last, when all else that a phase needs is there."""
 
 
@@ -44,6 +50,7 @@ class Phase:
 
 
 _TRAINING = frozenset({"actor_params", "actor_grads", "optimizer"})
+_CRITIC = frozenset({"critic_params", "critic_grads", "critic_optimizer"})
 
 PHASES: Mapping[str, Phase] = MappingProxyType(
     {
@@ -55,8 +62,11 @@ PHASES: Mapping[str, Phase] = MappingProxyType(
         "idle": Phase(keeps=frozenset(GROUPS) - {"kv_cache"}),
         "old_log_prob": Phase(needs=frozenset({"actor_params"})),
         "ref": Phase(needs=frozenset({"ref_params"})),
+        "values": Phase(needs=frozenset({"critic_params"})),
+        "update_critic": Phase(needs=_CRITIC, writes=_CRITIC),
         "update": Phase(needs=_TRAINING, writes=_TRAINING),
         "checkpoint": Phase(needs=_TRAINING - {"actor_grads"}, writes=_TRAINING - {"actor_grads"}),
+        "critic_checkpoint": Phase(needs=_CRITIC - {"critic_grads"}, writes=_CRITIC - {"critic_grads"}),
     }
 )
 

@@ -18,24 +18,34 @@ from verl_patches.features.residency.storages import Resident, StorageGroup
 
 
 def register_actor(residency: Residency, chunks: Sequence[torch.nn.Module], optimizer: Any) -> None:
-    """The training model's weights, gradients and optimizer.
+    """The training model's weights, gradients and optimizer."""
+    _register_trained(residency, chunks, optimizer, "actor", "optimizer")
 
-    Gradients come back as zeros: the update begins with zeroing them. In float32 the optimizer's main parameters are
+
+def register_critic(residency: Residency, chunks: Sequence[torch.nn.Module], optimizer: Any) -> None:
+    """The critic's weights, gradients and optimizer."""
+    _register_trained(residency, chunks, optimizer, "critic", "critic_optimizer")
+
+
+def _register_trained(
+    residency: Residency, chunks: Sequence[torch.nn.Module], optimizer: Any, name: str, optimizers: str
+) -> None:
+    """Gradients come back as zeros: the update begins with zeroing them. In float32 the optimizer's main parameters are
     views of the weights and belong to those.
     """
 
     def weights() -> Any:
         return parameter_tensors(chunks)
 
-    residency.register("actor_params", StorageGroup(weights))
-    residency.register("actor_grads", StorageGroup(lambda: gradient_tensors(chunks), "zeroed"))
+    residency.register(f"{name}_params", StorageGroup(weights))
+    residency.register(f"{name}_grads", StorageGroup(lambda: gradient_tensors(chunks), "zeroed"))
     if optimizer is not None:
 
         def not_optimizers() -> Any:
             return [*parameter_tensors(chunks), *gradient_tensors(chunks)]
 
         state = StorageGroup(lambda: optimizer_tensors(optimizer), excluding=not_optimizers)
-        residency.register("optimizer", state)
+        residency.register(optimizers, state)
 
 
 def register_reference(residency: Residency, chunks: Sequence[torch.nn.Module]) -> None:

@@ -30,6 +30,13 @@ PHASE_OF_METHOD = {
     "save_checkpoint": "checkpoint",
     "load_checkpoint": "checkpoint",
 }
+PHASE_OF_CRITICS_METHOD = {
+    "init_model": "init",
+    "compute_values": "values",
+    "update_critic": "update_critic",
+    "save_checkpoint": "checkpoint",
+    "load_checkpoint": "checkpoint",
+}
 TRAINER = "trainer"
 WAITS = "waits in "
 _WAITING_CALLS = ("wait(", "synchronize(", "ray.get(")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
 from verl_patches.features.compatibility.feature import OWN_MODELS
+from verl_patches.features.critic.feature import CRITIC
 from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 
@@ -120,8 +121,6 @@ def init_mcore_model(
     own = _own_model(hf_config)
     if own is None:
         return upstream(tfconfig, hf_config, pre_process, post_process, **kwargs)
-    if kwargs.get("value"):
-        raise ValueError(f"{hf_config.architectures[0]} as a value model is not supported: GRPO needs no critic")
     # verl at the cluster's commit calls it fix_moe_router here.
     frozen = kwargs.get("freeze_moe_router") or kwargs.get("fix_moe_router") or False
     return own.build(tfconfig, hf_config, pre_process, post_process, freeze_moe_router=frozen)
@@ -143,9 +142,37 @@ def init_mindspeed_model(
     **kwargs: Any,
 ) -> nn.Module:
     mindspeed = _mindspeed_model(hf_config)
-    if mindspeed is None or kwargs.get("value"):
+    if mindspeed is None:
         return upstream(tfconfig, hf_config, pre_process, post_process, **kwargs)
     return mindspeed.build(tfconfig, hf_config, pre_process, post_process)
+
+
+@wrap(
+    "verl.models.mcore.registry:init_mcore_model",
+    feature=CRITIC,
+    why="verl's head for values lies in a package that imports flash_attn, which NPUs do not have; and under sequence "
+    "parallelism the gradients of its bias are not added up over the ranks",
+    upstream="not forwarded: specific to NPUs, which have no flash_attn",
+    remove_when="the pinned verl builds value models without flash_attn",
+    evidence="executed",
+    outside=["own_models", "mindspeed"],
+)
+def init_value_model(
+    upstream: Callable[..., nn.Module],
+    tfconfig: TransformerConfig,
+    hf_config: PretrainedConfig,
+    pre_process: bool = True,
+    post_process: bool | None = None,
+    *,
+    value: bool = False,
+    **kwargs: Any,
+) -> nn.Module:
+    model = upstream(tfconfig, hf_config, pre_process, post_process, **kwargs)
+    if value and post_process:
+        from post_training.models.megatron.value_head import ValueHead
+
+        model.output_layer = ValueHead(tfconfig)
+    return model
 
 
 @wrap(

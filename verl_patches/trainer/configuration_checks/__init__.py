@@ -15,6 +15,7 @@ from overlay import ConfigurationError
 from verl_patches.features.catalogue import FEATURES
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.configuration_checks.backends import backend_of
+from verl_patches.trainer.configuration_checks.critic import check_critic
 from verl_patches.trainer.configuration_checks.failures import describe_failure
 from verl_patches.trainer.configuration_checks.files import (
     check_checkpoint_room,
@@ -70,6 +71,7 @@ _BOTH = (
     check_group_size,
     check_reward_manager,
     check_batch_sizes,
+    check_critic,
     check_lengths,
     check_cache_format,
 )

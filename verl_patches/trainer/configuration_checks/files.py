@@ -46,7 +46,8 @@ def check_checkpoint_room(config: Mapping[str, Any], settings: Any) -> None:
     if options["save_freq"] > 0 and model is not None:
         keep = settings.checkpoint
         keep = keep if keep.keep_last else replace(keep, keep_last=options["max_actor_ckpt_to_keep"] or 0)
-        check_room(Path(options["default_local_dir"]).expanduser().absolute(), model, keep)
+        models = 2 if config["algorithm"]["adv_estimator"] == "gae" else 1
+        check_room(Path(options["default_local_dir"]).expanduser().absolute(), model, keep, models)
 
 
 def check_reward(config: Mapping[str, Any]) -> None:

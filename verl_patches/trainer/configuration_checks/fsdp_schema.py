@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from verl_patches.trainer.configuration_checks.schema import (
-    Algorithm,
+    Advantages,
     Count,
     CountOrNone,
     CustomReward,
@@ -20,6 +20,7 @@ from verl_patches.trainer.configuration_checks.schema import (
     Generation,
     Group,
     LogProbs,
+    Monitoring,
     Name,
     NotNegative,
     PolicyUpdate,
@@ -28,6 +29,7 @@ from verl_patches.trainer.configuration_checks.schema import (
     RewardNetwork,
     Rewards,
     Trainer,
+    ValueUpdate,
 )
 
 _FSDP = "this configuration trains with FSDP; for Megatron choose one that has actor_rollout_ref.actor.megatron"
@@ -78,16 +80,21 @@ class FsdpModel(Group):
     target_modules: str | list[Name] = "all-linear"
 
 
-class FsdpOptim(Group):
+class ShardedOptim(Group):
+    """What actor and critic have of an optimizer."""
+
     lr: NotNegative
     lr_warmup_steps: Annotated[int, Field(ge=-1)] = -1
     lr_warmup_steps_ratio: Fraction
-    min_lr_ratio: Fraction = 0.0
-    num_cycles: NotNegative = 0.5
     warmup_style: Literal["constant", "cosine"]
     total_training_steps: Annotated[int, Field(ge=-1)]
     weight_decay: NotNegative
     betas: list[PositiveFraction] | None = None
+
+
+class FsdpOptim(ShardedOptim):
+    min_lr_ratio: Fraction = 0.0
+    num_cycles: NotNegative = 0.5
 
 
 class FsdpActor(PolicyUpdate):
@@ -120,12 +127,23 @@ class FsdpActorRolloutRef(Group):
     overlay: dict[str, Any]
 
 
-class UnusedCritic(Group):
-    """A critic is not supported yet, and nothing reads the rest of what verl's file says of it."""
+class FsdpCriticOptim(ShardedOptim):
+    min_lr_ratio: None = Field(default=None, description="verl's critic on FSDP reads none; its cosine ends at 0")
 
-    model_config = ConfigDict(extra="allow")
 
+class FsdpCriticModel(FsdpModel):
+    tokenizer_path: str | None
+    fsdp_config: TrainedSharding
+
+
+class FsdpCritic(ValueUpdate):
     strategy: Strategy
+    optim: FsdpCriticOptim
+    model: FsdpCriticModel
+    forward_micro_batch_size: None = Field(description="set forward_micro_batch_size_per_gpu, which replaces it")
+    forward_micro_batch_size_per_gpu: CountOrNone
+    grad_clip: Annotated[float, Field(gt=0)]
+    ulysses_sequence_parallel_size: Literal[1] = Field(default=1, description=_NOT_RUN)
 
 
 class RewardSharding(Group):
@@ -149,7 +167,7 @@ class FsdpRewards(Rewards):
     ulysses_sequence_parallel_size: CountOrNone = 1
 
 
-class FsdpAlgorithm(Algorithm):
+class FsdpAlgorithm(Advantages):
     filter_groups: None = Field(default=None, description=_NOT_RUN)
 
 
@@ -158,9 +176,10 @@ class FsdpConfiguration(Group):
 
     data: Data
     actor_rollout_ref: FsdpActorRolloutRef
-    critic: UnusedCritic
+    critic: FsdpCritic
     reward_model: FsdpRewards
     custom_reward_function: CustomReward
     algorithm: FsdpAlgorithm
     trainer: Trainer
     ray_init: RayInit
+    monitoring_config: Monitoring | None = None

@@ -14,7 +14,6 @@ from verl_patches.features.settings import NODE, SET_ELSEWHERE, OverlaySettings
 from verl_patches.trainer.configuration_checks.backends import NAMES, SCHEMAS
 from verl_patches.trainer.configuration_checks.schema import Configuration, group_of
 
-_NOT_YET = "is not supported yet; take it away"
 _MODE = "actor_rollout_ref.actor.loss_agg_mode"
 _MEGATRON = "actor_rollout_ref.actor.megatron"
 
@@ -31,6 +30,7 @@ RENAMED = {
     "actor_rollout_ref.model.ulysses_sequence_parallel_size": "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
     "ulysses_sequence_parallel_size": "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
     "actor_rollout_ref.actor.use_remove_padding": "actor_rollout_ref.model.use_remove_padding",
+    "global_profiler.steps": "actor_rollout_ref.overlay.profile.steps",
     "hardware.gpus_per_node": "trainer.n_gpus_per_node",
     "hardware.total_nodes": "trainer.nnodes",
     "parallelism.tensor_parallelism": f"{_MEGATRON}.tensor_model_parallel_size",
@@ -44,9 +44,10 @@ _VALUES = {_MODE: {"true": "token-mean", "false": "seq-mean-token-mean"}}
 # Keys, or groups of them, that are known elsewhere (verl's recipes, other trainers), and what to do instead.
 ELSEWHERE = {
     "parallelism.data_parallelism": "follows from the dies and the other sizes; take it away",
-    "global_profiler": _NOT_YET,
-    "retry_options": _NOT_YET,
-    "monitoring_config": _NOT_YET,
+    "global_profiler": "belongs to a later verl; set actor_rollout_ref.overlay.profile instead, and take it away",
+    "retry_options": "belongs in the policy file of scripts/supervise.py; take it away",
+    "monitoring_config.alerting.threshold": "has reward_score, kl_divergence and entropy; for another metric "
+    "write a rule in actor_rollout_ref.overlay.alerts.rules",
 }
 
 

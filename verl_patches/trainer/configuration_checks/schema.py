@@ -39,7 +39,6 @@ KlEstimator = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
 Backend = Literal["console", "tensorboard", "wandb", "tracking", "mlflow", "swanlab", "vemlp_wandb", "clearml"]
 
 _MEGATRON = "this configuration trains with Megatron; for FSDP choose one that has actor_rollout_ref.actor.fsdp_config"
-_NO_CRITIC = "a critic is not supported yet; choose one of the others"
 _KEPT = "the checkpoint that a run goes on from is kept until a newer one is complete; set it to false"
 _NO_HDFS = "checkpoints are written to trainer.default_local_dir alone; take it away"
 
@@ -361,26 +360,31 @@ class KlControl(Group):
     target_kl: Annotated[float, Field(gt=0)] = 0.1
 
 
-class Critic(Group):
+class ValueUpdate(Group):
+    """What Megatron and FSDP have of a critic."""
+
     rollout_n: Count
+    ppo_mini_batch_size: Count
+    ppo_micro_batch_size: None = Field(description="set ppo_micro_batch_size_per_gpu, which replaces it")
+    ppo_micro_batch_size_per_gpu: CountOrNone
+    use_dynamic_bsz: bool
+    ppo_epochs: Count
+    shuffle: bool
+    cliprange_value: NotNegative
+    loss_agg_mode: Aggregation
+    checkpoint: SavedContents
+    ppo_max_token_len_per_gpu: Count = 32768
+    forward_max_token_len_per_gpu: Count = 32768
+
+
+class Critic(ValueUpdate):
     strategy: Literal["megatron"] = Field(description=_MEGATRON)
     optim: Optim
     model: CriticModel
     megatron: TrainedMegatron
     load_weight: bool
-    ppo_mini_batch_size: Count
-    ppo_micro_batch_size: CountOrNone
-    ppo_micro_batch_size_per_gpu: CountOrNone
-    use_dynamic_bsz: bool
-    ppo_epochs: Count
     data_loader_seed: Seed | None
-    shuffle: bool
-    cliprange_value: NotNegative
     kl_ctrl: KlControl
-    loss_agg_mode: Aggregation
-    checkpoint: SavedContents
-    ppo_max_token_len_per_gpu: Count = 32768
-    forward_max_token_len_per_gpu: Count = 32768
 
 
 class RewardNetwork(Group):
@@ -446,20 +450,28 @@ class FilterGroups(Group):
     on_exhausted: Literal["fail", "stop_and_save"] = "fail"
 
 
-class Algorithm(Group):
+Estimator = Literal[
+    "grpo", "grpo_passk", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo", "opo", "gae"
+]
+
+
+class Advantages(Group):
+    """What both have of an algorithm."""
+
+    adv_estimator: Estimator
     gamma: Fraction
     lam: Fraction
-    adv_estimator: Literal[
-        "grpo", "grpo_passk", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo", "opo"
-    ] = Field(description=_NO_CRITIC)
     norm_adv_by_std_in_grpo: bool
     use_kl_in_reward: bool
     kl_penalty: KlEstimator
     kl_ctrl: KlControl
     use_pf_ppo: bool = False
     pf_ppo: Reweighting | None = None
-    filter_groups: FilterGroups | None = None
     overlong_filtering: bool = False
+
+
+class Algorithm(Advantages):
+    filter_groups: FilterGroups | None = None
 
 
 class Trainer(Group):
@@ -515,6 +527,24 @@ class MiniBatch(Group):
     of_several: Count
 
 
+class Thresholds(Group):
+    reward_score: float | None = None
+    kl_divergence: float | None = None
+    entropy: float | None = None
+
+
+class Alerting(Group):
+    threshold: Thresholds | None = None
+
+
+class Monitoring(Group):
+    """Of guides to verl; `features.alerts.monitoring` says what its names are."""
+
+    metrics: list[Literal["reward_score", "kl_divergence", "entropy", "gpu_utilization", "memory_usage"]] | None = None
+    alerting: Alerting | None = None
+    dashboard: Name | None = None
+
+
 class Configuration(Group):
     """The whole of it."""
 
@@ -526,6 +556,7 @@ class Configuration(Group):
     algorithm: Algorithm
     trainer: Trainer
     ray_init: RayInit
+    monitoring_config: Monitoring | None = None
     rollout_instance: RolloutInstance | None = None
     mini_batch: MiniBatch | None = None
 

@@ -1,4 +1,4 @@
-"""verl's policy loss compares whole responses where it is asked to."""
+"""verl's policy loss compares whole responses where it is asked to, and its value loss counts answers alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
+from verl_patches.features.critic.feature import CRITIC
 from verl_patches.features.sequence_ratio.feature import SEQUENCE_RATIO
 
 if TYPE_CHECKING:
@@ -33,3 +34,19 @@ def compute_policy_loss(
 
     old_log_prob = old_log_probs_of_sequences(log_prob, old_log_prob, response_mask)
     return upstream(old_log_prob, log_prob, advantages, response_mask, *args, **kwargs)
+
+
+@wrap(
+    "verl.trainer.ppo.core_algos:compute_value_loss",
+    feature=CRITIC,
+    why="at the cluster's commit the FSDP critic's mask lies one token before the answer's: its loss has a token more, "
+    "of a state in which nothing is chosen any more",
+    upstream="https://github.com/verl-project/verl/pull/1850",
+    remove_when="the pinned verl's FSDP critic masks its loss by the tokens of responses",
+)
+def compute_value_loss(
+    upstream: Callable[..., tuple[torch.Tensor, ...]], *args: Any, response_mask: torch.Tensor, **kwargs: Any
+) -> tuple[torch.Tensor, ...]:
+    from verl_patches.features.critic.tokens import last_forward
+
+    return upstream(*args, response_mask=last_forward().mask(response_mask), **kwargs)

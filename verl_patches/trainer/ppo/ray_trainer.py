@@ -16,7 +16,9 @@ from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.onpolicy.feature import ONPOLICY
 from verl_patches.features.overlong.feature import OVERLONG_FILTERING, OVERLONG_PENALTY
+from verl_patches.features.profile.feature import PROFILE
 from verl_patches.features.rollout_correction.feature import ROLLOUT_CORRECTION
+from verl_patches.features.sample_handles.feature import SAMPLE_HANDLES
 from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
@@ -155,12 +157,36 @@ def timer(
 
 @wrap(
     f"{_TRAINER}.init_workers",
+    feature=SAMPLE_HANDLES,
+    relies_on=[f"{_TRAINER}.fit"],
+    why="fit sends every worker padded tokens that workers have generated, one worker after the other",
+    upstream="https://github.com/volcengine/verl/issues/2299",
+    remove_when="the pinned verl moves the columns of a batch between colocated workers without the driver",
+)
+def init_workers_that_keep_samples(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
+    import ray
+
+    from verl_patches.features.sample_handles.handles import DriverOfHandles
+
+    upstream(self)
+    driver, workers = DriverOfHandles(ray.put, lambda: self.global_steps), self.actor_rollout_wg
+    workers.generate_sequences = driver.generating(workers.generate_sequences)
+    workers.compute_log_prob = driver.asking(workers.compute_log_prob)
+    workers.update_actor = driver.updating(workers.update_actor)
+    if self.use_reference_policy:
+        of_reference = workers if self.ref_in_actor else self.ref_policy_wg
+        of_reference.compute_ref_log_prob = driver.asking(of_reference.compute_ref_log_prob)
+
+
+@wrap(
+    f"{_TRAINER}.init_workers",
     feature=ONPOLICY,
     evidence="executed",
     relies_on=[f"{_TRAINER}.fit"],
     why="fit always calls compute_log_prob; answered here, no worker runs a forward and no batch is sent",
     upstream="https://github.com/verl-project/verl/issues/3996",
     remove_when="the pinned verl can leave out old_log_prob for on-policy batches",
+    outside=["sample_handles"],
 )
 def init_workers(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     upstream(self)
@@ -175,7 +201,7 @@ def init_workers(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     why="the learning rate depends on the number of the step, which fit does not send with the batch",
     upstream="not forwarded: part of this project's features",
     remove_when="the pinned verl's fit sends the number of the step with the batch",
-    outside=["onpolicy"],
+    outside=["onpolicy", "sample_handles"],
 )
 def init_workers_that_know_the_step(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     upstream(self)
@@ -183,6 +209,8 @@ def init_workers_that_know_the_step(upstream: Callable[..., None], self: RayPPOT
 
     workers = self.actor_rollout_wg
     workers.update_actor = sending_step(workers.update_actor, lambda: self.global_steps)
+    if getattr(self, "use_critic", False):
+        self.critic_wg.update_critic = sending_step(self.critic_wg.update_critic, lambda: self.global_steps)
 
 
 @wrap(
@@ -192,12 +220,13 @@ def init_workers_that_know_the_step(upstream: Callable[..., None], self: RayPPOT
     relies_on=[f"{_TRAINER}.fit"],
     why="which groups carry a gradient and which answers were cut is known on the driver alone; and when this ends the "
     "models are ready, which is a part of the start-up time that a run reports",
-    outside=["learning_rate"],
+    outside=["learning_rate", "sample_handles"],
     **_OWN_RECORD,
 )
 def init_workers_that_report_the_batch(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     upstream(self)
     _note("models_ready")
+    from verl_patches.features.critic.warmup import ending_warmup
     from verl_patches.features.dynamic_sampling.source import current_source
     from verl_patches.features.measure.batch_figures import end_tokens_of, with_batch_figures
 
@@ -205,8 +234,12 @@ def init_workers_that_report_the_batch(upstream: Callable[..., None], self: RayP
         source = current_source()
         return {} if source is None else source.figures
 
+    def reporting(update: Callable[[DataProto], DataProto]) -> Callable[[DataProto], DataProto]:
+        return with_batch_figures(update, lambda: end_tokens_of(self), of_the_source)
+
     workers = self.actor_rollout_wg
-    workers.update_actor = with_batch_figures(workers.update_actor, lambda: end_tokens_of(self), of_the_source)
+    workers.update_actor = reporting(workers.update_actor)
+    ending_warmup(self, reporting)
 
 
 @wrap(
@@ -242,6 +275,8 @@ def init_workers_that_filter_truncated(upstream: Callable[..., None], self: RayP
     upstream(self)
     workers = self.actor_rollout_wg
     workers.update_actor = filtering(workers.update_actor, lambda: end_tokens_of(self))
+    if getattr(self, "use_critic", False):
+        self.critic_wg.update_critic = filtering(self.critic_wg.update_critic, lambda: end_tokens_of(self))
 
 
 @wrap(
@@ -263,12 +298,34 @@ def init_workers_that_correct(upstream: Callable[..., None], self: RayPPOTrainer
 
 @wrap(
     f"{_TRAINER}.init_workers",
+    feature=PROFILE,
+    evidence="executed",
+    relies_on=[f"{_TRAINER}.fit"],
+    why="which step is being trained is known on the driver alone, and workers record on its word",
+    upstream="https://github.com/verl-project/verl/pull/2194",
+    remove_when="the pinned verl has global_profiler with torch_npu's profiler",
+    outside=["measure"],
+)
+def init_workers_that_are_profiled(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
+    from verl_patches.features.critic.warmup import ending_warmup
+    from verl_patches.features.profile.steps import ProfiledSteps
+
+    upstream(self)
+    workers = self.actor_rollout_wg
+    steps = ProfiledSteps(settings.current().profile.steps, lambda: self.global_steps, workers.profile_step)
+    workers.generate_sequences = steps.beginning_first(workers.generate_sequences)
+    workers.update_actor = steps.ending_after(workers.update_actor)
+    ending_warmup(self, steps.ending_after)
+
+
+@wrap(
+    f"{_TRAINER}.init_workers",
     feature=DYNAMIC_SAMPLING,
     relies_on=[f"{_TRAINER}.fit"],
     why="fit generates for every batch of its loader and scores it, which has been done when the batch was chosen",
     upstream="not forwarded: part of this project's features",
     remove_when="see _create_dataloader",
-    outside=["overlong_penalty", "overlong_filtering"],
+    outside=["overlong_penalty", "overlong_filtering", "profile"],
 )
 def init_workers_of_the_source(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     from verl_patches.features.dynamic_sampling.source import Workers
@@ -299,8 +356,10 @@ def init_workers_that_finish_a_checkpoint(upstream: Callable[..., None], self: R
     upstream(self)
     from verl_patches.features.training_checkpoint.trainer import process_publisher
 
-    workers = self.actor_rollout_wg
-    workers.update_actor = process_publisher().finishing_first(workers.update_actor)
+    workers, publisher = self.actor_rollout_wg, process_publisher()
+    workers.update_actor = publisher.finishing_first(workers.update_actor)
+    if getattr(self, "use_critic", False):
+        self.critic_wg.update_critic = publisher.finishing_first(self.critic_wg.update_critic)
 
 
 @wrap(

@@ -46,7 +46,7 @@ def update_policy(
 ) -> dict[str, Any]:
     from verl.utils.device import get_device_name
 
-    from verl_patches.features.exact_loss.gradient_factors import UpdateFactors
+    from verl_patches.features.exact_loss.gradient_factors import OF_ACTOR, UpdateFactors
 
     config = self.config
     cut = None if config.use_dynamic_bsz else config.ppo_micro_batch_size_per_gpu
@@ -57,7 +57,7 @@ def update_policy(
         metrics = upstream(self, data)
     finally:
         del self.update_in_progress
-    factors.report(metrics)
+    factors.report(metrics, OF_ACTOR)
     return metrics
 
 

@@ -105,13 +105,9 @@ def get_exact_forward_backward_func(upstream: Callable[..., Callable[..., Any]])
     only_here=True,
 )
 def get_cutting_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
-    from megatron.core import mpu
+    from verl_patches.features.dynamic_batches.schedule import agreement_of_ranks, with_dynamic_batches
 
-    from verl_patches.features.dynamic_batches.schedule import Agreement, with_dynamic_batches
-
-    parts = mpu.get_context_parallel_world_size()
-    alignment = mpu.get_tensor_model_parallel_world_size() * (2 * parts if parts > 1 else 1)
-    return with_dynamic_batches(upstream(), Agreement(mpu.get_data_parallel_group(), alignment, parts))
+    return with_dynamic_batches(upstream(), agreement_of_ranks())
 
 
 @wrap(
@@ -191,20 +187,6 @@ def vocab_parallel_entropy(upstream: Callable[..., torch.Tensor], vocab_parallel
 def update_policy(
     upstream: Callable[..., dict[str, Any]], self: MegatronPPOActor, dataloader: Iterable[DataProto]
 ) -> dict[str, Any]:
-    from verl_patches.features.measure.step_record import current_record
-    from verl_patches.features.nonfinite.guard import NonfiniteGuard
-    from verl_patches.features.nonfinite.weights import check_weights
-    from verl_patches.features.residency.live_tensors import gradient_tensors
+    from verl_patches.features.nonfinite.updates import guarded
 
-    optimizer = self.actor_optimizer
-    self.actor_optimizer = guard = NonfiniteGuard(optimizer, lambda: gradient_tensors(self.actor_module))
-    try:
-        metrics = upstream(self, dataloader)
-    finally:
-        self.actor_optimizer = optimizer
-        current_record().count("actor/nonfinite_steps", guard.skipped)
-    if guard.skipped:  # on all ranks or on none; bad weights make every later update one to skip
-        check_weights(
-            self.actor_module, "after an update that was skipped, the actor's weights", "begin from weights before that"
-        )
-    return metrics
+    return guarded(self, "actor", lambda: upstream(self, dataloader))

@@ -1,0 +1,39 @@
+"""The updates of verl's Megatron models behind the guard: those with non-finite gradients are skipped and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from verl_patches.features.measure.step_record import current_record
+from verl_patches.features.nonfinite.guard import NonfiniteGuard
+from verl_patches.features.nonfinite.weights import check_weights
+from verl_patches.features.residency.live_tensors import gradient_tensors
+
+Metrics = dict[str, Any]
+
+
+def guarded(trained: Any, role: str, update: Callable[[], Metrics]) -> Metrics:
+    """What `update` returns, in which the optimizer of `trained` stands behind a guard.
+
+    Args:
+        trained: verl's actor or critic, with its model and optimizer under the names that begin with `role`.
+        role: actor or critic.
+
+    Raises:
+        NonfiniteWeightsError: an update was skipped, and the weights hold inf or nan.
+    """
+    name, module = f"{role}_optimizer", getattr(trained, f"{role}_module")
+    optimizer = getattr(trained, name)
+    guard = NonfiniteGuard(optimizer, lambda: gradient_tensors(module))
+    setattr(trained, name, guard)
+    try:
+        metrics = update()
+    finally:
+        setattr(trained, name, optimizer)
+        current_record().count(f"{role}/nonfinite_steps", guard.skipped)
+    if guard.skipped:  # on all ranks or on none; bad weights make every later update one to skip
+        check_weights(
+            module, f"after an update that was skipped, the {role}'s weights", "begin from weights before that"
+        )
+    return metrics
