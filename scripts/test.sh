@@ -27,7 +27,7 @@ main() {
     # Much of a test is waiting for ranks, so two processes share them where all or the fast tier are run.
     local sharing=()
     if (($# == 0)) || [[ $* == --fast ]]; then
-        sharing=(--numprocesses=2 --dist=loadgroup --no-loadscope-reorder)
+        sharing=(--numprocesses=2 --dist=loadfile --no-loadscope-reorder)
     fi
     exec env "${settings[@]}" PYTHONPATH="$project_root" "$tools/python" -m pytest "${sharing[@]}" "$@" </dev/null
 }

@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.fast_tier import Measurement, Selection
+from tests.sharing import FileScheduling
 
 # Processes of a node share the memory of its dies; no other run on this machine is to take part.
 os.environ["NPU_EMULATOR_NODE"] = f"tests-{os.getpid()}"
@@ -21,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 # Where two processes share the tests, what takes longest begins early, and the tests of a file stay together; of these
 # folders all do, since they share processes, and ports that the recipe fixes.
 LONGEST = Path(__file__).parent / "verl_patches" / "trainer"
-TOGETHER = (Path(__file__).parent / "rig", Path(__file__).parent / "scripts")
+TOGETHER = ("tests/rig", "tests/scripts")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,6 +43,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Measurement())
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    scheduler = FileScheduling(config, log)
+    scheduler.together = TOGETHER
+    return scheduler
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the emulator's own tests first: others import Megatron, and with it hand torch.cuda over to the NPU.
 
@@ -51,9 +61,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             "tests: import Megatron, verl and programs that do inside a test, or run them in a process of their own"
         )
     items.sort(key=lambda item: (not item.path.is_relative_to(EMULATOR), not item.path.is_relative_to(LONGEST)))
-    for item in items:
-        together = next((folder for folder in TOGETHER if item.path.is_relative_to(folder)), item.path)
-        item.add_marker(pytest.mark.xdist_group(together.relative_to(ROOT).as_posix()))
     if not config.getoption("exhaustive"):
         skipped = pytest.mark.skip(reason="takes many minutes; --exhaustive runs it")
         for item in items:

@@ -1,0 +1,68 @@
+"""Where processes share the tests, those of a file and of a folder that stays together run in one of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CONFTEST = """
+import pytest
+from tests.sharing import FileScheduling
+
+def pytest_xdist_make_scheduler(config, log):
+    scheduler = FileScheduling(config, log)
+    scheduler.together = {together}
+    return scheduler
+"""
+# Each test says who ran it. Both processes get a unit of tests before either begins.
+TESTS = """
+import os, pathlib, pytest
+
+@pytest.mark.parametrize("name", ["a", "b::c", "d@e", "f"])
+def test_who(name):
+    said = pathlib.Path(os.environ["SAID"])
+    with open(said / str(os.getpid()), "a") as file:
+        file.write(__file__ + "\\n")
+"""
+FOLDERS = ("rig", "rig", "other", "other")
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """runs(conftest) -> of each file the processes that ran its tests."""
+    for number, folder in enumerate(FOLDERS):
+        (tmp_path / "tests" / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests" / folder / f"test_{number}.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "said").mkdir()
+
+    def run(conftest: str) -> dict[str, set[str]]:
+        (tmp_path / "conftest.py").write_text(conftest)
+        command = [sys.executable, "-m", "pytest", "--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder"]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "SAID": str(tmp_path / "said")}
+        command += ["--import-mode=importlib", "--timeout=60", "tests"]
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        ran: dict[str, set[str]] = {}
+        for process in (tmp_path / "said").iterdir():
+            for line in process.read_text().splitlines():
+                ran.setdefault(Path(line).name, set()).add(process.name)
+        assert len(ran) == len(FOLDERS) and len(set.union(*ran.values())) == 2
+        return ran
+
+    return run
+
+
+def test_files_and_folders_stay_together(runs):
+    ran = runs(CONFTEST.format(together=("tests/rig",)))
+    assert all(len(processes) == 1 for processes in ran.values())
+    assert ran["test_0.py"] == ran["test_1.py"]
+
+
+def test_control_a_folder_that_need_not_stay_together_is_shared(runs):
+    ran = runs(CONFTEST.format(together=()))
+    assert all(len(processes) == 1 for processes in ran.values())
+    assert ran["test_0.py"] != ran["test_1.py"]
