@@ -1,7 +1,8 @@
 """Which tests one process runs, where several share the tests: `--dist=loadfile` of `scripts/test.sh`.
 
-pytest-xdist 3.8 finds its groups in node ids to which it has appended their names. pytest 9.2 computes node ids anew, so
-without this every test would be handed out alone, and what a module sets up for its tests would be set up by each process.
+pytest-xdist 3.8 finds its groups in node ids to which it has appended their names. pytest 9.2 computes node ids anew,
+so without this every test would be handed out alone, and what a module sets up for its tests would be set up by each
+process.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 
 class FileScheduling(LoadScopeScheduling):
-    """The tests of a file stay together, and those of the folders in `together`, which are relative to pytest's root."""
+    """The tests of a file stay together, and those of the folders in `together`, relative to pytest's root."""
 
     together: Sequence[str] = ()
 
