@@ -1,4 +1,4 @@
-"""The jobs that can be rehearsed: a configuration of the overlay, and what a machine without NPUs makes of it."""
+"""What a machine without NPUs makes of the overlay's configurations: jobs to rehearse, and scales of larger ones."""
 
 from dataclasses import dataclass
 
@@ -20,6 +20,28 @@ class Job:
     model_type: str = DEFAULT_MODEL_TYPE
     dies: int = 4
     settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a job of many nodes becomes one of 8 emulated dies.
+
+    Attributes:
+        setting: the Hydra override.
+        model_type: the tiny model's family, a key of `TINY_MODELS`.
+    """
+
+    setting: str
+    model_type: str
+
+
+_SCALED_DEEPSEEK = Scale("+scale=emulated_8_dies", "deepseek_v3")
+_SCALES = {"qwen2_5_32b_dapo": Scale("+scale=emulated_qwen2_5_32b", "qwen2")}
+
+
+def scale_of(configuration: str) -> Scale:
+    """That of a configuration of `verl_patches/trainer/config` with many nodes."""
+    return _SCALES.get(configuration, _SCALED_DEEPSEEK)
 
 
 DEFAULT_JOB = "rehearsal"

@@ -4,8 +4,9 @@ points, goes on, and compares every metric of every step and all weights with th
 
 Example, the job with true weights:
   scripts/prove_resume.py --config-name deepseek_v3_256die_true_weight --points 4
-A configuration of more dies gets `+scale=emulated_8_dies`, one of a single node what `--emulate` gives it. The model
-is the rehearsal's tiny one of the family, for a scaled job with the widths that DeepSeek-V3's attention kernels take.
+A configuration of more dies gets its `+scale=emulated_...`, one of a single node what `--emulate` gives it. The model
+is the rehearsal's tiny one of the family, for a scaled job with the widths that DeepSeek-V3's attention kernels take,
+or with the layers that its stages need.
 The same command with the same --output goes on with a proof that was ended: points that were equal are not run again.
 Exit codes: 0 everything is equal, 1 something differs or a run failed, 2 the configuration is refused.
 """
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from post_training.overrides import setting  # noqa: E402
-from rehearsal.jobs import DEFAULT_JOB, JOBS, Job  # noqa: E402
+from rehearsal.jobs import DEFAULT_JOB, JOBS, Job, scale_of  # noqa: E402
 from rehearsal.plan import DEFAULT_TEST_DATA, DEFAULT_TRAIN_DATA, Options, make_plan  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag  # noqa: E402
 from rehearsal.resume_proof.comparison import Comparison, compare, digests_of  # noqa: E402
@@ -32,7 +33,6 @@ from rehearsal.resume_proof.record import ProofRecord, Row  # noqa: E402
 from rehearsal.resume_proof.runs import (  # noqa: E402
     BATCH,
     MOST_DIES,
-    SCALE,
     STEPS,
     ProofError,
     Shrunk,
@@ -106,7 +106,8 @@ def _shrunk(options: argparse.Namespace, folder: Path) -> Shrunk:
 
     job = JOBS.get(options.config_name, JOBS[DEFAULT_JOB])
     tiny = make_plan(Options(job=job.configuration), "proof")
-    scaled = tiny.checkpoint.with_name("of_scaled_jobs")
+    scale = scale_of(options.config_name)
+    scaled = tiny.checkpoint.with_name(f"of_scaled_{scale.model_type}")
     own = _of_a_proof(folder / "data", job)
 
     def given(model: Path, *scale: str) -> list[str]:
@@ -117,7 +118,7 @@ def _shrunk(options: argparse.Namespace, folder: Path) -> Shrunk:
     try:
         config = compose(options.config_name, overrides)
         if config.trainer.nnodes * config.trainer.n_gpus_per_node > MOST_DIES:
-            overrides = given(scaled, SCALE)
+            overrides = given(scaled, scale.setting)
             config = compose(options.config_name, overrides)
         check_configuration(config)
     except (HydraException, OmegaConfBaseException) as error:
@@ -127,8 +128,8 @@ def _shrunk(options: argparse.Namespace, folder: Path) -> Shrunk:
         raise ValueError(f"{dies} dies are too many for a proof; set trainer.nnodes and n_gpus_per_node to at most 8")
     problems = _problems(config)
     if options.model is None:
-        scaled_command = [sys.executable, "-m", "rehearsal.resume_proof.model", str(scaled)]
-        _make_model(scaled_command if SCALE in overrides else tiny.checkpoint_command())
+        scaled_command = [sys.executable, "-m", "rehearsal.resume_proof.model", str(scaled), scale.model_type]
+        _make_model(scaled_command if scale.setting in overrides else tiny.checkpoint_command())
     _make_data(folder / "data", problems)
     return Shrunk(options.config_name, tuple(overrides), dies, folder, options.run_limit)
 

@@ -25,7 +25,6 @@ from verl_patches.trainer.own_ray.processes import descendants
 MOST_DIES = 8
 STEPS = 3
 BATCH = 8
-SCALE = "+scale=emulated_8_dies"
 _CAPACITY_MB = 1024
 
 

@@ -14,6 +14,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from post_training.report.run_folder import read_run
+from rehearsal.jobs import scale_of
+from rehearsal.tiny_model.architecture import TINY_MODELS
 from scripts import plan
 from tests.scripts.cluster_files import lines_of_a_first_step
 from tests.verl_patches.trainer.published_weights import cast, describe, write_published
@@ -35,6 +37,7 @@ from verl_patches.trainer.main_ppo import CONFIG_FOLDER, compose
 
 ROOT = Path(__file__).parents[3]
 JOBS = (RANDOM, TRUE)
+QWEN_DAPO = "qwen2_5_32b_dapo"
 FILES = ("deepseek_v3_256die", *JOBS, DAPO, "recipe/dapo", "scale/emulated_8_dies", "graph/off")
 MODEL = "actor_rollout_ref.model.path=/weights"
 ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
@@ -202,7 +205,7 @@ QWEN = {
 
 
 def test_the_job_with_qwen2_5_32b_has_the_numbers_of_verls_recipe_and_is_planned(tmp_path, capsys):
-    config = flat("qwen2_5_32b_dapo")
+    config = flat(QWEN_DAPO)
     numbers = {
         "data.train_batch_size": 512,
         "data.gen_batch_size": 1536,
@@ -215,9 +218,9 @@ def test_the_job_with_qwen2_5_32b_has_the_numbers_of_verls_recipe_and_is_planned
         "trainer.test_freq": 5,
     }
     assert {key: config[key] for key in DAPOS | numbers} == DAPOS | numbers
-    check_configuration(compose("qwen2_5_32b_dapo", [MODEL]), QWEN)
+    check_configuration(compose(QWEN_DAPO, [MODEL]), QWEN)
     (tmp_path / "config.json").write_text(json.dumps(QWEN))
-    assert plan.main(["--config-name", "qwen2_5_32b_dapo", "--model", str(tmp_path / "config.json")]) == 0
+    assert plan.main(["--config-name", QWEN_DAPO, "--model", str(tmp_path / "config.json")]) == 0
     assert "everything fits" in capsys.readouterr().out
 
 
@@ -244,11 +247,11 @@ def test_the_jobs_differ_in_weights_instances_length_and_what_makes_a_benchmark(
     }
 
 
-@pytest.mark.parametrize("job", (*JOBS, DAPO))
+@pytest.mark.parametrize("job", (*JOBS, DAPO, QWEN_DAPO))
 def test_scaling_down_changes_sizes_only(job):
-    large, small = flat(job), flat(job, "+scale=emulated_8_dies")
+    large, small = flat(job), flat(job, scale_of(job).setting)
     size = re.compile(
-        r"^(data\.(train_batch_size|max_\w+_length|dataloader_num_workers)|rollout_instance\.\w+|mini_batch\.\w+"
+        r"^(data\.((train|gen)_batch_size|max_\w+_length|dataloader_num_workers)|rollout_instance\.\w+|mini_batch\.\w+"
         r"|trainer\.(nnodes|n_gpus_per_node|total_training_steps)|(.*\.)?\w+_parallel_size|.*\.num_layer_list"
         r"|.*\.(bucket_bytes|dies_per_node|ppo_mini_batch_size|max_num_seqs|max_num_batched_tokens|graph_batch_sizes)"
         r"|.*\.(num_gpu_blocks_override|overlong_buffer\.len)"
@@ -257,8 +260,17 @@ def test_scaling_down_changes_sizes_only(job):
     )
     different = changed(large, small)
     assert different and not [key for key in different if not size.match(key)]
-    longest = small["data.max_prompt_length"] + small["data.max_response_length"]
-    assert small["actor_rollout_ref.rollout.max_num_batched_tokens"] < longest
+    for sizes in (large, small):
+        longest = sizes["data.max_prompt_length"] + sizes["data.max_response_length"]
+        tokens = sizes["actor_rollout_ref.rollout.max_num_batched_tokens"]
+        assert tokens == longest if job == QWEN_DAPO else tokens < longest
+
+
+def test_the_scaled_job_with_qwen2_5_32b_passes_the_checks_of_a_training():
+    scaled = compose(QWEN_DAPO, [MODEL, scale_of(QWEN_DAPO).setting])
+    check_configuration(scaled, TINY_MODELS["qwen2"] | {"num_hidden_layers": 4})
+    with pytest.raises(ConfigurationError, match="does not divide the model's 3 layers"):
+        check_configuration(scaled, TINY_MODELS["qwen2"])
 
 
 @pytest.mark.parametrize("job", JOBS)
