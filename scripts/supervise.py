@@ -31,6 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from post_training.disks import describe_full_disk  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.recovery.causes import Failure, classify  # noqa: E402
 from post_training.recovery.decision import Again, Attempt, Supervision  # noqa: E402
@@ -133,6 +134,10 @@ class Supervised:
         separator = ["--"] if is_launcher and "--" not in self.given else []
         return [*self.given, *separator, *own]
 
+    def full_disk(self) -> str | None:
+        """One sentence if a disk has no space that this or the training writes to."""
+        return describe_full_disk((self.folder, self.checkpoints))
+
     def attempt(self, code: int, log: Path, began: float, hang: str | None) -> Attempt:
         """What is known of a start that failed, or was ended because of a hang."""
         try:
@@ -145,6 +150,10 @@ class Supervised:
         said = [each["message"] for each in events if each["event"] == ENDED]
         failure = classify(code, said[-1] if said else "", _end_of(log), faults)
         failure = failure if hang is None else Failure("hang", hang)
+        full_disk = self.full_disk()
+        # What the training said of it has no room there either.
+        if full_disk and failure.cause not in ("bad_configuration", "interrupted"):
+            failure = Failure("full_disk", full_disk)
         step = max((record.step for record in records), default=0)
         return Attempt(failure, step, newest_step(self.checkpoints)[0] or 0, _configuration(self.folder, began))
 
@@ -153,6 +162,10 @@ def _supervise(supervised: Supervised, supervision: Supervision, silent_after: f
     overrides: Mapping[str, int | float] = {}
     head = _Head(supervised)
     while True:
+        full_disk = supervised.full_disk()
+        if full_disk:
+            print(f"error: {full_disk}", file=sys.stderr)
+            return 1
         log = _new_log(supervised.folder)
         try:
             ended = _start_once(supervised, supervision, log, overrides, head, silent_after, signals)
@@ -196,9 +209,8 @@ def _start_once(
     facts = {"code": code, "cause": attempt.failure.cause, "stage": attempt.failure.stage, "step": attempt.step}
     _say(supervised, f"it failed ({attempt.failure.cause}): {attempt.failure.sentence}", **facts)
     if not isinstance(decided, Again):
-        bundle, ended = _bundle(supervised, log), _exit_code(code)
-        reason = f"it is not started again: {decided.reason}; {bundle} holds what is known"
-        _say(supervised, reason, **_end(log, ended))
+        kept, ended = _bundle(supervised, log), _exit_code(code)
+        _say(supervised, f"it is not started again: {decided.reason}; {kept}", **_end(log, ended))
         return ended
     settings = " ".join(f"{key}={value}" for key, value in decided.overrides.items())
     place = f"from the checkpoint of step {attempt.checkpoint}" if attempt.checkpoint else "from the beginning"
@@ -314,24 +326,35 @@ def _end_of(log: Path) -> str:
 def _say(supervised: Supervised, sentence: str, **facts: Any) -> None:
     print(f"supervise: {sentence}", flush=True)
     entry = {"time": time.time(), "host": os.uname().nodename, "message": sentence, **facts}
-    with (supervised.folder / _RECORD).open("a", encoding="utf-8") as record:
-        record.write(json.dumps(entry) + "\n")
+    try:
+        with (supervised.folder / _RECORD).open("a", encoding="utf-8") as record:
+            record.write(json.dumps(entry) + "\n")
+    except OSError as error:
+        print(f"warning: {supervised.folder / _RECORD} lacks the line above: {error.strerror}", file=sys.stderr)
 
 
-def _bundle(supervised: Supervised, log: Path) -> Path:
-    """One file for whoever looks into it: the last log, the configuration, figures, faults, samples and versions."""
+def _bundle(supervised: Supervised, log: Path) -> str:
+    """Make one file for whoever looks into it: the last log, the configuration, figures, faults, samples and versions.
+
+    Returns a clause that says where it is.
+    """
     bundle = supervised.folder / f"failure-{datetime.now().strftime('%Y%m%d-%H%M%S')}.tar.gz"
     unfinished = bundle.with_suffix(".partial")
     versions = supervised.folder / "versions.txt"
     installed = {f"{each.metadata['Name']}=={each.version}" for each in distributions()}
-    versions.write_text("\n".join(sorted(installed)) + "\n", encoding="utf-8")
-    with tarfile.open(unfinished, "w:gz") as archive:
-        for file in [log, versions, *(supervised.folder / name for name in _KEPT)]:
-            if file.is_file():
-                archive.add(file, arcname=f"{bundle.name.removesuffix('.tar.gz')}/{file.name}")
-    versions.unlink()
-    unfinished.rename(bundle)
-    return bundle
+    try:
+        versions.write_text("\n".join(sorted(installed)) + "\n", encoding="utf-8")
+        with tarfile.open(unfinished, "w:gz") as archive:
+            for file in [log, versions, *(supervised.folder / name for name in _KEPT)]:
+                if file.is_file():
+                    archive.add(file, arcname=f"{bundle.name.removesuffix('.tar.gz')}/{file.name}")
+        unfinished.rename(bundle)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        return f"what is known lies in {supervised.folder}, for no archive of it could be written ({error.strerror})"
+    finally:
+        versions.unlink(missing_ok=True)
+    return f"{bundle} holds what is known"
 
 
 if __name__ == "__main__":

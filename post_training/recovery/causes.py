@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from post_training.report.faults import INVALID, NOT_ANSWERING, REWARD_ERROR
+from post_training.report.faults import INVALID, NOT_ANSWERING, REWARD_FAILED
 
 Cause = Literal[
     "OOM",
@@ -43,7 +43,7 @@ _SIGNS: tuple[tuple[Cause, str], ...] = (
     ("not_valid", r"\bhold inf or nan in\b"),
     ("host_memory", r"ran out of host memory|exceeds the memory usage threshold|the node running low on memory"),
     ("OOM", r"NPU out of memory|ran out of device memory"),
-    ("ray_died", r"Ray ended during the run|NodeDiedError"),
+    ("ray_died", r"Ray ended during the run|NodeDiedError|its node has died"),
     ("worker_died", r"ActorDiedError|ActorUnavailableError|WorkerCrashedError|worker died or was killed"),
     (
         "network_error",
@@ -89,9 +89,10 @@ def classify(code: int, sentence: str, log: str, faults: Sequence[Mapping[str, A
         return Failure(by_code[code], said)
     if any(fault["kind"] == NOT_ANSWERING and fault.get("ended") for fault in faults):
         return Failure("hang", said)
+    if REWARD_FAILED in said:
+        return Failure("reward_error", said)
     if INVALID in said:
-        wrong_rewards = any(fault["kind"] == REWARD_ERROR for fault in faults)
-        return Failure("reward_error" if wrong_rewards else "not_valid", said)
+        return Failure("not_valid", said)
     for text in (sentence, log):
         for cause, sign in _SIGNS:
             if re.search(sign, text):

@@ -17,6 +17,7 @@ FLOAT32_GATE = 1e-3
 REWARD_ERROR = "reward_error"
 NOT_ANSWERING = "not_answering"
 INVALID = "the run is not valid"
+REWARD_FAILED = "the reward function failed"
 _SHOWN_STEPS = 4
 _SHOWN_METRICS = 3
 
@@ -90,9 +91,7 @@ class RunFaults:
         if self.reward_errors:
             first, times = next(iter(self.reward_errors.values()))[0], self.reward_error_count
             often = "once" if times == 1 else f"{times} times"
-            found[REWARD_ERROR] = (
-                f"the reward function failed {often} at {steps_in_words(self.reward_errors)} ({first})"
-            )
+            found[REWARD_ERROR] = f"{REWARD_FAILED} {often} at {steps_in_words(self.reward_errors)} ({first})"
         if self.skipped:
             count = sum(self.skipped.values())
             updates = "1 update was" if count == 1 else f"{count} updates were"

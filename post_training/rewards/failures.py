@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from post_training.report.faults import REWARD_FAILED
 from post_training.report.run_error import RunError
 
 _LONGEST_MESSAGE = 300
@@ -58,7 +59,7 @@ def observed(reward: Callable[..., Any]) -> Callable[..., Any]:
 def require_nobody_missed() -> None:
     """Raise RewardError if this process has failures that nobody takes: verl may score in a process of its own."""
     if _failures and not _counting:
-        raise RewardError(f"the reward function failed ({take()[0]})")
+        raise RewardError(f"{REWARD_FAILED} ({take()[0]})")
 
 
 def in_words(error: BaseException) -> str:

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 INTERFACE = "cable0"
 
@@ -47,6 +48,12 @@ def reason_why_not() -> str:
         return f"network namespaces need privileges that are not here: {made.stderr.strip()}"
     ip("netns", "delete", name)
     return ""
+
+
+def on_small_disk(folder: Path, size: str, *line: str) -> list[str]:
+    """The command line that runs `line` where `folder` is a disk of its own of this size, which others do not see."""
+    mount = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'
+    return ["unshare", "--mount", "bash", "-c", mount, str(folder), *line]
 
 
 def ip(*line: str) -> str:

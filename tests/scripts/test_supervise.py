@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from post_training.recovery.policy import NEVER_RETRIED
+from tests.scripts.namespaces import on_small_disk, reason_why_not
 from verl_patches.trainer.own_ray.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -258,6 +259,17 @@ def test_what_cannot_be_supervised_is_refused_before_anything_starts(arguments, 
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120, check=False
     )
     assert ended.returncode == 2 and sentence in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_disk_without_space_is_told_before_anything_starts(bench):
+    reason = reason_why_not()
+    if reason:
+        pytest.skip(f"NOT RUN, a full disk: {reason}")
+    bench.output.mkdir()
+    command = on_small_disk(bench.output, "32k", *bench.command([]))
+    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr and "a start;" not in ended.stdout
+    assert f"error: the disk that holds {bench.output}" in ended.stderr and "is full" in ended.stderr
 
 
 def test_a_dry_run_prints_the_command_and_makes_nothing(tmp_path):

@@ -38,7 +38,11 @@ HANG = {"kind": "not_answering", "ended": True, "step": 3, "message": ENDED_BY_W
 SLOW = HANG | {"ended": False}
 INVALID = "the run is not valid: metrics were not finite: actor/grad_norm at step 3"
 REWARD = "the run is not valid: the reward function failed 8 times at step 1 (ValueError('no answer'))"
-REWARD_FAULT = {"kind": "reward_error", "step": 1, "message": REWARD}
+REWARD_ALWAYS = "step 2: the reward function failed twice (ValueError: the sandbox did not answer)"
+# Ray 2.46, of a worker whose machine is gone.
+NODE_DIED = """ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+        class_name: create_colocated_worker_cls.<locals>.WorkerDict
+The actor died because its node has died. Node Id: 5c0d."""
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,9 @@ REWARD_FAULT = {"kind": "reward_error", "step": 1, "message": REWARD}
         (1, ENDED_BY_WATCH, ACTOR_DIED, [SLOW, HANG], "hang"),
         (1, ACTOR_DIED, ACTOR_DIED, [SLOW], "worker_died"),
         (1, INVALID, BROKEN, [], "not_valid"),
-        (1, REWARD, "", [REWARD_FAULT], "reward_error"),
+        (1, REWARD, "", [], "reward_error"),
+        (1, REWARD_ALWAYS, BROKEN, [], "reward_error"),
+        (1, NODE_DIED.splitlines()[-1], f"{NODE_DIED}\n{BROKEN}", [], "ray_died"),
         (2, "data.train_files=x is no file", NPU_MEMORY, [], "bad_configuration"),
         (130, "interrupted", ACTOR_DIED, [], "interrupted"),
         (-15, "", "", [], "interrupted"),

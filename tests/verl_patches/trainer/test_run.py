@@ -21,6 +21,7 @@ from post_training.overrides import setting
 from post_training.report import RunFacts, read_records, summarise
 from post_training.report.samples import read_samples
 from rehearsal.plan import run_environment
+from tests.scripts.namespaces import on_small_disk
 from tests.verl_patches.trainer.surroundings import surroundings
 from verl_patches.features.measure.run_files import read_faults
 from verl_patches.trainer.own_ray import python_of_workers
@@ -173,9 +174,6 @@ def test_fewer_dies_than_the_run_needs_are_told_before_verl_waits_for_them(input
     assert not processes_with(mark)
 
 
-SMALL_DISK = 'mount -t tmpfs -o size=2m tmpfs "$0" && exec "$@"'
-
-
 @pytest.mark.parametrize(
     ("lost", "says"),
     [
@@ -217,7 +215,7 @@ def losing_run(inputs, tmp_path, lost, *overrides):
         if lost == "disk" and not place.node:
             pytest.skip(f"NOT RUN, a full disk: {place.reason}")
         if lost == "disk":
-            line = ["unshare", "--mount", "bash", "-c", SMALL_DISK, output, *line]
+            line = on_small_disk(output, "2m", *line)
         with (tmp_path / "said").open("w") as said:
             streams = {"stdout": said, "stderr": subprocess.STDOUT, "text": True}
             with subprocess.Popen(

@@ -29,13 +29,14 @@ _METADATA = {
 def compute_reward(
     upstream: Callable[..., tuple[torch.Tensor, dict[str, Any]]], data: DataProto, reward_fn: Callable[..., Any]
 ) -> tuple[torch.Tensor, dict[str, Any]]:
+    from post_training.report.faults import REWARD_FAILED
     from post_training.rewards import failures
     from verl_patches.features.measure.samples import hold_samples
 
     try:
         result = upstream(data, failures.observed(reward_fn))
     except Exception as error:
-        raise failures.RewardError(f"the reward function failed twice ({failures.in_words(error)})") from error
+        raise failures.RewardError(f"{REWARD_FAILED} twice ({failures.in_words(error)})") from error
     failures.require_nobody_missed()
     hold_samples(data, result, getattr(reward_fn, "tokenizer", None))
     return result
