@@ -42,32 +42,69 @@ struct Shares {
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
-// When a process started, or nothing if it does not live; a dead one whose parent has not waited for it does not.
-std::optional<int64_t> start_of(int64_t process) {
+// What the kernel says of a process, from its state on; empty if there is none.
+std::istringstream status_of(int64_t process) {
   std::ifstream file("/proc/" + std::to_string(process) + "/stat");
   std::string text;
-  if (!std::getline(file, text)) return std::nullopt;
+  if (!std::getline(file, text)) return {};
   const auto name_end = text.rfind(')');  // the name of the program may hold anything
-  if (name_end == std::string::npos) return std::nullopt;
-  std::istringstream fields(text.substr(name_end + 1));
+  return std::istringstream(name_end == std::string::npos ? "" : text.substr(name_end + 1));
+}
+
+// When a process started, or nothing if it does not live; a dead one whose parent has not waited for it does not.
+std::optional<int64_t> start_of(int64_t process) {
+  auto fields = status_of(process);
   std::string field;
-  fields >> field;
-  if (field == "Z" || field == "X") return std::nullopt;
+  if (!(fields >> field) || field == "Z" || field == "X") return std::nullopt;
   constexpr int kStartTime = 22, kState = 3;
   for (int number = kState; number < kStartTime; ++number) fields >> field;
   return std::strtoll(field.c_str(), nullptr, 10);
 }
 
+// Whether a process was stopped, by SIGSTOP or a debugger.
+bool is_stopped(int64_t process) {
+  auto fields = status_of(process);
+  std::string state;
+  return fields >> state && (state == "T" || state == "t");
+}
+
+// The process that has the lock of an open file, from lines such as "7: FLOCK ADVISORY WRITE 4711 00:1a:42 0 EOF", in
+// which 42 is the number of the file; 0 if the kernel lists none.
+int64_t holder_of_lock(int file) {
+  struct stat status;
+  if (fstat(file, &status) != 0) return 0;
+  const auto place = ":" + std::to_string(status.st_ino);
+  std::ifstream locks("/proc/locks");
+  std::string line, number, kind, mode, access, where;
+  while (std::getline(locks, line)) {
+    std::istringstream fields(line);
+    int64_t process = 0;
+    if (!(fields >> number >> kind >> mode >> access >> process >> where) || kind != "FLOCK") continue;
+    if (where.size() > place.size() && where.compare(where.size() - place.size(), place.size(), place) == 0)
+      return process;
+  }
+  return 0;
+}
+
 bool lives(const Process& process) { return process.id && start_of(process.id) == process.started; }
 
-// The file's lock. The kernel gives it back when its holder dies.
+enum class Patience { none, unless_stopped, endless };
+
+// The file's lock. The kernel gives it back when its holder dies. A holder that was stopped keeps it: whoever changes
+// its own account only goes on without it then, since a rank that hangs on a device does not stop the others' memory.
 class FileLock {
  public:
-  FileLock(int file, int flags) : file_(file) {
-    int failed;
-    do failed = flock(file, LOCK_EX | flags);
-    while (failed && errno == EINTR);
-    held_ = !failed;
+  FileLock(int file, Patience patience) : file_(file) {
+    constexpr int kPauseMicroseconds = 50, kPausesBetweenLooks = 200;
+    for (int pauses = 1; flock(file, LOCK_EX | LOCK_NB) != 0; ++pauses) {
+      if (errno == EINTR) continue;
+      if (errno != EWOULDBLOCK || patience == Patience::none) return;
+      if (patience == Patience::unless_stopped && pauses % kPausesBetweenLooks == 0 &&
+          is_stopped(holder_of_lock(file)))
+        return;
+      usleep(kPauseMicroseconds);
+    }
+    held_ = true;
   }
   ~FileLock() {
     if (held_) flock(file_, LOCK_UN);
@@ -78,7 +115,7 @@ class FileLock {
 
  private:
   int file_;
-  bool held_;
+  bool held_ = false;
 };
 
 class SharesFile {
@@ -151,7 +188,7 @@ class Membership {
   std::atomic<int64_t>& own_bytes(int die) { return file_->shares().bytes[die][index_]; }
 
   bool reserve(int die, int64_t bytes, int64_t capacity) {
-    const FileLock lock(file_->descriptor(), 0);
+    const FileLock lock(file_->descriptor(), Patience::unless_stopped);
     if (total(die) + bytes > capacity) {
       forget_dead_processes(file_->shares());
       if (total(die) + bytes > capacity) return false;
@@ -161,7 +198,7 @@ class Membership {
   }
 
   std::vector<Holder> holders(int die) {
-    const FileLock lock(file_->descriptor(), 0);
+    const FileLock lock(file_->descriptor(), Patience::unless_stopped);
     auto& shares = file_->shares();
     forget_dead_processes(shares);
     std::vector<Holder> all;
@@ -172,7 +209,7 @@ class Membership {
   }
 
   void leave() {
-    const FileLock lock(file_->descriptor(), 0);
+    const FileLock lock(file_->descriptor(), Patience::unless_stopped);
     for (auto& of_die : file_->shares().bytes) of_die[index_] = 0;
     file_->shares().processes[index_].id = 0;
   }
@@ -180,7 +217,7 @@ class Membership {
  private:
   // False if the file was removed before it could be locked.
   bool enter() {
-    const FileLock lock(file_->descriptor(), 0);
+    const FileLock lock(file_->descriptor(), Patience::endless);
     if (!file_->is_found()) return false;
     TORCH_CHECK(file_->map(), "cannot map ", path_, ", which the processes on the emulated NPUs share");
     auto& shares = file_->shares();
@@ -236,7 +273,7 @@ Membership* joined() {
 void remove_if_unused(const std::string& path) {
   SharesFile file(path, 0);
   if (file.descriptor() < 0) return;
-  const FileLock lock(file.descriptor(), LOCK_NB);
+  const FileLock lock(file.descriptor(), Patience::none);
   if (!lock.held() || !file.is_found() || !file.map()) return;
   const auto& processes = file.shares().processes;
   if (std::none_of(processes.begin(), processes.end(), lives)) unlink(path.c_str());
