@@ -19,6 +19,7 @@ from verl_patches.features import settings
 from verl_patches.features.alerts.feature import ALERTS
 from verl_patches.features.compatibility.feature import (
     ENTROPY_BONUS,
+    FULLY_SHARDED,
     MEGATRON_ON_NPU,
     OWN_MODELS,
     ROLLOUT_SEED,
@@ -958,6 +959,40 @@ def the_loss_counts_the_tokens_of_the_answer(body):
     with mock.patch.object(tokens, "_last", tokens.LastForward()) as last:
         last.hold(torch.tensor([[1, 1, 0]]))
         return body(lambda response_mask: response_mask.tolist(), response_mask=torch.ones(1, 3))
+
+
+@demonstrates("verl.utils.fsdp_utils:apply_fsdp2", FULLY_SHARDED)
+def fsdp2_finds_the_npu(body):
+    with instead_of("verl_patches.features.compatibility.fully_sharded.prepare"):
+        return asks_ours(lambda: body(Upstream(), "model"))
+
+
+@demonstrates("verl.utils.fsdp_utils:fsdp2_clip_grad_norm_", FULLY_SHARDED)
+def gradients_are_clipped_by_what_torch_has(body):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([3.0, 4.0])
+    norm = body([weight], max_norm=1.0)
+    return norm.item(), weight.grad.norm().item() < 1.001
+
+
+@demonstrates("verl.utils.fsdp_utils:offload_fsdp2_model_to_cpu", FULLY_SHARDED)
+def a_model_of_fsdp2_is_moved_to_the_host(body):
+    model = mock.Mock()
+    body(Upstream(), model)
+    return model.method_calls == [mock.call.cpu()]
+
+
+@demonstrates("verl.utils.fsdp_utils:load_fsdp2_model_to_gpu", FULLY_SHARDED)
+def a_model_of_fsdp2_is_moved_back(body):
+    model = mock.Mock()
+    body(Upstream(), model)
+    return [call[0] for call in model.method_calls]
+
+
+@demonstrates(f"{FSDP_ACTOR}.compute_log_prob", FULLY_SHARDED)
+def what_fsdp2_has_gathered_is_given_up(body):
+    with instead_of("verl_patches.features.compatibility.fully_sharded.release"):
+        return asks_ours(lambda: body(Upstream(), SimpleNamespace(actor_module="model")))
 
 
 @demonstrates(f"{FSDP_CRITIC}._optimizer_step", NONFINITE)

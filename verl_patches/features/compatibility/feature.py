@@ -14,6 +14,9 @@ VERL_ON_MEGATRON_CORE = Feature(
 ENTROPY_BONUS = Feature(
     "entropy_bonus", "An entropy bonus can be trained on Megatron, where upstream ends at the first update."
 )
+FULLY_SHARDED = Feature(
+    "fully_sharded", "FSDP2 of verl 0.4.0, which is written for CUDA and later releases of torch, runs on an NPU."
+)
 VERL_ON_VLLM = Feature("verl_on_vllm", "verl 0.4.0 starts engines of vLLM 0.9.1 for text models.")
 VLLM_ON_TORCH = Feature("vllm_on_torch", "vLLM 0.9.1, which is written for torch 2.7, runs on 2.5.1.")
 OWN_MODELS = Feature(

@@ -9,10 +9,14 @@ of 6 and 4 elements the first of two ranks holds five of the first, and the seco
 
 A transformers model has its weights under their HuggingFace names, each whole and row by row, so a stretch of the
 vector is a stretch of every weight that it touches.
+
+FSDP2 gives each rank a share of the rows of every weight: of one of 3 rows of 2, the first of two ranks has a[0:4] and
+the second a[4:6].
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +32,8 @@ from post_training.layouts.layout import Piece, whole_box
 class FlatShard:
     """The elements `start` to `stop` of a weight, which lie from `offset` on in this rank's shard of a flat parameter.
 
-    flat: the shard, a vector. state: what torch's AdamW keeps of all of it, empty before the first update.
+    flat: the shard, a vector, or the DTensor whose share it is. state: what torch's AdamW keeps of all of it, empty
+    before the first update.
     """
 
     local: str
@@ -54,7 +59,7 @@ class FlatShard:
         return {name: self._part(self.state[name]) for name in MOMENTS if name in self.state}
 
     def _part(self, whole: torch.Tensor) -> torch.Tensor:
-        return whole.detach()[self.offset : self.offset + self.stop - self.start]
+        return _vector(whole)[self.offset : self.offset + self.stop - self.start]
 
 
 @dataclass(frozen=True)
@@ -101,11 +106,14 @@ class FsdpRank:
                     found[clean_tensor_name(f"{prefix}.{name}").lstrip(".")] = buffer
         return found
 
+    @property
+    def _weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: shape for name, shape, _, _ in self._weights()}
+
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of all tensors of the model by name; tied ones are there once, as FSDP has them."""
-        weights = {name: shape for name, shape, _, _ in self._weights()}
-        return weights | {name: tuple(buffer.shape) for name, buffer in self.tensors.items()}
+        return self._weight_shapes | {name: tuple(buffer.shape) for name, buffer in self.tensors.items()}
 
     @cached_property
     def pieces(self) -> list[Piece]:
@@ -142,6 +150,50 @@ class FsdpRank:
             if steps:
                 state["step"] = torch.tensor(float(steps), dtype=torch.float32)
                 state.update({name: torch.zeros_like(_shard_of(handle)) for name in MOMENTS})
+
+
+class FullyShardedRank(FsdpRank):
+    """The same of a model that FSDP2 has sharded, with torch's AdamW over its DTensors."""
+
+    @cached_property
+    def _parameters(self) -> dict[str, Any]:
+        """The DTensors by name."""
+        from verl_patches.features.compatibility.fully_sharded import release
+
+        release(self.model)  # what is gathered is no DTensor
+        return dict(self.model.named_parameters())
+
+    @property
+    def _weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
+
+    @cached_property
+    def shards(self) -> list[FlatShard]:
+        found = []
+        for name, parameter in self._parameters.items():
+            shape, count = tuple(parameter.shape), _vector(parameter).numel()
+            if count:
+                # torch rounds the rows of all but the last ranks up.
+                start = self.rank * -(-shape[0] // self.world_size) * math.prod(shape[1:])
+                found.append(
+                    FlatShard(name, shape, start, start + count, 0, parameter, self.optimizer.state[parameter])
+                )
+        return found
+
+    def create_states(self, steps: int) -> None:
+        for parameter in self._parameters.values():
+            state: MutableMapping[str, torch.Tensor] = self.optimizer.state[parameter]
+            state.clear()
+            if steps:
+                state["step"] = torch.tensor(float(steps), dtype=torch.float32)
+                state.update({name: torch.zeros_like(parameter.detach()) for name in MOMENTS})
+
+
+def _vector(tensor: Any) -> torch.Tensor:
+    """The elements of a vector, or of this rank's share of a DTensor, in the memory where they lie."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.detach().to_local().view(-1) if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _shard_of(handle: Any) -> torch.Tensor:

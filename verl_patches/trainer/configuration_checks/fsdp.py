@@ -1,4 +1,4 @@
-"""What a configuration for FSDP must satisfy beside its schema: which of the overlay's features it can have."""
+"""What a configuration for FSDP must satisfy beside its schema: which features it can have, and what FSDP2 reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from overlay import ConfigurationError
 from verl_patches.features.settings import OverlaySettings
 
-_OVERLAY = "actor_rollout_ref.overlay"
+_NODE = "actor_rollout_ref"
+_OVERLAY = f"{_NODE}.overlay"
 _WRITTEN_FOR_MEGATRON = (
     (f"{_OVERLAY}.reshard.enabled", False, "verl's own manager gives the rollout its weights"),
     (f"{_OVERLAY}.residency.enabled", False, "vLLM-Ascend's sleep mode takes the rollout off the device"),
@@ -29,4 +30,38 @@ def check_features(config: Mapping[str, Any], settings: OverlaySettings) -> None
             raise ConfigurationError(
                 f"{key}={value} is for Megatron, and this configuration trains with FSDP, where {instead}; set it to "
                 f"{str(needed).lower()}"
+            )
+
+
+def check_strategies(config: Mapping[str, Any]) -> None:
+    """Reference policy and critic are sharded as the actor is, by keys that do something there."""
+    key, strategy = f"{_NODE}.actor.strategy", config[_NODE]["actor"]["strategy"]
+    others = [(f"{_NODE}.ref", config[_NODE]["ref"])]
+    shardings = [(f"{_NODE}.{name}.fsdp_config", config[_NODE][name]["fsdp_config"]) for name in ("actor", "ref")]
+    if config["algorithm"]["adv_estimator"] == "gae":
+        others.append(("critic", config["critic"]))
+        shardings.append(("critic.model.fsdp_config", config["critic"]["model"]["fsdp_config"]))
+    for name, node in others:
+        if node["strategy"] != strategy:
+            raise ConfigurationError(
+                f"{name}.strategy={node['strategy']} is not {key}={strategy}, and a job has one of the two; set it to "
+                f"{strategy}"
+            )
+    if strategy == "fsdp2":
+        for name, node in shardings:
+            _check_read_by_fsdp2(name, node)
+
+
+def _check_read_by_fsdp2(name: str, node: Mapping[str, Any]) -> None:
+    """Nothing is set that verl reads for FSDP1 alone."""
+    policy, precision = node["wrap_policy"], node.get("mixed_precision") or {}
+    for key, value, default in (
+        ("wrap_policy.min_num_params", policy.get("min_num_params", 0), 0),
+        ("wrap_policy.disable", policy.get("disable", False), False),
+        ("mixed_precision.buffer_dtype", precision.get("buffer_dtype", "fp32"), "fp32"),
+    ):
+        if value != default:
+            raise ConfigurationError(
+                f"{name}.{key}={str(value).lower()} is read by strategy fsdp alone, and this configuration trains with "
+                "fsdp2; take it away, or use fsdp"
             )

@@ -1,6 +1,6 @@
 """The keys of verl's PPO configuration for FSDP, as `schema` has those for Megatron.
 
-What has not been run with this overlay is refused by its value: FSDP2, padding removed, LoRA, sequence parallelism,
+What has not been run with this overlay is refused by its value: padding removed, LoRA, sequence parallelism,
 hybrid sharding.
 """
 
@@ -34,7 +34,7 @@ from verl_patches.trainer.configuration_checks.schema import (
 
 _FSDP = "this configuration trains with FSDP; for Megatron choose one that has actor_rollout_ref.actor.megatron"
 _NOT_RUN = "nothing else has been run with the overlay on FSDP"
-Strategy = Annotated[Literal["fsdp"], Field(description=_FSDP)]
+Strategy = Annotated[Literal["fsdp", "fsdp2"], Field(description=_FSDP)]
 FloatingPoint = Literal["fp32", "bf16", "float32", "bfloat16"]
 
 
@@ -161,7 +161,7 @@ class FsdpRewardNetwork(RewardNetwork):
 
 
 class FsdpRewards(Rewards):
-    strategy: Strategy
+    strategy: Literal["fsdp"] = Field(description=_NOT_RUN)
     overlong_buffer: None = Field(default=None, description=_NOT_RUN)
     model: FsdpRewardNetwork
     ulysses_sequence_parallel_size: CountOrNone = 1

@@ -80,6 +80,9 @@ def load_checkpoint(
 
 def _rank_of(manager: FSDPCheckpointManager) -> FsdpRank:
     """The manager's rank with its model and optimizer."""
-    from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank
+    from verl.utils.fsdp_utils import fsdp_version
 
-    return FsdpRank(manager.model, manager.optimizer, manager.rank, manager.world_size)
+    from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank, FullyShardedRank
+
+    kind = FullyShardedRank if fsdp_version(manager.model) == 2 else FsdpRank
+    return kind(manager.model, manager.optimizer, manager.rank, manager.world_size)

@@ -1,4 +1,4 @@
-"""verl's FSDP actor: float32 where it is asked for, exact losses, and a count of the updates that it skips."""
+"""verl's FSDP actor: float32 where it is asked for, exact losses, a count of the updates that it skips, and FSDP2."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
+from verl_patches.features.compatibility.feature import FULLY_SHARDED
 from verl_patches.features.exact_loss.feature import EXACT_LOSS
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.precision.feature import PRECISION
@@ -30,6 +31,21 @@ _ACTOR = "verl.workers.actor.dp_actor:DataParallelPPOActor"
 def init(upstream: Callable[..., None], self: DataParallelPPOActor, *args: Any, **kwargs: Any) -> None:
     upstream(self, *args, **kwargs)
     self.device_name = "cpu"
+
+
+@wrap(
+    f"{_ACTOR}.compute_log_prob",
+    feature=FULLY_SHARDED,
+    why="FSDP2 leaves embeddings and output layer gathered after a forward, and only a backward would free them",
+    upstream="https://github.com/pytorch/pytorch/pull/154704",
+    remove_when="the pinned torch gives up the root too where reshard_after_forward says so",
+)
+def compute_log_prob(upstream: Callable[..., Any], self: DataParallelPPOActor, *args: Any, **kwargs: Any) -> Any:
+    from verl_patches.features.compatibility.fully_sharded import release
+
+    log_probs = upstream(self, *args, **kwargs)
+    release(self.actor_module)
+    return log_probs
 
 
 @wrap(

@@ -1,4 +1,4 @@
-"""Runs on each of two ranks: a small Qwen2 trains under FSDP, is saved, and goes on by two ranks and by one.
+"""Runs on each of two ranks: a small Qwen2 trains under FSDP or FSDP2, is saved, and goes on by two ranks and by one.
 
 Every rank writes what it measured to ``rank<n>.json``; test_fsdp.py judges it.
 """
@@ -17,7 +17,8 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
-from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank, set_place_in_schedule
+from verl_patches.features.compatibility.fully_sharded import clip_gradients, prepare
+from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank, FullyShardedRank, set_place_in_schedule
 from verl_patches.features.training_checkpoint.restoring import load_training
 from verl_patches.features.training_checkpoint.saving import entries_of, rank_file, save_training
 
@@ -28,23 +29,31 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Trained:
     """A new model as verl's FSDP worker wraps it, with its optimizer and schedule, over two ranks or by each alone."""
 
+    rank_of = FsdpRank
+
     def __init__(self, folder: Path, dtype: str, alone: bool = False, model: str = "model"):
         self._rank, self._world = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
         groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-        half = MixedPrecision(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32, buffer_dtype=torch.float32)
-        layers = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Qwen2DecoderLayer})
         self._is_critic = model == "critic"
         kind = AutoModelForTokenClassification if self._is_critic else AutoModelForCausalLM
-        self._model = FullyShardedDataParallel(
-            kind.from_pretrained(folder / model, torch_dtype=torch.float32),
-            process_group=groups[dist.get_rank()] if alone else None,
-            auto_wrap_policy=layers, mixed_precision=half, device_id=torch.npu.current_device(), use_orig_params=False,
-        )  # fmt: skip
+        whole = kind.from_pretrained(folder / model, torch_dtype=torch.float32)
+        self._model = self._shard(whole, DTYPES[dtype], groups[dist.get_rank()] if alone else dist.group.WORLD)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-3, weight_decay=0.1)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, lambda step: (step + 1) / 10)
 
+    def _shard(self, model: torch.nn.Module, dtype: torch.dtype, group: dist.ProcessGroup) -> torch.nn.Module:
+        half = MixedPrecision(param_dtype=dtype, reduce_dtype=torch.float32, buffer_dtype=torch.float32)
+        layers = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Qwen2DecoderLayer})
+        return FullyShardedDataParallel(
+            model, process_group=group,
+            auto_wrap_policy=layers, mixed_precision=half, device_id=torch.npu.current_device(), use_orig_params=False,
+        )  # fmt: skip
+
+    def _clip(self) -> None:
+        self._model.clip_grad_norm_(1.0)
+
     def rank(self) -> FsdpRank:
-        return FsdpRank(self._model, self._optimizer, self._rank, self._world)
+        return self.rank_of(self._model, self._optimizer, self._rank, self._world)
 
     def step(self, number: int) -> float:
         """One update on the batch of step `number`; the mean loss over all sequences before it."""
@@ -55,7 +64,7 @@ class Trained:
         else:
             loss = self._model(input_ids=mine, labels=mine).loss
         loss.backward()
-        self._model.clip_grad_norm_(1.0)
+        self._clip()
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.schedule.step()
@@ -79,15 +88,43 @@ class Trained:
         return {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in found.items()}
 
 
+class FullyTrained(Trained):
+    """The same under FSDP2."""
+
+    rank_of = FullyShardedRank
+
+    def _shard(self, model: torch.nn.Module, dtype: torch.dtype, group: dist.ProcessGroup) -> torch.nn.Module:
+        from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.device_mesh import DeviceMesh
+
+        prepare()
+        options = {
+            "mesh": DeviceMesh.from_group(group, "npu"),
+            "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        }
+        model.npu()
+        for layer in model.model.layers:
+            fully_shard(layer, **options)
+        return fully_shard(model, **options)
+
+    def _clip(self) -> None:
+        clip_gradients(self._model.parameters(), 1.0)
+
+
+def trained(folder: Path, dtype: str, alone: bool = False, model: str = "model") -> Trained:
+    kind = FullyTrained if (folder / "strategy").read_text() == "fsdp2" else Trained
+    return kind(folder, dtype, alone, model)
+
+
 def resumed(folder: Path, saved: str, dtype: str, alone: bool = False, model: str = "model") -> Trained:
-    other = Trained(folder, dtype, alone, model)
+    other = trained(folder, dtype, alone, model)
     other.load(folder / saved)
     return other
 
 
 def go_on(folder: Path, dtype: str) -> dict[str, object]:
     """An unbroken run, the same by another process's state, and one that begins its optimizer again."""
-    unbroken = Trained(folder, dtype)
+    unbroken = trained(folder, dtype)
     unbroken.steps(1, BEFORE)
     unbroken.save(folder / dtype / "two")
     found: dict[str, object] = {"losses": unbroken.steps(BEFORE + 1, AFTER), "digest": unbroken.digest()}
@@ -116,7 +153,7 @@ def change_ranks(folder: Path) -> dict[str, object]:
 def critic_goes_on(folder: Path) -> dict[str, object]:
     """The same of a critic, and one that goes on with averages of zero."""
     dtype, model = "bfloat16", "critic"
-    unbroken = Trained(folder, dtype, model=model)
+    unbroken = trained(folder, dtype, model=model)
     unbroken.steps(1, BEFORE)
     unbroken.save(folder / dtype / model)
     found: dict[str, object] = {"losses": unbroken.steps(BEFORE + 1, AFTER), "digest": unbroken.digest()}
@@ -131,7 +168,7 @@ def critic_goes_on(folder: Path) -> dict[str, object]:
 def load_foreign(folder: Path) -> None:
     """What Megatron's ranks have saved is loaded and saved; and a model whose output layer is its embedding."""
     resumed(folder, "megatron", "float32").save(folder / "float32" / "from_megatron")
-    tied = Trained(folder, "float32", model="tied")
+    tied = trained(folder, "float32", model="tied")
     tied.steps(1, 1)
     tied.save(folder / "float32" / "tied")
 

@@ -30,11 +30,12 @@ BEFORE = TrainPlacement(2, 1, 1, 2, (3,))
 AFTER = (TrainPlacement(2, 3, 1, 1, (1, 1, 1)), TrainPlacement(3, 1, 1, 2, (3,), vocab_padded=102))
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> tuple[Path, list[dict]]:
+@pytest.fixture(scope="module", params=["fsdp", "fsdp2"])
+def run(request, tmp_path_factory) -> tuple[Path, list[dict]]:
     """The folder of all checkpoints, and what each rank measured."""
-    folder = tmp_path_factory.mktemp("fsdp")
+    folder = tmp_path_factory.mktemp(request.param)
     write_models(folder)
+    (folder / "strategy").write_text(request.param)
     (folder / "megatron").mkdir()
     save_all(folder / "megatron", "qwen2", BEFORE, full_states("qwen2"))
     run_ranks("tests.verl_patches.features.training_checkpoint.fsdp_program", RANKS, folder, 300)

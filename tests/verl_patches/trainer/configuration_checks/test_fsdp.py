@@ -91,7 +91,8 @@ def test_a_megatron_configuration_is_not_taken_for_one_of_fsdp():
         ("actor_rollout_ref.overlay.mindspeed.engine=auto", "mindspeed.engine=auto is for Megatron, .*; set it to off"),
         ("actor_rollout_ref.overlay.measure.verify_weights=true", "verify_weights=True .* find stale weights; set"),
         ("actor_rollout_ref.overlay.rollout.expert_parallel_size=2", "expert_parallel_size=2 is for Megatron"),
-        ("actor_rollout_ref.actor.strategy=fsdp2", "strategy=fsdp2 is refused: it should be 'fsdp'"),
+        ("actor_rollout_ref.ref.strategy=fsdp2", "ref.strategy=fsdp2 is not .*strategy=fsdp, .*; set it to fsdp$"),
+        ("reward_model.strategy=fsdp2", "strategy=fsdp2 is refused: it should be 'fsdp'"),
         ("+algorithm.filter_groups.enable=true", "filter_groups=.* is refused: .*nothing else has been run"),
         ("actor_rollout_ref.actor.strategy=megatron", "strategy=megatron is refused: .*trains with FSDP; for Megatron"),
         (
@@ -120,6 +121,32 @@ def test_what_cannot_run_is_one_sentence(override, says):
 
 
 GAE = "algorithm.adv_estimator=gae"
+FSDP2 = "actor_rollout_ref.actor.strategy=fsdp2"
+
+
+def test_fsdp2_is_one_key_for_all_models():
+    for overrides in ([], [GAE]):
+        check_configuration(compose(NAME, [MODEL, FSDP2, *overrides]))
+        config = plain(FSDP2, *overrides)
+        strategies = [config["critic"], *(config["actor_rollout_ref"][name] for name in ("actor", "ref"))]
+        assert {node["strategy"] for node in strategies} == {"fsdp2"} and backend_of(config) == "fsdp"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("actor_rollout_ref.ref.strategy=fsdp", "ref.strategy=fsdp is not .*strategy=fsdp2, .*; set it to fsdp2"),
+        ("critic.strategy=fsdp", "critic.strategy=fsdp is not .*strategy=fsdp2"),
+        ("actor_rollout_ref.actor.fsdp_config.offload_policy=true", "offload_policy=true is refused"),
+        ("actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params=1", "=1 is read by strategy fsdp alone, .*;"),
+        ("+critic.model.fsdp_config.wrap_policy.disable=true", "critic.*wrap_policy.disable=true is read by strategy"),
+        ("+actor_rollout_ref.ref.fsdp_config.mixed_precision={buffer_dtype: bf16}", "ref.*buffer_dtype=bf16 is read"),
+    ],
+)
+def test_what_fsdp2_does_not_read_is_one_sentence(override, says):
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        check_configuration(compose(NAME, [MODEL, FSDP2, GAE, override]))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_critic_begins_as_the_actor_and_with_its_micro_batches():
@@ -142,7 +169,7 @@ def test_a_critic_begins_as_the_actor_and_with_its_micro_batches():
         ("critic.ppo_mini_batch_size=48", "not a multiple of critic.ppo_mini_batch_size=48"),
         ("critic.ppo_mini_batch_size=1", "=1 prompts x 5 responses do not divide among 8 training replicas"),
         ("critic.rollout_n=4", "critic.rollout_n=4 is not actor_rollout_ref.rollout.n=5"),
-        ("critic.strategy=fsdp2", "critic.strategy=fsdp2 is refused"),
+        ("critic.strategy=fsdp2", "critic.strategy=fsdp2 is not .*strategy=fsdp, .*; set it to fsdp$"),
         ("critic.model.fsdp_config.fsdp_size=2", "critic.model.fsdp_config.fsdp_size=2 is refused"),
         ("critic.model.lora_rank=8", "critic.model.lora_rank=8 is refused"),
         ("critic.optim.min_lr_ratio=0.1", "min_lr_ratio=0.1 is refused: .*reads none"),

@@ -1,0 +1,120 @@
+"""Ranks of two steps of verl's FSDP workers by either strategy; test_sharded_updates.py judges them.
+
+The answers are made up. request.json: the configuration, its overrides, and by name those of each job. Every rank
+writes its figures to ``rank<n>.json``.
+"""
+
+import verl_patches.prelude_patch  # noqa: F401
+
+# isort: split
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from verl import DataProto
+from verl.utils import fsdp_utils
+from verl.workers.fsdp_workers import ActorRolloutRefWorker
+
+from verl_patches.features.compatibility.fully_sharded import release
+from verl_patches.trainer.main_ppo import compose
+
+STEPS = 2
+
+
+def answered(config: Any, step: int, dropped: int) -> DataProto:
+    """This rank's share of a step; the first `dropped` answers of all have no advantage."""
+    numbers, data = torch.Generator().manual_seed(step), config.data
+    count, length = data.train_batch_size * config.actor_rollout_ref.rollout.n, data.max_response_length
+    ids = torch.randint(10, 60, (count, data.max_prompt_length + length), generator=numbers)
+    advantages = torch.randn(count, length, generator=numbers)
+    advantages[:dropped] = 0
+    mine, advantages = (each.chunk(dist.get_world_size())[dist.get_rank()] for each in (ids, advantages))
+    columns = {"input_ids": mine, "attention_mask": torch.ones_like(mine), "advantages": advantages}
+    positions = torch.arange(mine.size(1)).expand(len(mine), -1).contiguous()
+    batch = DataProto.from_dict(columns | {"position_ids": positions, "responses": mine[:, -length:].contiguous()})
+    batch.meta_info = {"temperature": 1.0, "global_token_num": batch.batch["attention_mask"].sum(-1).tolist()}
+    return batch
+
+
+def on_die() -> int:
+    torch.npu.synchronize()
+    return torch.npu.memory_allocated()
+
+
+def run(config: Any, dropped: int) -> dict[str, Any]:
+    node = config.actor_rollout_ref
+    worker, reference = (ActorRolloutRefWorker(config=copy.deepcopy(node), role=role) for role in ("actor", "ref"))
+    worker.rollout_sharding_manager = None  # there is no engine, whose random numbers it would hold
+    for each in (reference, worker):
+        each.init_model()
+    found: dict[str, Any] = {"norms": [], "exact_norms": [], "log_probs": []}
+    record_exact_norms(worker.actor, found["exact_norms"])
+    for step in range(STEPS):
+        batch = answered(config, step, dropped)
+        resting = on_die()
+        batch.batch["old_log_probs"] = worker.compute_log_prob(copy.deepcopy(batch)).batch["old_log_probs"]
+        batch.batch["ref_log_prob"] = reference.compute_ref_log_prob(copy.deepcopy(batch)).batch["ref_log_prob"]
+        found["left"] = on_die() - resting
+        metrics = worker.update_actor(copy.deepcopy(batch)).meta_info["metrics"]
+        found["norms"] += metrics["actor/grad_norm"]
+        found["log_probs"].append(over_ranks(batch.batch["old_log_probs"]))
+    found["version"] = fsdp_utils.fsdp_version(worker.actor_module_fsdp)
+    if found["version"] == 2:
+        found["gathered"] = gathered(worker.actor_module_fsdp)
+        found["moves"] = moved(worker.actor_module_fsdp)
+    return found
+
+
+def over_ranks(values: torch.Tensor) -> float:
+    """Their sum over all ranks in float64, which no kernel of the device rounds."""
+    sums: list[float] = [0.0] * dist.get_world_size()
+    dist.all_gather_object(sums, values.cpu().double().sum().item())
+    return sum(sums)
+
+
+def record_exact_norms(actor: Any, norms: list[float]) -> None:
+    """Take the norm of the gradients of each update before verl clips them."""
+    upstream = actor._optimizer_step
+
+    def step() -> torch.Tensor:
+        gradients = [each.grad for each in actor.actor_module.parameters() if each.grad is not None]
+        own = [each.to_local() if hasattr(each, "to_local") else each for each in gradients]
+        norms.append(over_ranks(torch.cat([each.flatten() for each in own]).cpu().double().square()) ** 0.5)
+        return upstream()
+
+    actor._optimizer_step = step
+
+
+def gathered(model: torch.nn.Module) -> int:
+    """Bytes that embeddings, norm and output layer take while they are gathered."""
+    fsdp_utils.load_fsdp_model_to_gpu(model)
+    before = on_die()
+    model.unshard()
+    taken = on_die() - before
+    release(model)
+    return taken
+
+
+def moved(model: torch.nn.Module) -> list[int]:
+    """Bytes of this rank's weights, those that leave the die and come back, and those that leave it by verl alone."""
+    fsdp_utils.load_fsdp_model_to_gpu(model)
+    weights = sum(parameter.to_local().nbytes for parameter in model.parameters())
+    there = on_die()
+    fsdp_utils.offload_fsdp_model_to_cpu(model)
+    away = on_die()
+    fsdp_utils.load_fsdp_model_to_gpu(model)
+    back = on_die()
+    fsdp_utils.offload_fsdp2_model_to_cpu.__wrapped__(model)
+    return [weights, there - away, back - away, back - on_die()]
+
+
+def main(folder: Path) -> None:
+    request = json.loads((folder / "request.json").read_text())
+    found = {}
+    for name, (overrides, dropped) in request["jobs"].items():
+        found[name] = run(compose(request["configuration"], [*request["overrides"], *overrides]), dropped)
+    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.barrier()
