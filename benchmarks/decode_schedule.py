@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
-from post_training.plan.rebalance import Move, bucket, rebalance  # noqa: E402
+from post_training.plan.rebalance import Move, bucket, least_slot_steps, rebalance  # noqa: E402
 
 Decide = Callable[[Sequence[int], Sequence[int]], list[Move]]
 
@@ -141,7 +141,7 @@ def run(lengths: NDArray[np.int64], ranks: int, schedule: Schedule) -> tuple[int
 def bound(lengths: NDArray[np.int64], ranks: int, sizes: Sequence[int]) -> int:
     """Slot-steps if before every step the running sequences were spread evenly over the ranks."""
     running = len(lengths) - np.searchsorted(np.sort(lengths), np.arange(int(lengths.max())), side="right")
-    return int(sum(ranks * bucket(-(-int(number) // ranks), sizes) for number in running))
+    return least_slot_steps(running, ranks, sizes)
 
 
 def drawn(kind: str, ranks: int, each: int, longest: int, seed: int) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ with most sequences. As sequences end unevenly that rank keeps all others in a g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -29,6 +29,16 @@ def bucket(sequences: int, sizes: Sequence[int]) -> int:
     if not fitting:
         raise ValueError(f"no graph of {sorted(sizes)} holds {sequences} sequences")
     return min(fitting)
+
+
+def least_slot_steps(running: Iterable[int], ranks: int, sizes: Sequence[int] = ()) -> int:
+    """Ranks x graph size summed over decode steps, if before every step the sequences that run were spread evenly.
+
+    running: sequences of all ranks by step. sizes: of the graphs; without any a rank runs as many as it has. On two
+    ranks 5 and then 2 sequences need 2 x 3 + 2 x 1, and with graphs of 2 and 4, 2 x 4 + 2 x 2.
+    """
+    fullest = [-(-int(number) // ranks) for number in running if number]
+    return sum(ranks * (bucket(most, sizes) if sizes else most) for most in fullest)
 
 
 def rebalance(counts: Sequence[int], sizes: Sequence[int], room: Sequence[int] | None = None) -> list[Move]:

@@ -44,6 +44,10 @@ BEGAN, ENDED = "ray_ready", "ended"
 MEMORY = "memory"  # the folder with a file for each die
 # Forwards of a rollout without a prompt, and how often its ranks exchanged what they run.
 DECODE_STEPS, AGREEMENTS = "rollout/decode_steps", "rollout/agreements"
+# Ranks x graph size summed over those forwards, and the sum with sequences spread evenly over the ranks.
+SLOT_STEPS, SLOT_STEPS_BOUND = "rollout/slot_steps", "rollout/slot_steps_bound"
+# Exchanges of the samples that stay with the workers that generated them.
+DATA_COLLECTIVES = "samples/collectives"
 # What the driver serializes for workers, and how long after the first of them the last begins a stage.
 DRIVER_BYTES, START_SKEW_PREFIX = "perf/driver_bytes_per_sample", "timing_start_skew/"
 

@@ -25,7 +25,7 @@ def the_next_forward_is_agreed_on_the_device(body):
         dp_size=2, dp_rank=0, is_kv_producer=False, is_kv_consumer=False, torchair_graph_enabled=False
     )
     agreed = Agreement((4, 8), (3, 7), with_prefill=False, two_batches=True, steps=1, wasted=0)
-    loop = SimpleNamespace(forward=lambda mine, stand_in: agreed)
+    loop = SimpleNamespace(forward=lambda mine, stand_in, graph_sizes: agreed)
     with (
         mock.patch("verl_patches.features.dp_sync.decode_loop.going", return_value=loop),
         module_with("vllm.distributed.parallel_state", get_dp_group=None),

@@ -245,6 +245,23 @@ def test_ranks_agree_once_a_lease_and_the_tokens_are_those_of_upstream(rig):
     assert leased["rollout/wasted_steps"] < 3
 
 
+def test_slot_steps_and_their_bound_are_those_of_the_responses(rig):
+    """Engine 0 ends its 32 responses after three tokens, engine 1 after eight; the first comes with the prompt."""
+    found = {}
+    for steps in (3, 1):
+        rig.run(jobs.recall)
+        rig.run(jobs.switch, dp_sync={"lease_steps": steps})
+        counted = rig.run(jobs.rollout_collectives, PROMPTS, ByRank([3, 3, None, None]))
+        found[steps] = {(each["rollout/slot_steps"], each["rollout/slot_steps_bound"]) for each in counted}
+    lengths = [sum(mask[-8:]) for mask in rig.run(jobs.tokens)[0]["attention_mask"]]
+    halves = [[min(3, length) for length in lengths[:32]], lengths[32:]]
+    running = [[sum(length > step for length in half) for half in halves] for step in range(1, max(halves[1]))]
+    slots, bound = sum(2 * max(both) for both in running), sum(2 * ((sum(both) + 1) // 2) for both in running)
+    assert found[1] == {(slots, bound)} and slots > bound + 100
+    ((of_leases, the_same),) = found[3]
+    assert of_leases >= slots and the_same == bound
+
+
 def test_requests_that_wait_are_admitted_between_leases_and_none_is_lost(rig):
     plain = rig.run(jobs.generate_under_lease, PROMPTS)[0]
     rig.run(jobs.recall)

@@ -47,8 +47,13 @@ def get_forward_metadata_across_dp(
     from verl_patches.features.dp_sync.lease import Offer
 
     mine, loop = Offer(maybe_padded_num_tokens, num_tokens, with_prefill, enable_dbo), decode_loop.going()
-    agreed = loop.forward(mine, lambda: self._dummy_run(1)) if loop else decode_loop.agree_once(mine, get_dp_group())
-    return forward_of_rank(mine, agreed, self.dp_rank, fixed_sizes=self.torchair_graph_enabled)
+    in_graphs = self.torchair_graph_enabled
+    if loop:
+        sizes = self.torchair_graph_batch_sizes if in_graphs else ()
+        agreed = loop.forward(mine, lambda: self._dummy_run(1), sizes)
+    else:
+        agreed = decode_loop.agree_once(mine, get_dp_group())
+    return forward_of_rank(mine, agreed, self.dp_rank, fixed_sizes=in_graphs)
 
 
 @wrap(

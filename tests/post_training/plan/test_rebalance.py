@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from post_training.plan.rebalance import Move, bucket, rebalance
+from post_training.plan.rebalance import Move, bucket, least_slot_steps, rebalance
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=5, unique=True).map(lambda sizes: [*sizes, 64])
 
@@ -51,6 +51,16 @@ def test_the_worked_example():
     assert rebalance([5, 1, 0], [1, 2, 8]) == [Move(0, 2, 2), Move(0, 1, 1)]
     assert rebalance([5, 1, 0], [1, 2, 8], room=[0, 0, 2]) == []
     assert rebalance([], [1]) == []
+
+
+@given(st.lists(st.integers(0, 120), max_size=9), st.integers(2, 5), st.none() | SIZES)
+def test_the_bound_is_that_of_sequences_dealt_out_one_by_one(running, ranks, sizes):
+    places, found = sorted(sizes or range(1, 121)), 0
+    for number in running:
+        dealt = [len(range(rank, number, ranks)) for rank in range(ranks)]
+        if number:
+            found += sum(next(size for size in places if size >= max(dealt)) for _ in dealt)
+    assert least_slot_steps(running, ranks, sizes or ()) == found
 
 
 def test_more_sequences_than_any_graph_holds_are_refused():

@@ -98,11 +98,19 @@ def test_device_memory_of_the_last_step_in_the_order_of_its_phases():
     ]
 
 
-def test_agreements_and_decode_steps_are_those_of_the_whole_run():
-    steps = [StepRecord(n, float(n), {"rollout/agreements": 3.0, "rollout/decode_steps": 31.0}) for n in (1, 2)]
-    summary = summarise(steps, FACTS)
-    assert (summary["agreements"], summary["decode_steps"]) == (6, 62)
-    assert summarise([record(1)], FACTS)["agreements"] is None
+def test_figures_of_the_decode_loop_and_of_samples_are_those_of_the_whole_run():
+    metrics = {
+        "rollout/agreements": 3.0,
+        "rollout/decode_steps": 31.0,
+        "rollout/slot_steps": 124.0,
+        "rollout/slot_steps_bound": 70.0,
+        "samples/collectives": 1.0,
+    }
+    summary = summarise([StepRecord(n, float(n), metrics) for n in (1, 2)], FACTS)
+    names = ("agreements", "decode_steps", "slot_steps", "slot_steps_bound", "data_collectives")
+    assert [summary[name] for name in names] == [6, 62, 248, 140, 2]
+    without = summarise([record(1)], FACTS)
+    assert [without[name] for name in names] == [None] * 5
 
 
 def test_bytes_of_the_driver_and_late_starts_are_means_without_the_first_step():

@@ -28,6 +28,16 @@ def largest(vector: list[int], group: dist.ProcessGroup) -> list[int]:
     return [int(value) for value in shared.tolist()]
 
 
+def total(vector: list[int], group: dist.ProcessGroup) -> list[int]:
+    """The sum of every element over the ranks of the device group; sums fit int32."""
+    shared = torch.tensor(vector, dtype=torch.int32).npu()
+    dist.all_reduce(shared, group=group)
+    record = current_record()
+    record.count("collectives/rollout_figures/count")
+    record.count("collectives/rollout_figures/bytes", shared.numel() * shared.element_size())
+    return [int(value) for value in shared.tolist()]
+
+
 def forward_of_rank(
     mine: Offer, agreed: Agreement, rank: int, fixed_sizes: bool
 ) -> tuple[int, torch.Tensor, bool, bool]:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from verl_patches.features.dp_sync.agreement import largest
+from post_training.plan.rebalance import least_slot_steps
+from verl_patches.features.dp_sync.agreement import largest, total
 from verl_patches.features.dp_sync.lease import Agreement, DecodeLease, Offer, Progress, decide, encode, steps_in_hand
 from verl_patches.features.measure.step_record import current_record
 
-FIGURES = ("agreements", "decode_steps", "prefill_steps", "idle_steps", "wasted_steps")
+FIGURES = (
+    "agreements",
+    "decode_steps",
+    "prefill_steps",
+    "idle_steps",
+    "wasted_steps",
+    "slot_steps",
+    "slot_steps_bound",
+)
 
 
 class DecodeLoop:
@@ -23,11 +32,15 @@ class DecodeLoop:
         self._unfinished = False
         self._idle = False
         self._scheduler: Any = None
+        self._running: list[int] = []
+        self._graph_sizes: Sequence[int] = ()
 
     def goes_on(self, unfinished: bool) -> bool:
         """Whether the engine makes another forward; `unfinished`: it has unfinished requests of its own. Exchanges
         nothing: what others have is known from the last agreement."""
         self._unfinished = unfinished
+        if not self.lease.going:
+            self._running.clear()
         return self.lease.goes_on()
 
     def step(self, core: Any, step: Callable[[], Any]) -> Any:
@@ -48,6 +61,7 @@ class DecodeLoop:
             stuck = self._unfinished
             steps, work = (1, lease.limit) if stuck else (lease.limit, 0)
             if not self._agree(Offer(1, 1, False, False, steps, work)).unfinished:
+                self._count_bound()
                 return
         self._idle = True
         try:
@@ -55,11 +69,12 @@ class DecodeLoop:
         finally:
             self._idle = False
 
-    def forward(self, mine: Offer, stand_in: Callable[[], Any]) -> Agreement:
+    def forward(self, mine: Offer, stand_in: Callable[[], Any], graph_sizes: Sequence[int] = ()) -> Agreement:
         """The agreement under which this rank runs `mine`. Exchanges only where no lease is in force.
 
         stand_in: runs a forward without requests. With it a rank that cannot keep its lease gets to the lease's end,
         where all ranks raise; to stop earlier would leave the others waiting.
+        graph_sizes: of the graphs that decode, the same on all ranks; none without graphs.
 
         Raises:
             LeaseError: see `lease.decide`.
@@ -76,12 +91,22 @@ class DecodeLoop:
         assert agreed is not None
         lease.take(self._idle)
         _count(decode_steps=not agreed.with_prefill, prefill_steps=agreed.with_prefill, idle_steps=self._idle)
+        if not agreed.with_prefill:
+            self._graph_sizes = graph_sizes
+            self._running.append(0 if self._idle else mine.tokens)
+            _count(slot_steps=len(agreed.padded_tokens) * max(agreed.padded_tokens))
         return agreed
 
     def _agree(self, offer: Offer) -> Agreement:
         agreed = self.lease.accept(largest(self.lease.vector(offer), self.group.device_group))
         _count(agreements=1, wasted_steps=0 if agreed.unfinished else agreed.wasted)
         return agreed
+
+    def _count_bound(self) -> None:
+        """After a rollout, in one exchange: what its decode steps would have needed with their sequences spread evenly.
+        All ranks have made the same forwards, so their lists are of one length; a 0 more, and none is empty."""
+        running = total([*self._running, 0], self.group.device_group)
+        _count(slot_steps_bound=least_slot_steps(running, self.group.world_size, self._graph_sizes))
 
     @contextmanager
     def _holding_still(self, scheduler: Any) -> Iterator[None]:
