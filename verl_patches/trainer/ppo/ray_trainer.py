@@ -215,12 +215,32 @@ def init_workers_that_know_the_step(upstream: Callable[..., None], self: RayPPOT
 
 @wrap(
     f"{_TRAINER}.init_workers",
+    feature=OVERLONG_FILTERING,
+    relies_on=[f"{_TRAINER}.fit"],
+    why="verl's loss counts answers that were cut like any other",
+    upstream="not forwarded: part of this project's features",
+    remove_when="the pinned verl's fit can leave out answers that were cut",
+    outside=["learning_rate", "sample_handles"],
+)
+def init_workers_that_filter_truncated(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
+    from verl_patches.features.measure.batch_figures import end_tokens_of
+    from verl_patches.features.overlong.filtering import filtering
+
+    upstream(self)
+    workers = self.actor_rollout_wg
+    workers.update_actor = filtering(workers.update_actor, lambda: end_tokens_of(self))
+    if getattr(self, "use_critic", False):
+        self.critic_wg.update_critic = filtering(self.critic_wg.update_critic, lambda: end_tokens_of(self))
+
+
+@wrap(
+    f"{_TRAINER}.init_workers",
     feature=MEASURE,
     evidence="executed",
     relies_on=[f"{_TRAINER}.fit"],
     why="which groups carry a gradient and which answers were cut is known on the driver alone; and when this ends the "
     "models are ready, which is a part of the start-up time that a run reports",
-    outside=["learning_rate", "sample_handles"],
+    outside=["learning_rate", "sample_handles", "overlong_filtering"],
     **_OWN_RECORD,
 )
 def init_workers_that_report_the_batch(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
@@ -257,26 +277,6 @@ def init_workers_with_penalty(upstream: Callable[..., None], self: RayPPOTrainer
 
     upstream(self)
     self.reward_fn = with_penalty(self.reward_fn, OverlongBuffer.of(self.config))
-
-
-@wrap(
-    f"{_TRAINER}.init_workers",
-    feature=OVERLONG_FILTERING,
-    relies_on=[f"{_TRAINER}.fit"],
-    why="verl's loss counts answers that were cut like any other",
-    upstream="not forwarded: part of this project's features",
-    remove_when="the pinned verl's fit can leave out answers that were cut",
-    outside=["measure"],
-)
-def init_workers_that_filter_truncated(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
-    from verl_patches.features.measure.batch_figures import end_tokens_of
-    from verl_patches.features.overlong.filtering import filtering
-
-    upstream(self)
-    workers = self.actor_rollout_wg
-    workers.update_actor = filtering(workers.update_actor, lambda: end_tokens_of(self))
-    if getattr(self, "use_critic", False):
-        self.critic_wg.update_critic = filtering(self.critic_wg.update_critic, lambda: end_tokens_of(self))
 
 
 @wrap(

@@ -1,8 +1,10 @@
 """What long answers cost, and that those which were cut count nowhere in the loss; the two clips beside them."""
 
+import functools
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -106,6 +108,48 @@ def test_the_update_gets_the_filtered_batch():
     assert given.batch["attention_mask"][:, -4:].sum(-1).tolist() == [0, 1]
     assert given.meta_info == {"training_step": 3}
     assert (given.batch["old_log_probs"][0] == 0).all() and given.batch["old_log_probs"][1].isnan().all()
+
+
+def test_the_share_of_cut_answers_is_that_of_the_batch_and_not_of_what_is_left():
+    """The two wraps in the order in which the overlay applies them; the other way round there would be none."""
+    import verl_patches.trainer.ppo.ray_trainer  # noqa: F401
+    from overlay.declaration import declared
+    from overlay.ordering import make_plan
+    from verl_patches.features.measure.feature import MEASURE
+    from verl_patches.features.overlong.feature import OVERLONG_FILTERING
+
+    target = "verl.trainer.ppo.ray_trainer:RayPPOTrainer.init_workers"
+    bodies = [
+        patch.body
+        for patch in make_plan([patch for patch in declared() if patch.target == target]).patches
+        if patch.feature in (MEASURE, OVERLONG_FILTERING)
+    ]
+    assert len(bodies) == 2
+    assert share_of_cut_answers(bodies) == 0.5 and share_of_cut_answers(bodies[::-1]) == 0.0
+
+
+def share_of_cut_answers(bodies) -> float:
+    """What the driver reports of a batch with one answer in two cut, whose update gets it without its tokens."""
+    batch = batch_of([4, 1], last=[7, END], token_level_scores=torch.zeros(2, 4))
+    batch.non_tensor_batch["uid"] = np.array(["a", "a"], dtype=object)
+    trained = []
+
+    def update(data):
+        trained.append(data.batch["attention_mask"][:, -4:].sum(-1).tolist())
+        return SimpleNamespace(meta_info={"metrics": {}})
+
+    workers = SimpleNamespace(update_actor=update)
+    trainer, init = SimpleNamespace(actor_rollout_wg=workers), lambda self: None
+    for body in bodies:
+        init = functools.partial(body, init)
+    with (
+        mock.patch("verl_patches.features.measure.batch_figures.end_tokens_of", return_value=frozenset([END])),
+        mock.patch("verl_patches.trainer.ppo.ray_trainer._note"),
+    ):
+        init(trainer)
+        output = workers.update_actor(batch)
+    assert trained == [[0, 1]]
+    return output.meta_info["metrics"]["sampling/truncated_share"]
 
 
 def test_a_critic_learns_from_the_answers_that_the_actor_learns_from():
