@@ -1,20 +1,25 @@
-"""The supervisor over a real training on emulated dies, of which something is killed."""
+"""The supervisor over a real training on emulated dies, of which something is killed, stopped or taken away."""
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from post_training.report.metrics import read_entries
 from rehearsal.plan import ROOT, Options, Plan, make_plan
 from rehearsal.processes import remove_emulated_dies
 from rehearsal.resume_proof.comparison import MEASURED, OF_A_START, compare, metrics_of
+from tests.scripts.namespaces import on_small_disk, reason_why_not
 from verl_patches.trainer.own_ray import private_folder
 from verl_patches.trainer.own_ray.processes import descendants
 
@@ -23,20 +28,32 @@ SETTINGS = ("trainer.save_freq=1", "trainer.test_freq=-1", "trainer.val_before_t
 
 # Of losses that are reported, with another order of the sums in float32: tests/verl_patches/features/exact_loss.
 EXACT_LOSS = {"rel": 1e-5, "abs": 1e-6}
+OUTPUT = "actor_rollout_ref.overlay.measure.output_dir"
 MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 SKIPPED = (*MEASURED, *OF_A_START)
 
-pytestmark = pytest.mark.exhaustive("trains eight times")
+# A process that answers nobody is named after 15 seconds, and the run is ended after 30.
+WATCH = "actor_rollout_ref.overlay.watch"
+SOON = (f"{WATCH}.interval_s=1", f"{WATCH}.warn_s.silent=15", f"{WATCH}.end_s.silent=30")
+NAMED = r"rank [0-3] \(process {} on \S+\) has not answered for \d+ s"
+
+pytestmark = pytest.mark.exhaustive("trains fourteen times")
 
 
 def planned(output: Path, *more: str) -> Plan:
     return make_plan(Options(steps=STEPS, output=output, overrides=(*SETTINGS, *more)), "supervised")
 
 
-def train(command: list[str], plan: Plan, meanwhile: Callable[[int], None] = lambda process: None) -> int:
-    """Run a command that trains as the plan says; `meanwhile` is called with its process until it has ended."""
+def make_model(plan: Plan) -> Path:
+    """The folder of the tiny model that a plan trains."""
     if not plan.checkpoint.exists():
         subprocess.run(plan.checkpoint_command(), check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
+    return plan.checkpoint
+
+
+def train(command: list[str], plan: Plan, meanwhile: Callable[[int], None] = lambda process: None) -> int:
+    """Run a command that trains as the plan says; `meanwhile` is called with its process until it has ended."""
+    make_model(plan)
     with private_folder("supervised", on_removal=remove_emulated_dies) as private:
         environment = os.environ | plan.environment() | {"TMPDIR": str(private), "NPU_EMULATOR_NODE": private.name}
         subprocess.run(plan.data_command(), env=environment, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
@@ -84,39 +101,107 @@ def of_name(below: int, name: str) -> list[int]:
 
 
 def workers(below: int, output: Path) -> list[int]:
-    """The processes below another in which patches of verl's worker ran, as the run says."""
+    """The processes below another that are verl's workers of a rank, as the run says; the trainer's is none."""
     entries = read_entries(output / "patches.jsonl")
-    ran = {each["process"] for each in entries if any("megatron_workers" in label for label in each["executed"])}
+    ran = {each["process"] for each in entries if any("RolloutRefWorker.__init__" in name for name in each["executed"])}
     return [process for process in descendants(below) if process in ran]
 
 
 @pytest.mark.parametrize(
-    "name, causes",
+    "name, number, cause, said, settings",
     [
-        ("worker", {"worker_died"}),
-        ("raylet", {"ray_died", "worker_died"}),
-        ("rehearsal.training", {"worker_died"}),
+        ("worker", signal.SIGKILL, "worker_died", "", ()),
+        ("worker", signal.SIGSTOP, "hang", NAMED, SOON),
+        ("raylet", signal.SIGKILL, "ray_died", "its process raylet has gone", ()),
+        ("rehearsal.training", signal.SIGKILL, "worker_died", "ended by signal 9", ()),
     ],
 )
-def test_a_killed_training_comes_to_the_unbroken_ones_end(unbroken, tmp_path, name, causes):
-    plan, killed = planned(tmp_path / "run"), []
+def test_a_training_that_loses_something_comes_to_the_unbroken_ones_end(
+    unbroken, tmp_path, name, number, cause, said, settings
+):
+    plan, lost = planned(tmp_path / "run", *settings), []
 
-    def kill(process: int) -> None:
-        if not killed and (plan.output / "checkpoints" / "global_step_1").exists():
+    def take(process: int) -> None:
+        if not lost and (plan.output / "checkpoints" / "global_step_1").exists():
             found = workers(process, plan.output) if name == "worker" else of_name(process, name)
-            killed.extend(found[:1])
-            for each in killed:
-                os.kill(each, signal.SIGKILL)
+            lost.extend(found[:1])
+            for each in lost:
+                os.kill(each, number)
 
-    code = train(supervised(plan, tmp_path / "policy.yaml"), plan, kill)
+    code = train(supervised(plan, tmp_path / "policy.yaml"), plan, take)
     record = record_of(plan)
-    assert killed and code == 0, (tmp_path / "run.log").read_text()[-4000:]
+    assert lost and code == 0, (tmp_path / "run.log").read_text()[-4000:]
     (failed,) = [entry for entry in record if "cause" in entry]
-    assert failed["cause"] in causes
+    assert failed["cause"] == cause and re.search(said.format(lost[0]), failed["message"]), failed
     (again,) = [entry["message"] for entry in record if entry["message"].startswith("again in")]
     went_on_from = int(again.split("the checkpoint of step ")[1].split()[0]) if "checkpoint" in again else 0
     compared = compare(unbroken, plan.output, went_on_from + 1, STEPS)
     assert compared.differing == () and compared.steps == STEPS, compared
+
+
+FAILING_REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    raise ValueError("the sandbox did not answer")
+"""
+
+
+def given_up(tmp_path: Path, *settings: str) -> dict:
+    """What the record says of a training with these settings, which fails, and has to be started once."""
+    plan = planned(tmp_path / "run", *settings)
+    assert train(supervised(plan, tmp_path / "policy.yaml"), plan) == 1, (tmp_path / "run.log").read_text()[-4000:]
+    record = record_of(plan)
+    assert [entry["start"] for entry in record if "start" in entry] == ["start_1.log"]
+    (failed,) = [entry for entry in record if "cause" in entry]
+    assert record[-1]["ended"] == 1 and f"{failed['cause']} is not retried" in record[-1]["message"]
+    assert len(list(plan.output.glob("failure-*.tar.gz"))) == 1
+    return failed
+
+
+def test_a_reward_function_that_always_fails_is_not_called_again_in_another_start(tmp_path):
+    reward = tmp_path / "reward.py"
+    reward.write_text(FAILING_REWARD)
+    failed = given_up(tmp_path, f"custom_reward_function.path={reward}")
+    assert failed["cause"] == "reward_error" and failed["step"] == 0
+    assert "the reward function failed twice (ValueError: the sandbox did not answer)" in failed["message"]
+
+
+def test_weights_that_are_not_finite_are_not_loaded_again(tmp_path):
+    model = shutil.copytree(make_model(planned(tmp_path / "unused")), tmp_path / "model")
+    (file,) = model.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors["model.layers.1.self_attn.o_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+    failed = given_up(tmp_path, f"actor_rollout_ref.model.path={model}")
+    assert (failed["cause"], failed["step"]) == ("not_valid", 0)
+    assert "weights hold inf or nan in module.decoder.layers.1.self_attention.linear_proj.weight" in failed["message"]
+
+
+def test_a_disk_that_is_full_is_not_written_to_again(tmp_path):
+    """It is the supervisor's too: neither its record nor an archive has room there."""
+    reason = reason_why_not()
+    if reason:
+        pytest.skip(f"NOT RUN, a full disk: {reason}")
+    small = tmp_path / "run" / "small"
+    places = {OUTPUT: small, "trainer.default_local_dir": small / "checkpoints"}
+    plan = planned(tmp_path / "run", *(f"{key}={path}" for key, path in places.items()), "trainer.save_freq=-1")
+    small.mkdir(parents=True)
+    filled = []
+
+    def fill(process: int) -> None:
+        seen = Path(f"/proc/{process}/root{small}")
+        metrics = seen / "metrics.jsonl"
+        if not filled and metrics.exists() and metrics.read_text().count("\n"):
+            with (seen / "filler").open("wb", buffering=0) as file, suppress(OSError):
+                while True:
+                    filled.append(file.write(bytes(4096)))
+
+    code = train(on_small_disk(small, "8m", *supervised(plan, tmp_path / "policy.yaml")), plan, fill)
+    said = (tmp_path / "run.log").read_text()
+    assert filled and code == 1, said[-4000:]
+    assert said.count("supervise: a start;") == 1 and "Traceback" not in said.split("supervise: it failed")[1]
+    assert f"it failed (full_disk): the disk that holds {small}, mounted at {small}, is full" in said, said[-4000:]
+    assert "it is not started again: full_disk is not retried" in said
+    assert f"what is known lies in {small}, for no archive" in said
 
 
 def test_memory_that_runs_out_at_the_third_step_changes_no_gradient(tmp_path):
