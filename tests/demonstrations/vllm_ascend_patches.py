@@ -14,6 +14,7 @@ from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.dp_sync.lease import Agreement
 from verl_patches.features.residency.feature import RESIDENCY, ResidencySettings
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL, RolloutSettings
+from verl_patches.features.rollout_rebalance.feature import ROLLOUT_REBALANCE
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 
 RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
@@ -31,6 +32,14 @@ def the_next_forward_is_agreed_on_the_device(body):
         module_with("vllm.distributed.parallel_state", get_dp_group=None),
     ):
         return str(body(Upstream(), runner, 4, 3, False, True))
+
+
+@demonstrates(f"{RUNNER}._update_states", ROLLOUT_REBALANCE)
+def random_numbers_of_requests_that_arrived_go_on(body):
+    found = "verl_patches.features.rollout_rebalance.mover.restore_generators"
+    with mock.patch(found) as restore:
+        body(Upstream(), SimpleNamespace(), "scheduled")
+    return restore.call_count
 
 
 @demonstrates(f"{RUNNER}.load_model", RESIDENCY)

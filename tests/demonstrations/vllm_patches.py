@@ -21,6 +21,7 @@ from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
+from verl_patches.features.rollout_rebalance.feature import ROLLOUT_REBALANCE
 from verl_patches.features.temperature.feature import TEMPERATURE
 from verl_patches.features.watch.feature import WATCH
 from verl_patches.features.watch.signs import process_signs
@@ -53,7 +54,7 @@ def the_last_agreement_is_asked(body):
 @contextlib.contextmanager
 def a_rollout_goes_on():
     """With a loop that says what it was asked."""
-    loop = SimpleNamespace(step=lambda core, step: "leased", idle_step=lambda run: None)
+    loop = SimpleNamespace(step=lambda core, step: "leased", idle_step=lambda run, scheduler: None)
     with mock.patch("verl_patches.features.dp_sync.decode_loop.going", return_value=loop):
         yield
 
@@ -68,8 +69,48 @@ def a_step_is_made_under_the_lease(body):
 def nobody_runs_a_batch_for_nobody(body):
     upstream = Upstream()
     with a_rollout_goes_on():
-        body(upstream, SimpleNamespace())
+        body(upstream, SimpleNamespace(scheduler=None))
     return len(upstream.calls)
+
+
+@contextlib.contextmanager
+def requests_move():
+    """With a mover that says what it was asked."""
+    asked = []
+    mover = SimpleNamespace(
+        move=lambda core: asked.append("moved"),
+        stepping=contextlib.nullcontext,
+        own_outputs=lambda core, outputs: f"own of {outputs}",
+        has_work=lambda core: True,
+    )
+    of_loop = mock.patch(
+        "verl_patches.features.rollout_rebalance.mover.mover_of", lambda loop: contextlib.nullcontext(mover)
+    )
+    with a_rollout_goes_on(), of_loop:
+        yield asked
+
+
+@demonstrates("vllm.v1.engine.core:EngineCore.step", ROLLOUT_REBALANCE)
+def requests_move_before_a_step_which_gives_its_own_outputs(body):
+    with requests_move() as asked:
+        return str(body(lambda core: ("outputs", True), SimpleNamespace())), asked
+
+
+@demonstrates("vllm.v1.engine.core:EngineCore.execute_dummy_batch", ROLLOUT_REBALANCE)
+def an_idle_engine_makes_a_step_for_its_guests(body):
+    steps = []
+    with requests_move():
+        body(Upstream(), SimpleNamespace(step=lambda: steps.append("step")))
+    return steps
+
+
+@demonstrates("vllm.v1.engine.llm_engine:LLMEngine.add_request", ROLLOUT_REBALANCE)
+def a_request_gets_noise_of_its_own(body):
+    given = "verl_patches.features.rollout_rebalance.requests.with_noise_of_its_own"
+    upstream = Upstream()
+    with mock.patch(given, lambda params, switch: "own"):
+        body(upstream, SimpleNamespace(), "1", "prompt", "given")
+    return str(upstream.calls)
 
 
 @demonstrates("vllm.engine.arg_utils:EngineArgs._is_v1_supported_oracle", PRECISION)

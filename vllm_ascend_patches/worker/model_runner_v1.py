@@ -10,9 +10,11 @@ from overlay import wrap
 from verl_patches.features import settings
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.residency.feature import RESIDENCY
+from verl_patches.features.rollout_rebalance.feature import ROLLOUT_REBALANCE
 
 if TYPE_CHECKING:
     import torch
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 
@@ -54,6 +56,20 @@ def get_forward_metadata_across_dp(
     else:
         agreed = decode_loop.agree_once(mine, get_dp_group())
     return forward_of_rank(mine, agreed, self.dp_rank, fixed_sizes=in_graphs)
+
+
+@wrap(
+    f"{_RUNNER}._update_states",
+    feature=ROLLOUT_REBALANCE,
+    why="a request that arrives from another engine goes on in its random numbers where it was",
+    upstream="not forwarded: part of this project's features",
+    remove_when="vLLM moves requests between data-parallel engines while they decode",
+)
+def update_states(upstream: Callable[..., None], self: NPUModelRunner, scheduler_output: SchedulerOutput) -> None:
+    from verl_patches.features.rollout_rebalance.mover import restore_generators
+
+    upstream(self, scheduler_output)
+    restore_generators(self, scheduler_output)
 
 
 @wrap(

@@ -74,6 +74,7 @@ def step_job(
         rollout_ep=max(tp, min(job.rollout.ep, cluster.dies)),
         engine_sequences=job.engine_sequences,
         graph_sizes=sizes,
+        rebalanced=overlay["rollout_rebalance"]["enabled"],
         pp=pp,
         dp=max(1, cluster.dies // (job.train.tp * pp)),
         micro=job.micro_update,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from post_training.plan.rebalance import least_slot_steps
 from verl_patches.features.dp_sync.agreement import largest, total
@@ -23,6 +23,18 @@ FIGURES = (
 )
 
 
+class Mover(Protocol):
+    """What moves requests between engines at the end of a lease, where a feature does so."""
+
+    away: set[str]
+
+    def plan(self, agreed: Agreement, graph_sizes: Sequence[int]) -> bool:
+        """Whether requests move after the forward that has just been agreed on; the same on all ranks."""
+
+    def ended(self) -> None:
+        """No rank has unfinished requests."""
+
+
 class DecodeLoop:
     """One engine among the data-parallel engines of an instance. `group` is vLLM's data-parallel group."""
 
@@ -31,6 +43,7 @@ class DecodeLoop:
         self.lease = DecodeLease(group.rank_in_group, group.world_size, limit)
         self._unfinished = False
         self._idle = False
+        self.mover: Mover | None = None
         self._scheduler: Any = None
         self._running: list[int] = []
         self._graph_sizes: Sequence[int] = ()
@@ -54,14 +67,16 @@ class DecodeLoop:
             core.execute_dummy_batch()
         return outputs
 
-    def idle_step(self, run: Callable[[], Any]) -> None:
-        """A forward without requests, unless all ranks find that nobody has any."""
+    def idle_step(self, run: Callable[[], Any], scheduler: Any = None) -> None:
+        """A forward without requests, unless all ranks find that nobody has any. `scheduler`: the engine's."""
         lease = self.lease
+        self._scheduler = scheduler or self._scheduler
         if not lease.left:
-            stuck = self._unfinished
-            steps, work = (1, lease.limit) if stuck else (lease.limit, 0)
-            if not self._agree(Offer(1, 1, False, False, steps, work)).unfinished:
+            steps, work = (1, lease.limit) if self._stuck() else (lease.limit, 0)
+            if not self._agree(self._with_counts(Offer(1, 1, False, False, steps, work))).unfinished:
                 self._count_bound()
+                if self.mover is not None:
+                    self.mover.ended()
                 return
         self._idle = True
         try:
@@ -80,8 +95,9 @@ class DecodeLoop:
             LeaseError: see `lease.decide`.
         """
         lease = self.lease
+        self._graph_sizes = graph_sizes
         if not lease.left:
-            self._agree(mine if self._idle else _promise(mine, self._scheduler, lease.limit))
+            self._agree(mine if self._idle else self._with_counts(_promise(mine, self._scheduler, lease.limit)))
         elif not lease.fits(mine):
             lease.cannot_keep()
             while lease.left:
@@ -92,7 +108,6 @@ class DecodeLoop:
         lease.take(self._idle)
         _count(decode_steps=not agreed.with_prefill, prefill_steps=agreed.with_prefill, idle_steps=self._idle)
         if not agreed.with_prefill:
-            self._graph_sizes = graph_sizes
             self._running.append(0 if self._idle else mine.tokens)
             _count(slot_steps=len(agreed.padded_tokens) * max(agreed.padded_tokens))
         return agreed
@@ -100,7 +115,23 @@ class DecodeLoop:
     def _agree(self, offer: Offer) -> Agreement:
         agreed = self.lease.accept(largest(self.lease.vector(offer), self.group.device_group))
         _count(agreements=1, wasted_steps=0 if agreed.unfinished else agreed.wasted)
+        if self.mover is not None and agreed.unfinished and self.mover.plan(agreed, self._graph_sizes):
+            self.lease.end_after_next()
         return agreed
+
+    def _stuck(self) -> bool:
+        """Whether the engine has requests of its own that do not run, other than those that run elsewhere."""
+        if self.mover is None or not self.mover.away:
+            return self._unfinished
+        return self._scheduler.has_unfinished_requests()
+
+    def _with_counts(self, offer: Offer) -> Offer:
+        """`offer` with what decides whether requests move, if they may."""
+        scheduler = self._scheduler
+        if self.mover is None or scheduler is None:
+            return offer
+        running, waiting = len(scheduler.running), bool(scheduler.waiting)
+        return replace(offer, running=running, room=max(0, _most_requests(scheduler) - running), waiting=waiting)
 
     def _count_bound(self) -> None:
         """After a rollout, in one exchange: what its decode steps would have needed with their sequences spread evenly.
@@ -147,6 +178,13 @@ def _promise(mine: Offer, scheduler: Any, limit: int) -> Offer:
         return replace(mine, work=work)
     slots = [_slots_left(request, scheduler) for request in running]
     return replace(mine, steps=steps_in_hand(zip(slots, needed, strict=True), limit), work=work)
+
+
+def _most_requests(scheduler: Any) -> int:
+    """Requests that the engine surely runs at a time, were all of them as long as any may be."""
+    blocks = scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
+    longest = -(-scheduler.max_model_len // scheduler.block_size)
+    return min(scheduler.max_num_running_reqs, blocks // longest)
 
 
 def _forwards_needed(request: Any, longest: int) -> int:

@@ -25,7 +25,7 @@ class Offer:
     padded_tokens, tokens: token count with and without padding; with_prefill: a prompt is among them; two_batches: the
     rank could split its batch into two that overlap; steps: forwards, this one included, that it can make without a
     prompt and without taking blocks away from a request; work: forwards, this one included, that its requests may still
-    need, 0 if it has none unfinished.
+    need, 0 if it has none unfinished; running: requests that run; room: how many more could; waiting: others wait.
     """
 
     padded_tokens: int
@@ -34,13 +34,17 @@ class Offer:
     two_batches: bool
     steps: int = 1
     work: int = 1
+    running: int = 0
+    room: int = 0
+    waiting: bool = False
 
 
 @dataclass(frozen=True)
 class Agreement:
     """What all ranks have agreed on.
 
-    padded_tokens, tokens: by rank, at the beginning of the lease; with_prefill: on any rank; two_batches: on all ranks;
+    padded_tokens, tokens: by rank, at the beginning of the lease; running, room: requests by rank, see Offer;
+    with_prefill, waiting: on any rank; two_batches: on all ranks;
     steps: forwards in which it holds, 0 where nobody has unfinished requests; wasted: forwards that all ranks have just
     made without a request.
     """
@@ -51,6 +55,9 @@ class Agreement:
     two_batches: bool
     steps: int
     wasted: int
+    running: tuple[int, ...] = ()
+    room: tuple[int, ...] = ()
+    waiting: bool = False
 
     @property
     def unfinished(self) -> bool:
@@ -69,15 +76,15 @@ class Progress:
 
 
 def encode(offer: Offer, progress: Progress, rank: int, ranks: int) -> list[int]:
-    """The rank's vector of 2 x ranks + 8 integers, to be reduced by MAX.
+    """The rank's vector of 4 x ranks + 9 integers, to be reduced by MAX.
 
-    For rank 1 of 2 with 3 tokens padded to 4:
-    `[0, 4, 0, 3, prefill, not two_batches, -steps, work, culprit, forwards, -forwards, -idle]`.
+    For rank 1 of 2 with 3 tokens padded to 4, of 3 requests, with room for 5 more: `[0, 4, 0, 3, 0, 3, 0, 5, prefill,
+    not two_batches, waiting, -steps, work, culprit, forwards, -forwards, -idle]`.
     """
-    vector = [0] * (2 * ranks)
-    vector[rank], vector[ranks + rank] = offer.padded_tokens, offer.tokens
+    vector = [0] * (4 * ranks)
+    vector[rank::ranks] = offer.padded_tokens, offer.tokens, offer.running, offer.room
     culprit = rank + 1 if progress.broken else 0
-    flags = [int(offer.with_prefill), int(not offer.two_batches)]
+    flags = [int(offer.with_prefill), int(not offer.two_batches), int(offer.waiting)]
     return [*vector, *flags, -offer.steps, offer.work, culprit, progress.forwards, -progress.forwards, -progress.idle]
 
 
@@ -87,7 +94,7 @@ def decide(reduced: Sequence[int], ranks: int, limit: int) -> Agreement:
     Raises:
         LeaseError: a rank reports a lease that it could not keep, or the ranks have not made the same forwards.
     """
-    prefill, split, steps, work, culprit, most, least, idle = reduced[2 * ranks :]
+    prefill, split, waiting, steps, work, culprit, most, least, idle = reduced[4 * ranks :]
     if culprit:
         raise LeaseError(
             f"rollout rank {culprit - 1} could not keep the lease that it had promised; set "
@@ -96,13 +103,17 @@ def decide(reduced: Sequence[int], ranks: int, limit: int) -> Agreement:
     if most != -least:
         raise LeaseError(f"rollout ranks have made different numbers of forwards, from {-least} to {most}")
     length = 1 if prefill else max(1, min(limit, -steps, work))
+    padded_tokens, tokens, running, room = (tuple(reduced[part * ranks : (part + 1) * ranks]) for part in range(4))
     return Agreement(
-        padded_tokens=tuple(reduced[:ranks]),
-        tokens=tuple(reduced[ranks : 2 * ranks]),
+        padded_tokens=padded_tokens,
+        tokens=tokens,
         with_prefill=bool(prefill),
         two_batches=not split,
         steps=length if work else 0,
         wasted=-idle,
+        running=running,
+        room=room,
+        waiting=bool(waiting),
     )
 
 
@@ -147,6 +158,10 @@ class DecodeLease:
             raise
         self.left = self.agreement.steps
         return self.agreement
+
+    def end_after_next(self) -> None:
+        """The lease that has just begun is one forward; every rank must say so."""
+        self.left = min(self.left, 1)
 
     def fits(self, offer: Offer) -> bool:
         """Whether a forward is one of the lease's. A rank without work runs one token of no request."""

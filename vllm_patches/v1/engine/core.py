@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from overlay import wrap
 from verl_patches.features.dp_sync.feature import DP_SYNC
+from verl_patches.features.rollout_rebalance.feature import ROLLOUT_REBALANCE
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
@@ -46,6 +47,56 @@ def execute_dummy_batch(upstream: Callable[..., None], self: EngineCore) -> None
 
     loop = decode_loop.going()
     if loop:
-        loop.idle_step(lambda: upstream(self))
+        loop.idle_step(lambda: upstream(self), self.scheduler)
     else:
         upstream(self)
+
+
+_REBALANCE = {
+    "feature": ROLLOUT_REBALANCE,
+    "outside": ["dp_sync"],
+    "upstream": "not forwarded: part of this project's features",
+    "remove_when": "vLLM moves requests between data-parallel engines while they decode",
+}
+
+
+@wrap(
+    "vllm.v1.engine.core:EngineCore.step",
+    why="between leases requests leave for engines with room; what is sampled of them goes to their home, which has "
+    "their results in its own",
+    **_REBALANCE,
+)
+def step_between_moves(
+    upstream: Callable[..., tuple[dict[int, EngineCoreOutputs], bool]], self: EngineCore
+) -> tuple[dict[int, EngineCoreOutputs], bool]:
+    from verl_patches.features.dp_sync import decode_loop
+    from verl_patches.features.rollout_rebalance.mover import mover_of
+
+    loop = decode_loop.going()
+    if not loop:
+        return upstream(self)
+    with mover_of(loop) as mover:
+        mover.move(self)
+        with mover.stepping():
+            outputs, executed = upstream(self)
+        return mover.own_outputs(self, outputs), executed
+
+
+@wrap(
+    "vllm.v1.engine.core:EngineCore.execute_dummy_batch",
+    why="an engine without requests of its own may have those of others, for which it makes a step",
+    **_REBALANCE,
+)
+def step_for_guests(upstream: Callable[..., None], self: EngineCore) -> None:
+    from verl_patches.features.dp_sync import decode_loop
+    from verl_patches.features.rollout_rebalance.mover import mover_of
+
+    loop = decode_loop.going()
+    if not loop:
+        return upstream(self)
+    with mover_of(loop) as mover:
+        mover.move(self)
+        if mover.has_work(self):
+            self.step()
+        else:
+            upstream(self)

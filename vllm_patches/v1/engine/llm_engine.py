@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
 from verl_patches.features.compatibility.feature import VERL_ON_VLLM
+from verl_patches.features.rollout_rebalance.feature import ROLLOUT_REBALANCE
 from verl_patches.features.watch.feature import WATCH
 
 if TYPE_CHECKING:
+    from vllm.inputs import PromptType
     from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
 
 _WHY = "verl 0.4.0 calls it around every rollout; with sleep mode off there is no memory pool to put to sleep, and"
@@ -40,6 +43,27 @@ def sleep(upstream: Callable[..., None], self: LLMEngine, level: int = 1) -> Non
 def wake_up(upstream: Callable[..., None], self: LLMEngine, tags: list[str] | None = None) -> None:
     if self.vllm_config.model_config.enable_sleep_mode:
         upstream(self, tags)
+
+
+@wrap(
+    "vllm.v1.engine.llm_engine:LLMEngine.add_request",
+    feature=ROLLOUT_REBALANCE,
+    why="what a request samples may not depend on the engine that runs it, so each draws random numbers of its own",
+    upstream="not forwarded: part of this project's features",
+    remove_when="vLLM moves requests between data-parallel engines while they decode",
+)
+def add_request(
+    upstream: Callable[..., None],
+    self: LLMEngine,
+    request_id: str,
+    prompt: PromptType,
+    params: SamplingParams,
+    *args: Any,
+    **options: Any,
+) -> None:
+    from verl_patches.features.rollout_rebalance.requests import with_noise_of_its_own
+
+    upstream(self, request_id, prompt, with_noise_of_its_own(params, ROLLOUT_REBALANCE.switch), *args, **options)
 
 
 @wrap(

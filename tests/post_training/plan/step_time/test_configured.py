@@ -78,6 +78,14 @@ def test_a_setting_of_the_job_reaches_the_model(keys, value, stage, longer, true
     assert changed == usual if keys.endswith("eager") else (changed > usual) == longer and changed != usual
 
 
+@pytest.mark.parametrize("enabled", [False, True])
+def test_whether_requests_change_engines_reaches_the_model(enabled, true_weights):
+    config = copy.deepcopy(true_weights)
+    config["actor_rollout_ref"]["overlay"]["rollout_rebalance"]["enabled"] = enabled
+    step = step_job(config, read_job(config, DEEPSEEK), DEEPSEEK, PUBLISHED_CLUSTER, 78, 1500)
+    assert step.rebalanced == enabled
+
+
 def test_the_picture_shows_the_largest_part_and_is_the_same_every_time(tmp_path):
     def job_on(cluster):
         return replace(published_job("true"), dp=max(1, cluster.dies // 32))

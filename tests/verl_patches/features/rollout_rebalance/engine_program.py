@@ -1,0 +1,142 @@
+"""Rollout engines in graphs, with leases: the same requests with and without moves between the engines.
+
+``python -m tests.verl_patches.features.rollout_rebalance.engine_program FOLDER`` runs the cases one after another: it
+imports everything once and forks the ranks of each. Every rank writes what its engine generated and the figures of its
+decode loop, by run, to ``FOLDER/CASE/found.RANK.json``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import verl_patches.prelude_patch as prelude
+
+prelude.activate()
+
+from tests.npu_emulator.vllm_ascend_models import write_checkpoint  # noqa: E402
+from tests.npu_emulator.vllm_ascend_program import import_once  # noqa: E402
+from tests.ranks import fork_ranks  # noqa: E402
+from tests.verl_patches.features.rollout_rebalance.cases import (  # noqa: E402
+    CASES,
+    FAULTS,
+    LEASE,
+    MODEL,
+    SEQUENCES,
+    STOP_TOKEN,
+    Case,
+    lengths_of,
+)
+
+
+def main(folder: Path) -> None:
+    """One rank of the case that the folder is named after."""
+    from npu_emulator import strict
+
+    with strict.enabled(False):  # the model's attention is narrower than what the kernels of graphs take
+        generate(folder, CASES[folder.name])
+    os._exit(0)
+
+
+def generate(folder: Path, case: Case) -> None:
+    """All runs of the case in one engine."""
+    import torch
+    import torch.distributed as dist
+    from vllm import LLM
+    from vllm.engine.arg_utils import EngineArgs
+
+    EngineArgs._is_v1_supported_oracle = lambda self, model_config: True  # float32 is for tests, says vLLM
+    rank = int(os.environ["RANK"])
+    activate(case, rebalance=False)
+    torch.npu.set_device(rank)
+    dist.init_process_group("cpu:gloo,npu:hccl")
+    engine, engines = rank // case.tensor_parallel, case.ranks // case.tensor_parallel
+    llm = LLM(
+        model=str(folder.parent / MODEL), skip_tokenizer_init=True, dtype="float32", max_num_seqs=SEQUENCES,
+        seed=engine, num_gpu_blocks_override=64, gpu_memory_utilization=0.4, swap_space=0, max_model_len=160,
+        enable_prefix_caching=False, tensor_parallel_size=case.tensor_parallel,
+        distributed_executor_backend="external_launcher",
+        additional_config={"torchair_graph_config": {"enabled": True, "graph_batch_sizes": list(case.sizes)}},
+    )  # fmt: skip
+    found = {}
+    for run in case.runs:
+        activate(case, rebalance=" on" in run)
+        with faulty(run.partition(": ")[2]):
+            found[run] = generated(llm, engine, lengths_of(engine, engines), greedy=run.startswith("greedy"))
+    (folder / f"found.{rank}.json").write_text(json.dumps(found))
+
+
+def activate(case: Case, rebalance: bool) -> None:
+    from verl_patches.features import settings
+
+    sections = {
+        "dp_sync": {"lease_steps": LEASE},
+        "rollout": {"expert_parallel_size": case.ranks},
+        "rollout_rebalance": {"enabled": rebalance},
+    }
+    settings.activate(settings.OverlaySettings.from_config({"overlay": sections}))
+
+
+@contextlib.contextmanager
+def faulty(fault: str) -> Iterator[None]:
+    with mock.patch(*FAULTS[fault]) if fault else contextlib.nullcontext():
+        yield
+
+
+def generated(llm: Any, engine: int, lengths: list[int], greedy: bool) -> dict[str, Any]:
+    """Tokens, log-probs and finish reasons of every answer in order, and the figures of the decode loop.
+
+    Drawn answers also end at a token of their own, and the first prompt has two of them.
+    """
+    from vllm import SamplingParams
+
+    from verl_patches.features.measure import step_record
+
+    step_record._record = step_record.StepRecord()
+    common: dict[str, Any] = {"ignore_eos": True, "logprobs": 0, "detokenize": False}
+    prompts = [
+        [1, 3 + engine, 10 + number, 40 + 3 * number, 17, *range(4, 4 + 3 * number)] for number in range(SEQUENCES)
+    ]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=length, **common)
+        if greedy
+        else SamplingParams(
+            n=1 + (number == 0), seed=100 * engine + number, max_tokens=length, stop_token_ids=[STOP_TOKEN], **common
+        )
+        for number, length in enumerate(lengths)
+    ]
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    answers = [answer for output in outputs for answer in output.outputs]
+    counts = step_record.current_record().counts
+    return {
+        "tokens": [list(answer.token_ids) for answer in answers],
+        "log_probs": [[by[token].logprob for by, token in zip(a.logprobs, a.token_ids, strict=True)] for a in answers],
+        "reasons": [answer.finish_reason for answer in answers],
+        "figures": {name.removeprefix("rollout/"): value for name, value in counts.items() if "rollout/" in name},
+    }
+
+
+def run_cases(folder: Path, names: list[str]) -> int:
+    """The number of cases that failed."""
+    dies = max(case.ranks for case in CASES.values())
+    os.environ |= {"VLLM_USE_V1": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_MLA_PA": "1"}
+    os.environ |= {"VLLM_CACHE_ROOT": str(folder / "compiled"), "VLLM_DISABLE_COMPILE_CACHE": "1"}
+    os.environ["NPU_EMULATOR_DEVICES"] = str(dies)
+    write_checkpoint(MODEL, folder / MODEL)
+    import_once()
+    failed = 0
+    for number, name in enumerate(names):
+        os.environ["NPU_EMULATOR_NODE"] = f"rebalance.{os.getpid()}.{number}"
+        (folder / name).mkdir()
+        failed += fork_ranks(__spec__.name, CASES[name].ranks, folder / name)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(run_cases(Path(sys.argv[1]), sys.argv[2:] or list(CASES)))

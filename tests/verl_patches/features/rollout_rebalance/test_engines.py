@@ -1,0 +1,98 @@
+"""Engines that move requests between them generate what engines that do not would, in smaller graphs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.verl_patches.features.rollout_rebalance.cases import CASES, EVERY
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("vllm_ascend") is None, reason="vllm-ascend is not installed"),
+]
+MOVING = [name for name, case in CASES.items() if set(EVERY) <= set(case.runs)]
+Found = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> Found:
+    """By case, what every rank found."""
+    folder = tmp_path_factory.mktemp("rebalance")
+    environment = os.environ | {"NPU_EMULATOR_CAPACITY_MB": "512", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.verl_patches.features.rollout_rebalance.engine_program", str(folder)],
+        env=environment, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    return {
+        name: [json.loads((folder / name / f"found.{rank}.json").read_text()) for rank in range(case.ranks)]
+        for name, case in CASES.items()
+    }
+
+
+def answers(found: Found, case: str, run: str, what: str) -> list[Any]:
+    return [of_rank[run][what] for of_rank in found[case]]
+
+
+def figure(found: Found, case: str, run: str, name: str) -> float:
+    """A figure of the decode loop that all ranks have alike."""
+    (value,) = {of_rank[run]["figures"][name] for of_rank in found[case]}
+    return value
+
+
+def ratio(found: Found, case: str, run: str) -> float:
+    return figure(found, case, run, "slot_steps") / figure(found, case, run, "slot_steps_bound")
+
+
+@pytest.mark.parametrize("kind", ["greedy", "seeded"])
+@pytest.mark.parametrize("case", MOVING)
+def test_tokens_order_and_finish_reasons_are_those_without_moves(found, case, kind):
+    assert figure(found, case, f"{kind} on", "moved_requests") > 0
+    for what in ("tokens", "reasons"):
+        assert answers(found, case, f"{kind} on", what) == answers(found, case, f"{kind} off", what)
+    pairs = zip(*(answers(found, case, f"{kind} {moves}", "log_probs") for moves in ("on", "off")), strict=True)
+    for moved, stayed in pairs:
+        # Keys and values of a request that moves are computed again, all at once.
+        assert all(one == pytest.approx(other, abs=1e-5) for one, other in zip(moved, stayed, strict=True))
+
+
+def test_drawn_answers_ended_in_both_ways(found):
+    assert {reason for of_rank in answers(found, "two", "seeded on", "reasons") for reason in of_rank} == {
+        "stop",
+        "length",
+    }
+
+
+def test_the_last_answers_run_in_small_graphs_near_the_bound(found):
+    assert ratio(found, "four", "greedy off") >= 2.5 > 1.15 >= ratio(found, "four", "greedy on")
+    for case in MOVING:
+        assert ratio(found, case, "greedy off") > ratio(found, case, "greedy on")
+
+
+@pytest.mark.parametrize("kind", ["greedy", "seeded"])
+def test_graphs_of_several_sizes_give_the_tokens_of_one_size_in_fewer_slot_steps(found, kind):
+    run = f"{kind} off"
+    assert answers(found, "two", run, "tokens") == answers(found, "one size", run, "tokens")
+    assert figure(found, "two", run, "slot_steps") < figure(found, "one size", run, "slot_steps")
+    assert figure(found, "two", run, "decode_steps") == figure(found, "one size", run, "decode_steps")
+
+
+def test_noise_that_begins_anew_at_a_move_gives_other_tokens(found):
+    """A control: the published rebalance seeds the generator again."""
+    run = "seeded on: drawn anew"
+    assert figure(found, "two", run, "moved_requests") > 0
+    assert answers(found, "two", run, "tokens") != answers(found, "two", "seeded off", "tokens")
+
+
+def test_results_that_do_not_come_home_are_missed(found):
+    """A control: the published rebalance does not bring them back."""
+    complete = [len(tokens) for tokens in answers(found, "two", "greedy on", "tokens")]
+    left = [len(tokens) for tokens in answers(found, "two", "greedy on: nothing comes home", "tokens")]
+    assert sum(left) < sum(complete)

@@ -1,0 +1,60 @@
+"""Where requests could not move, or would for nothing, is refused in one sentence."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from overlay import ConfigurationError
+from verl_patches.features.rollout_rebalance.feature import ROLLOUT_REBALANCE
+
+(check,) = ROLLOUT_REBALANCE.checks
+
+
+def job(**graph: Any) -> dict[str, Any]:
+    additional = {"torchair_graph_config": {"enabled": True, "graph_batch_sizes": [1, 4, 16]} | graph}
+    rollout = {"tensor_model_parallel_size": 2, "engine_kwargs": {"vllm": {"additional_config": additional}}}
+    return {"actor_rollout_ref": {"rollout": rollout}}
+
+
+def settings(enabled: bool = True, leases: bool = True, experts: int = 8) -> Any:
+    return SimpleNamespace(
+        rollout_rebalance=SimpleNamespace(enabled=enabled),
+        dp_sync=SimpleNamespace(enabled=leases),
+        rollout=SimpleNamespace(expert_parallel_size=experts),
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "chosen", "sentence"),
+    [
+        (job(), settings(leases=False), "needs actor_rollout_ref.overlay.dp_sync.enabled=true"),
+        (job(), settings(experts=2), "rollout.expert_parallel_size=2 with .*tensor_model_parallel_size=2 gives one"),
+        (
+            job(enabled=False),
+            settings(),
+            "needs graphs of several sizes.*enabled=False and graph_batch_sizes=.1, 4, 16",
+        ),
+        (job(graph_batch_sizes=[16]), settings(), "needs graphs of several sizes.*graph_batch_sizes=.16.*; give it"),
+        (
+            {"actor_rollout_ref": {"rollout": {"tensor_model_parallel_size": 1}}},
+            settings(),
+            "enabled=False and graph_ba",
+        ),
+    ],
+)
+def test_what_cannot_move_requests_is_refused(config, chosen, sentence):
+    with pytest.raises(ConfigurationError, match=sentence) as refused:
+        check(config, chosen)
+    assert "rollout_rebalance.enabled=true" in str(refused.value) and "\n" not in str(refused.value)
+    check(config, settings(enabled=False))
+
+
+def test_graphs_of_several_sizes_on_several_engines_pass():
+    check(job(), settings())
+
+
+def test_it_is_off_unless_it_is_asked_for():
+    assert not ROLLOUT_REBALANCE.settings().enabled

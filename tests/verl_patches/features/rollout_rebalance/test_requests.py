@@ -1,0 +1,115 @@
+"""A request that moves takes with it what its next engine needs, and its home gets back what was sampled."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm")
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.outputs import LogprobsLists
+from vllm.v1.request import Request
+
+from verl_patches.features.rollout_rebalance.requests import (
+    FinishedRequest,
+    MovingRequest,
+    Sampled,
+    arriving_request,
+    decoded,
+    encoded,
+    joined,
+    output_of,
+    parameters_left,
+    with_noise_of_its_own,
+)
+
+unhurried = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+token = st.integers(0, 2**31 - 1)
+log_prob = st.floats(width=32, allow_nan=False)
+
+
+@st.composite
+def outputs(draw: st.DrawFn) -> EngineCoreOutput:
+    tokens = draw(st.lists(token, min_size=1, max_size=3))
+    rows = st.lists(log_prob, min_size=2, max_size=2)
+    log_probs = LogprobsLists(
+        [[each, draw(token)] for each in tokens], [draw(rows) for _ in tokens], [draw(token) for _ in tokens]
+    )
+    return EngineCoreOutput("7@0", tokens, draw(st.just(log_probs) | st.none()))
+
+
+@st.composite
+def moving_requests(draw: st.DrawFn) -> MovingRequest:
+    sampled = joined(draw(st.lists(outputs(), max_size=4)))
+    random_numbers = draw(st.none() | st.binary(max_size=40))
+    tokens = draw(st.lists(token, max_size=9))
+    return MovingRequest(draw(token), draw(st.text()), tokens, draw(st.binary()), draw(token), random_numbers, sampled)
+
+
+@unhurried
+@given(st.lists(moving_requests(), max_size=3))
+def test_what_moves_arrives_as_it_was(requests):
+    assert decoded(encoded(requests), MovingRequest) == requests
+
+
+@unhurried
+@given(st.lists(outputs(), min_size=1, max_size=6), st.integers(0, 6), st.sampled_from(FinishReason))
+def test_outputs_of_two_engines_come_home_as_those_of_one(steps, cut, reason):
+    steps[-1].finish_reason, steps[-1].stop_reason = reason, 5
+    before = joined(steps[: min(cut, len(steps) - 1)])
+    sampled = joined(steps[min(cut, len(steps) - 1) :], before)
+    (finished,) = decoded(encoded([FinishedRequest("7", sampled)]), FinishedRequest)
+    found = output_of(finished)
+    assert found.request_id == "7" and found.finished
+    assert found.new_token_ids == [each for step in steps for each in step.new_token_ids]
+    rows = [row for step in steps if step.new_logprobs for row in zip(*step.new_logprobs, strict=True)]
+    assert list(zip(*(found.new_logprobs or ([], [], [])), strict=True)) == rows
+    assert (found.finish_reason, found.stop_reason) == (reason, 5)
+
+
+def running_request(params: SamplingParams, generated: list[int]) -> Request:
+    request = Request("4", [1, 2, 3], None, None, None, params, eos_token_id=9)
+    request.append_output_token_ids(generated)
+    return request
+
+
+def test_an_engine_that_takes_over_goes_on_from_the_tokens_with_what_is_left():
+    given = SamplingParams(
+        n=4, temperature=0.7, top_k=5, max_tokens=20, min_tokens=3, seed=11, stop_token_ids=[8], logprobs=2
+    )
+    request = running_request(given, [6, 7])
+    moving = MovingRequest(0, "4", [*request.all_token_ids], parameters_left(request), 9, b"", Sampled([], [], [], []))
+    arrived = Request.from_engine_core_request(arriving_request(moving, "4@0"))
+    assert arrived.prompt_token_ids == [1, 2, 3, 6, 7] and arrived.num_output_tokens == 0
+    assert (arrived.request_id, arrived.eos_token_id, arrived.max_tokens) == ("4@0", 9, 18)
+    params = arrived.sampling_params
+    assert (params.n, params.min_tokens, params.seed) == (1, 1, 11)
+    assert (params.temperature, params.top_k, params.logprobs) == (0.7, 5, 2)
+    assert params.stop_token_ids == [8] and params.all_stop_token_ids == {8}
+    assert given.max_tokens == 20, "the request's own parameters were changed"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("repetition_penalty", 1.1), ("presence_penalty", 0.5), ("prompt_logprobs", 1), ("stop", ["end"])],
+)
+def test_a_parameter_that_looks_at_where_a_request_began_is_refused(field, value):
+    params = SamplingParams(temperature=0.0, **{field: value})
+    with pytest.raises(ValueError, match=rf"enabled=true cannot be combined with the sampling parameter {field}="):
+        with_noise_of_its_own(params, "enabled")
+    assert with_noise_of_its_own(SamplingParams(temperature=0.0), "enabled").seed is None
+
+
+def test_a_request_without_a_seed_gets_one_and_keeps_the_rest(monkeypatch):
+    drawn = iter((3, 4))
+    monkeypatch.setattr("torch.randint", lambda *sizes, device: SimpleNamespace(item=lambda: next(drawn)))
+    params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5)
+    seeded = [with_noise_of_its_own(params, "enabled") for _ in range(2)]
+    assert [each.seed for each in seeded] == [3, 4] and params.seed is None
+    assert {(each.temperature, each.top_p, each.max_tokens) for each in seeded} == {(0.7, 0.9, 5)}
+    assert with_noise_of_its_own(SamplingParams(seed=8), "enabled").seed == 8

@@ -1,0 +1,212 @@
+"""Moving requests between the engines of an instance at the end of a lease, and their results back at the end of all.
+
+Whether anything moves, and how many requests from where to where, every rank finds from the agreement alone
+(`post_training.plan.rebalance`). Which requests they are, only their engine decides. What moves travels in one exchange
+of bytes after one of their numbers, and so do results, once, when nobody has unfinished requests any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from post_training.plan.rebalance import Move, rebalance
+from verl_patches.features.dp_sync.agreement import total
+from verl_patches.features.dp_sync.decode_loop import DecodeLoop
+from verl_patches.features.dp_sync.lease import Agreement
+from verl_patches.features.measure.step_record import current_record
+from verl_patches.features.rollout_rebalance.requests import (
+    FinishedRequest,
+    MovingRequest,
+    Sampled,
+    arriving_request,
+    decoded,
+    encoded,
+    joined,
+    output_of,
+    parameters_left,
+)
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A request of another rank, or one's own that has come back, while it runs here."""
+
+    home: int
+    home_id: str
+    sampled: Sampled
+    outputs: list[Any] = field(default_factory=list)
+
+
+class Mover:
+    """One rank's part."""
+
+    def __init__(self, loop: DecodeLoop) -> None:
+        self.loop = loop
+        self.guests: dict[str, Guest] = {}
+        self.away: set[str] = set()
+        self._moved = self._moved_bytes = 0
+        self._due: list[Move] = []
+        self._any_moved = False
+        self._arrived: list[Any] = []
+        self._stepping = False
+        self._generators: dict[str, bytes] = {}
+
+    # What the decode loop asks.
+
+    def plan(self, agreed: Agreement, graph_sizes: Sequence[int]) -> bool:
+        """Whether requests move after the forward that has just been agreed on; the same on all ranks."""
+        if agreed.with_prefill or agreed.waiting or not graph_sizes:
+            return False
+        self._due = rebalance(agreed.running, graph_sizes, agreed.room)
+        return bool(self._due)
+
+    def ended(self) -> None:
+        """No rank has unfinished requests: results go home. Collective, where anything moved."""
+        if self._any_moved:
+            results: list[list[FinishedRequest]] = [[] for _ in range(self.loop.group.world_size)]
+            for guest in self.guests.values():
+                results[guest.home].append(FinishedRequest(guest.home_id, joined(guest.outputs, guest.sampled)))
+            self._arrived = [output_of(each) for each in self._exchanged(results, FinishedRequest)]
+            self.away.difference_update(output.request_id for output in self._arrived)
+        self.guests.clear()
+        # Counted after every rollout, moves or none, so that all ranks have the same figures.
+        (moved,) = total([self._moved], self.loop.group.device_group)
+        current_record().count("rollout/moved_requests", moved)
+        current_record().count("rollout/moved_bytes", self._moved_bytes)
+        self._moved = self._moved_bytes = 0
+
+    # What the engine's patches ask.
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """A step of the engine core goes on."""
+        self._stepping = True
+        try:
+            yield
+        finally:
+            self._stepping = False
+
+    def has_work(self, core: Any) -> bool:
+        """Whether the engine, which has no requests of its own, should make a step for its guests."""
+        return not self._stepping and core.scheduler.has_requests()
+
+    def move(self, core: Any) -> None:
+        """What the last agreement decided, before anything is scheduled under the next."""
+        if self.loop.lease.agreement is None:
+            self.guests.clear()
+            self.away.clear()
+            self._due, self._any_moved = [], False
+            self._moved = self._moved_bytes = 0
+        if not self._due or self.loop.lease.left:
+            return
+        planned, self._due, self._any_moved = self._due, [], True
+        leaving: list[list[MovingRequest]] = [[] for _ in range(self.loop.group.world_size)]
+        for each in planned:
+            if each.source == self.loop.group.rank_in_group:
+                leaving[each.target].extend(self._taken(core, each.sequences))
+        for arrived in self._exchanged(leaving, MovingRequest):
+            self._take_in(core, arrived)
+
+    def own_outputs(self, core: Any, outputs: dict[int, Any]) -> dict[int, Any]:
+        """The outputs of a step without those of guests, which are kept, and with those that came home."""
+        from vllm.v1.engine import EngineCoreOutputs
+
+        for of_client in outputs.values():
+            for output in of_client.outputs:
+                if output.request_id in self.guests:
+                    self.guests[output.request_id].outputs.append(output)
+            of_client.outputs = [each for each in of_client.outputs if each.request_id not in self.guests]
+        arrived, self._arrived = self._arrived, []
+        if arrived:
+            outputs.setdefault(0, EngineCoreOutputs(scheduler_stats=core.scheduler.make_stats()))
+            outputs[0].outputs = [*outputs[0].outputs, *arrived]
+        return outputs
+
+    def restore_generators(self, runner: Any, scheduled: Any) -> None:
+        """Requests that have arrived go on in their random numbers where they were; a prompt in parts draws with its
+        last part."""
+        for request_id, number in scheduled.num_scheduled_tokens.items():
+            if request_id in self._generators:
+                state = runner.requests[request_id]
+                if state.num_computed_tokens + number >= state.num_tokens:
+                    content = bytearray(self._generators.pop(request_id))
+                    state.generator.set_state(torch.frombuffer(content, dtype=torch.uint8))
+
+    def _taken(self, core: Any, number: int) -> list[MovingRequest]:
+        """So many of the engine's requests, those with fewest tokens, which leave it."""
+        shortest = sorted(core.scheduler.running, key=lambda request: request.num_tokens)[:number]
+        return [self._sent(core, request) for request in shortest]
+
+    def _sent(self, core: Any, request: Any) -> MovingRequest:
+        from vllm.v1.request import RequestStatus
+
+        generator = _runner(core).requests[request.request_id].generator
+        guest = self.guests.pop(request.request_id, None)
+        if guest is None:
+            self.away.add(request.request_id)
+            guest = Guest(self.loop.group.rank_in_group, request.request_id, Sampled([], [], [], []))
+        core.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+        self._moved += 1
+        return MovingRequest(
+            home=guest.home,
+            home_id=guest.home_id,
+            tokens=list(request.all_token_ids),
+            params=parameters_left(request),
+            end_token=request.eos_token_id,
+            generator=None if generator is None else generator.get_state().cpu().numpy().tobytes(),
+            sampled=joined(guest.outputs, guest.sampled),
+        )
+
+    def _take_in(self, core: Any, moving: MovingRequest) -> None:
+        request_id = f"{moving.home_id}@{moving.home}"
+        self.guests[request_id] = Guest(moving.home, moving.home_id, moving.sampled)
+        if moving.generator is not None:
+            self._generators[request_id] = moving.generator
+        core.add_request(arriving_request(moving, request_id))
+
+    def _exchanged(self, items: Sequence[Sequence[Any]], kind: type[Any]) -> list[Any]:
+        """What all ranks have for this one, by rank; `items`: what this one has for each. Collective."""
+        outgoing = [encoded(of_rank) for of_rank in items]
+        group = self.loop.group.device_group
+        sizes = torch.tensor([len(content) for content in outgoing], dtype=torch.int32).npu()
+        arriving = torch.empty_like(sizes)
+        dist.all_to_all_single(arriving, sizes, group=group)
+        received = arriving.tolist()
+        content = torch.frombuffer(bytearray(b"".join(outgoing) or b"\0"), dtype=torch.uint8)[: int(sizes.sum())].npu()
+        incoming = torch.empty(sum(received), dtype=torch.uint8).npu()
+        dist.all_to_all_single(incoming, content, received, sizes.tolist(), group=group)
+        self._moved_bytes += incoming.numel()
+        parts = incoming.cpu().split(received)
+        return [each for part in parts for each in decoded(part.numpy().tobytes(), kind)]
+
+
+def _runner(core: Any) -> Any:
+    return core.model_executor.driver_worker.worker.model_runner
+
+
+_mover: Mover | None = None
+
+
+@contextmanager
+def mover_of(loop: DecodeLoop) -> Iterator[Mover]:
+    """The mover of this process's engine, which its decode loop asks meanwhile."""
+    global _mover
+    if _mover is None or _mover.loop is not loop:
+        _mover = Mover(loop)
+    before, loop.mover = loop.mover, _mover
+    try:
+        yield _mover
+    finally:
+        loop.mover = before
+
+
+def restore_generators(runner: Any, scheduled: Any) -> None:
+    """See `Mover.restore_generators`; nothing before anything has moved in this process."""
+    if _mover is not None:
+        _mover.restore_generators(runner, scheduled)
