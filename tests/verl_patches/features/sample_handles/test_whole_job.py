@@ -20,7 +20,7 @@ TWO_UPDATES = ("data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_bat
 
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line)["metrics"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def comparable(step: dict[str, float]) -> dict[str, float]:
