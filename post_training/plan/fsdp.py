@@ -39,10 +39,10 @@ OPTIMIZER_OFFLOAD = "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true"
 class FsdpJob:
     """Sizes are counts of elements, tokens, sequences or dies; `itemsize` is the bytes of the compute type.
 
-    layer, root, output_layer: elements of a unit, of what no layer owns, and of an output layer of its own, which is
+    layer, root, output_layer: elements of a unit, of what no unit owns, and of an output layer of its own, which is
     a part of that. engine: of an engine's rank.
     entropy: whether the update computes it. accumulates: whether it has several micro batches, and so gradients from
-    the first one on. away_*: what verl moves to the host when it is not at work. critic: PPO's, as a job whose model
+    the first one on. by_rows: sharded by FSDP2. away_*: what verl moves to the host when it is not at work. critic: PPO's, as a job whose model
     has one output, and whose `micro_old` is that of its forward.
     """
 
@@ -70,11 +70,13 @@ class FsdpJob:
     engine_sequences: int
     utilization: float
     blocks: int | None
+    by_rows: bool = False
     critic: FsdpJob | None = None
 
     @property
     def root(self) -> int:
-        return self.elements - self.sizes.layers * self.layer
+        """FSDP2 has embeddings that are no output layer too in a unit of their own, as large as the output layer."""
+        return self.elements - self.sizes.layers * self.layer - (self.output_layer if self.by_rows else 0)
 
     @property
     def shard(self) -> int:
@@ -121,6 +123,7 @@ def read_fsdp_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> FsdpJo
         engine_sequences=engine.get("max_num_seqs") or 256,
         utilization=rollout["gpu_memory_utilization"],
         blocks=engine.get("num_gpu_blocks_override"),
+        by_rows=actor["strategy"] == "fsdp2",
     )
     return replace(job, critic=_critic(job, config)) if config["algorithm"]["adv_estimator"] == "gae" else job
 
@@ -223,8 +226,8 @@ def _kept(job: FsdpJob) -> tuple[int, int, int]:
 
 
 def _exported(job: FsdpJob) -> int:
-    """What leaves FSDP for the engine: on one die copies of all weights, else one tensor after the other, whole."""
-    if job.dies == 1:
+    """What leaves FSDP for the engine: on one die of FSDP1 copies of all weights, else one tensor after another, whole."""
+    if job.dies == 1 and not job.by_rows:
         return job.elements * MASTER_BYTES
     return 2 * job.sizes.vocabulary * job.sizes.hidden * MASTER_BYTES
 
@@ -242,8 +245,8 @@ def _layer_activations(job: FsdpJob, tokens: int) -> int:
 
 
 def _reference_weights(job: FsdpJob) -> int:
-    """FSDP shards nothing on a die that is alone; the reference policy then was seen to stay there, or on the host."""
-    return job.elements * job.itemsize if job.dies == 1 else 0
+    """FSDP1 shards nothing on a die that is alone; the reference policy then was seen to stay there, or on the host."""
+    return job.elements * job.itemsize if job.dies == 1 and not job.by_rows else 0
 
 
 def _forward(job: FsdpJob, sequences: int, reference: bool) -> int:

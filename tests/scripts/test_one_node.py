@@ -199,6 +199,20 @@ def test_every_command_of_the_guide_has_a_plan(command, tmp_path):
     assert ("make_tiny_checkpoint" in ended.stdout or "rehearsal.training" in ended.stdout) == ("--emulate" in command)
 
 
+@pytest.mark.parametrize("command", [each for each in commands_of_the_guide() if "--emulate" not in each], ids=" ".join)
+def test_a_command_of_the_guide_for_npus_trains(command, machine, tmp_path):
+    """On a machine that has them by its stub of torch_npu, with the reader's files as above."""
+    for folder, names in (("math", ["train.parquet"]), ("gsm8k", ["train.jsonl", "test.jsonl"])):
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / name).touch()
+    _, launcher, *arguments = [re.sub("^/data/Qwen[^/]*", f"{tmp_path}/a model", word) for word in command]
+    arguments = [re.sub("^/data/", f"{tmp_path}/", word) for word in arguments]
+    ended, calls = machine(ROOT / launcher, *arguments, "--output", tmp_path / "out", given=False)
+    assert ended.returncode == 0, ended.stderr
+    assert not calls if "--dry-run" in arguments else "verl_patches.trainer.main_ppo" in calls[-1], calls
+
+
 def test_the_guide_has_commands_of_both_kinds():
     commands = commands_of_the_guide()
     assert {"--emulate" in command for command in commands} == {True, False}

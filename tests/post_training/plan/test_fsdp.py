@@ -151,15 +151,25 @@ STEP = (
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("estimator", "dies", "micro"), [("grpo", 1, 4), ("grpo", 1, 8), ("gae", 1, 4), ("grpo", 2, 2), ("grpo", 2, 4)]
+    ("estimator", "dies", "micro", "strategy"),
+    [
+        ("grpo", 1, 4, "fsdp"),
+        ("grpo", 1, 8, "fsdp"),
+        ("gae", 1, 4, "fsdp"),
+        ("grpo", 2, 2, "fsdp"),
+        ("grpo", 2, 4, "fsdp"),
+        ("grpo", 1, 4, "fsdp2"),
+        ("grpo", 2, 2, "fsdp2"),
+    ],
 )
-def test_a_die_needs_what_the_plan_says(monkeypatch, tmp_path, estimator, dies, micro):
+def test_a_die_needs_what_the_plan_says(monkeypatch, tmp_path, estimator, dies, micro, strategy):
     """Two steps without an engine, so that there is nothing but weights, moments and what an update needs."""
     request = CheckpointRequest(DATA, 0, "bfloat16", model_type="qwen2", warm_start=None, changes=tuple(SIZES.items()))
     make_checkpoint(request, tmp_path / "model", lambda step, loss: None)
     own = (f"actor_rollout_ref.model.path={tmp_path}/model", f"actor_rollout_ref.overlay.measure.output_dir={tmp_path}")
     overrides = [*STEP, *own, f"trainer.n_gpus_per_node={dies}", f"algorithm.adv_estimator={estimator}"]
-    overrides.append(f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro}")
+    actor = "actor_rollout_ref.actor"
+    overrides += [f"{actor}.ppo_micro_batch_size_per_gpu={micro}", f"{actor}.strategy={strategy}"]
     (tmp_path / "request.json").write_text(json.dumps({"configuration": ONE_CARD, "overrides": overrides}))
     for name, value in (
         VENDOR_ENVIRONMENT | {"NPU_EMULATOR_CAPACITY_MB": "4096", "LOCAL_WORLD_SIZE": str(dies)}

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[4]
 TRACKERS = ROOT / ".venv" / "trackers"
 JOB = Path(__file__).with_name("job.py")
 NUMBERS = {"critic/score/mean", "begun", "val/acc@1(数)", "bad"}
+WANDBS_OWN = {"_step", "_timestamp", "_runtime"}
 needs_clients = pytest.mark.skipif(
     not TRACKERS.is_dir(), reason="NOT RUN: requirements/trackers.lock is not installed in .venv/trackers"
 )
@@ -34,6 +35,11 @@ def python(*arguments, tmp_path):
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "warning: the tracker" not in ended.stderr, ended.stderr[-3000:]
     return ended.stdout
+
+
+def read_by(name, folder, tmp_path):
+    """What the tracker's own library finds in the folder of a run."""
+    return json.loads(python(JOB.with_name("readers.py"), name, folder, tmp_path=tmp_path).splitlines()[-1])
 
 
 def killed_and_resumed(name, tmp_path, ending="finished"):
@@ -74,19 +80,7 @@ def test_tensorboard_shows_one_curve(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("ending", "status"), [("finished", "FINISHED"), ("failed", "FAILED"), ("killed", "KILLED")])
 def test_mlflow_has_one_run_with_every_step_once(tmp_path, ending, status):
     folder, ids = killed_and_resumed("mlflow", tmp_path, ending)
-    read = """if True:
-        import json, sys
-        from mlflow import MlflowClient
-        client = MlflowClient(sys.argv[1])
-        experiment = client.get_experiment_by_name("project").experiment_id
-        (run,) = client.search_runs([experiment])
-        history = {key: [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, key)]
-                   for key in run.data.metrics}
-        print(json.dumps([run.info.run_id, run.info.status, run.data.params, history]))
-    """
-    run, found, params, history = json.loads(
-        python("-c", read, f"sqlite:///{folder / 'mlflow.db'}", tmp_path=tmp_path).splitlines()[-1]
-    )
+    run, found, params, history = read_by("mlflow", folder, tmp_path)
     assert (run, found) == (ids["mlflow"], status)
     assert params["api_key"] == "***" and params["trainer/name"] == "x"
     assert set(history) == {"critic/score/mean", "begun", "val/acc_at_1_数_", "bad"}
@@ -99,70 +93,19 @@ def test_mlflow_has_one_run_with_every_step_once(tmp_path, ending, status):
 @pytest.mark.slow
 def test_wandb_keeps_one_run_offline(tmp_path):
     folder, ids = killed_and_resumed("wandb", tmp_path)
-    read = """if True:
-        import json, sys
-        from pathlib import Path
-        from wandb.proto.wandb_internal_pb2 import Record
-        found = []
-
-        def records(data):  # a log of LevelDB's after 7 bytes: blocks of 32 KiB; crc (4), length (2) and kind (1) first
-            place, parts = 7, b""
-            while place + 7 <= len(data):
-                if 32768 - place % 32768 < 7:
-                    place += 32768 - place % 32768
-                    continue
-                length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
-                parts += data[place + 7 : place + 7 + length]
-                place += 7 + length
-                if kind in (1, 4):  # whole, or the last of several
-                    yield parts
-                    parts = b""
-
-        for file in sorted(Path(sys.argv[1]).glob("wandb/offline-run-*/run-*.wandb")):
-            for data in records(file.read_bytes()):
-                record = Record()
-                record.ParseFromString(data)
-                if record.WhichOneof("record_type") == "run":
-                    found.append(["run", record.run.run_id])
-                if record.WhichOneof("record_type") == "history":
-                    names = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
-                    own = sorted(set(names) - {"_step", "_timestamp", "_runtime"})
-                    found.append(["history", int(names["_step"]), int(names["begun"]), own])
-        print(json.dumps(found))
-    """
-    found = json.loads(python("-c", read, folder, tmp_path=tmp_path).splitlines()[-1])
+    found = read_by("wandb", folder, tmp_path)
     assert {each[1] for each in found if each[0] == "run"} == {ids["wandb"]}
-    steps = [each[1:] for each in found if each[0] == "history" and each[2] == 2]
+    steps = [values for kind, values in found if kind == "history" and values["begun"] == 2]
     # The first start lost its buffer; what comes after the checkpoint is there from the second.
-    assert [step for step, *_ in steps] == [3, 4, 5] and all(set(names) == NUMBERS for *_, names in steps)
+    assert [values["_step"] for values in steps] == [3, 4, 5]
+    assert all(set(values) - WANDBS_OWN == NUMBERS for values in steps)
 
 
 @needs_clients
 @pytest.mark.slow
 def test_swanlab_keeps_one_run_offline_and_gets_no_nan(tmp_path):
     folder, ids = killed_and_resumed("swanlab", tmp_path, "failed")
-    read = """if True:
-        import json, sys
-        from pathlib import Path
-        from swanlab.proto.swanlab.record.v1.record_pb2 import Record
-        from swanlab.sdk.internal.core_python.store import DataStoreReader
-        found = []
-        files = sorted(Path(sys.argv[1]).glob("swanlog/run-*/*.swanlab"))
-        for file in (each for each in files if each.stat().st_size):  # the killed start may have written nothing yet
-            reader = DataStoreReader()
-            reader.open(file)
-            for data in reader:
-                record = Record()
-                record.ParseFromString(data)
-                if record.HasField("start"):
-                    found.append(["start", record.start.id])
-                if record.HasField("finish"):
-                    found.append(["finish", record.finish.state])
-                if record.HasField("scalar"):
-                    found.append(["scalar", record.scalar.key, record.scalar.step, record.scalar.value.number])
-        print(json.dumps(found))
-    """
-    found = json.loads(python("-c", read, folder, tmp_path=tmp_path).splitlines()[-1])
+    found = read_by("swanlab", folder, tmp_path)
     assert {each[1] for each in found if each[0] == "start"} == {ids["swanlab"]}
     assert [each[1] for each in found if each[0] == "finish"] == [2]  # RUN_STATE_CRASHED
     scalars = [each[1:] for each in found if each[0] == "scalar" and each[1] in NUMBERS]
