@@ -26,3 +26,5 @@ fi
 "$project_root/.venv/bin/uv" "${options[@]}" --no-deps cann.in -o cann.lock
 # Not resolved against the others, which they contradict; see trackers.in.
 "$project_root/.venv/bin/uv" "${options[@]}" trackers.in -o trackers.lock
+# As that one; see profiles.in.
+"$project_root/.venv/bin/uv" "${options[@]}" profiles.in -o profiles.lock

@@ -41,9 +41,10 @@ class FsdpJob:
 
     layer, root, output_layer: elements of a unit, of what no unit owns, and of an output layer of its own, which is
     a part of that. engine: of an engine's rank.
-    entropy: whether the update computes it. accumulates: whether it has several micro batches, and so gradients from
-    the first one on. by_rows: sharded by FSDP2. away_*: what verl moves to the host when it is not at work. critic: PPO's, as a job whose model
-    has one output, and whose `micro_old` is that of its forward.
+    entropy: whether the update computes it. by_rows: sharded by FSDP2.
+    accumulates: whether it has several micro batches, and so gradients from the first one on. away_*: what verl moves to
+    the host when it is not at work. critic: PPO's, as a job whose model has one output, and whose `micro_old` is that
+    of its forward.
     """
 
     sizes: ModelSizes
@@ -226,7 +227,7 @@ def _kept(job: FsdpJob) -> tuple[int, int, int]:
 
 
 def _exported(job: FsdpJob) -> int:
-    """What leaves FSDP for the engine: on one die of FSDP1 copies of all weights, else one tensor after another, whole."""
+    """What leaves for the engine: on one die of FSDP1 copies of all weights, else one tensor after another, whole."""
     if job.dies == 1 and not job.by_rows:
         return job.elements * MASTER_BYTES
     return 2 * job.sizes.vocabulary * job.sizes.hidden * MASTER_BYTES
