@@ -42,9 +42,9 @@ class FsdpJob:
     layer, root, output_layer: elements of a unit, of what no unit owns, and of an output layer of its own, which is
     a part of that. engine: of an engine's rank.
     entropy: whether the update computes it. by_rows: sharded by FSDP2.
-    accumulates: whether it has several micro batches, and so gradients from the first one on. away_*: what verl moves to
-    the host when it is not at work. critic: PPO's, as a job whose model has one output, and whose `micro_old` is that
-    of its forward.
+    accumulates: whether it has several micro batches, and so gradients from the first one on. critic: PPO's, as a job
+    whose model has one output, and whose `micro_old` is that of its forward.
+    away_*: what verl moves to the host when it is not at work.
     """
 
     sizes: ModelSizes
