@@ -43,7 +43,7 @@ _SIGNS: tuple[tuple[Cause, str], ...] = (
     ("not_valid", r"\bhold inf or nan in\b"),
     ("host_memory", r"ran out of host memory|exceeds the memory usage threshold|the node running low on memory"),
     ("OOM", r"NPU out of memory|ran out of device memory"),
-    ("ray_died", r"Ray ended during the run|NodeDiedError|its node has died"),
+    ("ray_died", r"Ray ended during the run|Ray lost the nodes? |NodeDiedError|its node has died"),
     ("worker_died", r"ActorDiedError|ActorUnavailableError|WorkerCrashedError|worker died or was killed"),
     (
         "network_error",

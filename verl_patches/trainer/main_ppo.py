@@ -237,16 +237,23 @@ def _train(config: DictConfig, own: OwnRay | None) -> None:
     """verl's loop.
 
     Raises:
-        SurroundingsFailed: it failed, and a disk is full or our own Ray has ended.
+        SurroundingsFailed: it failed, and a disk is full, our own Ray has ended, or another one has lost a node.
     """
+    import ray
     from verl.trainer.main_ppo import run_ppo
 
     from post_training.disks import describe_full_disk
+    from verl_patches.trainer.ray_nodes import RayNodes
 
+    nodes = None if own else RayNodes(ray.nodes)
     try:
         run_ppo(config)
     except Exception as error:
-        sentence = describe_full_disk(_written_folders(config)) or (own and own.describe_end())
+        sentence = describe_full_disk(_written_folders(config))
+        if not sentence and own:
+            sentence = own.describe_end()
+        elif not sentence and nodes:
+            sentence = nodes.describe_loss(error)
         if sentence:
             raise SurroundingsFailed(sentence) from error
         raise

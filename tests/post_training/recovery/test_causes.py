@@ -39,6 +39,8 @@ SLOW = HANG | {"ended": False}
 INVALID = "the run is not valid: metrics were not finite: actor/grad_norm at step 3"
 REWARD = "the run is not valid: the reward function failed 8 times at step 1 (ValueError('no answer'))"
 REWARD_ALWAYS = "step 2: the reward function failed twice (ValueError: the sandbox did not answer)"
+NODE_LOST = "Ray lost the node 10.91.7.2 during the run; was it switched off, or cut off from the network?"
+UNREACHABLE = "ray.exceptions.ActorUnavailableError: The actor 8fa5 is unavailable: RpcError: Connection reset by peer"
 # Ray 2.46, of a worker whose machine is gone.
 NODE_DIED = """ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
         class_name: create_colocated_worker_cls.<locals>.WorkerDict
@@ -70,6 +72,8 @@ The actor died because its node has died. Node Id: 5c0d."""
         (1, INVALID, BROKEN, [], "not_valid"),
         (1, REWARD, "", [], "reward_error"),
         (1, REWARD_ALWAYS, BROKEN, [], "reward_error"),
+        (1, NODE_LOST, f"{UNREACHABLE}\n{BROKEN}", [], "ray_died"),
+        (1, UNREACHABLE, "", [], "worker_died"),
         (1, NODE_DIED.splitlines()[-1], f"{NODE_DIED}\n{BROKEN}", [], "ray_died"),
         (2, "data.train_files=x is no file", NPU_MEMORY, [], "bad_configuration"),
         (130, "interrupted", ACTOR_DIED, [], "interrupted"),

@@ -1,0 +1,51 @@
+"""The nodes of a Ray that goes on without us, and which of them a run has lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from verl_patches.trainer.own_ray.processes import wait_until
+
+# Ray's head asks a node five times, and waits ten seconds for each answer, before the node counts as dead.
+_NOTICED_S = 90.0
+# What Ray raises at once where a process of another node does not answer. Of one that died on a node that is there,
+# that node tells the reason.
+_MAY_BE_A_NODE = ("ActorUnavailableError", "NodeDiedError", "its node has died")
+
+Listed = Callable[[], Sequence[Mapping[str, Any]]]
+
+
+class RayNodes:
+    """The nodes that are alive when this is made; `listed` is `ray.nodes`."""
+
+    def __init__(self, listed: Listed) -> None:
+        self._listed = listed
+        self._before = self._alive()
+
+    def describe_loss(self, error: BaseException, seconds: float = _NOTICED_S) -> str | None:
+        """One sentence if a run has failed with an error because a node has gone; else None.
+
+        Ray raises before its head has noticed, so an error that a lost node may cause is given so many `seconds`.
+        """
+        text = f"{type(error).__name__}: {error}"
+        try:
+            if any(sign in text for sign in _MAY_BE_A_NODE):
+                wait_until(lambda: bool(self._lost()), seconds)
+            lost = sorted(self._lost())
+        except Exception:  # the head does not answer either, and then the launcher says so
+            return None
+        if not lost:
+            return None
+        nodes = f"{'node' if len(lost) == 1 else 'nodes'} {', '.join(lost)}"
+        return (
+            f"Ray lost the {nodes} during the run; was it switched off, or cut off from the network? start its part "
+            "and the run again"
+        )
+
+    def _lost(self) -> set[str]:
+        alive = self._alive()
+        return {address for node, address in self._before.items() if node not in alive}
+
+    def _alive(self) -> dict[str, str]:
+        return {each["NodeID"]: each["NodeManagerAddress"] for each in self._listed() if each["Alive"]}
