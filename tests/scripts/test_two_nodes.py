@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
+from post_training.report.metrics import read_entries
+from rehearsal.plan import DEFAULT_TRAIN_DATA
+from rehearsal.processes import remove_emulated_dies
+from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 from tests.scripts.cluster_files import ROOT, lines_of_a_first_step, write_cluster_file
-from tests.scripts.namespaces import INTERFACE, reason_why_not, two_nodes
+from tests.scripts.namespaces import INTERFACE, Node, ip, reason_why_not, two_nodes
+from verl_patches.trainer.own_ray.processes import wait_until
 
 LAUNCHER = ROOT / "scripts" / "train_deepseekv3_256die_random_init.sh"
-SECONDS_ALLOWED = 500
+SECONDS_ALLOWED = 900
+CHECKPOINTS = "trainer.default_local_dir"
 
 
-def cluster_file(folder: Path, checkpoint: Path, data: Path) -> Path:
-    """Settings of a cluster of two emulated nodes with four dies each."""
-    return write_cluster_file(
-        folder / "cluster.env",
+def cluster_file(folder: Path, checkpoint: Path, data: Path, **others: object) -> Path:
+    """Settings of a cluster of two emulated nodes, with four dies each unless others are given."""
+    settings = dict(
         MASTER_ADDR="10.91.7.1",
         SOCKET_IFNAME=INTERFACE,
         NODES=2,
@@ -43,37 +51,54 @@ def cluster_file(folder: Path, checkpoint: Path, data: Path) -> Path:
         # A worker's Ray gives up on a head that has ended after a minute otherwise.
         RAY_gcs_rpc_server_reconnect_timeout_s=5,
     )
+    return write_cluster_file(folder / "cluster.env", **settings | others)
 
 
-@pytest.mark.exhaustive
-def test_two_nodes_train_through_the_launcher(inputs, tmp_path):
+def start(node: Node, line: Sequence[str], said: TextIO) -> subprocess.Popen[bytes]:
+    """Run a command as one that somebody started on this machine."""
+    # What the user's shell holds must not decide: the file describes the cluster. A node's dies are its own.
+    environment = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
+    environment |= {"NPU_EMULATOR_NODE": node.name}
+    environment["PATH"] = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    return subprocess.Popen(
+        node.command("/tmp/ray-root-6379", *line),
+        cwd=ROOT,
+        env=environment,
+        # Not a pipe: nobody reads one node's while waiting for the other.
+        stdout=said,
+        stderr=subprocess.STDOUT,
+    )
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[Node, Node]]:
     reason = reason_why_not()
     if reason:
         pytest.skip(f"NOT RUN, two nodes: {reason}")
+    with two_nodes() as pair:
+        yield pair
+    for node in pair:
+        remove_emulated_dies(node.name)
+
+
+def train(nodes: Sequence[Node], line: Sequence[str], folder: Path) -> list[str]:
+    """Run a command on both nodes, which ends well and leaves nothing; returns what each said."""
+    with ExitStack() as files:
+        running = [start(node, line, files.enter_context((folder / node.address).open("w"))) for node in nodes]
+        for process in running:
+            process.wait(SECONDS_ALLOWED)
+    said = [(folder / node.address).read_text() for node in nodes]
+    assert [process.returncode for process in running] == [0, 0], said[0][-6000:] + said[1][-3000:]
+    assert [node.processes() for node in nodes] == [[], []]
+    return said
+
+
+@pytest.mark.exhaustive
+def test_two_nodes_train_through_the_launcher(nodes, inputs, tmp_path):
     cluster = cluster_file(tmp_path, *inputs)
     line = ["bash", str(LAUNCHER), "--cluster", str(cluster), "--", "+scale=emulated_8_dies", "+graph=off"]
     line.append("actor_rollout_ref.overlay.measure.verify_weights=true")
-    # What the user's shell holds must not decide: the file describes the cluster.
-    environment = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
-    environment["PATH"] = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-    with two_nodes() as nodes, ExitStack() as files:
-        running = [
-            subprocess.Popen(
-                node.command("/tmp/ray-root-6379", *line),
-                # A node's dies are its own.
-                env=environment | {"NPU_EMULATOR_NODE": node.name},
-                # Not a pipe: nobody reads one node's while waiting for the other.
-                stdout=files.enter_context((tmp_path / node.address).open("w")),
-                stderr=subprocess.STDOUT,
-            )
-            for node in nodes
-        ]
-        for process in running:
-            process.wait(SECONDS_ALLOWED)
-        said = [(tmp_path / node.address).read_text() for node in nodes]
-        left = [node.processes() for node in nodes]
-    assert [process.returncode for process in running] == [0, 0], said[0][-6000:] + said[1][-3000:]
-    assert left == [[], []]
+    said = train(nodes, line, tmp_path)
     assert "2 of 2 nodes with 4 NPUs each are there: 10.91.7.1, 10.91.7.2" in said[0]
     assert "giving 4 dies to the head at 10.91.7.1:6379" in said[1] and "the head has ended the job" in said[1]
     # Whether the head has to wait for the worker is a matter of speed.
@@ -84,3 +109,83 @@ def test_two_nodes_train_through_the_launcher(inputs, tmp_path):
     assert [step["step"] for step in steps] == [1, 2, 3]
     assert all(step["metrics"]["reshard/weights_exact"] == 1 for step in steps)
     assert all(step["metrics"]["overlay/patches_ineffective"] == 0 for step in steps)
+
+
+# Somebody else's server on the port of Ray's head; says when it is there.
+TAKES_THE_PORT = """
+import socket, sys
+server = socket.create_server(("10.91.7.1", 6379))
+print("taken", flush=True)
+while True:
+    server.accept()
+"""
+
+
+# A job of two dies, which can be gone on with after every step.
+STEPS = 3
+SMALL_JOB = (
+    "+scale=emulated_qwen2_5", f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1", "trainer.test_freq=-1",
+    "trainer.val_before_train=false", "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+)  # fmt: skip
+
+
+def small_job(folder: Path, data: Path, output: Path) -> list[str]:
+    """The launcher's command line of a job of two nodes with a die each, whose files are in `folder`."""
+    request = CheckpointRequest(DEFAULT_TRAIN_DATA, 0, warm_start=None, model_type="qwen2")
+    model = make_checkpoint(request, folder / "model", lambda step, loss: None).path
+    one_die = {"DIES_PER_NODE": 1, "NPU_EMULATOR_DEVICES": 1, "NPU_EMULATOR_CAPACITY_MB": 1024}
+    cluster = cluster_file(folder, model, data, **one_die, NODES_TIMEOUT_S=400, HEAD_TIMEOUT_S=400)
+    launcher = str(ROOT / "scripts" / "internal" / "launch.sh")
+    places = (f"actor_rollout_ref.overlay.measure.output_dir={output}", f"{CHECKPOINTS}={output}/checkpoints")
+    return ["bash", launcher, "qwen2_5_0_5b_gsm8k", "--cluster", str(cluster), "--", *SMALL_JOB, *places]
+
+
+@pytest.mark.exhaustive("trains twice")
+@pytest.mark.timeout(3000)
+def test_supervised_nodes_outlive_a_taken_port_and_a_machine_that_loses_power(nodes, inputs, tmp_path):
+    """Both are named, and the training goes on to its end."""
+    head, worker = nodes
+    output, policy = tmp_path / "run", tmp_path / "policy.yaml"
+    policy.write_text("retry_options: {interval_seconds: 1}\n")
+    line = [sys.executable, "scripts/supervise.py", "--policy", str(policy), "--output", str(output), "--"]
+    line += small_job(tmp_path, inputs[1], output)
+    with ExitStack() as files:
+        logs = [files.enter_context((tmp_path / name).open("w")) for name in ("head", "worker", "worker again")]
+
+        def until(what: Callable[[], bool]) -> None:
+            happened = wait_until(lambda: leading.poll() is not None or what(), SECONDS_ALLOWED)
+            assert happened and leading.poll() is None, (tmp_path / "head").read_text()[-6000:]
+
+        with subprocess.Popen(
+            ["ip", "netns", "exec", head.name, sys.executable, "-c", TAKES_THE_PORT], stdout=subprocess.PIPE
+        ) as other:
+            assert other.stdout.readline() == b"taken\n"
+            leading = start(head, line, logs[0])
+            until(lambda: len(causes(output)) == 1)
+            other.kill()
+        following = start(worker, line, logs[1])
+        until(lambda: (output / "checkpoints" / "global_step_1").is_dir())
+        ip("-n", worker.name, "link", "set", INTERFACE, "down")
+        worker.kill()
+        following.wait(60)
+        remove_emulated_dies(worker.name)
+        ip("-n", worker.name, "link", "set", INTERFACE, "up")
+        until(lambda: len(causes(output)) == 2)
+        again = start(worker, line, logs[2])
+        for process in (leading, again):
+            process.wait(SECONDS_ALLOWED)
+    said = [(tmp_path / name).read_text() for name in ("head", "worker again")]
+    assert [leading.returncode, again.returncode] == [0, 0], said[0][-6000:] + said[1][-3000:]
+    assert causes(output) == ["network_error", "ray_died"], said[0][-6000:]
+    assert "10.91.7.1:6379 is taken by root" in said[0]
+    (went_on,) = re.findall(r"again in 1 s from the checkpoint of step (\d)", said[0])
+    assert "the head's supervisor has ended the training with 0" in said[1]
+    assert [node.processes() for node in nodes] == [[], []]
+    steps = [record["step"] for record in read_entries(output / "metrics.jsonl")]
+    assert int(went_on) >= 1 and steps == list(range(1, STEPS + 1))
+
+
+def causes(output: Path) -> list[str]:
+    """Why starts failed on the head, as its supervisor names it."""
+    entries = read_entries(output / "supervision.jsonl")
+    return [entry["cause"] for entry in entries if "cause" in entry]
