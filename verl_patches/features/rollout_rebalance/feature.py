@@ -11,6 +11,7 @@ from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
 
 _GRAPH = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.torchair_graph_config"
+_SCHEDULER = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.ascend_scheduler_config"
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,19 @@ def check_rebalance(config: Mapping[str, Any], settings: Any) -> None:
             "or switch rollout_rebalance off"
         )
     vllm = (node.get("engine_kwargs") or {}).get("vllm") or {}
-    graph = (vllm.get("additional_config") or {}).get("torchair_graph_config") or {}
+    additional = vllm.get("additional_config") or {}
+    graph, scheduler = (additional.get(name) or {} for name in ("torchair_graph_config", "ascend_scheduler_config"))
     sizes = graph.get("graph_batch_sizes") or ()
     if not graph.get("enabled") or len(set(sizes)) < 2:
         raise ConfigurationError(
             f"{switch}=true needs graphs of several sizes, and {_GRAPH} has enabled={bool(graph.get('enabled'))} and "
             f"graph_batch_sizes={list(sizes)}; give it sizes such as [1,2,4,8], or switch rollout_rebalance off"
+        )
+    if not scheduler.get("enabled") or scheduler.get("enable_chunked_prefill"):
+        raise ConfigurationError(
+            f"{switch}=true needs whole prompts: a part of a prompt draws random numbers that vLLM-Ascend takes "
+            f"back by a guess; set {_SCHEDULER}.enabled=true, enable_chunked_prefill=false there, or switch "
+            "rollout_rebalance off"
         )
 
 
