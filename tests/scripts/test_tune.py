@@ -14,7 +14,19 @@ from types import SimpleNamespace
 import optuna
 import pytest
 
-from post_training.tuning.search import FAILED, MEASURED, REFUSED, SETTINGS, Search, best_of, opened, outcome_of
+from post_training.report.run_folder import at, read_configuration
+from post_training.tuning.search import (
+    FAILED,
+    MEASURED,
+    REFUSED,
+    REPEATED,
+    SENTENCE,
+    SETTINGS,
+    Search,
+    best_of,
+    opened,
+    outcome_of,
+)
 from post_training.tuning.space import Choice, overrides
 from rehearsal.processes import SignalFlag
 from rehearsal.tiny_model.architecture import TINY_MODELS
@@ -213,3 +225,29 @@ def test_a_key_of_the_space_that_does_not_exist_is_refused(tmp_path, capsys):
     space.write_text("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpus: [1, 2]\n")
     assert main(["--space", str(space), "--output", str(tmp_path / "out"), *REHEARSAL]) == 2
     assert "did you mean actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu?" in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive("rehearses twice, four dies and two steps each")
+def test_a_rehearsal_is_searched_on_emulated_dies(tmp_path, capfd):
+    """Of four settings the checks refuse two, which are not started; the others are measured, and only once."""
+    space = tmp_path / "space.yaml"
+    space.write_text(f"{MICRO}: [32, 64]\n{KEYS[0]}: [2, 3]\n")
+    command = ["bash", str(ROOT / "scripts" / "rehearse.sh"), "--", "trainer.val_before_train=false"]
+    options = ["--steps", "2", "--trials", "4", "--space", str(space), "--output", str(tmp_path / "out")]
+    assert main([*options, "--", *command]) == 0, capfd.readouterr()
+    found = {tuple(trial.user_attrs[SETTINGS]): trial for trial in trials(tmp_path) if outcome_of(trial) != REPEATED}
+    measured = {settings for settings, trial in found.items() if outcome_of(trial) == MEASURED}
+    assert measured == {(f"{MICRO}={size}", f"{KEYS[0]}=2") for size in (32, 64)}, capfd.readouterr()
+    refused = [trial for trial in found.values() if outcome_of(trial) == REFUSED]
+    assert len(refused) == 2 and all("4 dies cannot hold" in trial.user_attrs[SENTENCE] for trial in refused)
+    ran = sorted((tmp_path / "out" / "trials").glob("*/metrics.jsonl"))
+    assert len(ran) == 2 and all(len(file.read_text().splitlines()) == 2 for file in ran)
+    for settings in measured:
+        folder = tmp_path / "out" / "trials" / f"{found[settings].number:04}"
+        assert found[settings].value == tokens_a_second(folder) > 0
+        assert settings[0] == f"{MICRO}={at(read_configuration(folder), MICRO)}"
+    best = max(measured, key=lambda settings: found[settings].value)
+    assert (tmp_path / "out" / "best.yaml").read_text().splitlines()[1:] == [f"- {each}" for each in best]
+    assert "tokens/s" in capfd.readouterr().out
+    assert main([*options, "--", *command]) == 0
+    assert sorted((tmp_path / "out" / "trials").glob("*/metrics.jsonl")) == ran
