@@ -8,10 +8,15 @@ the published rebalance of cann-recipes-train, simulated from its described beha
 and has graphs down to 4; and ours, which decides, and agrees, once in 16 steps and has graphs down to 1. The bound is
 what ranks would need if sequences moved for nothing before every step. Bytes are the KV cache of the sequences that
 move, in blocks and without prompts, of DeepSeek-V3.
+
+A second table is of partial rollouts: a training of several steps over groups of 16 samples each, in which a rollout
+ends at --threshold, and what is left goes on in at most --max-steps further steps; all of it decodes at once.
 """
 
 from __future__ import annotations
 
+import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +27,9 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
+from benchmarks.options import Parser, make_parser, whole, write_figures  # noqa: E402
+from benchmarks.partial_rollouts import PartialCost, partial_cost  # noqa: E402
+from post_training.plan.partial_rollout import LEAST_THRESHOLD, PartialRollout  # noqa: E402
 from post_training.plan.rebalance import Move, bucket, least_slot_steps, rebalance  # noqa: E402
 
 Decide = Callable[[Sequence[int], Sequence[int]], list[Move]]
@@ -34,6 +41,7 @@ BLOCK_TOKENS = 128
 TOKEN_BYTES = (512 + 64) * 2 * 61
 RANKS = (2, 4, 8, 16, 32, 64, 128, 256)
 SAMPLES = 16
+KINDS = ("fixed", "uniform", "log-normal")
 
 
 @dataclass(frozen=True)
@@ -186,26 +194,39 @@ def read_lengths(path: Path, ranks: int) -> NDArray[np.int64]:
     return np.array(lines[: len(lines) // ranks * ranks], dtype=np.int64)
 
 
-def main() -> None:
-    parser = make_parser(__doc__)
+def share(text: str) -> float:
+    """The type of --threshold."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not LEAST_THRESHOLD <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from {LEAST_THRESHOLD} to 1")
+    return number
+
+
+def options_of(parser: Parser) -> argparse.Namespace:
     parser.add_argument("--ranks", type=whole(2), nargs="+", default=list(RANKS), help="rollout ranks of one model")
     parser.add_argument("--sequences", type=whole(1), default=32, help="on a rank at first (default: %(default)s)")
     parser.add_argument("--longest", type=whole(16), default=16384, help="response, in tokens (default: %(default)s)")
     parser.add_argument("--lengths", type=Path, metavar="FILE", help="lengths of responses, one number per line")
+    parser.add_argument("--threshold", type=share, default=0.8, help="of partial rollouts (default: %(default)s)")
+    parser.add_argument("--max-steps", type=whole(1), default=2, help="of partial rollouts (default: %(default)s)")
+    parser.add_argument("--training-steps", type=whole(1), default=50, help="with them (default: %(default)s)")
     parser.add_argument("--seed", type=whole(0), default=0)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def schedule_rows(options: argparse.Namespace) -> list[Cost]:
+    """The first table, printed as it is found."""
     rows: list[Cost] = []
     print(
         f"{'lengths':<12}{'ranks':>6}  {'schedule':<10}{'steps':>7}{'ratio':>8}{'agreements':>12}{'moved':>7}{'GB':>9}"
     )
     for ranks in options.ranks:
-        kinds = ["fixed", "uniform", "log-normal"]
-        try:
-            given = {kind: drawn(kind, ranks, options.sequences, options.longest, options.seed) for kind in kinds}
-            if options.lengths:
-                given[options.lengths.name] = read_lengths(options.lengths, ranks)
-        except (OSError, ValueError) as error:
-            parser.error(str(error))
+        given = {kind: drawn(kind, ranks, options.sequences, options.longest, options.seed) for kind in KINDS}
+        if options.lengths:
+            given[options.lengths.name] = read_lengths(options.lengths, ranks)
         for name, lengths in given.items():
             for row in costs(name, lengths, ranks):
                 rows.append(row)
@@ -214,7 +235,44 @@ def main() -> None:
                     f"{row.agreements:>12}{row.moved:>7}{row.moved_bytes / 1e9:>9.2f}",
                     flush=True,
                 )
-    write_figures(options.json, [asdict(row) for row in rows])
+    return rows
+
+
+def partial_rows(options: argparse.Namespace) -> list[PartialCost]:
+    """The second table. A file's lengths come again where it has too few."""
+    rows: list[PartialCost] = []
+    print(
+        f"\n{'lengths':<12}{'ranks':>6}{'without':>10}{'partial':>10}{'saved':>8}{'old':>8}{'mean age':>10}"
+        f"{'max age':>9}{'again':>8}"
+    )
+    for ranks in options.ranks:
+        prompts = max(1, ranks * options.sequences // SAMPLES)
+        policy = PartialRollout(prompts, options.threshold, options.max_steps)
+        each = prompts * options.training_steps * SAMPLES
+        given = {kind: drawn(kind, 1, each, options.longest, options.seed) for kind in KINDS}
+        if options.lengths:
+            given[options.lengths.name] = np.resize(read_lengths(options.lengths, 1), each)
+        for name, lengths in given.items():
+            groups = lengths.reshape(-1, SAMPLES)
+            row = partial_cost(name, ranks, groups, policy, options.training_steps, LEASE_STEPS)
+            rows.append(row)
+            print(
+                f"{row.lengths:<12}{row.ranks:>6}{row.without:>10}{row.decode_steps:>10}{row.saved:>8.3f}"
+                f"{row.old_share:>8.3f}{row.mean_age:>10.3f}{row.max_age:>9}{row.again:>8.3f}",
+                flush=True,
+            )
+    return rows
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    options = options_of(parser)
+    try:
+        schedules_found, partial_found = schedule_rows(options), partial_rows(options)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    figures = {"schedules": schedules_found, "partial_rollouts": partial_found}
+    write_figures(options.json, {name: [asdict(row) for row in rows] for name, rows in figures.items()})
 
 
 if __name__ == "__main__":

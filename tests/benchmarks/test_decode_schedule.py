@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.decode_schedule import Schedule, bound, costs, drawn, read_lengths, run
+from benchmarks.partial_rollouts import PartialCost, decode_steps, partial_cost
+from post_training.plan.partial_rollout import GroupsInFlight, PartialRollout
 from post_training.plan.rebalance import Move, rebalance
 
 
@@ -72,3 +74,44 @@ def test_lengths_of_a_file(tmp_path):
     file.write_text("3\n-5\n")
     with pytest.raises(ValueError, match="line 2: '-5' is no length"):
         read_lengths(file, 2)
+
+
+# Partial rollouts ---------------------------------------------------------------------------------------------------
+
+
+def partial(kind: str, threshold: float, max_steps: int, batch: int = 8, steps: int = 20) -> PartialCost:
+    lengths = drawn(kind, 1, batch * steps * 16, 1024, seed=1).reshape(-1, 16)
+    return partial_cost(kind, 1, lengths, PartialRollout(batch, threshold, max_steps), steps, lease=4)
+
+
+@pytest.mark.parametrize("kind", ["fixed", "uniform", "log-normal"])
+@pytest.mark.parametrize(("threshold", "max_steps"), [(0.5, 1), (0.8, 2), (0.9, 3)])
+def test_no_token_of_a_partial_rollout_is_lost_or_too_old(kind, threshold, max_steps):
+    row = partial(kind, threshold, max_steps)
+    assert row.lost == 0 and row.max_age <= max_steps
+    assert 0 < row.old_share < 1 <= row.mean_age <= row.max_age
+
+
+@pytest.mark.parametrize("kind", ["fixed", "uniform", "log-normal"])
+def test_with_a_threshold_of_1_nothing_is_saved_and_nothing_is_old(kind):
+    row = partial(kind, 1.0, 2)
+    assert row.decode_steps == row.without
+    assert (row.saved, row.old_share, row.max_age, row.again, row.lost) == (0, 0, 0, 0, 0)
+
+
+def test_long_tails_are_what_partial_rollouts_save():
+    assert partial("log-normal", 0.8, 2).saved > 0.3 > 0.05 > partial("uniform", 0.8, 2).saved
+
+
+def test_a_group_that_is_trained_on_unfinished_is_counted(monkeypatch):
+    """The control of what is lost."""
+    take = GroupsInFlight.take
+    monkeypatch.setattr(GroupsInFlight, "take", lambda self, finished: take(self, [True] * len(finished)))
+    assert partial("log-normal", 0.8, 2).lost > 0
+
+
+def test_the_end_of_a_small_rollout_by_hand():
+    left = np.array([[3, 1], [2, 9], [5, 5]])
+    nothing = [False] * 3
+    assert [decode_steps(left, nothing, 2, lease) for lease in (1, 4, 16)] == [5, 8, 9]
+    assert decode_steps(left, [False, True, False], 2, 1) == 9

@@ -1,0 +1,97 @@
+"""What `decode_schedule.py` says of partial rollouts: steps of a training, one after another, with and without them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from post_training.plan.partial_rollout import Group, GroupsInFlight, PartialRollout
+
+Lengths = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """left: tokens to come, by answer. segments: (step, tokens sampled in it) of all answers together. carried: tokens
+    that its continuations have put through the engine again."""
+
+    left: Lengths
+    segments: tuple[tuple[int, int], ...] = ()
+    carried: int = 0
+
+
+@dataclass(frozen=True)
+class PartialCost:
+    """One row. decode_steps, without: of all training steps, with and without partial rollouts; saved: the share of the
+    latter. old_share: tokens that were sampled in an earlier step than the one that trained on them, of all; mean_age,
+    max_age: of those, in steps. again: prompts apart, tokens that went through the engine once more, of all."""
+
+    lengths: str
+    ranks: int
+    training_steps: int
+    threshold: float
+    max_steps: int
+    decode_steps: int
+    without: int
+    saved: float
+    old_share: float
+    mean_age: float
+    max_age: int
+    again: float
+    lost: int
+
+
+def decode_steps(left: Lengths, due: Sequence[bool], batch: int, lease: int) -> int:
+    """Decode steps of a rollout that ends, at the end of a lease, when `batch` groups and all that are due are
+    finished. left: [groups, answers], tokens to come.
+
+    With 2 groups to finish of those that need 3, 9 and 5 steps, it is 5; 9 where the second is due; 8 in leases of 4.
+    """
+    finish = left.max(1)
+    needed = max([int(np.sort(finish)[batch - 1]), *(int(each) for each in finish[list(due)])])
+    return min(-(-needed // lease) * lease, int(finish.max()))
+
+
+def partial_cost(
+    name: str, ranks: int, lengths: Lengths, policy: PartialRollout, steps: int, lease: int
+) -> PartialCost:
+    """A training of `steps` steps. lengths: [policy.batch x steps, answers], the groups in their order."""
+    groups: GroupsInFlight[Answers] = GroupsInFlight(policy)
+    spent = without = handed_out = again = 0
+    trained: list[tuple[int, Group[Answers]]] = []
+    for step in range(1, steps + 1):
+        again += sum(group.content.carried for group in groups.groups)
+        number = policy.fresh(len(groups), steps - step + 1)
+        for row in range(handed_out, handed_out + number):
+            groups.begin(step, [(0, row)], Answers(lengths[row]))
+        handed_out += number
+        left = np.stack([group.content.left for group in groups.groups])
+        made = decode_steps(left, groups.overdue(step), policy.batch, lease)
+        after = np.maximum(0, left - made)
+        groups.update([_advanced(group.content, rest, step, lengths[group.prompt[1]])
+                       for group, rest in zip(groups.groups, after, strict=True)])  # fmt: skip
+        trained += [(step, group) for group in groups.take((after.max(1) == 0).tolist())]
+        spent += made
+        without += int(lengths[policy.batch * (step - 1) : policy.batch * step].max())
+    old = {age: 0 for age in range(1, policy.max_steps + 1)}
+    for step, group in trained:
+        for sampled, tokens in group.content.segments:
+            if sampled < step:
+                old[step - sampled] = old.get(step - sampled, 0) + tokens
+    total, aged = int(lengths.sum()), sum(old.values())
+    return PartialCost(
+        lengths=name, ranks=ranks, training_steps=steps, threshold=policy.threshold, max_steps=policy.max_steps,
+        decode_steps=spent, without=without, saved=round(1 - spent / without, 3), old_share=round(aged / total, 3),
+        mean_age=round(sum(age * tokens for age, tokens in old.items()) / aged, 3) if aged else 0.0,
+        max_age=max((age for age, tokens in old.items() if tokens), default=0), again=round(again / total, 3),
+        lost=total - sum(tokens for _, group in trained for _, tokens in group.content.segments),
+    )  # fmt: skip
+
+
+def _advanced(before: Answers, rest: Lengths, step: int, lengths: Lengths) -> Answers:
+    sampled = int((before.left - rest).sum())
+    segments = (*before.segments, (step, sampled)) if sampled else before.segments
+    return replace(before, left=rest, segments=segments, carried=int((lengths - rest)[rest > 0].sum()))
