@@ -271,8 +271,11 @@ def main() -> None:
         schedules_found, partial_found = schedule_rows(options), partial_rows(options)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    figures = {"schedules": schedules_found, "partial_rollouts": partial_found}
-    write_figures(options.json, {name: [asdict(row) for row in rows] for name, rows in figures.items()})
+    figures = {
+        "schedules": [asdict(cost) for cost in schedules_found],
+        "partial_rollouts": [asdict(cost) for cost in partial_found],
+    }
+    write_figures(options.json, figures)
 
 
 if __name__ == "__main__":
