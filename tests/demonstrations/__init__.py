@@ -1,22 +1,33 @@
 """One demonstration for every patch: what a minimal call does differently with the patch than without it.
 
-A demonstration takes the patch's body and returns something plain that can be compared. The test gives it the real body
-and one that does nothing (INERT), with every feature switched on; the two results must differ, so that no demonstration
-can pass without showing anything. Where the body would need a whole model, its own parts are stood in for, and what the
-demonstration shows is that they are asked instead of upstream; what they do is shown by their own tests.
+A demonstration takes the patch's body and returns something plain that can be compared. The test gives it the real
+body and one that does nothing (INERT), with every feature switched on; the two results must differ, so that no
+demonstration can pass without showing anything. What it returns with the patch is kept in `effects.json`, so that a
+patch that begins to do something else is noticed too; `python -m tests.overlay.keep_effects` writes that file anew.
+Where the body would need a whole model, its own parts are stood in for, and what the demonstration shows is that they
+are asked instead of upstream; what they do is shown by their own tests.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from overlay import Feature
 from overlay.declaration import declared
 from overlay.install import wrapped
+from verl_patches.features.alerts.feature import AlertsSettings
+from verl_patches.features.mindspeed.feature import MindspeedSettings
+from verl_patches.features.rollout_parallel.feature import RolloutSettings
+from verl_patches.features.router_balance.feature import RouterBalanceSettings
+from verl_patches.features.settings import OverlaySettings
+
+EFFECTS = Path(__file__).with_name("effects.json")
 
 Demonstration = Callable[[Callable[..., Any]], Any]
 _found: dict[str, Demonstration] = {}
@@ -50,6 +61,31 @@ INERT: dict[str, Callable[..., Any]] = {
     "before_import": lambda: None,
     "provide": ModuleType,
 }
+
+
+def all_switched_on() -> OverlaySettings:
+    """The settings of a process in which every feature is on."""
+    return OverlaySettings(
+        alerts=AlertsSettings(enabled=True),
+        rollout=RolloutSettings(expert_parallel_size=4),
+        mindspeed=MindspeedSettings(engine="on"),
+        router_balance=RouterBalanceSettings(forced=True),
+        precision="float32",
+        recompute_old_log_prob=False,
+        rollout_temperature=0.5,
+        dynamic_update=True,
+        load_from_hf="folder",
+        rollout_seed=3,
+        kv_cache_blocks=256,
+        filter_groups=True,
+        overlong_penalty=True,
+        overlong_filtering=True,
+    )
+
+
+def effects() -> dict[str, str]:
+    """What each demonstration returned with its patch when that was last looked at, as text, by the patch's label."""
+    return json.loads(EFFECTS.read_text(encoding="utf-8"))
 
 
 def observed(demonstration: Demonstration, body: Callable[..., Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 # What is asked where the tests beside a file notice nothing, by the room that the file belongs to.
@@ -21,6 +22,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
 # These look at every file of the tree.
 _EVERY_FILE = ("tests/test_dataclasses.py", "tests/test_function_lengths.py", "tests/test_import_contracts.py")
 
+# The tests of a patch name its target, not the file that it lies in.
+_DECLARES_A_PATCH = re.compile(r"^@(?:wrap|replace|add|register|before_import|provide)\(", re.MULTILINE)
+
 # Where the emulator's packages are.
 _SOURCES = ("npu_emulator", "src")
 
@@ -31,11 +35,14 @@ _ASKED_LAST = ("tests", "tests/rig", "tests/demonstrations", "tests/upstream")
 def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
     """Selectors for a product file, in the order in which they are tried.
 
-    First the test of the same name and the tests that name the module, then the folder that mirrors the file's with
-    what looks at every file, then what the whole room is tested by. A tier that holds nothing new is left out.
+    First the test of the same name, the tests that name the module, and the demonstrations of the patches in it; then
+    the folder that mirrors the file's with what looks at every file, then what the whole room is tested by. A tier
+    that holds nothing new is left out.
     """
     path = Path(file)
     near = {str(test) for test in _same_name(path, root)} | set(_naming(path, root))
+    if _DECLARES_A_PATCH.search((root / path).read_text(encoding="utf-8")):
+        near.add(_SWITCHES)
     candidates = (tuple(sorted(near)), (*_EVERY_FILE, *_mirrored(path, root)), ROOMS[path.parts[0]])
     found: list[tuple[str, ...]] = []
     for tier in candidates:

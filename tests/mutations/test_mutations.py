@@ -9,6 +9,7 @@ import pytest
 from rehearsal.processes import SignalFlag
 from tests.mutations.drawn import _changes_something, draw
 from tests.mutations.fault import ROOT, Fault, FaultError, read_list
+from tests.mutations.selection import tiers
 from tests.mutations.workbench import Outcome, Workbench
 
 SOURCE = "def double(x):\n    return 2 * x\n"
@@ -109,6 +110,13 @@ def test_annotations_and_layout_are_no_change_of_the_program(other, differs):
 @pytest.mark.parametrize(("test", "differs"), [("not TYPE_CHECKING", False), ("DEBUG", True)])
 def test_what_is_imported_for_annotations_alone_is_no_change_either(test, differs):
     assert _changes_something("if TYPE_CHECKING:\n    import x\n", f"if {test}:\n    import x\n") is differs
+
+
+def test_the_demonstrations_are_near_to_a_patch_and_to_nothing_else():
+    switches = "tests/overlay/test_real_switches.py"
+    assert switches in tiers("vllm_patches/v1/engine/llm_engine.py", ROOT)[0]
+    near = tiers("verl_patches/features/watch/limits.py", ROOT)[0]
+    assert "tests/verl_patches/features/watch/test_limits.py" in near and switches not in near
 
 
 @pytest.mark.slow

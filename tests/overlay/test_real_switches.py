@@ -14,14 +14,10 @@ import pytest
 import torch
 
 from overlay.definitions import find_definition, imported_module
-from tests.demonstrations import INERT, demonstrations, installed, observed
+from tests.demonstrations import INERT, all_switched_on, demonstrations, effects, installed, observed
 from tests.overlay.around_the_call import differences, open_blocks, state
 from tests.overlay.test_real_patches import NAMED, PATCHES, PINS, source_of, sources_of
 from verl_patches.features import settings
-from verl_patches.features.alerts.feature import AlertsSettings
-from verl_patches.features.mindspeed.feature import MindspeedSettings
-from verl_patches.features.rollout_parallel.feature import RolloutSettings
-from verl_patches.features.router_balance.feature import RouterBalanceSettings
 
 SWITCHED = [pytest.param(patch, id=patch.label) for patch in PATCHES if patch.switch and patch.kind == "wrap"]
 
@@ -36,23 +32,7 @@ def everything_off(monkeypatch):
 @pytest.fixture
 def everything_on(monkeypatch):
     """The settings of a process in which every feature is on."""
-    on = settings.OverlaySettings(
-        alerts=AlertsSettings(enabled=True),
-        rollout=RolloutSettings(expert_parallel_size=4),
-        mindspeed=MindspeedSettings(engine="on"),
-        router_balance=RouterBalanceSettings(forced=True),
-        precision="float32",
-        recompute_old_log_prob=False,
-        rollout_temperature=0.5,
-        dynamic_update=True,
-        load_from_hf="folder",
-        rollout_seed=3,
-        kv_cache_blocks=256,
-        filter_groups=True,
-        overlong_penalty=True,
-        overlong_filtering=True,
-    )
-    monkeypatch.setattr(settings, "_current", on)
+    monkeypatch.setattr(settings, "_current", all_switched_on())
 
 
 def upstream_function(module: str, name: str) -> ast.FunctionDef:
@@ -241,10 +221,12 @@ def test_on_changes_behaviour(patch, everything_on):
     assert observed(demonstration, INERT[patch.kind]) == without, "what is observed must not vary by itself"
     with_patch = demonstration(patch.body)
     assert with_patch == demonstration(patch.body) and with_patch != without
+    kept = effects().get(patch.label)
+    assert kept == repr(with_patch), "run `python -m tests.overlay.keep_effects` if the patch is to do this from now on"
 
 
-def test_every_demonstration_is_of_a_patch():
-    assert set(demonstrations()) <= {patch.label for patch in PATCHES}
+def test_every_demonstration_and_every_effect_is_of_a_patch():
+    assert set(demonstrations()) | set(effects()) <= {patch.label for patch in PATCHES}
 
 
 def test_a_demonstration_of_nothing_is_noticed():

@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "CONTRIBUTING.md"
 STEP = re.compile(r"(?:(Make|Append to)\s+`(?P<file>[\w./]+)`:\n\n)?^```(python|bash)\n(?P<text>.*?)^```$", re.M | re.S)
 LOCK, TABLE, KEYS = "overlay/fingerprints.lock.json", "docs/patches.md", "docs/configuration.md"
-GENERATED = {"patch": {LOCK, TABLE}, "feature": {LOCK, TABLE, KEYS}, "model": set[str]()}
+EFFECTS = "tests/demonstrations/effects.json"
+GENERATED = {"patch": {LOCK, TABLE, EFFECTS}, "feature": {LOCK, TABLE, EFFECTS, KEYS}, "model": set[str]()}
 """What is written anew in each example."""
 MINUTES = "test_load_weights.py"
 """What a command that takes minutes names; the exhaustive tier runs it."""
@@ -94,7 +95,7 @@ def test_the_examples_touch_few_files_and_lead_to_what_tests_hold(tmp_path):
         touched[name] = sorted(changed - GENERATED[name])
         print(f"add a {name}: {len(touched[name])} files, {', '.join(touched[name])}")
     assert {name: len(files) for name, files in touched.items()} == TOUCHED
-    locked, _, explained, tested = printed["patch"]
+    locked, _, _, explained, tested = printed["patch"]
     assert "wrote fingerprints.lock.json" in locked and "declared in: verl_patches.utils.py_functional" in explained
     assert re.search(r"^[5-9] passed", tested, re.M), tested
     assert "node_throughput.enabled" in printed["feature"][-2]
