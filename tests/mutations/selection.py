@@ -35,15 +35,16 @@ _ASKED_LAST = ("tests", "tests/rig", "tests/demonstrations", "tests/upstream")
 def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
     """Selectors for a product file, in the order in which they are tried.
 
-    First the test of the same name, the tests that name the module, and the demonstrations of the patches in it; then
-    the folder that mirrors the file's with what looks at every file, then what the whole room is tested by. A tier
-    that holds nothing new is left out.
+    First the test of the same name, the tests that name the module, the demonstrations of the patches in it, and what
+    looks at every file; then the folder that mirrors the file's, then what the whole room is tested by. A tier that
+    holds nothing new is left out, and where nothing is nearest, the folder is.
     """
     path = Path(file)
     near = {str(test) for test in _same_name(path, root)} | set(_naming(path, root))
     if _DECLARES_A_PATCH.search((root / path).read_text(encoding="utf-8")):
         near.add(_SWITCHES)
-    candidates = (tuple(sorted(near)), (*_EVERY_FILE, *_mirrored(path, root)), ROOMS[path.parts[0]])
+    mirrored = _mirrored(path, root)
+    candidates = ((*sorted(near or mirrored), *_EVERY_FILE), mirrored, ROOMS[path.parts[0]])
     found: list[tuple[str, ...]] = []
     for tier in candidates:
         tier = tuple(selector for selector in tier if (root / selector).exists())

@@ -117,6 +117,7 @@ def test_the_demonstrations_are_near_to_a_patch_and_to_nothing_else():
     assert switches in tiers("vllm_patches/v1/engine/llm_engine.py", ROOT)[0]
     near = tiers("verl_patches/features/watch/limits.py", ROOT)[0]
     assert "tests/verl_patches/features/watch/test_limits.py" in near and switches not in near
+    assert "tests/test_dataclasses.py" in near
 
 
 @pytest.mark.slow

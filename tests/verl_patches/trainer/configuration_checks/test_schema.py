@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
+from pydantic import BaseModel, ValidationError
 
 from overlay import ConfigurationError, SettingsError
 from rehearsal.plan import Options, make_plan
@@ -208,6 +209,128 @@ def test_every_key_that_our_files_set_is_in_the_schema():
             ".".join(place) for place in places if all(field_at(place, each) is None for each in SCHEMAS.values())
         }
         assert {key for key in unknown if not key.startswith("actor_rollout_ref.overlay.")} == set()
+
+
+# Defaults that switch something on or give a size; any other one is null, off or empty.
+DEFAULTS = {
+    "data.seed": 1,
+    "data.dataloader_num_workers": 8,
+    "data.cache_dir": "~/.cache/verl/rlhf",
+    "data.filter_prompts": True,
+    "data.image_key": "images",
+    "data.video_key": "videos",
+    "model.lora_alpha": 16,
+    "model.target_modules": "all-linear",
+    "actor.recompute_old_log_prob": True,
+    "ppo_max_token_len_per_gpu": {"actor": 16384, "critic": 32768},
+    "log_prob_max_token_len_per_gpu": 16384,
+    "forward_max_token_len_per_gpu": 32768,
+    "optim.lr_warmup_steps": -1,
+    "optim.num_cycles": 0.5,
+    "fsdp_config.reshard_after_forward": True,
+    "fsdp_config.fsdp_size": -1,
+    "mixed_precision.param_dtype": "bf16",
+    "mixed_precision.reduce_dtype": "fp32",
+    "mixed_precision.buffer_dtype": "fp32",
+    "ulysses_sequence_parallel_size": 1,
+    "torchair_graph_config.enable_view_optimize": True,
+    "ascend_scheduler_config.policy": "fcfs",
+    "additional_config.num_iterations_eplb_update": 400,
+    "additional_config.num_wait_worker_iterations": 30,
+    "additional_config.lmhead_tp_size": -1,
+    "kl_ctrl.horizon": 10000,
+    "kl_ctrl.target_kl": 0.1,
+    "filter_groups.on_exhausted": "fail",
+}
+
+
+def defaults_of(schema: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    """What a schema takes for every key that a configuration may leave out."""
+    found = {}
+    for name, field in schema.model_fields.items():
+        key = prefix + (field.alias or name)
+        if not field.is_required():
+            found[key] = field.default
+        if group := group_of(field):
+            found |= defaults_of(group, f"{key}.")
+    return found
+
+
+@pytest.mark.parametrize("name", VERLS_FILES)
+def test_what_is_left_out_is_what_verl_takes(name):
+    """verl's own file says most of it. Null stands for a group that the file may have and we do not ask for."""
+    defaults = defaults_of(SCHEMAS[backend_of(composed(name))])
+    for key, value in defaults.items():
+        expected = next((DEFAULTS[end] for end in DEFAULTS if f".{key}".endswith(f".{end}")), None)
+        if isinstance(expected, dict):
+            expected = next(size for group, size in expected.items() if group in key)
+        assert value == expected if expected is not None else not value, key
+    file = Path(find_spec("verl").submodule_search_locations[0]) / "trainer" / "config" / VERLS_FILES[name]
+    own = OmegaConf.load(file)
+    written = {key: OmegaConf.select(own, key, throw_on_resolution_failure=False) for key in defaults}
+    single = {key: value for key, value in written.items() if isinstance(value, int | float | str)}
+    assert len(single) > 10
+    referred = ("use_dynamic_bsz", "max_token_len_per_gpu")
+    assert {key: defaults[key] for key in single if not key.endswith(referred)} == {
+        key: value for key, value in single.items() if not key.endswith(referred)
+    }
+
+
+LARGEST, RAYS_SMALLEST = 2**31 - 1, 75 * 2**20
+MEGATRON_BOUNDS = {
+    "data.max_prompt_length": ([1, LARGEST], [0, LARGEST + 1, 1.0, "3", True, None]),
+    "data.val_batch_size": ([1, None], [0]),
+    "data.seed": ([0, LARGEST], [-1, LARGEST + 1]),
+    "data.dataloader_num_workers": ([0, LARGEST], [-1, LARGEST + 1]),
+    "data.train_files": (["a.parquet", ["a", "b"]], [[], [""]]),
+    "data.prompt_key": (["x"], ["", None]),
+    "trainer.save_freq": ([-1, LARGEST], [-2, LARGEST + 1]),
+    "trainer.logger": (["console", ["wandb", "mlflow"]], ["comet"]),
+    "ray_init.object_store_memory": ([RAYS_SMALLEST, None], [RAYS_SMALLEST - 1]),
+    "actor_rollout_ref.actor.optim.lr": ([0.0, 3], [-1e-9, math.nan, math.inf, "1e-6"]),
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": ([-1, LARGEST], [-2, LARGEST + 1]),
+    "actor_rollout_ref.actor.optim.total_training_steps": ([-1, LARGEST], [-2, LARGEST + 1]),
+    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": ([0.0, 1.0], [-1e-9, 1.001]),
+    "actor_rollout_ref.actor.clip_ratio_c": ([1.001, 3], [1.0]),
+    "actor_rollout_ref.actor.profile.step_start": ([-1], [-2]),
+    "actor_rollout_ref.actor.profile.step_end": ([-1], [-2]),
+    "actor_rollout_ref.actor.megatron.expert_tensor_parallel_size": (["None", None, 1], ["two", 0]),
+    "actor_rollout_ref.rollout.top_k": ([-1, LARGEST], [-2, LARGEST + 1]),
+    "actor_rollout_ref.rollout.top_p": ([1e-9, 1.0], [0.0, 1.001]),
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.lmhead_tp_size": ([-1], [-2]),
+    "algorithm.kl_ctrl.target_kl": ([1e-9], [0.0]),
+}
+FSDP_BOUNDS = {
+    "actor_rollout_ref.actor.grad_clip": ([1e-9], [0.0]),
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": ([-1], [-2]),
+    "actor_rollout_ref.actor.optim.total_training_steps": ([-1], [-2]),
+    "actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params": ([0], [-1]),
+    "actor_rollout_ref.actor.fsdp_config.fsdp_size": ([-1], [0, 1, 2]),
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": ([1], [0, 2]),
+    "actor_rollout_ref.model.lora_rank": ([0], [1, -1]),
+    "actor_rollout_ref.model.use_liger": ([False], [True]),
+    "critic.grad_clip": ([1e-9], [0.0]),
+    "reward_model.model.fsdp_config.fsdp_size": ([-1, 8], [-2]),
+}
+
+
+@pytest.mark.parametrize(
+    ("backend", "key", "sound", "wrong"),
+    [("megatron", key, *both) for key, both in MEGATRON_BOUNDS.items()]
+    + [("fsdp", key, *both) for key, both in FSDP_BOUNDS.items()],
+)
+def test_a_range_ends_where_it_says(backend, key, sound, wrong):
+    *groups, name = key.split(".")
+    group = group_of(field_at(groups, SCHEMAS[backend]))
+
+    def errors(value: Any) -> list[Any]:
+        try:
+            group.model_validate({name: value})
+        except ValidationError as error:
+            return [each for each in error.errors() if each["loc"][0] == name]
+        return []
+
+    assert [value for value in sound if errors(value)] == [] and [value for value in wrong if not errors(value)] == []
 
 
 # Each of these values was once accepted, or ended in a Traceback.
