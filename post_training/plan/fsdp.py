@@ -115,7 +115,7 @@ def read_fsdp_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> FsdpJo
         micro_old=sequences_of(rollout, "log_prob_", "log_prob_", longest),
         micro_reference=sequences_of(node["ref"], "log_prob_", "log_prob_", longest),
         entropy=actor["entropy_coeff"] != 0,
-        accumulates=_accumulates(actor, rollout["n"], dies, longest),
+        accumulates=_accumulates(actor, rollout["n"], dies // actor["ulysses_sequence_parallel_size"], longest),
         recomputes=node["model"]["enable_gradient_checkpointing"],
         away_parameters=actor["fsdp_config"]["param_offload"],
         away_optimizer=actor["fsdp_config"]["optimizer_offload"],
@@ -155,8 +155,8 @@ def _critic(job: FsdpJob, config: Mapping[str, Any]) -> FsdpJob:
     )
 
 
-def _accumulates(node: Mapping[str, Any], responses: int, dies: int, longest: int) -> bool:
-    return bool(node["ppo_mini_batch_size"] * responses // dies > sequences_of(node, "", "ppo_", longest))
+def _accumulates(node: Mapping[str, Any], responses: int, replicas: int, longest: int) -> bool:
+    return bool(node["ppo_mini_batch_size"] * responses // replicas > sequences_of(node, "", "ppo_", longest))
 
 
 @dataclass(frozen=True)

@@ -313,6 +313,20 @@ def test_a_critic_goes_on_after_the_first_step_to_the_bit(tmp_path):
 
 
 @pytest.mark.exhaustive
+def test_dapo_trains_on_fsdp(tmp_path):
+    """Exactly, in float32, on groups that differ and without the answers that were cut."""
+    recipe = ("+recipe=dapo", "algorithm.overlong_filtering=true", "actor_rollout_ref.overlay.precision=float32")
+    ended, steps = emulate(EIGHT_DIES, tmp_path, "--steps", "3", "--", *recipe)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert all(step["training/rollout_logprob_diff_max"] < 1e-3 and step["actor/grad_norm"] > 0 for step in steps)
+    assert [step["sampling/groups_with_gradient"] for step in steps] == [1.0] * 3
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["groups_with_gradient"] == 1 and 0 <= summary["truncated_share"] < 1
+    assert summary["generated_prompts"] >= summary["trained_prompts"] == 96
+    assert summary["patches_effective"] == summary["patches_applied"] > 0
+
+
+@pytest.mark.exhaustive
 def test_one_die_goes_on_from_two(tmp_path):
     """And two from one: the rollout draws others from there on, so steps are trained and not compared."""
     output = tmp_path / "run"

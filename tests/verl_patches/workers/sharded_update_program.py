@@ -9,19 +9,24 @@ import verl_patches.prelude_patch  # noqa: F401
 # isort: split
 import copy
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from verl import DataProto
 from verl.utils import fsdp_utils
+from verl.workers.actor import dp_actor
 from verl.workers.fsdp_workers import ActorRolloutRefWorker
 
 from verl_patches.features.compatibility.fully_sharded import release
 from verl_patches.trainer.main_ppo import compose
 
 STEPS = 2
+POSITIONS_NOT_CUT = "positions not cut"
 
 
 def answered(config: Any, step: int, dropped: int) -> DataProto:
@@ -29,11 +34,19 @@ def answered(config: Any, step: int, dropped: int) -> DataProto:
     numbers, data = torch.Generator().manual_seed(step), config.data
     count, length = data.train_batch_size * config.actor_rollout_ref.rollout.n, data.max_response_length
     ids = torch.randint(10, 60, (count, data.max_prompt_length + length), generator=numbers)
+    # Prompts are padded at the left, answers at the right.
+    begins, ends = (
+        torch.randint(0, most // 2, (count, 1), generator=numbers) for most in (data.max_prompt_length, length)
+    )
+    places = torch.arange(ids.size(1))
+    mask = ((places >= begins) & (places < ids.size(1) - ends)).long()
     advantages = torch.randn(count, length, generator=numbers)
     advantages[:dropped] = 0
-    mine, advantages = (each.chunk(dist.get_world_size())[dist.get_rank()] for each in (ids, advantages))
-    columns = {"input_ids": mine, "attention_mask": torch.ones_like(mine), "advantages": advantages}
-    positions = torch.arange(mine.size(1)).expand(len(mine), -1).contiguous()
+    mine, mask, advantages = (
+        each.chunk(dist.get_world_size())[dist.get_rank()] for each in (ids * mask, mask, advantages)
+    )
+    columns = {"input_ids": mine, "attention_mask": mask, "advantages": advantages}
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
     batch = DataProto.from_dict(columns | {"position_ids": positions, "responses": mine[:, -length:].contiguous()})
     batch.meta_info = {"temperature": 1.0, "global_token_num": batch.batch["attention_mask"].sum(-1).tolist()}
     return batch
@@ -60,7 +73,8 @@ def run(config: Any, dropped: int) -> dict[str, Any]:
         found["left"] = on_die() - resting
         metrics = worker.update_actor(copy.deepcopy(batch)).meta_info["metrics"]
         found["norms"] += metrics["actor/grad_norm"]
-        found["log_probs"].append(over_ranks(batch.batch["old_log_probs"]))
+        counted = batch.batch["attention_mask"][:, -config.data.max_response_length :]
+        found["log_probs"].append(over_ranks(batch.batch["old_log_probs"] * counted))
     found["version"] = fsdp_utils.fsdp_version(worker.actor_module_fsdp)
     if found["version"] == 2:
         found["gathered"] = gathered(worker.actor_module_fsdp)
@@ -111,10 +125,24 @@ def moved(model: torch.nn.Module) -> list[int]:
     return [weights, there - away, back - away, back - on_die()]
 
 
+@contextmanager
+def positions_of_the_first_rank() -> Iterator[None]:
+    """Every rank that shares sequences takes the positions at their beginning, as if they were not cut."""
+    upstream = dp_actor.ulysses_pad_and_slice_inputs
+
+    def cut(ids: torch.Tensor, position_ids_rmpad: torch.Tensor | None = None, sp_size: int = 1) -> tuple[Any, ...]:
+        own, positions, padding = upstream(ids, position_ids_rmpad, sp_size)
+        return own, None if positions is None else position_ids_rmpad[:, : own.size(1)].contiguous(), padding
+
+    with mock.patch.object(dp_actor, "ulysses_pad_and_slice_inputs", cut):
+        yield
+
+
 def main(folder: Path) -> None:
     request = json.loads((folder / "request.json").read_text())
     found = {}
     for name, (overrides, dropped) in request["jobs"].items():
-        found[name] = run(compose(request["configuration"], [*request["overrides"], *overrides]), dropped)
+        with positions_of_the_first_rank() if name == POSITIONS_NOT_CUT else nullcontext():
+            found[name] = run(compose(request["configuration"], [*request["overrides"], *overrides]), dropped)
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()

@@ -1,4 +1,5 @@
-"""Two steps of verl's FSDP workers in float32: FSDP1 and FSDP2, on one die and on two, have the same gradients."""
+"""Two steps of verl's FSDP workers in float32: FSDP1 and FSDP2, on one die and on two, which may share sequences by
+Ulysses, have the same gradients."""
 
 from __future__ import annotations
 
@@ -20,6 +21,11 @@ AWAY = [f"{ACTOR}.fsdp_config.{name}_offload=true" for name in ("param", "optimi
 # By name: overrides, and how many answers are left without an advantage.
 JOBS = {"fsdp": ([], 0), "fsdp2": ([FSDP2], 0), "fsdp2 away": ([FSDP2, *AWAY], 0)}
 LESS = {"one answer less": ([], 1)}
+UNPADDED = ["actor_rollout_ref.model.use_remove_padding=true"]
+SHARED = [*UNPADDED, f"{ACTOR}.ulysses_sequence_parallel_size=2"]
+DYNAMIC = [f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=128"]
+ULYSSES = {"unpadded": (UNPADDED, 0), "ulysses": (SHARED, 0), "fsdp2 ulysses": ([FSDP2, *SHARED, *DYNAMIC], 0)}
+WRONG = {"positions not cut": (SHARED, 0)}
 DIES = (1, 2)
 
 
@@ -36,7 +42,7 @@ def measured(tmp_path_factory):
     found = {}
     for dies in DIES:
         run = {"configuration": ONE_CARD, "overrides": [*overrides, f"trainer.n_gpus_per_node={dies}"]}
-        run["jobs"] = JOBS | LESS if dies == 1 else JOBS
+        run["jobs"] = JOBS | (LESS if dies == 1 else ULYSSES | WRONG)
         (folder / "request.json").write_text(json.dumps(run))
         with pytest.MonkeyPatch.context() as patch:
             for name, value in (VENDOR_ENVIRONMENT | {"LOCAL_WORLD_SIZE": str(dies)}).items():
@@ -53,14 +59,19 @@ def differences(found, expected):
 def test_every_strategy_and_number_of_dies_has_the_same_gradient_norm(measured):
     """The norm that verl reports is rounded by the device's float32, and its gradients are closer."""
     expected = measured[1][0]["fsdp"]
-    for dies, name in product(DIES, JOBS):
+    for dies, name in [*product(DIES, JOBS), *((2, name) for name in ULYSSES)]:
         for rank in measured[dies]:
             found = rank[name]
             norms, exact = (differences(found[key], expected[key]) for key in ("norms", "exact_norms"))
             print(dies, name, [f"{difference:.1e}" for difference in (*norms, *exact)])
             assert max(norms) < 1e-5 and max(exact) < 1e-6, (dies, name, norms, exact)
             assert found["log_probs"] == pytest.approx(expected["log_probs"], rel=1e-6)
-            assert found["version"] == (1 if name == "fsdp" else 2)
+            assert found["version"] == (2 if "fsdp2" in name else 1)
+
+
+def test_positions_that_are_not_cut_are_noticed(measured):
+    for rank in measured[2]:
+        assert differences(rank["positions not cut"]["norms"], measured[1][0]["fsdp"]["norms"])[0] > 1e-3
 
 
 def test_one_answer_less_has_another(measured):

@@ -84,8 +84,6 @@ def _check_layout(config: Mapping[str, Any]) -> None:
     key = "actor_rollout_ref.actor.megatron"
     if megatron.get("virtual_pipeline_model_parallel_size"):
         raise _refused(f"{key}.virtual_pipeline_model_parallel_size", "set it to null")
-    if megatron["context_parallel_size"] > 1:
-        raise _refused(f"{key}.context_parallel_size", "set it to 1")
     if megatron["tensor_model_parallel_size"] > 1 and not megatron["sequence_parallel"]:
         raise _refused(f"{key}.sequence_parallel=False", "set it to True: experts with tensor parallelism need it")
     if not megatron["use_distributed_optimizer"]:

@@ -23,7 +23,7 @@ from verl_patches.trainer.configuration_checks.files import (
     check_model_folder,
     check_reward,
 )
-from verl_patches.trainer.configuration_checks.fsdp import check_features, check_strategies
+from verl_patches.trainer.configuration_checks.fsdp import check_features, check_sequence_sharing, check_strategies
 from verl_patches.trainer.configuration_checks.handed_over import check_engine_arguments, check_transformer_options
 from verl_patches.trainer.configuration_checks.model import (
     check_layout,
@@ -77,7 +77,7 @@ _BOTH = (
 )
 _OF_BACK_END = {
     "megatron": (check_transformer_options, check_model_path, *_BOTH, check_recomputation),
-    "fsdp": (check_strategies, check_model_path, *_BOTH),
+    "fsdp": (check_strategies, check_sequence_sharing, check_model_path, *_BOTH),
 }
 
 

@@ -1,4 +1,5 @@
-"""What a configuration for FSDP must satisfy beside its schema: which features it can have, and what FSDP2 reads."""
+"""What a configuration for FSDP must satisfy beside its schema: which features it can have, what FSDP2 reads, and how
+sequences are shared."""
 
 from __future__ import annotations
 
@@ -31,6 +32,33 @@ def check_features(config: Mapping[str, Any], settings: OverlaySettings) -> None
                 f"{key}={value} is for Megatron, and this configuration trains with FSDP, where {instead}; set it to "
                 f"{str(needed).lower()}"
             )
+
+
+def check_sequence_sharing(config: Mapping[str, Any]) -> None:
+    """Ulysses cuts sequences whose padding is removed, of actor and reference policy alike; a critic's it does not."""
+    node, key = config[_NODE], f"{_NODE}.actor.ulysses_sequence_parallel_size"
+    size, of_reference = (node[name]["ulysses_sequence_parallel_size"] for name in ("actor", "ref"))
+    if node["model"]["use_remove_padding"] and node["actor"]["use_torch_compile"]:
+        raise ConfigurationError(
+            f"{_NODE}.actor.use_torch_compile=true compiles the entropy of sequences without padding, for which torch "
+            f"has no compiler on NPUs; set it to false, or {_NODE}.model.use_remove_padding"
+        )
+    if of_reference != size:
+        raise ConfigurationError(
+            f"{_NODE}.ref.ulysses_sequence_parallel_size={of_reference} is not {key}={size}, and one group of dies "
+            f"shares the sequences of both; set it to {size}"
+        )
+    if size == 1:
+        return
+    if not node["model"]["use_remove_padding"]:
+        raise ConfigurationError(
+            f"{key}={size} cuts sequences whose padding is removed alone; set {_NODE}.model.use_remove_padding to true"
+        )
+    if config["algorithm"]["adv_estimator"] == "gae":
+        raise ConfigurationError(
+            f"{key}={size} has not been run with a critic (algorithm.adv_estimator=gae), which would keep whole "
+            "sequences; set it to 1"
+        )
 
 
 def check_strategies(config: Mapping[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """The keys of verl's PPO configuration for FSDP, as `schema` has those for Megatron.
 
-What has not been run with this overlay is refused by its value: padding removed, LoRA, sequence parallelism,
-hybrid sharding.
+What has not been run with this overlay is refused by its value: LoRA, hybrid sharding, a critic without padding.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from verl_patches.trainer.configuration_checks.schema import (
-    Advantages,
+    Algorithm,
     Count,
     CountOrNone,
     CustomReward,
@@ -70,7 +69,7 @@ class FsdpModel(Group):
     override_config: dict[str, Any]
     enable_gradient_checkpointing: bool
     enable_activation_offload: Literal[False] = Field(default=False, description=_NOT_RUN)
-    use_remove_padding: Literal[False] = Field(default=False, description=_NOT_RUN)
+    use_remove_padding: bool = False
     use_liger: Literal[False] = Field(default=False, description="its kernels are CUDA's")
     use_fused_kernels: Literal[False] = Field(default=False, description="its kernels are CUDA's")
     trust_remote_code: bool = False
@@ -103,13 +102,13 @@ class FsdpActor(PolicyUpdate):
     optim: FsdpOptim
     fsdp_config: TrainedSharding
     recompute_old_log_prob: Literal[True] = Field(default=True, description="only Megatron's update can do without")
-    ulysses_sequence_parallel_size: Literal[1] = Field(default=1, description=_NOT_RUN)
+    ulysses_sequence_parallel_size: Count = 1
 
 
 class FsdpReference(LogProbs):
     strategy: Strategy
     fsdp_config: Sharding
-    ulysses_sequence_parallel_size: Literal[1] = Field(default=1, description=_NOT_RUN)
+    ulysses_sequence_parallel_size: Count = 1
 
 
 class FsdpRollout(Generation):
@@ -132,6 +131,7 @@ class FsdpCriticOptim(ShardedOptim):
 
 
 class FsdpCriticModel(FsdpModel):
+    use_remove_padding: Literal[False] = Field(default=False, description=_NOT_RUN)
     tokenizer_path: str | None
     fsdp_config: TrainedSharding
 
@@ -162,13 +162,8 @@ class FsdpRewardNetwork(RewardNetwork):
 
 class FsdpRewards(Rewards):
     strategy: Literal["fsdp"] = Field(description=_NOT_RUN)
-    overlong_buffer: None = Field(default=None, description=_NOT_RUN)
     model: FsdpRewardNetwork
     ulysses_sequence_parallel_size: CountOrNone = 1
-
-
-class FsdpAlgorithm(Advantages):
-    filter_groups: None = Field(default=None, description=_NOT_RUN)
 
 
 class FsdpConfiguration(Group):
@@ -179,7 +174,7 @@ class FsdpConfiguration(Group):
     critic: FsdpCritic
     reward_model: FsdpRewards
     custom_reward_function: CustomReward
-    algorithm: FsdpAlgorithm
+    algorithm: Algorithm
     trainer: Trainer
     ray_init: RayInit
     monitoring_config: Monitoring | None = None

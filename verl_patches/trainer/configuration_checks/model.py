@@ -80,9 +80,10 @@ def _check_own_options(options: Mapping[str, Any], model: Mapping[str, Any]) -> 
 
 
 def check_rollout_heads(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
-    """The attention heads divide among the dies of a rollout instance."""
-    size = config["actor_rollout_ref"]["rollout"]["tensor_model_parallel_size"]
-    _check_heads("actor_rollout_ref.rollout.tensor_model_parallel_size", size, model or {})
+    """The attention heads divide among the dies of a rollout instance, and among those that share sequences."""
+    for key in ("rollout.tensor_model_parallel_size", "actor.ulysses_sequence_parallel_size"):
+        section, name = key.split(".")
+        _check_heads(f"actor_rollout_ref.{key}", config["actor_rollout_ref"][section].get(name) or 1, model or {})
 
 
 def _check_heads(key: str, size: int, model: Mapping[str, Any]) -> None:

@@ -142,7 +142,10 @@ class Megatron(Group):
     expert_tensor_parallel_size: Annotated[CountOrNone, NoneAsWord]
     pipeline_model_parallel_size: Count
     virtual_pipeline_model_parallel_size: CountOrNone
-    context_parallel_size: Count
+    context_parallel_size: Literal[1] = Field(
+        description="the attention of these models on Megatron-core 0.8.0 needs whole sequences; raise "
+        "tensor_model_parallel_size instead"
+    )
     sequence_parallel: bool
     use_distributed_optimizer: bool
     use_dist_checkpointing: bool
@@ -455,9 +458,7 @@ Estimator = Literal[
 ]
 
 
-class Advantages(Group):
-    """What both have of an algorithm."""
-
+class Algorithm(Group):
     adv_estimator: Estimator
     gamma: Fraction
     lam: Fraction
@@ -468,9 +469,6 @@ class Advantages(Group):
     use_pf_ppo: bool = False
     pf_ppo: Reweighting | None = None
     overlong_filtering: bool = False
-
-
-class Algorithm(Advantages):
     filter_groups: FilterGroups | None = None
 
 

@@ -28,7 +28,7 @@ def training_data_parallel_size(config: Mapping[str, Any]) -> int:
 
 def _model_parallel_size(config: Mapping[str, Any]) -> int:
     if backend_of(config) == "fsdp":
-        return 1
+        return int(config["actor_rollout_ref"]["actor"].get("ulysses_sequence_parallel_size") or 1)
     megatron = config["actor_rollout_ref"]["actor"]["megatron"]
     return (
         megatron["tensor_model_parallel_size"]
@@ -40,6 +40,11 @@ def _model_parallel_size(config: Mapping[str, Any]) -> int:
 def check_parallel_sizes(config: Mapping[str, Any]) -> None:
     """The dies divide evenly into training replicas and rollout instances."""
     dies, parallel = number_of_dies(config), _model_parallel_size(config)
+    if backend_of(config) == "fsdp" and dies % parallel:
+        raise ConfigurationError(
+            f"{dies} dies cannot hold whole groups of actor_rollout_ref.actor.ulysses_sequence_parallel_size={parallel}"
+            f", which share sequences; use a divisor of {dies}"
+        )
     if dies < 1 or dies % parallel:
         raise ConfigurationError(
             f"{dies} dies cannot hold whole training replicas: TP x PP x CP is {parallel}; "

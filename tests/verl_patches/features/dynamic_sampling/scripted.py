@@ -173,6 +173,7 @@ def make_trainer(
     chance: Callable[[int, float], float] = lambda row, weight: (row % 8) / 7,
     reward: Callable[..., Any] = accuracy_reward,
     in_background: bool = False,
+    configuration: str = "rehearsal",
 ) -> Any:
     """verl's trainer as its driver makes it, less its workers, with DAPO's filter on unless the overrides say other.
 
@@ -203,7 +204,7 @@ def make_trainer(
     data = folder / "train.parquet"
     data.write_text("rows")
     trainer = Trainer()
-    trainer.config = _job(folder, data, n, overrides)
+    trainer.config = _job(configuration, folder, data, n, overrides)
     trainer.tokenizer = SimpleNamespace(eos_token_id=END, pad_token_id=PADDING)
     trainer.reward_fn = trainer.val_reward_fn = reward
     trainer.async_rollout_mode = trainer.use_rm = trainer.use_critic = trainer.use_reference_policy = False
@@ -225,19 +226,22 @@ def make_trainer(
     return trainer
 
 
-def _job(folder: Path, data: Path, n: int, overrides: tuple[str, ...]) -> Any:
+def _job(configuration: str, folder: Path, data: Path, n: int, overrides: tuple[str, ...]) -> Any:
     return compose(
-        "rehearsal",
+        configuration,
         [
             "algorithm.filter_groups.enable=true",
             "algorithm.filter_groups.metric=acc",
             "data.train_batch_size=4",
             f"data.train_files={data}",
             f"actor_rollout_ref.rollout.n={n}",
+            "actor_rollout_ref.model.path=/weights",
             f"trainer.default_local_dir={folder}/checkpoints",
             "trainer.total_training_steps=6",
             "trainer.total_epochs=50",
             "trainer.balance_batch=false",
+            "trainer.val_before_train=false",
+            "trainer.test_freq=-1",
             *overrides,
         ],
     )

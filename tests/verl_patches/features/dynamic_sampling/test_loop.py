@@ -33,8 +33,9 @@ def of_steps(records, name):
     return [records[step][name] for step in sorted(records)]
 
 
-def test_every_step_trains_on_the_configured_number_of_groups_and_all_of_them_differ(tmp_path):
-    trainer = make_trainer(tmp_path)
+@pytest.mark.parametrize("configuration", ["rehearsal", "qwen2_5_0_5b_gsm8k"], ids=["megatron", "fsdp"])
+def test_every_step_trains_on_the_configured_number_of_groups_and_all_of_them_differ(tmp_path, configuration):
+    trainer = make_trainer(tmp_path, configuration=configuration)
     records = fit(trainer)
     assert list(records) == [1, 2, 3, 4, 5, 6]
     assert of_steps(records, "sampling/trained_prompts") == [4] * 6

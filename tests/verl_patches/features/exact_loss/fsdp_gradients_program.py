@@ -23,6 +23,7 @@ from tests.verl_patches.features.exact_loss import value_pass
 from tests.verl_patches.features.exact_loss.whole_pass import CLIP, ENTROPY, KL, SEQUENCES
 from verl_patches.features import settings
 from verl_patches.features.exact_loss.feature import ExactLossSettings
+from verl_patches.features.overlong.filtering import without_truncated
 
 CONFIGURATION = {
     "clip_ratio": CLIP, "clip_ratio_low": None, "clip_ratio_high": None, "clip_ratio_c": 3.0, "entropy_coeff": ENTROPY,
@@ -87,27 +88,35 @@ class Updates:
         exact: bool = True,
         mini: int = SEQUENCES,
         epochs: int = 1,
+        high: float | None = None,
+        cut_left_out: bool = False,
+        against: str | None = None,
     ) -> dict[str, Any]:
         """Updates with the whole batch: the error of each update's gradients, and the policy loss that it reports.
 
         limit: the most tokens of a micro batch, in place of `micro` sequences. mini: sequences of an update, over all
-        ranks; 8 takes the first and the second half, in turn.
+        ranks; 8 takes the first and the second half, in turn. high: the upper clip. cut_left_out: answers that fill
+        their place do not count. against: the pass to compare with, in place of those of the mode.
         """
         settings.activate(replace(settings.current(), exact_loss=ExactLossSettings(exact)))
         ranks, rank = dist.get_world_size(), dist.get_rank()
         self._trained.config.update(
             loss_agg_mode=mode, ppo_mini_batch_size=mini // ranks, ppo_micro_batch_size_per_gpu=micro,
             ppo_epochs=epochs, use_dynamic_bsz=limit is not None, ppo_max_token_len_per_gpu=limit or 1,
+            clip_ratio_high=high,
         )  # fmt: skip
         rows = torch.cat([part.chunk(ranks)[rank] for part in torch.arange(SEQUENCES).split(mini)])
-        columns = {name: value[rows].npu() for name, value in self._reference["batch"].items()}
-        gradients, metrics = self.update(DataProto.from_dict(columns, meta_info={"temperature": 1.0}))
-        passes = ["all"] if mini == SEQUENCES else ["first", "second"] * epochs
+        columns = {name: value[rows] for name, value in self._reference["batch"].items()}
+        batch = DataProto.from_dict(columns, meta_info={"temperature": 1.0})
+        batch = without_truncated(batch, frozenset()) if cut_left_out else batch
+        gradients, metrics = self.update(batch.to("npu"))
+        parts = ["all"] if mini == SEQUENCES else ["first", "second"] * epochs
+        passes = [against] if against else [f"{mode}/{part}" for part in parts]
         assert len(gradients) == len(passes)
         return {
-            "errors": [self._error(found, f"{mode}/{name}") for found, name in zip(gradients, passes, strict=True)],
+            "errors": [self._error(found, name) for found, name in zip(gradients, passes, strict=True)],
             "losses": metrics[self.loss],
-            "expected_losses": [self._reference["passes"][f"{mode}/{name}"]["losses"][0] for name in passes],
+            "expected_losses": [self._reference["passes"][name]["losses"][0] for name in passes],
         }
 
     def _error(self, gradients: dict[str, torch.Tensor], name: str) -> float:

@@ -34,6 +34,7 @@ from tests.verl_patches.features.exact_loss.whole_pass import CLIP, ENTROPY, KL,
 from verl_patches.features import settings
 from verl_patches.features.dynamic_batches import schedule as dynamic
 from verl_patches.features.exact_loss.feature import ExactLossSettings
+from verl_patches.features.overlong.filtering import without_truncated
 
 LAYOUTS = [
     Layout("data1"),
@@ -103,25 +104,34 @@ class Updates:
         exact: bool = True,
         mini: int = SEQUENCES,
         epochs: int = 1,
+        high: float | None = None,
+        cut_left_out: bool = False,
+        against: str | None = None,
     ) -> dict[str, Any]:
         """Updates with the whole batch. Returns the error of each update's gradients, and what it reports.
 
         limit: the most tokens of a micro batch, in place of `micro` sequences. mini: sequences of an update, over all
-        ranks; 8 takes the first and the second half, in turn.
+        ranks; 8 takes the first and the second half, in turn. high: the upper clip. cut_left_out: answers that fill
+        their place do not count. against: the pass to compare with, in place of those of the mode.
         """
         data = parallel_state.get_data_parallel_world_size()
         self._choose(limit, exact_loss=ExactLossSettings(exact), loss_agg_mode=mode)
         self._trained.config.update(
-            loss_agg_mode=mode, ppo_mini_batch_size=mini // data, ppo_epochs=epochs, ppo_micro_batch_size_per_gpu=micro
-        )
-        every, metrics = self.update(self._batch(mini, micro))
-        passes = ["all"] if mini == SEQUENCES else ["first", "second"] * epochs
+            loss_agg_mode=mode, ppo_mini_batch_size=mini // data, ppo_epochs=epochs, ppo_micro_batch_size_per_gpu=micro,
+            clip_ratio_high=high,
+        )  # fmt: skip
+        batch = self._batch(mini, micro)
+        if cut_left_out:  # as on the driver
+            batch = without_truncated(batch.to("cpu"), frozenset()).to("npu")
+        every, metrics = self.update(batch)
+        parts = ["all"] if mini == SEQUENCES else ["first", "second"] * epochs
+        passes = [against] if against else [f"{mode}/{part}" for part in parts]
         assert len(every) == len(passes)
         found = zip(every, passes, strict=True)
         return {
-            "errors": [self._error(gradients, f"{mode}/{name}") for gradients, name in found],
+            "errors": [self._error(gradients, name) for gradients, name in found],
             "losses": [metrics[name] for name in self.losses if name in metrics],
-            "expected_losses": [self._reference["passes"][f"{mode}/{name}"]["losses"] for name in passes],
+            "expected_losses": [self._reference["passes"][name]["losses"] for name in passes],
         }
 
     def log_probs(self, limit: int) -> dict[str, Any]:

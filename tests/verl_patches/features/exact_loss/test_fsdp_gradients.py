@@ -11,7 +11,7 @@ import pytest
 from tests.ranks import run_ranks
 from tests.verl_patches.features.exact_loss.test_gradients import MODES, NOTICEABLE, TOLERANCE
 from tests.verl_patches.features.exact_loss.value_pass import write_value_reference
-from tests.verl_patches.features.exact_loss.whole_pass import write_reference
+from tests.verl_patches.features.exact_loss.whole_pass import NOT_DAPO, OF_DAPO, write_reference
 
 pytestmark = pytest.mark.slow
 
@@ -34,12 +34,16 @@ def found(request, tmp_path_factory):
     write_reference(folder, MODES)
     write_value_reference(folder, MODES)
     critic = {name: CUTS[name] for name in OF_CRITIC}
-    plan = {"actor": CUTS | SEVERAL | UPSTREAM, "critic": critic | SEVERAL | UPSTREAM, "limits": LIMITS}
+    plan = {
+        "actor": CUTS | SEVERAL | UPSTREAM | OF_DAPO | NOT_DAPO,
+        "critic": critic | SEVERAL | UPSTREAM,
+        "limits": LIMITS,
+    }
     (folder / "plan.json").write_text(json.dumps(plan))
     run_ranks(PROGRAM, request.param, folder, timeout=500)
     ranks = [json.loads((folder / f"rank{rank}of{request.param}.json").read_text()) for rank in range(request.param)]
     # Whole gradients and sums over ranks: every rank has the same, but for what upstream reports.
-    assert all(rank[name] == ranks[0][name] for rank in ranks for name in CUTS | SEVERAL)
+    assert all(rank[name] == ranks[0][name] for rank in ranks for name in CUTS | SEVERAL | OF_DAPO)
     for limit in LIMITS:
         name = f"values at most {limit}"
         ranks[0][name] = [rank[name] for rank in ranks]
@@ -52,6 +56,17 @@ def test_gradients_and_reported_losses_are_those_of_one_pass(found):
         update = found[name]
         assert update["errors"][0] < TOLERANCE, name
         assert update["losses"] == pytest.approx(update["expected_losses"], rel=1e-5, abs=1e-6), name
+
+
+def test_dapos_gradients_and_losses_are_those_of_one_pass(found):
+    for name in OF_DAPO:
+        update = found[name]
+        assert update["errors"][0] < TOLERANCE, (name, update["errors"])
+        assert update["losses"] == pytest.approx(update["expected_losses"], rel=1e-5, abs=1e-6), name
+
+
+def test_without_a_part_of_dapo_gradients_are_others(found):
+    assert all(found[name]["errors"][0] > NOTICEABLE for name in NOT_DAPO), {n: found[n]["errors"] for n in NOT_DAPO}
 
 
 def test_each_of_several_updates_is_exact(found):

@@ -12,7 +12,7 @@ import torch
 from tests.post_training.models.megatron.qwen3_checkpoint import SIZES
 from tests.ranks import run_ranks
 from tests.verl_patches.features.exact_loss.value_pass import write_value_reference
-from tests.verl_patches.features.exact_loss.whole_pass import LENGTHS, make_batch, write_reference
+from tests.verl_patches.features.exact_loss.whole_pass import LENGTHS, NOT_DAPO, OF_DAPO, make_batch, write_reference
 from verl_patches.features.dynamic_batches.packing import first_fit
 
 pytestmark = pytest.mark.slow
@@ -82,7 +82,7 @@ def combined(ranks):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return measure(tmp_path_factory.mktemp("two"), 2, FEW_CUTS | OTHERS, OF_CRITIC | OTHERS)
+    return measure(tmp_path_factory.mktemp("two"), 2, FEW_CUTS | OTHERS | OF_DAPO | NOT_DAPO, OF_CRITIC | OTHERS)
 
 
 def judge(found, plan, tolerance=TOLERANCE):
@@ -97,6 +97,16 @@ def judge(found, plan, tolerance=TOLERANCE):
 def test_gradients_and_reported_losses_are_those_of_one_pass(two):
     assert len(two) == 3 and max(LENGTHS) == 64 and min(LENGTHS) == 1
     judge(two, FEW_CUTS)
+
+
+def test_dapos_gradients_and_reported_losses_are_those_of_one_pass(two):
+    judge(two, OF_DAPO)
+
+
+def test_without_a_part_of_dapo_gradients_are_others(two):
+    for layout, updates in two.items():
+        for name in NOT_DAPO:
+            assert updates[name]["errors"][0] > NOTICEABLE, (layout, name, updates[name]["errors"])
 
 
 def test_each_of_several_updates_is_exact(two):
@@ -181,9 +191,9 @@ def test_every_layout_begins_with_the_same_head(two):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 def test_gradients_of_every_layout_and_cut(tmp_path, world_size):
-    found = measure(tmp_path, world_size, EVERY_CUT, EVERY_CUT)
+    found = measure(tmp_path, world_size, EVERY_CUT | OF_DAPO, EVERY_CUT)
     assert len(found) == {1: 1, 2: 3, 4: 3, 8: 1}[world_size]
-    judge(found, EVERY_CUT)
+    judge(found, EVERY_CUT | OF_DAPO)
     judge_log_probs(found)
     judge(of_critic(found), EVERY_CUT)
     judge_values(found)

@@ -12,6 +12,18 @@ from tests.verl_patches.features.exact_loss.test_shares import AGGREGATIONS
 PROMPT, RESPONSE, SEQUENCES = 6, 64, 16
 LENGTHS = [1, 64, 2, 60, 5, 33, 1, 47, 3, 64, 9, 21, 1, 55, 14, 2]
 CLIP, ENTROPY, KL = 0.2, 0.01, 0.1
+# DAPO: ratios up to 1 + HIGH, the mean over all tokens, and no token of an answer that fills its place: it was cut.
+HIGH, DAPO = 0.28, "token-mean/DAPO"
+OF_DAPO = {
+    f"DAPO {name}": {"mode": "token-mean", "high": HIGH, "cut_left_out": True, "against": DAPO} | cut
+    for name, cut in {"2": {"micro": 2}, "at most 160": {"limit": 160}}.items()
+}
+# Each without one part of it.
+NOT_DAPO = {
+    "both clips alike": OF_DAPO["DAPO 2"] | {"high": None},
+    "cut answers in": OF_DAPO["DAPO 2"] | {"cut_left_out": False},
+    "sequences averaged": OF_DAPO["DAPO 2"] | {"mode": "seq-mean-token-sum"},
+}
 
 
 def make_batch(seed: int = 2) -> dict[str, torch.Tensor]:
@@ -33,13 +45,15 @@ def make_batch(seed: int = 2) -> dict[str, torch.Tensor]:
     }
 
 
-def whole_losses(logits: torch.Tensor, batch: dict[str, torch.Tensor], mode: str) -> list[torch.Tensor]:
+def whole_losses(
+    logits: torch.Tensor, batch: dict[str, torch.Tensor], mode: str, high: float = CLIP
+) -> list[torch.Tensor]:
     """PPO's clipped loss, entropy and the low-variance KL, each aggregated over the whole batch at once."""
     log_probs = logits[:, PROMPT - 1 : -1].log_softmax(dim=-1)
     chosen = log_probs.gather(-1, batch["responses"][..., None]).squeeze(-1)
     mask, advantages = batch["attention_mask"][:, PROMPT:], batch["advantages"]
     ratio = (chosen - batch["old_log_probs"]).exp()
-    policy = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - CLIP, 1 + CLIP))
+    policy = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - CLIP, 1 + high))
     policy = torch.where(advantages < 0, torch.minimum(policy, -advantages * 3.0), policy)  # dual clip
     entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
     distance = batch["ref_log_prob"] - chosen
@@ -56,10 +70,17 @@ def unpadded_logits(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> t
     return torch.stack(logits)
 
 
+def without_cut(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`batch` in which no token of an answer counts that has all of its RESPONSE tokens."""
+    mask = batch["attention_mask"].clone()
+    mask[mask[:, PROMPT:].all(dim=-1), PROMPT:] = 0
+    return batch | {"attention_mask": mask}
+
+
 def write_reference(folder: Path, modes: tuple[str, ...]) -> None:
     """``checkpoint/`` and ``reference.pt``: the batch, and by mode and rows the losses and every weight's gradient.
 
-    Computed by transformers in float64 from the float32 weights that are saved.
+    DAPO's are among them. Computed by transformers in float64 from the float32 weights that are saved.
     """
     model = build_model("qwen3")
     # Log-probs of float32 are as exact as their size allows, and their error is that of the gradients.
@@ -67,12 +88,18 @@ def write_reference(folder: Path, modes: tuple[str, ...]) -> None:
     model.save_pretrained(folder / "checkpoint")
     batch = make_batch()
     logits = unpadded_logits(model.double(), batch)
+    parts = {"all": slice(None), "first": slice(8), "second": slice(8, None)}
+    passes = {
+        f"{mode}/{name}": (rows, {key: value[rows] for key, value in batch.items()}, mode, CLIP)
+        for mode in modes
+        for name, rows in parts.items()
+    }
+    passes[DAPO] = slice(None), without_cut(batch), "token-mean", HIGH
     found: dict[str, Any] = {}
-    for mode in modes:
-        for name, rows in {"all": slice(None), "first": slice(8), "second": slice(8, None)}.items():
-            model.zero_grad()
-            policy, entropy, kl = whole_losses(logits[rows], {key: value[rows] for key, value in batch.items()}, mode)
-            (policy - ENTROPY * entropy + KL * kl).backward(retain_graph=True)
-            gradients = {weight: parameter.grad.float() for weight, parameter in model.named_parameters()}
-            found[f"{mode}/{name}"] = {"losses": [policy.item(), kl.item()], "gradients": gradients}
+    for name, (rows, part, mode, high) in passes.items():
+        model.zero_grad()
+        policy, entropy, kl = whole_losses(logits[rows], part, mode, high)
+        (policy - ENTROPY * entropy + KL * kl).backward(retain_graph=True)
+        gradients = {weight: parameter.grad.float() for weight, parameter in model.named_parameters()}
+        found[name] = {"losses": [policy.item(), kl.item()], "gradients": gradients}
     torch.save({"batch": batch, "passes": found}, folder / "reference.pt")

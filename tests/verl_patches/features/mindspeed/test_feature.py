@@ -73,7 +73,6 @@ def test_the_rehearsal_and_the_recomputing_configuration_pass(installed):
     ("overrides", "says"),
     [
         (VIRTUAL_STAGES, "virtual_pipeline_model_parallel_size.*to null"),
-        ([f"{MEGATRON}.context_parallel_size=2", "trainer.n_gpus_per_node=8"], "context_parallel_size.*set it to 1"),
         ([f"{MEGATRON}.sequence_parallel=false"], "sequence_parallel=False.*set it to True"),
         ([f"{MEGATRON}.use_distributed_optimizer=false"], "use_distributed_optimizer=False.*set it to True"),
         (

@@ -55,6 +55,10 @@ trainer.total_epochs=1
 trainer.device=npu
 """.split()
 OTHERS = {"True": "false", "False": "true"}
+GAE = "algorithm.adv_estimator=gae"
+ULYSSES = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+REFERENCE = "actor_rollout_ref.ref.ulysses_sequence_parallel_size"
+UNPADDED = "actor_rollout_ref.model.use_remove_padding=true"
 
 
 @cache
@@ -93,7 +97,6 @@ def test_a_megatron_configuration_is_not_taken_for_one_of_fsdp():
         ("actor_rollout_ref.overlay.rollout.expert_parallel_size=2", "expert_parallel_size=2 is for Megatron"),
         ("actor_rollout_ref.ref.strategy=fsdp2", "ref.strategy=fsdp2 is not .*strategy=fsdp, .*; set it to fsdp$"),
         ("reward_model.strategy=fsdp2", "strategy=fsdp2 is refused: it should be 'fsdp'"),
-        ("+algorithm.filter_groups.enable=true", "filter_groups=.* is refused: .*nothing else has been run"),
         ("actor_rollout_ref.actor.strategy=megatron", "strategy=megatron is refused: .*trains with FSDP; for Megatron"),
         (
             "+actor_rollout_ref.actor.megatron.seed=1",
@@ -101,9 +104,11 @@ def test_a_megatron_configuration_is_not_taken_for_one_of_fsdp():
         ),
         ("actor_rollout_ref.actor.fsdp_config.offload_policy=true", "offload_policy=true is refused"),
         ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "fsdp_size=2 is refused"),
-        ("actor_rollout_ref.model.use_remove_padding=true", "use_remove_padding=true is refused"),
+        ("critic.model.use_remove_padding=true", "critic.model.use_remove_padding=true is refused"),
         ("actor_rollout_ref.model.lora_rank=8", "lora_rank=8 is refused"),
-        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "ulysses_sequence_parallel_size=2 is refused"),
+        (f"{ULYSSES}=2", "=2 cuts sequences whose padding is removed alone; set .*use_remove_padding to true"),
+        (f"{REFERENCE}=2", "ref.ulysses_sequence_parallel_size=2 is not .*=1, .*; set it to 1"),
+        ("critic.ulysses_sequence_parallel_size=2", "critic.ulysses_sequence_parallel_size=2 is refused"),
         ("+actor_rollout_ref.actor.recompute_old_log_prob=false", "recompute_old_log_prob=false is refused"),
         ("actor_rollout_ref.actor.optim.warmup_style=linear", "warmup_style=linear is refused"),
         ("actor_rollout_ref.rollout.n=1", "rollout.n=1 gives algorithm.adv_estimator=grpo one response"),
@@ -120,8 +125,57 @@ def test_what_cannot_run_is_one_sentence(override, says):
     assert "\n" not in str(caught.value)
 
 
-GAE = "algorithm.adv_estimator=gae"
+STEPS = "trainer.total_training_steps=2"
+
+
+def test_dapo_is_a_recipe_on_fsdp_too():
+    numbers = {
+        "algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "acc",
+        "reward_model.overlong_buffer.enable": True, "reward_model.overlong_buffer.len": 32,
+        "actor_rollout_ref.actor.clip_ratio_high": 0.28, "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
+    }  # fmt: skip
+    config, without = plain("+recipe=dapo", STEPS), plain()
+    for key, value in numbers.items():
+        found, other = (reduce(getitem, key.split("."), each) for each in (config, without))
+        assert found == value and (other != value or key.endswith((".len", "loss_agg_mode"))), key
+    chosen = check_configuration(config)
+    assert chosen.filter_groups and chosen.overlong_penalty and not check_configuration(without).filter_groups
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("trainer.total_training_steps=null", "enable=True needs trainer.total_training_steps"),
+        ("reward_model.launch_reward_fn_async=true", "launch_reward_fn_async=True computes them after"),
+        ("reward_model.overlong_buffer.len=129", "len=129 is no part of the 128 tokens of an answer"),
+        ("algorithm.filter_groups.metrics=acc", "unknown key algorithm.filter_groups.metrics, .*filter_groups.metric"),
+    ],
+)
+def test_what_cannot_go_with_dapo_is_one_sentence(override, says):
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        check_configuration(compose(NAME, [MODEL, "+recipe=dapo", STEPS, f"++{override}"]))
+    assert "\n" not in str(caught.value)
+
+
 FSDP2 = "actor_rollout_ref.actor.strategy=fsdp2"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("actor_rollout_ref.actor.use_torch_compile=true", "use_torch_compile=true compiles .*; set it to false"),
+        (f"{ULYSSES}=3", "8 dies cannot hold whole groups of .*ulysses_sequence_parallel_size=3, .*a divisor of 8"),
+        (GAE, "ulysses_sequence_parallel_size=4 has not been run with a critic .*; set it to 1"),
+        # 128 prompts x 5 answers, two updates of 64: 160 of them are of each of two groups of dies.
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64", "=64 does not divide the 160 sequences"),
+    ],
+)
+def test_dies_that_share_sequences_are_checked(override, says):
+    sharing = (MODEL, UNPADDED, f"{ULYSSES}=4")
+    check_configuration(compose(NAME, [*sharing, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32"]))
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        check_configuration(compose(NAME, [*sharing, override]))
+    assert "\n" not in str(caught.value)
 
 
 def test_fsdp2_is_one_key_for_all_models():
@@ -152,7 +206,7 @@ def test_what_fsdp2_does_not_read_is_one_sentence(override, says):
 def test_a_critic_begins_as_the_actor_and_with_its_micro_batches():
     check_configuration(compose(NAME, [MODEL, GAE, "actor_rollout_ref.rollout.n=1", "trainer.n_gpus_per_node=2",
                                        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8"]))  # fmt: skip
-    check_configuration(compose(NAME, [MODEL, GAE, "trainer.critic_warmup=2", "+algorithm.overlong_filtering=true"]))
+    check_configuration(compose(NAME, [MODEL, GAE, "trainer.critic_warmup=2", "algorithm.overlong_filtering=true"]))
     critic = plain(GAE)["critic"]
     assert critic["model"]["path"] == "/weights" and critic["ppo_micro_batch_size_per_gpu"] == 20
     assert critic["forward_micro_batch_size_per_gpu"] == 20
@@ -204,6 +258,8 @@ def test_heads_that_do_not_divide_are_refused(tmp_path):
     overrides = [f"actor_rollout_ref.model.path={tmp_path}", "actor_rollout_ref.rollout.tensor_model_parallel_size=4"]
     with pytest.raises(ConfigurationError, match="=4 does not divide the model's 14 attention heads"):
         check_configuration(compose(NAME, overrides))
+    with pytest.raises(ConfigurationError, match="ulysses_sequence_parallel_size=4 does not divide the model's 14"):
+        check_configuration(compose(NAME, [overrides[0], UNPADDED, f"{ULYSSES}=4"]))
 
 
 @pytest.mark.parametrize(
