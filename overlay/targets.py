@@ -89,7 +89,7 @@ def source_file(module_name: str) -> Path | None:
         for file in (os.path.join(folder, f"{name}.py"), os.path.join(folder, name, "__init__.py")):
             if os.path.isfile(file):
                 return Path(file)
-    return _origin(PathFinder.find_spec(module_name, list(_folders(parent))))
+    return _origin(_found(module_name))
 
 
 @functools.cache
@@ -102,8 +102,18 @@ def _folders(package: str) -> tuple[str, ...]:
     found = [folder for folder in usual if os.path.isfile(os.path.join(folder, "__init__.py"))]
     if found:
         return tuple(found[:1])
-    spec = PathFinder.find_spec(package, list(_folders(parent)))
-    return tuple(spec.submodule_search_locations or ()) if spec else ()
+    spec = _found(package)
+    if spec is None:
+        return tuple(folder for folder in usual if os.path.isdir(folder))
+    return tuple(spec.submodule_search_locations or ())
+
+
+def _found(name: str) -> ModuleSpec | None:
+    """What the import system finds; None for nothing, and for a folder without __init__.py of an unimported package."""
+    try:
+        return PathFinder.find_spec(name, list(_folders(name.rpartition(".")[0])))
+    except KeyError:  # such a namespace asks the loaded package that it lies in for its path
+        return None
 
 
 def forget_folders() -> None:

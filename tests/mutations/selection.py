@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -37,14 +38,16 @@ def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
 
     First the test of the same name, the tests that name the module, the demonstrations of the patches in it, and what
     looks at every file; then the folder that mirrors the file's, then what the whole room is tested by. A tier that
-    holds nothing new is left out, and where nothing is nearest, the folder is.
+    holds nothing new is left out. Where no test names a module, the nearest are that folder and those that hold the
+    names that the module defines.
     """
     path = Path(file)
     near = {str(test) for test in _same_name(path, root)} | set(_naming(path, root))
     if _DECLARES_A_PATCH.search((root / path).read_text(encoding="utf-8")):
         near.add(_SWITCHES)
     mirrored = _mirrored(path, root)
-    candidates = ((*sorted(near or mirrored), *_EVERY_FILE), mirrored, ROOMS[path.parts[0]])
+    nearest = sorted(near) or [*mirrored, *_using(path, root, mirrored)]
+    candidates = ((*nearest, *_EVERY_FILE), mirrored, ROOMS[path.parts[0]])
     found: list[tuple[str, ...]] = []
     for tier in candidates:
         tier = tuple(selector for selector in tier if (root / selector).exists())
@@ -81,8 +84,8 @@ def _mirrored(path: Path, root: Path) -> tuple[str, ...]:
 
 
 def _naming(path: Path, root: Path) -> list[str]:
-    """The test files that hold the module's dotted name, or import it from its package; or that do so with a program
-    beside them that does."""
+    """The test files that hold the module's dotted name or its path, or import it from its package; or that do so with
+    a program beside them that does."""
     files = {each.relative_to(root): each.read_text(encoding="utf-8") for each in (root / "tests").rglob("*.py")}
     files = {each: text for each, text in sorted(files.items()) if str(each.parent) not in _ASKED_LAST}
     pending, found = [path], set[Path]()
@@ -96,8 +99,26 @@ def _naming(path: Path, root: Path) -> list[str]:
     return sorted(str(each) for each in found if each.stem.startswith("test_"))
 
 
+def _using(path: Path, root: Path, elsewhere: tuple[str, ...]) -> list[str]:
+    """The test files of the room, at most three, that hold most of the names that a module defines.
+
+    A name of one lower-case word says nothing. Folders that are asked anyway are left out.
+    """
+    tree = ast.parse((root / path).read_text(encoding="utf-8"))
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    telling = [re.compile(rf"\b{name}\b") for name in defined if name[0] != "_" and not re.fullmatch("[a-z]+", name)]
+    held: dict[str, int] = {}
+    for each in sorted((root / "tests" / path.parts[0]).rglob("test_*.py")):
+        test, text = str(each.relative_to(root)), each.read_text(encoding="utf-8")
+        if not test.startswith(tuple(f"{folder}/" for folder in elsewhere)):
+            held[test] = sum(name.search(text) is not None for name in telling)
+    return sorted((test for test, count in held.items() if count), key=lambda test: -held[test])[:3]
+
+
 def _names(text: str, path: Path) -> bool:
-    """Whether a file holds a module's dotted name, or imports it from its package."""
+    """Whether a file holds a module's dotted name or its path, or imports it from its package."""
+    if str(path) in text:
+        return True
     parts = [part for part in path.with_suffix("").parts if part != "__init__"]
     if path.parts[:2] == _SOURCES:
         parts = parts[2:]

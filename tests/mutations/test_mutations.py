@@ -120,6 +120,15 @@ def test_the_demonstrations_are_near_to_a_patch_and_to_nothing_else():
     assert "tests/test_dataclasses.py" in near
 
 
+def test_a_program_is_near_to_the_tests_that_start_it_by_its_path():
+    assert "tests/scripts/test_readme.py" in tiers("scripts/internal/update_readme_sample.py", ROOT)[0]
+
+
+def test_a_module_that_no_test_names_is_near_to_those_that_hold_its_names():
+    nearest, *_ = tiers("npu_emulator/src/torch_npu/npu/streams.py", ROOT)
+    assert "tests/npu_emulator/test_device.py" in nearest
+
+
 @pytest.mark.slow
 def test_a_trial_asks_tier_by_tier_and_leaves_the_tree_as_it_was(tree):
     with SignalFlag() as signals, Workbench(signals, 60, tree) as bench:
