@@ -12,10 +12,11 @@ import torch
 from pyarrow.parquet import read_metadata
 
 from rehearsal.plan import ROOT
+from rehearsal.processes import SignalFlag
 from rehearsal.resume_proof import runs as runs_of_a_proof
 from rehearsal.resume_proof import stops
-from rehearsal.resume_proof.comparison import compare
-from rehearsal.resume_proof.points import DRIVER_PLACES, KILLED, WORKER_PLACES, draw_points
+from rehearsal.resume_proof.comparison import compare, digests_of, metrics_of
+from rehearsal.resume_proof.points import DRIVER_PLACES, KILLED, WORKER_PLACES, Point, draw_points
 from rehearsal.resume_proof.record import ProofRecord, Row
 from rehearsal.resume_proof.stops import AFTER_RENAME, BEFORE_RENAME, CHUNK, FILE, Stop, reach
 from scripts import prove_resume
@@ -226,3 +227,21 @@ def test_four_kills_of_the_rehearsal_are_survived(tmp_path):
     ended = subprocess.run([*line, "--output", str(tmp_path)], capture_output=True, text=True, timeout=3000)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert "4 of 4 resumes were the unbroken run, bit for bit" in ended.stdout
+
+
+@pytest.mark.exhaustive
+def test_a_kill_in_the_second_of_three_waves_is_survived(tmp_path):
+    """DAPO on FSDP, whose steps of 12 prompts take three waves of 4 and more where some do not qualify."""
+    sizes = ("data.train_batch_size=12", "+data.gen_batch_size=4")
+    job = ["--config-name", "qwen2_5_1_5b_math_one_card", "+recipe=dapo", *sizes, "--output", str(tmp_path)]
+    shrunk = prove_resume._shrunk(prove_resume._options(job), tmp_path)
+    with SignalFlag() as signals:
+        unbroken = runs_of_a_proof.train_unbroken(shrunk, signals)
+        waves = [int(metrics["sampling/waves"]) for _, metrics in sorted(metrics_of(unbroken).items())]
+        assert len(waves) == runs_of_a_proof.STEPS and min(waves) >= 3
+        # A worker counts its rollouts: the second of step 2.
+        point = Point("worker", Stop("rollout", waves[0] + 2, 0))
+        assert runs_of_a_proof.train_killed(shrunk, "killed", point, signals) == 1
+    result = compare(unbroken, tmp_path / "killed", 2, runs_of_a_proof.STEPS)
+    assert result.differing == () and result.steps == runs_of_a_proof.STEPS and result.metrics > 50
+    assert digests_of(unbroken, 3) != digests_of(unbroken, 2)
