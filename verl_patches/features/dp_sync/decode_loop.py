@@ -35,6 +35,16 @@ class Mover(Protocol):
         """No rank has unfinished requests."""
 
 
+class EarlyEnd(Protocol):
+    """What decides that a rollout ends although requests are unfinished, where a feature does so."""
+
+    def counted(self, offer: Offer) -> Offer:
+        """`offer` with what decides it."""
+
+    def decide(self, agreed: Agreement) -> bool:
+        """Whether the rollout ends after the forward that has just been agreed on; the same on all ranks."""
+
+
 class DecodeLoop:
     """One engine among the data-parallel engines of an instance. `group` is vLLM's data-parallel group."""
 
@@ -44,6 +54,7 @@ class DecodeLoop:
         self._unfinished = False
         self._idle = False
         self.mover: Mover | None = None
+        self.early_end: EarlyEnd | None = None
         self._scheduler: Any = None
         self._running: list[int] = []
         self._graph_sizes: Sequence[int] = ()
@@ -113,9 +124,12 @@ class DecodeLoop:
         return agreed
 
     def _agree(self, offer: Offer) -> Agreement:
+        offer = self.early_end.counted(offer) if self.early_end is not None else offer
         agreed = self.lease.accept(largest(self.lease.vector(offer), self.group.device_group))
         _count(agreements=1, wasted_steps=0 if agreed.unfinished else agreed.wasted)
         if self.mover is not None and agreed.unfinished and self.mover.plan(agreed, self._graph_sizes):
+            self.lease.end_after_next()
+        if self.early_end is not None and agreed.unfinished and self.early_end.decide(agreed):
             self.lease.end_after_next()
         return agreed
 

@@ -25,7 +25,8 @@ class Offer:
     padded_tokens, tokens: token count with and without padding; with_prefill: a prompt is among them; two_batches: the
     rank could split its batch into two that overlap; steps: forwards, this one included, that it can make without a
     prompt and without taking blocks away from a request; work: forwards, this one included, that its requests may still
-    need, 0 if it has none unfinished; running: requests that run; room: how many more could; waiting: others wait.
+    need, 0 if it has none unfinished; running: requests that run; room: how many more could; waiting: others wait;
+    finished: groups of answers that are finished, where a rollout may end early; held: one is not that must be.
     """
 
     padded_tokens: int
@@ -37,14 +38,16 @@ class Offer:
     running: int = 0
     room: int = 0
     waiting: bool = False
+    finished: int = 0
+    held: bool = False
 
 
 @dataclass(frozen=True)
 class Agreement:
     """What all ranks have agreed on.
 
-    padded_tokens, tokens: by rank, at the beginning of the lease; running, room: requests by rank, see Offer;
-    with_prefill, waiting: on any rank; two_batches: on all ranks;
+    padded_tokens, tokens: by rank, at the beginning of the lease; running, room, finished: by rank, see Offer;
+    with_prefill, waiting, held: on any rank; two_batches: on all ranks;
     steps: forwards in which it holds, 0 where nobody has unfinished requests; wasted: forwards that all ranks have just
     made without a request.
     """
@@ -58,6 +61,8 @@ class Agreement:
     running: tuple[int, ...] = ()
     room: tuple[int, ...] = ()
     waiting: bool = False
+    finished: tuple[int, ...] = ()
+    held: bool = False
 
     @property
     def unfinished(self) -> bool:
@@ -76,15 +81,15 @@ class Progress:
 
 
 def encode(offer: Offer, progress: Progress, rank: int, ranks: int) -> list[int]:
-    """The rank's vector of 4 x ranks + 9 integers, to be reduced by MAX.
+    """The rank's vector of 5 x ranks + 10 integers, to be reduced by MAX.
 
-    For rank 1 of 2 with 3 tokens padded to 4, of 3 requests, with room for 5 more: `[0, 4, 0, 3, 0, 3, 0, 5, prefill,
-    not two_batches, waiting, -steps, work, culprit, forwards, -forwards, -idle]`.
+    For rank 1 of 2 with 3 tokens padded to 4, of 3 requests, with room for 5 more and 6 groups finished: `[0, 4, 0, 3,
+    0, 3, 0, 5, 0, 6, prefill, not two_batches, waiting, held, -steps, work, culprit, forwards, -forwards, -idle]`.
     """
-    vector = [0] * (4 * ranks)
-    vector[rank::ranks] = offer.padded_tokens, offer.tokens, offer.running, offer.room
+    vector = [0] * (5 * ranks)
+    vector[rank::ranks] = offer.padded_tokens, offer.tokens, offer.running, offer.room, offer.finished
     culprit = rank + 1 if progress.broken else 0
-    flags = [int(offer.with_prefill), int(not offer.two_batches), int(offer.waiting)]
+    flags = [int(offer.with_prefill), int(not offer.two_batches), int(offer.waiting), int(offer.held)]
     return [*vector, *flags, -offer.steps, offer.work, culprit, progress.forwards, -progress.forwards, -progress.idle]
 
 
@@ -94,7 +99,7 @@ def decide(reduced: Sequence[int], ranks: int, limit: int) -> Agreement:
     Raises:
         LeaseError: a rank reports a lease that it could not keep, or the ranks have not made the same forwards.
     """
-    prefill, split, waiting, steps, work, culprit, most, least, idle = reduced[4 * ranks :]
+    prefill, split, waiting, held, steps, work, culprit, most, least, idle = reduced[5 * ranks :]
     if culprit:
         raise LeaseError(
             f"rollout rank {culprit - 1} could not keep the lease that it had promised; set "
@@ -103,7 +108,9 @@ def decide(reduced: Sequence[int], ranks: int, limit: int) -> Agreement:
     if most != -least:
         raise LeaseError(f"rollout ranks have made different numbers of forwards, from {-least} to {most}")
     length = 1 if prefill else max(1, min(limit, -steps, work))
-    padded_tokens, tokens, running, room = (tuple(reduced[part * ranks : (part + 1) * ranks]) for part in range(4))
+    padded_tokens, tokens, running, room, finished = (
+        tuple(reduced[part * ranks : (part + 1) * ranks]) for part in range(5)
+    )
     return Agreement(
         padded_tokens=padded_tokens,
         tokens=tokens,
@@ -114,6 +121,8 @@ def decide(reduced: Sequence[int], ranks: int, limit: int) -> Agreement:
         running=running,
         room=room,
         waiting=bool(waiting),
+        finished=finished,
+        held=bool(held),
     )
 
 

@@ -1,0 +1,72 @@
+"""When the engines of an instance end a rollout, and what of an answer they can take up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_patches.features.dp_sync.lease import Offer, Progress, decide, encode
+from verl_patches.features.partial_rollout.engine import Begun, Ending, Share, check_parameters, resumed_prompt
+
+
+def agreed(endings: list[Ending], work: int = 5):
+    """What the engines agree on."""
+    offers = [ending.counted(Offer(1, 1, False, False, 16, work)) for ending in endings]
+    vectors = [encode(offer, Progress(), rank, len(offers)) for rank, offer in enumerate(offers)]
+    return decide([max(column) for column in zip(*vectors, strict=True)], len(offers), 16)
+
+
+ROWS = st.integers(1, 5).flatmap(
+    lambda rows: st.lists(
+        st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=rows, max_size=rows), min_size=1, max_size=4
+    )
+)
+
+
+@given(ROWS, st.integers(0, 20))
+def test_all_engines_decide_alike_and_as_one_that_sees_all_rows_would(engines, needed):
+    endings = [Ending(needed, [left for left, _ in rows], [due for _, due in rows]) for rows in engines]
+    found = agreed(endings)
+    every = [row for rows in engines for row in rows]
+    expected = sum(not left for left, _ in every) >= needed and not any(left and due for left, due in every)
+    assert {ending.decide(found) for ending in endings} == {expected}
+
+
+def test_a_group_that_is_due_elsewhere_holds_the_rollout():
+    mine, other = Ending(1, [0, 3], [False, False]), Ending(1, [1], [True])
+    assert not mine.decide(agreed([mine, other]))
+    other.unfinished[0] = 0
+    assert mine.decide(agreed([mine, other]))
+
+
+def test_what_has_been_decided_stays_decided():
+    ending = Ending(1, [0], [False])
+    assert ending.decide(agreed([ending]))
+    ending.unfinished[0] = 1
+    assert ending.decide(agreed([ending]))
+
+
+def test_an_instance_finishes_its_part_of_the_groups():
+    assert [Share(4, 16).of(rows) for rows in (16, 8, 10, 1)] == [4, 2, 3, 1]
+
+
+def test_the_tokens_of_an_answer_are_part_of_its_prompt():
+    assert resumed_prompt([1, 2], Begun([3, 4], [-0.5, -0.1])) == {"prompt_token_ids": [1, 2, 3, 4]}
+
+
+PLAIN = {
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "prompt_logprobs": None,
+    "guided_decoding": None, "logits_processors": None, "seed": None, "stop": [], "bad_words": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("presence_penalty", 0.5), ("repetition_penalty", 1.1), ("seed", 0), ("stop", ["end"])]
+)
+def test_parameters_that_look_at_the_beginning_are_refused(name, value):
+    check_parameters(SimpleNamespace(**PLAIN))
+    with pytest.raises(ValueError, match=f"the sampling parameter {name}="):
+        check_parameters(SimpleNamespace(**PLAIN | {name: value}))
