@@ -97,6 +97,8 @@ def test_gradients_are_not_changed_behind_the_users_back():
     assert "would change the gradients while actor_rollout_ref.overlay.exact_loss.enabled is false" in refused.reason
     log_prob = Supervision(Policy()).decide(attempt("OOM", exact=False, stage="log_prob"))
     assert log_prob.overrides == {f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 2}
+    smallest = Supervision(Policy()).decide(attempt("OOM", exact=False, stage="log_prob", log_prob=1))
+    assert "as small as they can be" in smallest.reason
     nothing = Supervision(Policy()).decide(Attempt(Failure("OOM", "a sentence"), 0, 0))
     assert "did not come so far" in nothing.reason
 

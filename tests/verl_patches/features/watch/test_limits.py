@@ -142,3 +142,10 @@ def test_the_loop_first_and_then_its_workers_have_to_start():
 def test_many_that_wait_are_counted():
     assert in_words([4]) == "rank 4 waits" and in_words([0, 1]) == "ranks 0 and 1 wait"
     assert in_words(range(255)) == "ranks 0, 1, 2, 3, 4, 5 and 249 more wait"
+
+
+def test_ranks_are_named_in_the_order_of_their_numbers_and_the_trainer_last():
+    running = Run(ranks=11)
+    running.go_on(1)
+    stopped = running.go_on(21, stopped=(TRAINER, "10", "9", "0"))
+    assert [stop.name for stop in stopped] == ["0", "9", "10", TRAINER]
