@@ -23,7 +23,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
 # These look at every file of the tree.
 _EVERY_FILE = ("tests/test_dataclasses.py", "tests/test_function_lengths.py", "tests/test_import_contracts.py")
 
-# The tests of a patch name its target, not the file that it lies in.
+# The tests of a patch name its target, not the file that it lies in; those of keys have a document of all of them.
+_KEYS = "tests/scripts/test_configuration_document.py"
+_DECLARES_KEYS = re.compile(r"^[A-Z_]+ = Feature\(|^class \w+\(Group\)", re.MULTILINE)
 _DECLARES_A_PATCH = re.compile(r"^@(?:wrap|replace|add|register|before_import|provide)\(", re.MULTILINE)
 
 # Where the emulator's packages are.
@@ -36,15 +38,16 @@ _ASKED_LAST = ("tests", "tests/rig", "tests/demonstrations", "tests/upstream")
 def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
     """Selectors for a product file, in the order in which they are tried.
 
-    First the test of the same name, the tests that name the module, the demonstrations of the patches in it, and what
-    looks at every file; then the folder that mirrors the file's, then what the whole room is tested by. A tier that
+    First the test of the same name, the tests that name the module, the demonstrations of the patches and the
+    document of the keys in it, and what looks at every file; then the folder that mirrors the file's, then what the whole room is tested by. A tier that
     holds nothing new is left out. Where no test names a module, the nearest are that folder and those that hold the
     names that the module defines.
     """
     path = Path(file)
     near = {str(test) for test in _same_name(path, root)} | set(_naming(path, root))
-    if _DECLARES_A_PATCH.search((root / path).read_text(encoding="utf-8")):
-        near.add(_SWITCHES)
+    source = (root / path).read_text(encoding="utf-8")
+    near |= {_SWITCHES} if _DECLARES_A_PATCH.search(source) else set()
+    near |= {_KEYS} if _DECLARES_KEYS.search(source) else set()
     mirrored = _mirrored(path, root)
     nearest = sorted(near) or [*mirrored, *_using(path, root, mirrored)]
     candidates = ((*nearest, *_EVERY_FILE), mirrored, ROOMS[path.parts[0]])

@@ -118,6 +118,7 @@ def test_the_demonstrations_are_near_to_a_patch_and_to_nothing_else():
     near = tiers("verl_patches/features/watch/limits.py", ROOT)[0]
     assert "tests/verl_patches/features/watch/test_limits.py" in near and switches not in near
     assert "tests/test_dataclasses.py" in near
+    assert "tests/scripts/test_configuration_document.py" in tiers("verl_patches/features/alerts/feature.py", ROOT)[0]
 
 
 def test_a_program_is_near_to_the_tests_that_start_it_by_its_path():
