@@ -19,9 +19,12 @@ def with_own_log_probs(schedule: Callable[..., Any]) -> Callable[..., Any]:
     return before_loss(schedule, _take_own_log_probs)
 
 
-def with_measured_difference(schedule: Callable[..., Any]) -> Callable[..., Any]:
-    """Megatron's forward-backward `schedule`; the distance of its log-probs to the rollout's is recorded."""
-    return before_loss(schedule, _measure_difference)
+def with_measured_difference(schedule: Callable[..., Any], recomputed: bool) -> Callable[..., Any]:
+    """Megatron's forward-backward `schedule`; the distance of training's log-probs to the rollout's is recorded.
+
+    recomputed: old_log_probs are those of the policy that sampled. The forward's own are so in the first update alone.
+    """
+    return before_loss(schedule, partial(_measure_difference, recomputed))
 
 
 def before_loss(schedule: Callable[..., Any], look: Look) -> Callable[..., Any]:
@@ -56,7 +59,8 @@ def _take_own_log_probs(micro_batch: Any, log_probs: torch.Tensor) -> None:
     micro_batch["old_log_probs"] = log_probs.detach()
 
 
-def _measure_difference(micro_batch: Any, log_probs: torch.Tensor) -> None:
+def _measure_difference(recomputed: bool, micro_batch: Any, log_probs: torch.Tensor) -> None:
     if "rollout_log_probs" in micro_batch.keys():
         mask = micro_batch["attention_mask"][:, -log_probs.size(1) :]
-        current_record().difference.add(micro_batch["rollout_log_probs"], log_probs, mask)
+        of_training = micro_batch["old_log_probs"] if recomputed else log_probs
+        current_record().difference.add(micro_batch["rollout_log_probs"], of_training, mask)

@@ -55,7 +55,7 @@ def make_minibatch_iterator(
 def get_measuring_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
     from verl_patches.features.onpolicy.schedule import with_measured_difference
 
-    return with_measured_difference(upstream())
+    return with_measured_difference(upstream(), settings.current().recompute_old_log_prob)
 
 
 @wrap(

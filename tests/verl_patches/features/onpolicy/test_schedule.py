@@ -29,7 +29,7 @@ def megatron_schedule(*, forward_step_func, forward_only, batches, model):
 
 
 def both(schedule):
-    return with_own_log_probs(with_measured_difference(schedule))
+    return with_own_log_probs(with_measured_difference(schedule, False))
 
 
 def run(forward_only, batch, log_probs, schedule=both):
@@ -51,7 +51,7 @@ def test_the_loss_finds_its_own_log_probs_without_their_gradient():
 
 
 def test_measuring_alone_leaves_the_batch_as_it_is():
-    old, _ = run(False, micro_batch(), torch.randn(2, 5), with_measured_difference)
+    old, _ = run(False, micro_batch(), torch.randn(2, 5), partial(with_measured_difference, recomputed=False))
     assert old.isnan().all()
     assert step_record.current_record().difference.tokens == 6
 
@@ -64,6 +64,14 @@ def test_forward_only_passes_go_through_untouched():
 def test_the_distance_to_the_rollout_is_recorded():
     run(False, micro_batch(), torch.full((2, 5), -1.25))
     assert step_record.current_record().difference.largest == 0.25
+
+
+@pytest.mark.parametrize(("recomputed", "largest"), [(True, 0.5), (False, 3.0)])
+def test_an_update_after_the_first_compares_the_policy_that_sampled(recomputed, largest):
+    """The forward's own log-probs are by then those of another policy."""
+    batch = micro_batch() | {"old_log_probs": torch.full((2, 3), -1.5)}
+    run(False, batch, torch.full((2, 5), -4.0), partial(with_measured_difference, recomputed=recomputed))
+    assert step_record.current_record().difference.largest == largest
 
 
 def test_padding_behind_a_response_is_not_compared():
