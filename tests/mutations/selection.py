@@ -39,9 +39,9 @@ def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
     """Selectors for a product file, in the order in which they are tried.
 
     First the test of the same name, the tests that name the module, the demonstrations of the patches and the
-    document of the keys in it, and what looks at every file; then the folder that mirrors the file's, then what the whole room is tested by. A tier that
-    holds nothing new is left out. Where no test names a module, the nearest are that folder and those that hold the
-    names that the module defines.
+    document of the keys in it, and what looks at every file; then the folder that mirrors the file's, then what the
+    whole room is tested by. A tier that holds nothing new is left out. Where no test names a module, the nearest are
+    that folder and those that hold the names that the module defines.
     """
     path = Path(file)
     near = {str(test) for test in _same_name(path, root)} | set(_naming(path, root))
