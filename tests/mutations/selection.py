@@ -32,7 +32,7 @@ _DECLARES_A_PATCH = re.compile(r"^@(?:wrap|replace|add|register|before_import|pr
 _SOURCES = ("npu_emulator", "src")
 
 # Programs of these folders name everything; the tests that run them are asked last.
-_ASKED_LAST = ("tests", "tests/rig", "tests/demonstrations", "tests/upstream")
+_ASKED_LAST = ("tests", "tests/rig", "tests/demonstrations", "tests/mutations", "tests/upstream")
 
 
 def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
