@@ -831,13 +831,20 @@ def the_end_of_a_run_waits_for_its_last_checkpoint(body):
 
 @demonstrates(f"{WORKER}.finish_checkpoint", TRAINING_CHECKPOINT)
 def a_worker_can_be_asked_to_finish(body):
-    return callable(body(None))
+    return dispatched(body(None))
 
 
 @demonstrates(f"{WORKER}.profile_step", PROFILE)
 @demonstrates(f"{FSDP_WORKER}.profile_step", PROFILE)
 def a_worker_can_be_told_to_record(body):
-    return callable(body(None))
+    return dispatched(body(None))
+
+
+def dispatched(method):
+    """To whom verl's driver hands a call of this method of a worker."""
+    from verl.single_controller.base.decorator import MAGIC_ATTR
+
+    return getattr(method, MAGIC_ATTR)["dispatch_mode"].name
 
 
 @demonstrates(f"{TRAINER}.init_workers", PROFILE)

@@ -46,6 +46,20 @@ def test_as_transformers_schedules(warmup):
         assert found == pytest.approx(expected, rel=1e-12, abs=1e-20), style
 
 
+@pytest.mark.parametrize(
+    ("given", "style", "warmup", "total", "ratio"),
+    [
+        ({}, "constant", 0, -1, 0.0),
+        ({"total_training_steps": 10, "lr_warmup_steps_ratio": 0.3}, "constant", 3, 10, 0.0),
+        ({"total_training_steps": 10, "lr_warmup_steps_ratio": 0.3, "lr_warmup_steps": 0}, "constant", 0, 10, 0.0),
+        ({"lr_warmup_steps": 4, "warmup_style": "cosine", "min_lr_ratio": 0.1}, "cosine", 4, -1, 0.1),
+        ({"lr_warmup_steps_ratio": 0.5}, "constant", 0, -1, 0.0),
+    ],
+)
+def test_what_is_left_out_is_what_verl_takes(given, style, warmup, total, ratio):
+    assert Schedule.of({"lr": PEAK, **given}) == Schedule(PEAK, style, warmup, total, ratio)
+
+
 @pytest.mark.parametrize("ratio", [None, 0.0, 0.1, 1.0])
 @pytest.mark.parametrize("warmup", [0, 4])
 def test_as_verls_schedules(warmup, ratio):
