@@ -76,24 +76,33 @@ DEEPSEEK = SimpleNamespace(architectures=["DeepseekV3ForCausalLM"])
 
 
 class OursIsAsked(Exception):
-    """Raised by what stands in for a part of ours."""
+    """Raised by what stands in for a part of ours; its arguments are the call's, in words."""
 
 
 @contextlib.contextmanager
 def instead_of(*names):
     """Stand in for parts of ours: called, they raise OursIsAsked."""
+
+    def asked(*given, **named):
+        raise OursIsAsked(*map(in_words, given), *(f"{name}={in_words(named[name])}" for name in sorted(named)))
+
     with contextlib.ExitStack() as stack:
         for name in names:
-            stack.enter_context(mock.patch(name, side_effect=OursIsAsked))
+            stack.enter_context(mock.patch(name, side_effect=asked))
         yield
 
 
-def asks_ours(call) -> bool:
-    """Whether the call reaches a part of ours that is stood in for."""
+def in_words(value) -> str:
+    """A value if it is plain, else its type."""
+    return repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
+
+
+def asks_ours(call) -> bool | str:
+    """With what the call reaches a part of ours that is stood in for; False if it does not."""
     try:
         call()
-    except OursIsAsked:
-        return True
+    except OursIsAsked as error:
+        return f"asked with ({', '.join(error.args)})"
     return False
 
 
