@@ -100,8 +100,16 @@ def _changes_something(source: str, mutated: str) -> bool:
         return False
 
 
+def _whether_program_and_module(condition: str) -> tuple[bool, bool]:
+    """Whether a condition of `__name__` alone holds in a program, and in a module, whose name begins in lower case."""
+    in_program, in_module = (bool(eval(condition, {"__name__": name})) for name in ("__main__", "package.module"))
+    return in_program, in_module
+
+
 def _without_words(source: str) -> ast.Module:
     """The syntax tree without annotations, what is imported for them, and docstrings: they decide nothing at run time.
+
+    A condition of ``__name__`` becomes what it says in a program and in a module.
 
     A field of a dataclass keeps its line: its annotation becomes None, and its default stays.
     """
@@ -115,6 +123,10 @@ def _without_words(source: str) -> ast.Module:
             node.returns = None
         elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             node.test = ast.Constant(None)
+        elif isinstance(node, ast.If) and {each.id for each in ast.walk(node.test) if isinstance(each, ast.Name)} == {
+            "__name__"
+        }:
+            node.test = ast.Constant(_whether_program_and_module(ast.unparse(node.test)))
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
             if isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):

@@ -107,6 +107,12 @@ def test_annotations_and_layout_are_no_change_of_the_program(other, differs):
     assert _changes_something("def f(x: int | None = 0) -> int:\n    return x\n", other) is differs
 
 
+@pytest.mark.parametrize(("condition", "differs"), [("<=", False), (">=", True), ("!=", True)])
+def test_a_program_that_runs_when_it_did_is_no_change(condition, differs):
+    other = f'if __name__ {condition} "__main__":\n    main()\n'
+    assert _changes_something('if __name__ == "__main__":\n    main()\n', other) is differs
+
+
 @pytest.mark.parametrize(("test", "differs"), [("not TYPE_CHECKING", False), ("DEBUG", True)])
 def test_what_is_imported_for_annotations_alone_is_no_change_either(test, differs):
     assert _changes_something("if TYPE_CHECKING:\n    import x\n", f"if {test}:\n    import x\n") is differs
