@@ -1,4 +1,4 @@
-"""The 256-die jobs, scaled down as docs/cluster.md says, as a run of their own."""
+"""The jobs of many nodes, scaled down as docs/cluster.md says, as a run of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from post_training.overrides import setting
+from rehearsal.jobs import scale_of
 from rehearsal.plan import run_environment
 
 ROOT = Path(__file__).parents[3]
@@ -37,7 +38,7 @@ def run_scaled_job(
     where the run fails.
     """
     given = [
-        "+scale=emulated_8_dies", "ray_init.address=local",
+        scale_of(job).setting, "ray_init.address=local",
         "actor_rollout_ref.overlay.measure.verify_weights=true",
         # In bfloat16 the log-probs of a healthy run and of stale weights differ alike.
         "actor_rollout_ref.overlay.precision=float32",

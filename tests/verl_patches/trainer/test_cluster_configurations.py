@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from post_training.report.run_folder import read_run
 from rehearsal.jobs import scale_of
 from rehearsal.tiny_model.architecture import TINY_MODELS
+from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 from scripts import plan
 from tests.scripts.cluster_files import lines_of_a_first_step
 from tests.verl_patches.trainer.published_weights import cast, describe, write_published
@@ -482,6 +483,27 @@ def test_the_other_scaled_jobs_are_exact(job, graph, mla_inputs, tmp_path):
         assert len({step["actor/kl_loss"] for step in metrics}) == 3
         assert all(step["actor/grad_norm"] > 1e-3 for step in metrics)
     assert ran_graphs(run) == graph
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("job", [DAPO, QWEN_DAPO])
+def test_the_scaled_jobs_with_dapo_are_exact_and_train_on_groups_that_differ(job, mla_inputs, tmp_path):
+    model = mla_inputs[0]
+    if job == QWEN_DAPO:
+        model, changes = tmp_path / "model", (("num_hidden_layers", 4),)
+        data = ROOT / "data" / "arithmetic" / "train.jsonl"
+        request = CheckpointRequest(data, 0, "float32", warm_start=None, model_type="qwen2", changes=changes)
+        make_checkpoint(request, model, lambda step, loss: None)
+    (run := tmp_path / "run").mkdir()
+    metrics = run_scaled_job(job, run, model, mla_inputs[1], "trainer.val_before_train=false")
+    figures = ("sampling/generated_prompts", "sampling/waves", "actor/pg_clipfrac", "critic/score/mean")
+    print(job, [{name: step[name] for name in figures} for step in metrics])
+    assert_exact(metrics, 3)
+    for step in metrics:
+        assert step["sampling/groups_with_gradient"] == 1 and step["sampling/trained_prompts"] == 8
+        assert step["actor/grad_norm"] > 0 and not step["actor/nonfinite_steps"]
+    assert sum(step["sampling/generated_prompts"] for step in metrics) > 24
+    assert ran_graphs(run) == (job == DAPO)
 
 
 @pytest.mark.slow

@@ -4,3 +4,11 @@
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None) -> float:
     """How much of the alphabet's first half the answer consists of, from 0 to 1."""
     return sum(character < "n" for character in solution_str) / max(len(solution_str), 1)
+
+
+def compute_score_and_accuracy(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None
+) -> dict[str, float]:
+    """The same, and as accuracy whether it is more than half."""
+    score = compute_score(data_source, solution_str, ground_truth, extra_info)
+    return {"score": score, "acc": float(score > 0.5)}
