@@ -42,6 +42,7 @@ from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY
 from verl_patches.features.overlong.feature import OVERLONG_FILTERING, OVERLONG_PENALTY
+from verl_patches.features.partial_rollout.feature import PARTIAL_ROLLOUT
 from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.profile.feature import PROFILE, ProfileSettings
 from verl_patches.features.reshard.feature import RESHARD, WHOLE_WEIGHTS
@@ -250,7 +251,32 @@ def the_loader_filters_its_prompts(body):
     return type(trainer.train_dataloader).__name__
 
 
+@demonstrates(f"{TRAINER}._create_dataloader", PARTIAL_ROLLOUT)
+def the_loader_chooses_after_the_rollout(body):
+    config = {
+        "data": {"train_batch_size": 2, "shuffle": True},
+        "actor_rollout_ref": {"rollout": {"n": 2}},
+        "trainer": {"total_epochs": 1},
+    }
+    trainer = SimpleNamespace(config=OmegaConf.create(config), train_dataset=[0, 1, 2], total_training_steps=1)
+    with mock.patch.object(prompt_source, "_source", None):
+        body(lambda self, *_: setattr(self, "train_dataloader", "upstream"), trainer, None, None, None, None)
+    return type(trainer.train_dataloader).__name__
+
+
+@demonstrates(f"{TRAINER}.init_workers", PARTIAL_ROLLOUT)
+def answers_are_those_that_are_finished(body):
+    source = SimpleNamespace(connect=lambda generate, multiple: None, answering="ours")
+    workers = SimpleNamespace(generate_sequences="upstream", world_size=2)
+    body(
+        lambda self: setattr(self, "actor_rollout_wg", workers),
+        SimpleNamespace(train_dataloader=source),
+    )
+    return workers.generate_sequences
+
+
 @demonstrates("verl.trainer.ppo.ray_trainer:_timer", DYNAMIC_SAMPLING)
+@demonstrates("verl.trainer.ppo.ray_trainer:_timer", PARTIAL_ROLLOUT)
 def seconds_before_the_step_are_its_own(body):
     source, timing = SimpleNamespace(seconds={"gen": 2.0}), {"gen": 1.0}
     with mock.patch.object(prompt_source, "_source", source), body(lambda *_: contextlib.nullcontext(), "gen", timing):
@@ -730,6 +756,26 @@ def log_probs_of_the_samples_are_kept(body):
 
     body(upstream, SimpleNamespace(inference_engine=engine), None)
     return {name: tensor.tolist() for name, tensor in batch.items()}
+
+
+@demonstrates(f"{ROLLOUT}.generate_sequences", PARTIAL_ROLLOUT)
+def answers_go_on_where_they_were_left(body):
+    from verl_patches.features.partial_rollout import columns
+    from verl_patches.features.partial_rollout.engine import Begun, Row, Share
+
+    answer = SimpleNamespace(token_ids=[5, 6], finish_reason="abort")
+    rollout = SimpleNamespace(inference_engine=SimpleNamespace(generate=None))
+    rows = [Row([Begun([5], [-0.5])])]
+    prompts = columns.with_rows(DataProto.from_dict({"input_ids": torch.ones(1, 1)}), rows, Share(1, 1))
+
+    def upstream(rollout, prompts):
+        generate = rollout.inference_engine.generate
+        if generate:
+            generate(prompts=[{"prompt_token_ids": [3]}], sampling_params=None)
+        return SimpleNamespace(batch={"responses": torch.tensor([[5, 6]])})
+
+    with mock.patch.object(columns, "generate", lambda *_: [SimpleNamespace(outputs=[answer])]):
+        return {name: each.tolist() for name, each in body(upstream, rollout, prompts).batch.items()}
 
 
 @demonstrates(f"{MANAGER}.__enter__", RESHARD)

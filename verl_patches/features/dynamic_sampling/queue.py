@@ -22,8 +22,9 @@ class PromptQueue:
     2 0 3 1, `take(3)` is rows 2 0 3; give back 3, and `take(3)` is 3 1 and the first row of the next epoch.
     """
 
-    def __init__(self, order: DataOrder, epochs: int) -> None:
-        self._order, self._epochs = order, epochs
+    def __init__(self, order: DataOrder, epochs: int, used: int | None = None) -> None:
+        """used: rows of an epoch that are handed out, in its order; all without it."""
+        self._order, self._epochs, self._used = order, epochs, order.rows if used is None else used
         self._fresh = Prompt(0, 0)  # the place of the next row in its epoch's order
         self._returned: list[Prompt] = []
         self._permutation: tuple[int, list[int]] | None = None
@@ -38,10 +39,10 @@ class PromptQueue:
         taken, self._returned = self._returned[:count], self._returned[count:]
         while len(taken) < count and self._fresh.epoch < self._epochs:
             epoch, place = self._fresh
-            rows = self._rows(epoch)[place : place + count - len(taken)]
+            rows = self._rows(epoch)[: self._used][place : place + count - len(taken)]
             taken += [Prompt(epoch, row) for row in rows]
             place += len(rows)
-            self._fresh = Prompt(epoch + 1, 0) if place == self._order.rows else Prompt(epoch, place)
+            self._fresh = Prompt(epoch + 1, 0) if place >= self._used else Prompt(epoch, place)
         return taken
 
     def give_back(self, prompts: Sequence[Prompt]) -> None:

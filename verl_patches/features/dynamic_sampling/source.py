@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy
 import torch
@@ -213,15 +213,23 @@ class PromptSource:
         return self._sizes.steps
 
 
-_source: PromptSource | None = None
+class StepSource(Protocol):
+    """A loader that generates before verl's step begins. seconds: of the step, by the names of verl's timers; figures:
+    of the step, as metrics."""
+
+    seconds: dict[str, float]
+    figures: dict[str, float]
 
 
-def put_in_force(source: PromptSource | None) -> None:
+_source: StepSource | None = None
+
+
+def put_in_force(source: StepSource | None) -> None:
     """The source of the training in this process."""
     global _source
     _source = source
 
 
-def current_source() -> PromptSource | None:
+def current_source() -> StepSource | None:
     """The source of the training in this process; None where verl's loader is in use."""
     return _source

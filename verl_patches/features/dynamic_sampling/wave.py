@@ -44,6 +44,12 @@ class Group:
     further: Mapping[str, Sequence[Any]]
 
 
+def asked_of(batch: Any) -> Any:
+    """What verl's loop would take out of `batch`, a `DataProto`, to generate from; it is taken out."""
+    further = [name for name in _ALSO_GENERATED_FROM if name in batch.non_tensor_batch]
+    return batch.pop(batch_keys=list(_GENERATED_FROM), non_tensor_batch_keys=further)
+
+
 def generate_groups(
     prompts: Sequence[Prompt],
     items: Sequence[Mapping[str, Any]],
@@ -60,8 +66,7 @@ def generate_groups(
     from verl.protocol import pad_dataproto_to_divisor, unpad_dataproto
 
     batch = DataProto.from_single_dict(collate(items))
-    further = [name for name in _ALSO_GENERATED_FROM if name in batch.non_tensor_batch]
-    asked = batch.pop(batch_keys=list(_GENERATED_FROM), non_tensor_batch_keys=further)
+    asked = asked_of(batch)
     padded, padding = pad_dataproto_to_divisor(asked, workers.multiple)
     with _timed(seconds, "gen"):
         answers = unpad_dataproto(workers.generate(padded), padding * n)

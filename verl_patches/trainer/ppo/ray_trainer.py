@@ -16,6 +16,7 @@ from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.onpolicy.feature import ONPOLICY
 from verl_patches.features.overlong.feature import OVERLONG_FILTERING, OVERLONG_PENALTY
+from verl_patches.features.partial_rollout.feature import PARTIAL_ROLLOUT
 from verl_patches.features.profile.feature import PROFILE
 from verl_patches.features.rollout_correction.feature import ROLLOUT_CORRECTION
 from verl_patches.features.sample_handles.feature import SAMPLE_HANDLES
@@ -137,6 +138,49 @@ def create_prompt_source(
 
 
 @wrap(
+    f"{_TRAINER}._create_dataloader",
+    feature=PARTIAL_ROLLOUT,
+    relies_on=[f"{_TRAINER}.fit"],
+    why="which of the prompts in flight a step trains on is known after its rollout, and fit's loader chooses before",
+    upstream="not forwarded: verl has partial rollouts in its asynchronous trainers only",
+    remove_when="the pinned verl's fit can leave answers and take them up, on Megatron too",
+    outside=["data_order", "dynamic_sampling"],
+)
+def create_source_of_finished(
+    upstream: Callable[..., None],
+    self: RayPPOTrainer,
+    train_dataset: Dataset | None,
+    val_dataset: Dataset | None,
+    collate_fn: Callable[..., Any] | None,
+    train_sampler: Sampler | None,
+) -> None:
+    from verl.utils.dataset.rl_dataset import collate_fn as default_collate_fn
+
+    from post_training.plan.partial_rollout import PartialRollout
+    from verl_patches.features.data_order.order import DataOrder
+    from verl_patches.features.dynamic_sampling.queue import PromptQueue
+    from verl_patches.features.dynamic_sampling.source import put_in_force
+    from verl_patches.features.partial_rollout.source import SourceOfFinished
+
+    upstream(self, train_dataset, val_dataset, collate_fn, train_sampler)
+    data, chosen = self.config.data, settings.current().partial_rollout
+    size = data.train_batch_size
+    order = DataOrder(len(self.train_dataset), size, data.get("seed", 1) if data.shuffle else None)
+    queue = PromptQueue(order, self.config.trainer.total_epochs, used=order.batches * size)
+    policy = PartialRollout(size, chosen.threshold, chosen.max_steps)
+    source = SourceOfFinished(
+        self.train_dataset,
+        collate_fn or default_collate_fn,
+        queue,
+        policy,
+        self.config.actor_rollout_ref.rollout.n,
+        self.total_training_steps,
+    )
+    self.train_dataloader = source
+    put_in_force(source)
+
+
+@wrap(
     f"{_MODULE}:_timer",
     feature=DYNAMIC_SAMPLING,
     relies_on=[f"{_TRAINER}.fit"],
@@ -145,6 +189,27 @@ def create_prompt_source(
     remove_when="see _create_dataloader",
 )
 def timer(
+    upstream: Callable[..., AbstractContextManager[None]], name: str, timing_raw: dict[str, float]
+) -> AbstractContextManager[None]:
+    return _timer_of_source(upstream, name, timing_raw)
+
+
+@wrap(
+    f"{_MODULE}:_timer",
+    feature=PARTIAL_ROLLOUT,
+    relies_on=[f"{_TRAINER}.fit"],
+    why="the step's answers are generated before fit's own timers of it begin",
+    upstream="not forwarded: part of this project's features",
+    remove_when="see _create_dataloader",
+    outside=["dynamic_sampling"],
+)
+def timer_of_finished(
+    upstream: Callable[..., AbstractContextManager[None]], name: str, timing_raw: dict[str, float]
+) -> AbstractContextManager[None]:
+    return _timer_of_source(upstream, name, timing_raw)
+
+
+def _timer_of_source(
     upstream: Callable[..., AbstractContextManager[None]], name: str, timing_raw: dict[str, float]
 ) -> AbstractContextManager[None]:
     from verl_patches.features.dynamic_sampling.source import current_source
@@ -340,6 +405,22 @@ def init_workers_of_the_source(upstream: Callable[..., None], self: RayPPOTraine
 
     source.connect(Workers(workers.generate_sequences, workers.world_size, reward))
     workers.generate_sequences, self.reward_fn = source.answering, source.stored_reward(reward_fn)
+
+
+@wrap(
+    f"{_TRAINER}.init_workers",
+    feature=PARTIAL_ROLLOUT,
+    relies_on=[f"{_TRAINER}.fit"],
+    why="fit generates for every batch of its loader, which has been done when the batch was chosen",
+    upstream="not forwarded: part of this project's features",
+    remove_when="see _create_dataloader",
+    outside=["dynamic_sampling"],
+)
+def init_workers_of_finished(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
+    upstream(self)
+    source, workers = self.train_dataloader, self.actor_rollout_wg
+    source.connect(workers.generate_sequences, workers.world_size)
+    workers.generate_sequences = source.answering
 
 
 @wrap(

@@ -173,6 +173,7 @@ def make_trainer(
     chance: Callable[[int, float], float] = lambda row, weight: (row % 8) / 7,
     reward: Callable[..., Any] = accuracy_reward,
     in_background: bool = False,
+    workers: Callable[..., ScriptedWorkers] = ScriptedWorkers,
     configuration: str = "rehearsal",
 ) -> Any:
     """verl's trainer as its driver makes it, less its workers, with DAPO's filter on unless the overrides say other.
@@ -188,7 +189,7 @@ def make_trainer(
             self.global_steps = 0
 
         def init_workers(self) -> None:
-            self.actor_rollout_wg = ScriptedWorkers(n, chance)
+            self.actor_rollout_wg = workers(n, chance)
             self.actor_rollout_wg.in_background = in_background
 
         def _validate(self) -> dict[str, float]:
@@ -210,15 +211,17 @@ def make_trainer(
     trainer.async_rollout_mode = trainer.use_rm = trainer.use_critic = trainer.use_reference_policy = False
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 2)
     make_loaders = inspect.unwrap(RayPPOTrainer._create_dataloader)
-    _in_force(trainer, ray_trainer.create_prompt_source, make_loaders)(
-        trainer, Prompts(rows), Prompts(2), collate, None
-    )
+    for body in (ray_trainer.create_prompt_source, ray_trainer.create_source_of_finished):
+        make_loaders = _in_force(trainer, body, make_loaders)
+    make_loaders(trainer, Prompts(rows), Prompts(2), collate, None)
     init = type(trainer).init_workers
     for body in (
         ray_trainer.init_workers_that_report_the_batch,
         ray_trainer.init_workers_with_penalty,
+        ray_trainer.init_workers_that_correct,
         ray_trainer.init_workers_that_filter_truncated,
         ray_trainer.init_workers_of_the_source,
+        ray_trainer.init_workers_of_finished,
         ray_trainer.init_workers_that_finish_a_checkpoint,
     ):
         init = _in_force(trainer, body, init)
@@ -260,7 +263,9 @@ def fit(trainer: Any) -> dict[int, dict[str, Any]]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch("verl.utils.tracking.Tracking", Records))
-        timed = _in_force(trainer, ray_trainer.timer, upstream._timer)
+        timed = upstream._timer
+        for body in (ray_trainer.timer, ray_trainer.timer_of_finished):
+            timed = _in_force(trainer, body, timed)
         stack.enter_context(mock.patch.object(upstream, "_timer", timed))
         stack.enter_context(
             mock.patch("verl_patches.features.measure.batch_figures.end_tokens_of", lambda *_: frozenset([END]))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from overlay import wrap
 from verl_patches.features.compatibility.feature import ROLLOUT_SEED
 from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.partial_rollout.feature import PARTIAL_ROLLOUT
 from verl_patches.features.reshard.feature import WHOLE_WEIGHTS
 
 if TYPE_CHECKING:
@@ -85,3 +86,24 @@ def generate_sequences_with_log_probs(
     if "rollout_log_probs" not in generated.batch.keys():
         generated.batch["rollout_log_probs"] = log_probs_of(outputs, responses.size(1)).to(responses.device)
     return generated
+
+
+@wrap(
+    "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout.generate_sequences",
+    feature=PARTIAL_ROLLOUT,
+    why="vLLM's generate ends with its last answer, and begins every one anew",
+    upstream="not forwarded: verl has partial rollouts in its asynchronous trainers only",
+    remove_when="the pinned verl's synchronous rollout can leave answers and take them up",
+    outside=["measure", "whole_weights"],
+)
+def generate_sequences_in_parts(
+    upstream: Callable[..., DataProto], self: vLLMRollout, prompts: DataProto, **options: Any
+) -> DataProto:
+    from verl_patches.features.partial_rollout.columns import going_on, take_rows, with_progress
+
+    begun = take_rows(prompts)
+    if begun is None:
+        return upstream(self, prompts, **options)
+    with going_on(self.inference_engine, *begun) as outputs:
+        generated = upstream(self, prompts, **options)
+    return with_progress(generated, outputs)

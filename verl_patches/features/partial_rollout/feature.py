@@ -1,0 +1,105 @@
+"""The feature partial_rollout: its configuration, its switch, and what it cannot be combined with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from overlay import ConfigurationError, Feature
+from post_training.plan.partial_rollout import LEAST_THRESHOLD
+from verl_patches.features.dp_sync.feature import DP_SYNC
+from verl_patches.features.dynamic_sampling.feature import DYNAMIC_SAMPLING
+from verl_patches.features.rollout_correction.feature import ROLLOUT_CORRECTION
+from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
+from verl_patches.features.rollout_rebalance.feature import ROLLOUT_REBALANCE
+from verl_patches.features.sample_handles.feature import SAMPLE_HANDLES
+
+_SECTION = "actor_rollout_ref.overlay.partial_rollout"
+_SWITCH = f"{_SECTION}.enabled"
+
+
+@dataclass(frozen=True)
+class PartialRolloutSettings:
+    """End a step's rollout when enough groups of answers are finished; the others go on in later steps.
+
+    threshold: the share of the prompts in flight whose answers are all finished then, from 0.5 to 1; train_batch_size /
+    threshold prompts are in flight. max_steps: further steps in which an answer may go on, at the last of which it runs
+    to its end.
+    """
+
+    enabled: bool = False
+    threshold: float = 0.8
+    max_steps: int = field(default=2, metadata={"at_least": 1})
+
+
+def check_numbers(config: Mapping[str, Any], settings: Any) -> None:
+    """What falls due in a step fits into its batch."""
+    threshold = settings.partial_rollout.threshold
+    if not LEAST_THRESHOLD <= threshold <= 1:
+        raise ConfigurationError(
+            f"{_SECTION}.threshold={threshold} is not between {LEAST_THRESHOLD} and 1, within which at most one batch "
+            "of prompts waits; give a number such as 0.8"
+        )
+
+
+def check_company(config: Mapping[str, Any], settings: Any) -> None:
+    """Features that it needs, and features that take answers for finished."""
+    if not settings.recompute_old_log_prob:
+        raise ConfigurationError(
+            f"{_SWITCH}=true trains on tokens of older weights, and actor_rollout_ref.actor.recompute_old_log_prob="
+            "False does not compute what they are weighed against; set that to True"
+        )
+    if not settings.rollout_correction.enabled:
+        raise ConfigurationError(
+            f"{_SWITCH}=true trains on tokens of older weights, which {ROLLOUT_CORRECTION.switch}=False takes for "
+            "those of the present ones; set that to true"
+        )
+    refused = (
+        (DYNAMIC_SAMPLING, "chooses among the answers of one step"),
+        (SAMPLE_HANDLES, "keeps answers on the devices for one step"),
+        (ROLLOUT_REBALANCE, "moves answers away from the engine that would stop them"),
+    )
+    for feature, why in refused:
+        if feature.is_on(settings):
+            raise ConfigurationError(
+                f"{_SWITCH}=true cannot be combined with {feature.switch}=true, which {why}; switch one of them off"
+            )
+
+
+def check_rollout(config: Mapping[str, Any], settings: Any) -> None:
+    """Engines agree on the end of a rollout, and answers can be taken up where they were left."""
+    node = config["actor_rollout_ref"]["rollout"]
+    experts, tensor_parallel = settings.rollout.expert_parallel_size, node["tensor_model_parallel_size"]
+    if experts > tensor_parallel and not settings.dp_sync.enabled:
+        raise ConfigurationError(
+            f"{_SWITCH}=true needs {DP_SYNC.switch}=true where {ROLLOUT_EXPERT_PARALLEL.switch}={experts} makes "
+            "engines of one model, which agree on the end of a rollout; set it"
+        )
+    if node.get("mode", "sync") != "sync":
+        raise ConfigurationError(
+            f"{_SWITCH}=true stops engines that run in step with the training, and actor_rollout_ref.rollout.mode="
+            f"{node['mode']} has others; set it to sync"
+        )
+    for name, plain in (("presence_penalty", 0.0), ("frequency_penalty", 0.0), ("repetition_penalty", 1.0)):
+        if node.get(name) not in (None, plain):
+            raise ConfigurationError(
+                f"{_SWITCH}=true cannot be combined with actor_rollout_ref.rollout.{name}={node[name]}, which looks at "
+                f"where an answer began; set it to {plain}"
+            )
+    if config["algorithm"]["adv_estimator"] == "remax":
+        raise ConfigurationError(
+            f"{_SWITCH}=true cannot be combined with algorithm.adv_estimator=remax, which generates for the prompts of "
+            "a step once more; take another estimator"
+        )
+
+
+PARTIAL_ROLLOUT = Feature(
+    name="partial_rollout",
+    purpose="A rollout ends before its last answers, which go on in later steps with the tokens that they have.",
+    section=_SECTION,
+    settings=PartialRolloutSettings,
+    switch=_SWITCH,
+    is_on=lambda settings: settings.partial_rollout.enabled,
+    checks=(check_numbers, check_company, check_rollout),
+)

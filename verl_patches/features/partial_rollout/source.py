@@ -1,0 +1,186 @@
+"""The batches of verl's training loop where a rollout ends before its last answers.
+
+verl's loop takes a batch of prompts from its loader and asks the workers for their answers. Which prompts of those in
+flight a step trains on is known only after the rollout, so that the loader asks the workers, and the loop's own call is
+answered with what has been generated already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+from post_training.plan.partial_rollout import Group, GroupsInFlight, PartialRollout, ages, spread
+from post_training.report.run_error import RunError
+from verl_patches.features.data_order.order import DataOrderError
+from verl_patches.features.dynamic_sampling.queue import Prompt, PromptQueue
+from verl_patches.features.dynamic_sampling.wave import asked_of
+from verl_patches.features.partial_rollout.answers import Answer
+from verl_patches.features.partial_rollout.columns import FINISHED, TOKENS, with_rows
+from verl_patches.features.partial_rollout.engine import Begun, Row, Share
+
+Answers = tuple[Answer, ...]
+_LOG_PROBS = "rollout_log_probs"
+
+
+class SourceOfFinished:
+    """In the place of verl's loader: `rows[i]` are prompts, made into a batch by `collate`; `answers` to each.
+
+    As `ResumableLoader` does, an epoch that was finished before a resume gives no batches, and no batch comes after the
+    last step's.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        collate: Callable[[Sequence[Any]], Any],
+        queue: PromptQueue,
+        policy: PartialRollout,
+        answers: int,
+        steps: int,
+    ) -> None:
+        self._rows, self._collate, self._queue, self._answers, self._steps = rows, collate, queue, answers, steps
+        self._groups: GroupsInFlight[Answers] = GroupsInFlight(policy)
+        self._epochs_asked_for = self._given = 0
+        self._generate: Callable[[Any], Any] | None = None
+        self._pending: tuple[Any, Any] | None = None
+        self.seconds: dict[str, float] = {}
+        """Of the step's generation, by the name of verl's timer."""
+        self.figures: dict[str, float] = {}
+        """Of the step's answers, as metrics."""
+
+    def connect(self, generate: Callable[[Any], Any], multiple: int) -> None:
+        """Generate with verl's call of the workers, for prompts whose number is a multiple of `multiple`."""
+        self._generate = generate
+        self._groups.policy = replace(self._groups.policy, multiple=multiple)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self._epochs_asked_for
+        self._epochs_asked_for += 1
+        while self._given < self._steps and self._queue.epoch <= epoch:
+            policy = self._groups.policy
+            prompts = self._queue.take(policy.fresh(len(self._groups), self._steps - self._given))
+            self._groups.begin(self._given + 1, prompts, (Answer(),) * self._answers)
+            if len(self._groups) < policy.batch:
+                return
+            self._given += 1
+            taken, answers = self._generated(self._given)
+            self.figures = figures_of(self._given, taken, len(self._groups))
+            batch = self._collate([self._rows[group.prompt[1]] for group in taken])
+            self._pending = batch["input_ids"], answers
+            yield batch
+
+    def _generated(self, step: int) -> tuple[list[Group[Answers]], Any]:
+        """The groups that the step trains on, which leave, and their answers as the workers give them."""
+        from verl import DataProto
+
+        groups, policy, n = self._groups.groups, self._groups.policy, self._answers
+        padding = -len(groups) % policy.multiple
+        old = [place for place, group in enumerate(groups) if group.begun < step]
+        new = [place for place, group in enumerate(groups) if group.begun == step]
+        order = spread(old, [*new, *[-1] * padding], policy.multiple)
+        due = self._groups.overdue(step)
+        nothing = Row([Begun(finished=True)] * n)
+        rows = [_row(groups[place].content, due[place]) if place >= 0 else nothing for place in order]
+        items = [self._rows[groups[max(place, 0)].prompt[1]] for place in order]
+        asked = asked_of(DataProto.from_single_dict(self._collate(items)))
+        assert self._generate is not None
+        begun = perf_counter()
+        found = self._generate(with_rows(asked, rows, Share(policy.batch + padding, len(rows))))
+        self.seconds = {"gen": perf_counter() - begun}
+        at = {place: number * n for number, place in enumerate(order)}
+        self._groups.update([self._grown(group, step, found, at[place]) for place, group in enumerate(groups)])
+        where = {group.prompt: at[place] for place, group in enumerate(groups)}
+        taken = self._groups.take([all(each.finished for each in group.content) for group in self._groups.groups])
+        answers = DataProto.concat([found[where[group.prompt] : where[group.prompt] + n] for group in taken])
+        answers.pop(batch_keys=[TOKENS, FINISHED])
+        return taken, answers
+
+    def _grown(self, group: Group[Answers], step: int, found: Any, first: int) -> Answers:
+        if _LOG_PROBS not in found.batch.keys():
+            raise RunError(
+                "the rollout returned no log-probs of its tokens, which a partial rollout trains with; let "
+                "actor_rollout_ref.rollout.name be vllm"
+            )
+        grown = []
+        for row, answer in enumerate(group.content, start=first):
+            count = int(found.batch[TOKENS][row])
+            tokens, log_probs = (found.batch[name][row, :count].tolist() for name in ("responses", _LOG_PROBS))
+            grown.append(answer.grown(step, tokens, log_probs, bool(found.batch[FINISHED][row])))
+        return tuple(grown)
+
+    def answering(self, prompts: Any) -> Any:
+        """In the place of verl's call for the answers to a batch: those that are there. Other calls are passed on.
+
+        prompts: a `DataProto`; verl marks one for validation, and one without sampling, in its meta information.
+        """
+        import torch
+
+        assert self._generate is not None
+        if prompts.meta_info.get("validate") or not prompts.meta_info.get("do_sample", True):
+            return self._generate(prompts)
+        pending, self._pending = self._pending, None
+        if pending is None or not torch.equal(pending[0], prompts.batch["input_ids"]):
+            raise RuntimeError("verl's loop asks for answers to other prompts than those of the step")
+        return pending[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the source is, as JSON holds it."""
+        in_flight = [
+            {"prompt": list(group.prompt), "begun": group.begun, "answers": [each.state() for each in group.content]}
+            for group in self._groups.groups
+        ]
+        return {"given": self._given, "queue": self._queue.state_dict(), "in_flight": in_flight}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` says.
+
+        Raises:
+            DataOrderError: it is of other data or settings, or of a run without partial rollouts.
+        """
+        try:
+            in_flight = [
+                Group(
+                    Prompt(*group["prompt"]), int(group["begun"]), tuple(Answer.of(each) for each in group["answers"])
+                )
+                for group in state["in_flight"]
+            ]
+            given, queue = int(state["given"]), state["queue"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataOrderError(
+                f"the checkpoint has no answers in flight ({error!r}), so it was written without partial rollouts; "
+                "resume with actor_rollout_ref.overlay.partial_rollout.enabled=false, or from another checkpoint"
+            ) from error
+        if any(len(group.content) != self._answers for group in in_flight):
+            raise DataOrderError(
+                f"the checkpoint's prompts in flight have {len(in_flight[0].content)} answers each and this run has "
+                f"actor_rollout_ref.rollout.n={self._answers}; give it the same number"
+            )
+        self._queue.load_state_dict(queue)
+        self._groups = GroupsInFlight(self._groups.policy, in_flight)
+        self._given, self._epochs_asked_for = given, 0
+
+    def __len__(self) -> int:
+        return self._steps
+
+
+def _row(answers: Answers, due: bool) -> Row:
+    return Row([Begun(each.tokens.tolist(), each.log_probs.tolist(), each.finished) for each in answers], due)
+
+
+def figures_of(step: int, taken: Sequence[Group[Answers]], waiting: int) -> dict[str, float]:
+    """Metrics of the groups that `step` trains on; `waiting`: prompts that stay in flight."""
+    tokens: dict[int, int] = {}
+    for group in taken:
+        for answer in group.content:
+            for age, number in ages(step, answer.segments).items():
+                tokens[age] = tokens.get(age, 0) + number
+    old = sum(number for age, number in tokens.items() if age)
+    return {
+        "partial_rollout/old_share": old / max(1, sum(tokens.values())),
+        "partial_rollout/mean_age": sum(age * number for age, number in tokens.items()) / max(1, old),
+        "partial_rollout/max_age": max((age for age, number in tokens.items() if number), default=0),
+        "partial_rollout/waiting_prompts": waiting,
+    }
