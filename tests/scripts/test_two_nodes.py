@@ -17,6 +17,7 @@ import pytest
 from post_training.report.metrics import read_entries
 from rehearsal.plan import DEFAULT_TRAIN_DATA
 from rehearsal.processes import remove_emulated_dies
+from rehearsal.resume_proof.comparison import compare
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 from tests.scripts.cluster_files import ROOT, lines_of_a_first_step, write_cluster_file
 from tests.scripts.namespaces import INTERFACE, Node, ip, reason_why_not, two_nodes
@@ -129,26 +130,29 @@ SMALL_JOB = (
 )  # fmt: skip
 
 
-def small_job(folder: Path, data: Path, output: Path) -> list[str]:
-    """The launcher's command line of a job of two nodes with a die each, whose files are in `folder`."""
+def small_job(folder: Path, data: Path) -> list[str]:
+    """The command line, but for its output, of a job of two nodes with a die each, whose files are in `folder`."""
     request = CheckpointRequest(DEFAULT_TRAIN_DATA, 0, warm_start=None, model_type="qwen2")
     model = make_checkpoint(request, folder / "model", lambda step, loss: None).path
     one_die = {"DIES_PER_NODE": 1, "NPU_EMULATOR_DEVICES": 1, "NPU_EMULATOR_CAPACITY_MB": 1024}
     cluster = cluster_file(folder, model, data, **one_die, NODES_TIMEOUT_S=400, HEAD_TIMEOUT_S=400)
     launcher = str(ROOT / "scripts" / "internal" / "launch.sh")
-    places = (f"actor_rollout_ref.overlay.measure.output_dir={output}", f"{CHECKPOINTS}={output}/checkpoints")
-    return ["bash", launcher, "qwen2_5_0_5b_gsm8k", "--cluster", str(cluster), "--", *SMALL_JOB, *places]
+    return ["bash", launcher, "qwen2_5_0_5b_gsm8k", "--cluster", str(cluster), "--", *SMALL_JOB]
 
 
-@pytest.mark.exhaustive("trains twice")
+def writing_to(output: Path) -> list[str]:
+    return [f"actor_rollout_ref.overlay.measure.output_dir={output}", f"{CHECKPOINTS}={output}/checkpoints"]
+
+
+@pytest.mark.exhaustive("trains three times")
 @pytest.mark.timeout(3000)
 def test_supervised_nodes_outlive_a_taken_port_and_a_machine_that_loses_power(nodes, inputs, tmp_path):
-    """Both are named, and the training goes on to its end."""
+    """Both are named, and the training comes to the end of one that nothing happened to, to the bit."""
     head, worker = nodes
-    output, policy = tmp_path / "run", tmp_path / "policy.yaml"
+    output, policy, job = tmp_path / "run", tmp_path / "policy.yaml", small_job(tmp_path, inputs[1])
     policy.write_text("retry_options: {interval_seconds: 1}\n")
     line = [sys.executable, "scripts/supervise.py", "--policy", str(policy), "--output", str(output), "--"]
-    line += small_job(tmp_path, inputs[1], output)
+    line += [*job, *writing_to(output)]
     with ExitStack() as files:
         logs = [files.enter_context((tmp_path / name).open("w")) for name in ("head", "worker", "worker again")]
 
@@ -183,6 +187,10 @@ def test_supervised_nodes_outlive_a_taken_port_and_a_machine_that_loses_power(no
     assert [node.processes() for node in nodes] == [[], []]
     steps = [record["step"] for record in read_entries(output / "metrics.jsonl")]
     assert int(went_on) >= 1 and steps == list(range(1, STEPS + 1))
+    unbroken = tmp_path / "unbroken"
+    train(nodes, [*job, *writing_to(unbroken)], tmp_path)
+    compared = compare(unbroken, output, int(went_on) + 1, STEPS)
+    assert compared.differing == () and compared.steps == STEPS, compared
 
 
 def causes(output: Path) -> list[str]:
