@@ -26,7 +26,7 @@ main() {
     unset RAY_ADDRESS
     # Much of a test is waiting for ranks, so two processes share them where all or the fast tier are run.
     local sharing=()
-    if (($# == 0)) || [[ $* == --fast ]]; then
+    if (($# == 0)) || [[ $* == --fast || $* == --measure ]]; then
         sharing=(--numprocesses=2 --dist=loadfile --no-loadscope-reorder)
     fi
     exec env "${settings[@]}" PYTHONPATH="$project_root" "$tools/python" -m pytest "${sharing[@]}" "$@" </dev/null

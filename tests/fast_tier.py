@@ -7,6 +7,7 @@ yet is taken, so that a new test is not forgotten.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections import defaultdict
@@ -64,6 +65,15 @@ class Measurement:
                 self._seconds[file_of(item)] += sum(os.times()[:4]) - begin
 
     def pytest_sessionfinish(self) -> None:
-        known = {file: spent for file, spent in measured().items() if (ROOT / file).exists()}
-        known |= {file: round(spent, 1) for file, spent in self._seconds.items()}
-        DURATIONS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+        merge(DURATIONS, self._seconds)
+
+
+def merge(durations: Path, seconds: Mapping[str, float]) -> None:
+    """Write what files cost over what is known of them; several processes may, each for the files that it ran."""
+    with durations.open("r+") as known:
+        fcntl.flock(known, fcntl.LOCK_EX)
+        merged = {file: spent for file, spent in json.load(known).items() if (ROOT / file).exists()}
+        merged |= {file: round(spent, 1) for file, spent in seconds.items()}
+        known.seek(0)
+        known.write(json.dumps(dict(sorted(merged.items())), indent=1) + "\n")
+        known.truncate()

@@ -1,9 +1,10 @@
 """The fast tier: what it takes, what it leaves out, and that no room is left out whole."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.fast_tier import LEFT_OUT, MOST_SECONDS_OF_A_FILE, ROOT, measured, split
+from tests.fast_tier import LEFT_OUT, MOST_SECONDS_OF_A_FILE, ROOT, measured, merge, split
 
 # The room that tests of checkouts are for is the workspace's, which a fast run cannot have.
 NEEDS_CHECKOUTS = "upstream"
@@ -46,3 +47,11 @@ def test_a_room_whose_tests_are_all_dear_is_noticed():
 
 def test_what_was_measured_is_still_there():
     assert [file for file in measured() if not (ROOT / file).is_file()] == []
+
+
+def test_what_two_processes_measured_is_put_together(tmp_path):
+    durations, (one, other, third) = tmp_path / "durations.json", ("tests/conftest.py", "tests/ranks.py", "tests/rig")
+    durations.write_text(json.dumps({one: 100.0, other: 2.0, "tests/test_that_is_gone.py": 3.0}))
+    merge(durations, {one: 1.04})
+    merge(durations, {third: 7.0})
+    assert json.loads(durations.read_text()) == {one: 1.0, other: 2.0, third: 7.0}
