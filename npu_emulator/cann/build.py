@@ -24,6 +24,7 @@ from torch.utils import cpp_extension  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent
 CANN_VERSION = "8.2.RC1"  # the one that torch_npu 2.5.1.post1 was released for; device.cpp says the same
+PARTS = 2  # that are compiled; what the headers cost is paid once a part, and not once a file
 CORE = "libnpu_emulator_cann.so"
 # Libraries of CANN that the wheel links or loads. Each is an empty library that depends on the one with everything.
 NAMES = [
@@ -68,7 +69,22 @@ def write_if_changed(path: Path, text: str) -> None:
         path.write_text(text)
 
 
-def rules(wheel: Path, build: Path, out: Path) -> str:
+def join_sources(build: Path) -> list[Path]:
+    """Files in `build` that include the sources. Names of one source must not mean something else in another.
+
+    Sources that define what is refused stay alone: elsewhere the same symbols are those of operators that are there.
+    """
+    sources = [*sorted((ROOT / "csrc").glob("*.cpp")), ROOT.parent / "csrc" / "node.cpp"]
+    alone = [source for source in sources if '#include "refused' in source.read_text()]
+    sources = [source for source in sources if source not in alone]
+    joined = [build / f"part_{part}.cpp" for part in range(PARTS)]
+    for part, path in enumerate(joined):
+        includes = [f'#include "{os.path.relpath(source, build)}"\n' for source in sources[part::PARTS]]
+        write_if_changed(path, "".join(includes))
+    return [*joined, *alone]
+
+
+def rules(sources: list[Path], wheel: Path, build: Path, out: Path) -> str:
     """A file for ninja, which runs in `build`. All paths are relative: a checkout's own may hold spaces and quotes."""
 
     def relative(path: Path | str) -> str:
@@ -97,7 +113,7 @@ def rules(wheel: Path, build: Path, out: Path) -> str:
         f"-L{relative(out)} -l:{CORE} -x c /dev/null",
     ]
     objects = []
-    for source in [*sorted((ROOT / "csrc").glob("*.cpp")), ROOT.parent / "csrc" / "node.cpp"]:
+    for source in sources:
         objects.append(f"{source.stem}.o")
         lines.append(f"build {objects[-1]}: compile {relative(source)}")
     lines.append(f"build {relative(out / CORE)}: link {' '.join(objects)}")
@@ -148,7 +164,7 @@ def main() -> None:
     shutil.copytree(ROOT / "python", out.parent, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     write_if_changed(build / "refused.inc", refusals((ROOT / "op_plugin_calls.txt").read_text()))
     write_if_changed(build / "refused_graph_engine.inc", graph_engine_refusals(wheel))
-    write_if_changed(build / "build.ninja", rules(wheel, build, out))
+    write_if_changed(build / "build.ninja", rules(join_sources(build), wheel, build, out))
     status = subprocess.run(["ninja", "-C", str(build), f"-j{given.jobs}"]).returncode
     if status:
         sys.exit(status)

@@ -13,7 +13,7 @@
 namespace npu {
 namespace {
 
-thread_local c10::DeviceIndex current = 0;
+thread_local c10::DeviceIndex current_index = 0;
 std::atomic<bool> in_use{false};
 std::atomic<bool> forked_after_use{false};
 std::atomic<bool> dies_are_read{false};
@@ -78,19 +78,19 @@ c10::DeviceIndex device_count() { return static_cast<c10::DeviceIndex>(visible_d
 
 int die_of_machine(c10::DeviceIndex index) { return visible_dies()[index]; }
 
-c10::DeviceIndex current_device() noexcept { return current; }
+c10::DeviceIndex current_device() noexcept { return current_index; }
 
 c10::DeviceIndex resolve_device(c10::DeviceIndex index) {
-  if (index < 0) return current;
+  if (index < 0) return current_index;
   TORCH_CHECK(index < device_count(), "Invalid NPU device ordinal ", static_cast<int>(index), ": ",
               static_cast<int>(device_count()), " are visible");
   return index;
 }
 
-void set_device(c10::DeviceIndex index) { current = resolve_device(index); }
+void set_device(c10::DeviceIndex index) { current_index = resolve_device(index); }
 
 void set_device_unchecked(c10::DeviceIndex index) noexcept {
-  if (index >= 0) current = index;
+  if (index >= 0) current_index = index;
 }
 
 void refuse_after_fork() {

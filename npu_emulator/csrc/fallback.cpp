@@ -1,6 +1,7 @@
 #include "fallback.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/native/Resize.h>
 #include <torch/library.h>
 
 #include <mutex>
@@ -24,6 +25,7 @@ struct OperatorTraits {
   c10::SmallVector<size_t, 1> optional_generators;  // positions of arguments
   bool writes;                                      // to one of its arguments
   bool takes_host_tensors;                          // beside tensors on the NPU
+  bool multiplies;                                  // matrices
 };
 
 bool takes_host_tensors(const std::string& name) {
@@ -31,6 +33,14 @@ bool takes_host_tensors(const std::string& name) {
       "aten::index",     "aten::index_put",          "aten::index_put_", "aten::_index_put_impl_",
       "aten::_ctc_loss", "aten::_unsafe_index",      "aten::copy_",      "aten::_pack_padded_sequence",
       "aten::set_",      "aten::_unsafe_index_put",
+  };
+  return names.count(name) > 0;
+}
+
+bool multiplies_matrices(const std::string& name) {
+  static const std::unordered_set<std::string> names = {
+      "aten::mm",      "aten::addmm",    "aten::addmm_", "aten::bmm",   "aten::baddbmm", "aten::baddbmm_", "aten::addbmm",
+      "aten::addbmm_", "aten::addmv",    "aten::addmv_", "aten::mv",    "aten::dot",     "aten::_addmm_activation",
   };
   return names.count(name) > 0;
 }
@@ -50,6 +60,7 @@ OperatorTraits describe(const c10::FunctionSchema& schema) {
     traits.writes = traits.writes || (argument.alias_info() && argument.alias_info()->isWrite());
   }
   traits.takes_host_tensors = takes_host_tensors(schema.name());
+  traits.multiplies = multiplies_matrices(schema.name());
   return traits;
 }
 
@@ -157,13 +168,59 @@ void results_to_device(torch::jit::Stack& stack, size_t count, HostArguments& ar
   }
 }
 
-void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack, HostArguments& arguments, bool writes) {
+// Whether all tensors of a call hold numbers of 16 bits, and of one type.
+bool is_in_16_bits(const torch::jit::Stack& stack, size_t first) {
+  auto type = at::ScalarType::Undefined;
+  for (auto position = first; position < stack.size(); ++position) {
+    if (!stack[position].isTensor()) continue;
+    const auto found = stack[position].toTensor().scalar_type();
+    if (!at::isReducedFloatingType(found) || c10::elementSize(found) != 2) return false;
+    if (type != at::ScalarType::Undefined && found != type) return false;
+    type = found;
+  }
+  return type != at::ScalarType::Undefined;
+}
+
+// A product of matrices as a device computes it: in float32, and rounded once. The host's own kernels for 16 bits do the
+// same, but where it has no AVX-512 they take ten times as long. What is widened is no memory of the die.
+void multiply_in_32_bits(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t first) {
+  const auto& parameters = op.schema().arguments();
+  torch::jit::Stack wide(stack->begin() + first, stack->end());
+  at::Tensor written, product;
+  auto type = at::ScalarType::Undefined;
+  {
+    const ChargeScope host(-1);
+    for (size_t position = 0; position < wide.size(); ++position) {
+      if (!wide[position].isTensor()) continue;
+      const auto tensor = wide[position].toTensor();
+      type = tensor.scalar_type();
+      if (parameters[position].alias_info() && parameters[position].alias_info()->isWrite()) written = tensor;
+      wide[position] = parameters[position].is_out() ? at::empty({0}, at::kFloat) : tensor.to(at::kFloat);
+    }
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &wide);
+    product = wide.back().toTensor();
+  }
+  if (written.defined()) at::native::resize_output(written, product.sizes());
+  else written = at::empty(product.sizes(), type);
+  written.copy_(product);
+  stack->erase(stack->begin() + first, stack->end());
+  stack->emplace_back(std::move(written));
+}
+
+void call_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack, bool multiplies) {
+  const auto first = stack->size() - op.schema().arguments().size();
+  if (multiplies && is_in_16_bits(*stack, first)) return multiply_in_32_bits(op, stack, first);
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+}
+
+void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack, HostArguments& arguments,
+             const OperatorTraits& traits) {
   {
     const ChargeScope scope(arguments.result_stays_on_host() ? -1 : arguments.device());
     const recorder::Computing computing(op.schema().name(), arguments.device());
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    call_kernel(op, stack, traits.multiplies);
   }
-  if (writes) arguments.aliases().write_back();
+  if (traits.writes) arguments.aliases().write_back();
   if (!arguments.result_stays_on_host()) results_to_device(*stack, op.schema().returns().size(), arguments);
 }
 
@@ -218,7 +275,7 @@ void record_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack, Hos
     for (const auto& each : tensors_of(&inputs[position], 1)) call.writes(aliases.device_of(each));
   }
   const auto older = aliases.storages();
-  compute(op, stack, arguments, traits.writes);
+  compute(op, stack, arguments, traits);
   if (op.hasTag(at::Tag::inplace_view)) return;
   const auto count = schema.returns().size();
   std::vector<at::Tensor> results;
@@ -231,13 +288,13 @@ void record_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack, Hos
   if (!makes) return;
   for (auto& each : inputs) each = call.operand(aliases.device_of(each));
   call.done([op, inputs = std::move(inputs), results = std::move(results), calls = traits.calls, count,
-             device = arguments.device()] {
+             multiplies = traits.multiplies, device = arguments.device()] {
     calls->fetch_add(1, std::memory_order_relaxed);
     torch::jit::Stack again(inputs);
     {
       const recorder::Computing computing(op.schema().name(), device);
       const graph::KernelScope scope;
-      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &again);
+      call_kernel(op, &again, multiplies);
     }
     graph::write_results(results, tensors_of(again.data() + again.size() - count, count), op.schema().name());
   });
@@ -256,7 +313,7 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     if (generator.isNone()) generator = host_generator(default_generator(arguments.device()));
   }
   if (graph::recording()) return record_on_host(op, stack, arguments, traits);
-  compute(op, stack, arguments, traits.writes);
+  compute(op, stack, arguments, traits);
 }
 
 }  // namespace

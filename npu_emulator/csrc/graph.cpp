@@ -50,7 +50,7 @@ std::mutex& mutex() {
   return one;
 }
 
-std::unique_ptr<Capture>& current() {
+std::unique_ptr<Capture>& current_capture() {
   static auto* one = new std::unique_ptr<Capture>();
   return *one;
 }
@@ -101,7 +101,7 @@ std::atomic<bool> capturing{false};
 
 // Backward passes run in threads of their own, and belong to the capture.
 bool recorded_here() noexcept {
-  const auto* capture = current().get();
+  const auto* capture = current_capture().get();
   if (!capture || bystander) return false;
   return capture->thread == std::this_thread::get_id() || torch::autograd::get_current_graph_task_id() != -1;
 }
@@ -109,17 +109,17 @@ bool recorded_here() noexcept {
 void refuse(const std::string& what) {
   if (!recording()) return;
   std::lock_guard<std::mutex> lock(mutex());
-  if (current()->fault.empty()) current()->fault = what;
+  if (current_capture()->fault.empty()) current_capture()->fault = what;
   TORCH_CHECK(false, "operation not permitted while an NPU graph is captured: ", what);
 }
 
 void set_bystander(bool value) noexcept { bystander = value; }
 
-PrivatePool* pool() noexcept { return recording() ? current()->graph_pool() : nullptr; }
+PrivatePool* pool() noexcept { return recording() ? current_capture()->graph_pool() : nullptr; }
 
 void note_allocation(const void* data) {
   std::lock_guard<std::mutex> lock(mutex());
-  current()->made.insert(data);
+  current_capture()->made.insert(data);
 }
 
 void use_generator(const at::Generator& generator, c10::DeviceIndex device) {
@@ -127,7 +127,7 @@ void use_generator(const at::Generator& generator, c10::DeviceIndex device) {
   if (generator.unsafeGetGeneratorImpl() != own.unsafeGetGeneratorImpl())
     refuse("random numbers from a generator that is not the die's own, so the graph cannot advance it");
   std::lock_guard<std::mutex> lock(mutex());
-  auto& states = current()->generator_states;
+  auto& states = current_capture()->generator_states;
   if (!states.count(device)) states.emplace(device, at::Tensor(own.unsafeGetGeneratorImpl()->get_state()));
 }
 
@@ -152,7 +152,7 @@ void GraphCall::writes(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_privateuseone()) return;
   auto* storage = storage_of(tensor);
   std::lock_guard<std::mutex> lock(mutex());
-  auto& capture = *current();
+  auto& capture = *current_capture();
   if (capture.made.count(storage->data())) {
     capture.spoilt.push_back(host_tensor_over(host_storage_over(*storage), tensor));
   } else {
@@ -161,7 +161,7 @@ void GraphCall::writes(const at::Tensor& tensor) {
 }
 
 void GraphCall::depend_on(const c10::StorageImpl* storage) {
-  auto& capture = *current();
+  auto& capture = *current_capture();
   auto* pool = private_pool_of(storage->data_ptr());
   if (!storage->data() || pool == capture.graph_pool()) return;
   if (pool) return capture.graph->use_other_pool(pool);
@@ -213,7 +213,7 @@ c10::IValue GraphCall::operand(const c10::IValue& value) {
 at::Tensor GraphCall::result(const at::Tensor& tensor) {
   auto host = operand(tensor);
   std::lock_guard<std::mutex> lock(mutex());
-  if (host.defined() && current()->made.count(storage_of(tensor)->data())) current()->spoilt.push_back(host);
+  if (host.defined() && current_capture()->made.count(storage_of(tensor)->data())) current_capture()->spoilt.push_back(host);
   return host;
 }
 
@@ -226,15 +226,15 @@ at::Tensor GraphCall::pinned(const at::Tensor& tensor) {
 
 void GraphCall::done(std::function<void()> replay) {
   std::lock_guard<std::mutex> lock(mutex());
-  current()->graph->tasks_.push_back({name_, std::move(replay)});
+  current_capture()->graph->tasks_.push_back({name_, std::move(replay)});
 }
 
 Graph::Graph() = default;
 
 Graph::~Graph() {
-  if (current() && current()->graph == this) {
+  if (current_capture() && current_capture()->graph == this) {
     graph::capturing = false;
-    current().reset();
+    current_capture().reset();
   }
 }
 
@@ -246,19 +246,19 @@ void Graph::begin_capture(std::optional<PrivatePool::Name> pool) {
   reset();
   pool_ = std::make_unique<PoolUse>(PrivatePool::named(pool ? *pool : PrivatePool::new_name(false)));
   std::lock_guard<std::mutex> lock(mutex());
-  current() = std::make_unique<Capture>();
-  current()->graph = this;
-  current()->thread = std::this_thread::get_id();
+  current_capture() = std::make_unique<Capture>();
+  current_capture()->graph = this;
+  current_capture()->thread = std::this_thread::get_id();
   graph::capturing = true;
 }
 
 void Graph::end_capture() {
-  TORCH_CHECK(current() && current()->graph == this, "this NPUGraph is not being captured");
+  TORCH_CHECK(current_capture() && current_capture()->graph == this, "this NPUGraph is not being captured");
   graph::capturing = false;
   std::unique_ptr<Capture> capture;
   {
     std::lock_guard<std::mutex> lock(mutex());
-    capture = std::move(current());
+    capture = std::move(current_capture());
   }
   capture->undo();
   if (!capture->fault.empty()) {

@@ -25,7 +25,6 @@
 namespace npu {
 namespace {
 
-constexpr int64_t kGranule = 512;
 constexpr size_t kHeader = 64;  // keeps the alignment of the CPU allocator
 
 struct Ledger {

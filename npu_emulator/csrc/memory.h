@@ -10,6 +10,8 @@ namespace npu {
 
 class PrivatePool;
 
+constexpr int64_t kGranule = 512;  // bytes; sizes are multiples of it
+
 // Bytes of one die as the caching allocator of this process reports them. Sizes are rounded up to 512 bytes, as on the device.
 struct MemoryStatistics {
   int64_t capacity = 0;

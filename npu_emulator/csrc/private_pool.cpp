@@ -7,8 +7,6 @@
 namespace npu {
 namespace {
 
-constexpr int64_t kGranule = 512;
-
 struct Names {
   std::mutex mutex;
   std::map<PrivatePool::Name, std::weak_ptr<PrivatePool>> pools;

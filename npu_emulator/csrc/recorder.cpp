@@ -20,7 +20,7 @@ struct Recording {
   at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
 };
 
-Recording& current() {
+Recording& current_recording() {
   static auto* one = new Recording();
   return *one;
 }
@@ -32,8 +32,8 @@ int64_t now() {
 
 void keep(Event event) {
   event.duration = now() - event.start;
-  std::lock_guard<std::mutex> lock(current().mutex);
-  if (recording) current().events.push_back(std::move(event));
+  std::lock_guard<std::mutex> lock(current_recording().mutex);
+  if (recording) current_recording().events.push_back(std::move(event));
 }
 
 struct Call final : at::ObserverContext {
@@ -64,10 +64,10 @@ void end_call(const at::RecordFunction&, at::ObserverContext* context) {
 }  // namespace
 
 void start(bool with_shapes) {
-  std::lock_guard<std::mutex> lock(current().mutex);
+  std::lock_guard<std::mutex> lock(current_recording().mutex);
   TORCH_CHECK(!recording, "a profiler is recording already");
-  current().events.clear();
-  current().callback = at::addGlobalCallback(
+  current_recording().events.clear();
+  current_recording().callback = at::addGlobalCallback(
       at::RecordFunctionCallback(&begin_call, &end_call)
           .needsInputs(with_shapes)
           .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE}));
@@ -75,11 +75,11 @@ void start(bool with_shapes) {
 }
 
 std::vector<Event> stop() {
-  std::lock_guard<std::mutex> lock(current().mutex);
+  std::lock_guard<std::mutex> lock(current_recording().mutex);
   if (!recording) return {};
   recording = false;
-  at::removeCallback(current().callback);
-  return std::exchange(current().events, {});
+  at::removeCallback(current_recording().callback);
+  return std::exchange(current_recording().events, {});
 }
 
 void Computing::begin(std::string name, int device, Kind kind) {

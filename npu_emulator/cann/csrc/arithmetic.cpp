@@ -5,12 +5,6 @@ using namespace cann;
 
 namespace {
 
-void put_back(const Tensor& self, const Tensor& result) {
-  TORCH_CHECK(at::canCast(result.scalar_type(), self.scalar_type()), "result type ", result.scalar_type(),
-              " can't be cast to the desired output type ", self.scalar_type());
-  put(self, result);
-}
-
 // `mode`: 0 for true division, 1 to round toward zero, 2 toward minus infinity.
 template <class Divisor>
 Tensor divided(const Tensor& self, const Divisor& other, int mode) {
@@ -124,23 +118,25 @@ OP(IsInScalarTensor, [](Scalar element, Tensor tests, bool unique, bool invert, 
 })
 
 // ---- products of matrices; the last argument says how far precision may be lowered, which the host does not
-OP(Mm, [](Tensor self, Tensor other, Tensor out, int8_t) { put(out, at::mm(self, other)); })
-OP(Matmul, [](Tensor self, Tensor other, Tensor out, int8_t) { put(out, at::matmul(self, other)); })
-OP(BatchMatMul, [](Tensor self, Tensor other, Tensor out, int8_t) { put(out, at::matmul(self, other)); })
-OP(Mv, [](Tensor self, Tensor vector, Tensor out, int8_t) { put(out, at::mv(self, vector)); })
-OP(Dot, [](Tensor self, Tensor other, Tensor out) { put(out, at::dot(self, other)); })
+OP(Mm, [](Tensor self, Tensor other, Tensor out, int8_t) { put(out, at::mm(operand(self), operand(other))); })
+OP(Matmul, [](Tensor self, Tensor other, Tensor out, int8_t) { put(out, at::matmul(operand(self), operand(other))); })
+OP(BatchMatMul, [](Tensor self, Tensor other, Tensor out, int8_t) {
+  put(out, at::matmul(operand(self), operand(other)));
+})
+OP(Mv, [](Tensor self, Tensor vector, Tensor out, int8_t) { put(out, at::mv(operand(self), operand(vector))); })
+OP(Dot, [](Tensor self, Tensor other, Tensor out) { put(out, at::dot(operand(self), operand(other))); })
 OP(Addmm, [](Tensor self, Tensor a, Tensor b, Scalar beta, Scalar alpha, Tensor out, int8_t) {
-  put(out, at::addmm(self, a, b, beta, alpha));
+  put(out, at::addmm(operand(self), operand(a), operand(b), beta, alpha));
 })
 OP(InplaceAddmm, [](Tensor self, Tensor a, Tensor b, Scalar beta, Scalar alpha, int8_t) {
-  self.addmm_(a, b, beta, alpha);
+  put(self, at::addmm(operand(self), operand(a), operand(b), beta, alpha));
 })
 OP(Addmv, [](Tensor self, Tensor a, Tensor b, Scalar alpha, Scalar beta, Tensor out, int8_t) {
-  put(out, at::addmv(self, a, b, beta, alpha));
+  put(out, at::addmv(operand(self), operand(a), operand(b), beta, alpha));
 })
 OP(Baddbmm, [](Tensor self, Tensor a, Tensor b, Scalar beta, Scalar alpha, Tensor out, int8_t) {
-  put(out, at::baddbmm(self, a, b, beta, alpha));
+  put(out, at::baddbmm(operand(self), operand(a), operand(b), beta, alpha));
 })
 OP(Addbmm, [](Tensor self, Tensor a, Tensor b, Scalar beta, Scalar alpha, Tensor out, int8_t) {
-  put(out, at::addbmm(self, a, b, beta, alpha));
+  put(out, at::addbmm(operand(self), operand(a), operand(b), beta, alpha));
 })

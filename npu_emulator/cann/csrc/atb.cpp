@@ -20,7 +20,7 @@ Tensor tensor_of(const atb::Tensor& tensor) {
 }
 
 // Scores of one sequence: query [n, heads, d] and key [m, kv heads, d] give [heads, n, m], -inf where `masked`.
-Tensor scores_of(const Tensor& query, const Tensor& key, double scale, const Tensor& masked) {
+Tensor scores_of_sequence(const Tensor& query, const Tensor& key, double scale, const Tensor& masked) {
   const auto shared = query.size(1) / key.size(1);
   const auto keys = wide(key).transpose(0, 1).repeat_interleave(shared, 0);
   const auto scores = at::matmul(wide(query).transpose(0, 1), keys.transpose(1, 2)) * scale;
@@ -31,8 +31,8 @@ Tensor weighted(const Tensor& weights, const Tensor& value) {
   const auto shared = weights.size(0) / value.size(1);
   return at::matmul(weights, wide(value).transpose(0, 1).repeat_interleave(shared, 0)).transpose(0, 1);
 }
-Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, double scale, const Tensor& masked) {
-  return weighted(at::softmax(scores_of(query, key, scale, masked), -1), value);
+Tensor attend_sequence(const Tensor& query, const Tensor& key, const Tensor& value, double scale, const Tensor& masked) {
+  return weighted(at::softmax(scores_of_sequence(query, key, scale, masked), -1), value);
 }
 // What the last `queries` of `keys` tokens must not see.
 Tensor future(int64_t queries, int64_t keys) {
@@ -103,7 +103,7 @@ void run(const atb::infer::SelfAttentionParam& parameters, const Tensors& in, co
     for (size_t index = 0; index < queries.size(); start += queries[index++]) {
       const auto key = of_blocks(in[1], in[3][index], keys[index]), value = of_blocks(in[2], in[3][index], keys[index]);
       result.narrow(0, start, queries[index])
-          .copy_(attend(query.narrow(0, start, queries[index]), key, value, parameters.qkScale,
+          .copy_(attend_sequence(query.narrow(0, start, queries[index]), key, value, parameters.qkScale,
                         future(queries[index], keys[index])));
     }
     return;
@@ -120,7 +120,7 @@ void run(const atb::infer::SelfAttentionParam& parameters, const Tensors& in, co
     else if (has_mask)
       masked = future(tokens, tokens);
     const auto part = [&](const Tensor& tensor) { return tensor.narrow(0, start, tokens); };
-    part(result).copy_(attend(part(query), part(key), part(value), parameters.qkScale, masked));
+    part(result).copy_(attend_sequence(part(query), part(key), part(value), parameters.qkScale, masked));
     start += tokens;
   }
 }
@@ -142,7 +142,7 @@ void run(const atb::infer::PagedAttentionParam& parameters, Tensors in, const Te
     if (is_chunked) masked = in.at(5).narrow(0, start, queries[index]).narrow(1, 0, keys[index]).ne(0);
     const auto key = of_blocks(in[1], in[3][index], keys[index]), value = of_blocks(in[2], in[3][index], keys[index]);
     result.narrow(0, start, queries[index])
-        .copy_(attend(query.narrow(0, start, queries[index]), key, value, parameters.qkScale, masked));
+        .copy_(attend_sequence(query.narrow(0, start, queries[index]), key, value, parameters.qkScale, masked));
   }
 }
 
@@ -294,7 +294,7 @@ ATB(AtbMLA, [](Tensor query, Tensor query_rope, Tensor latent, Tensor key_rope, 
     const auto key = at::cat({value, of_blocks(key_rope, blocks[index], keys[index])}, -1);
     const auto whole_query = at::cat({query.narrow(0, start, count), query_rope.narrow(0, start, count)}, -1);
     out.narrow(0, start, count)
-        .copy_(attend(whole_query, key, value, scale, count > 1 ? future(count, keys[index]) : Tensor()));
+        .copy_(attend_sequence(whole_query, key, value, scale, count > 1 ? future(count, keys[index]) : Tensor()));
   }
 })
 
@@ -312,7 +312,7 @@ ATB(AtbRingMLA, [](Tensor query, Tensor query_rope, Tensor key, Tensor key_rope,
     const auto of_query = [&](const Tensor& tensor) { return tensor.narrow(0, start, count); };
     const auto of_key = [&](const Tensor& tensor) { return tensor.narrow(0, key_start, key_count); };
     const auto shared_rope = of_key(key_rope).expand({key_count, key.size(1), key_rope.size(-1)});
-    const auto scores = scores_of(at::cat({of_query(query), of_query(query_rope)}, -1),
+    const auto scores = scores_of_sequence(at::cat({of_query(query), of_query(query_rope)}, -1),
                                   at::cat({of_key(key), shared_rope}, -1), scale,
                                   mask_type == kTriangular ? future(count, key_count) : Tensor());
     auto sum = at::logsumexp(scores, -1);                        // [heads, n]

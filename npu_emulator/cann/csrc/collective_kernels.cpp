@@ -12,10 +12,6 @@ namespace {
 
 constexpr int kInfo = 3;  // rank, token and choice of a row, as the kernels of Atlas A3 keep them
 
-void refuse_given(const char* name, const Tensor& tensor) {
-  TORCH_CHECK(!tensor.defined() || !tensor.numel(), name, " is not emulated");
-}
-
 // The group, and what holds for both directions.
 struct Experts {
   std::string group;
@@ -209,7 +205,7 @@ OP(MoeDistributeCombineV2,
 namespace {
 
 Tensor product(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  const auto result = at::matmul(x, weight);
+  const auto result = at::matmul(operand(x), operand(weight)).to(x.scalar_type());
   return bias.defined() ? result + bias : result;
 }
 

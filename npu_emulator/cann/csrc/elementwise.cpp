@@ -10,13 +10,6 @@ using namespace cann;
 
 namespace {
 
-// Results of in-place operators must fit the type of the tensor, as torch itself demands.
-void put_back(const Tensor& self, const Tensor& result) {
-  TORCH_CHECK(at::canCast(result.scalar_type(), self.scalar_type()), "result type ", result.scalar_type(),
-              " can't be cast to the desired output type ", self.scalar_type());
-  put(self, result);
-}
-
 // The elements on and above a diagonal, or on and below it; the others are zero. A row at a time: torch's kernel goes
 // element by element, and torch_npu has a mask of 2048 x 2048 made for every causal attention.
 // Of a row [a b c d] with the number 1, diagonal 0 and `upper`, the first 1 elements are zero: [0 b c d].

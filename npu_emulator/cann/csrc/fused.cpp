@@ -230,8 +230,8 @@ void product_of_group(const Grouped& call, const Tensor& rows, int64_t start, si
         call.row_scale.empty() ? Tensor() : call.row_scale[0].flatten().narrow(0, start, rows.size(0));
     quant_matmul(rows, weight, of_group(call.scale), of_group(call.offset), of_rows, bias, out);
   } else {
-    const auto result = at::matmul(rows, weight);
-    put(out, bias.defined() ? result + bias : result);
+    const auto result = at::matmul(operand(rows), operand(weight));
+    put(out, bias.defined() ? result + operand(bias) : result);
   }
 }
 
@@ -245,7 +245,7 @@ void grouped_matmul(const Grouped& call, const Tensors& out) {
     int64_t start = 0;
     for (const auto count : counts) {
       const auto columns = call.self.at(0).narrow(1, start, count), rows = call.weights.at(0).narrow(0, start, count);
-      products.push_back(at::matmul(columns, rows));
+      products.push_back(at::matmul(operand(columns), operand(rows)));
       start += count;
     }
     if (out.size() == 1) put(out[0], at::stack(products).view(out[0].sizes()));

@@ -220,12 +220,25 @@ inline void put(const Tensor& out, const Tensor& result) {
 inline void put(const Tensors& out, const Tensors& results) {
   for (size_t index = 0; index < out.size(); ++index) put(out[index], results[index]);
 }
+// Results of in-place operators must fit the type of the tensor, as torch itself demands.
+inline void put_back(const Tensor& self, const Tensor& result) {
+  TORCH_CHECK(at::canCast(result.scalar_type(), self.scalar_type()), "result type ", result.scalar_type(),
+              " can't be cast to the desired output type ", self.scalar_type());
+  put(self, result);
+}
+inline void refuse_given(const char* name, const Tensor& tensor) {
+  TORCH_CHECK(!tensor.defined() || !tensor.numel(), name, " is not emulated");
+}
 inline std::optional<Tensor> maybe(const Tensor& tensor) {
   return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
 }
 // What kernels that are fused compute in: they round once, when the result is stored.
 inline Tensor wide(const Tensor& tensor) {
   return !tensor.defined() || tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
+}
+// An operand of a product of matrices, which adds numbers of 16 bits up in float32 and rounds once.
+inline Tensor operand(const Tensor& tensor) {
+  return tensor.defined() && at::isReducedFloatingType(tensor.scalar_type()) ? tensor.to(at::kFloat) : tensor;
 }
 inline Ints whole_numbers(const Tensor& tensor) {
   if (!tensor.defined()) return {};

@@ -22,12 +22,8 @@ struct Inference {
   std::string layout;
 };
 
-void refuse_given(const char* name, const Tensor& tensor) {
-  TORCH_CHECK(!tensor.defined() || !tensor.numel(), name, " is not emulated");
-}
-
 // A view as [batch, heads, sequence, size] of a batch in a layout that has one.
-Tensor heads_first(const Tensor& tensor, const std::string& layout, int64_t heads) {
+Tensor served_heads_first(const Tensor& tensor, const std::string& layout, int64_t heads) {
   if (layout == "BNSD") return tensor;
   if (layout == "BSND") return tensor.transpose(1, 2);
   if (layout == "BSH") return tensor.unflatten(-1, {heads, -1}).transpose(1, 2);
@@ -85,7 +81,7 @@ void each_sequence(const Inference& call, One one) {
     }
     return;
   }
-  const auto query = heads_first(call.query, call.layout, call.heads);
+  const auto query = served_heads_first(call.query, call.layout, call.heads);
   const auto given = [](const Ints& lengths, int64_t index, int64_t otherwise) {
     return lengths.empty() ? otherwise : lengths.size() == 1 ? lengths[0] : lengths.at(index);
   };
@@ -93,7 +89,7 @@ void each_sequence(const Inference& call, One one) {
     int64_t whole = 0;
     if (!call.blocks.defined()) {
       const auto& first = call.keys.size() == 1 ? call.keys[0] : call.keys.at(index);
-      whole = heads_first(first, call.layout, call.key_heads).size(2);
+      whole = served_heads_first(first, call.layout, call.key_heads).size(2);
     }
     one(index, int64_t{0}, given(call.query_lengths, index, query.size(2)), given(call.key_lengths, index, whole));
   }
@@ -107,7 +103,7 @@ void infer(const Inference& call, const std::string& out_layout, const Tensor& o
   const auto of_sequence = [&](const Tensor& tensor, const std::string& layout, int64_t heads, int64_t number,
                                int64_t start, int64_t length) {
     if (is_packed) return tensor.narrow(0, start, length).transpose(0, 1).unsqueeze(0);
-    const auto batch = heads_first(tensor, layout, heads);
+    const auto batch = served_heads_first(tensor, layout, heads);
     return batch[batch.size(0) == 1 ? 0 : number].unsqueeze(0).narrow(2, 0, length);
   };
   out.zero_();

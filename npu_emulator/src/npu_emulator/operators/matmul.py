@@ -19,54 +19,36 @@ def group_sizes(group_list, group_list_type: int, groups: int) -> list[int]:
     return [stop - start for start, stop in pairwise([0, *values])]
 
 
-def _padding_pays(rows: Tensor, sizes: list[int]) -> bool:
-    """Whether one product of padded groups is faster than one product a group: small products in 16 bits are slow."""
-    return rows.element_size() == 2 and len(sizes) * max(sizes) <= 4 * sum(sizes)
+def wide(tensor: Tensor) -> Tensor:
+    """Numbers of 16 bits as float32, in which products are added up and then rounded once; others as they are."""
+    return tensor.float() if tensor.element_size() == 2 else tensor
 
 
-def _padded_places(sizes: list[int]) -> Tensor:
-    """Where each row goes when every group is padded to the longest."""
-    lengths = torch.tensor(sizes)
-    shifts = torch.arange(len(sizes)) * max(sizes) - (lengths.cumsum(0) - lengths)
-    return torch.arange(sum(sizes)) + shifts.repeat_interleave(lengths)
-
-
-def _padded(rows: Tensor, places: Tensor, sizes: list[int]) -> Tensor:
-    """Rows [tokens, n] as [groups, longest, n] with zeros after the end of a group."""
-    groups = rows.new_zeros(len(sizes) * max(sizes), rows.shape[-1]).index_copy_(0, places, rows)
-    return groups.unflatten(0, (len(sizes), max(sizes)))
+def multiply(left: Tensor, right: Tensor) -> Tensor:
+    """The product of matrices, rounded once."""
+    return torch.matmul(wide(left), wide(right)).to(left.dtype)
 
 
 def multiply_groups(x: Tensor, weights: Tensor | Sequence[Tensor], sizes: list[int]) -> Tensor:
     """Rows of `x`, group after group, times the weight of their group. Rows after the last group give zeros."""
-    used = sum(sizes)
-    columns = weights[0].shape[-1]
-    product = x.new_zeros(x.shape[0], columns) if used < x.shape[0] else x.new_empty(x.shape[0], columns)
-    if isinstance(weights, Tensor) and used and _padding_pays(x, sizes):
-        places = _padded_places(sizes)
-        groups = _padded(x[:used], places, sizes).bmm(weights).flatten(0, 1)
-        torch.index_select(groups, 0, places, out=product[:used])
-        return product
-    rows, results = x[:used].split(sizes), product[:used].split(sizes)
-    for size, row, weight, result in zip(sizes, rows, weights, results, strict=True):
+    rows = wide(x)
+    product = rows.new_zeros(x.shape[0], weights[0].shape[-1])
+    parts = zip(sizes, rows[: sum(sizes)].split(sizes), weights, product[: sum(sizes)].split(sizes), strict=True)
+    for size, row, weight, result in parts:
         if size:
-            torch.mm(row, weight, out=result)
-    return product
+            torch.mm(row, wide(weight), out=result)
+    return product.to(x.dtype)
 
 
 def sum_groups(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
     """For each group of columns of `x` [m, tokens] and rows of `weight` [tokens, n], their product [m, n]."""
     used = sum(sizes)
-    if used and _padding_pays(x, sizes):
-        places = _padded_places(sizes)
-        columns = _padded(x[:, :used].t(), places, sizes)
-        return columns.transpose(1, 2).bmm(_padded(weight[:used], places, sizes))
-    product = x.new_zeros(len(sizes), x.shape[0], weight.shape[-1])
-    columns, rows = x[:, :used].split(sizes, 1), weight[:used].split(sizes)
-    for size, column, row, result in zip(sizes, columns, rows, product, strict=True):
+    columns, rows = wide(x[:, :used]), wide(weight[:used])
+    product = rows.new_zeros(len(sizes), x.shape[0], weight.shape[-1])
+    for size, column, row, result in zip(sizes, columns.split(sizes, 1), rows.split(sizes), product, strict=True):
         if size:
             torch.mm(column, row, out=result)
-    return product
+    return product.to(x.dtype)
 
 
 def _grouped_matmul_shapes(x: list[Tensor], weight: list[Tensor], **options) -> list[Tensor]:
@@ -110,7 +92,7 @@ def npu_grouped_matmul(
         raise NotImplementedError(f"npu_grouped_matmul: {', '.join(given) or 'act_type'} is not emulated")
     weights = weight[0] if len(weight) == 1 and weight[0].dim() == 3 else weight
     if group_list is None:
-        products = [torch.matmul(rows, one) for rows, one in zip(x, weights, strict=True)]
+        products = [multiply(rows, one) for rows, one in zip(x, weights, strict=True)]
         if bias:
             products = [product + one for product, one in zip(products, bias, strict=True)]
         return products if split_item in (0, 1) else [torch.cat(products)]
