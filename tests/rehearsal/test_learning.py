@@ -10,6 +10,7 @@ from overlay.discovery import load
 from overlay.pins import Pins
 from post_training.plan.job import read_job
 from post_training.plan.report import Machine, make_job_plan
+from tests.rehearsal.command import rehearse
 from tests.rehearsal.learning import NOISE, learn, rise
 from verl_patches.features.measure.run_files import read_executed
 
@@ -46,6 +47,22 @@ def test_the_policy_learns_with_a_critic_which_learns_too(tmp_path):
     assert rise(steps) > NOISE
     assert sum(losses[-3:]) < 0.7 * sum(losses[:3])
     assert not any(step["critic/nonfinite_steps"] for step in steps)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.exhaustive
+def test_late_in_a_run_most_groups_carry_a_gradient_with_dapo_and_few_without(tmp_path):
+    """Of the last five of 25 steps, by when plain GRPO has answers that are all right to many a prompt."""
+    shares = {}
+    for recipe in ("grpo", "dapo"):
+        output = tmp_path / recipe
+        rehearse(output, "--seed", "1", "--recipe", recipe)
+        summary = json.loads((output / "summary.json").read_text())
+        shares[recipe] = summary["groups_with_gradient"]
+        assert summary["trained_prompts"] == 25 * 32 and 0 <= summary["truncated_share"] < 1
+        assert (summary["generated_prompts"] > summary["trained_prompts"]) == (recipe == "dapo")
+    print(shares)
+    assert shares["grpo"] < 0.6 and shares["dapo"] >= 0.9, shares
 
 
 @pytest.mark.slow
