@@ -28,8 +28,10 @@ def joined_sources(parts: int) -> list[str]:
     folder = ROOT / "build" / "joined"
     folder.mkdir(parents=True, exist_ok=True)
     for part in range(parts):
-        lines = [f'#include "../../csrc/{source.name}"\n' for source in sources[part::parts]]
-        (folder / f"part_{part}.cpp").write_text("".join(lines))
+        text = "".join(f'#include "../../csrc/{source.name}"\n' for source in sources[part::parts])
+        path = folder / f"part_{part}.cpp"
+        if not path.exists() or path.read_text() != text:  # a file that is written anew is compiled anew
+            path.write_text(text)
     return [f"build/joined/part_{part}.cpp" for part in range(parts)]
 
 

@@ -1,0 +1,77 @@
+"""Run a command on emulated dies of its own: ``python -m npu_emulator run [OPTIONS] -- COMMAND ...``.
+
+The command becomes this process, with the settings of the emulator in its environment: its exit code, its signals and
+its output are its own, and whatever it starts runs on the same dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+
+REFUSED, NOT_FOUND = 2, 127
+STAND_IN, CANN = "stand-in", "cann"
+
+
+def positive(text: str) -> int:
+    """The type of a number of dies, or of MiB."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return int(text)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of ``run``."""
+    parser.add_argument("--engine", choices=(STAND_IN, CANN), default=STAND_IN, help="default: %(default)s")
+    parser.add_argument("--devices", type=positive, metavar="N", default=8, help="dies (default: %(default)s)")
+    parser.add_argument(
+        "--capacity", type=positive, metavar="MIB", default=4096, help="memory of each die (default: %(default)s)"
+    )
+    parser.add_argument("--chip", default="Ascend910_9391", help="by CANN's name (default: %(default)s)")
+    parser.add_argument(
+        "--strict", action="store_true", help="refuse what operators document as not allowed; stand-in only"
+    )
+    parser.add_argument(
+        "--deferred", action="store_true", help="collectives complete at wait() only, so that a missing one shows"
+    )
+    parser.add_argument("command", nargs="+", metavar="COMMAND", help="and its arguments, after --")
+
+
+def environment_of(options: argparse.Namespace, given: Mapping[str, str], process: int) -> dict[str, str]:
+    """The environment of the command: `given` with the settings. By the process's id nobody shares the dies."""
+    settings = {
+        "NPU_EMULATOR_ENGINE": options.engine,
+        "NPU_EMULATOR_DEVICES": str(options.devices),
+        "NPU_EMULATOR_CAPACITY_MB": str(options.capacity),
+        "NPU_EMULATOR_CHIP": options.chip,
+        "NPU_EMULATOR_STRICT": "1" if options.strict else "0",
+        "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1" if options.deferred else "0",
+        "NPU_EMULATOR_NODE": f"run-{process}",
+    }
+    # What hides dies from a program counts from those of the machine that it was set on.
+    return {name: value for name, value in given.items() if name != "ASCEND_RT_VISIBLE_DEVICES"} | settings
+
+
+def refusal(options: argparse.Namespace) -> str | None:
+    """Why the command cannot be run so, in one sentence."""
+    if options.strict and options.engine == CANN:
+        return f"--strict is a mode of the engine {STAND_IN}, and --engine is {CANN}; leave one of them out."
+    return None
+
+
+def run(options: argparse.Namespace) -> int:
+    """Become the command. Returns only where it cannot be started: the exit code."""
+    sentence = refusal(options)
+    if sentence:
+        print(f"error: {sentence}", file=sys.stderr)
+        return REFUSED
+    command: Sequence[str] = options.command
+    program = shutil.which(command[0])
+    if program is None:
+        print(f'error: there is no program "{command[0]}" on PATH; give its path.', file=sys.stderr)
+        return NOT_FOUND
+    sys.stdout.flush()
+    os.execve(program, command, environment_of(options, os.environ, os.getpid()))

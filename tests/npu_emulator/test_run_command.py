@@ -1,0 +1,72 @@
+"""``python -m npu_emulator run -- COMMAND``: the command, on dies of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MEMORY = Path("/dev/shm")
+SAYS_WHAT_IT_HAS = "import torch; print(torch.npu.device_count(), torch.npu.mem_get_info(0)[1] >> 20)"
+# vLLM-Ascend's and verl's own tests look like this: a device, a computation, and the same on the host.
+TESTS = """
+import torch
+
+def test_a_product():
+    left, right = torch.rand(4, 8), torch.rand(8, 3)
+    assert torch.equal((left.to("npu") @ right.to("npu")).cpu(), left @ right)
+
+def test_that_fails():
+    assert torch.ones(1, device="npu").item() == 2
+"""
+
+
+def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "npu_emulator", "run", *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NPU_EMULATOR_")}
+    return subprocess.run(command, env=environment | settings, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_has_the_dies_that_were_asked_for_whatever_is_set_outside():
+    outside = {"NPU_EMULATOR_DEVICES": "5", "ASCEND_RT_VISIBLE_DEVICES": "0"}
+    ran = run("--devices", "3", "--capacity", "100", "--", sys.executable, "-c", SAYS_WHAT_IT_HAS, **outside)
+    assert (ran.returncode, ran.stdout) == (0, "3 100\n"), ran.stderr
+    plain = subprocess.run([sys.executable, "-c", SAYS_WHAT_IT_HAS], env=os.environ | outside, capture_output=True)
+    assert plain.stdout.split()[0] == b"1", "control: without the command the settings outside count"
+
+
+@pytest.mark.parametrize("options, expected", [((), "False False"), (("--strict", "--deferred"), "True True")])
+def test_modes_are_those_that_were_asked_for(options, expected):
+    asks = "from npu_emulator import _C, collectives, strict; print(strict.is_enabled(), _C.deferred_collectives())"
+    outside = {"NPU_EMULATOR_STRICT": "1", "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1"}
+    ran = run(*options, "--", sys.executable, "-c", asks, **outside)
+    assert ran.stdout == f"{expected}\n", ran.stderr
+
+
+def test_the_tests_of_a_project_pass_and_fail_as_they_would_on_a_device_and_leave_nothing(tmp_path):
+    file = tmp_path / "test_project.py"
+    file.write_text(TESTS)
+    before = set(os.listdir(MEMORY))
+    ran = run(
+        "--", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(file)
+    )
+    assert ran.returncode == 1 and "1 failed, 1 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert not [name for name in set(os.listdir(MEMORY)) - before if "run-" in name]
+
+
+@pytest.mark.parametrize(
+    "arguments, code, sentence",
+    [
+        (("--strict", "--engine", "cann", "--", "true"), 2, "--strict is a mode of the engine stand-in"),
+        (("--devices", "0", "--", "true"), 2, "'0' is no whole number from 1 on"),
+        (("--capacity", "some", "--", "true"), 2, "'some' is no whole number from 1 on"),
+        (("--", "no-such-program"), 127, 'there is no program "no-such-program" on PATH'),
+        (("--",), 2, "COMMAND"),
+    ],
+)
+def test_what_cannot_be_run_is_said_in_a_sentence(arguments, code, sentence):
+    ran = run(*arguments)
+    assert ran.returncode == code and sentence in ran.stderr and "Traceback" not in ran.stderr
