@@ -31,7 +31,7 @@ def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_has_the_dies_that_were_asked_for_whatever_is_set_outside():
-    outside = {"NPU_EMULATOR_DEVICES": "5", "ASCEND_RT_VISIBLE_DEVICES": "0"}
+    outside = {"NPU_EMULATOR_DEVICES": "5", "ASCEND_RT_VISIBLE_DEVICES": "0", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
     ran = run("--devices", "3", "--capacity", "100", "--", sys.executable, "-c", SAYS_WHAT_IT_HAS, **outside)
     assert (ran.returncode, ran.stdout) == (0, "3 100\n"), ran.stderr
     plain = subprocess.run([sys.executable, "-c", SAYS_WHAT_IT_HAS], env=os.environ | outside, capture_output=True)
@@ -44,6 +44,11 @@ def test_modes_are_those_that_were_asked_for(options, expected):
     outside = {"NPU_EMULATOR_STRICT": "1", "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1"}
     ran = run(*options, "--", sys.executable, "-c", asks, **outside)
     assert ran.stdout == f"{expected}\n", ran.stderr
+
+
+def test_a_setting_outside_does_not_keep_the_device_from_torch():
+    ran = run("--devices", "2", "--", sys.executable, "-c", SAYS_WHAT_IT_HAS, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert (ran.returncode, ran.stdout) == (0, "2 4096\n"), ran.stderr
 
 
 def test_the_tests_of_a_project_pass_and_fail_as_they_would_on_a_device_and_leave_nothing(tmp_path):

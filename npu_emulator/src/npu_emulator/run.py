@@ -13,6 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 REFUSED, NOT_FOUND = 2, 127
+HIDES_DIES = ("ASCEND_RT_VISIBLE_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+"""Variables that hide dies of the machine on which they were set, or the device as a whole."""
 STAND_IN, CANN = "stand-in", "cann"
 
 
@@ -51,8 +53,7 @@ def environment_of(options: argparse.Namespace, given: Mapping[str, str], proces
         "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1" if options.deferred else "0",
         "NPU_EMULATOR_NODE": f"run-{process}",
     }
-    # What hides dies from a program counts from those of the machine that it was set on.
-    return {name: value for name, value in given.items() if name != "ASCEND_RT_VISIBLE_DEVICES"} | settings
+    return {name: value for name, value in given.items() if name not in HIDES_DIES} | settings
 
 
 def refusal(options: argparse.Namespace) -> str | None:
