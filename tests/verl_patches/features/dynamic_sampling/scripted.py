@@ -165,6 +165,18 @@ class Records:
         process_publisher().logged(step, data)
 
 
+# In the order in which the engine calls them, the innermost first.
+INITIALISATIONS = (
+    ray_trainer.init_workers_that_report_the_batch,
+    ray_trainer.init_workers_with_penalty,
+    ray_trainer.init_workers_that_correct,
+    ray_trainer.init_workers_that_filter_truncated,
+    ray_trainer.init_workers_of_the_source,
+    ray_trainer.init_workers_of_finished,
+    ray_trainer.init_workers_that_finish_a_checkpoint,
+)
+
+
 def make_trainer(
     folder: Path,
     *overrides: str,
@@ -215,15 +227,7 @@ def make_trainer(
         make_loaders = _in_force(trainer, body, make_loaders)
     make_loaders(trainer, Prompts(rows), Prompts(2), collate, None)
     init = type(trainer).init_workers
-    for body in (
-        ray_trainer.init_workers_that_report_the_batch,
-        ray_trainer.init_workers_with_penalty,
-        ray_trainer.init_workers_that_correct,
-        ray_trainer.init_workers_that_filter_truncated,
-        ray_trainer.init_workers_of_the_source,
-        ray_trainer.init_workers_of_finished,
-        ray_trainer.init_workers_that_finish_a_checkpoint,
-    ):
+    for body in INITIALISATIONS:
         init = _in_force(trainer, body, init)
     init(trainer)
     return trainer
