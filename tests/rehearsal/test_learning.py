@@ -1,6 +1,7 @@
 """The default rehearsal learns, and with a learning rate of 0 it does not: the user's command, shortened to 8 steps."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,22 @@ def test_without_a_learning_rate_the_policy_and_its_reward_stay(tmp_path):
     assert all(step["actor/kl_loss"] == 0 for step in steps)
     assert all(step["actor/grad_norm"] > 0 for step in steps)
     assert abs(rise(steps)) < NOISE
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("rate", [0.0, 1e-3])
+def test_answers_that_go_on_keep_the_log_probs_that_they_were_sampled_with(tmp_path, rate):
+    """While weights stay, the gate of float32 holds for tokens of earlier steps; control: when they move it fails."""
+    overlay, output = "actor_rollout_ref.overlay", tmp_path / "run"
+    settings = [
+        f"{overlay}.partial_rollout.enabled=true", f"{overlay}.partial_rollout.threshold=0.5",
+        f"{overlay}.rollout_correction.enabled=true", "actor_rollout_ref.actor.recompute_old_log_prob=true",
+        f"{overlay}.dp_sync.lease_steps=1", f"{overlay}.precision=float32", f"actor_rollout_ref.actor.optim.lr={rate}",
+    ]  # fmt: skip
+    with nullcontext() if rate == 0 else pytest.raises(AssertionError, match="log-probs"):
+        rehearse(output, "--steps", "3", "--", *settings)
+    records = [json.loads(line)["metrics"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert max(record["partial_rollout/old_share"] for record in records) > 0.5
+    differences = [record["training/rollout_probs_diff_max"] for record in records]
+    assert differences[0] < 1e-5 and (max(differences) < 1e-5) == (rate == 0)
