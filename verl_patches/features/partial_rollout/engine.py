@@ -11,6 +11,7 @@ from post_training.plan.partial_rollout import may_end
 from verl_patches.features import settings
 from verl_patches.features.dp_sync.decode_loop import DecodeLoop, loop_of
 from verl_patches.features.dp_sync.lease import Agreement, Offer
+from verl_patches.features.rollout_rebalance.requests import LEFT_ALONE
 
 LEFT = "abort"
 """vLLM's reason for which an answer ended that goes on in a later step."""
@@ -113,18 +114,7 @@ def check_parameters(params: Any) -> None:
     Raises:
         ValueError: a parameter depends on where the answer began; names it.
     """
-    plain: dict[str, Any] = {
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "prompt_logprobs": None,
-        "guided_decoding": None,
-        "logits_processors": None,
-        "seed": None,
-        "stop": [],
-        "bad_words": None,
-    }
-    for name, value in plain.items():
+    for name, value in {**LEFT_ALONE, "seed": None, "stop": [], "bad_words": None}.items():
         found = getattr(params, name)
         if found not in (None, [], value):
             raise ValueError(

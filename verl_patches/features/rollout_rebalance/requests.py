@@ -128,7 +128,7 @@ def arriving_request(moving: MovingRequest, request_id: str) -> Any:
 
 # What a request must leave alone to be moved: it would look at the tokens that were generated before the move, or is
 # asked of the prompt. Name of the field and the only value that goes.
-_LEFT_ALONE = {
+LEFT_ALONE: dict[str, Any] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
@@ -147,7 +147,7 @@ def with_noise_of_its_own(params: Any, switch: str) -> Any:
     """
     import msgspec
 
-    held = [name for name, value in _LEFT_ALONE.items() if getattr(params, name) != value]
+    held = [name for name, value in LEFT_ALONE.items() if getattr(params, name) != value]
     held += [name for name in _EMPTY if getattr(params, name)]
     if held:
         raise ValueError(

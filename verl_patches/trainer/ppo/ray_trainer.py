@@ -89,17 +89,24 @@ def create_dataloader(
     train_sampler: Sampler | None,
 ) -> None:
     from verl_patches.features.data_order.loader import ResumableLoader
-    from verl_patches.features.data_order.order import DataOrder, PlacedSampler
+    from verl_patches.features.data_order.order import PlacedSampler
 
     data = self.config.data
 
     def order() -> DataOrder:
-        seed = data.get("seed", 1) if data.shuffle else None
-        return DataOrder(len(self.train_dataset), data.get("gen_batch_size", data.train_batch_size), seed)
+        return _order_of(self, data.get("gen_batch_size", data.train_batch_size))
 
     sampler = PlacedSampler(order)
     upstream(self, train_dataset, val_dataset, collate_fn, sampler)
     self.train_dataloader = ResumableLoader(self.train_dataloader, sampler, order(), self.total_training_steps)
+
+
+def _order_of(trainer: RayPPOTrainer, batch: int) -> DataOrder:
+    """The order in which a trainer goes through its data, in batches of `batch` rows."""
+    from verl_patches.features.data_order.order import DataOrder
+
+    data = trainer.config.data
+    return DataOrder(len(trainer.train_dataset), batch, data.get("seed", 1) if data.shuffle else None)
 
 
 @wrap(
@@ -121,7 +128,6 @@ def create_prompt_source(
 ) -> None:
     from verl.utils.dataset.rl_dataset import collate_fn as default_collate_fn
 
-    from verl_patches.features.data_order.order import DataOrder
     from verl_patches.features.dynamic_sampling.feature import FilterGroups
     from verl_patches.features.dynamic_sampling.queue import PromptQueue
     from verl_patches.features.dynamic_sampling.source import PromptSource, Sizes, put_in_force
@@ -129,8 +135,7 @@ def create_prompt_source(
     upstream(self, train_dataset, val_dataset, collate_fn, train_sampler)
     data, answers = self.config.data, self.config.actor_rollout_ref.rollout.n
     size = data.train_batch_size
-    order = DataOrder(len(self.train_dataset), size, data.get("seed", 1) if data.shuffle else None)
-    queue = PromptQueue(order, self.config.trainer.total_epochs)
+    queue = PromptQueue(_order_of(self, size), self.config.trainer.total_epochs)
     sizes = Sizes(size, data.get("gen_batch_size") or 3 * size, answers, self.total_training_steps)
     chosen, collate = FilterGroups.of(self.config), collate_fn or default_collate_fn
     self.train_dataloader = PromptSource(self.train_dataset, collate, queue, chosen, sizes)
@@ -157,15 +162,13 @@ def create_source_of_finished(
     from verl.utils.dataset.rl_dataset import collate_fn as default_collate_fn
 
     from post_training.plan.partial_rollout import PartialRollout
-    from verl_patches.features.data_order.order import DataOrder
     from verl_patches.features.dynamic_sampling.queue import PromptQueue
     from verl_patches.features.dynamic_sampling.source import put_in_force
     from verl_patches.features.partial_rollout.source import SourceOfFinished
 
     upstream(self, train_dataset, val_dataset, collate_fn, train_sampler)
-    data, chosen = self.config.data, settings.current().partial_rollout
-    size = data.train_batch_size
-    order = DataOrder(len(self.train_dataset), size, data.get("seed", 1) if data.shuffle else None)
+    size, chosen = self.config.data.train_batch_size, settings.current().partial_rollout
+    order = _order_of(self, size)
     queue = PromptQueue(order, self.config.trainer.total_epochs, used=order.batches * size)
     policy = PartialRollout(size, chosen.threshold, chosen.max_steps)
     source = SourceOfFinished(
