@@ -7,9 +7,17 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from verl_patches.features.dp_sync.lease import Offer, Progress, decide, encode
-from verl_patches.features.partial_rollout.engine import Begun, Ending, Share, check_parameters, resumed_prompt
+from verl_patches.features.partial_rollout.engine import (
+    Begun,
+    Ending,
+    Share,
+    check_parameters,
+    parameters_left,
+    resumed_prompt,
+)
 
 
 def agreed(endings: list[Ending], work: int = 5):
@@ -55,6 +63,15 @@ def test_an_instance_finishes_its_part_of_the_groups():
 
 def test_the_tokens_of_an_answer_are_part_of_its_prompt():
     assert resumed_prompt([1, 2], Begun([3, 4], [-0.5, -0.1])) == {"prompt_token_ids": [1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize(("done", "longest", "shortest"), [(0, 12, 5), (4, 8, 1), (7, 5, 0)])
+def test_an_answer_may_generate_what_is_left_of_its_length(done, longest, shortest):
+    params = SamplingParams(n=3, max_tokens=12, min_tokens=5, temperature=0.7)
+    left = parameters_left(params, done)
+    assert (left.n, left.max_tokens, left.min_tokens, left.temperature) == (1, longest, shortest, 0.7)
+    assert left.output_kind == RequestOutputKind.FINAL_ONLY
+    assert (params.n, params.max_tokens, params.min_tokens) == (3, 12, 5), "those of the batch are left alone"
 
 
 PLAIN = {
