@@ -65,9 +65,8 @@ main() {
                     --seed) argument_require_number "$1" "$2" 0 ;;
                     --steps | --dies | --device-memory) argument_require_number "$1" "$2" 1 ;;
                     --engine)
+                        argument_require_engine "$1" "$2"
                         engine=$2
-                        [[ $engine == stand-in || $engine == cann ]] ||
-                            fail "--engine is \"$engine\", and the engines are stand-in and cann."
                         ;;
                     --model)
                         known=$(families)
