@@ -28,6 +28,8 @@ _KEYS = "tests/scripts/test_configuration_document.py"
 _DECLARES_KEYS = re.compile(r"^[A-Z_]+ = Feature\(|^class \w+\(Group\)", re.MULTILINE)
 _DECLARES_A_PATCH = re.compile(r"^@(?:wrap|replace|add|register|before_import|provide)\(", re.MULTILINE)
 
+_DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
+
 # Where the emulator's packages are.
 _SOURCES = ("npu_emulator", "src")
 
@@ -41,16 +43,15 @@ def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
     First the test of the same name, the tests that name the module, the demonstrations of the patches and the
     document of the keys in it, and what looks at every file; then the folder that mirrors the file's, then what the
     whole room is tested by. A tier that holds nothing new is left out. Where no test names a module, the nearest are
-    that folder and those that hold the names that the module defines.
+    that folder and those that hold the names that the module defines, beside demonstrations and document.
     """
     path = Path(file)
-    near = {str(test) for test in _same_name(path, root)} | set(_naming(path, root))
     source = (root / path).read_text(encoding="utf-8")
-    near |= {_SWITCHES} if _DECLARES_A_PATCH.search(source) else set()
+    near = {_SWITCHES} if _DECLARES_A_PATCH.search(source) else set()
     near |= {_KEYS} if _DECLARES_KEYS.search(source) else set()
-    mirrored = _mirrored(path, root)
-    nearest = sorted(near) or [*mirrored, *_using(path, root, mirrored)]
-    candidates = ((*nearest, *_EVERY_FILE), mirrored, ROOMS[path.parts[0]])
+    named, mirrored = {str(test) for test in _same_name(path, root)} | set(_naming(path, root)), _mirrored(path, root)
+    near |= named or {*mirrored, *_using(path, root, mirrored)}
+    candidates = ((*sorted(near), *_EVERY_FILE), mirrored, ROOMS[path.parts[0]])
     found: list[tuple[str, ...]] = []
     for tier in candidates:
         tier = tuple(selector for selector in tier if (root / selector).exists())
@@ -67,8 +68,10 @@ def _folder(path: Path) -> Path:
 
 
 def _same_name(path: Path, root: Path) -> list[Path]:
-    """The test of the same name: in the folder that mirrors the file's, and in those above it up to the room's."""
-    folder, found = _folder(path), []
+    """The test of the same name: in the folder that mirrors the file's, and in those above it up to the room's. In the
+    first one its name may go on."""
+    folder = _folder(path)
+    found = sorted(each.relative_to(root) for each in (root / folder).glob(f"test_{path.stem}_*.py"))
     while len(folder.parts) > 1:
         if (root / folder / f"test_{path.stem}.py").exists():
             found.append(folder / f"test_{path.stem}.py")
@@ -105,11 +108,13 @@ def _naming(path: Path, root: Path) -> list[str]:
 def _using(path: Path, root: Path, elsewhere: tuple[str, ...]) -> list[str]:
     """The test files of the room, at most three, that hold most of the names that a module defines.
 
-    A name of one lower-case word says nothing. Folders that are asked anyway are left out.
+    Those of methods count, and an underscore before a name does not: such a function may stand in for another one. A
+    name of one lower-case word says nothing. Folders that are asked anyway are left out.
     """
     tree = ast.parse((root / path).read_text(encoding="utf-8"))
-    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    telling = [re.compile(rf"\b{name}\b") for name in defined if name[0] != "_" and not re.fullmatch("[a-z]+", name)]
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    defined = {node.name.strip("_") for body in bodies for node in body if isinstance(node, _DEFINITIONS)}
+    telling = [re.compile(rf"\b{name}\b") for name in sorted(defined) if not re.fullmatch("[a-z]+", name)]
     held: dict[str, int] = {}
     for each in sorted((root / "tests" / path.parts[0]).rglob("test_*.py")):
         test, text = str(each.relative_to(root)), each.read_text(encoding="utf-8")

@@ -3,10 +3,12 @@
 import ast
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rehearsal.processes import SignalFlag
+from tests.mutations import cheapest_first
 from tests.mutations.drawn import _changes_something, draw
 from tests.mutations.fault import ROOT, Fault, FaultError, read_list
 from tests.mutations.selection import tiers
@@ -118,6 +120,22 @@ def test_what_is_imported_for_annotations_alone_is_no_change_either(test, differ
     assert _changes_something("if TYPE_CHECKING:\n    import x\n", f"if {test}:\n    import x\n") is differs
 
 
+@pytest.mark.parametrize(
+    ("line", "other", "differs"),
+    [
+        ("pairs = zip(x, y, strict=True)", "pairs = zip(x, y, strict=False)", False),
+        ("pairs = zip(x, y, strict=True)", "pairs = zip(x, x, strict=True)", True),
+        ("pairs = zip(x, y, strict=exact)", "pairs = zip(x, y, strict=not exact)", True),
+        ("load(x, strict=True)", "load(x, strict=False)", True),
+        ('print("ready", flush=True)', 'print("ready", flush=False)', False),
+        ("print(x, flush=True)", "print(-x, flush=True)", True),
+        ("assert x is not None", "assert x is None or y", False),
+    ],
+)
+def test_what_only_asserts_or_only_hurries_is_no_change(line, other, differs):
+    assert _changes_something(line, other) is differs
+
+
 def test_the_demonstrations_are_near_to_a_patch_and_to_nothing_else():
     switches = "tests/overlay/test_real_switches.py"
     assert switches in tiers("vllm_patches/v1/engine/llm_engine.py", ROOT)[0]
@@ -134,6 +152,30 @@ def test_a_program_is_near_to_the_tests_that_start_it_by_its_path():
 def test_a_module_that_no_test_names_is_near_to_those_that_hold_its_names():
     nearest, *_ = tiers("npu_emulator/src/torch_npu/npu/streams.py", ROOT)
     assert "tests/npu_emulator/test_device.py" in nearest
+    nearest, *_ = tiers("npu_emulator/src/torch_npu/dynamo_interface.py", ROOT)
+    assert "tests/npu_emulator/test_device_module.py" in nearest
+
+
+def test_a_test_of_one_side_of_a_module_is_near_to_it():
+    assert "tests/npu_emulator/test_run_command.py" in tiers("npu_emulator/src/npu_emulator/run.py", ROOT)[0]
+
+
+def test_what_every_patch_and_key_is_asked_is_not_all_that_a_module_is_asked():
+    nearest, *_ = tiers("verl_patches/trainer/configuration_checks/fsdp_schema.py", ROOT)
+    asked = {"tests/scripts/test_configuration_document.py", "tests/verl_patches/trainer/configuration_checks"}
+    assert asked <= set(nearest)
+
+
+def test_what_costs_little_is_asked_first_and_what_is_slow_last(monkeypatch):
+    def item(file: str, *marks: str) -> SimpleNamespace:
+        return SimpleNamespace(path=ROOT / file, get_closest_marker=lambda name: name in marks)
+
+    slow, dear, cheap = item("tests/a.py", "slow"), item("tests/b.py"), item("tests/c.py")
+    emulators = item("tests/npu_emulator/d.py", "slow")
+    monkeypatch.setattr(cheapest_first, "measured", lambda: {"tests/b.py": 9.0, "tests/c.py": 1.0})
+    items = [slow, dear, cheap, emulators]
+    cheapest_first.pytest_collection_modifyitems(items)
+    assert items == [emulators, cheap, dear, slow]
 
 
 @pytest.mark.slow

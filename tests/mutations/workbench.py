@@ -24,6 +24,7 @@ from tests.mutations.fault import ROOT, Fault, FaultError
 # not be imported too, which the unchanged tree tells from a selector that is wrong.
 _GREEN, _RED = 0, (1, 2, 4)
 _FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\w+)*)", re.MULTILINE)
+_CHEAPEST_FIRST = "tests.mutations.cheapest_first"
 _EMULATOR_SOURCES = "npu_emulator/src"
 _EMULATOR_PACKAGES = ("npu_emulator", "torch_npu", "torchair", "acl")
 
@@ -146,6 +147,8 @@ class Workbench:
             if self._clock() > deadline:
                 raise TimeLimit
 
+        if (self._tree / _CHEAPEST_FIRST.replace(".", "/")).with_suffix(".py").exists():
+            options = ("-p", _CHEAPEST_FIRST, *options)
         command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *selectors]
         self._log.unlink(missing_ok=True)
         return run_to_the_end(command, self._variables(file), self._tree, self._log, self._signals, watch)
