@@ -12,6 +12,7 @@ from tests.demonstrations.vllm_patches import module_with
 from verl_patches.features import settings
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.dp_sync.lease import Agreement
+from verl_patches.features.request_noise.feature import REQUEST_NOISE
 from verl_patches.features.residency.feature import RESIDENCY, ResidencySettings
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL, RolloutSettings
 from verl_patches.features.rollout_rebalance.feature import ROLLOUT_REBALANCE
@@ -40,6 +41,26 @@ def random_numbers_of_requests_that_arrived_go_on(body):
     with mock.patch(found) as restore:
         body(Upstream(), SimpleNamespace(), "scheduled")
     return restore.call_count
+
+
+@demonstrates(f"{RUNNER}._update_states", REQUEST_NOISE)
+def a_part_of_a_prompt_has_no_generator(body):
+    states = {
+        name: SimpleNamespace(num_computed_tokens=0, num_tokens=5, generator=f"of {name}") for name in ("part", "whole")
+    }
+    batch = SimpleNamespace(req_id_to_index={"part": 0, "whole": 1}, generators={0: "of part"})
+    scheduled = SimpleNamespace(num_scheduled_tokens={"part": 3, "whole": 5})
+    body(Upstream(), SimpleNamespace(input_batch=batch, requests=states), scheduled)
+    return batch.generators
+
+
+@demonstrates(f"{RUNNER}.execute_model", REQUEST_NOISE)
+def a_step_leaves_the_devices_random_numbers_alone(body):
+    states = ["before"]
+    device = SimpleNamespace(get_rng_state=lambda: states[-1], set_rng_state=states.append)
+    with mock.patch("torch.npu", device, create=True):
+        body(lambda runner, scheduled: states.append("drawn"), SimpleNamespace(), "scheduled")
+    return states
 
 
 @demonstrates(f"{RUNNER}.load_model", RESIDENCY)

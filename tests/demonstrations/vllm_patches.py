@@ -19,6 +19,7 @@ from verl_patches.features.compatibility.feature import (
 from verl_patches.features.direct_loading.feature import DIRECT_LOADING
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.precision.feature import PRECISION
+from verl_patches.features.request_noise.feature import REQUEST_NOISE
 from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
 from verl_patches.features.rollout_rebalance.feature import ROLLOUT_REBALANCE
@@ -104,13 +105,21 @@ def an_idle_engine_makes_a_step_for_its_guests(body):
     return steps
 
 
-@demonstrates("vllm.v1.engine.llm_engine:LLMEngine.add_request", ROLLOUT_REBALANCE)
+@demonstrates("vllm.v1.engine.llm_engine:LLMEngine.add_request", REQUEST_NOISE)
 def a_request_gets_noise_of_its_own(body):
-    given = "verl_patches.features.rollout_rebalance.requests.with_noise_of_its_own"
+    given = "verl_patches.features.request_noise.generators.with_noise_of_its_own"
     upstream = Upstream()
-    with mock.patch(given, lambda params, switch: "own"):
+    with mock.patch(given, lambda params: "own"):
         body(upstream, SimpleNamespace(), "1", "prompt", "given")
     return str(upstream.calls)
+
+
+@demonstrates("vllm.v1.engine.llm_engine:LLMEngine.add_request", ROLLOUT_REBALANCE)
+def a_request_is_looked_at_before_it_may_move(body):
+    required = "verl_patches.features.rollout_rebalance.requests.require_movable"
+    with mock.patch(required) as require:
+        body(Upstream(), SimpleNamespace(), "1", "prompt", "given")
+    return str(require.call_args_list)
 
 
 @demonstrates("vllm.engine.arg_utils:EngineArgs._is_v1_supported_oracle", PRECISION)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from overlay import wrap
 from verl_patches.features import settings
 from verl_patches.features.dp_sync.feature import DP_SYNC
+from verl_patches.features.request_noise.feature import REQUEST_NOISE
 from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.rollout_rebalance.feature import ROLLOUT_REBALANCE
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import ModelRunnerOutput
     from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 
 _RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
@@ -70,6 +72,43 @@ def update_states(upstream: Callable[..., None], self: NPUModelRunner, scheduler
 
     upstream(self, scheduler_output)
     restore_generators(self, scheduler_output)
+
+
+@wrap(
+    f"{_RUNNER}._update_states",
+    feature=REQUEST_NOISE,
+    relies_on=["vllm.v1.sample.ops.topk_topp_sampler:random_sample"],
+    why="a token is drawn for every part of a prompt, and its random numbers are given back by a guess: 4 places of "
+    "torch_npu's generator, which takes 12",
+    upstream="https://github.com/vllm-project/vllm/pull/10097",
+    remove_when="vLLM-Ascend draws no token for a part of a prompt",
+)
+def update_states_and_generators(
+    upstream: Callable[..., None], self: NPUModelRunner, scheduler_output: SchedulerOutput
+) -> None:
+    from verl_patches.features.request_noise.generators import give_generators
+
+    upstream(self, scheduler_output)
+    give_generators(self, scheduler_output.num_scheduled_tokens)
+
+
+@wrap(
+    f"{_RUNNER}.execute_model",
+    feature=REQUEST_NOISE,
+    why="a part of a prompt draws from the device's random numbers, from which later requests get their seeds",
+    upstream="not forwarded: part of this project's features",
+    remove_when="vLLM-Ascend draws no token for a part of a prompt",
+)
+def execute_model(
+    upstream: Callable[..., ModelRunnerOutput | torch.Tensor],
+    self: NPUModelRunner,
+    scheduler_output: SchedulerOutput,
+    *args: Any,
+) -> ModelRunnerOutput | torch.Tensor:
+    from verl_patches.features.request_noise.generators import parts_leave_no_trace
+
+    with parts_leave_no_trace():
+        return upstream(self, scheduler_output, *args)
 
 
 @wrap(

@@ -8,16 +8,16 @@ from typing import Any
 
 from overlay import ConfigurationError, Feature
 from verl_patches.features.dp_sync.feature import DP_SYNC
+from verl_patches.features.request_noise.feature import REQUEST_NOISE
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
 
 _GRAPH = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.torchair_graph_config"
-_SCHEDULER = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.ascend_scheduler_config"
 
 
 @dataclass(frozen=True)
 class RolloutRebalanceSettings:
     """At the end of a lease, move unfinished requests from full engines to empty ones where all can then run a smaller
-    graph. Their keys and values are computed again, and every request draws its own random numbers."""
+    graph. Their keys and values are computed again. Needs request_noise."""
 
     enabled: bool = False
 
@@ -32,6 +32,11 @@ def check_rebalance(config: Mapping[str, Any], settings: Any) -> None:
             f"{switch}=true needs {DP_SYNC.switch}=true, at whose agreements requests move; set it, or switch "
             "rollout_rebalance off"
         )
+    if not settings.request_noise.enabled:
+        raise ConfigurationError(
+            f"{switch}=true needs {REQUEST_NOISE.switch}=true, or what a request samples depends on the engine that "
+            "runs it; set it, or switch rollout_rebalance off"
+        )
     experts, tensor_parallel = settings.rollout.expert_parallel_size, node["tensor_model_parallel_size"]
     if experts <= tensor_parallel:
         raise ConfigurationError(
@@ -41,18 +46,12 @@ def check_rebalance(config: Mapping[str, Any], settings: Any) -> None:
         )
     vllm = (node.get("engine_kwargs") or {}).get("vllm") or {}
     additional = vllm.get("additional_config") or {}
-    graph, scheduler = (additional.get(name) or {} for name in ("torchair_graph_config", "ascend_scheduler_config"))
+    graph = additional.get("torchair_graph_config") or {}
     sizes = graph.get("graph_batch_sizes") or ()
     if not graph.get("enabled") or len(set(sizes)) < 2:
         raise ConfigurationError(
             f"{switch}=true needs graphs of several sizes, and {_GRAPH} has enabled={bool(graph.get('enabled'))} and "
             f"graph_batch_sizes={list(sizes)}; give it sizes such as [1,2,4,8], or switch rollout_rebalance off"
-        )
-    if not scheduler.get("enabled") or scheduler.get("enable_chunked_prefill"):
-        raise ConfigurationError(
-            f"{switch}=true needs whole prompts: a part of a prompt draws random numbers that vLLM-Ascend takes "
-            f"back by a guess; set {_SCHEDULER}.enabled=true, enable_chunked_prefill=false there, or switch "
-            "rollout_rebalance off"
         )
 
 

@@ -129,14 +129,12 @@ class Mover:
         return outputs
 
     def restore_generators(self, runner: Any, scheduled: Any) -> None:
-        """Requests that have arrived go on in their random numbers where they were; a prompt in parts draws with its
-        last part."""
-        for request_id, number in scheduled.num_scheduled_tokens.items():
-            if request_id in self._generators:
-                state = runner.requests[request_id]
-                if state.num_computed_tokens + number >= state.num_tokens:
-                    content = bytearray(self._generators.pop(request_id))
-                    state.generator.set_state(torch.frombuffer(content, dtype=torch.uint8))
+        """Requests that have arrived go on in their random numbers where they were. `scheduled`: vLLM's output of the
+        scheduler, with which the runner has just made their generators."""
+        for new in scheduled.scheduled_new_reqs:
+            if new.req_id in self._generators:
+                content = bytearray(self._generators.pop(new.req_id))
+                runner.requests[new.req_id].generator.set_state(torch.frombuffer(content, dtype=torch.uint8))
 
     def _taken(self, core: Any, number: int) -> list[MovingRequest]:
         """So many of the engine's requests, those with fewest tokens, which leave it."""

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 
 @dataclass(frozen=True)
 class Sampled:
@@ -139,14 +137,12 @@ LEFT_ALONE: dict[str, Any] = {
 _EMPTY = ("stop", "bad_words", "extra_args")
 
 
-def with_noise_of_its_own(params: Any, switch: str) -> Any:
-    """SamplingParams with a seed from the engine's random numbers, unless they have one or take the likeliest token.
+def require_movable(params: Any, switch: str) -> None:
+    """Refuse SamplingParams with which another engine would not go on alike.
 
     Raises:
-        ValueError: another engine would not go on alike; names the parameter.
+        ValueError: names the parameter.
     """
-    import msgspec
-
     held = [name for name, value in LEFT_ALONE.items() if getattr(params, name) != value]
     held += [name for name in _EMPTY if getattr(params, name)]
     if held:
@@ -154,6 +150,3 @@ def with_noise_of_its_own(params: Any, switch: str) -> Any:
             f"{switch}=true cannot be combined with the sampling parameter {held[0]}={getattr(params, held[0])!r}, "
             "which looks at where a request began; take one of them away"
         )
-    if params.seed is not None or params.temperature == 0:
-        return params
-    return msgspec.structs.replace(params, seed=int(torch.randint(2**31 - 1, (1,), device="npu").item()))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
 from verl_patches.features.compatibility.feature import VERL_ON_VLLM
+from verl_patches.features.request_noise.feature import REQUEST_NOISE
 from verl_patches.features.rollout_rebalance.feature import ROLLOUT_REBALANCE
 from verl_patches.features.watch.feature import WATCH
 
@@ -47,10 +48,11 @@ def wake_up(upstream: Callable[..., None], self: LLMEngine, tags: list[str] | No
 
 @wrap(
     "vllm.v1.engine.llm_engine:LLMEngine.add_request",
-    feature=ROLLOUT_REBALANCE,
-    why="what a request samples may not depend on the engine that runs it, so each draws random numbers of its own",
+    feature=REQUEST_NOISE,
+    why="requests without a seed draw from the engine's random numbers, row by row of the batch in which they are, so "
+    "that what one samples depends on the others",
     upstream="not forwarded: part of this project's features",
-    remove_when="vLLM moves requests between data-parallel engines while they decode",
+    remove_when="vLLM gives every request random numbers of its own",
 )
 def add_request(
     upstream: Callable[..., None],
@@ -61,9 +63,31 @@ def add_request(
     *args: Any,
     **options: Any,
 ) -> None:
-    from verl_patches.features.rollout_rebalance.requests import with_noise_of_its_own
+    from verl_patches.features.request_noise.generators import with_noise_of_its_own
 
-    upstream(self, request_id, prompt, with_noise_of_its_own(params, ROLLOUT_REBALANCE.switch), *args, **options)
+    upstream(self, request_id, prompt, with_noise_of_its_own(params), *args, **options)
+
+
+@wrap(
+    "vllm.v1.engine.llm_engine:LLMEngine.add_request",
+    feature=ROLLOUT_REBALANCE,
+    why="a request whose parameters look at where it began would not go on alike at another engine",
+    upstream="not forwarded: part of this project's features",
+    remove_when="vLLM moves requests between data-parallel engines while they decode",
+)
+def add_movable_request(
+    upstream: Callable[..., None],
+    self: LLMEngine,
+    request_id: str,
+    prompt: PromptType,
+    params: SamplingParams,
+    *args: Any,
+    **options: Any,
+) -> None:
+    from verl_patches.features.rollout_rebalance.requests import require_movable
+
+    require_movable(params, ROLLOUT_REBALANCE.switch)
+    upstream(self, request_id, prompt, params, *args, **options)
 
 
 @wrap(

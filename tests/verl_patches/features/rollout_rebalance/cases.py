@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 MODEL, LEASE, SEQUENCES = "deepseek8", 4, 8
 LONG = [100, 84, 70, 60, 50, 40, 30, 24]
 STOP_TOKEN = 7
+PART = 12
 
 
 @dataclass(frozen=True)
 class Case:
-    """Engines of `tensor_parallel` ranks each, whose graphs have these sizes, and what they generate in turn."""
+    """Engines of `tensor_parallel` ranks each, whose graphs have these sizes, and what they generate in turn. part:
+    most tokens of a prompt in one forward, where prompts are cut; 0 leaves them whole."""
 
     ranks: int
     sizes: tuple[int, ...]
     runs: tuple[str, ...]
     tensor_parallel: int = 1
+    part: int = 0
 
 
 EVERY = ("greedy off", "greedy on", "seeded off", "seeded on")
@@ -25,9 +30,33 @@ CASES = {
     "two": Case(2, (1, 2, 4, 8), (*EVERY, "seeded on: drawn anew", "greedy on: nothing comes home")),
     "four": Case(4, (1, 2, 4, 8), EVERY),
     "tensor parallel": Case(4, (2, 4, 8), EVERY, tensor_parallel=2),
+    "cut": Case(
+        2, (1, 2, 4, 8), (*EVERY, "seeded off: a part draws", "seeded on: the device's numbers go on"), part=PART
+    ),
 }
-FAULTS = {
+
+
+def draw_for_parts(runner: Any, scheduled: dict[str, int]) -> None:
+    """What remains of vLLM-Ascend's draw for a part of a prompt, set back by too little."""
+    import torch
+
+    for request_id, number in scheduled.items():
+        state = runner.requests[request_id]
+        if state.num_computed_tokens + number < state.num_tokens:
+            runner.input_batch.generators.pop(runner.input_batch.req_id_to_index[request_id], None)
+            if state.generator is not None:
+                torch.empty(1, device="npu").exponential_(generator=state.generator)
+        elif state.generator is not None:
+            runner.input_batch.generators[runner.input_batch.req_id_to_index[request_id]] = state.generator
+
+
+FAULTS: dict[str, tuple[str, Any]] = {
     "drawn anew": ("verl_patches.features.rollout_rebalance.mover.restore_generators", lambda runner, scheduled: None),
+    "a part draws": ("verl_patches.features.request_noise.generators.give_generators", draw_for_parts),
+    "the device's numbers go on": (
+        "verl_patches.features.request_noise.generators.parts_leave_no_trace",
+        contextlib.nullcontext,
+    ),
     "nothing comes home": ("verl_patches.features.rollout_rebalance.mover.Mover.ended", lambda mover: None),
 }
 

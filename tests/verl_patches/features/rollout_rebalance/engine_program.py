@@ -8,6 +8,7 @@ decode loop, by run, to ``FOLDER/CASE/found.RANK.json``.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import sys
@@ -57,12 +58,16 @@ def generate(folder: Path, case: Case) -> None:
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl")
     engine, engines = rank // case.tensor_parallel, case.ranks // case.tensor_parallel
+    scheduler = {"enabled": True, "enable_chunked_prefill": True}
+    cut = {"max_num_batched_tokens": case.part, "enable_chunked_prefill": True} if case.part else {}
     llm = LLM(
         model=str(folder.parent / MODEL), skip_tokenizer_init=True, dtype="float32", max_num_seqs=SEQUENCES,
         seed=engine, num_gpu_blocks_override=64, gpu_memory_utilization=0.4, swap_space=0, max_model_len=160,
         enable_prefix_caching=False, tensor_parallel_size=case.tensor_parallel,
         distributed_executor_backend="external_launcher",
-        additional_config={"torchair_graph_config": {"enabled": True, "graph_batch_sizes": list(case.sizes)}},
+        additional_config={"torchair_graph_config": {"enabled": True, "graph_batch_sizes": list(case.sizes)}}
+        | ({"ascend_scheduler_config": scheduler} if cut else {}),
+        **cut,
     )  # fmt: skip
     found = {}
     for run in case.runs:
@@ -78,6 +83,7 @@ def activate(case: Case, rebalance: bool) -> None:
     sections = {
         "dp_sync": {"lease_steps": LEASE},
         "rollout": {"expert_parallel_size": case.ranks},
+        "request_noise": {"enabled": True},
         "rollout_rebalance": {"enabled": rebalance},
     }
     settings.activate(settings.OverlaySettings.from_config({"overlay": sections}))
@@ -92,13 +98,16 @@ def faulty(fault: str) -> Iterator[None]:
 def generated(llm: Any, engine: int, lengths: list[int], greedy: bool) -> dict[str, Any]:
     """Tokens, log-probs and finish reasons of every answer in order, and the figures of the decode loop.
 
-    Drawn answers also end at a token of their own, and the first prompt has two of them.
+    Drawn answers also end at a token of their own, and the first prompt has two of them. Every other request has no
+    seed, and gets one of the engine's.
     """
+    import torch
     from vllm import SamplingParams
 
     from verl_patches.features.measure import step_record
 
     step_record._record = step_record.StepRecord()
+    torch.npu.manual_seed(engine)
     common: dict[str, Any] = {"ignore_eos": True, "logprobs": 0, "detokenize": False}
     prompts = [
         [1, 3 + engine, 10 + number, 40 + 3 * number, 17, *range(4, 4 + 3 * number)] for number in range(SEQUENCES)
@@ -107,7 +116,11 @@ def generated(llm: Any, engine: int, lengths: list[int], greedy: bool) -> dict[s
         SamplingParams(temperature=0.0, max_tokens=length, **common)
         if greedy
         else SamplingParams(
-            n=1 + (number == 0), seed=100 * engine + number, max_tokens=length, stop_token_ids=[STOP_TOKEN], **common
+            n=1 + (number == 0),
+            seed=None if number % 2 else 100 * engine + number,
+            max_tokens=length,
+            stop_token_ids=[STOP_TOKEN],
+            **common,
         )
         for number, length in enumerate(lengths)
     ]
@@ -118,6 +131,7 @@ def generated(llm: Any, engine: int, lengths: list[int], greedy: bool) -> dict[s
         "tokens": [list(answer.token_ids) for answer in answers],
         "log_probs": [[by[token].logprob for by, token in zip(a.logprobs, a.token_ids, strict=True)] for a in answers],
         "reasons": [answer.finish_reason for answer in answers],
+        "device's numbers": hashlib.sha256(torch.npu.get_rng_state().numpy().tobytes()).hexdigest(),
         "figures": {name.removeprefix("rollout/"): value for name, value in counts.items() if "rollout/" in name},
     }
 

@@ -55,7 +55,7 @@ def ratio(found: Found, case: str, run: str) -> float:
 @pytest.mark.parametrize("case", MOVING)
 def test_tokens_order_and_finish_reasons_are_those_without_moves(found, case, kind):
     assert figure(found, case, f"{kind} on", "moved_requests") > 0
-    for what in ("tokens", "reasons"):
+    for what in ("tokens", "reasons", "device's numbers"):
         assert answers(found, case, f"{kind} on", what) == answers(found, case, f"{kind} off", what)
     pairs = zip(*(answers(found, case, f"{kind} {moves}", "log_probs") for moves in ("on", "off")), strict=True)
     for moved, stayed in pairs:
@@ -89,6 +89,27 @@ def test_noise_that_begins_anew_at_a_move_gives_other_tokens(found):
     run = "seeded on: drawn anew"
     assert figure(found, "two", run, "moved_requests") > 0
     assert answers(found, "two", run, "tokens") != answers(found, "two", "seeded off", "tokens")
+
+
+@pytest.mark.parametrize("kind", ["greedy", "seeded"])
+def test_prompts_in_parts_give_the_tokens_of_whole_ones(found, kind):
+    assert figure(found, "cut", f"{kind} off", "prefill_steps") > figure(found, "two", f"{kind} off", "prefill_steps")
+    for what in ("tokens", "reasons", "device's numbers"):
+        assert answers(found, "cut", f"{kind} off", what) == answers(found, "two", f"{kind} off", what)
+
+
+def test_parts_that_draw_from_a_requests_random_numbers_give_other_tokens(found):
+    """A control: vLLM-Ascend gives the numbers back by a guess."""
+    drawn = answers(found, "cut", "seeded off: a part draws", "tokens")
+    assert drawn != answers(found, "two", "seeded off", "tokens")
+
+
+def test_parts_that_draw_from_the_devices_random_numbers_change_what_later_requests_get(found):
+    """A control: the tokens are right, and the seeds of the next rollout are others."""
+    run = "seeded on: the device's numbers go on"
+    assert answers(found, "cut", run, "tokens") == answers(found, "two", "seeded off", "tokens")
+    numbers = answers(found, "cut", run, "device's numbers")
+    assert numbers != answers(found, "two", "seeded off", "device's numbers")
 
 
 def test_results_that_do_not_come_home_are_missed(found):

@@ -13,19 +13,17 @@ from verl_patches.features.rollout_rebalance.feature import ROLLOUT_REBALANCE
 (check,) = ROLLOUT_REBALANCE.checks
 
 
-WHOLE_PROMPTS = {"enabled": True, "enable_chunked_prefill": False}
-
-
-def job(scheduler: dict[str, bool] = WHOLE_PROMPTS, **graph: Any) -> dict[str, Any]:
+def job(**graph: Any) -> dict[str, Any]:
     graphs = {"enabled": True, "graph_batch_sizes": [1, 4, 16]} | graph
-    additional = {"torchair_graph_config": graphs, "ascend_scheduler_config": scheduler}
+    additional = {"torchair_graph_config": graphs}
     rollout = {"tensor_model_parallel_size": 2, "engine_kwargs": {"vllm": {"additional_config": additional}}}
     return {"actor_rollout_ref": {"rollout": rollout}}
 
 
-def settings(enabled: bool = True, leases: bool = True, experts: int = 8) -> Any:
+def settings(enabled: bool = True, leases: bool = True, noise: bool = True, experts: int = 8) -> Any:
     return SimpleNamespace(
         rollout_rebalance=SimpleNamespace(enabled=enabled),
+        request_noise=SimpleNamespace(enabled=noise),
         dp_sync=SimpleNamespace(enabled=leases),
         rollout=SimpleNamespace(expert_parallel_size=experts),
     )
@@ -34,12 +32,7 @@ def settings(enabled: bool = True, leases: bool = True, experts: int = 8) -> Any
 @pytest.mark.parametrize(
     ("config", "chosen", "sentence"),
     [
-        (job({}), settings(), "needs whole prompts.*ascend_scheduler_config.enabled=true"),
-        (
-            job(WHOLE_PROMPTS | {"enable_chunked_prefill": True}),
-            settings(),
-            "enabled=true, enable_chunked_prefill=false there",
-        ),
+        (job(), settings(noise=False), "needs actor_rollout_ref.overlay.request_noise.enabled=true.*; set it, or"),
         (job(), settings(leases=False), "needs actor_rollout_ref.overlay.dp_sync.enabled=true"),
         (job(), settings(experts=2), "rollout.expert_parallel_size=2 with .*tensor_model_parallel_size=2 gives one"),
         (

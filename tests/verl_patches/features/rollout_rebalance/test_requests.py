@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,7 +23,7 @@ from verl_patches.features.rollout_rebalance.requests import (
     joined,
     output_of,
     parameters_left,
-    with_noise_of_its_own,
+    require_movable,
 )
 
 unhurried = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -101,15 +99,5 @@ def test_an_engine_that_takes_over_goes_on_from_the_tokens_with_what_is_left():
 def test_a_parameter_that_looks_at_where_a_request_began_is_refused(field, value):
     params = SamplingParams(temperature=0.0, **{field: value})
     with pytest.raises(ValueError, match=rf"enabled=true cannot be combined with the sampling parameter {field}="):
-        with_noise_of_its_own(params, "enabled")
-    assert with_noise_of_its_own(SamplingParams(temperature=0.0), "enabled").seed is None
-
-
-def test_a_request_without_a_seed_gets_one_and_keeps_the_rest(monkeypatch):
-    drawn = iter((3, 4))
-    monkeypatch.setattr("torch.randint", lambda *sizes, device: SimpleNamespace(item=lambda: next(drawn)))
-    params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5)
-    seeded = [with_noise_of_its_own(params, "enabled") for _ in range(2)]
-    assert [each.seed for each in seeded] == [3, 4] and params.seed is None
-    assert {(each.temperature, each.top_p, each.max_tokens) for each in seeded} == {(0.7, 0.9, 5)}
-    assert with_noise_of_its_own(SamplingParams(seed=8), "enabled").seed == 8
+        require_movable(params, "enabled")
+    require_movable(SamplingParams(temperature=0.7, top_p=0.9, seed=3), "enabled")

@@ -1,0 +1,1 @@
+"""Every request of a rollout draws random numbers of its own."""

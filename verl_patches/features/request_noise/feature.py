@@ -1,0 +1,25 @@
+"""The feature request_noise: its configuration and its switch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from overlay import Feature
+
+
+@dataclass(frozen=True)
+class RequestNoiseSettings:
+    """Let every request of a rollout draw random numbers of its own, so that what it samples depends neither on its
+    neighbours nor on how prompts are cut."""
+
+    enabled: bool = False
+
+
+REQUEST_NOISE = Feature(
+    name="request_noise",
+    purpose="What a request samples does not depend on what runs beside it, or on how its prompt is cut.",
+    section="actor_rollout_ref.overlay.request_noise",
+    settings=RequestNoiseSettings,
+    switch="actor_rollout_ref.overlay.request_noise.enabled",
+    is_on=lambda settings: settings.request_noise.enabled,
+)
