@@ -26,7 +26,7 @@ _STAGES = ("rollout", "old_log_prob", "ref", "update", "reshard", "offload")
 _COLUMNS = ("rollout", "old lp", "ref", "update", "reshard", "offload", "step s")
 _HEADER = f"{'step':>7}  {'reward':<{6 + _BAR_CELLS}}" + "".join(f"{title:>{_CELL}}" for title in _COLUMNS)
 _PRECISION_NOTES = {
-    "bfloat16": " (bfloat16 decides near ties between experts either way; the gate is fp32: run with "
+    "bfloat16": " (bfloat16 rounds the two apart; the gate is fp32: run with "
     "-- actor_rollout_ref.overlay.precision=float32)",
 }
 _EVENTS = {

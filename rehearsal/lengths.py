@@ -24,11 +24,13 @@ def measured_settings(train_data: Path, checkpoint: Path, dies: int) -> list[str
     prompts = pyarrow.parquet.read_table(train_data, columns=["prompt"]).column("prompt").to_pylist()
     longest = max(len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True)) for prompt in prompts)
     limit = min(longest, _LONGEST_PROMPT)
+    batch = _PROMPTS_A_STEP_AND_DIE * dies
     sizes: dict[str, str | int] = {
         "data.max_prompt_length": limit,
         "data.max_response_length": _RESPONSE_TOKENS,
         "data.filter_overlong_prompts": "true",
-        "data.train_batch_size": _PROMPTS_A_STEP_AND_DIE * dies,
+        "data.train_batch_size": batch,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": batch,
         "actor_rollout_ref.rollout.n": _RESPONSES_A_PROMPT,
         "actor_rollout_ref.rollout.max_model_len": limit + _RESPONSE_TOKENS,
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": _MICRO_BATCH,

@@ -20,6 +20,7 @@ from post_training.environment_files import read_environment
 from post_training.models.families import find_family, sizes_of
 from post_training.report import StepRecord
 from rehearsal.display import format_duration, format_row
+from rehearsal.jobs import JOBS
 from rehearsal.lengths import measured_settings
 from rehearsal.plan import Options, make_plan
 from rehearsal.preflight import (
@@ -369,6 +370,19 @@ def test_lengths_follow_the_data(tmp_path):
         rollout = compose_checked(plan)["actor_rollout_ref"]["rollout"]
         assert rollout["max_model_len"] == lengths[name] + int(chosen["data.max_response_length"])
     assert 3 <= lengths["short"] < 16 and lengths["long"] == 256
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_job_takes_the_lengths_of_other_data(tmp_path, job):
+    from rehearsal.tiny_model.tokenizer import build_tokenizer
+
+    dies = JOBS[job].dies
+    build_tokenizer().save_pretrained(tmp_path)
+    write_files({tmp_path / "data": [to_row(Problem("1+1", "2"), 0, "train", "own", "")]})
+    measured = measured_settings(tmp_path / "data", tmp_path, dies)
+    config = compose_checked(make_plan(Options(job=job, dies=dies), "time").with_overrides(measured))
+    assert config["data"]["train_batch_size"] == 2 * dies
+    assert config["actor_rollout_ref"]["actor"]["ppo_mini_batch_size"] == 2 * dies
 
 
 def test_the_sizes_of_the_model_are_checked_before_it_is_made():
