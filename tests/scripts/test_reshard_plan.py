@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.reshard_plan import main
+from post_training.layouts.figures import PerTensorFigures, PlanFigures, Spread
+from scripts.reshard_plan import Ways, main, table
 
 CLUSTER_TRAIN = "tp4,pp8,ep8,tp_extend,layers=7/7/8/8/8/8/8/7"
 SMALL = {
@@ -77,6 +78,44 @@ def test_a_model_file_a_table_and_a_picture(model: str, tmp_path: Path, capsys: 
     printed = capsys.readouterr().out
     assert "received, GB" in printed and "per tensor" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+TABLE = """\
+GB are min / avg / max a die  direct              relayed in node        per tensor
+received, GB                  1.00 / 1.25 / 1.50  11.00 / 11.25 / 11.50  21.00 / 21.25 / 21.50
+lower bound, GB               3.00 / 3.25 / 3.50  13.00 / 13.25 / 13.50
+received / bound              0.385               0.849                  6.538
+experts received, GB          4.00 / 4.25 / 4.50  14.00 / 14.25 / 14.50  22.00 / 22.25 / 22.50
+experts, lower bound, GB      5.00 / 5.25 / 5.50  15.00 / 15.25 / 15.50
+sent, GB                      2.00 / 2.25 / 2.50  12.00 / 12.25 / 12.50  -
+sent, max / avg               1.111               1.020                  -
+into a node, GB               6.00 / 6.25 / 6.50  16.00 / 16.25 / 16.50  -
+collectives                   4                   4                      55
+object collectives            0                   0                      66
+peak staging, GB              7.50                7.50                   4.17
+regions received              2                   2                      -
+planning, CPU s a rank        1.38                1.38                   -"""
+
+
+def plan_with(lowest: int) -> PlanFigures:
+    """Figures of which no two are alike: received, sent, both bounds and into a node from so many GB on."""
+    received, sent, bound, experts, bound_experts, node = (gigabytes(lowest + number) for number in range(6))
+    regions = Spread(1, 2.4, 3)
+    return PlanFigures(
+        8, received, sent, bound, experts, bound_experts, node, 3, 4, 0, 7_500_000_000, 1, regions, 1.375
+    )
+
+
+def gigabytes(lowest: float) -> Spread:
+    return Spread(lowest * 1e9, (lowest + 0.25) * 1e9, (lowest + 0.5) * 1e9)
+
+
+def test_the_table_has_a_column_for_each_way() -> None:
+    per_tensor = PerTensorFigures(gigabytes(21), gigabytes(22), 55, 66, 4_170_000_000)
+    assert table(Ways(plan_with(1), plan_with(11), per_tensor)) == TABLE
+    without = table(Ways(plan_with(1), plan_with(11), None)).splitlines()
+    assert without[0] == TABLE.splitlines()[0] and without[1].endswith(" / 11.50  -")
+    assert without[9].split() == ["collectives", "4", "4", "-"]
 
 
 def test_a_dense_model_has_no_expert_bytes(capsys: pytest.CaptureFixture[str]) -> None:

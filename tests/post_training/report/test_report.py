@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from matplotlib.figure import Figure
 
 from post_training.report import ReportError, RunFacts, StepRecord, read_records, summarise
 from post_training.report.figure import draw
-from post_training.report.summary import moving_means
+from post_training.report.summary import REWARD_WINDOW, moving_means
 
 FACTS = RunFacts(seed=1, dies=4, wall_s=100.0, precision="bfloat16", startup_s=50.0)
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -211,6 +212,44 @@ def test_figure_is_a_png_that_depends_on_the_data(tmp_path):
     images = {path.stem: path.read_bytes() for path in tmp_path.iterdir()}
     assert all(image.startswith(PNG_SIGNATURE) for image in images.values())
     assert images["low"] == images["same"] != images["high"]
+
+
+def test_the_figure_shows_rewards_and_stages_on_top_of_each_other(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: kept.append((figure, path, options)))
+    steps = [
+        record(step, critic__score__mean=step / 10, timing_s__gen=1.0 * step, timing_s__ref=0.5, timing_s__step=4.0)
+        for step in range(1, 8)
+    ]
+    unknown = record(8, timing_s__gen=2.0, timing_s__step=2.0)
+    draw([*steps, unknown], "A run", tmp_path / "report.png")
+    ((figure, path, options),) = kept
+    assert (path, options) == (tmp_path / "report.png", {"dpi": 110, "format": "png"})
+    assert figure.get_suptitle() == "A run" and tuple(figure.get_size_inches()) == (9, 7.5)
+    rewards, times = figure.axes
+    known = [number / 10 for number in range(1, 8)]
+    points, curve = rewards.lines
+    assert (list(points.get_xdata()), list(points.get_ydata())) == ([*range(1, 8)], known)
+    assert list(curve.get_ydata()) == moving_means(known, REWARD_WINDOW) and rewards.get_ylim() == (0, 1.02)
+    assert [text.get_text() for text in rewards.get_legend().get_texts()] == ["step", f"mean of {REWARD_WINDOW} steps"]
+    assert rewards.get_shared_x_axes().joined(rewards, times)
+    shown = {bars.get_label(): [(bar.get_y(), bar.get_height()) for bar in bars] for bars in times.containers}
+    assert list(shown) == ["rollout", "ref", "other"]
+    assert shown["rollout"] == [(0, float(step)) for step in range(1, 8)] + [(0, 2.0)]
+    assert shown["ref"] == [(float(step), 0.5) for step in range(1, 8)] + [(2.0, 0.0)]
+    assert shown["other"] == [(step + 0.5, max(0.0, 3.5 - step)) for step in range(1, 8)] + [(2.0, 0.0)]
+    middles = {bar.get_x() + bar.get_width() / 2 for bars in times.containers for bar in bars}
+    assert sorted(middles) == pytest.approx([*range(1, 9)])
+    assert len({bars[0].get_facecolor() for bars in times.containers}) == 3
+    assert (times.get_xlabel(), times.get_ylabel(), rewards.get_ylabel()) == ("step", "seconds", "mean reward")
+
+
+def test_the_figure_of_steps_without_times_has_no_bars_and_one_of_high_rewards_shows_them(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: kept.append(figure))
+    draw([record(1, critic__score__mean=3.0)], "A run", tmp_path / "report.png")
+    rewards, times = kept[0].axes
+    assert not times.containers and times.get_legend() is None and rewards.get_ylim() == (0, pytest.approx(3.06))
 
 
 def test_moving_means():
