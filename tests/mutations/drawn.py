@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,14 @@ def _whether_program_and_module(condition: str) -> tuple[bool, bool]:
     return in_program, in_module
 
 
+def _in_single_precision(value: float) -> float:
+    try:
+        (nearest,) = struct.unpack("<f", struct.pack("<f", value))
+    except OverflowError:  # it is larger than any
+        return value
+    return nearest
+
+
 def _without_words(source: str) -> ast.Module:
     """The syntax tree without annotations, what is imported for them, and docstrings: they decide nothing at run time.
 
@@ -117,7 +126,8 @@ def _without_words(source: str) -> ast.Module:
 
     Nor does it decide anything whether lines are printed at once (`flush` of `print`), and what is always so: bad input
     ends in a sentence of its own here, so that an `assert`, or `strict` of `zip`, speaks only where there is another
-    fault.
+    fault. And a fraction is what single precision keeps of it, which is more than anything is measured or printed to:
+    1e9 and 1e9 + 1 are one.
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -133,6 +143,8 @@ def _without_words(source: str) -> ast.Module:
             "__name__"
         }:
             node.test = ast.Constant(_whether_program_and_module(ast.unparse(node.test)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, float):
+            node.value = _in_single_precision(node.value)
         elif isinstance(node, ast.Assert):
             node.test, node.msg = ast.Constant(None), None
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _DECIDES_NOTHING:

@@ -121,6 +121,15 @@ def test_what_is_imported_for_annotations_alone_is_no_change_either(test, differ
 
 
 @pytest.mark.parametrize(
+    ("number", "other", "differs"),
+    [("1e9", "1e9 + 1", True), ("1e9", "1000000001.0", False), ("600.0", "601.0", True), ("0.1", "0.1000001", True),
+     ("1e300", "1e299", True), ("1000000000", "1000000001", True)],
+)  # fmt: skip
+def test_a_fraction_is_what_single_precision_keeps_of_it(number, other, differs):
+    assert _changes_something(f"x = {number}", f"x = {other}") is differs
+
+
+@pytest.mark.parametrize(
     ("line", "other", "differs"),
     [
         ("pairs = zip(x, y, strict=True)", "pairs = zip(x, y, strict=False)", False),
