@@ -1,0 +1,138 @@
+"""What a reshard costs, against a naive count of the elements that every rank holds and needs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from post_training.layouts.figures import PerTensorFigures, Spread, per_tensor_figures, plan_figures
+from post_training.layouts.layout import EXPERT_MARK, PADDING, Piece, RolloutPlacement, TrainPlacement
+from post_training.layouts.schedule import ALIGNMENT
+from post_training.models.deepseek_v3 import table
+from tests.post_training.layouts.reference import SMALL
+
+TABLE, WIDE, ITEMSIZE = table(SMALL), 1 << 30, 4
+PAIRS = {
+    "stages": (
+        TrainPlacement(tp=2, pp=2, ep=1, dp=1, num_layer_list=(2, 1), moe_tp_extend_ep=True),
+        RolloutPlacement(tp=2, dp=2, ep=4, instances=1),
+    ),
+    "instances": (
+        TrainPlacement(tp=2, pp=1, ep=3, dp=3, num_layer_list=(3,), moe_tp_extend_ep=True),
+        RolloutPlacement(tp=1, dp=3, ep=3, instances=2),
+    ),
+}
+
+
+def elements(pieces: list[Piece]) -> dict[str, np.ndarray]:
+    """How often a rank has each element of each tensor."""
+    found: dict[str, np.ndarray] = {}
+    for piece in pieces:
+        if piece.canonical != PADDING:
+            counts = found.setdefault(piece.canonical, np.zeros(TABLE.shapes[piece.canonical], dtype=int))
+            counts[tuple(slice(*edge) for edge in piece.box)] += 1
+    return found
+
+
+def missing(train: TrainPlacement, rollout: RolloutPlacement) -> np.ndarray:
+    """Bytes [ranks, 2] of dense and of expert weights that each rank needs and does not hold."""
+    lacks = np.zeros((train.world_size, 2), dtype=int)
+    for rank in range(train.world_size):
+        held = elements(TABLE.megatron(train, rank))
+        for name, counts in elements(TABLE.vllm_ascend(rollout, rank)).items():
+            absent = counts[held[name] == 0] if name in held else counts
+            lacks[rank, int(EXPERT_MARK in name)] += int(absent.sum()) * ITEMSIZE
+    return lacks
+
+
+def spread(values: np.ndarray) -> Spread:
+    return Spread(values.min(), values.mean(), values.max())
+
+
+@pytest.mark.parametrize("relay", [False, True])
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_what_is_received_is_what_is_missing(pair, relay):
+    figures, plan = plan_figures(TABLE, *pair, WIDE, ITEMSIZE, ranks_per_node=2, relay=relay)
+    lacks = missing(*pair)
+    assert lacks.min(axis=0).sum() < lacks.max(axis=0).sum() and lacks[:, 1].any()
+    assert figures.ranks == pair[0].world_size and figures.bucket_bytes == WIDE
+    assert figures.received == figures.bound_received == spread(lacks.sum(axis=1))
+    assert figures.expert_received == figures.bound_expert_received == spread(lacks[:, 1])
+    assert figures.sent.average == figures.received.average and figures.received_over_bound == 1
+    assert figures.sent_maximum_over_average == figures.sent.maximum / figures.sent.average >= 1
+    legs = [leg for leg in (plan.remote, plan.relay) if len(leg.target)]
+    assert figures.rounds == len(legs) and figures.collectives == figures.rounds + 1
+    assert figures.object_collectives == 0 and figures.plan_seconds > 0
+    regions = [sum(int((leg.target == rank).sum()) for leg in legs) for rank in range(figures.ranks)]
+    assert figures.regions == spread(np.array(regions))
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_bytes_go_into_a_node_from_other_nodes(pair):
+    def into_nodes(ranks_per_node: int, relay: bool = False) -> Spread:
+        figures, _ = plan_figures(TABLE, *pair, WIDE, ITEMSIZE, ranks_per_node=ranks_per_node, relay=relay)
+        return figures.node_ingress
+
+    lacks = missing(*pair).sum(axis=1)
+    assert into_nodes(1) == spread(lacks) and into_nodes(pair[0].world_size) == Spread(0, 0, 0)
+    relayed, direct = into_nodes(2, relay=True), into_nodes(2)
+    assert 0 < relayed.average <= direct.average < 2 * lacks.mean()
+    assert relayed.minimum <= relayed.average <= relayed.maximum
+
+
+def test_staging_holds_what_the_busiest_rank_sends_and_receives():
+    whole, plan = plan_figures(TABLE, *PAIRS["stages"], WIDE, ITEMSIZE)
+    traffic = plan.remote.between(plan.world_size)
+    most = int((traffic.sum(0) + traffic.sum(1)).max())
+    pairs = int((traffic > 0).sum())
+    assert most <= whole.staging_peak <= most + (len(plan.names) + 2 * pairs) * ALIGNMENT
+    cut, _ = plan_figures(TABLE, *PAIRS["stages"], most // 4, ITEMSIZE)
+    assert 1 < cut.rounds == cut.collectives - 1 and 0 < cut.staging_peak <= 2 * cut.bucket_bytes
+    assert cut.received == whole.received
+
+
+def test_nothing_moves_where_each_rank_holds_what_it_needs():
+    train = TrainPlacement(tp=1, pp=1, ep=1, dp=1, num_layer_list=(3,), moe_tp_extend_ep=True)
+    rollout = RolloutPlacement(tp=1, dp=1, ep=1, instances=1)
+    figures, _ = plan_figures(TABLE, train, rollout, WIDE, ITEMSIZE)
+    assert figures.received == figures.bound_received == figures.node_ingress == Spread(0, 0, 0)
+    assert (figures.staging_peak, figures.received_over_bound, figures.sent_maximum_over_average) == (0, 0, 0)
+    alone = per_tensor_figures(TABLE, train, rollout, ITEMSIZE)
+    largest = max(int(np.prod(dims)) for name, dims in TABLE.shapes.items() if EXPERT_MARK not in name) * ITEMSIZE
+    assert alone.received == alone.expert_received == Spread(0, 0, 0) and alone.staging_peak == largest
+
+
+def published(train: TrainPlacement, rollout: RolloutPlacement) -> tuple[np.ndarray, np.ndarray]:
+    """The published way, rank by rank: all dense weights that a rank lacks; of the experts first what its pipeline
+    peers hold of its column, then from its column group what it serves of the others' columns."""
+    everything, experts = np.zeros(train.world_size, dtype=int), np.zeros(train.world_size, dtype=int)
+    for rank in range(train.world_size):
+        held, needed = elements(TABLE.megatron(train, rank)), elements(TABLE.vllm_ascend(rollout, rank))
+        column = train.tp_ep_rank(rank)
+        mine = [elements(TABLE.megatron(train, other)) for other in range(train.world_size)
+                if train.tp_ep_rank(other) == column]  # fmt: skip
+        of_column = {name for each in mine for name in each if EXPERT_MARK in name}
+        for name, dims in TABLE.shapes.items():
+            size = int(np.prod(dims)) * ITEMSIZE
+            if EXPERT_MARK in name:
+                broadcast, exchanged = name in of_column and name not in held, name in needed and name not in of_column
+                experts[rank] += size * (broadcast + exchanged)
+            else:
+                everything[rank] += size - int((held[name] > 0).sum() if name in held else 0) * ITEMSIZE
+    return everything + experts, experts
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_the_published_way_gathers_dense_weights_and_broadcasts_experts_as_they_are_stored(pair):
+    received, experts = published(*pair)
+    figures = per_tensor_figures(TABLE, *pair, ITEMSIZE)
+    assert isinstance(figures, PerTensorFigures) and figures.received == spread(received)
+    assert figures.expert_received == spread(experts)
+    dense = [int(np.prod(dims)) * ITEMSIZE for name, dims in TABLE.shapes.items() if EXPERT_MARK not in name]
+    assert figures.staging_peak == int(max(dense) * (2 + 1 / pair[0].tp))
+
+
+def test_the_published_way_exists_for_experts_cut_over_all_ranks_alone():
+    train = TrainPlacement(tp=2, pp=2, ep=1, dp=1, num_layer_list=(2, 1), moe_tp_extend_ep=False)
+    with pytest.raises(ValueError, match="moe_tp_extend_ep only"):
+        per_tensor_figures(TABLE, train, PAIRS["stages"][1])
