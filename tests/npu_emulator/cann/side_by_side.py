@@ -68,13 +68,14 @@ def numbers(metrics: Mapping[str, object]) -> dict[str, float]:
 
 
 def compare(ones: list, others: list, reasons: tuple[Reason, ...]) -> tuple[list[str], list[Row]]:
-    """Metrics that are equal in every step of two runs, and rows for the others. A metric of one run only is NaN in the
-    other, which nothing explains."""
+    """Metrics that are equal in every step of two runs, and rows for the others. A metric that one run has in a step is
+    NaN in the other's, which nothing explains."""
     pairs = [(one.step, numbers(one.metrics), numbers(other.metrics)) for one, other in zip(ones, others, strict=True)]
     names = sorted({name for _, one, other in pairs for name in one.keys() | other.keys()})
     equal, rows = [], []
     for name in names:
-        steps = [(step, one.get(name, math.nan), other.get(name, math.nan)) for step, one, other in pairs]
+        those = [pair for pair in pairs if name in pair[1].keys() | pair[2].keys()]
+        steps = [(step, one.get(name, math.nan), other.get(name, math.nan)) for step, one, other in those]
         unequal = [each for each in steps if each[1] != each[2]]
         if not unequal:
             equal.append(name)

@@ -31,6 +31,13 @@ def test_a_metric_that_differs_and_one_that_is_missing_are_found():
     assert unexplained(metrics | {"actor/kl_loss": 0.5}) == ["actor/kl_loss"]
 
 
+def test_a_metric_of_the_first_step_alone_is_compared_there():
+    steps = [SimpleNamespace(step=1, metrics={"reshard/plan": 1.0}), SimpleNamespace(step=2, metrics={})]
+    other = [SimpleNamespace(step=1, metrics={"reshard/plan": 2.0}), steps[1]]
+    assert side_by_side.compare(steps, steps, ()) == (["reshard/plan"], [])
+    assert [row.name for row in side_by_side.compare(steps, other, ())[1]] == ["reshard/plan"]
+
+
 @pytest.mark.exhaustive
 def test_both_engines_sample_the_same_and_every_difference_is_explained(tmp_path):
     runs = [side_by_side.rehearse(name, tmp_path / name, STEPS, "float32") for name in side_by_side.ENGINES]
