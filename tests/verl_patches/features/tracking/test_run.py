@@ -2,12 +2,14 @@
 
 import json
 import math
+import os
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from verl_patches.features.tracking import backends
-from verl_patches.features.tracking.run import RECORD, RunTrackers
+from verl_patches.features.tracking.run import RECORD, RunTrackers, end_left_run
 
 MLFLOW = backends.BACKENDS["mlflow"]
 
@@ -129,3 +131,34 @@ def test_the_configuration_reaches_no_tracker_with_a_secret(tmp_path):
 
 def test_names_are_what_mlflow_takes():
     assert MLFLOW.name("val/acc@1(数 a):b") == "val/acc@1_数 a_:b"
+
+
+class _Client:
+    """MLflow's: its runs by their status."""
+
+    runs = {"7": "RUNNING", "8": "FINISHED"}
+
+    def __init__(self) -> None:
+        self.asked = os.environ["MLFLOW_TRACKING_URI"]
+
+    def get_run(self, run):
+        return SimpleNamespace(info=SimpleNamespace(status=self.runs[run]))
+
+    def set_terminated(self, run, status):
+        self.runs[run] = (status, self.asked)
+
+
+@pytest.mark.parametrize("server", ["http://tracking.example", None])
+def test_a_run_that_was_left_is_ended_where_it_was_kept_and_no_other(tmp_path, monkeypatch, server):
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=_Client))
+    monkeypatch.setattr(backends, "BACKENDS", {**backends.BACKENDS, "mlflow": MLFLOW})
+    monkeypatch.setattr(_Client, "runs", dict(_Client.runs))
+    for name in MLFLOW.defaults(tmp_path):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server or "")
+    end_left_run(tmp_path, "killed")  # there is no run
+    for run in ("7", "8"):
+        (tmp_path / RECORD).write_text(json.dumps({"mlflow": {"run": run, "step": 3}}))
+        end_left_run(tmp_path, "killed")
+    kept_at = server or MLFLOW.defaults(tmp_path)["MLFLOW_TRACKING_URI"]
+    assert _Client.runs == {"7": (backends.MLFLOW_STATUS["killed"], kept_at), "8": "FINISHED"}
