@@ -115,10 +115,12 @@ Tensor largest(const Tensor& scores, int64_t k) {
 
 }  // namespace
 
-OP(MoeGatingTopKSoftmax, [](Tensor self, Tensor, int64_t k, Tensor weights, Tensor experts, Tensor rows) {
-  const auto [best, chosen] = at::topk(at::softmax(wide(self), -1), k);
-  put(weights, best);
-  put(experts, chosen);
+// A token that is finished gets the expert one past the last, which nobody has.
+OP(MoeGatingTopKSoftmax, [](Tensor self, Tensor finished, int64_t k, Tensor weights, Tensor experts, Tensor rows) {
+  const auto scores = at::softmax(wide(self), -1);
+  const auto chosen = largest(scores, k);
+  put(weights, scores.gather(-1, chosen));
+  put(experts, finished.defined() ? chosen.masked_fill(finished.unsqueeze(-1), self.size(-1)) : chosen);
   const auto row = at::arange(self.size(0), rows.options()).unsqueeze(1);
   put(rows, at::arange(k, rows.options()).unsqueeze(0) * self.size(0) + row);
 })
@@ -151,7 +153,7 @@ OP(MoeInitRouting, [](Tensor self, Tensor rows, Tensor experts, int64_t, Tensor 
   put(expanded, self.index_select(0, from.narrow(0, 0, expanded.size(0)).remainder(self.size(0))));
 })
 OP(MoeComputeExpertTokens, [](Tensor sorted, int64_t experts, Tensor out) {
-  put(out, at::bincount(sorted, {}, experts).cumsum(0));
+  put(out, at::bincount(sorted, {}, experts).narrow(0, 0, experts).cumsum(0));  // one past the last: of finished tokens
 })
 OP(MoeFinalizeRoutingV2, [](Tensor expanded, Tensor places, Tensor skip1, Tensor skip2, Tensor bias, Tensor scales,
                             Tensor experts, int64_t mode, Tensor out) {

@@ -392,6 +392,23 @@ def fused() -> dict:
 
 
 @check
+def routing() -> dict:
+    """Three tokens and four experts: of equal scores the first expert, and for a finished token one that nobody has."""
+    scores = torch.tensor([[1.0, 2.0, 2.0, 0.0], [0.0, 3.0, 1.0, 2.0], [4.0, 0.0, 0.0, 5.0]], device=DEVICE)
+    finished = torch.tensor([False, True, False], device=DEVICE)
+    weights, experts, _ = torch_npu.npu_moe_gating_top_k_softmax(scores, finished, 2)
+    expected = scores.cpu().softmax(-1).gather(1, torch.tensor([[1, 2], [1, 3], [3, 0]]))
+    unfinished = torch_npu.npu_moe_gating_top_k_softmax(scores, None, 2)[1]
+    totals = torch_npu.npu_moe_compute_expert_tokens(experts.flatten().sort().values, 4)
+    return {
+        "experts": experts.tolist(),
+        "none finished": unfinished.tolist(),
+        "weights": torch.allclose(weights.cpu(), expected),
+        "totals": totals.tolist(),
+    }
+
+
+@check
 def kernels_of_vllm_ascend() -> dict:
     """vllm-ascend's compiled module as it is published: an alias, a part of the vocabulary, rotary embeddings."""
     from vllm_ascend import vllm_ascend_C

@@ -23,7 +23,7 @@ from tests.npu_emulator.cann.engine_process import finish, start
 # Tiles first: whether private formats are allowed is asked once, before the first operator.
 CHECKS = (
     "tiles refusals loaded chip arithmetic thread_without_device allocator graph training fused quantised"
-    " kernels_of_vllm_ascend torchair_graph layer_norm triangles"
+    " kernels_of_vllm_ascend torchair_graph layer_norm triangles routing"
 ).split()
 CAPACITY_MB = 256
 
@@ -181,6 +181,12 @@ def test_an_operator_is_told_which_gradients_are_wanted(device):
 
 def test_fused_operators_round_once(device):
     assert device["fused"] == {"rms_norm": True, "swiglu": True}
+
+
+def test_a_finished_token_goes_to_no_expert(device):
+    answer = device["routing"]
+    assert answer["experts"] == [[1, 2], [4, 4], [3, 0]] and answer["none finished"] == [[1, 2], [1, 3], [3, 0]]
+    assert answer["weights"] and answer["totals"] == [1, 2, 3, 4]
 
 
 def test_vllm_ascends_compiled_module_runs_as_it_is_published(device):
