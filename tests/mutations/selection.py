@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from tests.fast_tier import MOST_SECONDS_OF_A_FILE, measured
+
 # What is asked where the tests beside a file notice nothing, by the room that the file belongs to.
 _SWITCHES = "tests/overlay/test_real_switches.py"
 ROOMS: dict[str, tuple[str, ...]] = {
@@ -43,7 +45,8 @@ def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
     First the test of the same name, the tests that name the module, the demonstrations of the patches and the
     document of the keys in it, and what looks at every file; then the folder that mirrors the file's, then what the
     whole room is tested by. A tier that holds nothing new is left out. Where no test names a module, the nearest are
-    that folder and those that hold the names that the module defines, beside demonstrations and document.
+    that folder and those that hold the names that the module defines, beside demonstrations and document. Where that
+    is nothing at all, they are those of the room that cost little.
     """
     path = Path(file)
     source = (root / path).read_text(encoding="utf-8")
@@ -51,6 +54,7 @@ def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
     near |= {_KEYS} if _DECLARES_KEYS.search(source) else set()
     named, mirrored = {str(test) for test in _same_name(path, root)} | set(_naming(path, root)), _mirrored(path, root)
     near |= named or {*mirrored, *_using(path, root, mirrored)}
+    near = near or set(_cheap(root / "tests" / path.parts[0], root))
     candidates = ((*sorted(near), *_EVERY_FILE), mirrored, ROOMS[path.parts[0]])
     found: list[tuple[str, ...]] = []
     for tier in candidates:
@@ -121,6 +125,12 @@ def _using(path: Path, root: Path, elsewhere: tuple[str, ...]) -> list[str]:
         if not test.startswith(tuple(f"{folder}/" for folder in elsewhere)):
             held[test] = sum(name.search(text) is not None for name in telling)
     return sorted((test for test, count in held.items() if count), key=lambda test: -held[test])[:3]
+
+
+def _cheap(folder: Path, root: Path) -> list[str]:
+    """The test files that lie in a folder itself and are measured to cost little."""
+    files, seconds = (str(each.relative_to(root)) for each in sorted(folder.glob("test_*.py"))), measured()
+    return [file for file in files if seconds.get(file, 0.0) <= MOST_SECONDS_OF_A_FILE]
 
 
 def _names(text: str, path: Path) -> bool:

@@ -165,6 +165,11 @@ def test_a_module_that_no_test_names_is_near_to_those_that_hold_its_names():
     assert "tests/npu_emulator/test_device_module.py" in nearest
 
 
+def test_a_module_whose_names_no_test_holds_is_near_to_what_costs_little_in_its_room():
+    nearest, *_ = tiers("npu_emulator/src/torch_npu/npu/tensor_types.py", ROOT)
+    assert "tests/npu_emulator/test_device_module.py" in nearest and "tests/npu_emulator/test_device.py" not in nearest
+
+
 def test_a_test_of_one_side_of_a_module_is_near_to_it():
     assert "tests/npu_emulator/test_run_command.py" in tiers("npu_emulator/src/npu_emulator/run.py", ROOT)[0]
 
