@@ -1,0 +1,117 @@
+"""What ranks agree on before the first transfer: every rank comes to the same result, or all raise the same error.
+
+The ranks are threads here, and a collective is a board that all of them write to before any reads.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from post_training.layouts.layout import PADDING, Piece
+from post_training.layouts.plan import LayoutError
+from verl_patches.features.reshard import agreement
+
+RANKS = 3
+
+
+class Rank:
+    """Stands for the process group, as one rank sees it."""
+
+    def __init__(self, number: int, barrier: Barrier, board: list) -> None:
+        self.number, self.barrier, self.board, self.collectives = number, barrier, board, 0
+
+
+def gather(gathered: list, value: object, group: Rank) -> None:
+    group.collectives += 1
+    group.board[group.number] = value
+    group.barrier.wait(30)
+    gathered[:] = group.board if len(gathered) == len(group.board) else pytest.fail("a place for every rank")
+    group.barrier.wait(30)
+
+
+@pytest.fixture(autouse=True)
+def threads(monkeypatch):
+    ranks = SimpleNamespace(
+        get_rank=lambda group: group.number, get_world_size=lambda group: RANKS, all_gather_object=gather
+    )
+    monkeypatch.setattr(agreement, "dist", ranks)
+
+
+def on_all_ranks(call) -> tuple[list, list[int]]:
+    """What each rank comes to (its result, or the text of its LayoutError), and its number of collectives."""
+    barrier, board = Barrier(RANKS), [None] * RANKS
+    groups = [Rank(number, barrier, board) for number in range(RANKS)]
+
+    def one(group: Rank) -> object:
+        try:
+            return call(group)
+        except LayoutError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        return list(pool.map(one, groups)), [group.collectives for group in groups]
+
+
+def piece(name: str, size: int = 2) -> Piece:
+    return Piece(name, ((0, size),), f"local.{name}")
+
+
+# By rank: "a" on all, "b" on the last two, "c" on the last alone; the second side has "a" on the first alone.
+LAYOUTS = (
+    [[piece("a")], [piece("a"), piece("b")], [piece("b"), piece("c"), piece("a")]],
+    [[piece("a")], [], [Piece(PADDING, ((0, 2),), "local.padding")]],
+)
+
+
+def tensors(rank: int, side: int, **changed: torch.Tensor) -> dict[str, torch.Tensor]:
+    kinds = {"local.a": torch.float32, "local.b": torch.bfloat16, "local.c": torch.float16, "local.padding": torch.int8}
+    held = {each.local: torch.zeros(2, dtype=kinds[each.local]) for each in LAYOUTS[side][rank]}
+    return held | {f"local.{name}": value for name, value in changed.items()}
+
+
+def test_every_rank_learns_the_type_of_every_tensor_of_each_side():
+    found, collectives = on_all_ranks(
+        lambda group: agreement.agree_on_types([(tensors(group.number, side), LAYOUTS[side]) for side in (0, 1)], group)
+    )
+    types = [{"a": torch.float32, "b": torch.bfloat16, "c": torch.float16}, {"a": torch.float32}]
+    assert found == [types] * RANKS and collectives == [2] * RANKS
+
+
+@pytest.mark.parametrize(
+    "rank, changed, sentence",
+    [
+        (1, {"b": torch.zeros(3, dtype=torch.bfloat16)}, "rank 1: "),
+        (2, {"b": torch.zeros(2, dtype=torch.float32)}, "b: rank 2 holds torch.float32, a lower rank torch.bfloat16"),
+        (2, {"a": torch.zeros(2, dtype=torch.float64)}, "a: rank 2 holds torch.float64, a lower rank torch.float32"),
+    ],
+)
+def test_tensors_of_one_rank_that_do_not_fit_stop_all(rank, changed, sentence):
+    found, _ = on_all_ranks(
+        lambda group: agreement.agree_on_types(
+            [(tensors(group.number, 0, **(changed if group.number == rank else {})), LAYOUTS[0])], group
+        )
+    )
+    assert len(set(map(str, found))) == 1 and found[0].startswith(sentence), found
+
+
+def test_a_tensor_that_a_rank_lacks_stops_all():
+    found, _ = on_all_ranks(
+        lambda group: agreement.agree_on_types(
+            [({} if group.number == 0 else tensors(group.number, 0), LAYOUTS[0])], group
+        )
+    )
+    assert len(set(map(str, found))) == 1 and found[0].startswith("rank 0: ") and "local.a" in found[0]
+
+
+@pytest.mark.parametrize("digests, different", [("xxx", None), ("xyx", [1]), ("yxx", [0]), ("xxy", [2])])
+def test_the_rank_that_planned_something_else_is_named_on_all(digests, different):
+    found, collectives = on_all_ranks(lambda group: agreement.agree_on_plan(digests[group.number], group))
+    assert collectives == [1] * RANKS and len(set(found)) == 1
+    assert (
+        found[0] is None if different is None else found[0].startswith(f"ranks {different} made another reshard plan")
+    )
