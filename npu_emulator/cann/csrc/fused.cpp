@@ -286,6 +286,26 @@ OP(GroupedMatmulV5,
      grouped_matmul({self, matrices(weights), bias, scale, offset, weight_scale, weight_offset, row_scale, list, type,
                      list_type, activation}, out);
    })
+// For each group of rows of self [rows, m] and weight [rows, n] adds their product, self transposed, to a float32 total
+// [groups * m, n]. The list has running totals of rows.
+OP(GroupedMatmulAdd, [](Tensor self, Tensor weight, Tensor list, Tensor total, bool is_turned, bool is_weight_turned,
+                        int64_t type) {
+  constexpr int64_t kReducedRows = 2;
+  TORCH_CHECK(is_turned && !is_weight_turned && type == kReducedRows,
+              "transpose_x must be true, transpose_weight false and group_type 2, not ", is_turned, ", ",
+              is_weight_turned, " and ", type);
+  TORCH_CHECK(at::isReducedFloatingType(self.scalar_type()) && self.scalar_type() == weight.scalar_type() &&
+                  total.scalar_type() == at::kFloat,
+              "x and weight must have the same type of 16 bits, and y float32, not ", self.scalar_type(), ", ",
+              weight.scalar_type(), " and ", total.scalar_type());
+  const auto counts = rows_of_groups(list, 0);
+  const auto sums = total.view({static_cast<int64_t>(counts.size()), self.size(1), weight.size(1)});
+  int64_t start = 0;
+  for (size_t group = 0; group < counts.size(); start += counts[group++]) {
+    const auto rows = self.narrow(0, start, counts[group]), others = weight.narrow(0, start, counts[group]);
+    if (counts[group]) sums[group].addmm_(operand(rows).t(), operand(others));
+  }
+})
 OP(GroupedMatmulWeightNz,
    [](Tensors self, Weights weights, Tensors bias, Tensors scale, Tensors offset, Tensors weight_scale,
       Tensors weight_offset, Tensors row_scale, Tensor list, Tensors, Tensors, Tensors, int64_t, int64_t type,

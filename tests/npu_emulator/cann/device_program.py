@@ -392,6 +392,21 @@ def fused() -> dict:
 
 
 @check
+def added_products() -> dict:
+    """Products of groups of 2, no and 3 rows of bfloat16, added to a total in float32."""
+    generator = torch.Generator().manual_seed(0)
+    rows, others = (torch.randn(5, width, generator=generator).bfloat16() for width in (3, 4))
+    total, ends = torch.randn(9, 4, generator=generator), torch.tensor([2, 2, 5])
+    parts = zip(rows.float().split([2, 0, 3]), others.float().split([2, 0, 3]), strict=True)
+    expected = total + torch.cat([one.t() @ other for one, other in parts])
+    given = [each.to(DEVICE) for each in (total, rows, others, ends)]
+    torch_npu.npu_grouped_matmul_add_(*given)
+    narrow = given[0].bfloat16()
+    refused = message_of(lambda: torch_npu.npu_grouped_matmul_add_(narrow, *given[1:]))
+    return {"close": torch.allclose(given[0].cpu(), expected, rtol=1e-6, atol=1e-6), "refused": refused}
+
+
+@check
 def routing() -> dict:
     """Three tokens and four experts: of equal scores the first expert, and for a finished token one that nobody has."""
     scores = torch.tensor([[1.0, 2.0, 2.0, 0.0], [0.0, 3.0, 1.0, 2.0], [4.0, 0.0, 0.0, 5.0]], device=DEVICE)

@@ -23,7 +23,7 @@ from tests.npu_emulator.cann.engine_process import finish, start
 # Tiles first: whether private formats are allowed is asked once, before the first operator.
 CHECKS = (
     "tiles refusals loaded chip arithmetic thread_without_device allocator graph training fused quantised"
-    " kernels_of_vllm_ascend torchair_graph layer_norm triangles routing"
+    " kernels_of_vllm_ascend torchair_graph layer_norm triangles routing added_products"
 ).split()
 CAPACITY_MB = 256
 
@@ -181,6 +181,12 @@ def test_an_operator_is_told_which_gradients_are_wanted(device):
 
 def test_fused_operators_round_once(device):
     assert device["fused"] == {"rms_norm": True, "swiglu": True}
+
+
+def test_products_of_16_bits_are_added_to_a_total_in_float32(device):
+    """The gradient of the experts' weights, where they are trained in 16 bits."""
+    assert device["added_products"]["close"]
+    assert "y float32, not BFloat16, BFloat16 and BFloat16" in device["added_products"]["refused"]
 
 
 def test_a_finished_token_goes_to_no_expert(device):
