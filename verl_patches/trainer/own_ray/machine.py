@@ -20,6 +20,9 @@ LOOPBACK = "127.0.0.1"
 # How long Ray's processes may take to end by themselves once Ray was asked to, and to vanish once they were killed.
 _GRACE_S = 10.0
 _KILL_S = 20.0
+# Ray would start a worker for each processor, which nobody asked for, and answer the driver when they are there; for a
+# worker that is not there within a minute, as on a busy machine, it would wait for ever.
+_RAY_SETTINGS = {"prestart_worker_first_driver": False}
 
 
 @dataclass
@@ -38,7 +41,8 @@ class OwnRay:
         import ray
 
         with without_job_servers():
-            ray.init(address="local", include_dashboard=False, _temp_dir=str(self.folder / "r"), **arguments)
+            own = {"_temp_dir": str(self.folder / "r"), "_system_config": _RAY_SETTINGS}
+            ray.init(address="local", include_dashboard=False, **own, **arguments)
         address = ray.util.get_node_ip_address()
         if address != LOOPBACK:
             raise RuntimeError(
