@@ -22,6 +22,9 @@ TWO_DIES = (
     "actor_rollout_ref.actor.megatron.expert_model_parallel_size=1",
     "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list=[3]",
     "actor_rollout_ref.rollout.engine_kwargs.vllm.max_num_seqs=16",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.torchair_graph_config.graph_batch_sizes=[16]",
+    # There is one engine, and nothing moves.
+    "actor_rollout_ref.overlay.rollout_rebalance.enabled=false",
 )  # fmt: skip
 REWARD = Path(__file__).parent / "uneven_reward.py"
 SECONDS_ALLOWED = 900

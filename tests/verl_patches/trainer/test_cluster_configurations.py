@@ -6,12 +6,14 @@ import ast
 import dataclasses
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file, save_file
 
 from post_training.report.run_folder import read_run
 from rehearsal.jobs import scale_of
@@ -81,7 +83,8 @@ RECIPE = {
     f"{ENGINE}.additional_config.ascend_scheduler_config.enable_chunked_prefill": True,
     f"{GRAPH}.enabled": True,
     f"{GRAPH}.use_cached_graph": False,
-    f"{GRAPH}.graph_batch_sizes": [64],
+    # The published value is [64]; smaller ones let the tail of a rollout run in smaller graphs (docs/rollout.md).
+    f"{GRAPH}.graph_batch_sizes": [8, 16, 32, 64],
     f"{GRAPH}.enable_multistream_mla": True,
     f"{GRAPH}.enable_multistream_moe": True,
     f"{GRAPH}.enable_view_optimize": False,
@@ -170,7 +173,8 @@ def test_values_are_those_of_the_recipe(job):
 def test_every_variant_passes_the_checks_of_the_entry_point(job, variant):
     settings = check_configuration(compose(job, [MODEL, *variant]))
     assert settings.residency.enabled and settings.dp_sync.enabled and settings.reshard.enabled
-    assert settings.shared_chunks.enabled
+    assert settings.shared_chunks.enabled and settings.sample_handles.enabled
+    assert settings.request_noise.enabled and settings.rollout_rebalance.enabled == (variant != ("+graph=off",))
 
 
 def test_the_dapo_job_is_the_true_weight_job_with_verls_numbers_for_dapo():
@@ -255,7 +259,7 @@ def test_scaling_down_changes_sizes_only(job):
         r"^(data\.((train|gen)_batch_size|max_\w+_length|dataloader_num_workers)|rollout_instance\.\w+|mini_batch\.\w+"
         r"|trainer\.(nnodes|n_gpus_per_node|total_training_steps)|(.*\.)?\w+_parallel_size|.*\.num_layer_list"
         r"|.*\.(bucket_bytes|dies_per_node|ppo_mini_batch_size|max_num_seqs|max_num_batched_tokens|graph_batch_sizes)"
-        r"|.*\.(num_gpu_blocks_override|overlong_buffer\.len)"
+        r"|.*\.(num_gpu_blocks_override|overlong_buffer\.len|lease_steps)"
         r"|actor_rollout_ref\.rollout\.(n|prompt_length|response_length)|critic\.(rollout_n|ppo_mini_batch_size)"
         r"|critic\.megatron\.override_transformer_config\.num_layer_list)$"
     )
@@ -278,17 +282,20 @@ def test_the_scaled_job_with_qwen2_5_32b_passes_the_checks_of_a_training():
 def test_switching_the_graph_off_changes_the_graph_only(job):
     different = changed(flat(job), flat(job, "+graph=off"))
     assert f"{GRAPH}.enabled" in different
-    assert {key for key in different if not key.startswith(GRAPH)} == {"actor_rollout_ref.rollout.enforce_eager"}
+    assert {key for key in different if not key.startswith(GRAPH)} == {
+        "actor_rollout_ref.rollout.enforce_eager",
+        "actor_rollout_ref.overlay.rollout_rebalance.enabled",
+    }
 
 
-@pytest.mark.parametrize("variant", [(), ("+scale=emulated_8_dies",)])
-def test_an_engine_takes_all_sequences_of_a_step_at_once(variant):
+@pytest.mark.parametrize(("variant", "count"), [((), 4), (("+scale=emulated_8_dies",), 2)])
+def test_an_engine_takes_all_sequences_of_a_step_at_once(variant, count):
     config = flat(JOBS[0], *variant)
     dies = config["trainer.nnodes"] * config["trainer.n_gpus_per_node"]
     engines = dies // config["actor_rollout_ref.rollout.tensor_model_parallel_size"]
     sequences = config["data.train_batch_size"] * config["actor_rollout_ref.rollout.n"] // engines
     assert config[f"{ENGINE}.max_num_seqs"] == sequences
-    assert config[f"{GRAPH}.graph_batch_sizes"] == [sequences]
+    assert config[f"{GRAPH}.graph_batch_sizes"] == [sequences // 8, sequences // 4, sequences // 2, sequences][-count:]
 
 
 def test_the_benchmark_fits_without_recomputation(capsys):
@@ -437,6 +444,10 @@ def test_the_scaled_job_is_exact_and_reads_every_key(scaled_run):
     assert_exact(steps, 3)
     assert_left_the_reference(steps)
     assert ran_graphs(folder)
+    # Samples stay on the devices, and engines agree for a lease; answers are too alike to change engines.
+    for step in steps:
+        assert step["samples/collectives"] == 1 and "rollout/moved_requests" in step
+        assert step["rollout/agreements"] < step["rollout/decode_steps"] + step["rollout/prefill_steps"]
     keys = {key for file in FILES for key in keys_of(file)}
     # Read where DAPO is on, or a critic is trained, which this job does not.
     others = ("algorithm.filter_groups.", "reward_model.overlong_buffer.", "critic.")
@@ -450,6 +461,32 @@ def test_the_scaled_job_is_exact_and_reads_every_key(scaled_run):
         "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
     }
     assert unread(keys | never_read, folder / "reads") == never_read
+
+
+def learned(step: dict[str, float]) -> dict[str, float]:
+    """What does not depend on the engine that runs a request."""
+    apart = ("timing", "perf/", "memory/", "rollout/", "overlay/", "collectives/", "training/rollout_")
+    return {name: value for name, value in step.items() if not name.startswith(apart) and "seconds" not in name}
+
+
+@pytest.mark.exhaustive
+def test_requests_that_change_engines_leave_training_as_it_is(mla_inputs, tmp_path):
+    """Where answers have lengths of all kinds, because the token that ends one is likelier in some places."""
+    model = shutil.copytree(mla_inputs[0], tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    end = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
+    weights["lm_head.weight"][end] *= 8
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    given = ("data.max_response_length=20", f"{GRAPH}.graph_batch_sizes=[2,4,8]")
+    runs = []
+    for moves in ("true", "false"):
+        (run := tmp_path / moves).mkdir()
+        enabled = f"actor_rollout_ref.overlay.rollout_rebalance.enabled={moves}"
+        runs.append(run_scaled_job(TRUE, run, model, mla_inputs[1], *given, enabled))
+        assert_exact(runs[-1], 3)
+    moved, stayed = runs
+    assert sum(step["rollout/moved_requests"] for step in moved) > 0 and "rollout/moved_requests" not in stayed[0]
+    assert [learned(step) for step in moved] == [learned(step) for step in stayed] and len(learned(moved[0])) > 40
 
 
 @pytest.mark.slow
