@@ -11,8 +11,6 @@ import pytest
 
 from tests.npu_emulator.cann import side_by_side
 
-STEPS = 5
-
 
 def test_a_metric_that_differs_and_one_that_is_missing_are_found():
     metrics = {"critic/score/mean": 0.5, "actor/grad_norm": 1.0, "perf/mfu": 1.0}
@@ -39,9 +37,11 @@ def test_a_metric_of_the_first_step_alone_is_compared_there():
 
 
 @pytest.mark.exhaustive
-def test_both_engines_sample_the_same_and_every_difference_is_explained(tmp_path):
-    runs = [side_by_side.rehearse(name, tmp_path / name, STEPS, "float32") for name in side_by_side.ENGINES]
-    equal, rows = side_by_side.compare(*runs, side_by_side.FLOAT32)
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(("precision", "steps"), [("float32", 5), ("bfloat16", 3)])
+def test_both_engines_sample_the_same_and_every_difference_is_explained(precision, steps, tmp_path):
+    runs = [side_by_side.rehearse(name, tmp_path / name, steps, precision) for name in side_by_side.ENGINES]
+    equal, rows = side_by_side.compare(*runs, side_by_side.REASONS[precision])
     print("\n".join(side_by_side.table(equal, rows)))
     assert not [row for row in rows if row.why is None]
     assert all(record.metrics["reshard/weights_exact"] == 1 for run in runs for record in run)

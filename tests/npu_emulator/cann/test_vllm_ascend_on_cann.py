@@ -4,25 +4,30 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.npu_emulator.cann.engine_process import ROOT
-from tests.npu_emulator.vllm_ascend_program import CAPTURED_SIZES, TOKENS
+from tests.npu_emulator.vllm_ascend_program import CAPTURED_SIZES, FAULTY, TOKENS, chosen_cases, is_right
 
 CASES = ("qwen2 tp1 sleeps graph", "deepseek256 tp1 graph mla moe", "deepseek8 tp2ep")
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict:
-    folder = tmp_path_factory.mktemp("vllm_ascend_on_cann")
+def run(folder: Path, *cases: str, seconds: float) -> dict:
+    """What was found in the cases, which `folder` keeps."""
     environment = {**os.environ, "NPU_EMULATOR_ENGINE": "cann", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.npu_emulator.vllm_ascend_program", folder, *CASES]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.npu_emulator.vllm_ascend_program", folder, *cases]
     ended = subprocess.run(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=580
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds
     )
     assert ended.returncode == 0, ended.stdout[-6000:]
     return json.loads((folder / "found.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict:
+    return run(tmp_path_factory.mktemp("vllm_ascend_on_cann"), *CASES, seconds=580)
 
 
 @pytest.mark.slow
@@ -48,3 +53,12 @@ def test_memory_is_free_while_the_engine_sleeps(found):
     freed = {case: found[case]["freed in sleep"] for case in CASES}
     assert freed.pop("qwen2 tp1 sleeps graph") > 1 << 30
     assert set(freed.values()) == {0}, "control: the others do not sleep"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+def test_any_two_settings_give_the_tokens_of_transformers_and_faults_do_not(tmp_path):
+    """The selection of the stand-in's 146 cases in which any two settings meet."""
+    cases = [*chosen_cases(["pairs"]), *FAULTY]
+    figures = run(tmp_path, *(case.name for case in cases), seconds=3600)
+    assert [case.name for case in cases if not is_right(case, figures[case.name])] == []
