@@ -41,8 +41,8 @@ class OwnRay:
         import ray
 
         with without_job_servers():
-            own = {"_temp_dir": str(self.folder / "r"), "_system_config": _RAY_SETTINGS}
-            ray.init(address="local", include_dashboard=False, **own, **arguments)
+            folder = str(self.folder / "r")
+            ray.init(address="local", include_dashboard=False, _temp_dir=folder, _system_config=_RAY_SETTINGS, **arguments)
         address = ray.util.get_node_ip_address()
         if address != LOOPBACK:
             raise RuntimeError(
