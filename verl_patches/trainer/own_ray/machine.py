@@ -42,7 +42,9 @@ class OwnRay:
 
         with without_job_servers():
             folder = str(self.folder / "r")
-            ray.init(address="local", include_dashboard=False, _temp_dir=folder, _system_config=_RAY_SETTINGS, **arguments)
+            ray.init(
+                address="local", include_dashboard=False, _temp_dir=folder, _system_config=_RAY_SETTINGS, **arguments
+            )
         address = ray.util.get_node_ip_address()
         if address != LOOPBACK:
             raise RuntimeError(
