@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+from omegaconf import OmegaConf
 
 from rehearsal.resume_proof.comparison import compare, digests_of
 
@@ -313,29 +314,48 @@ def test_a_rollout_with_stale_weights_is_caught_by_the_gate(tmp_path):
     assert ended.returncode == 1 and "log-prob" in ended.stdout + ended.stderr
 
 
+STRATEGY = "actor_rollout_ref.actor.strategy"
+
+
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("launcher", [ONE_CARD, EIGHT_DIES], ids=["1 die", "2 dies"])
-def test_three_steps_go_on_after_the_first_to_the_bit(launcher, precision, tmp_path):
+def test_three_steps_go_on_after_the_first_to_the_bit(launcher, precision, strategy, tmp_path):
     output = tmp_path / "run"
-    saving = ("trainer.save_freq=1", f"actor_rollout_ref.overlay.precision={precision}")
+    saving = ("trainer.save_freq=1", f"actor_rollout_ref.overlay.precision={precision}", f"{STRATEGY}={strategy}")
     warm = "actor_rollout_ref.actor.optim.lr_warmup_steps=2"
     keep = "actor_rollout_ref.overlay.checkpoint.keep_last=0"
     ended, _ = emulate(launcher, output, "--steps", "3", "--", *saving, warm, keep)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert_goes_on(launcher, output, 3)
+    assert sharded_by(output) == {"actor": strategy, "ref": strategy}
+
+
+def sharded_by(output: Path) -> dict[str, str]:
+    """How the run's own configuration has each model sharded."""
+    node = OmegaConf.load(output / "config.yaml")
+    found = {name: node.actor_rollout_ref[name].strategy for name in ("actor", "ref")}
+    return found | ({"critic": node.critic.strategy} if node.algorithm.adv_estimator == "gae" else {})
 
 
 @pytest.mark.exhaustive
-def test_a_critic_goes_on_after_the_first_step_to_the_bit(tmp_path):
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
+def test_a_critic_goes_on_after_the_first_step_to_the_bit(strategy, tmp_path):
     output = tmp_path / "run"
-    saving = ("trainer.save_freq=1", "algorithm.adv_estimator=gae", "trainer.n_gpus_per_node=2")
+    saving = (
+        "trainer.save_freq=1",
+        "algorithm.adv_estimator=gae",
+        "trainer.n_gpus_per_node=2",
+        f"{STRATEGY}={strategy}",
+    )
     keep = "actor_rollout_ref.overlay.checkpoint.keep_last=0"
     ended, steps = emulate(EIGHT_DIES, output, "--steps", "2", "--", *saving, keep)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert all(step["critic/grad_norm"] > 0 for step in steps)
     assert_goes_on(EIGHT_DIES, output, 2)
     assert any(name.startswith("critic/") for name in digests_of(output, 2))
+    assert sharded_by(output) == dict.fromkeys(("actor", "ref", "critic"), strategy)
 
 
 @pytest.mark.exhaustive

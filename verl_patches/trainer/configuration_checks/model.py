@@ -80,16 +80,31 @@ def _check_own_options(options: Mapping[str, Any], model: Mapping[str, Any]) -> 
 
 
 def check_rollout_heads(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
-    """The attention heads divide among the dies of a rollout instance, and among those that share sequences."""
+    """The attention heads divide among the dies of a rollout instance, and among those that share sequences.
+
+    vLLM and verl repeat the heads of key and value where there are fewer than dies.
+    """
     for key in ("rollout.tensor_model_parallel_size", "actor.ulysses_sequence_parallel_size"):
         section, name = key.split(".")
-        _check_heads(f"actor_rollout_ref.{key}", config["actor_rollout_ref"][section].get(name) or 1, model or {})
+        size = config["actor_rollout_ref"][section].get(name) or 1
+        _check_heads(f"actor_rollout_ref.{key}", size, model or {})
+        _check_key_value_heads(f"actor_rollout_ref.{key}", size, model or {})
 
 
 def _check_heads(key: str, size: int, model: Mapping[str, Any]) -> None:
     heads = model.get("num_attention_heads")
     if isinstance(heads, int) and heads % size:
         raise ConfigurationError(f"{key}={size} does not divide the model's {heads} attention heads; use a divisor")
+
+
+def _check_key_value_heads(key: str, size: int, model: Mapping[str, Any]) -> None:
+    """Each die has as many as another, or is one of equally many that have a copy of the same."""
+    heads = model.get("num_key_value_heads")
+    if isinstance(heads, int) and heads > 0 and heads % size and size % heads:
+        raise ConfigurationError(
+            f"{key}={size} neither divides the model's {heads} heads of key and value nor is a multiple of them; use a "
+            "divisor or a multiple"
+        )
 
 
 def _check_stages(megatron: Mapping[str, Any], layers: int | None) -> None:

@@ -262,6 +262,29 @@ def test_heads_that_do_not_divide_are_refused(tmp_path):
         check_configuration(compose(NAME, [overrides[0], UNPADDED, f"{ULYSSES}=4"]))
 
 
+TWELVE_DIES = [
+    "trainer.n_gpus_per_node=12", "data.train_batch_size=144", "actor_rollout_ref.actor.ppo_mini_batch_size=72",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=10",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["actor_rollout_ref.rollout.tensor_model_parallel_size", ULYSSES])
+def test_heads_of_key_and_value_are_divided_or_repeated(key):
+    """What vLLM and verl assert in their workers is said before there are any."""
+
+    def check(heads, size):
+        model = {"model_type": "qwen2", "num_attention_heads": 12, "num_key_value_heads": heads}
+        check_configuration(compose(NAME, [MODEL, UNPADDED, *TWELVE_DIES, f"{key}={size}"]), model)
+
+    for heads, size in ((4, 2), (4, 12)):
+        check(heads, size)
+    for heads, size in ((4, 3), (4, 6)):
+        says = rf"{key}={size} neither divides the model's {heads} heads of key and value nor is a multiple of them; "
+        with pytest.raises(ConfigurationError, match=says) as caught:
+            check(heads, size)
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
