@@ -20,6 +20,7 @@ from pathlib import Path
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # the headers are needed, and no device
 
 import torch  # noqa: E402
+from documented import documented_demands  # noqa: E402
 from torch.utils import cpp_extension  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent
@@ -163,6 +164,7 @@ def main() -> None:
     make_toolkit(out.parent / "toolkit")
     shutil.copytree(ROOT / "python", out.parent, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     write_if_changed(build / "refused.inc", refusals((ROOT / "op_plugin_calls.txt").read_text()))
+    write_if_changed(build / "documented.inc", documented_demands())
     write_if_changed(build / "refused_graph_engine.inc", graph_engine_refusals(wheel))
     write_if_changed(build / "build.ninja", rules(join_sources(build), wheel, build, out))
     status = subprocess.run(["ninja", "-C", str(build), f"-j{given.jobs}"]).returncode

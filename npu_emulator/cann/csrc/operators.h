@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -141,6 +142,36 @@ CANN_ABI(DType, int, "DataType", DType{given})
 CANN_ABI(std::string, const char*, "char*", given ? given : "")
 #undef CANN_ABI
 
+// What the document of an operator demands of one parameter: documented_rules.txt, which extract_rules.py explains.
+struct Demand {
+  const char* name;
+  uint64_t dtypes;  // a bit for each aclDataType that is allowed
+  uint32_t ranks;   // a bit for each number of dimensions
+  bool required, contiguous;
+};
+// The demands on an operator's parameters in their order; null where there is no document, or one of other parameters,
+// and outside strict mode.
+const Demand* demands_on(const char* operator_name, size_t parameters);
+// An argument that the kernel would not take: CANN's code, and its words.
+struct Refused : std::runtime_error {
+  int code;
+  Refused(int code, const std::string& words) : std::runtime_error(words), code(code) {}
+};
+// Whether this process is one of those that compute in float32 what kernels of 16 bits do: NPU_EMULATOR_STRICT=float32.
+bool reference_runs();
+// Whether a tensor or a list holds no floating-point numbers of another type than float32.
+bool is_of_float32(const aclTensor* given);
+bool is_of_float32(const aclTensorList* given);
+template <class Other>
+bool is_of_float32(Other) {
+  return true;
+}
+// Throw Refused. `in_float32`: all tensors of the call are of float32, which then is as good as 16 bits.
+void demand(const Demand& demand, const aclTensor* given, bool in_float32);
+void demand(const Demand& demand, const aclTensorList* given, bool in_float32);
+template <class Other>
+void demand(const Demand&, Other, bool) {}
+
 // No autograd, no modes of the caller's thread, and the same in that thread and in the queue's.
 struct HostKernels {
   c10::InferenceMode inference{true};
@@ -183,6 +214,11 @@ struct Entry {
     const HostKernels guard;
     try {
       *bytes = 0;
+      static const Demand* const demands = demands_on(name, sizeof...(Arguments));
+      if (const Demand* next = demands) {
+        const bool in_float32 = reference_runs() && (is_of_float32(given) && ...);
+        (demand(*next++, given, in_float32), ...);
+      }
       auto arguments = std::make_tuple(Abi<Arguments>::from(given)...);
       if constexpr (Kind::is_checked) check_in_place(Abi<Arguments>::from(given)...);
       keep(Kind(), name,
@@ -192,6 +228,8 @@ struct Entry {
            },
            executor);
       return 0;
+    } catch (const Refused& refused) {
+      return fail(refused.code, std::string(name) + ": " + refused.what());
     } catch (const c10::Error& error) {
       return fail(kInvalidArgument, std::string(name) + ": " + error.what_without_backtrace());
     } catch (const std::exception& error) {

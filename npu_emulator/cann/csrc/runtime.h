@@ -15,6 +15,7 @@
 namespace cann {
 
 // Codes of CANN that its public headers lack.
+constexpr int kNullPointer = 161001;      // ACLNN_ERR_PARAM_NULLPTR
 constexpr int kInvalidArgument = 161002;  // ACLNN_ERR_PARAM_INVALID
 constexpr int kNoKernel = 561112;         // ACLNN_ERR_INNER_OPP_KERNEL_PKG_NOT_FOUND
 

@@ -1,0 +1,57 @@
+"""What documents of operators demand, `documented_rules.txt`, as source text for the emulated CANN."""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+# aclDataType's names where they are not those of the documents; what its header lacks, no tensor can be.
+_ENUMERATORS = {"BFLOAT16": "BF16"}
+_NOT_IN_THE_HEADER = re.compile(r"FLOAT8_|FLOAT4_|HIFLOAT8")
+
+
+def demands(rules: str, exceptions: Sequence[Mapping[str, str]]) -> str:
+    """Source text with what the documents demand of each operator's parameters, but for what `exceptions` name.
+
+    Raises:
+        ValueError: an exception names nothing that is demanded.
+    """
+    left = {(each["operator"], each["parameter"], each["demand"]) for each in exceptions}
+    lines = []
+    for line in rules.splitlines():
+        operator, *parameters = line.split(" ")
+        entries = []
+        for parameter in parameters:
+            head, *parts = parameter.split("|")
+            name = head.partition(":")[0]
+            dtypes, ranks, words = (*parts, "", "", "")[:3]
+            said = {"dtypes": dtypes, "ranks": ranks, **dict.fromkeys(filter(None, words.split(",")), "true")}
+            for demand in [demand for demand in said if said[demand] and (operator, name, demand) in left]:
+                left.remove((operator, name, demand))
+                del said[demand]
+            entries.append(
+                f'{{"{name}", {_bits_of_dtypes(said.get("dtypes", ""))}, {_bits_of_ranks(said.get("ranks", ""))}, '
+                f"{said.get('required', 'false')}, {said.get('contiguous', 'false')}}}"
+            )
+        lines.append(f'{{"{operator}", {{{", ".join(entries)}}}}},\n')
+    if left:
+        raise ValueError(f"documented_exceptions.toml names what no document demands: {sorted(left)}")
+    return "".join(lines)
+
+
+def _bits_of_dtypes(names: str) -> str:
+    kept = [_ENUMERATORS.get(name, name) for name in names.split(",") if name and not _NOT_IN_THE_HEADER.match(name)]
+    return " | ".join(f"1ull << ACL_{name}" for name in kept) or "0"
+
+
+def _bits_of_ranks(ranks: str) -> int:
+    first, between, last = ranks.partition("-")
+    allowed = range(int(first), int(last) + 1) if between else [int(rank) for rank in ranks.split(",") if rank]
+    return sum(1 << rank for rank in allowed)
+
+
+def documented_demands() -> str:
+    """Source text of the committed rules and their exceptions."""
+    exceptions = tomllib.loads((ROOT / "documented_exceptions.toml").read_text())["exception"]
+    return demands((ROOT / "documented_rules.txt").read_text(), exceptions)
