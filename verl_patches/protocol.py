@@ -1,4 +1,4 @@
-"""verl's batches count what they are serialized to."""
+"""verl's batches count what they are serialized to, and are on the device that they were sent to."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
+from verl_patches.features.compatibility.feature import VERL_ON_NPU
 from verl_patches.features.measure.feature import MEASURE
 
 if TYPE_CHECKING:
+    import torch
     from verl import DataProto
 
 
@@ -26,3 +28,22 @@ def getstate(upstream: Callable[..., tuple[Any, ...]], self: DataProto) -> tuple
     state = upstream(self)
     serialized.add(len(state[0]))
     return state
+
+
+@wrap(
+    "verl.protocol:DataProto.to",
+    feature=VERL_ON_NPU,
+    evidence="executed",
+    why="tensordict waits for the copies that it begins on CUDA alone: log-probs of a worker are sent to the driver "
+    "before torch_npu's queue has copied them, and a batch may be freed before it is on the device",
+    upstream="https://github.com/verl-project/verl/pull/3222",
+    remove_when="the pinned verl or tensordict waits for copies from and to an NPU",
+)
+def to(upstream: Callable[..., DataProto], self: DataProto, device: torch.device | str | int) -> DataProto:
+    from verl.utils.device import get_torch_device, is_npu_available
+
+    moved = upstream(self, device)
+    # A process that only hands batches on has not touched its NPUs.
+    if is_npu_available and get_torch_device().is_initialized():
+        get_torch_device().synchronize()
+    return moved

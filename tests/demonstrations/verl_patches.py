@@ -1119,6 +1119,15 @@ for method in ("generate_sequences", "compute_log_prob", "compute_ref_log_prob",
     demonstrates(f"{WORKER}.{method}", SAMPLE_HANDLES)(asks_the_store)
 
 
+@demonstrates("verl.protocol:DataProto.to", VERL_ON_NPU)
+def a_batch_has_arrived_on_the_host(body):
+    events = []
+    npu = SimpleNamespace(is_initialized=lambda: True, synchronize=lambda: events.append("wait"))
+    with mock.patch.multiple("verl.utils.device", get_torch_device=lambda: npu, is_npu_available=True):
+        body(lambda data, device: events.append(f"copy to {device}"), SimpleNamespace(), "cpu")
+    return events
+
+
 @demonstrates("verl.protocol:DataProto.__getstate__", MEASURE)
 def serialized_bytes_are_counted(body):
     with mock.patch.object(serialized, "_bytes", 0):

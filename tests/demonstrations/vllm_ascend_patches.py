@@ -10,6 +10,7 @@ import torch
 from tests.demonstrations import Upstream, demonstrates
 from tests.demonstrations.vllm_patches import module_with
 from verl_patches.features import settings
+from verl_patches.features.compatibility.feature import SLEEP_MODE
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.dp_sync.lease import Agreement
 from verl_patches.features.request_noise.feature import REQUEST_NOISE
@@ -116,3 +117,11 @@ def the_router_has_no_say(body):
     method = SimpleNamespace(apply=lambda router_logits, **options: router_logits.topk(2).indices.tolist())
     body(lambda self, moe: None, method, moe=None)
     return method.apply(router_logits=torch.tensor([[0.0, 0.0, 1.0, 1.0]] * 2), top_k=2)
+
+
+@demonstrates("vllm_ascend.device_allocator.camem:CaMemAllocator.sleep", SLEEP_MODE)
+def queued_work_is_waited_for_before_memory_goes(body):
+    events = []
+    with mock.patch("torch.npu", SimpleNamespace(synchronize=lambda: events.append("wait")), create=True):
+        body(lambda allocator, tags: events.append(f"unmap all but {tags}"), SimpleNamespace(), ("weights",))
+    return events

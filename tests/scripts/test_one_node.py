@@ -201,7 +201,8 @@ def test_every_command_of_the_guide_has_a_plan(command, tmp_path):
     ended = subprocess.run(words, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     engine = re.findall("export NPU_EMULATOR_ENGINE=(.*)", ended.stdout)
-    assert engine == (["stand-in"] if "--emulate" in command else [])
+    asked = command[command.index("--engine") + 1] if "--engine" in command else "stand-in"
+    assert engine == ([asked] if "--emulate" in command else [])
     assert ("make_tiny_checkpoint" in ended.stdout or "rehearsal.training" in ended.stdout) == ("--emulate" in command)
 
 

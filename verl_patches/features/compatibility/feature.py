@@ -7,7 +7,7 @@ _ROLLOUT_SEED = "actor_rollout_ref.rollout.seed"
 
 SETTINGS = Feature("settings", "Every process of a run knows the overlay's configuration before it builds anything.")
 MEGATRON_ON_NPU = Feature("megatron_on_npu", "Megatron-core, which is written for CUDA, runs on an NPU.")
-VERL_ON_NPU = Feature("verl_on_npu", "verl's Megatron actor takes its batches as torch_npu holds them.")
+VERL_ON_NPU = Feature("verl_on_npu", "verl's batches reach an NPU, and leave it, as torch_npu copies and holds them.")
 VERL_ON_MEGATRON_CORE = Feature(
     "verl_on_megatron_core", "verl 0.4.0, which is written for megatron-core 0.12, runs on 0.8.0."
 )
@@ -26,6 +26,7 @@ START_UP = Feature("start_up", "vLLM does not start a second Python process for 
 VLLM_PROCESSES = Feature(
     "vllm_processes", "Processes that vLLM spawns have the patches and the settings of their parent."
 )
+SLEEP_MODE = Feature("sleep_mode", "vLLM-Ascend's sleep mode takes no memory away that work of the device still uses.")
 KV_CACHE_SIZE = Feature(
     "kv_cache_size",
     "vLLM keeps to the number of KV cache blocks that it was told.",
