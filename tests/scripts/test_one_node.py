@@ -16,6 +16,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from rehearsal.resume_proof.comparison import compare, digests_of
+from scripts import plan
+from tests.post_training.plan.test_fsdp import NAMES, QWEN
 
 ROOT = Path(__file__).parents[2]
 ONE_CARD = ROOT / "scripts" / "train_qwen2_5_1_5b_math_one_card.sh"
@@ -24,9 +26,10 @@ GUIDE = ROOT / "docs" / "first-hour.md"
 PROBLEMS = ROOT / "data" / "arithmetic" / "train.jsonl"
 # Notes how it is called, and counts NPUs like torch_npu behind CANN's warnings.
 PYTHON = """#!/bin/bash
-[[ $1 == -c ]] && { echo "a warning of CANN"; echo "$NPUS 65498251264"; exit "${IMPORT_STATUS:-0}"; }
+[[ $1 == -c ]] && { echo "a warning of CANN"; echo "$NPUS ${DIE_MEMORY:-65498251264}"; exit "${IMPORT_STATUS:-0}"; }
 printf '%s\\n' "$(printf '%q ' "$@")VLLM_USE_V1=$VLLM_USE_V1 VENDOR=$VENDOR" >>"$CALLS"
 [[ " $* " != *" --check "* ]] || exit "${CHECK_STATUS:-0}"
+[[ $1 != scripts/plan.py || -z $PLANS ]] || exec "$PLANS" "$@"
 [[ $1 != scripts/plan.py ]] || exit "${PLAN_STATUS:-0}"
 """
 
@@ -121,6 +124,22 @@ def test_a_job_that_does_not_fit_is_not_trained(machine):
     assert machine(ONE_CARD, PLAN_STATUS="2")[0].returncode == 2
 
 
+@pytest.mark.exhaustive
+def test_a_die_with_five_percent_less_than_the_plan_is_refused_before_anything_starts(machine, tmp_path, capsys):
+    """By the launcher and scripts/plan.py itself, for the sizes that a die is said to have."""
+    file = tmp_path / "a model" / "config.json"
+    file.write_text(json.dumps({"model_type": "qwen2"} | dict(zip(NAMES, QWEN["1.5B"][0], strict=True))))
+    fixed = "+actor_rollout_ref.rollout.engine_kwargs.vllm.num_gpu_blocks_override=512"
+    assert plan.main(["--config-name", "qwen2_5_1_5b_math_one_card", "--model", str(file), "--json", fixed]) == 0
+    most = max(json.loads(capsys.readouterr().out)["phases"].values())
+    for size, code in ((most, 0), (most * 95 // 100, 2)):
+        ended, calls = machine(ONE_CARD, "--", fixed, DIE_MEMORY=str(size), PLANS=sys.executable)
+        assert ended.returncode == code, ended.stdout + ended.stderr
+        assert ("DOES NOT FIT" in ended.stdout) == ("does not fit a die of this machine" in ended.stderr) == bool(code)
+        started = [call for call in calls if "verl_patches.trainer.main_ppo" in call and "--check" not in call]
+        assert len(started) == (not code)
+
+
 @pytest.mark.parametrize(
     ("resume", "settings"),
     [
@@ -156,7 +175,7 @@ def test_the_printed_commands_pass_their_own_check(machine, tmp_path, inputs):
     """By the entry point itself, on a folder that describes a model."""
     described = tmp_path / "described"
     described.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(inputs[0] / name, described)
     qwen = {"model_type": "qwen2", "num_attention_heads": 14, "num_key_value_heads": 2, "num_hidden_layers": 24}
     (described / "config.json").write_text(json.dumps(qwen | {"hidden_size": 896, "vocab_size": 512}))
@@ -261,8 +280,8 @@ def alerts_of(folder: Path) -> list[tuple[int, str]]:
 @pytest.mark.slow
 def test_one_emulated_die_trains_exactly_and_goes_on_to_the_bit(tmp_path):
     """The second step is trained twice: after the first, and after the checkpoint of the first. What the first has
-    raised is not raised again."""
-    output = tmp_path / "run"
+    raised is not raised again. The folder is one that a user may have."""
+    output = tmp_path / "第一 次"
     saving = ("trainer.save_freq=1", "actor_rollout_ref.overlay.precision=float32")
     ended, steps = emulate(ONE_CARD, output, "--steps", "2", "--", *saving, *MONITORING)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -133,6 +133,19 @@ def test_latent_attention_is_attention_to_latent_and_rope_side_by_side(contexts,
     close(out, expected)
 
 
+def test_what_a_block_has_beyond_the_contexts_takes_no_workspace():
+    contexts = [5, 3, 4, 5] * 8
+    (query, states), found = (sequences([1] * 32, 2, 4, 0), sequences(contexts, 1, 4, 1)), []
+    for block_size in (5, 128, 4):  # the last has contexts of two blocks, of which whole ones are copied
+        cache, table = paged(states, block_size, 0)
+        packed, out, lengths = torch.cat(query).to("npu"), torch.empty(32, 2, 4, device="npu"), torch.tensor(contexts)
+        torch.npu.reset_peak_memory_stats()
+        before = torch.npu.memory_allocated()
+        torch_npu._npu_paged_attention(packed, cache, cache, 1, 2, SCALE, table, lengths, out)
+        found.append(torch.npu.max_memory_allocated() - before)
+    assert 0 < found[0] == found[1] < found[2], found
+
+
 def test_long_batches_are_computed_in_parts(monkeypatch):
     from npu_emulator.operators import attention
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,6 +37,30 @@ def check_model_folder(config: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"actor_rollout_ref.model.path={path} is no folder with a config.json on this machine; give the folder "
             "with the model's config.json, tokenizer and weights"
+        )
+    if "://" not in path:
+        _check_chat_template(Path(path).expanduser())
+
+
+# Where transformers looks, in the order of its releases: a file, and a folder for several.
+_TEMPLATES = ("chat_template.jinja", "additional_chat_templates")
+
+
+def _check_chat_template(folder: Path) -> None:
+    """The tokenizer can make a prompt of messages, which verl does with every row. A folder without one is verl's."""
+    file = folder / "tokenizer_config.json"
+    try:
+        values = dict(json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{file} cannot be read as an object of JSON ({error}); copy the model again"
+        ) from error
+    if not values.get("chat_template") and not any((folder / name).exists() for name in _TEMPLATES):
+        raise ConfigurationError(
+            f"actor_rollout_ref.model.path={folder}: its tokenizer has no chat template, with which verl makes "
+            f"prompts; take an instruct model, or put a {_TEMPLATES[0]} beside tokenizer_config.json"
         )
 
 

@@ -137,9 +137,12 @@ def attend_paged(
         q_lengths, k_lengths = torch.tensor(query_lengths[picked]), torch.tensor(context_lengths[picked])
         if not int(q_lengths.max()):
             continue
-        blocks = block_table[picked, : -(-int(k_lengths.max()) // value_cache.shape[1])].long().clamp(min=0)
-        keys = [cache[blocks].flatten(1, 2)[:, : int(k_lengths.max())].transpose(1, 2) for cache in key_caches]
-        values = value_cache[blocks].flatten(1, 2)[:, : int(k_lengths.max())].transpose(1, 2)
+        longest = int(k_lengths.max())
+        blocks = block_table[picked, : -(-longest // value_cache.shape[1])].long().clamp(min=0)
+        # Of contexts that fit a block, only what is there is copied; in all of them whole blocks would be most of the
+        # workspace, which is charged to the device.
+        keys = [cache[:, :longest][blocks].flatten(1, 2)[:, :longest].transpose(1, 2) for cache in key_caches]
+        values = value_cache[:, :longest][blocks].flatten(1, 2)[:, :longest].transpose(1, 2)
         q = _padded(query, query_ends[picked] - q_lengths, q_lengths)
         hidden = _hidden_keys(q_lengths, k_lengths, "last", None)
         output, _, _ = attend(q, keys[0] if len(keys) == 1 else torch.cat(keys, -1), values, scale, hidden)

@@ -116,6 +116,36 @@ def test_the_models_folder_must_be_there(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("tokenizer", "beside", "says"),
+    [
+        ('{"chat_template": "{{ messages }}"}', None, None),
+        ("{}", "chat_template.jinja", None),
+        ("{}", "additional_chat_templates", None),
+        (
+            "{}",
+            None,
+            "/模型: its tokenizer has no chat template, .*; take an instruct model, or put a chat_template.jinja",
+        ),
+        ('{"chat_template": null}', None, "its tokenizer has no chat template"),
+        ("no json", None, "tokenizer_config.json cannot be read as an object of JSON .*; copy the model again"),
+        ("[1]", None, "tokenizer_config.json cannot be read as an object of JSON"),
+    ],
+)
+def test_the_models_tokenizer_must_have_a_chat_template(tmp_path, tokenizer, beside, says):
+    folder = tmp_path / "模型"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text(tokenizer)
+    if beside:
+        (folder / beside).write_text("")
+    overrides = [setting("custom_reward_function.path", OUR_RULES), setting("actor_rollout_ref.model.path", folder)]
+    if says is None:
+        check_machine(compose("rehearsal", overrides))
+    else:
+        assert re.search(says, refusal(*overrides, model_is_there=True))
+
+
+@pytest.mark.parametrize(
     ("overrides", "says"),
     [
         (["custom_reward_function.path=/nosuch.py"], "custom_reward_function.path=/nosuch.py is no file"),
