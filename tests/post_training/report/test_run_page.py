@@ -79,8 +79,9 @@ def test_the_page_tells_what_the_folder_holds(tmp_path):
     assert "Not recorded by this run: " in text and "Entropy" in text.partition("Not recorded")[2]
     named = {**yaml.safe_load((run / "config.yaml").read_text()), "monitoring_config": {"dashboard": "production"}}
     assert "<title>run</title>" in render_page(run)
+    named["trainer"]["n_gpus_per_node"] = 1
     (run / "config.yaml").write_text(yaml.safe_dump(named))
-    assert "<title>production</title>" in render_page(run)
+    assert "<title>production</title>" in render_page(run) and "steps on 1 die," in render_page(run)
     assert "hidden-secret" not in render_page(run) and "wandb_api_key: '***'" in text
 
 
