@@ -55,10 +55,11 @@ class StrictPage(HTMLParser):
             self.text += data
 
 
-def shown_by_chromium(page: Path, profile: Path, fragment: str = "") -> str | None:
+def shown_by_chromium(page: Path | str, profile: Path, fragment: str = "", milliseconds: int = 2000) -> str | None:
     """The document as a headless Chromium has it after its scripts ran; None where no Chromium is installed.
 
-    fragment: what the address has after its #.
+    page: a file, or an address of http. fragment: what the address has after its #. milliseconds: of the browser's own
+    clock, which stands while it loads and else runs as fast as it can.
     """
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
@@ -68,7 +69,8 @@ def shown_by_chromium(page: Path, profile: Path, fragment: str = "") -> str | No
         "--no-sandbox",
         "--disable-gpu",
         f"--user-data-dir={profile}",
-        "--virtual-time-budget=2000",
+        f"--virtual-time-budget={milliseconds}",
     ]
-    command = [browser, *options, "--dump-dom", page.as_uri() + (f"#{quote(fragment, safe='=&')}" if fragment else "")]
+    address = page.as_uri() if isinstance(page, Path) else page
+    command = [browser, *options, "--dump-dom", address + (f"#{quote(fragment, safe='=&')}" if fragment else "")]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout

@@ -10,7 +10,7 @@ import pytest
 
 from scripts import report
 from scripts.internal.watch_run import RunServer
-from tests.html_pages import StrictPage
+from tests.html_pages import StrictPage, shown_by_chromium
 from tests.post_training.report.test_run_page import end, write_run
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +60,25 @@ def test_the_page_grows_with_the_run(server):
     assert "4 of 5 steps" in get(server)[1]
     end(run, "finished")
     assert "setInterval" not in get(server)[1]
+
+
+def test_a_browser_takes_the_newer_page_by_itself_until_the_run_has_ended(server, tmp_path, monkeypatch):
+    run, server = server
+    page, steps = server.page, [4, 5, 6, 7]  # one is logged before every answer
+
+    def growing():
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": steps.pop(0), "time": 1.0, "metrics": {}}) + "\n")
+        return page()
+
+    monkeypatch.setattr(server, "page", growing)
+    address = f"http://127.0.0.1:{server.server_port}/"
+    seen = shown_by_chromium(address, tmp_path / "profile", milliseconds=4000)
+    if seen is None:
+        pytest.skip("NOT RUN: no Chromium is installed; the page was only parsed")
+    assert "5 of 5 steps" in seen and steps == [6, 7]
+    end(run, "finished")
+    assert "6 of 5 steps" in shown_by_chromium(address, tmp_path / "profile", milliseconds=4000) and steps == [7]
 
 
 def test_nothing_else_is_served_and_no_other_site_may_ask(server):
