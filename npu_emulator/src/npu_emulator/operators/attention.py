@@ -23,15 +23,19 @@ def attend(
     Returns the float32 output [batch, heads, q, dv], the largest score and the sum of exponentials [batch, heads, q].
     """
     shared = query.shape[1] // key.shape[1]
-    if shared > 1:
-        key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
-    scores = (query.float() @ key.float().transpose(-1, -2)) * scale
+    scores = (query.float() @ _for_every_head(key, shared).transpose(-1, -2)) * scale
     if hidden is not None:
         scores = scores.masked_fill(hidden, float("-inf"))
     largest = scores.detach().amax(-1, keepdim=True).clamp(min=-1e30)
     weights = (scores - largest).exp()
     total = weights.sum(-1, keepdim=True)
-    return (weights / total.clamp(min=1e-30)) @ value.float(), largest.squeeze(-1), total.squeeze(-1)
+    output = (weights / total.clamp(min=1e-30)) @ _for_every_head(value, shared)
+    return output, largest.squeeze(-1), total.squeeze(-1)
+
+
+def _for_every_head(states: Tensor, shared: int) -> Tensor:
+    """In float32, each head as often as query heads share it: one copy at a time, since workspace is the device's."""
+    return states.float().repeat_interleave(shared, 1) if shared > 1 else states.float()
 
 
 def _batches(query_lengths: list[int], key_lengths: list[int], heads: int) -> Iterator[range]:
