@@ -143,6 +143,7 @@ def _critic(job: FsdpJob, config: Mapping[str, Any]) -> FsdpJob:
         job,
         sizes=replace(job.sizes, vocabulary=1),
         elements=job.elements - job.output_layer + job.sizes.hidden + 1,
+        output_layer=job.sizes.hidden + 1,
         micro_update=sequences_of(node, "", "ppo_", job.sequence_tokens),
         micro_old=sequences_of(
             {**node, "forward_micro_batch_size_per_gpu": forward}, "", "forward_", job.sequence_tokens
@@ -294,12 +295,14 @@ def _root_gradient(job: FsdpJob) -> int:
     """Beside all gradients, when the last one is there: in the compute type, and in float32 before it is reduced.
 
     What is reduced is a copy that is added to the shard of earlier micro batches. One die reduces nothing: its copy
-    is the gradient, or is added to it while the root is still there in the compute type.
+    is the gradient, or is added to it while the root is still there in the compute type. FSDP2 ends with the unit that
+    has the output layer, of which weights and gradient stay gathered in the compute type until the backward is over.
     """
     typed, copy = job.root * job.itemsize, job.root * GRADIENT_BYTES
+    gathered = 2 * job.output_layer * job.itemsize if job.by_rows else 0
     if job.dies == 1:
-        return typed + (typed + copy if job.accumulates else 0)
-    return typed + copy + (copy // job.dies if job.accumulates else 0)
+        return gathered + typed + (typed + copy if job.accumulates else 0)
+    return gathered + typed + copy + (copy // job.dies if job.accumulates else 0)
 
 
 def _engine_forward(job: FsdpJob) -> int:

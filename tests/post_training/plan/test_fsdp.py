@@ -160,6 +160,7 @@ STEP = (
         ("grpo", 2, 4, "fsdp"),
         ("grpo", 1, 4, "fsdp2"),
         ("grpo", 2, 2, "fsdp2"),
+        ("gae", 2, 4, "fsdp2"),
     ],
 )
 def test_a_die_needs_what_the_plan_says(monkeypatch, tmp_path, estimator, dies, micro, strategy):
