@@ -91,10 +91,10 @@ def test_the_die_needs_what_the_plan_says_and_five_percent_less_is_refused(capsy
     peaks = json.loads((trained.folder / "memory" / "0.json").read_text())["peak_bytes"]
     _, found = planned(capsys, trained, "--die-memory", "1GiB")
     most = max(found["phases"].values())
-    print({phase: size / peaks[phase] for phase, size in found["phases"].items()})
     assert abs(most / max(peaks.values()) - 1) < 0.1, (peaks, found["phases"])
     for size, code in ((most, 0), (most * 95 // 100, 1)):
         assert planned(capsys, trained, "--die-memory", str(size))[0] == code
+    print({phase: size / peaks[phase] for phase, size in found["phases"].items()})
 
 
 def logged_by(name: str, trained: SimpleNamespace) -> dict[int, dict[str, float]]:
