@@ -13,7 +13,6 @@ from verl_patches.features.dynamic_sampling.feature import DYNAMIC_SAMPLING
 from verl_patches.features.rollout_correction.feature import ROLLOUT_CORRECTION
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
 from verl_patches.features.rollout_rebalance.feature import ROLLOUT_REBALANCE
-from verl_patches.features.sample_handles.feature import SAMPLE_HANDLES
 
 _SECTION = "actor_rollout_ref.overlay.partial_rollout"
 _SWITCH = f"{_SECTION}.enabled"
@@ -57,7 +56,6 @@ def check_company(config: Mapping[str, Any], settings: Any) -> None:
         )
     refused = (
         (DYNAMIC_SAMPLING, "chooses among the answers of one step"),
-        (SAMPLE_HANDLES, "keeps answers on the devices for one step"),
         (ROLLOUT_REBALANCE, "moves answers away from the engine that would stop them"),
     )
     for feature, why in refused:

@@ -20,6 +20,7 @@ from verl_patches.features import settings
 from verl_patches.features.data_order.order import DataOrderError
 from verl_patches.features.partial_rollout.columns import FINISHED, TOKENS, take_rows
 from verl_patches.features.partial_rollout.feature import PARTIAL_ROLLOUT
+from verl_patches.features.sample_handles.handles import ID, DriverOfHandles
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
@@ -102,7 +103,7 @@ def make(monkeypatch):
         chosen = OverlaySettings.from_config(config.actor_rollout_ref, config)
         monkeypatch.setattr(settings, "_current", chosen)
         monkeypatch.setattr(scripted, "RESPONSE", LONGEST)
-        return scripted.make_trainer(folder, *overrides, n=N, workers=GoingOn, **options)
+        return scripted.make_trainer(folder, *overrides, n=N, **{"workers": GoingOn, **options})
 
     return made
 
@@ -124,6 +125,33 @@ def test_with_a_threshold_of_1_every_metric_is_that_without(make, tmp_path):
         own = {name for name in record if name.startswith("partial_rollout/")}
         assert {name: value for name, value in record.items() if name not in own} == expected[step]
         assert record["partial_rollout/old_share"] == record["partial_rollout/waiting_prompts"] == 0
+
+
+class Keeping(GoingOn):
+    """Workers that keep the answers of the last generation, as they do where the driver sends handles."""
+
+    trained_on = 0
+
+    def generate_sequences(self, prompts: Any) -> Any:
+        self.driver = getattr(self, "driver", None) or DriverOfHandles(lambda order: order, lambda: 1)
+        answers = self.driver.generating(super().generate_sequences)(prompts)
+        if ID in answers.batch.keys():
+            self.kept = dict(zip(answers.batch[ID].tolist(), answers.batch["responses"].tolist(), strict=True))
+        return answers
+
+    def update_actor(self, batch: Any) -> Any:
+        for each, response in zip(batch.batch[ID].tolist(), batch.batch["responses"].tolist(), strict=True):
+            assert self.kept[each] == response
+        self.trained_on += len(batch)
+        return super().update_actor(batch)
+
+
+def test_workers_have_all_that_a_step_trains_on_among_what_they_generated_last(make, tmp_path):
+    """So that handles of samples need not live longer than a step: answers that waited come back whole."""
+    trainer = make(tmp_path, *ON, f"{SECTION}.threshold=0.5", workers=Keeping)
+    records = fit(trainer)
+    assert trainer.actor_rollout_wg.trained_on == len(records) * len(trained(trainer)[0]) * N
+    assert any(record["partial_rollout/old_share"] > 0 for record in records.values())
 
 
 def test_every_step_trains_on_whole_groups_and_no_prompt_twice(make, tmp_path):
@@ -263,7 +291,6 @@ def test_a_checkpoint_of_another_run_is_refused(make, tmp_path):
             ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc"),
             "filter_groups.enable=true, which",
         ),
-        (("actor_rollout_ref.overlay.sample_handles.enabled=true",), "sample_handles.enabled=true, which keeps"),
         (("actor_rollout_ref.overlay.dp_sync.enabled=false",), "needs actor_rollout_ref.overlay.dp_sync.enabled=true"),
         (("algorithm.adv_estimator=remax",), "remax"),
     ],

@@ -19,6 +19,16 @@ EIGHT_DIES = (
 TWO_UPDATES = ("data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
 
 
+# A rollout ends when half of the groups are finished, as soon as they are.
+IN_PARTS = (
+    "actor_rollout_ref.overlay.partial_rollout.enabled=true",
+    "actor_rollout_ref.overlay.partial_rollout.threshold=0.5",
+    "actor_rollout_ref.overlay.rollout_correction.enabled=true",
+    "actor_rollout_ref.overlay.dp_sync.lease_steps=1",
+    "actor_rollout_ref.actor.recompute_old_log_prob=true",
+)
+
+
 def metrics_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line)["metrics"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -48,3 +58,19 @@ def test_training_on_eight_dies_is_the_same(balanced, updates, tmp_path):
     # The first step counts what came before it.
     for with_handles, without in zip(found["true"][1:], found["false"][1:], strict=True):
         assert with_handles["perf/driver_bytes_per_sample"] < 0.2 * without["perf/driver_bytes_per_sample"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+def test_training_on_answers_that_go_on_is_the_same(tmp_path):
+    """The workers keep what a step's rollout returns, answers of earlier steps whole among it."""
+    found = {}
+    for enabled in ("true", "false"):
+        output = tmp_path / enabled
+        changes = ("actor_rollout_ref.overlay.precision=float32", "actor_rollout_ref.actor.optim.lr=0", *IN_PARTS)
+        rehearse(output, "--steps", "4", "--", *changes, f"{KEY}={enabled}")
+        found[enabled] = metrics_of(output)
+    kept, sent = ([comparable(step) for step in found[enabled]] for enabled in ("true", "false"))
+    assert kept == sent and len(kept) == 4 and len(kept[0]) > 40
+    assert max(step["partial_rollout/old_share"] for step in kept) > 0.1
+    assert all(step["samples/collectives"] == 1 for step in found["true"])
