@@ -3,11 +3,13 @@
     python benchmarks/decode_schedule.py [--ranks 2 16 256] [--lengths FILE] [--json FILE]
 
 Ranks of one model run graphs of the same size, so a slot-step is one place of one rank's graph in one decode step.
-Four schedules run the same sequences: one graph for all of a rollout; a graph for every size, and no sequence moves;
+Six schedules run the same sequences: one graph for all of a rollout; a graph for every size, and no sequence moves;
 the published rebalance of cann-recipes-train, simulated from its described behaviour, which looks every 1000 steps
-and has graphs down to 4; and ours, which decides, and agrees, once in 16 steps and has graphs down to 1. The bound is
-what ranks would need if sequences moved for nothing before every step. Bytes are the KV cache of the sequences that
-move, in blocks and without prompts, of DeepSeek-V3.
+and has graphs down to 4; and ours, which decides, and agrees, once in 16 steps and has graphs down to 1. "Placed" are
+the second and the fourth with prompts dealt out by the mean length of their answers in the epoch before, which was
+drawn for the same prompts and is wrong by a log-normal factor of --drift besides; for --lengths it is that of the
+file's own lengths, wrong by the factor. The bound is what ranks would need if sequences moved for nothing before every
+step. Bytes are the KV cache of the sequences that move, in blocks and without prompts, of DeepSeek-V3.
 
 A second table is of partial rollouts: a training of several steps over groups of 16 samples each, in which a rollout
 ends at --threshold, and what is left goes on in at most --max-steps further steps; all of it decodes at once.
@@ -29,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.options import Parser, make_parser, whole, write_figures  # noqa: E402
 from benchmarks.partial_rollouts import PartialCost, partial_cost  # noqa: E402
+from post_training.plan.first_placement import first_placement  # noqa: E402
 from post_training.plan.partial_rollout import LEAST_THRESHOLD, PartialRollout  # noqa: E402
 from post_training.plan.rebalance import Move, bucket, least_slot_steps, rebalance  # noqa: E402
 
@@ -47,7 +50,7 @@ KINDS = ("fixed", "uniform", "log-normal")
 @dataclass(frozen=True)
 class Schedule:
     """A way to run a rollout: `sizes` of its graphs; every `interval` steps `decide` may move sequences; agreements are
-    exchanged once in `agree_every` steps, `agreements_each` at a time."""
+    exchanged once in `agree_every` steps, `agreements_each` at a time; placed: prompts are dealt out by length."""
 
     name: str
     sizes: tuple[int, ...]
@@ -55,6 +58,7 @@ class Schedule:
     decide: Decide
     agree_every: int = 1
     agreements_each: int = 2
+    placed: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def published_decision(counts: Sequence[int], sizes: Sequence[int]) -> list[Move
 
 
 def schedules(most: int) -> list[Schedule]:
-    """The four, for ranks that begin with `most` sequences."""
+    """The six, for ranks that begin with `most` sequences."""
     powers = tuple(sorted({min(most, 2**power) for power in range(most.bit_length() + 1)}))
     published = tuple(size for size in powers if size >= min(most, PUBLISHED_SMALLEST))
     return [
@@ -111,6 +115,8 @@ def schedules(most: int) -> list[Schedule]:
         Schedule("no moves", powers, 1, stay),
         Schedule("published", published, PUBLISHED_INTERVAL, published_decision),
         Schedule("ours", powers, LEASE_STEPS, rebalance, agree_every=LEASE_STEPS, agreements_each=1),
+        Schedule("placed", powers, 1, stay, placed=True),
+        Schedule("placed, ours", powers, LEASE_STEPS, rebalance, LEASE_STEPS, agreements_each=1, placed=True),
     ]
 
 
@@ -152,27 +158,39 @@ def bound(lengths: NDArray[np.int64], ranks: int, sizes: Sequence[int]) -> int:
     return least_slot_steps(running, ranks, sizes)
 
 
-def drawn(kind: str, ranks: int, each: int, longest: int, seed: int) -> NDArray[np.int64]:
+def drawn(kind: str, ranks: int, each: int, longest: int, seed: int, epoch: int = 0) -> NDArray[np.int64]:
     """Lengths of ranks x each sequences. The samples of one prompt lie on one rank and are alike: of a log-normal
-    length's variance, two thirds are the prompt's."""
+    length's variance, two thirds are the prompt's. In another epoch the same prompts have other samples."""
     random = np.random.default_rng(seed)
     count = ranks * each
     if kind == "fixed":
         return np.full(count, longest)
     if kind == "uniform":
-        return random.integers(1, longest + 1, count)
+        return [random.integers(1, longest + 1, count) for _ in range(epoch + 1)][-1]
     prompts = np.repeat(random.normal(0, 1, -(-count // SAMPLES)), SAMPLES)[:count]
-    spread = np.sqrt(2 / 3) * prompts + np.sqrt(1 / 3) * random.normal(0, 1, count)
+    own = [random.normal(0, 1, count) for _ in range(epoch + 1)][-1]
+    spread = np.sqrt(2 / 3) * prompts + np.sqrt(1 / 3) * own
     return np.clip(np.exp(np.log(longest / 16) + spread), 1, longest).astype(np.int64)
 
 
-def costs(name: str, lengths: NDArray[np.int64], ranks: int) -> list[Cost]:
-    """One row a schedule."""
+def placed_order(before: NDArray[np.int64], ranks: int, drift: float, seed: int) -> NDArray[np.int64]:
+    """The order in which sequences are dealt out by lengths `before`, those of the epoch before; the samples of a
+    prompt stay together. Where a rank has other than whole prompts, every sequence is taken for a prompt of its own."""
+    samples = SAMPLES if len(before) % (ranks * SAMPLES) == 0 else 1
+    means = before.reshape(-1, samples).mean(-1)
+    means *= np.exp(drift * np.random.default_rng((seed, 1)).normal(0, 1, len(means)))
+    prompts = np.array(first_placement(means.tolist(), ranks))
+    return (prompts[:, None] * samples + np.arange(samples)).reshape(-1)
+
+
+def costs(name: str, lengths: NDArray[np.int64], ranks: int, placed: NDArray[np.int64] | None = None) -> list[Cost]:
+    """One row a schedule. placed: the order in which sequences are dealt out by length; without it as they come."""
     every = schedules(len(lengths) // ranks)
     least = bound(lengths, ranks, every[-1].sizes)
     rows = []
     for schedule in every:
-        slots, agreements, moved, moved_bytes, lost = run(lengths, ranks, schedule)
+        dealt = lengths[placed] if schedule.placed and placed is not None else lengths
+        slots, agreements, moved, moved_bytes, lost = run(dealt, ranks, schedule)
         ratio = round(slots / least, 3)
         steps = int(lengths.max())
         rows.append(Cost(name, ranks, schedule.name, steps, slots, ratio, agreements, moved, moved_bytes, lost))
@@ -194,6 +212,17 @@ def read_lengths(path: Path, ranks: int) -> NDArray[np.int64]:
     return np.array(lines[: len(lines) // ranks * ranks], dtype=np.int64)
 
 
+def factor(text: str) -> float:
+    """The type of --drift."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= 10:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 10")
+    return number
+
+
 def share(text: str) -> float:
     """The type of --threshold."""
     try:
@@ -210,6 +239,7 @@ def options_of(parser: Parser) -> argparse.Namespace:
     parser.add_argument("--sequences", type=whole(1), default=32, help="on a rank at first (default: %(default)s)")
     parser.add_argument("--longest", type=whole(16), default=16384, help="response, in tokens (default: %(default)s)")
     parser.add_argument("--lengths", type=Path, metavar="FILE", help="lengths of responses, one number per line")
+    parser.add_argument("--drift", type=factor, default=0.25, help="of known lengths (default: %(default)s)")
     parser.add_argument("--threshold", type=share, default=0.8, help="of partial rollouts (default: %(default)s)")
     parser.add_argument("--max-steps", type=whole(1), default=2, help="of partial rollouts (default: %(default)s)")
     parser.add_argument("--training-steps", type=whole(1), default=50, help="with them (default: %(default)s)")
@@ -221,17 +251,22 @@ def schedule_rows(options: argparse.Namespace) -> list[Cost]:
     """The first table, printed as it is found."""
     rows: list[Cost] = []
     print(
-        f"{'lengths':<12}{'ranks':>6}  {'schedule':<10}{'steps':>7}{'ratio':>8}{'agreements':>12}{'moved':>7}{'GB':>9}"
+        f"{'lengths':<12}{'ranks':>6}  {'schedule':<13}{'steps':>7}{'ratio':>8}{'agreements':>12}{'moved':>7}{'GB':>9}"
     )
     for ranks in options.ranks:
-        given = {kind: drawn(kind, ranks, options.sequences, options.longest, options.seed) for kind in KINDS}
+        drawn_now, drawn_before = (
+            {kind: drawn(kind, ranks, options.sequences, options.longest, options.seed, epoch) for kind in KINDS}
+            for epoch in (0, 1)
+        )
+        given = {kind: (lengths, drawn_before[kind]) for kind, lengths in drawn_now.items()}
         if options.lengths:
-            given[options.lengths.name] = read_lengths(options.lengths, ranks)
-        for name, lengths in given.items():
-            for row in costs(name, lengths, ranks):
+            given[options.lengths.name] = (read_lengths(options.lengths, ranks),) * 2
+        for name, (lengths, before) in given.items():
+            order = placed_order(before, ranks, options.drift, options.seed)
+            for row in costs(name, lengths, ranks, order):
                 rows.append(row)
                 print(
-                    f"{row.lengths:<12}{row.ranks:>6}  {row.schedule:<10}{row.decode_steps:>7}{row.ratio:>8.3f}"
+                    f"{row.lengths:<12}{row.ranks:>6}  {row.schedule:<13}{row.decode_steps:>7}{row.ratio:>8.3f}"
                     f"{row.agreements:>12}{row.moved:>7}{row.moved_bytes / 1e9:>9.2f}",
                     flush=True,
                 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.decode_schedule import Schedule, bound, costs, drawn, read_lengths, run
+from benchmarks.decode_schedule import Schedule, bound, costs, drawn, placed_order, read_lengths, run
 from benchmarks.partial_rollouts import PartialCost, decode_steps, partial_cost
 from post_training.plan.partial_rollout import GroupsInFlight, PartialRollout
 from post_training.plan.rebalance import Move, rebalance
@@ -58,6 +58,21 @@ def test_long_tailed_lengths_cost_little_more_than_the_bound():
     lengths = drawn("log-normal", 64, 32, 4096, seed=0)
     ratios = {row.schedule: row.ratio for row in costs("log-normal", lengths, 64)}
     assert ratios["one graph"] >= ratios["no moves"] >= 2.5 > ratios["published"] > 1.15 >= ratios["ours"]
+
+
+def test_prompts_that_begin_by_their_length_need_fewer_slots_and_moves():
+    lengths, before = (drawn("log-normal", 64, 32, 4096, seed=0, epoch=epoch) for epoch in (0, 1))
+    assert (lengths != before).any()
+
+    def rows(drift: float) -> dict[str, tuple[float, int]]:
+        order = placed_order(before, 64, drift, seed=0)
+        assert sorted(order) == list(range(len(lengths)))
+        return {row.schedule: (row.ratio, row.moved) for row in costs("log-normal", lengths, 64, order)}
+
+    known, guessed = rows(0.25), rows(10)
+    assert known["placed"][0] < 0.95 * known["no moves"][0] and known["placed, ours"][1] < 0.8 * known["ours"][1]
+    # A control: what is known wrongly is of no use.
+    assert known["placed"][0] < guessed["placed"][0] and known["placed, ours"][1] < guessed["placed, ours"][1]
 
 
 def test_the_bound_of_a_small_rollout_by_hand():

@@ -31,6 +31,7 @@ def test_json_names_a_file_and_one_that_cannot_be_written_is_refused(program, tm
         ("emulator_overhead", ("--pairs", "0")),
         ("decode_schedule", ("--ranks", "1")),
         ("decode_schedule", ("--lengths", "/absent")),
+        ("decode_schedule", ("--drift", "-1")),
         ("reshard", ("--repeats", "0")),
         ("reshard", ("--bucket", "many")),
         ("step_memory", ("--cycles", "x")),

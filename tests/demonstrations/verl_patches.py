@@ -35,6 +35,7 @@ from verl_patches.features.dynamic_sampling import source as prompt_source
 from verl_patches.features.dynamic_sampling.feature import DYNAMIC_SAMPLING
 from verl_patches.features.exact_loss import schedule
 from verl_patches.features.exact_loss.feature import EXACT_LOSS
+from verl_patches.features.first_placement.feature import FIRST_PLACEMENT
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure import serialized, step_record
 from verl_patches.features.measure.feature import MEASURE, MeasureSettings
@@ -45,6 +46,7 @@ from verl_patches.features.overlong.feature import OVERLONG_FILTERING, OVERLONG_
 from verl_patches.features.partial_rollout.feature import PARTIAL_ROLLOUT
 from verl_patches.features.precision.feature import PRECISION
 from verl_patches.features.profile.feature import PROFILE, ProfileSettings
+from verl_patches.features.request_noise.feature import REQUEST_NOISE
 from verl_patches.features.reshard.feature import RESHARD, WHOLE_WEIGHTS
 from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.rollout_correction.feature import ROLLOUT_CORRECTION
@@ -1105,6 +1107,66 @@ def workers_are_sent_handles(body):
         body(lambda self: setattr(self, "actor_rollout_wg", workers), trainer)
         workers.update_actor(DataProto.from_dict(columns))
     return sorted(sent[0].batch.keys())
+
+
+class WorkersThatAnswer:
+    """Answers as long as their prompt's token, to prompts of one token each; `asked`: what they were sent."""
+
+    world_size = 4
+
+    def __init__(self):
+        self.asked = []
+        self.generate_sequences = self._answer
+
+    def _answer(self, prompts):
+        self.asked.append({name: values.flatten().tolist() for name, values in prompts.batch.items()})
+        lengths = prompts.batch["input_ids"]
+        mask = (torch.arange(9)[None] < lengths).long()
+        return DataProto.from_dict(
+            {"responses": mask, "attention_mask": torch.cat((torch.ones_like(lengths), mask), -1)}
+        )
+
+
+def what_workers_are_sent(body, *batches):
+    """The tokens of prompts, and other columns, that workers get for batches of one token a prompt."""
+    workers = WorkersThatAnswer()
+    rollout = {"tensor_model_parallel_size": 2, "seed": 1}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
+    body(lambda self: setattr(self, "actor_rollout_wg", workers), trainer := SimpleNamespace(config=config))
+    trainer.global_steps = 1
+    for batch in batches:
+        tokens = torch.tensor(batch)[:, None]
+        columns = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        workers.generate_sequences(DataProto.from_dict(columns))
+    return workers.asked
+
+
+@demonstrates(f"{TRAINER}.init_workers", FIRST_PLACEMENT)
+def the_longest_prompts_go_to_different_engines(body):
+    with mock.patch("verl_patches.features.training_checkpoint.kept_states.process_kept_states"):
+        return [asked["input_ids"] for asked in what_workers_are_sent(body, [9, 8, 1, 2], [9, 8, 1, 2])]
+
+
+@demonstrates(f"{TRAINER}.init_workers", REQUEST_NOISE)
+def every_prompt_is_sent_with_a_seed(body):
+    return sorted(what_workers_are_sent(body, [3, 4])[0])
+
+
+@demonstrates(f"{ROLLOUT}.generate_sequences", REQUEST_NOISE)
+def an_engine_samples_with_the_seeds_that_were_sent(body):
+    from vllm.sampling_params import SamplingParams
+
+    from verl_patches.features.request_noise.seeds import SEED
+
+    given = []
+    engine = SimpleNamespace(generate=lambda prompts, sampling_params: given.append(sampling_params))
+    prompts = DataProto.from_dict({SEED: torch.tensor([3, 4])})
+
+    def upstream(rollout, prompts):
+        rollout.inference_engine.generate(prompts=["a", "b"], sampling_params=SamplingParams())
+
+    body(upstream, SimpleNamespace(inference_engine=engine), prompts)
+    return [each.seed for each in given[0]] if isinstance(given[0], list) else given[0].seed
 
 
 def asks_the_store(body):

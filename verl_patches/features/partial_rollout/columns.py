@@ -11,7 +11,7 @@ import torch
 
 from verl_patches.features.partial_rollout.engine import LEFT, Row, Share, generate
 
-_ROWS, _SHARE = "answers_begun", "answers_that_end_the_rollout"
+ROWS, _SHARE = "answers_begun", "answers_that_end_the_rollout"
 TOKENS, FINISHED = "answer_tokens", "answer_is_finished"
 
 
@@ -19,16 +19,16 @@ def with_rows(prompts: Any, rows: Sequence[Row], share: Share) -> Any:
     """`prompts`, a `DataProto`, with what their answers have, a row each."""
     column = np.empty(len(rows), dtype=object)
     column[:] = rows
-    prompts.non_tensor_batch[_ROWS] = column
+    prompts.non_tensor_batch[ROWS] = column
     prompts.meta_info[_SHARE] = share
     return prompts
 
 
 def take_rows(prompts: Any) -> tuple[list[Row], Share] | None:
     """What `with_rows` added, which is taken out again; None for other prompts, such as those of a validation."""
-    if _ROWS not in prompts.non_tensor_batch:
+    if ROWS not in prompts.non_tensor_batch:
         return None
-    return list(prompts.non_tensor_batch.pop(_ROWS)), prompts.meta_info.pop(_SHARE)
+    return list(prompts.non_tensor_batch.pop(ROWS)), prompts.meta_info.pop(_SHARE)
 
 
 @contextmanager

@@ -12,12 +12,14 @@ from verl_patches.features.alerts.feature import ALERTS
 from verl_patches.features.compatibility.feature import SETTINGS
 from verl_patches.features.data_order.feature import DATA_ORDER
 from verl_patches.features.dynamic_sampling.feature import DYNAMIC_SAMPLING
+from verl_patches.features.first_placement.feature import FIRST_PLACEMENT
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.onpolicy.feature import ONPOLICY
 from verl_patches.features.overlong.feature import OVERLONG_FILTERING, OVERLONG_PENALTY
 from verl_patches.features.partial_rollout.feature import PARTIAL_ROLLOUT
 from verl_patches.features.profile.feature import PROFILE
+from verl_patches.features.request_noise.feature import REQUEST_NOISE
 from verl_patches.features.rollout_correction.feature import ROLLOUT_CORRECTION
 from verl_patches.features.sample_handles.feature import SAMPLE_HANDLES
 from verl_patches.features.tracking.feature import TRACKING
@@ -248,6 +250,46 @@ def init_workers_that_keep_samples(upstream: Callable[..., None], self: RayPPOTr
 
 @wrap(
     f"{_TRAINER}.init_workers",
+    feature=FIRST_PLACEMENT,
+    relies_on=[f"{_TRAINER}.fit"],
+    why="verl deals prompts out to engines in the order of its batch, so that one may get all the long answers",
+    upstream="not forwarded: part of this project's features",
+    remove_when="the pinned verl deals prompts out by the lengths of their answers",
+    outside=["sample_handles"],
+)
+def init_workers_by_length(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
+    from verl_patches.features.first_placement.driver import STATE, Placement
+    from verl_patches.features.training_checkpoint.kept_states import process_kept_states
+
+    upstream(self)
+    workers = self.actor_rollout_wg
+    placement = Placement(workers.world_size // self.config.actor_rollout_ref.rollout.tensor_model_parallel_size)
+    process_kept_states().register(STATE, placement.state, placement.restore)
+    workers.generate_sequences = placement.placing(workers.generate_sequences)
+
+
+@wrap(
+    f"{_TRAINER}.init_workers",
+    feature=REQUEST_NOISE,
+    relies_on=[f"{_TRAINER}.fit"],
+    why="an engine would give a prompt the next of its own seeds, so that what a prompt samples depends on the engine "
+    "that it is sent to and on what was sent there before",
+    upstream="not forwarded: part of this project's features",
+    remove_when="vLLM gives every request random numbers of its own",
+    outside=["first_placement", "sample_handles"],
+)
+def init_workers_that_seed_requests(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
+    from verl_patches.features.partial_rollout.columns import ROWS
+    from verl_patches.features.request_noise.seeds import Seeds
+
+    upstream(self)
+    workers, seed = self.actor_rollout_wg, self.config.actor_rollout_ref.rollout.get("seed") or 0
+    seeds = Seeds(seed, lambda: self.global_steps, ROWS)
+    workers.generate_sequences = seeds.sending(workers.generate_sequences)
+
+
+@wrap(
+    f"{_TRAINER}.init_workers",
     feature=ONPOLICY,
     evidence="executed",
     relies_on=[f"{_TRAINER}.fit"],
@@ -393,7 +435,7 @@ def init_workers_that_are_profiled(upstream: Callable[..., None], self: RayPPOTr
     why="fit generates for every batch of its loader and scores it, which has been done when the batch was chosen",
     upstream="not forwarded: part of this project's features",
     remove_when="see _create_dataloader",
-    outside=["overlong_penalty", "overlong_filtering", "profile"],
+    outside=["overlong_penalty", "overlong_filtering", "profile", "request_noise", "first_placement"],
 )
 def init_workers_of_the_source(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
     from verl_patches.features.dynamic_sampling.source import Workers

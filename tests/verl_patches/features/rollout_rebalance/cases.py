@@ -25,10 +25,14 @@ class Case:
 
 
 EVERY = ("greedy off", "greedy on", "seeded off", "seeded on")
+# All requests have seeds, as the driver gives them, and are dealt out to the engines by their lengths or as they come.
+DEALT = ("dealt off", "dealt on", "placed off", "placed on")
 CASES = {
     "one size": Case(2, (8,), ("greedy off", "seeded off")),
     "two": Case(2, (1, 2, 4, 8), (*EVERY, "seeded on: drawn anew", "greedy on: nothing comes home")),
     "four": Case(4, (1, 2, 4, 8), EVERY),
+    "by length": Case(4, (1, 2, 4, 8), (*DEALT, "placed off: seeds by place")),
+    "eight": Case(8, (1, 2, 4, 8), (*EVERY, *DEALT)),
     "tensor parallel": Case(4, (2, 4, 8), EVERY, tensor_parallel=2),
     "cut": Case(
         2, (1, 2, 4, 8), (*EVERY, "seeded off: a part draws", "seeded on: the device's numbers go on"), part=PART
@@ -50,7 +54,13 @@ def draw_for_parts(runner: Any, scheduled: dict[str, int]) -> None:
             runner.input_batch.generators[runner.input_batch.req_id_to_index[request_id]] = state.generator
 
 
+def seed_places(order: list[int]) -> list[int]:
+    """Which seed each request has, of those that were drawn for requests as they come; `order`: of dealing them out."""
+    return order
+
+
 FAULTS: dict[str, tuple[str, Any]] = {
+    "seeds by place": (f"{__name__}.seed_places", sorted),
     "drawn anew": ("verl_patches.features.rollout_rebalance.mover.restore_generators", lambda runner, scheduled: None),
     "a part draws": ("verl_patches.features.request_noise.generators.give_generators", draw_for_parts),
     "the device's numbers go on": (

@@ -24,6 +24,7 @@ prelude.activate()
 from tests.npu_emulator.vllm_ascend_models import write_checkpoint  # noqa: E402
 from tests.npu_emulator.vllm_ascend_program import import_once  # noqa: E402
 from tests.ranks import fork_ranks  # noqa: E402
+from tests.verl_patches.features.rollout_rebalance import cases  # noqa: E402
 from tests.verl_patches.features.rollout_rebalance.cases import (  # noqa: E402
     CASES,
     FAULTS,
@@ -34,6 +35,9 @@ from tests.verl_patches.features.rollout_rebalance.cases import (  # noqa: E402
     Case,
     lengths_of,
 )
+
+Request = tuple[int, list[int], Any]
+"""The place of a prompt among those of all engines as they come, its tokens, and vLLM's SamplingParams."""
 
 
 def main(folder: Path) -> None:
@@ -73,7 +77,7 @@ def generate(folder: Path, case: Case) -> None:
     for run in case.runs:
         activate(case, rebalance=" on" in run)
         with faulty(run.partition(": ")[2]):
-            found[run] = generated(llm, engine, lengths_of(engine, engines), greedy=run.startswith("greedy"))
+            found[run] = generated(llm, requests_of(engine, engines, run.partition(" ")[0]), engine)
     (folder / f"found.{rank}.json").write_text(json.dumps(found))
 
 
@@ -95,39 +99,67 @@ def faulty(fault: str) -> Iterator[None]:
         yield
 
 
-def generated(llm: Any, engine: int, lengths: list[int], greedy: bool) -> dict[str, Any]:
-    """Tokens, log-probs and finish reasons of every answer in order, and the figures of the decode loop.
+def requests_of(engine: int, engines: int, kind: str) -> list[Request]:
+    """What an engine generates, in order; see `generated`."""
+    if kind not in ("dealt", "placed"):
+        return own_requests(engine, engines, greedy=kind == "greedy")
+    import msgspec
 
-    Drawn answers also end at a token of their own, and the first prompt has two of them. Every other request has no
-    seed, and gets one of the engine's.
-    """
-    import torch
+    from post_training.plan.first_placement import first_placement
+    from verl_patches.features.request_noise.seeds import Seeds
+
+    lengths = [length for each in range(engines) for length in lengths_of(each, engines)]
+    everyone = [request for each in range(engines) for request in own_requests(each, engines, greedy=False)]
+    order = first_placement(lengths, engines) if kind == "placed" else list(range(len(everyone)))
+    drawn = Seeds(1, lambda: 1).draw(len(everyone)).tolist()
+    seeds = [drawn[place] for place in cases.seed_places(order)]
+    dealt = [
+        (place, everyone[place][1], msgspec.structs.replace(everyone[place][2], seed=seed))
+        for place, seed in zip(order, seeds, strict=True)
+    ]
+    return dealt[engine * SEQUENCES : (engine + 1) * SEQUENCES]
+
+
+def own_requests(engine: int, engines: int, greedy: bool) -> list[Request]:
+    """As they come: drawn answers also end at a token of their own, and the first prompt has two of them. Every other
+    request has no seed, and gets one of the engine's."""
     from vllm import SamplingParams
+
+    common: dict[str, Any] = {"ignore_eos": True, "logprobs": 0, "detokenize": False}
+    return [
+        (
+            engine * SEQUENCES + number,
+            [1, 3 + engine, 10 + number, 40 + 3 * number, 17, *range(4, 4 + 3 * number)],
+            SamplingParams(temperature=0.0, max_tokens=length, **common)
+            if greedy
+            else SamplingParams(
+                n=1 + (number == 0),
+                seed=None if number % 2 else 100 * engine + number,
+                max_tokens=length,
+                stop_token_ids=[STOP_TOKEN],
+                **common,
+            ),
+        )
+        for number, length in enumerate(lengths_of(engine, engines))
+    ]
+
+
+def generated(llm: Any, requests: list[Request], seed: int) -> dict[str, Any]:
+    """Tokens, log-probs and finish reasons of every answer in order, the places of their prompts among those of all
+    engines, and the figures of the decode loop. seed: of the device's random numbers."""
+    import torch
 
     from verl_patches.features.measure import step_record
 
     step_record._record = step_record.StepRecord()
-    torch.npu.manual_seed(engine)
-    common: dict[str, Any] = {"ignore_eos": True, "logprobs": 0, "detokenize": False}
-    prompts = [
-        [1, 3 + engine, 10 + number, 40 + 3 * number, 17, *range(4, 4 + 3 * number)] for number in range(SEQUENCES)
-    ]
-    params = [
-        SamplingParams(temperature=0.0, max_tokens=length, **common)
-        if greedy
-        else SamplingParams(
-            n=1 + (number == 0),
-            seed=None if number % 2 else 100 * engine + number,
-            max_tokens=length,
-            stop_token_ids=[STOP_TOKEN],
-            **common,
-        )
-        for number, length in enumerate(lengths)
-    ]
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    torch.npu.manual_seed(seed)
+    places, prompts, params = zip(*requests, strict=True)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], list(params), use_tqdm=False)
+    returned = zip(places, outputs, strict=False)  # fewer where nothing comes home
     answers = [answer for output in outputs for answer in output.outputs]
     counts = step_record.current_record().counts
     return {
+        "places": [place for place, output in returned for _ in output.outputs],
         "tokens": [list(answer.token_ids) for answer in answers],
         "log_probs": [[by[token].logprob for by, token in zip(a.logprobs, a.token_ids, strict=True)] for a in answers],
         "reasons": [answer.finish_reason for answer in answers],

@@ -11,20 +11,21 @@ from typing import Any
 
 import pytest
 
-from tests.verl_patches.features.rollout_rebalance.cases import CASES, EVERY
+from tests.verl_patches.features.rollout_rebalance.cases import CASES, DEALT, EVERY
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("vllm_ascend") is None, reason="vllm-ascend is not installed"),
 ]
 MOVING = [name for name, case in CASES.items() if set(EVERY) <= set(case.runs)]
+DEAR = [name for name, case in CASES.items() if case.part or set(DEALT) <= set(case.runs)]
 Found = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, pytestconfig) -> Found:
-    """By case, what every rank found; prompts are cut in an exhaustive run alone."""
-    names = [name for name, case in CASES.items() if not case.part or pytestconfig.getoption("exhaustive")]
+    """By case, what every rank found; the dear ones in an exhaustive run alone."""
+    names = [name for name in CASES if name not in DEAR or pytestconfig.getoption("exhaustive")]
     folder = tmp_path_factory.mktemp("rebalance")
     environment = os.environ | {"NPU_EMULATOR_CAPACITY_MB": "512", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
     ended = subprocess.run(
@@ -52,10 +53,12 @@ def ratio(found: Found, case: str, run: str) -> float:
     return figure(found, case, run, "slot_steps") / figure(found, case, run, "slot_steps_bound")
 
 
+def marked(names: list[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.exhaustive) if name in DEAR else name for name in names]
+
+
 @pytest.mark.parametrize("kind", ["greedy", "seeded"])
-@pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=pytest.mark.exhaustive) if CASES[name].part else name for name in MOVING]
-)
+@pytest.mark.parametrize("case", marked(MOVING))
 def test_tokens_order_and_finish_reasons_are_those_without_moves(found, case, kind):
     assert figure(found, case, f"{kind} on", "moved_requests") > 0
     for what in ("tokens", "reasons", "device's numbers"):
@@ -73,10 +76,55 @@ def test_drawn_answers_ended_in_both_ways(found):
     }
 
 
-def test_the_last_answers_run_in_small_graphs_near_the_bound(found):
-    assert ratio(found, "four", "greedy off") >= 2.5 > 1.15 >= ratio(found, "four", "greedy on")
+@pytest.mark.parametrize("case", marked(["four", "eight"]))
+def test_the_last_answers_run_in_small_graphs_near_the_bound(found, case):
+    assert ratio(found, case, "greedy off") >= 2.5 > 1.15 >= ratio(found, case, "greedy on")
+
+
+def test_moves_save_slot_steps(found):
     for case in found.keys() & set(MOVING):
+        print(case, *(table_row(found, case, run) for run in CASES[case].runs if ": " not in run), sep="\n  ")
         assert ratio(found, case, "greedy off") > ratio(found, case, "greedy on")
+
+
+def table_row(found: Found, case: str, run: str) -> str:
+    names = ("slot_steps", "slot_steps_bound", "decode_steps", "agreements", "moved_requests")
+    figures = {name: found[case][0][run]["figures"].get(name) for name in names}
+    return f"{run}: {ratio(found, case, run):.3f} {figures}"
+
+
+def by_place(found: Found, case: str, run: str, what: str) -> list[Any]:
+    """Of every answer, by the place of its prompt among those of all engines."""
+    pairs = zip(answers(found, case, run, "places"), answers(found, case, run, what), strict=True)
+    of_places = sorted(
+        (place, number, value)
+        for places, values in pairs
+        for number, (place, value) in enumerate(zip(places, values, strict=True))
+    )
+    return [value for _, _, value in of_places]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("moves", ["off", "on"])
+@pytest.mark.parametrize("case", ["by length", "eight"])
+def test_prompts_that_are_dealt_out_by_length_get_the_same_answers(found, case, moves):
+    assert answers(found, case, f"placed {moves}", "places") != answers(found, case, "dealt off", "places")
+    for what in ("tokens", "reasons"):
+        assert by_place(found, case, f"placed {moves}", what) == by_place(found, case, "dealt off", what)
+    for placed, dealt in zip(
+        by_place(found, case, f"placed {moves}", "log_probs"),
+        by_place(found, case, "dealt off", "log_probs"),
+        strict=True,
+    ):
+        assert placed == pytest.approx(dealt, abs=1e-5)
+    assert ratio(found, case, f"placed {moves}") < ratio(found, case, "dealt off") / 1.5
+
+
+@pytest.mark.exhaustive
+def test_seeds_by_the_place_in_an_engine_give_other_tokens(found):
+    """A control: a seed that is not the prompt's own."""
+    run = "placed off: seeds by place"
+    assert by_place(found, "by length", run, "tokens") != by_place(found, "by length", "dealt off", "tokens")
 
 
 @pytest.mark.parametrize("kind", ["greedy", "seeded"])

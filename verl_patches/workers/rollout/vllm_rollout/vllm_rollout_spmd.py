@@ -9,6 +9,7 @@ from overlay import wrap
 from verl_patches.features.compatibility.feature import ROLLOUT_SEED
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.partial_rollout.feature import PARTIAL_ROLLOUT
+from verl_patches.features.request_noise.feature import REQUEST_NOISE
 from verl_patches.features.reshard.feature import WHOLE_WEIGHTS
 
 if TYPE_CHECKING:
@@ -107,3 +108,20 @@ def generate_sequences_in_parts(
     with going_on(self.inference_engine, *begun) as outputs:
         generated = upstream(self, prompts, **options)
     return with_progress(generated, outputs)
+
+
+@wrap(
+    "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout.generate_sequences",
+    feature=REQUEST_NOISE,
+    why="verl gives vLLM one set of sampling parameters for all prompts, and every prompt has a seed of its own",
+    upstream="not forwarded: part of this project's features",
+    remove_when="vLLM gives every request random numbers of its own",
+    outside=["measure", "whole_weights"],
+)
+def generate_sequences_with_seeds(
+    upstream: Callable[..., DataProto], self: vLLMRollout, prompts: DataProto, **options: Any
+) -> DataProto:
+    from verl_patches.features.request_noise.seeds import seeded, take_seeds
+
+    with seeded(self.inference_engine, take_seeds(prompts)):
+        return upstream(self, prompts, **options)

@@ -1,0 +1,1 @@
+"""Prompts are dealt out to rollout engines by how long their answers were in the epoch before."""

@@ -1,0 +1,55 @@
+"""The feature first_placement: its configuration and its switch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from overlay import ConfigurationError, Feature
+from verl_patches.features.partial_rollout.feature import PARTIAL_ROLLOUT
+from verl_patches.features.request_noise.feature import REQUEST_NOISE
+
+_SECTION = "actor_rollout_ref.overlay.first_placement"
+_SWITCH = f"{_SECTION}.enabled"
+
+
+@dataclass(frozen=True)
+class FirstPlacementSettings:
+    """Deal prompts out to rollout engines by the mean length of the answers that each had last, so that no engine
+    begins with more long ones than it must. Needs request_noise, and does nothing in the first epoch."""
+
+    enabled: bool = False
+
+
+def check_placement(config: Mapping[str, Any], settings: Any) -> None:
+    """The engine that answers a prompt may be any."""
+    if not settings.first_placement.enabled:
+        return
+    if not settings.request_noise.enabled:
+        raise ConfigurationError(
+            f"{_SWITCH}=true needs {REQUEST_NOISE.switch}=true, or what a request samples depends on the engine that "
+            "runs it; set it, or switch first_placement off"
+        )
+    if settings.partial_rollout.enabled:
+        raise ConfigurationError(
+            f"{_SWITCH}=true cannot be combined with {PARTIAL_ROLLOUT.switch}=true, which deals out answers that go on "
+            "by where they stand; switch one of them off"
+        )
+    mode = config["actor_rollout_ref"]["rollout"].get("mode", "sync")
+    if mode != "sync":
+        raise ConfigurationError(
+            f"{_SWITCH}=true deals out the prompts of a whole batch, and actor_rollout_ref.rollout.mode={mode} sends "
+            "them one by one; set it to sync, or switch first_placement off"
+        )
+
+
+FIRST_PLACEMENT = Feature(
+    name="first_placement",
+    purpose="Prompts are dealt out to rollout engines by the lengths of their answers in the epoch before.",
+    section=_SECTION,
+    settings=FirstPlacementSettings,
+    switch=_SWITCH,
+    is_on=lambda settings: settings.first_placement.enabled,
+    checks=(check_placement,),
+)
