@@ -2,6 +2,7 @@
 
 import ast
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -199,9 +200,30 @@ def test_a_trial_asks_tier_by_tier_and_leaves_the_tree_as_it_was(tree):
         assert bench.try_fault(fault("asleep")).outcome is Outcome.SURVIVED
         asked = bench.try_fault(fault("asleep", "product"))
         assert (asked.outcome, asked.by) == (Outcome.NOTICED, ("tests/test_product.py::test",))
-        broken = bench.try_fault(fault("asleep", source="def double(x)\n"))
-        assert broken.outcome is Outcome.NOTICED
+        for source in ("def double(x)\n", "import sys\nsys.exit(4)\n"):
+            assert bench.try_fault(fault("asleep", source=source)).outcome is Outcome.NOTICED
     assert (tree / "product.py").read_text() == SOURCE
+
+
+@pytest.mark.slow
+def test_a_file_that_set_up_copies_is_planted_in_an_environment_of_its_own(tree, monkeypatch):
+    prefix, file = tree.parent / "prefix", "npu_emulator/cann/python/acl/rt.py"
+    for folder in (tree / "npu_emulator/cann/python", prefix / "cann-engine"):
+        (folder / "acl").mkdir(parents=True)
+        (folder / "acl" / "rt.py").write_text("DIES = 8\n")
+    (prefix / "cann-engine" / "lib").mkdir()
+    (prefix / "bin").mkdir()
+    (prefix / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    with SignalFlag() as signals, Workbench(signals, 60, tree) as bench:
+        assert bench._interpreter("product.py") == sys.executable
+        python = Path(bench._interpreter(file))
+        (bench._tree / file).write_text("DIES = 9\n")
+        engine = python.parents[1] / "cann-engine"
+        assert (engine / "acl" / "rt.py").read_text() == "DIES = 9\n" and (engine / "lib").is_dir()
+        assert Path(bench._interpreter(file)) == python
+        assert python.resolve() == Path(sys.executable).resolve()
+    assert (prefix / "cann-engine" / "acl" / "rt.py").read_text() == "DIES = 8\n"
 
 
 @pytest.mark.slow

@@ -20,12 +20,13 @@ from rehearsal.plan import ENVIRONMENT_FILE
 from rehearsal.processes import SignalFlag, run_to_the_end
 from tests.mutations.fault import ROOT, Fault, FaultError
 
-# pytest's exit codes: 1, a test failed; 2, a file of tests could not be imported. 4 is given where a conftest.py could
-# not be imported too, which the unchanged tree tells from a selector that is wrong.
-_GREEN, _RED = 0, (1, 2, 4)
+# pytest's exit codes: 1, a test failed; 2, a file of tests could not be imported. 3 is given where importing ends the
+# process, and 4 where a conftest.py cannot be imported: the unchanged tree tells both from what was wrong before.
+_GREEN, _RED = 0, (1, 2, 3, 4)
 _FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\w+)*)", re.MULTILINE)
 _CHEAPEST_FIRST = "tests.mutations.cheapest_first"
 _EMULATOR_SOURCES = "npu_emulator/src"
+_ENGINE, _ENGINE_SOURCES = "cann-engine", "npu_emulator/cann/python"
 _EMULATOR_PACKAGES = ("npu_emulator", "torch_npu", "torchair", "acl")
 
 
@@ -149,7 +150,7 @@ class Workbench:
 
         if (self._tree / _CHEAPEST_FIRST.replace(".", "/")).with_suffix(".py").exists():
             options = ("-p", _CHEAPEST_FIRST, *options)
-        command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *selectors]
+        command = [self._interpreter(file), "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *selectors]
         self._log.unlink(missing_ok=True)
         return run_to_the_end(command, self._variables(file), self._tree, self._log, self._signals, watch)
 
@@ -160,6 +161,19 @@ class Workbench:
             self._link_extensions()
             path.insert(0, str(self._tree / _EMULATOR_SOURCES))
         return {**read_environment(ENVIRONMENT_FILE), "PYTHONPATH": os.pathsep.join(path)}
+
+    def _interpreter(self, file: str) -> str:
+        """The environment's Python; for a file that set-up copies there, one of an environment which has the tree's."""
+        if not file.startswith(_ENGINE_SOURCES):
+            return sys.executable
+        prefix, sources = self._folder / "environment", self._tree / _ENGINE_SOURCES
+        if not prefix.exists():
+            (prefix / _ENGINE).mkdir(parents=True)
+            for each in [*Path(sys.prefix).iterdir(), *(Path(sys.prefix) / _ENGINE).iterdir()]:
+                link, own = prefix / each.relative_to(sys.prefix), sources / each.name
+                if not link.exists():
+                    link.symlink_to(own if own.exists() and link.parent.name == _ENGINE else each)
+        return str(prefix / "bin" / "python")
 
     def _link_extensions(self) -> None:
         """Put the emulator's compiled modules beside its sources, as an installation has them."""

@@ -5,6 +5,8 @@ import re
 import shlex
 import shutil
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet
 import pytest
@@ -96,6 +98,18 @@ def test_a_clusters_file_that_is_not_filled_in_is_refused(tmp_path, capsys):
         == 2
     )
     assert "still the placeholder" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_of_a_node_that_is_not_well_what_is_wrong_is_said(monkeypatch):
+    def examined(arguments):
+        assert arguments == ["--cluster", "/a cluster.env"]
+        print("ok    NPUs       16 of 16\nBAD   /dev/shm   1 GB; mount more")
+        return 1
+
+    monkeypatch.setattr(preflight.doctor, "main", examined)
+    assert preflight._node(SimpleNamespace(cluster=Path("/a cluster.env"))) == (
+        preflight.FAILED, "BAD   /dev/shm   1 GB; mount more",
+    )  # fmt: skip
 
 
 def test_checks_that_look_at_nothing_are_seen(tmp_path, job, monkeypatch):

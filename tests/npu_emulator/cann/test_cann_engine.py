@@ -248,6 +248,18 @@ def test_unknown_engine_is_one_sentence():
     assert done.stderr == "error: NPU_EMULATOR_ENGINE is tpu, and the engines are stand-in and cann.\n"
 
 
+@pytest.mark.parametrize(
+    ("machine", "visible", "count"),
+    [("", None, 8), ("3", None, 3), ("3", "0,2", 2), ("3", "0,3,1", 1), ("3", "", 0), ("3", "1, x", 1)],
+)
+def test_dies_are_counted_without_the_libraries(machine, visible, count):
+    environment = {**os.environ, "NPU_EMULATOR_ENGINE": "cann", "NPU_EMULATOR_DEVICES": machine}
+    environment |= {} if visible is None else {"ASCEND_RT_VISIBLE_DEVICES": visible}
+    program = "import acl, sys; print(acl.rt.get_device_count(), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"({count}, 0) False\n", done.stderr
+
+
 def test_a_killed_process_gives_its_memory_back(tmp_path):
     """The account of the dies lies in a file that all processes share."""
     hold = "import torch, torch_npu; x = torch.empty(150 << 20, dtype=torch.uint8).npu(); print('held'); input()"

@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch_npu
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 
 from npu_emulator import strict
@@ -30,6 +31,14 @@ def test_rms_norm_keeps_the_type_and_computes_in_float32():
     got, root = torch_npu.npu_rms_norm(x.to("npu"), torch.ones(64, device="npu", dtype=torch.bfloat16))
     assert got.dtype == torch.bfloat16 and root.dtype == torch.float32
     torch.testing.assert_close(got.cpu().double(), rms(x.double(), torch.ones(64).double()), rtol=8e-3, atol=0)
+
+
+def test_of_a_tensor_without_memory_an_operator_tells_the_shape():
+    with FakeTensorMode() as mode:
+        x = mode.from_tensor(torch.empty(2, 8, dtype=torch.bfloat16, device="npu"))
+        result = torch_npu.npu_swiglu(x)
+    assert isinstance(result, FakeTensor)
+    assert (result.shape, result.dtype, result.device.type) == ((2, 4), torch.bfloat16, "npu")
 
 
 def test_a_wrong_epsilon_is_noticed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -90,6 +91,13 @@ def test_an_engine_that_takes_over_goes_on_from_the_tokens_with_what_is_left():
     assert (params.temperature, params.top_k, params.logprobs) == (0.7, 5, 2)
     assert params.stop_token_ids == [8] and params.all_stop_token_ids == {8}
     assert given.max_tokens == 20, "the request's own parameters were changed"
+
+
+@pytest.mark.parametrize(("done", "left"), [(1, 2), (3, 0), (5, 0)])
+def test_what_is_left_of_the_least_number_of_tokens_is_never_below_none(done, left):
+    request = running_request(SamplingParams(min_tokens=3, max_tokens=20), [6] * done)
+    params = msgspec.msgpack.decode(parameters_left(request), type=SamplingParams)
+    assert (params.min_tokens, params.max_tokens) == (left, 20 - done)
 
 
 @pytest.mark.parametrize(
