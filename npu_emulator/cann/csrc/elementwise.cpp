@@ -88,7 +88,11 @@ OP(NanToNum, [](Tensor self, float nan, float above, float below, Tensor out) {
 })
 OP(Cast, [](Tensor self, DType, Tensor out) { put(out, self); })
 OP(InplaceCopy, [](Tensor self, Tensor from) { self.copy_(from); })
-OP(InplaceOne, [](Tensor self) { self.fill_(1); })
+OP(InplaceOne, [](Tensor self) {
+  // torch_npu makes a mask of 2048 x 2048 for every causal attention, and torch fills bytes one by one.
+  if (self.element_size() == 1 && self.is_contiguous()) std::memset(self.data_ptr(), 1, self.nbytes());
+  else self.fill_(1);
+})
 OP(InplaceZero, [](Tensor self) { self.zero_(); })
 OP(InplaceFillScalar, [](Tensor self, Scalar value) { self.fill_(value); })
 OP(InplaceFillTensor, [](Tensor self, Tensor value) { self.fill_(value.reshape({})); })
