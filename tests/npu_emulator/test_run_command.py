@@ -46,6 +46,18 @@ def test_modes_are_those_that_were_asked_for(options, expected):
     assert ran.stdout == f"{expected}\n", ran.stderr
 
 
+@pytest.mark.parametrize("options, refused", [((), False), (("--strict",), True)])
+def test_strict_is_a_mode_of_the_published_torch_npu_too(options, refused):
+    """The document of this attention has no float32."""
+    attends = (
+        "import torch, torch_npu; x = torch.ones(1, 1, 1, 16).npu(); "
+        "torch_npu.npu_fused_infer_attention_score(x, x, x, num_heads=1, input_layout='BNSD'); torch.npu.synchronize()"
+    )
+    ran = run("--engine", "cann", *options, "--", sys.executable, "-W", "ignore", "-c", attends, TASK_QUEUE_ENABLE="0")
+    assert (ran.returncode != 0) == refused, ran.stderr
+    assert ("Tensor query not implemented for DT_FLOAT" in ran.stderr) == refused
+
+
 def test_a_setting_outside_does_not_keep_the_device_from_torch():
     ran = run("--devices", "2", "--", sys.executable, "-c", SAYS_WHAT_IT_HAS, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert (ran.returncode, ran.stdout) == (0, "2 4096\n"), ran.stderr
@@ -65,7 +77,6 @@ def test_the_tests_of_a_project_pass_and_fail_as_they_would_on_a_device_and_leav
 @pytest.mark.parametrize(
     "arguments, code, sentence",
     [
-        (("--strict", "--engine", "cann", "--", "true"), 2, "--strict is a mode of the engine stand-in"),
         (("--devices", "0", "--", "true"), 2, "'0' is no whole number from 1 on"),
         (("--capacity", "some", "--", "true"), 2, "'some' is no whole number from 1 on"),
         (("--", "no-such-program"), 127, 'there is no program "no-such-program" on PATH'),

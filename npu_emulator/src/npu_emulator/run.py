@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
-REFUSED, NOT_FOUND = 2, 127
+NOT_FOUND = 127
 HIDES_DIES = ("ASCEND_RT_VISIBLE_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 """Variables that hide dies of the machine on which they were set, or the device as a whole."""
 STAND_IN, CANN = "stand-in", "cann"
@@ -33,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--capacity", type=positive, metavar="MIB", default=4096, help="memory of each die (default: %(default)s)"
     )
     parser.add_argument("--chip", default="Ascend910_9391", help="by CANN's name (default: %(default)s)")
-    parser.add_argument(
-        "--strict", action="store_true", help="refuse what operators document as not allowed; stand-in only"
-    )
+    parser.add_argument("--strict", action="store_true", help="refuse what documents of operators forbid")
     parser.add_argument(
         "--deferred", action="store_true", help="collectives complete at wait() only, so that a missing one shows"
     )
@@ -56,19 +54,8 @@ def environment_of(options: argparse.Namespace, given: Mapping[str, str], proces
     return {name: value for name, value in given.items() if name not in HIDES_DIES} | settings
 
 
-def refusal(options: argparse.Namespace) -> str | None:
-    """Why the command cannot be run so, in one sentence."""
-    if options.strict and options.engine == CANN:
-        return f"--strict is a mode of the engine {STAND_IN}, and --engine is {CANN}; leave one of them out."
-    return None
-
-
 def run(options: argparse.Namespace) -> int:
     """Become the command. Returns only where it cannot be started: the exit code."""
-    sentence = refusal(options)
-    if sentence:
-        print(f"error: {sentence}", file=sys.stderr)
-        return REFUSED
     command: Sequence[str] = options.command
     program = shutil.which(command[0])
     if program is None:
