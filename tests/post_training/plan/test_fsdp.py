@@ -204,7 +204,7 @@ ONE_STEP = (
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 def test_a_whole_step_of_a_published_size_needs_what_the_plan_says(tmp_path):
-    """With Ray and the engine, in bfloat16, on 494 million weights that nobody trained; takes 13 GB of the host.
+    """With Ray and the engine, in bfloat16, on 494 million weights that nobody trained; takes 18 GB.
 
     Before the first update there are no moments, which the plan, as for all later steps, counts in every phase.
     """
@@ -217,12 +217,12 @@ def test_a_whole_step_of_a_published_size_needs_what_the_plan_says(tmp_path):
     own = (f"actor_rollout_ref.model.path={tmp_path}/model", f"actor_rollout_ref.overlay.measure.output_dir={tmp_path}")
     overrides = [*ONE_STEP, *own, *files, f"trainer.default_local_dir={tmp_path}/checkpoints"]
     environment = os.environ | run_environment(overrides) | {"PYTHONPATH": str(ROOT)}
-    environment |= {"NPU_EMULATOR_DEVICES": "1", "NPU_EMULATOR_CAPACITY_MB": "16384"}
+    environment |= {"NPU_EMULATOR_DEVICES": "1", "NPU_EMULATOR_CAPACITY_MB": "12288"}
     command = [sys.executable, "-m", "rehearsal.training", "--config-name", ONE_CARD, *overrides]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     peaks = json.loads((tmp_path / "memory" / "0.json").read_text())["peak_bytes"]
     model = json.loads((tmp_path / "model" / "config.json").read_text())
-    planned = fsdp_memory(read_fsdp_job(resolved(compose(ONE_CARD, overrides)), model), 16 << 30)
+    planned = fsdp_memory(read_fsdp_job(resolved(compose(ONE_CARD, overrides)), model), 12 << 30)
     first = {phase: size - (phase != "update") * planned.optimizer for phase, size in planned.phases.items()}
     ratios = {phase: first[phase] / peaks[phase] for phase in first}
     print(peaks, first, ratios)
