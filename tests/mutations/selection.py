@@ -110,7 +110,7 @@ def _naming(path: Path, root: Path) -> list[str]:
 
 
 def _using(path: Path, root: Path, elsewhere: tuple[str, ...]) -> list[str]:
-    """The test files of the room, at most three, that hold most of the names that a module defines.
+    """The test files, at most three, that hold most of the names that a module defines or has as keys of mappings.
 
     Those of methods count, and an underscore before a name does not: such a function may stand in for another one. A
     name of one lower-case word says nothing. Folders that are asked anyway are left out.
@@ -118,11 +118,13 @@ def _using(path: Path, root: Path, elsewhere: tuple[str, ...]) -> list[str]:
     tree = ast.parse((root / path).read_text(encoding="utf-8"))
     bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
     defined = {node.name.strip("_") for body in bodies for node in body if isinstance(node, _DEFINITIONS)}
+    keys = [key for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
+    defined |= {key.value for key in keys if isinstance(key, ast.Constant) and re.fullmatch(r"\w+", str(key.value))}
     telling = [re.compile(rf"\b{name}\b") for name in sorted(defined) if not re.fullmatch("[a-z]+", name)]
     held: dict[str, int] = {}
-    for each in sorted((root / "tests" / path.parts[0]).rglob("test_*.py")):
+    for each in sorted((root / "tests").rglob("test_*.py")):
         test, text = str(each.relative_to(root)), each.read_text(encoding="utf-8")
-        if not test.startswith(tuple(f"{folder}/" for folder in elsewhere)):
+        if not test.startswith(tuple(f"{folder}/" for folder in (*elsewhere, *_ASKED_LAST[1:]))):
             held[test] = sum(name.search(text) is not None for name in telling)
     return sorted((test for test, count in held.items() if count), key=lambda test: -held[test])[:3]
 

@@ -1,8 +1,11 @@
 """Reads `documented_rules.txt`, the demands of operators' documents, with the exceptions taken away."""
 
+import importlib.util
+import sys
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 FOLDER = Path(__file__).parents[3] / "npu_emulator" / "cann"
 RULES, EXCEPTIONS = FOLDER / "documented_rules.txt", FOLDER / "documented_exceptions.toml"
@@ -23,6 +26,15 @@ class Parameter:
     ranks: frozenset[int]
     required: bool
     contiguous: bool
+
+
+def load(name: str) -> ModuleType:
+    """A program that lies beside the emulated CANN's sources, in no package."""
+    spec = importlib.util.spec_from_file_location(f"cann_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
 
 
 def read_ranks(text: str) -> frozenset[int]:

@@ -1,25 +1,12 @@
 """What operators' documents demand: how it is extracted, that it is refused, and that what they allow is taken."""
 
-import importlib.util
 import json
-import sys
 import tomllib
-from types import ModuleType
 
 import pytest
 
-from tests.npu_emulator.cann.documented import EXCEPTIONS, FOLDER, RULES, read_rules
+from tests.npu_emulator.cann.documented import EXCEPTIONS, RULES, load, read_rules
 from tests.npu_emulator.cann.engine_process import finish, start
-
-
-def load(name: str) -> ModuleType:
-    """A program that lies beside the emulated CANN's sources, in no package."""
-    spec = importlib.util.spec_from_file_location(f"cann_{name}", FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
 
 extract_rules, documented = load("extract_rules"), load("documented")
 # The two forms of the documents, shortened: a table of parameters, and a list of them.

@@ -1,6 +1,9 @@
 """A file gets its name when its content is on the disk, and the name is on the disk before the writer goes on."""
 
+import ctypes
+import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -52,3 +55,23 @@ def test_what_the_system_takes_in_parts_is_written_whole(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:100]))
     written = write_durably(path, iter(CONTENT), 0, lambda _: None)
     assert path.read_bytes() == b"".join(CONTENT) and written == hash_file(path, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("code", "written"), [(errno.ENOSPC, False), (errno.EIO, False), (errno.EOPNOTSUPP, True), (errno.ENOSYS, True)]
+)
+def test_space_that_cannot_be_reserved_is_an_error_but_where_nothing_can_be(monkeypatch, tmp_path, code, written):
+    class Library:
+        def fallocate(self, *_):
+            ctypes.set_errno(code)
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Library())
+    path = tmp_path / "file"
+    if written:
+        write_durably(path, iter(CONTENT), 1 << 20, lambda _: None)
+        assert path.stat().st_size == SIZE
+    else:
+        with pytest.raises(OSError, match=re.escape(os.strerror(code))):
+            write_durably(path, iter(CONTENT), 1 << 20, lambda _: None)
+        assert list(tmp_path.iterdir()) == []
