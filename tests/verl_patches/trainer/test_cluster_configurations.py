@@ -469,6 +469,10 @@ def learned(step: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in step.items() if not name.startswith(apart) and "seconds" not in name}
 
 
+def slot_steps_bound(steps: list[dict[str, float]]) -> float:
+    return sum(step["rollout/slot_steps_bound"] for step in steps)
+
+
 @pytest.mark.exhaustive
 def test_requests_that_change_engines_leave_training_as_it_is(mla_inputs, tmp_path):
     """Where answers have lengths of all kinds, because the token that ends one is likelier in some places."""
@@ -477,7 +481,12 @@ def test_requests_that_change_engines_leave_training_as_it_is(mla_inputs, tmp_pa
     end = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
     weights["lm_head.weight"][end] *= 8
     save_file(weights, model / "model.safetensors", {"format": "pt"})
-    given = ("data.max_response_length=20", f"{GRAPH}.graph_batch_sizes=[2,4,8]")
+    # One instance of eight engines, and an update that leaves lengths as they are.
+    given = (
+        "data.max_response_length=32", f"{GRAPH}.graph_batch_sizes=[1,2,3,4]", f"{ENGINE}.max_num_seqs=4",
+        "rollout_instance.half_of_the_dies=8", "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+        "actor_rollout_ref.actor.optim.lr=1e-6",
+    )  # fmt: skip
     runs = []
     for moves in ("true", "false"):
         (run := tmp_path / moves).mkdir()
@@ -485,7 +494,10 @@ def test_requests_that_change_engines_leave_training_as_it_is(mla_inputs, tmp_pa
         runs.append(run_scaled_job(TRUE, run, model, mla_inputs[1], *given, enabled))
         assert_exact(runs[-1], 3)
     moved, stayed = runs
-    assert sum(step["rollout/moved_requests"] for step in moved) > 0 and "rollout/moved_requests" not in stayed[0]
+    slots = [sum(step["rollout/slot_steps"] for step in run) for run in runs]
+    print([step["rollout/moved_requests"] for step in moved], slots, bound := slot_steps_bound(moved))
+    assert min(step["rollout/moved_requests"] for step in moved) >= 2 and "rollout/moved_requests" not in stayed[0]
+    assert bound <= slots[0] < 0.9 * slots[1]
     assert [learned(step) for step in moved] == [learned(step) for step in stayed] and len(learned(moved[0])) > 40
 
 

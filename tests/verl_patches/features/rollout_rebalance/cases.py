@@ -14,14 +14,19 @@ PART = 12
 
 @dataclass(frozen=True)
 class Case:
-    """Engines of `tensor_parallel` ranks each, whose graphs have these sizes, and what they generate in turn. part:
-    most tokens of a prompt in one forward, where prompts are cut; 0 leaves them whole."""
+    """Engines of `tensor_parallel` ranks each, whose graphs have these sizes, and what they generate in turn.
+
+    part: most tokens of a prompt in one forward, where prompts are cut; 0 leaves them whole. blocks: of the KV cache.
+    longest: sequence.
+    """
 
     ranks: int
     sizes: tuple[int, ...]
     runs: tuple[str, ...]
     tensor_parallel: int = 1
     part: int = 0
+    blocks: int = 64
+    longest: int = 160
 
 
 EVERY = ("greedy off", "greedy on", "seeded off", "seeded on")
@@ -37,6 +42,15 @@ CASES = {
     "cut": Case(
         2, (1, 2, 4, 8), (*EVERY, "seeded off: a part draws", "seeded on: the device's numbers go on"), part=PART
     ),
+}
+
+
+# Eight sequences of two blocks each, of which the cache holds four; by what the engines agree on each forward.
+AGREED = {"upstream": {"enabled": False}, "every": {"lease_steps": 1}, "leased": {"lease_steps": 16}}
+_PREEMPTING = tuple(f"long {how}" for how in AGREED)
+CASES |= {
+    "preempts, four": Case(4, (SEQUENCES,), _PREEMPTING, blocks=10, longest=256),
+    "preempts, eight": Case(8, (SEQUENCES,), _PREEMPTING, blocks=10, longest=256),
 }
 
 
@@ -71,6 +85,8 @@ FAULTS: dict[str, tuple[str, Any]] = {
 }
 
 
-def lengths_of(engine: int, engines: int) -> list[int]:
-    """A long tail: the last engine has the long answers."""
+def lengths_of(engine: int, engines: int, kind: str = "") -> list[int]:
+    """A long tail: the last engine has the long answers. Of the kind "long" all are."""
+    if kind == "long":
+        return [225 - 2 * number - engine for number in range(SEQUENCES)]
     return LONG if engine == engines - 1 else [3 + number // 2 for number in range(SEQUENCES)]

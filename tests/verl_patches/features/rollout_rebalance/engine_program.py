@@ -58,7 +58,7 @@ def generate(folder: Path, case: Case) -> None:
 
     EngineArgs._is_v1_supported_oracle = lambda self, model_config: True  # float32 is for tests, says vLLM
     rank = int(os.environ["RANK"])
-    activate(case, rebalance=False)
+    activate(case, "off")
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl")
     engine, engines = rank // case.tensor_parallel, case.ranks // case.tensor_parallel
@@ -66,8 +66,8 @@ def generate(folder: Path, case: Case) -> None:
     cut = {"max_num_batched_tokens": case.part, "enable_chunked_prefill": True} if case.part else {}
     llm = LLM(
         model=str(folder.parent / MODEL), skip_tokenizer_init=True, dtype="float32", max_num_seqs=SEQUENCES,
-        seed=engine, num_gpu_blocks_override=64, gpu_memory_utilization=0.4, swap_space=0, max_model_len=160,
-        enable_prefix_caching=False, tensor_parallel_size=case.tensor_parallel,
+        seed=engine, num_gpu_blocks_override=case.blocks, gpu_memory_utilization=0.4, swap_space=0,
+        max_model_len=case.longest, enable_prefix_caching=False, tensor_parallel_size=case.tensor_parallel,
         distributed_executor_backend="external_launcher",
         additional_config={"torchair_graph_config": {"enabled": True, "graph_batch_sizes": list(case.sizes)}}
         | ({"ascend_scheduler_config": scheduler} if cut else {}),
@@ -75,22 +75,25 @@ def generate(folder: Path, case: Case) -> None:
     )  # fmt: skip
     found = {}
     for run in case.runs:
-        activate(case, rebalance=" on" in run)
+        activate(case, run.partition(": ")[0].partition(" ")[2])
         with faulty(run.partition(": ")[2]):
             found[run] = generated(llm, requests_of(engine, engines, run.partition(" ")[0]), engine)
     (folder / f"found.{rank}.json").write_text(json.dumps(found))
 
 
-def activate(case: Case, rebalance: bool) -> None:
+def activate(case: Case, how: str) -> None:
+    """`how`: requests move (on) or not (off), or one of `cases.AGREED`."""
     from verl_patches.features import settings
 
-    sections = {
-        "dp_sync": {"lease_steps": LEASE},
+    sections: dict[str, dict[str, Any]] = {
+        "dp_sync": cases.AGREED.get(how, {"lease_steps": LEASE}),
         "rollout": {"expert_parallel_size": case.ranks},
         "request_noise": {"enabled": True},
-        "rollout_rebalance": {"enabled": rebalance},
+        "rollout_rebalance": {"enabled": how == "on"},
     }
-    settings.activate(settings.OverlaySettings.from_config({"overlay": sections}))
+    vllm = {"num_gpu_blocks_override": case.blocks}
+    rollout = {"engine_kwargs": {"vllm": vllm}}
+    settings.activate(settings.OverlaySettings.from_config({"overlay": sections, "rollout": rollout}))
 
 
 @contextlib.contextmanager
@@ -102,14 +105,14 @@ def faulty(fault: str) -> Iterator[None]:
 def requests_of(engine: int, engines: int, kind: str) -> list[Request]:
     """What an engine generates, in order; see `generated`."""
     if kind not in ("dealt", "placed"):
-        return own_requests(engine, engines, greedy=kind == "greedy")
+        return own_requests(engine, engines, kind)
     import msgspec
 
     from post_training.plan.first_placement import first_placement
     from verl_patches.features.request_noise.seeds import Seeds
 
     lengths = [length for each in range(engines) for length in lengths_of(each, engines)]
-    everyone = [request for each in range(engines) for request in own_requests(each, engines, greedy=False)]
+    everyone = [request for each in range(engines) for request in own_requests(each, engines, kind)]
     order = first_placement(lengths, engines) if kind == "placed" else list(range(len(everyone)))
     drawn = Seeds(1, lambda: 1).draw(len(everyone)).tolist()
     seeds = [drawn[place] for place in cases.seed_places(order)]
@@ -120,7 +123,7 @@ def requests_of(engine: int, engines: int, kind: str) -> list[Request]:
     return dealt[engine * SEQUENCES : (engine + 1) * SEQUENCES]
 
 
-def own_requests(engine: int, engines: int, greedy: bool) -> list[Request]:
+def own_requests(engine: int, engines: int, kind: str) -> list[Request]:
     """As they come: drawn answers also end at a token of their own, and the first prompt has two of them. Every other
     request has no seed, and gets one of the engine's."""
     from vllm import SamplingParams
@@ -131,7 +134,7 @@ def own_requests(engine: int, engines: int, greedy: bool) -> list[Request]:
             engine * SEQUENCES + number,
             [1, 3 + engine, 10 + number, 40 + 3 * number, 17, *range(4, 4 + 3 * number)],
             SamplingParams(temperature=0.0, max_tokens=length, **common)
-            if greedy
+            if kind in ("greedy", "long")
             else SamplingParams(
                 n=1 + (number == 0),
                 seed=None if number % 2 else 100 * engine + number,
@@ -140,8 +143,24 @@ def own_requests(engine: int, engines: int, greedy: bool) -> list[Request]:
                 **common,
             ),
         )
-        for number, length in enumerate(lengths_of(engine, engines))
+        for number, length in enumerate(lengths_of(engine, engines, kind))
     ]
+
+
+@contextlib.contextmanager
+def counted_preemptions(llm: Any) -> Iterator[list[str]]:
+    """The requests that leave the running ones unfinished, as it happens."""
+    scheduler, found = llm.llm_engine.engine_core.engine_core.scheduler, []
+    schedule = scheduler.schedule
+
+    def looked_at() -> Any:
+        running = {request.request_id for request in scheduler.running}
+        scheduled = schedule()
+        found.extend(request.request_id for request in scheduler.waiting if request.request_id in running)
+        return scheduled
+
+    with mock.patch.object(scheduler, "schedule", looked_at):
+        yield found
 
 
 def generated(llm: Any, requests: list[Request], seed: int) -> dict[str, Any]:
@@ -154,7 +173,8 @@ def generated(llm: Any, requests: list[Request], seed: int) -> dict[str, Any]:
     step_record._record = step_record.StepRecord()
     torch.npu.manual_seed(seed)
     places, prompts, params = zip(*requests, strict=True)
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], list(params), use_tqdm=False)
+    with counted_preemptions(llm) as preempted:
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], list(params), use_tqdm=False)
     returned = zip(places, outputs, strict=False)  # fewer where nothing comes home
     answers = [answer for output in outputs for answer in output.outputs]
     counts = step_record.current_record().counts
@@ -162,6 +182,7 @@ def generated(llm: Any, requests: list[Request], seed: int) -> dict[str, Any]:
         "places": [place for place, output in returned for _ in output.outputs],
         "tokens": [list(answer.token_ids) for answer in answers],
         "log_probs": [[by[token].logprob for by, token in zip(a.logprobs, a.token_ids, strict=True)] for a in answers],
+        "preempted": len(preempted),
         "reasons": [answer.finish_reason for answer in answers],
         "device's numbers": hashlib.sha256(torch.npu.get_rng_state().numpy().tobytes()).hexdigest(),
         "figures": {name.removeprefix("rollout/"): value for name, value in counts.items() if "rollout/" in name},

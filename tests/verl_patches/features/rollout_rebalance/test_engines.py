@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.verl_patches.features.rollout_rebalance.cases import CASES, DEALT, EVERY
+from tests.verl_patches.features.rollout_rebalance.runs import Found, run_cases
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,24 +16,14 @@ pytestmark = [
 ]
 MOVING = [name for name, case in CASES.items() if set(EVERY) <= set(case.runs)]
 DEAR = [name for name, case in CASES.items() if case.part or set(DEALT) <= set(case.runs)]
-Found = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, pytestconfig) -> Found:
     """By case, what every rank found; the dear ones in an exhaustive run alone."""
     names = [name for name in CASES if name not in DEAR or pytestconfig.getoption("exhaustive")]
-    folder = tmp_path_factory.mktemp("rebalance")
-    environment = os.environ | {"NPU_EMULATOR_CAPACITY_MB": "512", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.verl_patches.features.rollout_rebalance.engine_program", str(folder), *names],
-        env=environment, capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    return {
-        name: [json.loads((folder / name / f"found.{rank}.json").read_text()) for rank in range(CASES[name].ranks)]
-        for name in names
-    }
+    names = [name for name in names if not name.startswith("preempts")]
+    return run_cases(tmp_path_factory.mktemp("rebalance"), names)
 
 
 def answers(found: Found, case: str, run: str, what: str) -> list[Any]:
