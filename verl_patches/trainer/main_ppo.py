@@ -115,6 +115,7 @@ def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers = _
     try:
         config = compose(options.config_name, options.overrides)
         check_configuration(config)
+        _fill_null_groups(config)
         _make_paths_absolute(config)
         if options.print_config:
             print(OmegaConf.to_yaml(config, resolve=True))
@@ -133,6 +134,18 @@ def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers = _
 def _refuse(sentence: str) -> int:
     print(f"error: {sentence}", file=sys.stderr)
     return 2
+
+
+def _fill_null_groups(config: DictConfig) -> None:
+    """A group of the overlay's keys that is null has their defaults: so its settings read it, and so it is written."""
+    from verl_patches.features.settings import overlay_defaults
+
+    defaults, node = overlay_defaults()["actor_rollout_ref"]["overlay"], config.actor_rollout_ref
+    if node.overlay is None:
+        node.overlay = defaults
+    for name, group in defaults.items():
+        if isinstance(group, dict) and node.overlay.get(name) is None:
+            node.overlay[name] = group
 
 
 def _make_paths_absolute(config: DictConfig) -> None:

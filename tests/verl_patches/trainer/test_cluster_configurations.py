@@ -186,6 +186,7 @@ def test_the_dapo_job_is_the_true_weight_job_with_verls_numbers_for_dapo():
         f"{actor}.kl_loss_coef",
         f"{filter_groups}.metric",
         "actor_rollout_ref.rollout.top_p",
+        "actor_rollout_ref.overlay.first_placement.enabled",
         "actor_rollout_ref.overlay.measure.output_dir",
         "critic.ppo_mini_batch_size",
         "custom_reward_function.name",
