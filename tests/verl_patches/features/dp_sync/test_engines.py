@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.timeout(1500),
     pytest.mark.skipif(importlib.util.find_spec("vllm_ascend") is None, reason="vllm-ascend is not installed"),
 ]
+KINDS = ("long", "drawn")
 PREEMPTING = [name for name in CASES if name.startswith("preempts")]
 
 
@@ -23,32 +24,30 @@ def found(request, tmp_path_factory) -> list[dict[str, Any]]:
     """What every rank found."""
     name = request.param
     ranks: Found = run_cases(tmp_path_factory.mktemp("lease"), [name])
-    for how in AGREED:
-        print(
-            name,
-            how,
-            ranks[name][0][f"long {how}"]["figures"],
-            [rank[f"long {how}"]["preempted"] for rank in ranks[name]],
-        )
+    for run in (f"{kind} {how}" for kind in KINDS for how in AGREED):
+        print(name, run, ranks[name][0][run]["figures"], [rank[run]["preempted"] for rank in ranks[name]])
     return ranks[name]
 
 
-def figures(found: list[dict[str, Any]], how: str) -> dict[str, float]:
+def figures(found: list[dict[str, Any]], run: str) -> dict[str, float]:
     """Of the decode loop, which all ranks have alike."""
     names = ("agreements", "decode_steps", "prefill_steps", "wasted_steps")
-    (alike,) = {tuple(rank[f"long {how}"]["figures"][name] for name in names) for rank in found}
+    (alike,) = {tuple(rank[run]["figures"][name] for name in names) for rank in found}
     return dict(zip(names, alike, strict=True))
 
 
-def test_tokens_are_those_of_upstream_though_requests_were_preempted(found):
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_those_of_upstream_though_requests_were_preempted(found, kind):
     for rank in found:
         for what in ("tokens", "reasons"):
-            assert rank["long leased"][what] == rank["long every"][what] == rank["long upstream"][what]
-        assert min(rank[f"long {how}"]["preempted"] for how in AGREED) > 0
+            leased, every, upstream = (rank[f"{kind} {how}"][what] for how in ("leased", "every", "upstream"))
+            assert leased == every == upstream
+        assert min(rank[f"{kind} {how}"]["preempted"] for how in AGREED) > 0
 
 
-def test_a_lease_of_16_takes_a_sixteenth_of_the_agreements(found):
-    leased, every = figures(found, "leased"), figures(found, "every")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lease_of_16_takes_a_sixteenth_of_the_agreements(found, kind):
+    leased, every = figures(found, f"{kind} leased"), figures(found, f"{kind} every")
     assert leased["decode_steps"] >= 256
     assert leased["agreements"] <= leased["prefill_steps"] + leased["decode_steps"] / 16 + 2
     assert leased["wasted_steps"] <= 15

@@ -47,7 +47,7 @@ CASES = {
 
 # Eight sequences of two blocks each, of which the cache holds four; by what the engines agree on each forward.
 AGREED = {"upstream": {"enabled": False}, "every": {"lease_steps": 1}, "leased": {"lease_steps": 16}}
-_PREEMPTING = tuple(f"long {how}" for how in AGREED)
+_PREEMPTING = tuple(f"{kind} {how}" for kind in ("long", "drawn") for how in AGREED)
 CASES |= {
     "preempts, four": Case(4, (SEQUENCES,), _PREEMPTING, blocks=10, longest=256),
     "preempts, eight": Case(8, (SEQUENCES,), _PREEMPTING, blocks=10, longest=256),
@@ -86,7 +86,7 @@ FAULTS: dict[str, tuple[str, Any]] = {
 
 
 def lengths_of(engine: int, engines: int, kind: str = "") -> list[int]:
-    """A long tail: the last engine has the long answers. Of the kind "long" all are."""
-    if kind == "long":
+    """A long tail: the last engine has the long answers. Of the kinds "long" and "drawn" all are."""
+    if kind in ("long", "drawn"):
         return [225 - 2 * number - engine for number in range(SEQUENCES)]
     return LONG if engine == engines - 1 else [3 + number // 2 for number in range(SEQUENCES)]

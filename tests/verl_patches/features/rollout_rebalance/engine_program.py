@@ -124,8 +124,8 @@ def requests_of(engine: int, engines: int, kind: str) -> list[Request]:
 
 
 def own_requests(engine: int, engines: int, kind: str) -> list[Request]:
-    """As they come: drawn answers also end at a token of their own, and the first prompt has two of them. Every other
-    request has no seed, and gets one of the engine's."""
+    """As they come: answers that are drawn also end at a token of their own, but for the kind "drawn", and the first
+    prompt has two of them. Every other request has no seed, and gets one of the engine's."""
     from vllm import SamplingParams
 
     common: dict[str, Any] = {"ignore_eos": True, "logprobs": 0, "detokenize": False}
@@ -139,7 +139,7 @@ def own_requests(engine: int, engines: int, kind: str) -> list[Request]:
                 n=1 + (number == 0),
                 seed=None if number % 2 else 100 * engine + number,
                 max_tokens=length,
-                stop_token_ids=[STOP_TOKEN],
+                stop_token_ids=[] if kind == "drawn" else [STOP_TOKEN],
                 **common,
             ),
         )

@@ -185,6 +185,25 @@ def failures(found: dict[str, Any]) -> None:
         found["of the step before"] = str(error)
 
 
+def looked_at_only(found: dict[str, Any]) -> None:
+    """Answers of a validation, and greedy ones for a baseline, are verl's own, and no worker keeps them."""
+    store, seen = SampleStore(), []
+    driver = DriverOfHandles(lambda each: each, lambda: 1)
+
+    def workers(prompts: DataProto) -> DataProto:
+        seen.append(dict(prompts.meta_info))
+        own = answers(0, 4, True)
+        asked = {**prompts.meta_info, "pad_token_id": PADDING}
+        return store.keep(own, asked, torch.device("npu", torch.npu.current_device()))
+
+    found["whole"] = []
+    for meta in ({"validate": True}, {"do_sample": False}, {}):
+        prompts = DataProto(batch=TensorDict({}, batch_size=[4]), meta_info=meta)
+        returned = driver.generating(workers)(prompts)
+        found["whole"].append(["input_ids" in returned.batch.keys(), ID in returned.batch.keys(), store.is_empty])
+    found["first"] = [FIRST in meta for meta in seen]
+
+
 def controls(found: dict[str, Any]) -> None:
     """Each is a fault that the comparison has to notice."""
     case = Case(2, 3)
@@ -211,6 +230,6 @@ def main(folder: Path) -> None:
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl")
     found: dict[str, Any] = {}
-    for part in (exact, one_exchange, sent_bytes, failures, controls):
+    for part in (exact, one_exchange, sent_bytes, failures, looked_at_only, controls):
         part(found)
     (folder / f"{rank}.json").write_text(json.dumps(found))

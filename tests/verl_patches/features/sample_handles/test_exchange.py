@@ -49,6 +49,13 @@ def test_a_failure_leaves_nothing_and_an_old_handle_is_named_with_the_step(resul
         assert result["of the step before"].endswith("; there are 12 to 19")
 
 
+def test_answers_that_are_only_looked_at_are_whole_and_nobody_keeps_them(results: list[dict]) -> None:
+    """A validation and a greedy baseline; last answers to train on, as the control."""
+    for result in results:
+        assert result["whole"] == [[True, False, True], [True, False, True], [False, True, False]]
+        assert result["first"] == [False, False, True]
+
+
 def test_another_order_and_another_sender_are_noticed(results: list[dict]) -> None:
     assert all("input_ids" in result["identity"] for result in results)
     assert results[0]["lengths differ"] and any("input_ids" in result["sender's order"] for result in results)

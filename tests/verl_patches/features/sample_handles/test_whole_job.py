@@ -16,9 +16,14 @@ EIGHT_DIES = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
 )
 # Two updates of a batch: old_log_prob is computed, and stays with the workers.
-TWO_UPDATES = ("data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+TWO_UPDATES = (
+    "data.train_batch_size=16",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
+)
 
 
+WITHOUT_REFERENCE = ("actor_rollout_ref.actor.use_kl_loss=false",)
 # A rollout ends when half of the groups are finished, as soon as they are.
 IN_PARTS = (
     "actor_rollout_ref.overlay.partial_rollout.enabled=true",
@@ -42,18 +47,19 @@ def comparable(step: dict[str, float]) -> dict[str, float]:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("balanced", ["true", "false"])
-@pytest.mark.parametrize("updates", [(), TWO_UPDATES])
+@pytest.mark.parametrize("updates", [(), TWO_UPDATES, WITHOUT_REFERENCE])
 def test_training_on_eight_dies_is_the_same(balanced, updates, tmp_path):
     found = {}
     for enabled in ("true", "false"):
         output = tmp_path / enabled
         changes = ["actor_rollout_ref.overlay.precision=float32", f"trainer.balance_batch={balanced}"]
-        if updates:
+        if updates == TWO_UPDATES:
             changes.append("actor_rollout_ref.actor.recompute_old_log_prob=true")
         rehearse(output, "--dies", "8", "--steps", "3", "--", *changes, f"{KEY}={enabled}", *EIGHT_DIES, *updates)
         found[enabled] = metrics_of(output)
     kept, sent = ([comparable(step) for step in found[enabled]] for enabled in ("true", "false"))
     assert kept == sent and len(kept) == 3 and len(kept[0]) > 40
+    assert ("actor/kl_loss" in kept[0]) == (updates != WITHOUT_REFERENCE)
     assert all(step["samples/collectives"] == 1 for step in found["true"])
     # The first step counts what came before it.
     for with_handles, without in zip(found["true"][1:], found["false"][1:], strict=True):
