@@ -49,11 +49,10 @@ PARAMETER_TYPES = {
     **{name: name for name in ("bool", "double", "float")},
     "int": "int32",
 }
-MOST_DIMENSIONS = 8
 _LIST = r"[A-Z][A-Z0-9_]*(?:\s*[、，,和或/]\s*[A-Z][A-Z0-9_]*)*"
 _DTYPES_IN_WORDS = re.compile(rf"数据类型(?:仅)?(?:支持|为|是)\s*({_LIST})")
 _PROTOTYPE = re.compile(r"aclnnStatus\s+(aclnn\w+)GetWorkspaceSize\s*\(([^)]*)\)")
-_ITEM = re.compile(r"^(?P<indent> *)[-*] +`?(?P<name>\w+)`?\s*[(（]", re.M)
+_ITEM = re.compile(r"^ *[-*] +`?(?P<name>\w+)`?\s*[(（]", re.M)
 
 
 @dataclass(frozen=True)

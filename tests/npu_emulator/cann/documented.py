@@ -60,7 +60,7 @@ def read_rules(text: str, exceptions: str | None = None) -> dict[str, list[Param
                     read_ranks(ranks),
                     "required" in said,
                     "contiguous" in said,
-                )  # fmt: skip
+                )
             )
     for each in tomllib.loads(EXCEPTIONS.read_text() if exceptions is None else exceptions)["exception"]:
         if each["operator"] not in rules:

@@ -100,11 +100,11 @@ def in_float32(parameters: list[Parameter], arguments: list[Argument]) -> list[A
 
 def illegal(parameter: Parameter, given: Argument) -> Iterator[tuple[str, Argument, int]]:
     """For each demand on a parameter: what it is, an argument that breaks it alone, and CANN's code for that."""
-    if parameter.dtypes and (others := sorted(set(DTYPES) - parameter.dtypes)):
+    if parameter.dtypes and (dtypes := sorted(set(DTYPES) - parameter.dtypes)):
         # FLOAT where it is forbidden: what reference runs may give to kernels of 16 bits.
-        yield "dtypes", replace(given, dtype="FLOAT" if "FLOAT" in others else others[0]), INVALID
-    if parameter.ranks and (others_ := sorted(set(range(10)) - parameter.ranks)):
-        yield "ranks", replace(given, rank=others_[-1]), INVALID
+        yield "dtypes", replace(given, dtype="FLOAT" if "FLOAT" in dtypes else dtypes[0]), INVALID
+    if parameter.ranks and (ranks := set(range(10)) - parameter.ranks):
+        yield "ranks", replace(given, rank=max(ranks)), INVALID
     if parameter.required:
         yield "required", replace(given, is_null=True), NULL_POINTER
     if parameter.contiguous and max(parameter.ranks or {2}) >= 2:
