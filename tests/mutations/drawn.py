@@ -117,6 +117,10 @@ def _in_single_precision(value: float) -> float:
     return nearest
 
 
+def _is_static(decorator: ast.expr) -> bool:
+    return isinstance(decorator, ast.Name) and decorator.id == "staticmethod"
+
+
 def _without_words(source: str) -> ast.Module:
     """The syntax tree without annotations, what is imported for them, and docstrings: they decide nothing at run time.
 
@@ -127,7 +131,8 @@ def _without_words(source: str) -> ast.Module:
     Nor does it decide anything whether lines are printed at once (`flush` of `print`), and what is always so: bad input
     ends in a sentence of its own here, so that an `assert`, or `strict` of `zip`, speaks only where there is another
     fault. And a fraction is what single precision keeps of it, which is more than anything is measured or printed to:
-    1e9 and 1e9 + 1 are one.
+    1e9 and 1e9 + 1 are one. A method of an autograd function is a static one whether it says so or not, since PyTorch
+    takes it from the class.
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -151,6 +156,10 @@ def _without_words(source: str) -> ast.Module:
             for keyword in node.keywords:
                 if keyword.arg == _DECIDES_NOTHING[node.func.id] and isinstance(keyword.value, ast.Constant):
                     keyword.value = ast.Constant(None)
+        elif isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Function") for base in node.bases):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef):
+                    method.decorator_list = [each for each in method.decorator_list if not _is_static(each)]
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
             if isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):

@@ -146,6 +146,13 @@ def test_what_only_asserts_or_only_hurries_is_no_change(line, other, differs):
     assert _changes_something(line, other) is differs
 
 
+@pytest.mark.parametrize(("base", "differs"), [("torch.autograd.Function", False), ("Group", True)])
+def test_a_method_of_an_autograd_function_is_a_static_one_anyway(base, differs):
+    source = f"class Permute({base}):\n    @staticmethod\n    def forward(ctx, x):\n        return x\n"
+    assert _changes_something(source, source.replace("    @staticmethod\n", "")) is differs
+    assert _changes_something(source, source.replace("return x", "return -x"))
+
+
 def test_the_demonstrations_are_near_to_a_patch_and_to_nothing_else():
     switches = "tests/overlay/test_real_switches.py"
     assert switches in tiers("vllm_patches/v1/engine/llm_engine.py", ROOT)[0]
