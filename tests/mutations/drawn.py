@@ -132,7 +132,7 @@ def _without_words(source: str) -> ast.Module:
     ends in a sentence of its own here, so that an `assert`, or `strict` of `zip`, speaks only where there is another
     fault. And a fraction is what single precision keeps of it, which is more than anything is measured or printed to:
     1e9 and 1e9 + 1 are one. A method of an autograd function is a static one whether it says so or not, since PyTorch
-    takes it from the class.
+    takes it from the class. And the methods of a protocol are declarations, which no instance is made of.
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -160,6 +160,10 @@ def _without_words(source: str) -> ast.Module:
             for method in node.body:
                 if isinstance(method, ast.FunctionDef):
                     method.decorator_list = [each for each in method.decorator_list if not _is_static(each)]
+        elif isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef):
+                    method.decorator_list = []
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
             if isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):

@@ -137,7 +137,7 @@ def _cheap(folder: Path, root: Path) -> list[str]:
 
 def _names(text: str, path: Path) -> bool:
     """Whether a file holds a module's dotted name or its path, or imports it from its package."""
-    if str(path) in text:
+    if str(path) in text.replace('" / "', "/"):
         return True
     parts = [part for part in path.with_suffix("").parts if part != "__init__"]
     if path.parts[:2] == _SOURCES:

@@ -153,6 +153,13 @@ def test_a_method_of_an_autograd_function_is_a_static_one_anyway(base, differs):
     assert _changes_something(source, source.replace("return x", "return -x"))
 
 
+@pytest.mark.parametrize(("base", "differs"), [("Protocol", False), ("Sized", True)])
+def test_whether_a_protocol_declares_a_property_is_no_change(base, differs):
+    source = f"class Shard({base}):\n    @property\n    def start(self) -> int:\n        return 1\n"
+    assert _changes_something(source, source.replace("    @property\n", "")) is differs
+    assert _changes_something(source, source.replace("return 1", "return 2"))
+
+
 def test_the_demonstrations_are_near_to_a_patch_and_to_nothing_else():
     switches = "tests/overlay/test_real_switches.py"
     assert switches in tiers("vllm_patches/v1/engine/llm_engine.py", ROOT)[0]
@@ -164,6 +171,8 @@ def test_the_demonstrations_are_near_to_a_patch_and_to_nothing_else():
 
 def test_a_program_is_near_to_the_tests_that_start_it_by_its_path():
     assert "tests/scripts/test_readme.py" in tiers("scripts/internal/update_readme_sample.py", ROOT)[0]
+    # They give it part by part: ROOT / "scripts" / "plan.py".
+    assert "tests/post_training/plan/step_time/test_configured.py" in tiers("scripts/plan.py", ROOT)[0]
 
 
 def test_a_module_that_no_test_names_is_near_to_those_that_hold_its_names():

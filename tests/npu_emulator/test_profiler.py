@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import threading
 from collections import Counter
 from pathlib import Path
@@ -124,7 +125,9 @@ def test_the_handler_leaves_the_documented_files(tmp_path, monkeypatch):
     (folder,) = tmp_path.iterdir()
     assert folder.name.startswith("worker_") and folder.name.endswith("_ascend_pt")
     assert json.loads((folder / "profiler_metadata.json").read_text()) == {"model": "tiny"}
-    assert json.loads((folder / "profiler_info_3.json").read_text())["rank_id"] == 3
+    assert json.loads((folder / "profiler_info_3.json").read_text()) == {
+        "rank_id": 3, "emulated": True, "process": os.getpid(),
+    }  # fmt: skip
     output = folder / "ASCEND_PROFILER_OUTPUT"
     assert names(json.loads((output / "trace_view.json").read_text()), "kernel")["aten::mm"] == 2
     kernels = rows(output / "kernel_details.csv")

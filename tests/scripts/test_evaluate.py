@@ -172,6 +172,30 @@ def test_what_cannot_work_is_one_sentence_before_anything_is_made(qwen, tmp_path
     assert said in ended.err and ended.err.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "least", "most", "beyond"),
+    [
+        ("--n", 0, 1024, (-1, 1025)),
+        ("--limit", 0, 1048576, (-1, 1048577)),
+        ("--max-tokens", 1, 1048576, (0, 1048577)),
+        ("--seed", 0, 2147483647, (-1, 2147483648)),
+        ("--tensor-parallel", 1, 64, (0, 65)),
+        ("--temperature", 0.01, 10, (0, 10.5)),
+        ("--top-p", 0.01, 1, (0, 1.01)),
+        ("--memory-share", 0.01, 1, (0, 1.01)),
+    ],
+)
+def test_numbers_reach_from_their_least_to_their_most(option, least, most, beyond):
+    def check(value):
+        evaluate._check_numbers(evaluate.parse_arguments(["--model", "m", "--data", "d", option, str(value)]))
+
+    for value in (least, most):
+        check(value)
+    for value in beyond:
+        with pytest.raises(evaluate.EvaluationError, match=f"{option} is {value}: give "):
+            check(value)
+
+
 def test_without_emulate_the_emulated_npu_is_no_npu(qwen, tmp_path, capsys):
     assert evaluate.main(["--model", str(qwen), "--data", str(PROBLEMS), "--output", str(tmp_path / "out")]) == 2
     assert "holds the emulated NPU and no other; give --emulate" in capsys.readouterr().err

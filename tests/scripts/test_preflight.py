@@ -168,6 +168,14 @@ def test_the_twin_is_the_job_without_its_place_and_is_made_use_of(twin, tmp_path
     assert f"unbroken/checkpoints/global_step_3', '{tmp_path}/out/twin/exported'" in logs["export"]
     assert f"'--model', '{tmp_path}/out/twin/exported'" in logs["evaluation"]
     assert "'--reward', '/a reward.py:score'" in logs["evaluation"] and "'--max-tokens', '10'" in logs["evaluation"]
+    assert f"'--output', '{tmp_path}/out/twin/evaluation'" in logs["evaluation"]
+
+
+def test_what_an_earlier_preflight_made_of_a_checkpoint_is_made_again(twin, tmp_path):
+    for name in ("exported", "evaluation", "data"):
+        (tmp_path / "out" / "twin" / name).mkdir(parents=True)
+    assert twin()[0] == 0
+    assert sorted(path.name for path in (tmp_path / "out" / "twin").iterdir()) == ["data", "unbroken"]
 
 
 def test_a_reward_with_arguments_is_not_called_without_them(twin):

@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy
 import pytest
 
 from post_training.layouts.figures import PerTensorFigures, PlanFigures, Spread
-from scripts.reshard_plan import Ways, main, table
+from scripts.reshard_plan import Ways, draw, main, table
 
 CLUSTER_TRAIN = "tp4,pp8,ep8,tp_extend,layers=7/7/8/8/8/8/8/7"
 SMALL = {
@@ -161,3 +163,17 @@ def test_wrong_options_are_one_sentence(
     message = capsys.readouterr().err
     assert message.startswith("error: ") and message.count("\n") == 1
     assert all(word in message for word in words), message
+
+
+def test_the_picture_has_what_each_die_sends_and_receives(monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(
+        "matplotlib.backends.backend_agg.FigureCanvasAgg.print_png", lambda canvas, path: drawn.append(canvas.figure)
+    )
+    remote, relayed = numpy.array([[0, 1], [2, 0]]), numpy.array([[0, 3], [0, 0]])
+    flows = [SimpleNamespace(between=lambda dies, part=part: part * 1e9) for part in (remote, relayed)]
+    draw(SimpleNamespace(remote=flows[0], relay=flows[1], world_size=2), tmp_path / "x.png")
+    by_pair, by_die = drawn[0].axes[:2]
+    assert by_pair.images[0].get_array().tolist() == [[0, 4], [2, 0]]
+    assert {line.get_label(): list(line.get_ydata()) for line in by_die.lines} == {"sent": [4, 2], "received": [2, 4]}
+    assert by_die.get_ylim()[0] == 0

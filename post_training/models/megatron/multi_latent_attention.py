@@ -69,9 +69,7 @@ class MLASelfAttention(MegatronModule):
         self.layer_number = layer_number
         self._heads = config.num_attention_heads // parallel_state.get_tensor_model_parallel_world_size()
         self._query_head_dim = config.qk_head_dim + config.qk_pos_emb_head_dim
-        temperature = 1.0
-        if config.mscale_all_dim:
-            temperature = attention_temperature(config.rotary_scaling_factor, config.mscale_all_dim)
+        temperature = attention_temperature(config.rotary_scaling_factor, config.mscale_all_dim)
         self._scale = self._query_head_dim**-0.5 * temperature**2
         self._rotary = YarnRotaryEmbedding(
             config.qk_pos_emb_head_dim,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -46,7 +47,8 @@ def test_equal_dumps_agree_at_every_point():
 def test_one_changed_point_is_named_with_its_layer(point):
     other = changed(ROLLOUT, point, lambda values: values + 0.01)
     assert first(other) == point
-    assert in_words(point) in sentence(compare(other, TRAINING))
+    told = sentence(compare(other, TRAINING))
+    assert in_words(point) in told and re.search(r": by [\d.e-]+ where [\d.e-]+ is allowed, at every token", told)
     # As small as kernels differ, it is none.
     assert first(changed(ROLLOUT, point, lambda values: values * (1 + 1e-6))) is None
 
@@ -126,6 +128,7 @@ def test_more_swaps_than_near_ties_are_a_fault():
         other = swap(other, 1, row, *unchosen(row, 1))
     found = compare(other, TRAINING).first
     assert (found.point, found.worst) == (of_layer(1, points.EXPERTS), 1.0)
+    assert ": for 100% of the tokens where " in sentence(compare(other, TRAINING))
     assert "router" in sentence(compare(other, TRAINING))
 
 

@@ -46,6 +46,19 @@ def write(folder: Path, source: str) -> Path:
     return script
 
 
+@pytest.mark.parametrize(("program", "ended_by"), [("", 0), ("import time; time.sleep(600)", -signal.SIGKILL)])
+def test_a_template_that_does_not_end_when_it_is_closed_is_killed(tmp_path, program, ended_by):
+    (tmp_path / "prefork").mkdir()
+    (tmp_path / "prefork" / "template.sock").touch()
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", program])
+    watched, control = os.pipe()
+    made = launch.Template(process, tmp_path / "prefork" / "template.sock", control)
+    made.close(timeout_s=0.001 if program else 60)
+    assert process.returncode == ended_by and not (tmp_path / "prefork").exists()
+    assert os.read(watched, 1) == b"", "the other end is closed"
+    os.close(watched)
+
+
 def test_worker_takes_over_the_clients_identity(template, tmp_path):
     environment = {"MARKER": "mine", "PATH": os.environ["PATH"]}
     worker = start_worker(template, write(tmp_path, REPORT), "a", "b c", cwd=tmp_path, env=environment)

@@ -84,11 +84,13 @@ def check_rollout_heads(config: Mapping[str, Any], model: Mapping[str, Any] | No
 
     vLLM and verl repeat the heads of key and value where there are fewer than dies.
     """
+    if model is None:
+        return
     for key in ("rollout.tensor_model_parallel_size", "actor.ulysses_sequence_parallel_size"):
         section, name = key.split(".")
         size = config["actor_rollout_ref"][section].get(name) or 1
-        _check_heads(f"actor_rollout_ref.{key}", size, model or {})
-        _check_key_value_heads(f"actor_rollout_ref.{key}", size, model or {})
+        _check_heads(f"actor_rollout_ref.{key}", size, model)
+        _check_key_value_heads(f"actor_rollout_ref.{key}", size, model)
 
 
 def _check_heads(key: str, size: int, model: Mapping[str, Any]) -> None:

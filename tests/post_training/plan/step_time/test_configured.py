@@ -25,6 +25,8 @@ DEEPSEEK = json.loads(MODEL.read_text())
 LINE = ["--config-name", "deepseek_v3_256die_true_weight", "--model", str(MODEL)]
 GRAPHS = "rollout.engine_kwargs.vllm.additional_config.torchair_graph_config"
 
+SIZES = tuple(str(PUBLISHED_CLUSTER.dies * quarters // 4) for quarters in (1, 2, 4, 8, 16))
+
 
 @pytest.fixture(scope="module")
 def true_weights():
@@ -96,7 +98,11 @@ def test_the_picture_shows_the_largest_part_and_is_the_same_every_time(tmp_path)
     drawn = pictures[0].read_text()
     assert drawn == pictures[1].read_text()
     (largest, _), *_ = largest_parts(job_on(PUBLISHED_CLUSTER), PUBLISHED_CLUSTER)
-    assert largest in drawn and "1024" in drawn and "not measured" in drawn
+    assert largest in drawn and "not measured" in drawn
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
+    assert [text for text in texts if text in SIZES] == list(SIZES), "a quarter of the dies to four times as many"
+    names = [name for name, _ in largest_parts(job_on(PUBLISHED_CLUSTER), PUBLISHED_CLUSTER)]
+    assert [text for text in texts if text in names] == names[:8] and len(names) > 8
 
 
 def test_the_command_prints_figures_that_add_up(capsys, tmp_path):

@@ -109,6 +109,25 @@ def test_all_rules_of_a_run_go_on_and_one_that_is_new_begins():
     assert met == [(2, "old"), (3, "new")]
 
 
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"above": 3}, "m is 7, above 3 for 2 steps"),
+        ({"below": 3}, "m is 7, below 3 for 2 steps"),
+        ({"rises_by": 3}, "m is 7, more than 3 times its median for 2 steps"),
+        ({"stays_within": 3}, "m is 7, within 3 for 2 steps"),
+        ({"nan": True}, "m is 7, no finite number for 2 steps"),
+    ],
+)
+def test_each_condition_has_its_words(rule, words):
+    (made,) = rules(r={"metric": "m", "for": 2, **rule})
+    assert made.sentence(5, 7.0) == f"alert r at step 5: {words}"
+
+
+def test_a_rule_of_numbers_that_are_not_finite_has_no_limit():
+    assert rules(r={"metric": "m", "nan": True}) == [Rule("r", "m", "nan", 0.0, 1, "log")]
+
+
 def test_own_rules_take_the_place_of_the_defaults():
     assert {rule.name for rule in read_rules({}, True, KEY)} == set(DEFAULTS) and not rules()
     chosen = {
@@ -127,7 +146,10 @@ def test_own_rules_take_the_place_of_the_defaults():
         ({"metric": "m", "above": 1, "below": 0}, "and one of above"),
         ({"metric": "m", "above": "much"}, "is 'much'; give a number"),
         ({"metric": "m", "above": math.inf}, "give a number"),
+        ({"metric": "m", "above": True}, "above is True; give a number"),
         ({"metric": "m", "above": 1, "for": 0}, "for is 0; give a number of steps"),
+        ({"metric": "m", "above": 1, "for": True}, "for is True; give a number of steps"),
+        ({"metric": "m", "above": 1, "for": 1.5}, "for is 1.5; give a number of steps"),
         ({"metric": "m", "stays_within": 1}, "over 2 steps or more"),
         ({"metric": "m", "above": 1, "then": "panic"}, "then is 'panic'; choose one of log"),
         ({"metric": "m", "abvoe": 1}, "unknown key alerts.rules.r.abvoe"),

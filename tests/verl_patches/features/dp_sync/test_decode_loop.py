@@ -1,6 +1,11 @@
 """What the decode loop counts: every figure at every event, so that all ranks report the same names."""
 
-from verl_patches.features.dp_sync.decode_loop import FIGURES, _count
+from types import SimpleNamespace
+
+import pytest
+
+from verl_patches.features.dp_sync.decode_loop import FIGURES, _count, _most_requests, _promise
+from verl_patches.features.dp_sync.lease import Offer
 from verl_patches.features.measure import step_record
 
 
@@ -11,3 +16,64 @@ def test_an_event_counts_its_own_figures_and_names_the_others(monkeypatch):
     _count(decode_steps=3, wasted_steps=1)
     counted = {name: record.counts[f"rollout/{name}"] for name in FIGURES}
     assert counted == dict.fromkeys(FIGURES, 0) | {"agreements": 1, "decode_steps": 3, "wasted_steps": 1}
+
+
+def scheduler(requests, blocks=2, waiting=(), speculated=0):
+    """An engine whose blocks are of 4 tokens. requests: (tokens, of which computed, answered, most answered)."""
+    running = [
+        SimpleNamespace(
+            request_id=str(place), num_tokens=tokens, num_computed_tokens=computed, num_output_tokens=answered,
+            max_tokens=most,
+        )
+        for place, (tokens, computed, answered, most) in enumerate(requests)
+    ]  # fmt: skip
+    cache = SimpleNamespace(
+        coordinator=SimpleNamespace(get_blocks=lambda request_id: ([0] * blocks, [0] * (blocks + 1))),
+        block_pool=SimpleNamespace(num_gpu_blocks=10),
+    )
+    return SimpleNamespace(
+        running=running, waiting=list(waiting), num_spec_tokens=speculated, max_model_len=16, block_size=4,
+        kv_cache_manager=cache, max_num_running_reqs=8,
+    )  # fmt: skip
+
+
+DECODING = (5, 5, 1, 9)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "with_prefill", "engine", "promised"),
+    [
+        # 8 slots, of which 5 are taken: this forward and three more; 8 answers are missing.
+        (1, False, scheduler([DECODING]), (4, 8)),
+        (2, False, scheduler([DECODING, (7, 7, 3, 4)]), (4, 8)),
+        # What ends within its blocks needs no more of them: by its last answer, or by the greatest length.
+        (1, False, scheduler([(7, 7, 3, 4)]), (20, 1)),
+        (1, False, scheduler([(7, 7, 3, 20)], blocks=4), (20, 9)),
+        (1, False, scheduler([(7, 7, 3, 20)], blocks=3), (6, 9)),
+        (1, False, scheduler([DECODING], waiting=["another"]), (4, 20)),
+        (0, False, scheduler([]), (20, 1)),
+        # None of these decodes alone.
+        (1, True, scheduler([DECODING]), (1, 8)),
+        (1, False, scheduler([DECODING], speculated=1), (1, 8)),
+        (1, False, scheduler([DECODING, DECODING]), (1, 8)),
+        (1, False, scheduler([(5, 3, 0, 9)]), (1, 9)),
+    ],
+)
+def test_what_an_engine_promises(tokens, with_prefill, engine, promised):
+    found = _promise(Offer(8, tokens, with_prefill, False), engine, limit=20)
+    assert (found.steps, found.work) == promised
+
+
+def test_a_promise_is_no_longer_than_a_lease():
+    found = _promise(Offer(8, 1, False, False), scheduler([DECODING]), limit=3)
+    assert (found.steps, found.work) == (3, 3)
+
+
+def test_as_many_requests_run_as_have_room_were_they_of_the_greatest_length():
+    """9 blocks of 4 tokens hold two sequences of 16."""
+    engine = scheduler([])
+    assert _most_requests(engine) == 2
+    engine.max_model_len = 17
+    assert _most_requests(engine) == 1
+    engine.max_model_len = 1
+    assert _most_requests(engine) == 8

@@ -6,7 +6,7 @@ import torch_npu  # noqa: F401
 
 from post_training.layouts.layout import PADDING, LocalView, Piece
 from verl_patches.features.reshard.exchange import Side
-from verl_patches.features.reshard.verification import differing_tensors
+from verl_patches.features.reshard.verification import _equal_where_both, differing_tensors
 
 NAME = "model.layers.1.self_attn.o_proj.weight"
 PIECE = Piece(NAME, ((0, 4), (0, 6)), "weight")
@@ -47,3 +47,16 @@ def test_padding_that_is_not_zero_is_named_as_the_rollout_names_it(lone_rank):
     assert differing() == []
     padded[5, 0] = 1e-30
     assert differing() == ["padded"]
+
+
+@pytest.mark.parametrize("rows", [(2, 8), (3, 9), (4, 10)])
+def test_of_two_boxes_only_what_both_hold_is_compared(rows):
+    """They overlap, touch, and lie apart; along the other axis they are equal."""
+    whole = torch.arange(60.0).view(10, 6)
+    box, other = ((0, 3), (0, 6)), (rows, (0, 6))
+    mine, theirs = whole[:3].clone(), whole[rows[0] : rows[1]].clone()
+    assert _equal_where_both(box, mine, other, theirs) and _equal_where_both(other, theirs, box, mine)
+    mine[2, 5] = -1
+    assert _equal_where_both(box, mine, other, theirs) == (rows[0] > 2)
+    theirs[-1] = -2
+    assert _equal_where_both(other, theirs, box, mine) == (rows[0] > 2)

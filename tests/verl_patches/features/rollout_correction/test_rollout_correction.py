@@ -76,6 +76,7 @@ def test_a_rollout_without_error_changes_nothing_and_the_batch_stays():
     changed, figures = corrected(batch, CAP)
     assert torch.equal(changed.batch["advantages"], before)
     assert figures["rollout_correction/capped_share"] == 0 and figures["rollout_correction/ratio_max"] == 1
+    assert changed.batch["old_log_probs"] is batch.batch["old_log_probs"], "no other column is copied"
     far, _ = corrected(drawn([3, 5], seed=1, apart=2.0), CAP)
     assert not torch.equal(far.batch["advantages"], before) and torch.equal(batch.batch["advantages"], before)
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from overlay import ConfigurationError
 from post_training.report import RunFacts, summarise
 from verl_patches.features.measure.run_files import RunFiles, read_faults
 from verl_patches.features.settings import OverlaySettings, SettingsError
-from verl_patches.features.watch.driver import Watcher
+from verl_patches.features.watch.driver import Watcher, watching
 from verl_patches.features.watch.feature import EndSeconds, WarnSeconds, WatchSettings, check_limits
 from verl_patches.features.watch.limits import Watch
 from verl_patches.features.watch.signs import TRAINER, Sign, process_start
@@ -88,6 +89,42 @@ def test_one_that_answers_again_is_said_and_can_be_named_again(tmp_path, capsys,
     assert "warning: rank 0 goes on after 11 s" in capsys.readouterr().err
     driven.look_at(23)
     assert "has not answered for 11 s" in capsys.readouterr().err and not driven.ended
+
+
+class Store:
+    """Stands in for Ray's: the first time that it is read it is away."""
+
+    def __init__(self):
+        self.read, self.cleared, self.again = 0, 0, threading.Event()
+
+    def received(self):
+        self.read += 1
+        if self.read == 1:
+            raise ConnectionError("the store is away")
+        self.again.set()
+        return []
+
+    def clear(self):
+        self.cleared += 1
+        raise ConnectionError("the store is gone")
+
+
+@pytest.mark.parametrize("own_ray", [False, True])
+def test_a_store_that_is_away_is_said_and_read_again(tmp_path, capsys, monkeypatch, own_ray):
+    store = Store()
+    monkeypatch.setattr("verl_patches.features.watch.ray_store.RayStore", lambda: store)
+    with watching(replace(SETTINGS, interval_s=0.001), 1, RunFiles(str(tmp_path)), own_ray):
+        assert store.again.wait(30)
+    assert capsys.readouterr().err == "warning: signs of life cannot be read (the store is away)\n"
+    assert store.cleared == (0 if own_ray else 1)
+
+
+def test_a_run_that_is_not_watched_reads_nothing(tmp_path, monkeypatch):
+    store = Store()
+    monkeypatch.setattr("verl_patches.features.watch.ray_store.RayStore", lambda: store)
+    with watching(replace(SETTINGS, enabled=False, interval_s=0.001), 1, RunFiles(str(tmp_path)), False):
+        assert not [thread for thread in threading.enumerate() if thread.name == "watch"]
+    assert (store.read, store.cleared) == (0, 0)
 
 
 @pytest.mark.parametrize(("started", "killed"), [(None, True), (1.0, False)])

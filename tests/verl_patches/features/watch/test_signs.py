@@ -64,6 +64,28 @@ def test_a_collective_is_named_as_it_was_called():
     assert place(caller) == "at layers.py:1 in forward" and place(None) == "unknown"
 
 
+@pytest.mark.parametrize(("beneath", "words"), [(7, "waits in all_reduce"), (8, "at hccl.py:1 in wait")])
+def test_a_collective_is_looked_for_in_eight_frames(beneath, words):
+    innermost = frame(C10D, "all_reduce")
+    for _ in range(beneath):
+        innermost = frame("/site/torch_npu/hccl.py", "wait", innermost)
+    assert place(innermost) == words
+    main = frame("/site/torch_npu/hccl.py", "wait")
+    assert place_of({1: main, 2: innermost}, 1) == words
+
+
+@pytest.mark.parametrize("name", ["get", "wait", "get_objects"])
+def test_each_wait_of_ray_is_one_and_what_else_ray_does_is_none(name):
+    assert place(frame("/site/ray/_private/worker.py", name)) == f"waits in ray.{name}"
+    assert place(frame("/site/ray/worker.py", name)) == f"at worker.py:1 in {name}"
+    assert place(frame("/site/ray/_private/worker.py", "put")) == "at worker.py:1 in put"
+
+
+def test_without_a_main_thread_another_ones_collective_is_told():
+    assert place_of({2: frame(C10D, "all_gather")}, None) == "waits in all_gather"
+    assert place_of({}, None) == "unknown"
+
+
 def test_ray_and_a_request_are_waits_too(tmp_path):
     assert place(frame("/site/ray/_private/worker.py", "get_objects")) == "waits in ray.get_objects"
     source = tmp_path / "p2p.py"

@@ -37,6 +37,11 @@ def check(model, *overrides):
             [f"{ROLLOUT}.tensor_model_parallel_size=4", "actor_rollout_ref.overlay.rollout.expert_parallel_size=4"],
             "rollout.tensor_model_parallel_size=4 does not divide the model's 2 attention heads",
         ),
+        (
+            QWEN2 | {"num_attention_heads": 12, "num_key_value_heads": 3},
+            [*BY_VERL, f"{MEGATRON}.tensor_model_parallel_size=1", f"{ROLLOUT}.tensor_model_parallel_size=2"],
+            "rollout.tensor_model_parallel_size=2 neither divides the model's 3 heads of key and value nor is a mult",
+        ),
         (TINY | {"n_routed_experts": 255}, [], "puts the model's 255 experts on 2 ranks"),
         (
             TINY,
