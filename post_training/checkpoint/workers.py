@@ -60,7 +60,7 @@ def run_tasks(task: Task, arguments: Iterable[Any], workers: int, bar: ProgressB
                 "--workers: what is finished is kept"
             ) from error
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
 
 def _prepare_worker(parent: int) -> None:

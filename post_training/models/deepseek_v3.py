@@ -313,7 +313,7 @@ def sizes(config: Mapping[str, Any]) -> ModelSizes:
         kept_whole=query + latent + rope,
         cache_by_heads=0,
         cache_whole=latent + rope,
-        cache_heads=0,
+        cache_heads=1,
         rollout_attention=heads * latent * (nope + value),
         # Three tables of the model's context, which all layers share.
         rotary=3 * context * rope,

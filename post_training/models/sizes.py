@@ -40,7 +40,7 @@ class ModelSizes:
 
     def cache(self, tp: int) -> int:
         """Elements that a token has in the cache of one layer, on one of `tp` ranks."""
-        return self.cache_whole + self.cache_by_heads // min(tp, self.cache_heads or 1)
+        return self.cache_whole + self.cache_by_heads // min(tp, self.cache_heads)
 
     @property
     def weights_met(self) -> int:

@@ -66,8 +66,9 @@ def rebalance(counts: Sequence[int], sizes: Sequence[int], room: Sequence[int] |
 
 def _paired(surplus: dict[int, int], free: dict[int, int]) -> list[Move]:
     """Every surplus sequence finds a place: the largest surplus goes to the emptiest ranks, so few pairs exchange."""
-    givers = sorted(surplus.items(), key=lambda item: (-item[1], item[0]))
-    takers = iter(sorted(free.items(), key=lambda item: (-item[1], item[0])))
+    # Both are in the order of ranks, in which equals stay.
+    givers = sorted(surplus.items(), key=lambda item: -item[1])
+    takers = iter(sorted(free.items(), key=lambda item: -item[1]))
     moves, target, places = [], -1, 0
     for source, left in givers:
         while left:

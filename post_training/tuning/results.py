@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def write_best(study: optuna.Study, unit: str, folder: Path) -> FrozenTrial | No
     best = best_of(study)
     if best is not None:
         head = f"# Trial {best.number}: {best.value:g} {unit}. Overrides for a launcher, behind --.\n"
-        write_text_durably(folder / BEST, head + yaml.safe_dump(best.user_attrs[SETTINGS], width=1000))
+        write_text_durably(folder / BEST, head + yaml.safe_dump(best.user_attrs[SETTINGS], width=math.inf))
     return best
 
 

@@ -27,6 +27,8 @@ _EVERY_FILE = ("tests/test_dataclasses.py", "tests/test_function_lengths.py", "t
 
 # The tests of a patch name its target, not the file that it lies in; those of keys have a document of all of them.
 _KEYS = "tests/scripts/test_configuration_document.py"
+# The tests of what is the same for every program name them all, by the folder.
+_COMMANDS = "tests/scripts/test_commands.py"
 _DECLARES_KEYS = re.compile(r"^[A-Z_]+ = Feature\(|^class \w+\(Group\)", re.MULTILINE)
 _DECLARES_A_PATCH = re.compile(r"^@(?:wrap|replace|add|register|before_import|provide)\(", re.MULTILINE)
 
@@ -43,15 +45,16 @@ def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
     """Selectors for a product file, in the order in which they are tried.
 
     First the test of the same name, the tests that name the module, the demonstrations of the patches and the
-    document of the keys in it, and what looks at every file; then the folder that mirrors the file's, then what the
-    whole room is tested by. A tier that holds nothing new is left out. Where no test names a module, the nearest are
-    that folder and those that hold the names that the module defines, beside demonstrations and document. Where that
-    is nothing at all, they are those of the room that cost little.
+    document of the keys in it, what looks at every program where it is one, and what looks at every file; then the
+    folder that mirrors the file's, then what the whole room is tested by. A tier that holds nothing new is left out.
+    Where no test names a module, the nearest are that folder and those that hold the names that the module defines,
+    beside demonstrations and document. Where that is nothing at all, they are those of the room that cost little.
     """
     path = Path(file)
     source = (root / path).read_text(encoding="utf-8")
     near = {_SWITCHES} if _DECLARES_A_PATCH.search(source) else set()
     near |= {_KEYS} if _DECLARES_KEYS.search(source) else set()
+    near |= {_COMMANDS} if path.parent == Path("scripts") else set()
     named, mirrored = {str(test) for test in _same_name(path, root)} | set(_naming(path, root)), _mirrored(path, root)
     near |= named or {*mirrored, *_using(path, root, mirrored)}
     near = near or set(_cheap(root / "tests" / path.parts[0], root))

@@ -27,7 +27,9 @@ REQUIRED = {
     "summarise.py": "RUN",
     "verify_ckpt.py": "left, right",
 }
-SCRIPTS = sorted((Path(__file__).resolve().parents[2] / "scripts").glob("*.py"))
+FOLDER = Path(__file__).resolve().parents[2] / "scripts"
+SCRIPTS = sorted(FOLDER.glob("*.py"))
+PATH = "sys.path.insert(0, "
 
 
 @pytest.fixture
@@ -55,6 +57,17 @@ def test_a_script_says_how_it_is_used(start, script):
 def test_a_script_refuses_an_option_that_it_does_not_know(start, script):
     code, output, error = start(script, "--no-such-option")
     assert code == 2 and error and not output
+
+
+@pytest.mark.parametrize(
+    "program", sorted(each for each in FOLDER.rglob("*.py") if PATH in each.read_text()), ids=lambda each: each.name
+)
+def test_a_program_finds_the_packages_of_its_own_checkout(program):
+    """A program is started by its path, wherever one is; that its modules are imported already hides it in here."""
+    (added,) = re.findall(rf"^{re.escape(PATH)}(.*)\)$", program.read_text(), re.MULTILINE)
+    (root,) = re.findall(r"^ROOT = (.*)$", program.read_text(), re.MULTILINE) or [None]
+    names = {"Path": Path, "__file__": str(program)}
+    assert eval(added, names | {"ROOT": root and eval(root, names)}) == str(FOLDER.parent)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)

@@ -117,6 +117,9 @@ def test_shared_memory_and_allocator(monkeypatch):
     assert (enough.detail, enough.remedy) == ("3 GB free", "")
     usage.free -= 1
     assert node.shared_memory(Path("/")).remedy == "give the container --shm-size 3g"
+    # Ray takes no more than 200 GB, however much there is.
+    monkeypatch.setattr(node.os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 10**9}.__getitem__)
+    assert node.shared_memory(Path("/")).remedy == "give the container --shm-size 200g"
     assert "install jemalloc" in node.jemalloc("/no/such").remedy and not node.jemalloc("none").remedy
 
 
@@ -219,6 +222,7 @@ def test_a_command_is_asked_for_a_minute_at_most(monkeypatch):
         raise subprocess.TimeoutExpired(command, options["timeout"])
 
     assert ask("/bin/sh", "-c", "echo said") == "said\n"
+    assert ask("/bin/sh", "-c", "echo said; kill -9 $$") is None
     assert ask("/bin/sh", "-c", "echo said; exit 3") is None and ask("/no/such/tool") is None
     monkeypatch.setattr(subprocess, "run", run)
     assert ask("npu-smi", "info") is None and (asked["command"], asked["timeout"]) == (("npu-smi", "info"), 60)

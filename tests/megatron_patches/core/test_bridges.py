@@ -21,6 +21,7 @@ def test_expert_tensor_parallel_size_is_taken_away_where_it_says_nothing():
             expert_tensor_parallel_size=harmless,
         )
         assert found == ((2,), {"pipeline_model_parallel_size": 3})
+    assert parallel_state_patch.initialize_model_parallel(arguments, expert_tensor_parallel_size=1) == ((1,), {})
 
 
 def test_an_expert_tensor_parallel_size_of_its_own_is_refused():

@@ -84,6 +84,15 @@ def test_a_list_is_read_for_the_chip_alone():
     ]
 
 
+def test_what_is_said_of_each_parameter_of_a_list_is_its_own():
+    section = "".join(
+        f"- {name}(aclTensor*, 计算输入)：数据类型支持{kind}。\n"
+        for name, kind in (("x", "INT8"), ("y", "FLOAT16"), ("out", "INT64"))
+    )
+    found = {name: str(demand) for name, demand in extract_rules.from_list(section, "Atlas A3")}
+    assert found == {"x": "|INT8", "y": "|FLOAT16", "out": "|INT64"}
+
+
 def test_of_two_releases_what_one_allows_is_allowed(tmp_path):
     for release, document in (("old", TABLE), ("new", LIST)):
         folder = tmp_path / release / "ops-math" / "scale" / "docs"

@@ -51,6 +51,8 @@ def test_the_worked_example():
     assert rebalance([5, 1, 0], [1, 2, 8]) == [Move(0, 2, 2), Move(0, 1, 1)]
     assert rebalance([5, 1, 0], [1, 2, 8], room=[0, 0, 2]) == []
     assert rebalance([], [1]) == []
+    # Among equals the lower rank is first, on both sides.
+    assert rebalance([4, 4, 0, 0], [2, 8]) == [Move(0, 2, 2), Move(1, 3, 2)]
 
 
 @given(st.lists(st.integers(0, 120), max_size=9), st.integers(2, 5), st.none() | SIZES)

@@ -1,5 +1,7 @@
 """The typed configuration refuses what the model cannot honour, and places layers on uneven stages."""
 
+from types import SimpleNamespace
+
 import pytest
 
 import verl_patches.prelude_patch  # noqa: F401
@@ -82,3 +84,24 @@ def test_the_defaults_are_those_of_the_published_model():
     assert (config.v_head_dim, config.rotary_base) == (published.v_head_dim, published.rope_theta)
     # Without a word about scaling, positions are rotated as they are and scores keep their scale.
     assert (config.rotary_scaling_factor, config.mscale_all_dim) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_nextn_predict_layers": 1}, "set num_nextn_predict_layers to 0"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "convert it to bf16"),
+        ({"q_lora_rank": None}, "without q_lora_rank is not supported"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2}}, "'linear'.* is not supported: DeepSeek-V3 uses yarn"),
+        ({"rope_scaling": {"type": "zigzag"}}, "'zigzag'.* is not supported"),
+        ({"rope_scaling": {"factor": 2}}, "is not supported"),
+    ],
+)
+def test_a_checkpoint_that_the_model_cannot_represent_is_refused(changes, sentence):
+    from post_training.models.megatron.deepseek_v3_config import _refuse_unsupported
+
+    whole = {"q_lora_rank": 8, "rope_scaling": None}
+    for sound in ({}, {"rope_scaling": {"type": "yarn"}}, {"rope_scaling": {"rope_type": "yarn", "type": "linear"}}):
+        _refuse_unsupported(SimpleNamespace(**whole | sound))
+    with pytest.raises(ValueError, match=sentence):
+        _refuse_unsupported(SimpleNamespace(**whole | changes))
