@@ -3,9 +3,9 @@
     python build.py --wheel FOLDER --out FOLDER
 
 `--wheel` is the folder into which torch_npu's wheel is installed: it brings the public headers of CANN that this is
-compiled against. `--out` receives the libraries; beside it go the folder ``toolkit``, which says that CANN is there,
-and CANN's own Python package ``acl``. Object files are kept in ``build/`` beside this file, so that a second build
-compiles only what has changed.
+compiled against. `--out` receives the libraries in ``lib``, the folder ``toolkit``, which says that CANN is there, and
+CANN's own Python package ``acl``; make_wheel.py makes a wheel of the same. Object files are kept in ``build/`` beside
+this file, so that a second build compiles only what has changed.
 """
 
 import argparse
@@ -61,6 +61,7 @@ def make_toolkit(folder: Path) -> None:
     """The folders and the file that torch_npu looks for in an installed CANN, to say which version it is."""
     for name in ("runtime", "compiler", "opp", "atb", f"{platform.machine()}-linux"):
         (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "emulated").touch()  # a wheel holds no empty folders
     information = folder / f"{platform.machine()}-linux" / "ascend_toolkit_install.info"
     information.write_text(f"package_name=Ascend-cann-toolkit\nversion={CANN_VERSION}\n")
 
@@ -150,29 +151,40 @@ def missing_symbols(wheel: Path, core: Path) -> list[str]:
     return sorted(name for name in wanted - given if of_cann.match(name))
 
 
+def build_engine(wheel: Path, folder: Path, packages: Path, jobs: int | None) -> None:
+    """Put libraries in ``folder/lib``, what says that CANN is there in ``folder/toolkit``, Python in `packages`.
+
+    `wheel` is the folder that torch_npu's wheel is installed in, `jobs` how many files are compiled at a time. Ends the
+    process with the compiler's exit code, or with one sentence, where it cannot be done.
+    """
+    out, build = folder / "lib", ROOT / "build"
+    if not (wheel / "torch_npu" / "include").is_dir():
+        sys.exit(f"error: {wheel} does not hold torch_npu's wheel: install it there with `pip install --target`.")
+    build.mkdir(exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    make_toolkit(folder / "toolkit")
+    shutil.copytree(ROOT / "python", packages, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    write_if_changed(build / "refused.inc", refusals((ROOT / "op_plugin_calls.txt").read_text()))
+    write_if_changed(build / "documented.inc", documented_demands())
+    write_if_changed(build / "refused_graph_engine.inc", graph_engine_refusals(wheel))
+    write_if_changed(build / "build.ninja", rules(join_sources(build), wheel, build, out))
+    command = ["ninja", "-C", str(build), *([f"-j{jobs}"] if jobs else [])]
+    status = subprocess.run(command).returncode
+    if status:
+        sys.exit(status)
+    missing = missing_symbols(wheel, out / CORE)
+    if missing:
+        sys.exit(f"error: the wheel needs symbols of CANN that are not emulated: {', '.join(missing)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     given = parser.parse_args()
-    wheel, out, build = given.wheel.resolve(), given.out.resolve(), ROOT / "build"
-    if not (wheel / "torch_npu" / "include").is_dir():
-        sys.exit(f"error: {wheel} does not hold torch_npu's wheel: install it there with `pip install --target`.")
-    build.mkdir(exist_ok=True)
-    out.mkdir(parents=True, exist_ok=True)
-    make_toolkit(out.parent / "toolkit")
-    shutil.copytree(ROOT / "python", out.parent, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    write_if_changed(build / "refused.inc", refusals((ROOT / "op_plugin_calls.txt").read_text()))
-    write_if_changed(build / "documented.inc", documented_demands())
-    write_if_changed(build / "refused_graph_engine.inc", graph_engine_refusals(wheel))
-    write_if_changed(build / "build.ninja", rules(join_sources(build), wheel, build, out))
-    status = subprocess.run(["ninja", "-C", str(build), f"-j{given.jobs}"]).returncode
-    if status:
-        sys.exit(status)
-    missing = missing_symbols(wheel, out / CORE)
-    if missing:
-        sys.exit(f"error: the wheel needs symbols of CANN that are not emulated: {', '.join(missing)}")
+    folder = given.out.resolve()
+    build_engine(given.wheel.resolve(), folder, folder, given.jobs)
 
 
 if __name__ == "__main__":

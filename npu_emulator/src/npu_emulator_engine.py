@@ -1,8 +1,13 @@
 """Chooses what stands behind ``import torch_npu``: the setting ``NPU_EMULATOR_ENGINE``, read when Python starts.
 
-``stand-in`` (also when unset) is this package's own torch_npu. ``cann`` is the published wheel, unmodified, on the
-emulated CANN: both lie in ``<prefix>/cann-engine``, which then comes first on ``sys.path``. The emulated libraries are
-put into the process just before the wheel is imported, so that it finds them by name and no search path is needed.
+``stand-in`` is this package's own torch_npu. ``cann`` is the published wheel, unmodified, on the emulated CANN. The
+emulated libraries are put into the process just before the wheel is imported, so that it finds them by name and no
+search path is needed. There are two places for them:
+
+- ``<prefix>/cann-engine`` holds the libraries and the wheel, and comes first on ``sys.path``. The stand-in is then
+  installed, and the default.
+- ``npu_emulator_cann`` beside this file, from the distribution npu-emulator-cann. The wheel is where pip put it, and
+  ``cann`` is the only engine.
 
 Standard library only: this runs in every Python process of the environment.
 """
@@ -18,8 +23,11 @@ from pathlib import Path
 from types import ModuleType
 
 SETTING = "NPU_EMULATOR_ENGINE"
-FOLDER = Path(sys.prefix) / "cann-engine"
-ENGINES = ("stand-in", "cann")
+_BROUGHT = Path(__file__).with_name("npu_emulator_cann")
+IS_BROUGHT = _BROUGHT.is_dir()
+FOLDER = _BROUGHT if IS_BROUGHT else Path(sys.prefix) / "cann-engine"
+ENGINES = ("cann",) if IS_BROUGHT else ("stand-in", "cann")
+"""Those of this environment, the default first."""
 _CORE = "libnpu_emulator_cann.so"
 # What set_env.sh of CANN and of its transformer library set. torch_npu asks for these folders when it is imported.
 _TOOLKIT = FOLDER / "toolkit"
@@ -36,7 +44,8 @@ def selected() -> str:
     """The engine that is set. Ends the process with one sentence where there is no such engine."""
     name = os.environ.get(SETTING) or ENGINES[0]
     if name not in ENGINES:
-        _refuse(f"{SETTING} is {name}, and the engines are {' and '.join(ENGINES)}.")
+        there = "the engine of npu-emulator-cann is" if IS_BROUGHT else "the engines are"
+        _refuse(f"{SETTING} is {name}, and {there} {' and '.join(ENGINES)}.")
     return name
 
 
@@ -62,8 +71,22 @@ def _load_libraries() -> None:
     atexit.register(core.npu_emulator_cann_leave)
 
 
+def _check_neighbours(torch_npu: Path) -> None:
+    """Raise RuntimeError where the emulated libraries must not be, or cannot be, beneath this torch_npu."""
+    from npu_emulator.presence import refuse_real_npu
+
+    refuse_real_npu(distribution=None)  # Huawei's torch_npu is what these libraries are for
+    if not (torch_npu.parent / "lib" / "libtorch_npu.so").exists():
+        raise RuntimeError(
+            f"npu-emulator-cann is for Huawei's torch_npu, and {torch_npu.parent} is that of npu-emulator: "
+            "they need environments of their own"
+        )
+
+
 class _Loader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
+        if IS_BROUGHT:
+            _check_neighbours(Path(self.path))
         _load_libraries()
         super().exec_module(module)
 
@@ -78,18 +101,19 @@ _LOADERS = {"torch_npu": _Loader, "torchair.npu_fx_compiler": _GraphLoader}
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the wheel's torch_npu where Python does, and has the libraries loaded before it.
+    """Finds the wheel's torch_npu, and has the libraries loaded before it.
 
     torchair's module that hands graphs to the graph engine, which is not emulated, gets a bridge when it is loaded.
     """
 
     def find_spec(self, name, path=None, target=None):
-        if name == "npu_emulator":
+        if name == "npu_emulator" and not IS_BROUGHT:
             raise ModuleNotFoundError(f"{name} is a package of the engine stand-in; {SETTING} is cann", name=name)
         loader = _LOADERS.get(name)
         if loader is None:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path or [str(FOLDER)])
+        folders = path or (None if IS_BROUGHT else [str(FOLDER)])  # None: wherever pip has put it
+        spec = importlib.machinery.PathFinder.find_spec(name, folders)
         if spec is not None:
             spec.loader = loader(spec.loader.name, spec.loader.path)
         return spec
@@ -106,5 +130,5 @@ def select() -> None:
         )
     # Whatever another toolkit or the other engine has put there: the libraries are those of this engine.
     os.environ |= {name: str(folder) for name, folder in _VARIABLES.items()}
-    sys.path.insert(0, str(FOLDER))
+    sys.path.insert(0, str(FOLDER / "packages" if IS_BROUGHT else FOLDER))
     sys.meta_path.insert(0, _Finder())

@@ -196,7 +196,7 @@ environment_ensure_cann_engine() {
             --target "$engine" --require-hashes --no-deps --compile-bytecode --link-mode copy \
             -r "$root/requirements/cann.lock"
         environment_step "$log" "building the emulated CANN" env PATH="$tools:$PATH" "$tools/python" \
-            "$root/npu_emulator/cann/build.py" --wheel "$engine" --out "$engine/lib"
+            "$root/npu_emulator/cann/build.py" --wheel "$engine" --out "$engine"
         printf '%s\n' "$stamp" >"$engine/stamp"
     fi
     exec {lock}>&-

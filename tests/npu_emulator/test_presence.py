@@ -81,3 +81,8 @@ import npu_emulator
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert ended.returncode != 0
     assert "npu-emulator does not install or run beside a real NPU" in ended.stderr.splitlines()[-1]
+
+
+def test_the_torch_npu_that_an_emulated_cann_is_for_shows_no_npu(bare_machine):
+    assert presence.find_real_npu(**bare_machine | {"distribution": lambda name: object()})
+    assert presence.find_real_npu(**bare_machine | {"distribution": None}) is None

@@ -12,10 +12,11 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
+from npu_emulator_engine import ENGINES
+
 NOT_FOUND = 127
 HIDES_DIES = ("ASCEND_RT_VISIBLE_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 """Variables that hide dies of the machine on which they were set, or the device as a whole."""
-STAND_IN, CANN = "stand-in", "cann"
 
 
 def positive(text: str) -> int:
@@ -27,7 +28,7 @@ def positive(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of ``run``."""
-    parser.add_argument("--engine", choices=(STAND_IN, CANN), default=STAND_IN, help="default: %(default)s")
+    parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="default: %(default)s")
     parser.add_argument("--devices", type=positive, metavar="N", default=8, help="dies (default: %(default)s)")
     parser.add_argument(
         "--capacity", type=positive, metavar="MIB", default=4096, help="memory of each die (default: %(default)s)"

@@ -1,0 +1,134 @@
+"""The wheel npu-emulator-cann: beside the torch_npu that pip installed it is all that a machine needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import npu_emulator_engine
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = Path(sys.prefix, "lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
+NOT_THERE = ("npu_emulator", "torch_npu", "torchair", "acl", "__editable__", "__pycache__")
+TRAINS = """
+import os, sys
+import acl, torch, torch_npu
+assert acl.__file__.startswith(sys.prefix) and torch_npu.__file__.startswith(sys.prefix)
+assert acl.get_soc_name() and not os.environ.get("LD_LIBRARY_PATH")
+torch.manual_seed(0)
+layer = torch.nn.Linear(16, 4)
+x = torch.randn(8, 16)
+results = []
+for device in ("cpu", "npu"):
+    model = torch.nn.Linear(16, 4)
+    model.load_state_dict(layer.state_dict())
+    model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    torch.nn.functional.gelu(model(x.to(device))).square().mean().backward()
+    optimizer.step()
+    results.append(model.weight.detach().cpu())
+assert torch.allclose(*results, atol=1e-6), (results[0] - results[1]).abs().max()
+assert not torch.allclose(results[1], layer.weight, atol=1e-2), "control: the step moved the weights"
+print("trained on", torch.npu.device_count())
+"""
+
+
+def link_packages(target: Path) -> None:
+    """The environment's packages in `target`, except the emulator's own and what installs itself into every Python."""
+    target.mkdir()
+    for path in PACKAGES.iterdir():
+        if path.suffix != ".pth" and not path.name.startswith(NOT_THERE):
+            (target / path.name).symlink_to(path)
+
+
+def make_environment(folder: Path, others: Path) -> Path:
+    """A new environment with torch and Huawei's torch_npu as pip would install it; the path of its packages."""
+    venv.create(folder, with_pip=True)
+    packages = folder / PACKAGES.relative_to(sys.prefix)
+    (packages / "others.pth").write_text(f"{others}\n")
+    for path in npu_emulator_engine.FOLDER.glob("torch_npu*"):
+        (packages / path.name).symlink_to(path)
+    return packages
+
+
+def python(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    command = [folder / "bin" / "python", "-W", "ignore", *arguments]
+    settings = kept | {"OMP_NUM_THREADS": "1"} | variables
+    return subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    program = ROOT / "npu_emulator" / "cann" / "make_wheel.py"
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, program, "--torch-npu", npu_emulator_engine.FOLDER, "--out", out]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where ninja is
+    subprocess.run(command, env=os.environ | {"PATH": path}, check=True, timeout=1200)
+    (made,) = out.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """An environment outside the repository in which pip has put the wheel."""
+    folder = tmp_path_factory.mktemp("project")
+    link_packages(folder / "others")
+    make_environment(folder / "environment", folder / "others")
+    environment = folder / "environment"
+    before = python(environment, "-c", "import torch, torch_npu", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert before.returncode and ".so: cannot open shared object file" in before.stderr, "control: no CANN without it"
+    ended = python(environment, "-m", "pip", "install", "--no-deps", "--no-index", "-q", str(wheel))
+    assert ended.returncode == 0, ended.stderr
+    return environment
+
+
+@pytest.mark.exhaustive
+def test_it_trains_beside_the_published_torch_npu(installed):
+    ended = python(installed, "-c", TRAINS)
+    assert ended.returncode == 0 and ended.stdout == "trained on 8\n", ended.stderr
+
+
+@pytest.mark.exhaustive
+def test_it_runs_the_tests_of_a_project_on_dies_of_their_own(installed):
+    asks = "import torch; print(torch.ones(1, device='npu:2').item(), torch.npu.device_count())"
+    ended = python(
+        installed, "-m", "npu_emulator", "run", "--devices", "3", "--", f"{installed}/bin/python", "-c", asks
+    )
+    assert (ended.returncode, ended.stdout) == (0, "1.0 3\n"), ended.stderr
+    ended = python(installed, "-c", "", NPU_EMULATOR_ENGINE="stand-in")
+    assert ended.returncode == 2
+    assert ended.stderr == "error: NPU_EMULATOR_ENGINE is stand-in, and the engine of npu-emulator-cann is cann.\n"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("device", [True, False])
+def test_it_does_not_come_beneath_torch_npu_where_a_real_npu_is(installed, device):
+    """And leaves Python as it is there: pip must be able to take it away."""
+    program = f"""
+import pathlib
+glob = pathlib.Path.glob
+def with_device(folder, pattern):
+    if {device} and str(folder) == "/dev" and pattern.startswith("davinci"):
+        return [folder / "davinci0"]
+    return glob(folder, pattern)
+pathlib.Path.glob = with_device
+import torch_npu
+"""
+    ended = python(installed, "-c", program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert (ended.returncode == 0) != device, ended.stderr
+    assert ("beside a real NPU; found the device file /dev/davinci0" in ended.stderr) == device
+
+
+@pytest.mark.exhaustive
+def test_it_holds_no_file_of_torch_npu_and_nothing_for_one_python(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert wheel.name.split("-")[2:4] == ["py3", "none"]
+    assert not [name for name in names if name.startswith("torch_npu/") or "cpython" in name or "__pycache__" in name]
+    assert {"npu_emulator_cann.pth", "npu_emulator_engine.py", "npu_emulator_cann/packages/acl/rt.py"} < set(names)
