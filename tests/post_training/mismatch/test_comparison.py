@@ -176,6 +176,24 @@ def test_the_coarser_dtype_decides_the_tolerance():
 
 
 @pytest.mark.parametrize(
+    ("dtype", "relative", "log_prob", "swapped"),
+    [("float32", 1e-4, 1e-3, 0.01), ("float16", 0.01, 0.1, 0.3), ("bfloat16", 0.05, 0.5, 0.5)],
+)
+def test_each_dtype_has_its_tolerance_up_to_which_all_is_well(dtype, relative, log_prob, swapped):
+    """As docs/operations.md says them."""
+    other = replace(ROLLOUT, header=replace(ROLLOUT.header, dtype=dtype))
+    found = compare(other, TRAINING)
+    assert {each.tolerance for each in found.results if each.part == points.EXPERTS} == {swapped}
+    assert {each.tolerance for each in found.results if each.part == points.LOG_PROBS} == {log_prob}
+    assert {each.tolerance for each in found.results} == {relative, log_prob, swapped}
+    for factor, point in ((0.99, None), (1.01, points.EMBEDDING)):
+        scaled = changed(other, points.EMBEDDING, lambda values, factor=factor: values * (1 + relative * factor))
+        assert first(scaled) == point
+        moved = changed(other, points.LOG_PROBS, lambda values, factor=factor: values + log_prob * factor)
+        assert first(moved) == (point and points.LOG_PROBS)
+
+
+@pytest.mark.parametrize(
     ("other", "word"),
     [
         (dump("training"), "give one of each"),
