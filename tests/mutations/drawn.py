@@ -121,6 +121,10 @@ def _is_static(decorator: ast.expr) -> bool:
     return isinstance(decorator, ast.Name) and decorator.id == "staticmethod"
 
 
+def _may_forget(decorator: ast.expr) -> bool:
+    return isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("lru_cache")
+
+
 def _without_words(source: str) -> ast.Module:
     """The syntax tree without annotations, what is imported for them, and docstrings: they decide nothing at run time.
 
@@ -133,6 +137,7 @@ def _without_words(source: str) -> ast.Module:
     fault. And a fraction is what single precision keeps of it, which is more than anything is measured or printed to:
     1e9 and 1e9 + 1 are one. A method of an autograd function is a static one whether it says so or not, since PyTorch
     takes it from the class. And the methods of a protocol are declarations, which no instance is made of.
+    What a function keeps with a bound it may have forgotten at any call, so that nothing but time hangs on it.
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):
@@ -142,6 +147,7 @@ def _without_words(source: str) -> ast.Module:
             node.annotation = None
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.returns = None
+            node.decorator_list = [each for each in node.decorator_list if not _may_forget(each)]
         elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             node.test = ast.Constant(None)
         elif isinstance(node, ast.If) and {each.id for each in ast.walk(node.test) if isinstance(each, ast.Name)} == {

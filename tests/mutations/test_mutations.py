@@ -160,6 +160,14 @@ def test_whether_a_protocol_declares_a_property_is_no_change(base, differs):
     assert _changes_something(source, source.replace("return 1", "return 2"))
 
 
+@pytest.mark.parametrize(("decorator", "differs"), [("lru_cache(maxsize=8)", False), ("cache", True)])
+def test_whether_a_function_keeps_what_it_may_forget_is_no_change(decorator, differs):
+    source = f"@{decorator}\ndef views(count):\n    return [count]\n"
+    assert _changes_something(source, source.partition("\n")[2]) is differs
+    assert not _changes_something(source, source.replace("8", "9"))
+    assert _changes_something(source, source.replace("[count]", "[-count]"))
+
+
 def test_the_demonstrations_are_near_to_a_patch_and_to_nothing_else():
     switches = "tests/overlay/test_real_switches.py"
     assert switches in tiers("vllm_patches/v1/engine/llm_engine.py", ROOT)[0]

@@ -323,3 +323,9 @@ def test_storages_and_copies_keep_their_device():
     loaded = torch.load(file, map_location={"npu:1": "npu:2"}, weights_only=False)
     assert loaded["storage"].device.index == loaded["parameter"].device.index == 2
     assert isinstance(loaded["parameter"], torch.nn.Parameter) and loaded["parameter"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_scaler_that_is_given_nothing_is_torchs():
+    ours, torchs = torch.npu.amp.GradScaler(), torch.amp.GradScaler("npu")
+    assert ours.state_dict() == torchs.state_dict() and ours.is_enabled() == torchs.is_enabled()
+    assert not torch.npu.amp.GradScaler(enabled=False, dynamic=True).is_enabled()

@@ -1,19 +1,22 @@
 """A rehearsal that goes on: what it remembers of the run, and that all its steps count, whenever they were trained."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from post_training.report import StepRecord
 from rehearsal.__main__ import parse_arguments
 from rehearsal.display import Progress, make_console
 from rehearsal.plan import OPTIONS_NAME, ROOT, Options, make_plan
-from rehearsal.stages import check_before_anything, failure_of
+from rehearsal.stages import Rehearsal, check_before_anything, failure_of
 from tests.verl_patches.trainer.test_run import MARKER, processes_with
 
 
@@ -150,3 +153,26 @@ def kill_all(mark):
             except ProcessLookupError:
                 continue
     raise AssertionError(f"processes {found} cannot be killed")
+
+
+@pytest.mark.parametrize(
+    ("named", "kept", "said"),
+    [
+        (None, [], "Going on at step 1, because {checkpoints} has no complete checkpoint"),
+        ("global_step_2", [1, 2], "Going on after step 2"),
+    ],
+)
+def test_records_of_steps_that_are_trained_again_are_taken_back(tmp_path, named, kept, said):
+    checkpoints = tmp_path / "[bold]checkpoints"
+    (checkpoints / "global_step_4").mkdir(parents=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in (1, 2, 3)))
+    printed = io.StringIO()
+    options = {"default_local_dir": str(checkpoints), "resume_mode": "resume_path" if named else "auto"}
+    options["resume_from_path"] = named and str(checkpoints / named)
+    rehearsal = Rehearsal(Console(file=printed, width=1000), None, 0.0)
+    rehearsal._go_back(SimpleNamespace(output=tmp_path), options)
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == kept
+    *skipped, last = printed.getvalue().splitlines()
+    assert last == said.format(checkpoints=checkpoints)
+    # What is named is gone on from, whatever else is there; a path is printed as it is.
+    assert len(skipped) == (named is None) and all(str(checkpoints) in line for line in skipped)

@@ -110,6 +110,7 @@ def test_options_that_are_no_text_are_refused(problems, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_bad_split_is_refused(problems, tmp_path):
-    done = convert("--output_dir", tmp_path / "out", "--json_path", problems, "--test_size", "1.5")
-    assert done.returncode == 2 and "--test_size is 1.5" in done.stderr
+@pytest.mark.parametrize("share", ["1.5", "1.0", "0.0"])
+def test_bad_split_is_refused(problems, tmp_path, share):
+    done = convert("--output_dir", tmp_path / "out", "--json_path", problems, "--test_size", share)
+    assert done.returncode == 2 and f"--test_size is {share}" in done.stderr

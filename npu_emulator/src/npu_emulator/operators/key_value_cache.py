@@ -101,12 +101,13 @@ def _store_tokens(cache: Tensor, cache_format: str, slots: Tensor, states: Tenso
 def _slots_from_blocks(index: Tensor, sequence_length: int, block_size: int) -> Tensor:
     """A slot for each token, where `index` [batch * blocks of a sequence] says for each block where it begins.
 
-    As in the kernel, only the number of the block counts: its first token goes to the beginning of the block.
+    As in the kernel, only the number of the block counts: its first token goes to the beginning of the block. A block
+    that begins before the first one has slots before it, which are none.
     """
     starts = index.view(-1, -(-sequence_length // block_size))
     offsets = torch.arange(sequence_length)
     begins = starts[:, offsets // block_size]
-    return torch.where(begins < 0, -1, begins // block_size * block_size + offsets % block_size).flatten()
+    return (begins // block_size * block_size + offsets % block_size).flatten()
 
 
 def _update_caches(mode: str, index: Tensor, parts: list[tuple[Tensor, Tensor]]) -> None:

@@ -1,0 +1,66 @@
+"""Processes by descent: which run, which are collected, and that what does not end is ended."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from verl_patches.trainer.own_ray.processes import descendants, end_descendants, reap_adopted, runs, send, wait_until
+
+ASLEEP = "import signal; print(1, flush=True); signal.pause()"
+# Starts a process that starts another, which loses its parent; what is left of both is printed.
+PROGRAM = """
+import os, subprocess, sys, time
+sys.path.insert(0, os.getcwd())
+from verl_patches.trainer.own_ray.processes import adopt_orphans, descendants, end_descendants
+adopt_orphans()
+asleep = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
+kept = subprocess.Popen([sys.executable, "-c", asleep])
+start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {asleep!r}])"
+subprocess.run([sys.executable, "-c", start])
+before = descendants(os.getpid())
+left = end_descendants([kept.pid], 0.01, 60)
+print(len(before), left, descendants(os.getpid()) == [kept.pid])
+kept.kill()
+kept.wait()
+print(end_descendants([], 60, 0))
+"""
+
+
+@pytest.fixture
+def asleep():
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", ASLEEP], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def test_a_process_runs_until_it_has_ended_whether_or_not_it_was_collected(asleep):
+    assert runs(asleep.pid) and asleep.pid in descendants(os.getpid())
+    send(asleep.pid, signal.SIGKILL)
+    assert wait_until(lambda: not runs(asleep.pid), 60)
+    assert asleep.pid not in descendants(os.getpid()), "it is a zombie"
+    reap_adopted(kept=[asleep.pid])
+    assert os.path.exists(f"/proc/{asleep.pid}")
+    reap_adopted(kept=[int(child) for child in children() if int(child) != asleep.pid])
+    assert not os.path.exists(f"/proc/{asleep.pid}") and not runs(asleep.pid)
+    send(asleep.pid, signal.SIGKILL)
+
+
+def children():
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return file.read().split()
+
+
+def test_orphans_are_ended_with_the_others_and_what_is_kept_goes_on():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["2 [] True", "[]"], done.stderr
+
+
+def test_a_condition_is_waited_for_no_longer_than_the_limit():
+    answers = iter([False, False, True])
+    assert wait_until(lambda: next(answers), 60) and wait_until(lambda: True, 0)
+    assert not wait_until(lambda: False, 0.01)
+    assert end_descendants(list(map(int, children())), 0, 0) == []
