@@ -122,7 +122,8 @@ def _using(path: Path, root: Path, elsewhere: tuple[str, ...]) -> list[str]:
     bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
     defined = {node.name.strip("_") for body in bodies for node in body if isinstance(node, _DEFINITIONS)}
     keys = [key for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
-    defined |= {key.value for key in keys if isinstance(key, ast.Constant) and re.fullmatch(r"\w+", str(key.value))}
+    words = (key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
+    defined |= {word for word in words if re.fullmatch(r"\w+", word)}
     telling = [re.compile(rf"\b{name}\b") for name in sorted(defined) if not re.fullmatch("[a-z]+", name)]
     held: dict[str, int] = {}
     for each in sorted((root / "tests").rglob("test_*.py")):

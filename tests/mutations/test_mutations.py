@@ -12,7 +12,7 @@ from rehearsal.processes import SignalFlag
 from tests.mutations import cheapest_first
 from tests.mutations.drawn import _changes_something, draw
 from tests.mutations.fault import ROOT, Fault, FaultError, read_list
-from tests.mutations.selection import tiers
+from tests.mutations.selection import _using, tiers
 from tests.mutations.workbench import Outcome, Workbench
 
 SOURCE = "def double(x):\n    return 2 * x\n"
@@ -204,6 +204,13 @@ def test_what_every_patch_and_key_is_asked_is_not_all_that_a_module_is_asked():
     nearest, *_ = tiers("verl_patches/trainer/configuration_checks/fsdp_schema.py", ROOT)
     asked = {"tests/scripts/test_configuration_document.py", "tests/verl_patches/trainer/configuration_checks"}
     assert asked <= set(nearest)
+
+
+def test_keys_that_are_numbers_say_nothing(tmp_path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "product.py").write_text('def half_of(x):\n    return {1: x / 2, "a_half": 0.5}\n')
+    (tmp_path / "tests" / "test_halves.py").write_text("from elsewhere import halves\n\nassert halves.a_half\n")
+    assert _using(Path("product.py"), tmp_path, ()) == ["tests/test_halves.py"]
 
 
 def test_what_costs_little_is_asked_first_and_what_is_slow_last(monkeypatch):

@@ -1,6 +1,7 @@
 """Every program under scripts/ as it is started: it says how it is used, and refuses what it does not know."""
 
 import argparse
+import json
 import os
 import re
 import runpy
@@ -29,7 +30,6 @@ REQUIRED = {
 }
 FOLDER = Path(__file__).resolve().parents[2] / "scripts"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
-PATH = "sys.path.insert(0, "
 
 
 @pytest.fixture
@@ -60,14 +60,17 @@ def test_a_script_refuses_an_option_that_it_does_not_know(start, script):
 
 
 @pytest.mark.parametrize(
-    "program", sorted(each for each in FOLDER.rglob("*.py") if PATH in each.read_text()), ids=lambda each: each.name
+    "program",
+    sorted(each for each in FOLDER.rglob("*.py") if "sys.path.insert(" in each.read_text()),
+    ids=lambda each: each.name,
 )
 def test_a_program_finds_the_packages_of_its_own_checkout(program):
     """A program is started by its path, wherever one is; that its modules are imported already hides it in here."""
-    (added,) = re.findall(rf"^{re.escape(PATH)}(.*)\)$", program.read_text(), re.MULTILINE)
+    ((place, added),) = re.findall(r"^sys\.path\.insert\((.*?), (.*)\)$", program.read_text(), re.MULTILINE)
     (root,) = re.findall(r"^ROOT = (.*)$", program.read_text(), re.MULTILINE) or [None]
     names = {"Path": Path, "__file__": str(program)}
     assert eval(added, names | {"ROOT": root and eval(root, names)}) == str(FOLDER.parent)
+    assert int(place) == 0, "before what is installed"
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
@@ -77,19 +80,41 @@ def test_a_script_names_all_that_it_lacks(start, script):
     assert (named and named[1]) == REQUIRED.get(script.name)
 
 
+@pytest.fixture
+def defaults(start, monkeypatch):
+    """The options of a script for which a number or a word is taken where nothing is given, none of them a switch."""
+
+    def found(script: Path) -> list[argparse.Action]:
+        parsers = []
+
+        def parse_known_args(parser, *_, **__):
+            parsers.append(parser)
+            parser.exit()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
+            start(script)
+        taken = (each for each in parsers[0]._actions if isinstance(each.default, str | int | float))
+        return [each for each in taken if each.option_strings and each.nargs != 0]
+
+    return found
+
+
+def test_defaults_are_those_that_users_know(defaults):
+    """Whoever changes one changes what a command does that somebody has written down: it stands in defaults.json, and
+    in CHANGELOG.md. Left out are those that lie in this checkout, and what follows from the machine's processors."""
+    found = {}
+    for script in SCRIPTS:
+        of_one = {each.option_strings[-1]: each.default for each in defaults(script) if each.dest != "workers"}
+        found[script.name] = {name: value for name, value in of_one.items() if str(FOLDER.parent) not in str(value)}
+    known = json.loads((Path(__file__).parent / "defaults.json").read_text())
+    assert {name: of_one for name, of_one in found.items() if of_one} == known
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_the_help_says_every_default(start, script, monkeypatch):
-    """Numbers and words that are taken where nothing is given; a switch is off, and a path is said in words."""
-    parsers = []
-
-    def parse_known_args(parser, *_, **__):
-        parsers.append(parser)
-        parser.exit()
-
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
-    start(script)
-    for action in parsers[0]._actions:
-        if isinstance(action.default, str | int | float) and action.option_strings and action.nargs != 0:
-            said = (action.help or "") % (vars(action) | {"prog": script.name})
-            value = action.default if isinstance(action.default, str) else f"{action.default:g}"
-            assert "/" in value or f"{value} (default)" in said or value in said.partition("default")[2], said
+def test_the_help_says_every_default(defaults, script):
+    """A path is said in words."""
+    for action in defaults(script):
+        said = (action.help or "") % (vars(action) | {"prog": script.name})
+        value = action.default if isinstance(action.default, str) else f"{action.default:g}"
+        assert "/" in value or f"{value} (default)" in said or value in said.partition("default")[2], said

@@ -129,6 +129,8 @@ def test_the_algorithm_is_searched_around_what_is_configured():
     space = by_name(algorithm_space(config()))
     assert set(space) == {"lr", "kl_loss_coef", "clip_ratio"}
     assert (space["lr"].low, space["lr"].high, space["lr"].log) == (1e-6, pytest.approx(1e-4), True)
+    assert space["kl_loss_coef"].high == pytest.approx(100 * space["kl_loss_coef"].low) and space["kl_loss_coef"].log
+    assert space["clip_ratio"] == Range("actor_rollout_ref.actor.clip_ratio", 0.1, 0.3, 0.05)
     assert set(by_name(algorithm_space(config(use_kl_loss=False)))) == {"lr", "clip_ratio"}
     assert set(by_name(algorithm_space(config(kl_loss_coef=None)))) == {"lr", "clip_ratio"}
 

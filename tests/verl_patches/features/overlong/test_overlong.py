@@ -94,6 +94,7 @@ def test_cut_answers_are_in_neither_numerator_nor_denominator():
     (gradient,) = torch.autograd.grad(found, log_probs)
     assert (gradient[1] == 0).all() and (gradient[[0, 2, 3]] != 0).any()
     assert batch.batch["attention_mask"][1].all(), "the driver's metrics see every token"
+    assert filtered.batch["responses"] is batch.batch["responses"], "what stays is not copied"
     assert filtered.batch["response_mask"].tolist() == filtered.batch["attention_mask"][:, -4:].tolist()
     # The control: without the row's rewards, but with its tokens in the denominator.
     batch.batch["advantages"][1] = 0

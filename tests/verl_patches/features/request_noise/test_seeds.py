@@ -56,8 +56,10 @@ def test_answers_that_go_on_have_none():
 
 def test_the_batch_of_the_caller_stays_as_it_is():
     prompts = prompts_of(2)
-    Seeds(1, lambda: 1).sending(lambda sent: sent.batch[SEED])(prompts)
-    assert SEED not in prompts.batch.keys()
+    sent = Seeds(1, lambda: 1).sending(lambda sent: sent)(prompts)
+    assert SEED not in prompts.batch.keys() and SEED in sent.batch.keys()
+    names = list(prompts.batch.keys())
+    assert names and all(sent.batch[name] is prompts.batch[name] for name in names), "nothing is copied"
 
 
 def engine() -> tuple[Any, list[Any]]:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,19 @@ def test_a_process_runs_until_it_has_ended_whether_or_not_it_was_collected(aslee
     reap_adopted(kept=[int(child) for child in children() if int(child) != asleep.pid])
     assert not os.path.exists(f"/proc/{asleep.pid}") and not runs(asleep.pid)
     send(asleep.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("gone", [FileNotFoundError, ProcessLookupError])
+def test_a_process_that_goes_while_it_is_looked_at_does_not_run(asleep, monkeypatch, gone):
+    read = Path.read_text
+
+    def reading(path):
+        if str(path) == f"/proc/{asleep.pid}/stat":
+            raise gone
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_text", reading)
+    assert not runs(asleep.pid) and runs(os.getpid()) and asleep.pid not in descendants(os.getpid())
 
 
 def children():
