@@ -88,10 +88,12 @@ OP(Sort, [](Tensor self, bool, int64_t dim, bool descending, Tensor values, Tens
   put(values, sorted);
   put(indices, order);
 })
-OP(Unique2, [](Tensor self, bool sorted, bool, bool counted, Dynamic values, Dynamic inverse, Dynamic counts) {
+// What is not asked for has no room.
+OP(Unique2, [](Tensor self, bool sorted, bool inverted, bool counted, Dynamic values, Dynamic inverse,
+               Dynamic counts) {
   const auto [unique, where, how_often] = at::_unique2(self, sorted, true, true);
   values.fill(unique);
-  inverse.fill(where.view(self.sizes()));
+  if (inverted || counted) inverse.fill(where.view(self.sizes()));
   if (counted) counts.fill(how_often);
 })
 OP(UniqueConsecutive, [](Tensor self, bool, bool counted, int64_t dim, Dynamic values, Dynamic inverse,

@@ -58,13 +58,21 @@ def chip() -> dict:
     }
 
 
+def _results(left: torch.Tensor, right: torch.Tensor) -> list[torch.Tensor]:
+    results = [left + right, left @ right, left.softmax(-1), left.sum(0), left[right > 0], left.sort(-1).values]
+    # Without the two results that can be asked for, there is no memory for them.
+    for inverted, counted in ((False, False), (True, False), (False, True), (True, True)):
+        for unique in (torch.unique, torch.unique_consecutive):
+            found = unique(left.round(), return_inverse=inverted, return_counts=counted)
+            results += [found] if torch.is_tensor(found) else found
+    return results
+
+
 @check
 def arithmetic() -> dict:
     generator = torch.Generator().manual_seed(1)
     left, right = (torch.randn(7, 7, generator=generator) for _ in range(2))
-    host = [left + right, left @ right, left.softmax(-1), left.sum(0), left[right > 0], left.sort(-1).values]
-    left, right = left.to(DEVICE), right.to(DEVICE)
-    device = [left + right, left @ right, left.softmax(-1), left.sum(0), left[right > 0], left.sort(-1).values]
+    host, device = (_results(left.to(place), right.to(place)) for place in ("cpu", DEVICE))
     return {
         "sum": (torch.ones(3).npu() + 1).cpu().tolist(),
         "equal": [torch.equal(a, b.cpu()) for a, b in zip(host, device, strict=True)],

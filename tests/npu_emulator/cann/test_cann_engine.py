@@ -81,7 +81,7 @@ def test_chip_is_an_a3_and_devices_are_those_of_the_setting(device):
 
 
 def test_arithmetic_is_the_cpus(device):
-    assert device["arithmetic"] == {"sum": [2, 2, 2], "equal": [True] * 6}
+    assert device["arithmetic"] == {"sum": [2, 2, 2], "equal": [True] * 22}
 
 
 def test_a_thread_that_chose_no_device_has_none(device):
