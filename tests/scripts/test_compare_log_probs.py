@@ -176,6 +176,8 @@ def replaced(file: Path, text: str) -> Path:
         (["{run}", "--tokens", "{run}/config.yaml"], "no JSON object"),
         (["{run}", "--tokens", "{run}/tokens.jsonl", "--limit", "0"], "--limit is 0"),
         (["{run}", "--tokens", "{run}/tokens.jsonl", "--tolerance", "nan"], "--tolerance is nan"),
+        (["{run}", "--tokens", "{run}/tokens.jsonl", "--tolerance", "0"], "--tolerance is 0"),
+        (["{run}", "--tokens", "{run}/tokens.jsonl", "--tolerance", "10"], "--tolerance is 10"),
         (["{run}", "trainer.nodes=2", "--tokens", "{run}/tokens.jsonl"], "nodes"),
         (["{run}", "trainer.n_gpus_per_node=256", "--tokens", "{run}/tokens.jsonl"], "256 dies"),
         (["{run}", "actor_rollout_ref.actor.strategy=fsdp", "--tokens", "{run}/tokens.jsonl"], "by Megatron"),
