@@ -49,6 +49,20 @@ def loaded() -> dict:
 
 
 @check
+def timers() -> dict:
+    """How many nanoseconds late the kernel may wake this thread and, where that may be read, the one that frees."""
+    (torch.ones(2).to(DEVICE) + 1).cpu()
+    threads = {}
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text() == "release_thread\n":
+            try:
+                threads["release"] = int(Path(f"/proc/{task.name}/timerslack_ns").read_text())
+            except PermissionError:
+                continue
+    return {"own": int(Path("/proc/self/timerslack_ns").read_text())} | threads
+
+
+@check
 def chip() -> dict:
     torch.npu.synchronize()  # the chip is asked for when the device is first used
     return {

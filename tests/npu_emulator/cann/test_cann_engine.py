@@ -80,6 +80,14 @@ def test_chip_is_an_a3_and_devices_are_those_of_the_setting(device):
     assert device["chip"] == {"name": "Ascend910_9391", "soc": 250, "count": 2}
 
 
+def test_a_thread_of_torch_npu_that_only_asks_does_not_do_so_all_the_time(tmp_path):
+    results = tmp_path / "results.json"
+    finish(start("device_program", results, "timers"))  # with the task queue, whose thread it is
+    answer = json.loads(results.read_text())["timers"]
+    assert answer.pop("own") < 1_000_000, "the others are woken as they always are"
+    assert set(answer.values()) <= {5_000_000} and (answer or os.geteuid() != 0)
+
+
 def test_arithmetic_is_the_cpus(device):
     assert device["arithmetic"] == {"sum": [2, 2, 2], "equal": [True] * 22}
 
