@@ -111,6 +111,15 @@ def test_a_whole_step_moves_every_group_once_each_way_but_the_weights_that_both_
     assert moves == dict.fromkeys(GROUPS, (1, 1)) | {"actor_params": (2, 2)}
 
 
+def test_the_reference_policy_has_the_device_to_itself():
+    residency, _, log = full()
+    for phase in ("init", *STEP[: STEP.index("ref")]):
+        residency.enter(phase)
+    log.clear()
+    residency.enter("ref")
+    assert log == ["-actor_params", "+ref_params"]
+
+
 def bytes_copied_out(group, sequence):
     """Enter `sequence` with a tensor of 1000 bytes as `group`; the bytes that each phase copied to the host, if any."""
     residency = Residency(lambda: True)
