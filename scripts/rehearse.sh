@@ -40,6 +40,8 @@ outputs/rehearsal/TIME/ (and the link outputs/rehearsal/latest). Everything it s
   --device-memory MIB   memory of each die (default: 1024)
   --engine NAME         what stands behind torch_npu: stand-in (default), or cann, the published torch_npu on an emulated
                         CANN (npu_emulator/README.md)
+  --stream-seed N       with --engine cann: work on streams runs late and in any order that events allow, drawn from N, so
+                        that a missing wait shows as a wrong value
   --recipe NAME         grpo (default); dapo: clip-higher, prompts whose answers differ alone, a penalty for length; or
                         ppo: a critic beside the actor, and advantages by GAE
   --output DIR          where to write instead of outputs/rehearsal/TIME
@@ -58,11 +60,11 @@ main() {
             --help) usage; return ;;
             --dry-run) dry_run=true; options+=("$1"); shift ;;
             --) shift; overrides=("$@"); break ;;
-            --data | --output | --steps | --seed | --dies | --device-memory | --engine | --recipe | --resume | --model)
+            --data | --output | --steps | --seed | --dies | --device-memory | --engine | --stream-seed | --recipe | --resume | --model)
                 argument_require_value "$1" $#
                 case $1 in
                     --data) argument_require_file "$1" "$2" ;;
-                    --seed) argument_require_number "$1" "$2" 0 ;;
+                    --seed | --stream-seed) argument_require_number "$1" "$2" 0 ;;
                     --steps | --dies | --device-memory) argument_require_number "$1" "$2" 1 ;;
                     --engine)
                         argument_require_engine "$1" "$2"

@@ -46,6 +46,13 @@ def test_modes_are_those_that_were_asked_for(options, expected):
     assert ran.stdout == f"{expected}\n", ran.stderr
 
 
+@pytest.mark.parametrize("options, seed", [((), ""), (("--streams", "7"), "7")])
+def test_streams_have_the_seed_that_was_asked_for_whatever_is_set_outside(options, seed):
+    asks = "import os; print(os.environ['NPU_EMULATOR_STREAM_SEED'])"
+    ran = run("--engine", "cann", *options, "--", sys.executable, "-c", asks, NPU_EMULATOR_STREAM_SEED="3")
+    assert ran.stdout == f"{seed}\n", ran.stderr
+
+
 @pytest.mark.parametrize("options, refused", [((), False), (("--strict",), True)])
 def test_strict_is_a_mode_of_the_published_torch_npu_too(options, refused):
     """The document of this attention has no float32."""
@@ -81,6 +88,9 @@ def test_the_tests_of_a_project_pass_and_fail_as_they_would_on_a_device_and_leav
         (("--capacity", "some", "--", "true"), 2, "'some' is no whole number from 1 on"),
         (("--", "no-such-program"), 127, 'there is no program "no-such-program" on PATH'),
         (("--",), 2, "COMMAND"),
+        (("--engine", "cann", "--streams", "-1", "--", "true"), 2, "--streams"),
+        (("--engine", "cann", "--streams", "x", "--", "true"), 2, "'x' is no whole number from 0 on"),
+        (("--streams", "1", "--", "true"), 2, "--streams is for streams of the emulated CANN; give --engine cann too."),
     ],
 )
 def test_what_cannot_be_run_is_said_in_a_sentence(arguments, code, sentence):

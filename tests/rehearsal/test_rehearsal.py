@@ -19,6 +19,7 @@ from post_training.data.parquet import write_files
 from post_training.environment_files import read_environment
 from post_training.models.families import find_family, sizes_of
 from post_training.report import StepRecord
+from rehearsal.__main__ import parse_arguments
 from rehearsal.display import format_duration, format_row
 from rehearsal.jobs import JOBS
 from rehearsal.lengths import measured_settings
@@ -321,6 +322,17 @@ def test_operators_are_strict_and_collectives_complete_at_wait_only(precision, s
     plan = make_plan(Options(overrides=(f"actor_rollout_ref.overlay.precision={precision}",)), "time")
     assert plan.environment()["NPU_EMULATOR_STRICT"] == strict
     assert plan.environment()["NPU_EMULATOR_DEFERRED_COLLECTIVES"] == "1"
+
+
+def test_streams_have_a_seed_only_where_one_was_asked_for(capsys):
+    """What the user's shell has set is not asked: a run says in its options what it was."""
+    assert make_plan(Options(engine="cann", stream_seed=7), "time").environment()["NPU_EMULATOR_STREAM_SEED"] == "7"
+    assert make_plan(Options(engine="cann"), "time").environment()["NPU_EMULATOR_STREAM_SEED"] == ""
+    options, _ = parse_arguments(["--engine", "cann", "--stream-seed", "0"])
+    assert options.stream_seed == 0
+    with pytest.raises(SystemExit):
+        parse_arguments(["--stream-seed", "0"])
+    assert "--stream-seed is for streams of the emulated CANN; give --engine cann too" in capsys.readouterr().err
 
 
 def test_every_variable_of_the_environment_file_is_read_by_the_software_it_names():

@@ -16,7 +16,8 @@ Tensor tensor_of(const atb::Tensor& tensor) {
   void* data = tensor.deviceData ? tensor.deviceData : tensor.hostData;
   if (!data) return {};
   const at::IntArrayRef shape(tensor.desc.shape.dims, tensor.desc.shape.dimNum);
-  return at::from_blob(data, shape, at::TensorOptions().dtype(scalar_type(tensor.desc.dtype)));
+  const auto seen = at::from_blob(data, shape, at::TensorOptions().dtype(scalar_type(tensor.desc.dtype)));
+  return has_stream_threads() && !tensor.deviceData ? seen.clone() : seen;
 }
 
 // Scores of one sequence: query [n, heads, d] and key [m, kv heads, d] give [heads, n, m], -inf where `masked`.

@@ -4,13 +4,14 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <new>
-#include <unordered_map>
 
 #include "device.h"
 #include "node.h"
 #include "runtime.h"
+#include "stream_thread.h"
 
 using namespace cann;
 
@@ -51,10 +52,17 @@ class Ledger {
     blocks_.erase(found);
     return block;
   }
+  bool holds(const void* address) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto after = blocks_.upper_bound(const_cast<void*>(address));
+    if (after == blocks_.begin()) return false;
+    const auto& [begin, block] = *--after;
+    return static_cast<const char*>(address) < static_cast<const char*>(begin) + block.bytes;
+  }
 
  private:
   std::mutex mutex_;
-  std::unordered_map<void*, Block> blocks_;
+  std::map<void*, Block> blocks_;
 };
 
 Ledger& device_blocks() {
@@ -89,6 +97,10 @@ aclError allocate(void** address, size_t bytes) {
 }
 
 }  // namespace
+
+bool cann::is_on_device(const void* address) {
+  return device_blocks().holds(address) || reserved_addresses().holds(address);
+}
 
 CANN_API aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free, size_t* total) {
   int64_t held = 0;
@@ -200,4 +212,7 @@ CANN_API aclError aclrtUnmapMem(void* address) {
 }
 
 // At the end of a process: its share of the dies is free again, and files that nobody uses are removed.
-CANN_API void npu_emulator_cann_leave() { npu::node::leave(); }
+CANN_API void npu_emulator_cann_leave() {
+  stop_stream_threads();
+  npu::node::leave();
+}

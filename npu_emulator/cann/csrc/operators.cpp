@@ -36,8 +36,9 @@ Tensor view(const aclTensor* tensor) {
   if (!tensor) return {};
   TORCH_CHECK(is_plain(tensor->format), "private format ", static_cast<int>(tensor->format),
               " is not emulated here: npu_format_cast(tensor, 2) gives the plain one");
-  return at::from_blob(data_of(*tensor), tensor->dims, tensor->strides,
-                       at::TensorOptions().dtype(scalar_type(tensor->dtype)));
+  const auto seen = at::from_blob(data_of(*tensor), tensor->dims, tensor->strides,
+                                  at::TensorOptions().dtype(scalar_type(tensor->dtype)));
+  return has_stream_threads() && seen.numel() && !is_on_device(tensor->data) ? seen.clone() : seen;
 }
 
 Weight weight(const aclTensor* tensor) {

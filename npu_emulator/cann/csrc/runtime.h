@@ -1,12 +1,14 @@
 // The emulated CANN runtime as its own libraries see it: errors, streams, and graphs that are captured on them.
 //
-// A device is host memory, and a stream does what it is given at once, in the thread that gives it. What is given to a
-// stream under capture is kept in the graph instead, and done at each replay.
+// A device is host memory, and a stream does what it is given at once, in the thread that gives it, or, with
+// NPU_EMULATOR_STREAM_SEED, in a thread of its own (stream_thread.h). What is given to a stream under capture is kept in the
+// graph instead, and done at each replay.
 #pragma once
 #include <acl/acl.h>
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -27,27 +29,35 @@ struct Task {
   std::function<void()> run;
 };
 
+class StreamThread;
 struct Stream;
 
 struct Graph {
-  std::vector<Task> tasks;
+  std::shared_ptr<std::vector<Task>> tasks = std::make_shared<std::vector<Task>>();  // a replay may outlive the graph
   std::vector<Stream*> streams;  // that take part while it is captured
 };
 
 struct Stream {
   int device;
+  std::shared_ptr<StreamThread> thread;  // null where work is done when it is given
   Graph* capturing = nullptr;
 };
 
-// Does `run` now, or keeps it if `stream` is under capture. Throws what `run` throws.
+// Does `run`: now, and throws what it throws; or in the stream's thread, and what it throws is what the next wait for the
+// stream says. Keeps it if `stream` is under capture.
 void submit(void* stream, const char* name, std::function<void()> run);
 bool is_capturing(void* stream);
 
 // Whether results of collectives appear late (NPU_EMULATOR_DEFERRED_COLLECTIVES): when something waits for the stream, and
 // not when the call returns. Code that forgets to wait then reads what was there before, as it may on the device.
 bool defers_collectives();
+// Whether streams have threads of their own.
+bool has_stream_threads();
 // Keeps `appear` until something waits for what `stream` has been given so far.
 void defer(void* stream, std::function<void()> appear);
+
+// Whether an address lies in memory of a device. What an operator is given from elsewhere it reads when it is called.
+bool is_on_device(const void* address);
 
 // The device of the calling thread, or -1 if it has chosen none.
 int chosen_device() noexcept;

@@ -168,7 +168,8 @@ void SharedGroup::wait(const char* what, const std::function<bool()>& is_done,
                                       : std::string(is_dead ? ")" : "not seen yet)");
     }
     if (is_hopeless && !is_done())
-      TORCH_CHECK(false, what, " on rank ", rank, " of ", ranks, ": no answer after ", waited, " s from ", report);
+      TORCH_CHECK_WITH(DistBackendError, false, what, " on rank ", rank, " of ", ranks, ": no answer after ", waited,
+                       " s from ", report);
     syscall(SYS_futex, &state_->wakes, FUTEX_WAIT, seen, &kNap, nullptr, 0);
   }
 }
@@ -192,6 +193,7 @@ void SharedGroup::meet(const char* what) {
 // What a rank gave must be there for the others when it has ended: an area that is open stays, so the first time that
 // one is used all open it before anyone goes on. It may still grow.
 void SharedGroup::exchange(const char* what, size_t bytes, const Fill& fill, const Read& read) {
+  std::lock_guard<std::mutex> guard(one_at_a_time_);
   const int parity = static_cast<int>(++exchanges_ & 1);
   fill(own_area(areas_[{rank, parity}], state_->file[rank][parity], std::max<size_t>(bytes, 1)));
   state_->bytes[rank][parity] = bytes;
@@ -233,6 +235,7 @@ bool SharedGroup::try_receive(const Message& message) {
 }
 
 void SharedGroup::transfer(const char* what, const std::vector<Message>& messages) {
+  std::lock_guard<std::mutex> guard(one_at_a_time_);
   std::strncpy(state_->latest[rank], what, sizeof state_->latest[rank] - 1);
   std::vector<const Message*> open;
   for (const auto& message : messages) open.push_back(&message);

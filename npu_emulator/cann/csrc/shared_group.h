@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,7 @@ class SharedGroup {
   bool try_send(const Message& message);
   bool try_receive(const Message& message);
 
+  std::mutex one_at_a_time_;  // streams may have threads of their own
   State* state_ = nullptr;
   uint64_t step_ = 0;       // meetings
   uint64_t exchanges_ = 0;

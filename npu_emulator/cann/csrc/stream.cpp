@@ -1,8 +1,12 @@
 // Streams, events, and graphs captured on streams.
 //
-// Work is done when it is given, so an event has always happened, and waiting for one orders nothing, but that results of
-// collectives that are late appear. What events do is to carry a capture to further streams, as on the device: a stream that waits for an event of a captured stream takes
-// part in its graph until the capture ends.
+// Where work is done when it is given, an event has always happened, and waiting for one orders nothing, but that results of
+// collectives that are late appear. Where streams have threads of their own, an event is the number of the work that its
+// stream was given last, and waiting for it is work of the stream that waits.
+//
+// Events also carry a capture to further streams, as on the device: a stream that waits for an event of a captured stream
+// takes part in its graph until the capture ends.
+#include <c10/util/Exception.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -17,6 +21,7 @@
 
 #include "device.h"
 #include "runtime.h"
+#include "stream_thread.h"
 
 using namespace cann;
 
@@ -24,11 +29,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// When an event happened. Work that is under way may outlive the event.
+struct Moment {
+  std::atomic<Clock::time_point> at{Clock::time_point{}};
+};
+
 struct Event {
-  Clock::time_point recorded;
+  std::shared_ptr<Moment> moment = std::make_shared<Moment>();
   Graph* graph = nullptr;
   void* stream = nullptr;
   uint64_t given = 0;  // results that were late when it was recorded: those of the stream up to this number
+  std::shared_ptr<StreamThread> thread;  // of the stream, and the number of the last work that the event is about
+  uint64_t number = 0;
 };
 
 // Results that have not appeared yet, in the order in which they were computed.
@@ -94,24 +106,55 @@ void count(const char* name) {
 // that time from the one that starts it.
 constexpr unsigned long kPollsAfterNanoseconds = 5'000'000;
 
+thread_local unsigned long own_slack = 0;  // of a thread that has another one for a while
+
 void let_threads_of_the_queue_poll_less(int device) {
   static std::atomic<bool> has_streams[npu::kMaxDevices];
-  thread_local unsigned long own = 0;
-  if (own) {
-    prctl(PR_SET_TIMERSLACK, own);
-    own = 0;
-  }
   if (device < 0 || has_streams[device].exchange(true)) return;
-  own = static_cast<unsigned long>(prctl(PR_GET_TIMERSLACK));
+  own_slack = static_cast<unsigned long>(prctl(PR_GET_TIMERSLACK));
   prctl(PR_SET_TIMERSLACK, kPollsAfterNanoseconds);
+}
+void restore_timers() {
+  if (own_slack) prctl(PR_SET_TIMERSLACK, own_slack);
+  own_slack = 0;
 }
 
 std::mutex capture_mutex;
 std::atomic<int> captures_under_way{0};
 
 constexpr int kStreamIsCaptured = ACL_ERROR_RT_FEATURE_NOT_SUPPORT;
+constexpr int kKernelFailed = ACL_ERROR_RT_AICORE_EXCEPTION;
 
 Stream* stream_of(void* stream) { return static_cast<Stream*>(stream); }
+
+const std::shared_ptr<StreamThread>& thread_of(void* stream) {
+  static const std::shared_ptr<StreamThread> none;
+  return stream ? stream_of(stream)->thread : none;
+}
+
+// What went wrong in `work`, called `name`. A wrong index and a rank that does not answer are noticed by kernels, which a
+// device does not survive; all else a device refuses before the stream is given it.
+Failure tried(const char* name, const std::function<void()>& work) {
+  try {
+    work();
+    return {};
+  } catch (const c10::Error& error) {
+    const bool is_fatal = dynamic_cast<const c10::IndexError*>(&error) || dynamic_cast<const c10::DistError*>(&error);
+    return {std::string(name) + ": " + error.what_without_backtrace(), is_fatal};
+  } catch (const std::exception& error) {
+    return {std::string(name) + ": " + error.what()};
+  }
+}
+
+// Waits until a stream has done what it was given.
+aclError finish(void* stream) {
+  let_appear(stream);
+  const auto& thread = thread_of(stream);
+  if (!thread) return ACL_SUCCESS;
+  thread->wait(thread->given());
+  const auto wrong = thread->failure();
+  return wrong.empty() ? ACL_SUCCESS : fail(kKernelFailed, wrong);
+}
 
 // Whether `stream` may be waited for; a stream under capture may not.
 aclError check_wait(void* stream, const char* function) {
@@ -120,9 +163,8 @@ aclError check_wait(void* stream, const char* function) {
 }
 
 // What was late when the event was recorded appears.
-void wait_for(void* event) {
-  const auto* recorded = static_cast<Event*>(event);
-  if (recorded->given && recorded->stream) let_appear(recorded->stream, recorded->given);
+void let_appear_before(const Event& event) {
+  if (event.given && event.stream) let_appear(event.stream, event.given);
 }
 
 aclError create_event(aclrtEvent* event) {
@@ -144,16 +186,31 @@ void submit(void* stream, const char* name, std::function<void()> run) {
   if (captures_under_way.load(std::memory_order_acquire) && stream) {
     std::lock_guard<std::mutex> guard(capture_mutex);
     if (auto* graph = stream_of(stream)->capturing) {
-      graph->tasks.push_back({name, std::move(run)});
+      graph->tasks->push_back({name, std::move(run)});
       return;
     }
+  }
+  if (const auto& thread = thread_of(stream)) {
+    thread->give([name, run = std::move(run)] {
+      count(name);
+      return tried(name, run);
+    });
+    return;
   }
   if (stream) let_appear(stream);  // what a stream is given sees what came before on it
   count(name);
   run();
 }
 
-bool defers_collectives() { return is_deferring.load(std::memory_order_relaxed); }
+bool has_stream_threads() {
+  static const bool has = [] {
+    const char* text = std::getenv("NPU_EMULATOR_STREAM_SEED");
+    return text && *text;
+  }();
+  return has;
+}
+
+bool defers_collectives() { return !has_stream_threads() && is_deferring.load(std::memory_order_relaxed); }
 
 void defer(void* stream, std::function<void()> appear) {
   std::lock_guard<std::mutex> guard(late_mutex);
@@ -181,34 +238,38 @@ CANN_API const char* npu_emulator_cann_calls() {
 }
 
 CANN_API aclError aclrtCreateStream(aclrtStream* stream) {
+  restore_timers();
+  *stream = new Stream{chosen_device(), new_stream_thread()};
   let_threads_of_the_queue_poll_less(chosen_device());
-  *stream = new Stream{chosen_device()};
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t, uint32_t) {
   return aclrtCreateStream(stream);
 }
 CANN_API aclError aclrtDestroyStream(aclrtStream stream) {
-  let_appear(stream);
+  finish(stream);
   delete stream_of(stream);
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtDestroyStreamForce(aclrtStream stream) { return aclrtDestroyStream(stream); }
 CANN_API aclError aclrtSynchronizeStream(aclrtStream stream) {
-  let_appear(stream);
-  return check_wait(stream, "aclrtSynchronizeStream");
+  const auto refused = check_wait(stream, "aclrtSynchronizeStream");
+  return refused ? refused : finish(stream);
 }
 CANN_API aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t) {
-  let_appear(stream);
-  return check_wait(stream, "aclrtSynchronizeStreamWithTimeout");
+  const auto refused = check_wait(stream, "aclrtSynchronizeStreamWithTimeout");
+  return refused ? refused : finish(stream);
 }
 CANN_API aclError aclrtSynchronizeDevice() {
   let_appear(nullptr);
-  return ACL_SUCCESS;
+  const auto wrong = wait_for_stream_threads();
+  return wrong.empty() ? ACL_SUCCESS : fail(kKernelFailed, wrong);
 }
 CANN_API aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return aclrtSynchronizeDevice(); }
 CANN_API aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus* status) {
-  *status = has_appeared(stream, kAll) ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
+  const auto& thread = thread_of(stream);
+  const bool is_complete = has_appeared(stream, kAll) && (!thread || thread->has_done(thread->given()));
+  *status = is_complete ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
   return check_wait(stream, "aclrtStreamQuery");
 }
 CANN_API aclError aclrtSetStreamFailureMode(aclrtStream, uint64_t) { return ACL_SUCCESS; }
@@ -228,8 +289,16 @@ CANN_API aclError aclrtDestroyEvent(aclrtEvent event) {
 }
 CANN_API aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
   auto* recorded = static_cast<Event*>(event);
-  recorded->recorded = Clock::now();
+  recorded->moment = std::make_shared<Moment>();
   recorded->stream = stream;
+  recorded->thread = is_capturing(stream) ? nullptr : thread_of(stream);
+  if (recorded->thread)
+    recorded->number = recorded->thread->give([moment = recorded->moment] {
+      moment->at = Clock::now();
+      return Failure();
+    });
+  else
+    recorded->moment->at = Clock::now();
   if (any_late.load(std::memory_order_acquire)) {
     std::lock_guard<std::mutex> guard(late_mutex);
     recorded->given = last_late;
@@ -239,9 +308,13 @@ CANN_API aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
-  wait_for(event);
+  const auto& recorded = *static_cast<Event*>(event);
+  let_appear_before(recorded);
+  const auto& thread = thread_of(stream);
+  if (thread && recorded.thread && thread != recorded.thread && !is_capturing(stream))
+    thread->give([other = recorded.thread, number = recorded.number] { return other->wait(number); });
   std::lock_guard<std::mutex> guard(capture_mutex);
-  auto* graph = static_cast<Event*>(event)->graph;
+  auto* graph = recorded.graph;
   if (!graph || !stream || stream_of(stream)->capturing == graph) return ACL_SUCCESS;
   if (stream_of(stream)->capturing)
     return fail(kStreamIsCaptured, "a stream under capture waits for an event of another graph's capture");
@@ -251,12 +324,18 @@ CANN_API aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
 }
 CANN_API aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return ACL_SUCCESS; }
 CANN_API aclError aclrtSynchronizeEvent(aclrtEvent event) {
-  wait_for(event);
-  return ACL_SUCCESS;
+  const auto& recorded = *static_cast<Event*>(event);
+  let_appear_before(recorded);
+  if (!recorded.thread) return ACL_SUCCESS;
+  recorded.thread->wait(recorded.number);
+  const auto wrong = recorded.thread->failure();
+  return wrong.empty() ? ACL_SUCCESS : fail(kKernelFailed, wrong);
 }
 CANN_API aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus* status) {
   const auto* recorded = static_cast<Event*>(event);
-  const bool is_complete = !recorded->given || !recorded->stream || has_appeared(recorded->stream, recorded->given);
+  const bool has_happened = !recorded->thread || recorded->thread->has_done(recorded->number);
+  const bool is_complete =
+      has_happened && (!recorded->given || !recorded->stream || has_appeared(recorded->stream, recorded->given));
   *status = is_complete ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
   return ACL_SUCCESS;
 }
@@ -265,12 +344,12 @@ CANN_API aclError aclrtQueryEventWaitStatus(aclrtEvent, aclrtEventWaitStatus* st
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent from, aclrtEvent to) {
-  const auto passed = static_cast<Event*>(to)->recorded - static_cast<Event*>(from)->recorded;
+  const auto passed = static_cast<Event*>(to)->moment->at.load() - static_cast<Event*>(from)->moment->at.load();
   *milliseconds = std::chrono::duration<float, std::milli>(passed).count();
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* microseconds) {
-  const auto since = static_cast<Event*>(event)->recorded.time_since_epoch();
+  const auto since = static_cast<Event*>(event)->moment->at.load().time_since_epoch();
   *microseconds = std::chrono::duration_cast<std::chrono::microseconds>(since).count();
   return ACL_SUCCESS;
 }
@@ -305,22 +384,28 @@ CANN_API aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI* model) {
 }
 CANN_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream stream) {
   if (is_capturing(stream)) return fail(kStreamIsCaptured, "a graph is replayed on a stream that is being captured");
-  count("aclmdlRIExecuteAsync");
-  for (const auto& task : static_cast<Graph*>(model)->tasks) {
-    try {
+  const auto replay = [tasks = static_cast<Graph*>(model)->tasks] {
+    for (const auto& task : *tasks) {
       count(task.name);
-      task.run();
-    } catch (const std::exception& error) {
-      return fail(kInvalidArgument, std::string(task.name) + ", replayed: " + error.what());
+      auto wrong = tried(task.name, task.run);
+      if (!wrong.words.empty()) return Failure{wrong.words + " (replayed)", wrong.is_fatal};
     }
+    return Failure();
+  };
+  count("aclmdlRIExecuteAsync");
+  if (const auto& thread = thread_of(stream)) {
+    thread->give(replay);
+    return ACL_SUCCESS;
   }
-  return ACL_SUCCESS;
+  if (stream) let_appear(stream);
+  const auto wrong = replay();
+  return wrong.words.empty() ? ACL_SUCCESS : fail(kInvalidArgument, wrong.words);
 }
 CANN_API aclError aclmdlRIDestroy(aclmdlRI model) {
   delete static_cast<Graph*>(model);
   return ACL_SUCCESS;
 }
 CANN_API aclError aclmdlRIDebugPrint(aclmdlRI model) {
-  for (const auto& task : static_cast<Graph*>(model)->tasks) std::fprintf(stderr, "%s\n", task.name);
+  for (const auto& task : *static_cast<Graph*>(model)->tasks) std::fprintf(stderr, "%s\n", task.name);
   return ACL_SUCCESS;
 }

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from npu_emulator_engine import ENGINES
 
-NOT_FOUND = 127
+NOT_FOUND, MISUSED = 127, 2
 HIDES_DIES = ("ASCEND_RT_VISIBLE_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 """Variables that hide dies of the machine on which they were set, or the device as a whole."""
 
@@ -23,6 +23,13 @@ def positive(text: str) -> int:
     """The type of a number of dies, or of MiB."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return int(text)
+
+
+def from_zero(text: str) -> int:
+    """The type of a seed."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
     return int(text)
 
 
@@ -38,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deferred", action="store_true", help="collectives complete at wait() only, so that a missing one shows"
     )
+    parser.add_argument(
+        "--streams",
+        type=from_zero,
+        metavar="SEED",
+        help="with --engine cann: streams run late and in any order that events allow, drawn from SEED",
+    )
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="and its arguments, after --")
 
 
@@ -50,6 +63,7 @@ def environment_of(options: argparse.Namespace, given: Mapping[str, str], proces
         "NPU_EMULATOR_CHIP": options.chip,
         "NPU_EMULATOR_STRICT": "1" if options.strict else "0",
         "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1" if options.deferred else "0",
+        "NPU_EMULATOR_STREAM_SEED": "" if options.streams is None else str(options.streams),
         "NPU_EMULATOR_NODE": f"run-{process}",
     }
     return {name: value for name, value in given.items() if name not in HIDES_DIES} | settings
@@ -58,6 +72,9 @@ def environment_of(options: argparse.Namespace, given: Mapping[str, str], proces
 def run(options: argparse.Namespace) -> int:
     """Become the command. Returns only where it cannot be started: the exit code."""
     command: Sequence[str] = options.command
+    if options.streams is not None and options.engine != "cann":
+        print("error: --streams is for streams of the emulated CANN; give --engine cann too.", file=sys.stderr)
+        return MISUSED
     program = shutil.which(command[0])
     if program is None:
         print(f'error: there is no program "{command[0]}" on PATH; give its path.', file=sys.stderr)

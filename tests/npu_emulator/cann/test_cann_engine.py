@@ -28,8 +28,10 @@ CHECKS = (
 CAPACITY_MB = 256
 
 
-@pytest.fixture(scope="module")
-def device(tmp_path_factory) -> dict:
+@pytest.fixture(
+    scope="module", params=["", pytest.param("1", marks=pytest.mark.exhaustive)], ids=["at once", "streams"]
+)
+def device(request, tmp_path_factory) -> dict:
     """What every check of the device program returned."""
     results = tmp_path_factory.mktemp("device") / "results.json"
     finish(
@@ -39,6 +41,7 @@ def device(tmp_path_factory) -> dict:
             *CHECKS,
             NPU_EMULATOR_CAPACITY_MB=str(CAPACITY_MB),
             NPU_EMULATOR_DEVICES="2",
+            NPU_EMULATOR_STREAM_SEED=request.param,
             TASK_QUEUE_ENABLE="0",
         )
     )
@@ -215,9 +218,9 @@ def test_vllm_ascends_compiled_module_runs_as_it_is_published(device):
     }
 
 
-def run_ranks(folder: Path, ranks: int, *more: str, deferred: bool) -> list[dict]:
+def run_ranks(folder: Path, ranks: int, *more: str, **variables: str) -> list[dict]:
     results = [folder / f"{rank}.json" for rank in range(ranks)]
-    variables = {"HCCL_EXEC_TIMEOUT": "60", "NPU_EMULATOR_DEFERRED_COLLECTIVES": str(int(deferred))}
+    variables |= {"HCCL_EXEC_TIMEOUT": "60"}
     processes = [
         start("hccl_program", rank, ranks, folder / "store", results[rank], *more, **variables) for rank in range(ranks)
     ]
@@ -232,7 +235,7 @@ def left_in_shared_memory() -> set[str]:
 
 def test_collectives_between_processes_and_a_rank_that_goes_away(tmp_path):
     before = left_in_shared_memory()
-    answers = run_ranks(tmp_path, 2, "leave", deferred=False)
+    answers = run_ranks(tmp_path, 2, "leave", NPU_EMULATOR_DEFERRED_COLLECTIVES="0")
     (answer,) = answers
     assert answer["there"] == {"before": True, "after": True}
     assert answer["equal"] and all(answer["equal"].values()), answer["equal"]
@@ -242,9 +245,13 @@ def test_collectives_between_processes_and_a_rank_that_goes_away(tmp_path):
     assert left_in_shared_memory() == before
 
 
-def test_deferred_collectives_show_a_missing_wait(tmp_path):
+@pytest.mark.parametrize(
+    "mode",
+    ["NPU_EMULATOR_DEFERRED_COLLECTIVES", pytest.param("NPU_EMULATOR_STREAM_SEED", marks=pytest.mark.exhaustive)],
+)
+def test_late_collectives_show_a_missing_wait(tmp_path, mode):
     """What is read without waiting is what was there before; the test above is the control."""
-    for answer in run_ranks(tmp_path, 2, deferred=True):
+    for answer in run_ranks(tmp_path, 2, **{mode: "1"}):
         assert all(answer["equal"].values()), answer["equal"]
         assert answer["there"] == {"before": False, "after": True}
 

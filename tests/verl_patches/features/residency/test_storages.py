@@ -46,6 +46,16 @@ def test_memory_is_given_back_only_after_the_copies_have_ended(monkeypatch):
     assert waited == [(44, [True])] and tensor.untyped_storage().nbytes() == 0
 
 
+def test_what_the_host_holds_is_whole_when_the_tensors_have_left():
+    tensor = on_device(400, 400)
+    group = StorageGroup(lambda: [tensor])
+    for value in range(8):
+        tensor.fill_(value)
+        group.offload()
+        assert group.host_copy(tensor).eq(value).all()
+        group.onload()
+
+
 def test_offload_and_onload_twice_change_nothing_more():
     tensor = on_device(5)
     expected = tensor.cpu().clone()
