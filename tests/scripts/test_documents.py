@@ -14,6 +14,7 @@ FOR_USERS = [
     "algorithms",
     "architecture",
     "checkpoints",
+    "ci-without-an-npu",
     "cluster",
     "data",
     "evaluation",
