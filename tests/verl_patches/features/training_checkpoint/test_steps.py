@@ -314,7 +314,9 @@ def test_a_save_that_begins_with_its_final_name_is_noticed(trainer, monkeypatch,
 
 @pytest.fixture(autouse=True)
 def fresh():
-    """A process that has gone on from nothing."""
+    """A process that has gone on from nothing, and is left so."""
+    process_publisher().previous, process_publisher()._logged = 0, None
+    yield
     process_publisher().previous, process_publisher()._logged = 0, None
 
 
