@@ -10,17 +10,12 @@ from pathlib import Path
 import pytest
 
 import npu_emulator
+from tests.npu_emulator.simulated_device import seeing_device
 
 PACKAGE = Path(__file__).parents[2] / "npu_emulator"
 
-SIMULATED_DEVICE = """
-import pathlib, runpy, sys
-glob = pathlib.Path.glob
-def with_device(folder, pattern):
-    if {device} and str(folder) == "/dev" and pattern.startswith("davinci"):
-        return [folder / "davinci0"]
-    return glob(folder, pattern)
-pathlib.Path.glob = with_device
+SET_UP = """
+import runpy, sys
 sys.argv = ["setup.py", "--version"]
 runpy.run_path("setup.py", run_name="__main__")
 """
@@ -84,7 +79,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
 
 @pytest.mark.parametrize("device", [True, False])
 def test_the_installer_refuses_a_machine_with_a_device_file(sources, device):
-    program = SIMULATED_DEVICE.format(device=device)
+    program = seeing_device(SET_UP, device=device)
     ended = subprocess.run([sys.executable, "-c", program], cwd=sources, capture_output=True, text=True)
     if device:
         assert ended.returncode != 0

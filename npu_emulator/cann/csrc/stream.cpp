@@ -146,14 +146,19 @@ Failure tried(const char* name, const std::function<void()>& work) {
   }
 }
 
+// Waits until a stream's thread, if it has one, has done what it was given up to `number`.
+aclError finish(StreamThread* thread, uint64_t number) {
+  if (!thread) return ACL_SUCCESS;
+  thread->wait(number);
+  const auto wrong = thread->failure();
+  return wrong.empty() ? ACL_SUCCESS : fail(kKernelFailed, wrong);
+}
+
 // Waits until a stream has done what it was given.
 aclError finish(void* stream) {
   let_appear(stream);
   const auto& thread = thread_of(stream);
-  if (!thread) return ACL_SUCCESS;
-  thread->wait(thread->given());
-  const auto wrong = thread->failure();
-  return wrong.empty() ? ACL_SUCCESS : fail(kKernelFailed, wrong);
+  return finish(thread.get(), thread ? thread->given() : 0);
 }
 
 // Whether `stream` may be waited for; a stream under capture may not.
@@ -200,14 +205,6 @@ void submit(void* stream, const char* name, std::function<void()> run) {
   if (stream) let_appear(stream);  // what a stream is given sees what came before on it
   count(name);
   run();
-}
-
-bool has_stream_threads() {
-  static const bool has = [] {
-    const char* text = std::getenv("NPU_EMULATOR_STREAM_SEED");
-    return text && *text;
-  }();
-  return has;
 }
 
 bool defers_collectives() { return !has_stream_threads() && is_deferring.load(std::memory_order_relaxed); }
@@ -326,10 +323,7 @@ CANN_API aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return ACL_SUCCESS;
 CANN_API aclError aclrtSynchronizeEvent(aclrtEvent event) {
   const auto& recorded = *static_cast<Event*>(event);
   let_appear_before(recorded);
-  if (!recorded.thread) return ACL_SUCCESS;
-  recorded.thread->wait(recorded.number);
-  const auto wrong = recorded.thread->failure();
-  return wrong.empty() ? ACL_SUCCESS : fail(kKernelFailed, wrong);
+  return finish(recorded.thread.get(), recorded.number);
 }
 CANN_API aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus* status) {
   const auto* recorded = static_cast<Event*>(event);

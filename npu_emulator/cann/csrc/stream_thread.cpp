@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "device.h"
+#include "runtime.h"
 
 namespace cann {
 namespace {
 
 constexpr std::chrono::milliseconds kHeld{50};   // the longest that work is held back
 constexpr std::chrono::seconds kLeaving{1};      // the longest that the end of a process waits for a stream
-constexpr int kUnheld = 64;
+constexpr int kUnheld = 64;  // pieces of work that are not held back after one that was in vain
 
 std::mutex threads_mutex;
 
@@ -111,9 +112,16 @@ void StreamThread::hold(std::unique_lock<std::mutex>& lock) {
   if (!changed_.wait_for(lock, kHeld, [&] { return wanted_ > done_ || ends_ || is_stopped_; })) unheld_ = kUnheld;
 }
 
+bool has_stream_threads() {
+  static const bool has = [] {
+    const char* text = std::getenv("NPU_EMULATOR_STREAM_SEED");
+    return text && *text;
+  }();
+  return has;
+}
+
 std::shared_ptr<StreamThread> new_stream_thread() {
-  static const char* const text = std::getenv("NPU_EMULATOR_STREAM_SEED");
-  if (!text || !*text) return nullptr;
+  if (!has_stream_threads()) return nullptr;
   static const auto seed = static_cast<uint64_t>(npu::environment_integer("NPU_EMULATOR_STREAM_SEED", 0));
   std::lock_guard<std::mutex> guard(threads_mutex);
   constexpr uint64_t kMostStreams = 1000;

@@ -12,6 +12,8 @@ from pathlib import Path
 import npu_emulator_engine
 import pytest
 
+from tests.npu_emulator.simulated_device import seeing_device
+
 ROOT = Path(__file__).parents[3]
 PACKAGES = Path(sys.prefix, "lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
 NOT_THERE = ("npu_emulator", "torch_npu", "torchair", "acl", "__editable__", "__pycache__")
@@ -110,16 +112,7 @@ def test_it_runs_the_tests_of_a_project_on_dies_of_their_own(installed):
 @pytest.mark.parametrize("device", [True, False])
 def test_it_does_not_come_beneath_torch_npu_where_a_real_npu_is(installed, device):
     """And leaves Python as it is there: pip must be able to take it away."""
-    program = f"""
-import pathlib
-glob = pathlib.Path.glob
-def with_device(folder, pattern):
-    if {device} and str(folder) == "/dev" and pattern.startswith("davinci"):
-        return [folder / "davinci0"]
-    return glob(folder, pattern)
-pathlib.Path.glob = with_device
-import torch_npu
-"""
+    program = seeing_device("import torch_npu", device=device)
     ended = python(installed, "-c", program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert (ended.returncode == 0) != device, ended.stderr
     assert ("beside a real NPU; found the device file /dev/davinci0" in ended.stderr) == device
