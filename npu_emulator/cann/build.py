@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parent
 CANN_VERSION = "8.2.RC1"  # the one that torch_npu 2.5.1.post1 was released for; device.cpp says the same
 PARTS = 2  # that are compiled; what the headers cost is paid once a part, and not once a file
 CORE = "libnpu_emulator_cann.so"
+# Modules of the package npu_emulator that both engines have.
+COMMON = ("meters.py", "presence.py", "process_end.py", "run.py")
 # Libraries of CANN that the wheel links or loads. Each is an empty library that depends on the one with everything.
 NAMES = [
     "libascendcl.so",
@@ -39,6 +41,8 @@ NAMES = [
     "libhccl.so",
     "libopapi.so",
     "libatb.so",
+    "libmsprofiler.so",
+    "libascend_hal.so",
     # What vllm-ascend's compiled module links beside them; of these its kernels are found here, too.
     "libvllm_ascend_kernels.so",
     "libplatform.so",
@@ -58,10 +62,13 @@ def refusals(calls: str) -> str:
 
 
 def make_toolkit(folder: Path) -> None:
-    """The folders and the file that torch_npu looks for in an installed CANN, to say which version it is."""
+    """What torch_npu looks for in an installed CANN: folders, the file that says which version it is, and msprof."""
     for name in ("runtime", "compiler", "opp", "atb", f"{platform.machine()}-linux"):
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "emulated").touch()  # a wheel holds no empty folders
+    (folder / "bin").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "msprof.py", folder / "bin" / "msprof")
+    (folder / "bin" / "msprof").chmod(0o755)
     information = folder / f"{platform.machine()}-linux" / "ascend_toolkit_install.info"
     information.write_text(f"package_name=Ascend-cann-toolkit\nversion={CANN_VERSION}\n")
 
@@ -76,7 +83,10 @@ def join_sources(build: Path) -> list[Path]:
 
     Sources that define what is refused stay alone: elsewhere the same symbols are those of operators that are there.
     """
-    sources = [*sorted((ROOT / "csrc").glob("*.cpp")), ROOT.parent / "csrc" / "node.cpp"]
+    sources = [
+        *sorted((ROOT / "csrc").glob("*.cpp")),
+        *(ROOT.parent / "csrc" / name for name in ("meters.cpp", "node.cpp")),
+    ]
     alone = [source for source in sources if '#include "refused' in source.read_text()]
     sources = [source for source in sources if source not in alone]
     joined = [build / f"part_{part}.cpp" for part in range(PARTS)]
@@ -151,6 +161,16 @@ def missing_symbols(wheel: Path, core: Path) -> list[str]:
     return sorted(name for name in wanted - given if of_cann.match(name))
 
 
+def put_package(folder: Path) -> None:
+    """The package npu_emulator, as it is on this engine, in `folder`."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    package = shutil.copytree(
+        ROOT / "distribution" / "npu_emulator", folder / "npu_emulator", dirs_exist_ok=True, ignore=ignored
+    )
+    for name in COMMON:
+        shutil.copy(ROOT.parent / "src" / "npu_emulator" / name, package)
+
+
 def build_engine(wheel: Path, folder: Path, packages: Path, jobs: int | None) -> None:
     """Put libraries in ``folder/lib``, what says that CANN is there in ``folder/toolkit``, Python in `packages`.
 
@@ -185,6 +205,7 @@ def main() -> None:
     given = parser.parse_args()
     folder = given.out.resolve()
     build_engine(given.wheel.resolve(), folder, folder, given.jobs)
+    put_package(folder)
 
 
 if __name__ == "__main__":

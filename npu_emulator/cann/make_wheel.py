@@ -17,19 +17,13 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from build import CORE, ROOT, build_engine
+from build import CORE, ROOT, build_engine, put_package
 from wheel.wheelfile import WheelFile
 
 PROJECT = ROOT.parent
 SOURCES = PROJECT / "src"
 NAME = "npu_emulator_cann"
 TORCH, TORCH_NPU = "2.5.1", "2.5.1.post1"
-# What the stand-in and this have in common, and where it lies here.
-COMMON = {
-    "npu_emulator_engine.py": "npu_emulator_engine.py",
-    "npu_emulator/presence.py": "npu_emulator/presence.py",
-    "npu_emulator/run.py": "npu_emulator/run.py",
-}
 
 
 def installed_torch_npu() -> Path:
@@ -52,8 +46,8 @@ def check_machine() -> None:
 def assemble(torch_npu: Path, stage: Path, jobs: int | None) -> None:
     """Everything that the wheel holds except what describes it, in `stage`."""
     shutil.copytree(ROOT / "distribution", stage, ignore=shutil.ignore_patterns("__pycache__"))
-    for source, target in COMMON.items():
-        shutil.copy(SOURCES / source, stage / target)
+    put_package(stage)
+    shutil.copy(SOURCES / "npu_emulator_engine.py", stage)
     build_engine(torch_npu, stage / NAME, stage / NAME / "packages", jobs)
 
 

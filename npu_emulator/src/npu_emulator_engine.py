@@ -4,8 +4,8 @@
 emulated libraries are put into the process just before the wheel is imported, so that it finds them by name and no
 search path is needed. There are two places for them:
 
-- ``<prefix>/cann-engine`` holds the libraries and the wheel, and comes first on ``sys.path``. The stand-in is then
-  installed, and the default.
+- ``<prefix>/cann-engine`` holds the libraries, the wheel, and what of the package npu_emulator is for this engine, and
+  comes first on ``sys.path``. The stand-in is then installed, and the default.
 - ``npu_emulator_cann`` beside this file, from the distribution npu-emulator-cann. The wheel is where pip put it, and
   ``cann`` is the only engine.
 
@@ -69,6 +69,9 @@ def _load_libraries() -> None:
     for path in sorted((FOLDER / "lib").glob("*.so")):
         ctypes.CDLL(str(path))
     atexit.register(core.npu_emulator_cann_leave)
+    path, tools = os.environ.get("PATH", ""), str(_TOOLKIT / "bin")
+    if tools not in path.split(os.pathsep):  # where set_env.sh puts msprof, which torch_npu's profiler calls
+        os.environ["PATH"] = f"{tools}{os.pathsep}{path}"
 
 
 def _check_neighbours(torch_npu: Path) -> None:
@@ -88,6 +91,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
         if IS_BROUGHT:
             _check_neighbours(Path(self.path))
         _load_libraries()
+        from npu_emulator import meters
+
+        meters.start_writing()  # now, so that at the end it writes after torch_npu has done what waits in its queue
         super().exec_module(module)
 
 
@@ -107,8 +113,6 @@ class _Finder(importlib.abc.MetaPathFinder):
     """
 
     def find_spec(self, name, path=None, target=None):
-        if name == "npu_emulator" and not IS_BROUGHT:
-            raise ModuleNotFoundError(f"{name} is a package of the engine stand-in; {SETTING} is cann", name=name)
         loader = _LOADERS.get(name)
         if loader is None:
             return None

@@ -177,7 +177,8 @@ environment_cann_engine_stamp() {
     local root=$1
     (
         cd "$root" || exit
-        find requirements/cann.lock requirements/runtime.lock npu_emulator/cann npu_emulator/csrc/{node,device}.* -type f \
+        find requirements/cann.lock requirements/runtime.lock npu_emulator/cann npu_emulator/csrc/{node,device,meters}.* \
+            npu_emulator/src/npu_emulator/{meters,presence,process_end,run}.py -type f \
             -not -path '*/build/*' -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
     ) | sha256sum | cut -d ' ' -f 1
 }

@@ -117,37 +117,46 @@ def test_a_snapshot_is_written_as_a_whole(tmp_path):
     assert list(written.parent.iterdir()) == [written]
 
 
+# What each engine calls an addition.
+ADDITIONS = {"stand-in": "aten::add.Tensor", "cann": "aclnnAdds"}
+
 PROGRAM = """
-import sys, torch
+import sys, torch, torch_npu
 if "use" in sys.argv:
     torch.ones(3, device="npu") + 1
 if "wait" in sys.argv:
     from npu_emulator import meters
+    torch.npu.synchronize()
     meters.write()
     print("ready", flush=True)
     sys.stdin.read()
 """
 
 
-def run(folder, *words, **options):
-    environment = os.environ | {"NPU_EMULATOR_METERS": str(folder)}
+@pytest.fixture(params=ADDITIONS)
+def engine(request):
+    return request.param
+
+
+def run(engine, folder, *words, **options):
+    environment = os.environ | {"NPU_EMULATOR_METERS": str(folder), "NPU_EMULATOR_ENGINE": engine}
     return subprocess.Popen([sys.executable, "-c", PROGRAM, *words], env=environment, text=True, **options)
 
 
-def test_processes_that_used_the_device_write_at_exit(tmp_path):
-    used, unused = run(tmp_path, "use"), run(tmp_path)
+def test_processes_that_used_the_device_write_at_exit(tmp_path, engine):
+    used, unused = run(engine, tmp_path, "use"), run(engine, tmp_path)
     assert used.wait() == unused.wait() == 0
     (written,) = tmp_path.iterdir()
     assert written.name == f"{used.pid}.json"
-    assert json.loads(written.read_text())["operators"]["aten::add.Tensor"]["calls"] == 1
+    assert json.loads(written.read_text())["operators"][ADDITIONS[engine]]["calls"] == 1
 
 
-def test_a_killed_process_leaves_what_it_wrote(tmp_path):
-    process = run(tmp_path, "use", "wait", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def test_a_killed_process_leaves_what_it_wrote(tmp_path, engine):
+    process = run(engine, tmp_path, "use", "wait", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdin.close()
     process.stdout.close()
     (written,) = tmp_path.iterdir()
-    assert json.loads(written.read_text())["operators"]["aten::add.Tensor"]["calls"] == 1
+    assert json.loads(written.read_text())["operators"][ADDITIONS[engine]]["calls"] == 1

@@ -244,15 +244,12 @@ def compare(model, outputs, prompts) -> dict:
 
 def counted() -> dict:
     """Graphs captured and replayed, and calls by operator; on the engine cann, of some operators."""
-    if npu_emulator_engine.selected() == "cann":
-        found = engine_calls.calls()
-        graphs = {"captured": "aclmdlRICaptureEnd", "replayed": "aclmdlRIExecuteAsync"}
-        graphs = {what: found.get(name, 0) for what, name in graphs.items()}
-        return graphs | {"operators": engine_calls.of_operators(found)}
     from npu_emulator import meters
 
     snapshot = meters.snapshot()
     calls = {name: numbers["calls"] for name, numbers in snapshot["operators"].items()}
+    if npu_emulator_engine.selected() == "cann":
+        calls = engine_calls.of_operators(calls)
     return {what: snapshot["graphs"][what] for what in ("captured", "replayed")} | {"operators": calls}
 
 
@@ -278,8 +275,6 @@ def main(folder: Path) -> None:
     case, rank, started = CASES[os.environ["VLLM_ASCEND_CASE"]], int(os.environ["RANK"]), time.monotonic()
     prompts = [(CACHED_START if case.prefix_cache else SHARED_START) + prompt for prompt in PROMPTS]
     speaks = rank == 0
-    if npu_emulator_engine.selected() == "cann":
-        engine_calls.begin()
     if case.layout.startswith("dp"):
         become_data_parallel(rank, RANKS[case.layout])
         prompts, speaks = prompts[rank :: RANKS[case.layout]], True

@@ -102,7 +102,7 @@ CANN_API aclError aclopCompileAndExecute(const char* name, int inputs, const acl
     for (int index = 0; index < inputs; ++index)
       given.push_back(in[index]->data ? memory_of(*in_descriptions[index], *in[index], in_descriptions[index]->plain)
                                       : Tensor());
-    submit(stream, name, [run = found->second, given, to = memory_of(*out_descriptions[0], *out[0],
+    submit(stream, found->first.c_str(), [run = found->second, given, to = memory_of(*out_descriptions[0], *out[0],
                                                                     out_descriptions[0]->plain)] {
       const HostKernels guard;
       run(given, to);

@@ -18,6 +18,7 @@ namespace {
 
 // A thread that has chosen no device has no context: torch_npu asks for that, and restores a thread's device by it.
 thread_local int chosen = -1;
+std::atomic<bool> is_used{false};
 thread_local std::string recent_error;
 std::string error_of_any_thread;
 std::mutex error_mutex;
@@ -108,9 +109,12 @@ CANN_API aclError aclrtSetDevice(int32_t device) {
     return fail(ACL_ERROR_RT_INVALID_DEVICEID,
                 "device " + std::to_string(device) + " is not one of the " + std::to_string(count) +
                     " that this process sees (ASCEND_RT_VISIBLE_DEVICES, NPU_EMULATOR_DEVICES)");
+  is_used = true;
   chosen = device;
   return ACL_SUCCESS;
 }
+// Whether this process has chosen a device.
+CANN_API int npu_emulator_cann_is_used() { return is_used; }
 CANN_API aclError aclrtResetDevice(int32_t) { return ACL_SUCCESS; }
 CANN_API aclError aclrtGetDevice(int32_t* device) {
   if (chosen < 0) return ACL_ERROR_RT_CONTEXT_NULL;

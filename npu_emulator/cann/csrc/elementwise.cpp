@@ -4,11 +4,26 @@
 #include <algorithm>
 #include <cstring>
 
+#include "meters.h"
 #include "operators.h"
 
 using namespace cann;
 
 namespace {
+
+// The dimension along which elements are neighbours in memory; -1 if there is none.
+int64_t dimension_of_neighbours(const Tensor& tensor) {
+  for (int64_t dimension = 0; dimension < tensor.dim(); ++dimension)
+    if (tensor.size(dimension) > 1 && tensor.stride(dimension) == 1) return dimension;
+  return -1;
+}
+
+void count_copy(const Tensor& to, const Tensor& from) {
+  const auto bytes = static_cast<int64_t>(to.nbytes());
+  npu::meters::count_copy(npu::meters::Copy::kDeviceToDevice, bytes);
+  if (to.dim() == from.dim() && dimension_of_neighbours(to) != dimension_of_neighbours(from))
+    npu::meters::count_copy(npu::meters::Copy::kTransposing, bytes);
+}
 
 // The elements on and above a diagonal, or on and below it; the others are zero. A row at a time: torch's kernel goes
 // element by element, and torch_npu has a mask of 2048 x 2048 made for every causal attention.
@@ -87,7 +102,10 @@ OP(NanToNum, [](Tensor self, float nan, float above, float below, Tensor out) {
   put(out, at::nan_to_num(self, nan, above, below));
 })
 OP(Cast, [](Tensor self, DType, Tensor out) { put(out, self); })
-OP(InplaceCopy, [](Tensor self, Tensor from) { self.copy_(from); })
+OP(InplaceCopy, [](Tensor self, Tensor from) {
+  count_copy(self, from);
+  self.copy_(from);
+})
 OP(InplaceOne, [](Tensor self) {
   // torch_npu makes a mask of 2048 x 2048 for every causal attention, and torch fills bytes one by one.
   if (self.element_size() == 1 && self.is_contiguous()) std::memset(self.data_ptr(), 1, self.nbytes());

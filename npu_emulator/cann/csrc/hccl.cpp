@@ -6,18 +6,14 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
 
+#include "meters.h"
 #include "operators.h"
 #include "shared_group.h"
 
 using namespace cann;
 
 namespace {
-
-struct Count {
-  int64_t calls = 0, bytes = 0;
-};
 
 // Where a collective that is late writes meanwhile.
 struct Landing {
@@ -51,13 +47,6 @@ void submit_late(aclrtStream stream, const char* name, const std::function<void(
   });
 }
 
-std::mutex counts_mutex;
-
-std::map<std::string, Count>& counts() {
-  static auto* all = new std::map<std::string, Count>();
-  return *all;
-}
-
 at::ScalarType torch_type(HcclDataType type) {
   switch (type) {
     case HCCL_DATA_TYPE_INT8: return at::kChar;
@@ -83,24 +72,38 @@ Tensor flat(const void* data, uint64_t count, HcclDataType type) {
                        at::TensorOptions().dtype(torch_type(type)));
 }
 
-// Does `work` on the stream and counts it: `bytes` are those that this rank gives.
-HcclResult call(const char* name, size_t bytes, aclrtStream stream, std::function<void()> work) {
-  const auto counted = [name, bytes, work = std::move(work)] {
+// What meters call a function of HCCL.
+const char* kind_of(const std::string& function) {
+  static const std::map<std::string, const char*> kinds{
+      {"HcclAllReduce", "all_reduce"}, {"HcclReduce", "reduce"}, {"HcclReduceScatter", "reduce_scatter"},
+      {"HcclReduceScatterV", "reduce_scatter"}, {"HcclAllGather", "all_gather"}, {"HcclAllGatherV", "all_gather"},
+      {"HcclBroadcast", "broadcast"}, {"HcclScatter", "scatter"}, {"HcclAlltoAll", "all_to_all"},
+      {"HcclAlltoAllV", "all_to_all"}, {"HcclSend", "send"}, {"HcclRecv", "recv"}};
+  return kinds.at(function);
+}
+
+// Does `work` on the stream, which counts itself.
+HcclResult submit_guarded(const char* name, aclrtStream stream, std::function<void()> work) {
+  const auto guarded = [work = std::move(work)] {
     const HostKernels guard;
     work();
-    std::lock_guard<std::mutex> lock(counts_mutex);
-    auto& count = counts()[name];
-    ++count.calls;
-    count.bytes += static_cast<int64_t>(bytes);
   };
   try {
-    if (defers_collectives() && stream && !is_capturing(stream)) submit_late(stream, name, counted);
-    else submit(stream, name, counted);
+    if (defers_collectives() && stream && !is_capturing(stream)) submit_late(stream, name, guarded);
+    else submit(stream, name, guarded);
     return HCCL_SUCCESS;
   } catch (const c10::Error& error) {
     fail(HCCL_E_TIMEOUT, error.what_without_backtrace());
     return HCCL_E_TIMEOUT;
   }
+}
+
+// Does `work` on the stream and counts it: `bytes` are those that this rank gives, or, for a receive, gets.
+HcclResult call(const char* name, const SharedGroup& ranks, size_t bytes, aclrtStream stream, std::function<void()> work) {
+  return submit_guarded(name, stream, [kind = kind_of(name), size = ranks.ranks, bytes, work = std::move(work)] {
+    work();
+    npu::meters::count_collective(kind, size, static_cast<int64_t>(bytes));
+  });
 }
 
 // The reduction of the elements from `first` on of what all ranks gave.
@@ -154,7 +157,7 @@ HcclResult all_to_all(const char* name, const void* in, Parts from, void* out, P
                       HcclComm communicator, aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t table = ranks.ranks * sizeof(uint64_t), bytes = end_of(from.counts, from.starts) * element;
-  return call(name, bytes, stream, [=, &ranks, from = std::move(from), to = std::move(to)] {
+  return call(name, ranks, bytes, stream, [=, &ranks, from = std::move(from), to = std::move(to)] {
     const auto fill = [&](char* area) {
       std::memcpy(area, from.starts.data(), table);
       std::memcpy(area + table, from.counts.data(), table);
@@ -220,7 +223,7 @@ HCCL_API HcclResult HcclAllReduce(void* in, void* out, uint64_t count, HcclDataT
                                   HcclComm communicator, aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t bytes = count * width(type);
-  return call("HcclAllReduce", bytes, stream, [=, &ranks] {
+  return call("HcclAllReduce", ranks, bytes, stream, [=, &ranks] {
     ranks.exchange("HcclAllReduce", bytes, [&](char* area) { std::memcpy(area, in, bytes); },
                    [&] { reduce(ranks, out, 0, count, type, op); });
   });
@@ -229,7 +232,7 @@ HCCL_API HcclResult HcclReduce(void* in, void* out, uint64_t count, HcclDataType
                                HcclComm communicator, aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t bytes = count * width(type);
-  return call("HcclReduce", bytes, stream, [=, &ranks] {
+  return call("HcclReduce", ranks, bytes, stream, [=, &ranks] {
     ranks.exchange("HcclReduce", bytes, [&](char* area) { std::memcpy(area, in, bytes); }, [&] {
       if (ranks.rank == static_cast<int>(root)) reduce(ranks, out, 0, count, type, op);
     });
@@ -239,7 +242,7 @@ HCCL_API HcclResult HcclReduceScatter(void* in, void* out, uint64_t count, HcclD
                                       HcclComm communicator, aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t bytes = count * ranks.ranks * width(type);
-  return call("HcclReduceScatter", bytes, stream, [=, &ranks] {
+  return call("HcclReduceScatter", ranks, bytes, stream, [=, &ranks] {
     ranks.exchange("HcclReduceScatter", bytes, [&](char* area) { std::memcpy(area, in, bytes); },
                    [&] { reduce(ranks, out, count * ranks.rank, count, type, op); });
   });
@@ -251,7 +254,7 @@ HCCL_API HcclResult HcclReduceScatterV(const void* in, const void* counts, const
   const auto from = copied(starts, ranks.ranks);
   const size_t bytes = end_of(copied(counts, ranks.ranks), from) * width(type);
   const uint64_t first = from[ranks.rank];
-  return call("HcclReduceScatterV", bytes, stream, [=, &ranks] {
+  return call("HcclReduceScatterV", ranks, bytes, stream, [=, &ranks] {
     ranks.exchange("HcclReduceScatterV", bytes, [&](char* area) { std::memcpy(area, in, bytes); },
                    [&] { reduce(ranks, const_cast<void*>(out), first, count, type, op); });
   });
@@ -260,7 +263,7 @@ HCCL_API HcclResult HcclAllGather(void* in, void* out, uint64_t count, HcclDataT
                                   aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t bytes = count * width(type);
-  return call("HcclAllGather", bytes, stream, [=, &ranks] {
+  return call("HcclAllGather", ranks, bytes, stream, [=, &ranks] {
     ranks.exchange("HcclAllGather", bytes, [&](char* area) { std::memcpy(area, in, bytes); }, [&] {
       for (int rank = 0; rank < ranks.ranks; ++rank)
         std::memcpy(landing(static_cast<char*>(out) + rank * bytes, bytes), ranks.given(rank), bytes);
@@ -271,7 +274,7 @@ HCCL_API HcclResult HcclAllGatherV(const void* in, uint64_t count, const void* o
                                    const void* starts, HcclDataType type, HcclComm communicator, aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t element = width(type), bytes = count * element;
-  return call("HcclAllGatherV", bytes, stream,
+  return call("HcclAllGatherV", ranks, bytes, stream,
               [=, &ranks, sizes = copied(counts, ranks.ranks), to = copied(starts, ranks.ranks)] {
                 ranks.exchange("HcclAllGatherV", bytes, [&](char* area) { std::memcpy(area, in, bytes); }, [&] {
                   for (int rank = 0; rank < ranks.ranks; ++rank)
@@ -286,7 +289,7 @@ HCCL_API HcclResult HcclBroadcast(void* data, uint64_t count, HcclDataType type,
   auto& ranks = group(communicator);
   const bool is_root = ranks.rank == static_cast<int>(root);
   const size_t bytes = count * width(type), given = is_root ? bytes : 0;
-  return call("HcclBroadcast", given, stream, [=, &ranks] {
+  return call("HcclBroadcast", ranks, given, stream, [=, &ranks] {
     ranks.exchange("HcclBroadcast", given, [&](char* area) { std::memcpy(area, data, given); }, [&] {
       if (!is_root) std::memcpy(landing(data, bytes), ranks.given(static_cast<int>(root)), bytes);
     });
@@ -297,7 +300,7 @@ HCCL_API HcclResult HcclScatter(void* in, void* out, uint64_t count, HcclDataTyp
   auto& ranks = group(communicator);
   const size_t bytes = count * width(type);
   const size_t given = ranks.rank == static_cast<int>(root) ? bytes * ranks.ranks : 0;
-  return call("HcclScatter", given, stream, [=, &ranks] {
+  return call("HcclScatter", ranks, given, stream, [=, &ranks] {
     ranks.exchange("HcclScatter", given, [&](char* area) { std::memcpy(area, in, given); },
                    [&] {
                       std::memcpy(landing(out, bytes), ranks.given(static_cast<int>(root)) + ranks.rank * bytes, bytes);
@@ -325,42 +328,32 @@ HCCL_API HcclResult HcclSend(void* data, uint64_t count, HcclDataType type, uint
                              aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t bytes = count * width(type);
-  return call("HcclSend", bytes, stream,
+  return call("HcclSend", ranks, bytes, stream,
               [=, &ranks] { ranks.transfer("HcclSend", {{false, data, bytes, static_cast<int>(to)}}); });
 }
 HCCL_API HcclResult HcclRecv(void* data, uint64_t count, HcclDataType type, uint32_t from, HcclComm communicator,
                              aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t bytes = count * width(type);
-  return call("HcclRecv", 0, stream,
-              [=, &ranks] {
-                ranks.transfer("HcclRecv", {{true, landing(data, bytes), bytes, static_cast<int>(from)}});
-              });
+  return call("HcclRecv", ranks, bytes, stream, [=, &ranks] {
+    ranks.transfer("HcclRecv", {{true, landing(data, bytes), bytes, static_cast<int>(from)}});
+  });
 }
 HCCL_API HcclResult HcclBatchSendRecv(HcclSendRecvItem* items, uint32_t count, HcclComm communicator,
                                       aclrtStream stream) {
   auto& ranks = group(communicator);
   std::vector<SharedGroup::Message> messages;
-  size_t sent = 0;
   for (const auto* item = items; item != items + count; ++item) {
     const size_t bytes = item->count * width(item->dataType);
     messages.push_back({item->sendRecvType == HCCL_RECV, item->buf, bytes, static_cast<int>(item->remoteRank)});
-    if (item->sendRecvType == HCCL_SEND) sent += bytes;
   }
-  return call("HcclBatchSendRecv", sent, stream, [=, &ranks] {
+  return submit_guarded("HcclBatchSendRecv", stream, [=, &ranks] {
     auto landed = messages;
     for (auto& message : landed)
       if (message.is_received) message.data = landing(message.data, message.bytes);
     ranks.transfer("HcclBatchSendRecv", landed);
+    for (const auto& message : messages)
+      npu::meters::count_collective(message.is_received ? "recv" : "send", ranks.ranks,
+                                    static_cast<int64_t>(message.bytes));
   });
-}
-
-// For meters: a line for every function of HCCL that this process called, "name calls bytes", until the next call.
-CANN_API const char* npu_emulator_hccl_counts() {
-  static std::string text;
-  std::lock_guard<std::mutex> lock(counts_mutex);
-  text.clear();
-  for (const auto& [name, count] : counts())
-    text += name + " " + std::to_string(count.calls) + " " + std::to_string(count.bytes) + "\n";
-  return text.c_str();
 }

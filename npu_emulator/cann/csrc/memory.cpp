@@ -2,6 +2,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -9,6 +12,7 @@
 #include <new>
 
 #include "device.h"
+#include "meters.h"
 #include "node.h"
 #include "runtime.h"
 #include "stream_thread.h"
@@ -25,6 +29,45 @@ int64_t capacity() {
 }
 
 int current_die() { return die_of(std::max(chosen_device(), 0)); }
+
+// What this process holds of each die, in bytes, and how often it asked for memory.
+struct Usage {
+  std::atomic<int64_t> held{0}, peak{0}, watermark{0}, allocations{0}, frees{0}, refusals{0};
+};
+Usage usages[npu::kMaxDevices];
+
+void raise_to(std::atomic<int64_t>& highest, int64_t value) {
+  auto before = highest.load();
+  while (before < value && !highest.compare_exchange_weak(before, value)) {
+  }
+}
+
+// Charges a die with memory; false, and nothing charged, where it has too little.
+bool charge(int die, size_t bytes) {
+  auto& usage = usages[die];
+  if (!npu::node::reserve(die, static_cast<int64_t>(bytes), capacity())) {
+    ++usage.refusals;
+    return false;
+  }
+  const auto held = usage.held += static_cast<int64_t>(bytes);
+  ++usage.allocations;
+  raise_to(usage.peak, held);
+  raise_to(usage.watermark, held);
+  return true;
+}
+void discharge(int die, size_t bytes) {
+  npu::node::release(die, static_cast<int64_t>(bytes));
+  usages[die].held -= static_cast<int64_t>(bytes);
+  ++usages[die].frees;
+}
+
+void count_copy(const void* to, const void* from, size_t bytes) {
+  using npu::meters::Copy;
+  const bool is_to_device = is_on_device(to), is_from_device = is_on_device(from);
+  if (!is_to_device && !is_from_device) return;
+  npu::meters::count_copy(!is_from_device ? Copy::kHostToDevice : is_to_device ? Copy::kDeviceToDevice : Copy::kDeviceToHost,
+                          static_cast<int64_t>(bytes));
+}
 
 struct Block {
   int die;
@@ -87,9 +130,9 @@ aclError refuse_memory(size_t bytes, int die) {
 aclError allocate(void** address, size_t bytes) {
   const int die = current_die();
   const size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  if (!npu::node::reserve(die, static_cast<int64_t>(size), capacity())) return refuse_memory(bytes, die);
+  if (!charge(die, size)) return refuse_memory(bytes, die);
   if (posix_memalign(address, kAlignment, size)) {
-    npu::node::release(die, static_cast<int64_t>(size));
+    discharge(die, size);
     return refuse_memory(bytes, die);
   }
   device_blocks().add(*address, {die, size});
@@ -118,7 +161,7 @@ CANN_API aclError aclrtFree(void* address) {
   const auto block = device_blocks().take(address);
   if (!block.bytes) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtFree of an address that aclrtMalloc did not give");
   std::free(address);
-  npu::node::release(block.die, static_cast<int64_t>(block.bytes));
+  discharge(block.die, block.bytes);
   return ACL_SUCCESS;
 }
 
@@ -137,13 +180,17 @@ CANN_API aclError aclrtHostUnregister(void*) { return ACL_SUCCESS; }
 
 CANN_API aclError aclrtMemcpy(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind) {
   if (bytes > room) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMemcpy of more bytes than there is room for");
+  count_copy(to, from, bytes);
   std::memmove(to, from, bytes);
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtMemcpyAsync(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind,
                                    aclrtStream stream) {
   if (bytes > room) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMemcpyAsync of more bytes than there is room for");
-  submit(stream, "aclrtMemcpyAsync", [=] { std::memmove(to, from, bytes); });
+  submit(stream, "aclrtMemcpyAsync", [=] {
+    count_copy(to, from, bytes);
+    std::memmove(to, from, bytes);
+  });
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtMemset(void* to, size_t room, int32_t value, size_t bytes) {
@@ -179,11 +226,11 @@ CANN_API aclError aclrtMallocPhysical(aclrtDrvMemHandle* handle, size_t bytes, c
                                       uint64_t) {
   const bool is_on_device = properties && properties->location.type == ACL_MEM_LOCATION_TYPE_DEVICE;
   const int die = is_on_device ? die_of(static_cast<int>(properties->location.id)) : current_die();
-  if (!npu::node::reserve(die, static_cast<int64_t>(bytes), capacity())) return refuse_memory(bytes, die);
+  if (!charge(die, bytes)) return refuse_memory(bytes, die);
   const int file = memfd_create("npu_emulator", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, static_cast<off_t>(bytes))) {
     if (file >= 0) close(file);
-    npu::node::release(die, static_cast<int64_t>(bytes));
+    discharge(die, bytes);
     return refuse_memory(bytes, die);
   }
   *handle = new Physical{die, bytes, file};
@@ -192,7 +239,7 @@ CANN_API aclError aclrtMallocPhysical(aclrtDrvMemHandle* handle, size_t bytes, c
 CANN_API aclError aclrtFreePhysical(aclrtDrvMemHandle handle) {
   auto* physical = static_cast<Physical*>(handle);
   close(physical->file);
-  npu::node::release(physical->die, static_cast<int64_t>(physical->bytes));
+  discharge(physical->die, physical->bytes);
   delete physical;
   return ACL_SUCCESS;
 }
@@ -209,6 +256,17 @@ CANN_API aclError aclrtUnmapMem(void* address) {
   if (!block.bytes) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtUnmapMem of an address where nothing is mapped");
   mmap(address, block.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   return ACL_SUCCESS;
+}
+
+CANN_API void npu_emulator_cann_memory(int device, int64_t numbers[6]) {
+  const auto& usage = usages[die_of(device)];
+  const std::array<int64_t, 6> now{capacity(), usage.held, usage.peak, usage.allocations, usage.frees, usage.refusals};
+  std::copy(now.begin(), now.end(), numbers);
+}
+// The most that this process has held of a device since the last call; from now on counted from `lowest`, or what it holds.
+CANN_API int64_t npu_emulator_cann_exchange_watermark(int device, int64_t lowest) {
+  auto& usage = usages[die_of(device)];
+  return usage.watermark.exchange(std::max(lowest, usage.held.load()));
 }
 
 // At the end of a process: its share of the dies is free again, and files that nobody uses are removed.

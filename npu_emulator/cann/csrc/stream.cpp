@@ -15,11 +15,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <list>
-#include <map>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 
 #include "device.h"
+#include "meters.h"
+#include "profiling.h"
 #include "runtime.h"
 #include "stream_thread.h"
 
@@ -90,14 +92,14 @@ bool has_appeared(void* stream, uint64_t number) {
   return true;
 }
 
-std::mutex calls_mutex;
-std::atomic<bool> is_counting{false};
-std::map<std::string, uint64_t> calls;
-
+// Counts an operator. Copies and collectives count themselves, since they are told apart by more than a name. Names are
+// told by their addresses: they are constants.
 void count(const char* name) {
-  if (!is_counting.load(std::memory_order_relaxed)) return;
-  std::lock_guard<std::mutex> guard(calls_mutex);
-  ++calls[name];
+  thread_local std::unordered_map<const char*, std::atomic<int64_t>*> counters;
+  const auto [found, is_new] = counters.try_emplace(name, nullptr);
+  if (is_new && std::strncmp(name, "aclrt", 5) && std::strncmp(name, "Hccl", 4))
+    found->second = &npu::meters::operator_calls(name);
+  if (found->second) found->second->fetch_add(1, std::memory_order_relaxed);
 }
 
 // torch_npu's queue has a thread that frees what operators have used, and asks each microsecond whether there is
@@ -144,6 +146,17 @@ Failure tried(const char* name, const std::function<void()>& work) {
   } catch (const std::exception& error) {
     return {std::string(name) + ": " + error.what()};
   }
+}
+
+int device_of(void* stream) { return stream ? stream_of(stream)->device : chosen_device(); }
+
+// The tasks of a replay, which the profiler sees one by one if it records.
+std::shared_ptr<std::vector<Task>> observed(const ProfiledCall& call, const Graph& graph, void* stream) {
+  if (!call.is_recorded()) return graph.tasks;
+  auto tasks = std::make_shared<std::vector<Task>>();
+  for (const auto& task : *graph.tasks)
+    tasks->push_back({task.name, call.observed(task.name, device_of(stream), stream, task.run)});
+  return tasks;
 }
 
 // Waits until a stream's thread, if it has one, has done what it was given up to `number`.
@@ -195,6 +208,8 @@ void submit(void* stream, const char* name, std::function<void()> run) {
       return;
     }
   }
+  const ProfiledCall call(name);
+  run = call.observed(name, device_of(stream), stream, std::move(run));
   if (const auto& thread = thread_of(stream)) {
     thread->give([name, run = std::move(run)] {
       count(name);
@@ -221,17 +236,6 @@ void defer(void* stream, std::function<void()> appear) {
 CANN_API int npu_emulator_defer_collectives(int on) {
   let_appear(nullptr);
   return is_deferring.exchange(on != 0);
-}
-
-// For meters: from now on counts what is done on streams, by name.
-CANN_API void npu_emulator_cann_count_calls() { is_counting = true; }
-// A line "calls name" for everything that was done since; what a graph holds counts when it is replayed.
-CANN_API const char* npu_emulator_cann_calls() {
-  static std::string text;
-  std::lock_guard<std::mutex> guard(calls_mutex);
-  text.clear();
-  for (const auto& [name, number] : calls) text += std::to_string(number) + " " + name + "\n";
-  return text.c_str();
 }
 
 CANN_API aclError aclrtCreateStream(aclrtStream* stream) {
@@ -372,13 +376,14 @@ CANN_API aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI* model) {
   for (auto* member : graph->streams) member->capturing = nullptr;
   graph->streams.clear();
   --captures_under_way;
-  count("aclmdlRICaptureEnd");
+  npu::meters::count_graph_capture();
   *model = graph;
   return ACL_SUCCESS;
 }
 CANN_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream stream) {
   if (is_capturing(stream)) return fail(kStreamIsCaptured, "a graph is replayed on a stream that is being captured");
-  const auto replay = [tasks = static_cast<Graph*>(model)->tasks] {
+  const ProfiledCall call("aclmdlRIExecuteAsync");
+  const auto replay = [tasks = observed(call, *static_cast<Graph*>(model), stream)] {
     for (const auto& task : *tasks) {
       count(task.name);
       auto wrong = tried(task.name, task.run);
@@ -386,7 +391,7 @@ CANN_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream stream) {
     }
     return Failure();
   };
-  count("aclmdlRIExecuteAsync");
+  npu::meters::count_graph_replay(static_cast<int64_t>(static_cast<Graph*>(model)->tasks->size()));
   if (const auto& thread = thread_of(stream)) {
     thread->give(replay);
     return ACL_SUCCESS;

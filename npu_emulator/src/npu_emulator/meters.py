@@ -16,8 +16,14 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import _C
+from npu_emulator_engine import selected
+
 from .process_end import at_process_end
+
+if selected() == "cann":
+    import npu_emulator_counters as counters
+else:
+    from . import _C as counters
 
 _COPY_KINDS = ("host_to_device", "device_to_host", "device_to_device", "transposing_on_device")
 _GRAPHS = ("captured", "replayed", "tasks")  # tasks: operators, copies and collectives that replays have done
@@ -37,12 +43,12 @@ class _Totals:
     @classmethod
     def now(cls) -> "_Totals":
         copies, collectives = Counter(), Counter()
-        for kind, (count, size) in zip(_COPY_KINDS, _C.copies(), strict=True):
+        for kind, (count, size) in zip(_COPY_KINDS, counters.copies(), strict=True):
             copies[kind, "count"], copies[kind, "bytes"] = count, size
-        for kind, ranks, count, size in _C.collectives():
+        for kind, ranks, count, size in counters.collectives():
             collectives[kind, ranks, "count"], collectives[kind, ranks, "bytes"] = count, size
-        graphs = Counter(dict(zip(_GRAPHS, _C.graphs(), strict=True)))
-        return cls(Counter(_C.operator_calls()), copies, collectives, graphs)
+        graphs = Counter(dict(zip(_GRAPHS, counters.graphs(), strict=True)))
+        return cls(Counter(counters.operator_calls()), copies, collectives, graphs)
 
     def since(self, earlier: "_Totals") -> "_Totals":
         return _Totals(
@@ -99,11 +105,12 @@ def phase(name: str) -> Iterator[None]:
     """Count what happens inside under `name` too. Phases may be nested and entered again; they belong to the process.
 
     A phase's ``peak_bytes`` are the most that was allocated while it lasted, by device, and ``allocated_bytes`` what
-    was left when it ended the last time. What a memory pool has unmapped takes no memory and does not count.
+    was left when it ended the last time. What a memory pool has unmapped takes no memory and does not count. On the
+    engine ``cann`` both are the device's own: what torch_npu's allocator has taken of it, in use or not.
     """
-    devices = range(_C.device_count())
+    devices = range(counters.device_count())
     before = _Totals.now()
-    outer_watermarks = [_C.exchange_watermark(device, 0) for device in devices]
+    outer_watermarks = [counters.exchange_watermark(device, 0) for device in devices]
     try:
         yield
     finally:
@@ -111,10 +118,10 @@ def phase(name: str) -> Iterator[None]:
         entered.entered += 1
         entered.totals.add(_Totals.now().since(before))
         for device in devices:
-            peak = _C.exchange_watermark(device, 0)
-            _C.exchange_watermark(device, max(outer_watermarks[device], peak))
-            now = _C.memory_statistics(device)
-            allocated = now["allocated"] - now["absent"]
+            peak = counters.exchange_watermark(device, 0)
+            counters.exchange_watermark(device, max(outer_watermarks[device], peak))
+            now = counters.memory_statistics(device)
+            allocated = now["allocated"] - now.get("absent", 0)
             if peak or allocated:
                 entered.peak_bytes[device] = max(peak, entered.peak_bytes.get(device, 0))
                 entered.allocated_bytes[device] = allocated
@@ -123,13 +130,14 @@ def phase(name: str) -> Iterator[None]:
 def snapshot() -> dict:
     """Everything counted in this process so far.
 
-    ``operators``: name -> calls. ``copies``: by direction, count and bytes; those on the device that transpose, so that
-    neighbours in memory do not stay neighbours, once more by themselves. ``collectives``: kind -> group size ->
-    count and bytes, where bytes are what this rank handed in (for ``recv``, what it got). ``graphs``: how many were
-    captured and replayed, and how much their replays did; what a replay does is counted by its kind too. ``memory``: by
-    device, bytes. ``phases``: the same, by name of the phase.
+    ``operators``: name -> calls; on the engine ``cann`` the names are CANN's, such as aclnnAdd. ``copies``: by
+    direction, count and bytes; those on the device that transpose, so that neighbours in memory do not stay neighbours,
+    once more by themselves. ``collectives``: kind -> group size -> count and bytes, where bytes are what this rank
+    handed in (for ``recv``, what it got). ``graphs``: how many were captured and replayed, and how much their replays
+    did; what a replay does is counted by its kind too. ``memory``: by device, bytes. ``phases``: the same, by name of
+    the phase.
     """
-    memory = {str(device): _C.memory_statistics(device) for device in range(_C.device_count())}
+    memory = {str(device): counters.memory_statistics(device) for device in range(counters.device_count())}
     return {
         "pid": os.getpid(),
         **_Totals.now().as_dict(),
@@ -160,7 +168,7 @@ def write(folder: str | None = None) -> Path | None:
 
 
 def _write_if_used() -> None:
-    if _C.is_initialized():
+    if counters.is_initialized():
         write()
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import npu_emulator_engine
 import torch
 import torch_npu
 
-from tests.npu_emulator.cann import engine_calls
+from npu_emulator import meters
 
 DEVICE = "npu:0"
 MIB = 1 << 20
@@ -318,13 +319,12 @@ def triangles() -> dict:
 
 @check
 def graph() -> dict:
-    engine_calls.begin()
-    before = engine_calls.calls()
     weight = torch.arange(16.0, device=DEVICE).view(4, 4)
     given = torch.ones(2, 4, device=DEVICE)
     side = torch.npu.Stream()
     captured = torch.npu.NPUGraph()
-    with torch.npu.graph(captured):
+    meters.reset_phases()
+    with meters.phase("captured"), torch.npu.graph(captured):
         product = given @ weight
         side.wait_stream(torch.npu.current_stream())
         with torch.npu.stream(side):  # takes part in the capture
@@ -335,13 +335,68 @@ def graph() -> dict:
     for value in (1.0, 2.0):
         given.fill_(value)
         unreplayed = out.cpu().tolist()
-        captured.replay()
-        torch.npu.synchronize()
+        with meters.phase("replayed"):
+            captured.replay()
+            torch.npu.synchronize()
         expected = ((given.cpu() @ weight.cpu()) ** 2).sum(0)
         answers.append({"equal": torch.equal(out.cpu(), expected), "moved": out.cpu().tolist() != unreplayed})
-    calls = engine_calls.calls()
-    counted = ("aclmdlRICaptureEnd", "aclmdlRIExecuteAsync", "aclnnReduceSum")
-    return {"replays": answers, "calls": {name: calls.get(name, 0) - before.get(name, 0) for name in counted}}
+    return {"replays": answers, "phases": meters.snapshot()["phases"]}
+
+
+@check
+def metered() -> dict:
+    """What meters say of one kind of work at a time."""
+    matrix, host = torch.ones(6, 10, device=DEVICE), torch.ones(10)
+    cube, on_device = torch.ones(2, 3, 4, device=DEVICE), host.to(DEVICE)
+    copied = {
+        "straight": [matrix[1:], matrix[:, 2:5], matrix.t().t(), cube[1, :, 2:]],
+        "crossing": [matrix.t(), matrix.t()[2:4], cube.transpose(1, 2)],
+    }
+    work: dict[str, Callable[[], object]] = {
+        "nothing": lambda: host + host,
+        "products": lambda: [matrix @ matrix.t() for _ in range(3)],
+        "swiglu": lambda: torch_npu.npu_swiglu(matrix),
+        "up": lambda: host.to(DEVICE),
+        "down": on_device.cpu,
+        "one": on_device[3].item,
+        "clone": on_device.clone,
+    }
+    for name, sources in copied.items():
+        targets = [torch.empty(source.shape, device=DEVICE) for source in sources]
+        work[name] = partial(list, map(torch.Tensor.copy_, targets, sources))
+    meters.reset_phases()
+    torch.npu.synchronize()
+    for name, do in work.items():
+        with meters.phase(name):
+            do()
+            torch.npu.synchronize()
+    return {"phases": meters.snapshot()["phases"], "crossing": sum(s.nbytes for s in copied["crossing"])}
+
+
+@check
+def metered_memory() -> dict:
+    """What meters say that the device gave away, in MiB above what it had given before.
+
+    torch_npu asks for 32 bytes more than a tensor has, and for whole blocks of 2 MiB.
+    """
+    torch.npu.empty_cache()
+    before = meters.snapshot()["memory"]["0"]["allocated"]
+    meters.reset_phases()
+    with meters.phase("outer"):
+        first = torch.empty(31 << 20, dtype=torch.uint8, device=DEVICE)
+        with meters.phase("inner"):
+            second = torch.empty(15 << 20, dtype=torch.uint8, device=DEVICE)
+            del second
+        torch.npu.empty_cache()
+    del first
+    torch.npu.empty_cache()
+    with meters.phase("later"):
+        pass
+    phases = meters.snapshot()["phases"]
+    return {
+        name: [(phase[what].get("0", before) - before) >> 20 for what in ("peak_bytes", "allocated_bytes")]
+        for name, phase in phases.items()
+    }
 
 
 def _train(model: torch.nn.Module, tokens: torch.Tensor, rate: float, foreach: bool) -> list[list[float]]:

@@ -6,7 +6,6 @@ Runs collectives with values that follow from ranks, and writes {name: equal to 
 With ``leave``, rank 1 ends without a word before the last collective, and the others write what they are told.
 """
 
-import ctypes
 import json
 import os
 import sys
@@ -15,10 +14,11 @@ from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 
-import npu_emulator_engine
 import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401
+
+from npu_emulator import meters
 
 
 def of_rank(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -105,12 +105,6 @@ def read_without_waiting(rank: int, ranks: int, device: str) -> dict[str, bool]:
     return {"before": torch.equal(before, total), "after": torch.equal(tensor.cpu(), total)}
 
 
-def counts() -> str:
-    function = npu_emulator_engine.library().npu_emulator_hccl_counts
-    function.restype = ctypes.c_char_p
-    return function().decode()
-
-
 def main() -> None:
     rank, ranks, store, result = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
     torch.npu.set_device(rank)
@@ -123,7 +117,7 @@ def main() -> None:
     kernels = (expert_exchange(rank, ranks, device, group), products(rank, ranks, device, group))
     for name, computed, expected in chain(collectives(rank, ranks, device), *kernels):
         answers["equal"][name] = torch.equal(computed.cpu(), expected)
-    answers["counts"] = counts()
+    answers["counts"] = meters.snapshot()["collectives"]
     answers["there"] = read_without_waiting(rank, ranks, device)
     if "leave" in sys.argv:
         if rank == 1:

@@ -9,7 +9,6 @@ import csv
 import hashlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from tests.npu_emulator.cann.engine_process import finish, start
 # Tiles first: whether private formats are allowed is asked once, before the first operator.
 CHECKS = (
     "tiles refusals loaded chip arithmetic thread_without_device allocator graph training fused quantised"
-    " kernels_of_vllm_ascend torchair_graph layer_norm triangles routing added_products"
+    " kernels_of_vllm_ascend torchair_graph layer_norm triangles routing added_products metered metered_memory"
 ).split()
 CAPACITY_MB = 256
 
@@ -173,7 +172,32 @@ def test_expandable_segments_grow_in_place(tmp_path, setting, expected):
 def test_a_captured_graph_is_replayed_with_new_input(device):
     assert device["graph"]["replays"] == [{"equal": True, "moved": True}] * 2
     # What is captured is not done, and what is replayed is.
-    assert device["graph"]["calls"] == {"aclmdlRICaptureEnd": 1, "aclmdlRIExecuteAsync": 2, "aclnnReduceSum": 2}
+    captured, replayed = (device["graph"]["phases"][name] for name in ("captured", "replayed"))
+    assert "aclnnReduceSum" not in captured["operators"] and replayed["operators"]["aclnnReduceSum"] == {"calls": 2}
+    assert captured["graphs"] == {"captured": 1, "replayed": 0, "tasks": 0}
+    tasks = sum(entry["calls"] for entry in replayed["operators"].values())
+    assert replayed["graphs"] == {"captured": 0, "replayed": 2, "tasks": tasks}
+
+
+def test_meters_count_operators_and_copies_of_a_phase(device):
+    phases = device["metered"]["phases"]
+    copies = {name: {kind: tuple(now.values()) for kind, now in phases[name]["copies"].items()} for name in phases}
+    none = dict.fromkeys(("host_to_device", "device_to_host", "device_to_device", "transposing_on_device"), (0, 0))
+    assert phases["nothing"]["operators"] == {} and copies["nothing"] == none
+    assert phases["products"]["operators"] == {"aclnnMatmul": {"calls": 3}}
+    assert phases["swiglu"]["operators"] == {"aclnnSwiGlu": {"calls": 1}}
+    assert copies["up"] == none | {"host_to_device": (1, 40)}
+    assert copies["down"] == none | {"device_to_host": (1, 40)}
+    assert copies["one"] == none | {"device_to_host": (1, 4)}
+    assert copies["clone"] == none | {"device_to_device": (1, 40)}
+    assert copies["straight"]["transposing_on_device"] == (0, 0) and copies["straight"]["device_to_device"][0] == 4
+    assert copies["crossing"]["transposing_on_device"] == (3, device["metered"]["crossing"])
+
+
+def test_a_phase_has_a_peak_of_the_memory_that_the_device_gave(device):
+    """In MiB: the peak, and what was left when it ended."""
+    found = device["metered_memory"]
+    assert found["inner"] == [48, 48] and found["outer"] == [48, 32] and found["later"] == [0, 0]
 
 
 def test_triangles_are_the_cpus_whatever_order_memory_has(device):
@@ -240,8 +264,9 @@ def test_collectives_between_processes_and_a_rank_that_goes_away(tmp_path):
     (answer,) = answers
     assert answer["there"] == {"before": True, "after": True}
     assert answer["equal"] and all(answer["equal"].values()), answer["equal"]
-    calls = dict(re.findall(r"^(\w+) (\d+ \d+)$", answer["counts"], re.M))
-    assert calls["HcclBroadcast"].split()[0] == "1" and calls["HcclAllGather"] == "1 24"
+    counts = answer["counts"]
+    assert counts["broadcast"]["2"]["count"] == 1 and counts["all_gather"]["2"] == {"count": 1, "bytes": 24}
+    assert counts["send"]["2"] == counts["recv"]["2"] == {"count": 2, "bytes": 48}
     assert "rank 1 (its process has ended" in answer["told"]
     assert left_in_shared_memory() == before
 

@@ -124,4 +124,6 @@ def test_it_holds_no_file_of_torch_npu_and_nothing_for_one_python(wheel):
         names = archive.namelist()
     assert wheel.name.split("-")[2:4] == ["py3", "none"]
     assert not [name for name in names if name.startswith("torch_npu/") or "cpython" in name or "__pycache__" in name]
-    assert {"npu_emulator_cann.pth", "npu_emulator_engine.py", "npu_emulator_cann/packages/acl/rt.py"} < set(names)
+    held = {"npu_emulator_cann.pth", "npu_emulator_engine.py", "npu_emulator/meters.py", "npu_emulator/run.py"}
+    packages = {"npu_emulator_cann/packages/acl/rt.py", "npu_emulator_cann/packages/npu_emulator_counters.py"}
+    assert held | packages | {"npu_emulator_cann/toolkit/bin/msprof"} < set(names)
