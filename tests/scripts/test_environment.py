@@ -58,6 +58,12 @@ if [[ -e "$TOOLS/break-$name" ]]; then echo "stub broke" >&2; exit 1; fi
 if [[ -e "$TOOLS/hang-$name" ]]; then sleep 600 & echo $! >"$TOOLS/hanging"; echo here >"$TOOLS/ready"; wait; fi
 """
 
+# What both engines are made of.
+SHARED_SOURCES = (
+    *(f"csrc/{name}" for name in ("node.cpp", "node.h", "device.h", "meters.cpp", "meters.h")),
+    *(f"src/npu_emulator/{name}.py" for name in ("meters", "presence", "process_end", "run")),
+)
+
 
 class Machine:
     """A checkout in a temporary folder, and a PATH that holds nothing but system commands and stubs."""
@@ -72,7 +78,7 @@ class Machine:
             shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__"))
         (self.root / "npu_emulator").mkdir()
         (self.root / "npu_emulator" / "device.cpp").write_text("int main() {}\n")
-        for source in ("cann/build.py", "cann/csrc/device.cpp", "csrc/node.cpp", "csrc/node.h", "csrc/device.h"):
+        for source in ("cann/build.py", "cann/csrc/device.cpp", *SHARED_SOURCES):
             (self.root / "npu_emulator" / source).parent.mkdir(parents=True, exist_ok=True)
             (self.root / "npu_emulator" / source).write_text("first\n")
         self.tools.mkdir()
@@ -162,6 +168,10 @@ def test_second_engine_is_made_once_and_anew_when_its_sources_change(machine):
     (machine.root / "npu_emulator" / "cann" / "csrc" / "device.cpp").write_text("second\n")
     assert machine.run(*both).returncode == 0
     assert machine.take_calls() == ["check", "wheel", "cann"], "the first engine stays as it is"
+    for source in SHARED_SOURCES:
+        (machine.root / "npu_emulator" / source).write_text("second\n")
+        assert machine.run(*both).returncode == 0
+        assert machine.take_calls() == ["emulator", "check", "wheel", "cann"], f"{source} is of both engines"
     (machine.tools / "break-uv").touch()
     (machine.root / "requirements" / "cann.lock").write_text("other\n")
     broken = machine.run(*both)
