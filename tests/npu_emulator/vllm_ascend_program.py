@@ -42,7 +42,8 @@ RANKS = {"tp1": 1, "tp2ep": 2, "dp2ep": 2, "tp2": 2, "dp2": 2, "tp16ep": 16}
 class Case:
     """One engine: a model, how it is spread, how prompts are scheduled, and the graph options if it runs in graphs.
 
-    Mixtures run in torchair graphs, dense models in ACL graphs, which have no options here.
+    Mixtures run in torchair graphs, dense models in ACL graphs: in pieces between attention, or "full", where attention
+    is in the graph, and is replaced before each replay by one over the lengths of that step.
     """
 
     model: str
@@ -97,7 +98,13 @@ FAULTY = [
     Case("deepseek8", "tp1", graph=(), fault="no rotation of queries"),
     Case("qwen2.5", "tp2", fault="no wait"),
 ]
-CASES = {case.name: case for case in [*EVERYTHING, *SELECTED, *FAULTY]}
+# For the engine cann alone: graphs whose tasks are replaced.
+FULL_GRAPHS = [
+    Case("qwen2", "tp1", graph=("full",)),
+    Case("qwen2.5", "tp2", graph=("full",)),
+    Case("qwen2", "tp1", graph=("full",), fault="no update"),
+]
+CASES = {case.name: case for case in [*EVERYTHING, *SELECTED, *FAULTY, *FULL_GRAPHS]}
 
 
 def settings_of(case: Case) -> frozenset:
@@ -137,7 +144,10 @@ def engine_options(case: Case) -> dict:
     if case.chunks:
         options |= {"max_num_batched_tokens": 24, "scheduling_policy": "priority"}
     if case.graph is not None and case.model in DENSE:
-        options["compilation_config"] = {"cudagraph_capture_sizes": list(CAPTURED_SIZES)}
+        options["compilation_config"] = {
+            "cudagraph_capture_sizes": list(CAPTURED_SIZES),
+            "full_cuda_graph": "full" in case.graph,
+        }
     elif case.graph is not None:
         graph = {"enabled": True} | dict.fromkeys(case.graph, True)
         options["additional_config"]["torchair_graph_config"] = graph
@@ -172,6 +182,9 @@ def disturbed(fault: str):
     elif fault == "no replay":
         torch.npu.NPUGraph.replay = lambda graph: None
         yield
+    elif fault == "no update":
+        keep_tasks()
+        yield
     elif fault == "no rotation of queries":
         corrupt_attention()
         yield
@@ -180,6 +193,19 @@ def disturbed(fault: str):
             dist.all_reduce = functools.partial(dist.all_reduce, async_op=True)
         with deferred_collectives():
             yield
+
+
+def keep_tasks() -> None:
+    """Let every update of captured tasks leave them as they are; the events that replays wait for are recorded."""
+    import torch
+    from vllm_ascend.compilation.piecewise_backend import NPUPiecewiseBackend
+
+    def record(backend, graph_params, forward_context, runtime_shape) -> None:
+        with torch.npu.stream(backend.update_stream):
+            for event in graph_params.events[runtime_shape]:
+                event.record(backend.update_stream)
+
+    NPUPiecewiseBackend.update_attn_params = record
 
 
 def corrupt_attention() -> None:

@@ -1,5 +1,6 @@
 // ATB: operations as C++ classes, which libop_plugin_atb.so links, keeps and destroys, and functions in the manner of
 // aclnn. Attention is computed sequence by sequence in float32.
+#include <algorithm>
 #include <limits>
 #include <memory>
 
@@ -17,7 +18,7 @@ Tensor tensor_of(const atb::Tensor& tensor) {
   if (!data) return {};
   const at::IntArrayRef shape(tensor.desc.shape.dims, tensor.desc.shape.dimNum);
   const auto seen = at::from_blob(data, shape, at::TensorOptions().dtype(scalar_type(tensor.desc.dtype)));
-  return has_stream_threads() && !tensor.deviceData ? seen.clone() : seen;
+  return may_run_later() && !tensor.deviceData ? seen.clone() : seen;
 }
 
 // Scores of one sequence: query [n, heads, d] and key [m, kv heads, d] give [heads, n, m], -inf where `masked`.
@@ -135,9 +136,10 @@ void run(const atb::infer::PagedAttentionParam& parameters, Tensors in, const Te
   const auto result = out.at(0).view({out[0].size(0), parameters.headNum, -1});
   const auto keys = whole_numbers(in.at(4));
   const bool is_chunked = parameters.maskType == Parameters::kSpecMask;
-  const auto queries = is_chunked ? whole_numbers(in.at(6)) : Ints(keys.size(), 1);
+  // vllm-ascend hands over more lengths than there are queries, one each, before it captures a graph.
+  const auto queries = is_chunked ? whole_numbers(in.at(6)) : Ints(std::min<size_t>(keys.size(), query.size(0)), 1);
   int64_t start = 0;
-  for (size_t index = 0; index < keys.size(); start += queries[index++]) {
+  for (size_t index = 0; index < queries.size(); start += queries[index++]) {
     if (!keys[index]) continue;
     Tensor masked;
     if (is_chunked) masked = in.at(5).narrow(0, start, queries[index]).narrow(1, 0, keys[index]).ne(0);
@@ -166,6 +168,13 @@ struct EmulatedContext : atb::Context {
   atb::Status SetAsyncTilingCopyStatus(bool) override { return 0; }
   bool GetAsyncTilingCopyStatus() const override { return false; }
 };
+
+// torch_npu does not look at what an operation returns. What its kernel notices is said when the device is waited for.
+atb::Status failed_kernel(const char* name, const c10::Error& error) {
+  const auto words = std::string(name) + ": " + error.what_without_backtrace();
+  kernel_failed(words);
+  return fail(kAtbFailed, words);
+}
 
 struct EmptyOperation : atb::Operation {
   const char* name = "";
@@ -202,7 +211,7 @@ struct EmulatedOperation : EmptyOperation {
       });
       return 0;
     } catch (const c10::Error& error) {
-      return fail(kAtbFailed, std::string(name) + ": " + error.what_without_backtrace());
+      return failed_kernel(name, error);
     }
   }
 };
@@ -226,7 +235,7 @@ int execute_call(void*, uint64_t, atb::Operation* operation, atb::Context* conte
     submit(context ? context->GetExecuteStream() : nullptr, call.name, call.work);
     return 0;
   } catch (const c10::Error& error) {
-    return fail(kAtbFailed, std::string(call.name) + ": " + error.what_without_backtrace());
+    return failed_kernel(call.name, error);
   }
 }
 

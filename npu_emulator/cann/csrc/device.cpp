@@ -19,6 +19,7 @@ namespace {
 // A thread that has chosen no device has no context: torch_npu asks for that, and restores a thread's device by it.
 thread_local int chosen = -1;
 std::atomic<bool> is_used{false};
+std::atomic<uint32_t> wait_seconds{0};
 thread_local std::string recent_error;
 std::string error_of_any_thread;
 std::mutex error_mutex;
@@ -68,6 +69,8 @@ int fail(int code, const std::string& message) {
 }
 
 int chosen_device() noexcept { return chosen; }
+
+uint32_t seconds_of_wait() { return wait_seconds; }
 
 int die_of(int device) { return visible_dies().at(device); }
 
@@ -166,8 +169,12 @@ CANN_API aclError aclrtGetDeviceUtilizationRate(int32_t, aclrtUtilizationInfo* i
   return ACL_SUCCESS;
 }
 
+CANN_API aclError aclrtSetOpWaitTimeout(uint32_t seconds) {
+  wait_seconds = seconds;
+  return ACL_SUCCESS;
+}
+
 // Settings of the hardware that host arithmetic does not have.
-CANN_API aclError aclrtSetOpWaitTimeout(uint32_t) { return ACL_SUCCESS; }
 CANN_API aclError aclrtSetOpExecuteTimeOut(uint32_t) { return ACL_SUCCESS; }
 CANN_API aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode) { return ACL_SUCCESS; }
 CANN_API aclError aclrtSetSysParamOpt(aclSysParamOpt, int64_t) { return ACL_SUCCESS; }

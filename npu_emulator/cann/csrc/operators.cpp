@@ -38,7 +38,7 @@ Tensor view(const aclTensor* tensor) {
               " is not emulated here: npu_format_cast(tensor, 2) gives the plain one");
   const auto seen = at::from_blob(data_of(*tensor), tensor->dims, tensor->strides,
                                   at::TensorOptions().dtype(scalar_type(tensor->dtype)));
-  return has_stream_threads() && seen.numel() && !is_on_device(tensor->data) ? seen.clone() : seen;
+  return may_run_later() && seen.numel() && !is_on_device(tensor->data) ? seen.clone() : seen;
 }
 
 Weight weight(const aclTensor* tensor) {

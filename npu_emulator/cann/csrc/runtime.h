@@ -8,9 +8,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
-#include <vector>
 
 #define CANN_API extern "C" __attribute__((visibility("default")))
 
@@ -24,25 +22,6 @@ constexpr int kNoKernel = 561112;         // ACLNN_ERR_INNER_OPP_KERNEL_PKG_NOT_
 // Keeps `message` for aclGetRecentErrMsg and returns `code`, which is not 0.
 int fail(int code, const std::string& message);
 
-struct Task {
-  const char* name;
-  std::function<void()> run;
-};
-
-class StreamThread;
-struct Stream;
-
-struct Graph {
-  std::shared_ptr<std::vector<Task>> tasks = std::make_shared<std::vector<Task>>();  // a replay may outlive the graph
-  std::vector<Stream*> streams;  // that take part while it is captured
-};
-
-struct Stream {
-  int device;
-  std::shared_ptr<StreamThread> thread;  // null where work is done when it is given
-  Graph* capturing = nullptr;
-};
-
 // Does `run`: now, and throws what it throws; or in the stream's thread, and what it throws is what the next wait for the
 // stream says. Keeps it if `stream` is under capture.
 void submit(void* stream, const char* name, std::function<void()> run);
@@ -51,8 +30,14 @@ bool is_capturing(void* stream);
 // Whether results of collectives appear late (NPU_EMULATOR_DEFERRED_COLLECTIVES): when something waits for the stream, and
 // not when the call returns. Code that forgets to wait then reads what was there before, as it may on the device.
 bool defers_collectives();
-// Whether streams have threads of their own.
+// Keeps what a kernel noticed that its caller does not hear of, for the next wait for a stream or the device.
+void kernel_failed(const std::string& words);
+// Whether any stream has a thread of its own.
 bool has_stream_threads();
+// Whether what an operator is given now may be used when its call has returned: by the thread of a stream, or a graph.
+bool may_run_later();
+// How long a stream waits for an event, in seconds; 0 is for ever (aclrtSetOpWaitTimeout).
+uint32_t seconds_of_wait();
 // Keeps `appear` until something waits for what `stream` has been given so far.
 void defer(void* stream, std::function<void()> appear);
 

@@ -91,7 +91,9 @@ void each_sequence(const Inference& call, One one) {
       const auto& first = call.keys.size() == 1 ? call.keys[0] : call.keys.at(index);
       whole = served_heads_first(first, call.layout, call.key_heads).size(2);
     }
-    one(index, int64_t{0}, given(call.query_lengths, index, query.size(2)), given(call.key_lengths, index, whole));
+    // Of one token there is no length to give: what is given is not looked at.
+    const auto length = query.size(2) == 1 ? 1 : given(call.query_lengths, index, query.size(2));
+    one(index, int64_t{0}, length, given(call.key_lengths, index, whole));
   }
 }
 
@@ -150,7 +152,8 @@ void fused_infer_attention(Inference call, const Tensor& position_encoding, cons
   refuse_given("kv_padding_size", extras.key_padding);
   refuse_given("key_shared_prefix", extras.key_prefix);
   refuse_given("value_shared_prefix", extras.value_prefix);
-  TORCH_CHECK(call.sparse_mode != 0 || (before >= kEverything && after >= kEverything),
+  // Without a mask they are not looked at, says the operator's document, nor in the other modes that are emulated.
+  TORCH_CHECK(call.sparse_mode != 0 || !call.mask.defined() || (before >= kEverything && after >= kEverything),
               "pre_tokens and next_tokens are not emulated");
   if (!call.key_heads) call.key_heads = call.heads;
   auto out_layout = call.layout;
@@ -181,6 +184,9 @@ OP(FusedInferAttentionScoreV3,
                             query_padding, key_padding, key_prefix, value_prefix},
                            before, after, wants_sums, out, sums);
    })
+
+// What captured graphs are given, whose tasks are replaced by others of more tokens; here an operator needs no workspace.
+CANN_JUMP(aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize, first_aclnnFusedInferAttentionScoreV3)
 
 OP(IncreFlashAttentionV4,
    [](Tensor query, Tensors keys, Tensors values, Tensor pse, Tensor mask, Ints key_lengths, Tensor dequant1,

@@ -1,11 +1,4 @@
-// Streams, events, and graphs captured on streams.
-//
-// Where work is done when it is given, an event has always happened, and waiting for one orders nothing, but that results of
-// collectives that are late appear. Where streams have threads of their own, an event is the number of the work that its
-// stream was given last, and waiting for it is work of the stream that waits.
-//
-// Events also carry a capture to further streams, as on the device: a stream that waits for an event of a captured stream
-// takes part in its graph until the capture ends.
+// Streams: work is done when it is given, or by the stream's thread; results of collectives may appear late.
 #include <c10/util/Exception.h>
 #include <sys/prctl.h>
 
@@ -18,32 +11,18 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "device.h"
 #include "meters.h"
 #include "profiling.h"
-#include "runtime.h"
-#include "stream_thread.h"
+#include "streams.h"
 
 using namespace cann;
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// When an event happened. Work that is under way may outlive the event.
-struct Moment {
-  std::atomic<Clock::time_point> at{Clock::time_point{}};
-};
-
-struct Event {
-  std::shared_ptr<Moment> moment = std::make_shared<Moment>();
-  Graph* graph = nullptr;
-  void* stream = nullptr;
-  uint64_t given = 0;  // results that were late when it was recorded: those of the stream up to this number
-  std::shared_ptr<StreamThread> thread;  // of the stream, and the number of the last work that the event is about
-  uint64_t number = 0;
-};
 
 // Results that have not appeared yet, in the order in which they were computed.
 struct Late {
@@ -60,47 +39,6 @@ std::atomic<bool> is_deferring{[] {
   const char* text = std::getenv("NPU_EMULATOR_DEFERRED_COLLECTIVES");
   return text && !std::strcmp(text, "1");
 }()};
-constexpr uint64_t kAll = ~uint64_t{0};
-
-// Lets the results of `stream`, or of all streams if it is null, up to `number` appear.
-void let_appear(void* stream, uint64_t number = kAll) {
-  if (!any_late.load(std::memory_order_acquire)) return;
-  std::lock_guard<std::mutex> guard(late_mutex);
-  for (auto one = late.begin(); one != late.end();) {
-    if ((stream && one->stream != stream) || one->number > number) {
-      ++one;
-      continue;
-    }
-    one->appear();
-    one = late.erase(one);
-  }
-  any_late = !late.empty();
-}
-
-// Whether all of them have appeared. A network is slow and not dead: after a while they do without anyone's waiting.
-bool has_appeared(void* stream, uint64_t number) {
-  constexpr std::chrono::seconds kSlow{2};
-  if (!any_late.load(std::memory_order_acquire)) return true;
-  Clock::time_point youngest{};
-  {
-    std::lock_guard<std::mutex> guard(late_mutex);
-    for (const auto& one : late)
-      if (one.stream == stream && one.number <= number) youngest = one.since;
-  }
-  if (youngest != Clock::time_point{} && Clock::now() - youngest < kSlow) return false;
-  let_appear(stream, number);
-  return true;
-}
-
-// Counts an operator. Copies and collectives count themselves, since they are told apart by more than a name. Names are
-// told by their addresses: they are constants.
-void count(const char* name) {
-  thread_local std::unordered_map<const char*, std::atomic<int64_t>*> counters;
-  const auto [found, is_new] = counters.try_emplace(name, nullptr);
-  if (is_new && std::strncmp(name, "aclrt", 5) && std::strncmp(name, "Hccl", 4))
-    found->second = &npu::meters::operator_calls(name);
-  if (found->second) found->second->fetch_add(1, std::memory_order_relaxed);
-}
 
 // torch_npu's queue has a thread that frees what operators have used, and asks each microsecond whether there is
 // something, for as long as the process lives. How late the kernel may wake a thread is 50 microseconds by default, which
@@ -121,50 +59,14 @@ void restore_timers() {
   own_slack = 0;
 }
 
-std::mutex capture_mutex;
-std::atomic<int> captures_under_way{0};
+std::mutex unheard_mutex;
+std::string unheard;
 
-constexpr int kStreamIsCaptured = ACL_ERROR_RT_FEATURE_NOT_SUPPORT;
-constexpr int kKernelFailed = ACL_ERROR_RT_AICORE_EXCEPTION;
-
-Stream* stream_of(void* stream) { return static_cast<Stream*>(stream); }
-
-const std::shared_ptr<StreamThread>& thread_of(void* stream) {
-  static const std::shared_ptr<StreamThread> none;
-  return stream ? stream_of(stream)->thread : none;
-}
-
-// What went wrong in `work`, called `name`. A wrong index and a rank that does not answer are noticed by kernels, which a
-// device does not survive; all else a device refuses before the stream is given it.
-Failure tried(const char* name, const std::function<void()>& work) {
-  try {
-    work();
-    return {};
-  } catch (const c10::Error& error) {
-    const bool is_fatal = dynamic_cast<const c10::IndexError*>(&error) || dynamic_cast<const c10::DistError*>(&error);
-    return {std::string(name) + ": " + error.what_without_backtrace(), is_fatal};
-  } catch (const std::exception& error) {
-    return {std::string(name) + ": " + error.what()};
-  }
-}
-
-int device_of(void* stream) { return stream ? stream_of(stream)->device : chosen_device(); }
-
-// The tasks of a replay, which the profiler sees one by one if it records.
-std::shared_ptr<std::vector<Task>> observed(const ProfiledCall& call, const Graph& graph, void* stream) {
-  if (!call.is_recorded()) return graph.tasks;
-  auto tasks = std::make_shared<std::vector<Task>>();
-  for (const auto& task : *graph.tasks)
-    tasks->push_back({task.name, call.observed(task.name, device_of(stream), stream, task.run)});
-  return tasks;
-}
-
-// Waits until a stream's thread, if it has one, has done what it was given up to `number`.
-aclError finish(StreamThread* thread, uint64_t number) {
-  if (!thread) return ACL_SUCCESS;
-  thread->wait(number);
-  const auto wrong = thread->failure();
-  return wrong.empty() ? ACL_SUCCESS : fail(kKernelFailed, wrong);
+// What a kernel noticed and nobody has heard of yet: once.
+aclError unheard_failure() {
+  std::lock_guard<std::mutex> guard(unheard_mutex);
+  const auto words = std::exchange(unheard, {});
+  return words.empty() ? ACL_SUCCESS : fail(kKernelFailed, words);
 }
 
 // Waits until a stream has done what it was given.
@@ -180,19 +82,95 @@ aclError check_wait(void* stream, const char* function) {
   return fail(kStreamIsCaptured, std::string(function) + " of a stream that is being captured");
 }
 
-// What was late when the event was recorded appears.
-void let_appear_before(const Event& event) {
-  if (event.given && event.stream) let_appear(event.stream, event.given);
-}
-
-aclError create_event(aclrtEvent* event) {
-  *event = new Event();
-  return ACL_SUCCESS;
-}
-
 }  // namespace
 
 namespace cann {
+
+Stream::Stream(int device, std::shared_ptr<StreamThread> given)
+    : device(device), thread(std::move(given)), has_thread(thread != nullptr) {}
+
+int device_of(void* stream) { return stream ? stream_of(stream)->device : chosen_device(); }
+
+const std::shared_ptr<StreamThread>& thread_of(void* stream) {
+  static const std::shared_ptr<StreamThread> none;
+  return stream && stream_of(stream)->has_thread.load(std::memory_order_acquire) ? stream_of(stream)->thread : none;
+}
+
+void needs_thread(void* stream) {
+  if (!stream || thread_of(stream)) return;
+  let_appear(stream);
+  std::lock_guard<std::mutex> guard(capture_mutex);
+  if (stream_of(stream)->thread) return;
+  stream_of(stream)->thread = needed_stream_thread();
+  stream_of(stream)->has_thread.store(true, std::memory_order_release);
+}
+
+void let_appear(void* stream, uint64_t number) {
+  if (!any_late.load(std::memory_order_acquire)) return;
+  std::lock_guard<std::mutex> guard(late_mutex);
+  for (auto one = late.begin(); one != late.end();) {
+    if ((stream && one->stream != stream) || one->number > number) {
+      ++one;
+      continue;
+    }
+    one->appear();
+    one = late.erase(one);
+  }
+  any_late = !late.empty();
+}
+
+bool has_appeared(void* stream, uint64_t number) {
+  constexpr std::chrono::seconds kSlow{2};  // a network is slow and not dead: then they appear without anyone's waiting
+  if (!any_late.load(std::memory_order_acquire)) return true;
+  Clock::time_point youngest{};
+  {
+    std::lock_guard<std::mutex> guard(late_mutex);
+    for (const auto& one : late)
+      if (one.stream == stream && one.number <= number) youngest = one.since;
+  }
+  if (youngest != Clock::time_point{} && Clock::now() - youngest < kSlow) return false;
+  let_appear(stream, number);
+  return true;
+}
+
+uint64_t late_so_far() {
+  if (!any_late.load(std::memory_order_acquire)) return 0;
+  std::lock_guard<std::mutex> guard(late_mutex);
+  return last_late;
+}
+
+aclError finish(StreamThread* thread, uint64_t number) {
+  if (thread) thread->wait(number);
+  const auto wrong = thread ? thread->failure() : std::string();
+  return wrong.empty() ? unheard_failure() : fail(kKernelFailed, wrong);
+}
+
+void kernel_failed(const std::string& words) {
+  std::lock_guard<std::mutex> guard(unheard_mutex);
+  if (unheard.empty()) unheard = words;
+}
+
+Failure tried(const char* name, const std::function<void()>& work) {
+  try {
+    work();
+    return {};
+  } catch (const c10::Error& error) {
+    const bool is_fatal = dynamic_cast<const c10::IndexError*>(&error) || dynamic_cast<const c10::DistError*>(&error);
+    return {std::string(name) + ": " + error.what_without_backtrace(), is_fatal};
+  } catch (const std::exception& error) {
+    return {std::string(name) + ": " + error.what()};
+  }
+}
+
+// Names are told by their addresses: they are constants.
+void count(const char* name) {
+  thread_local std::unordered_map<const char*, std::atomic<int64_t>*> counters;
+  const auto [found, is_new] = counters.try_emplace(name, nullptr);
+  // Copies, collectives and graphs count themselves.
+  const bool is_operator = std::strncmp(name, "aclrt", 5) && std::strncmp(name, "aclmdl", 6) && std::strncmp(name, "Hccl", 4);
+  if (is_new && is_operator) found->second = &npu::meters::operator_calls(name);
+  if (found->second) found->second->fetch_add(1, std::memory_order_relaxed);
+}
 
 bool is_capturing(void* stream) {
   if (!captures_under_way.load(std::memory_order_acquire) || !stream) return false;
@@ -203,10 +181,9 @@ bool is_capturing(void* stream) {
 void submit(void* stream, const char* name, std::function<void()> run) {
   if (captures_under_way.load(std::memory_order_acquire) && stream) {
     std::lock_guard<std::mutex> guard(capture_mutex);
-    if (auto* graph = stream_of(stream)->capturing) {
-      graph->tasks->push_back({name, std::move(run)});
-      return;
-    }
+    auto& one = *stream_of(stream);
+    if (one.capturing) return one.capturing->tasks->add(name, std::move(run));
+    if (one.update) return one.update->add(name, std::move(run));
   }
   const ProfiledCall call(name);
   run = call.observed(name, device_of(stream), stream, std::move(run));
@@ -221,6 +198,8 @@ void submit(void* stream, const char* name, std::function<void()> run) {
   count(name);
   run();
 }
+
+bool may_run_later() { return has_stream_threads() || captures_under_way.load(std::memory_order_acquire); }
 
 bool defers_collectives() { return !has_stream_threads() && is_deferring.load(std::memory_order_relaxed); }
 
@@ -264,12 +243,12 @@ CANN_API aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t)
 CANN_API aclError aclrtSynchronizeDevice() {
   let_appear(nullptr);
   const auto wrong = wait_for_stream_threads();
-  return wrong.empty() ? ACL_SUCCESS : fail(kKernelFailed, wrong);
+  return wrong.empty() ? unheard_failure() : fail(kKernelFailed, wrong);
 }
 CANN_API aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return aclrtSynchronizeDevice(); }
 CANN_API aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus* status) {
   const auto& thread = thread_of(stream);
-  const bool is_complete = has_appeared(stream, kAll) && (!thread || thread->has_done(thread->given()));
+  const bool is_complete = has_appeared(stream) && (!thread || thread->has_done(thread->given()));
   *status = is_complete ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
   return check_wait(stream, "aclrtStreamQuery");
 }
@@ -280,131 +259,3 @@ CANN_API aclError aclrtGetStreamOverflowSwitch(aclrtStream, uint32_t* flag) {
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtDeviceTaskAbort(int32_t, uint32_t) { return ACL_SUCCESS; }
-
-CANN_API aclError aclrtCreateEvent(aclrtEvent* event) { return create_event(event); }
-CANN_API aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t) { return create_event(event); }
-CANN_API aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t) { return create_event(event); }
-CANN_API aclError aclrtDestroyEvent(aclrtEvent event) {
-  delete static_cast<Event*>(event);
-  return ACL_SUCCESS;
-}
-CANN_API aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
-  auto* recorded = static_cast<Event*>(event);
-  recorded->moment = std::make_shared<Moment>();
-  recorded->stream = stream;
-  recorded->thread = is_capturing(stream) ? nullptr : thread_of(stream);
-  if (recorded->thread)
-    recorded->number = recorded->thread->give([moment = recorded->moment] {
-      moment->at = Clock::now();
-      return Failure();
-    });
-  else
-    recorded->moment->at = Clock::now();
-  if (any_late.load(std::memory_order_acquire)) {
-    std::lock_guard<std::mutex> guard(late_mutex);
-    recorded->given = last_late;
-  }
-  std::lock_guard<std::mutex> guard(capture_mutex);
-  recorded->graph = stream ? stream_of(stream)->capturing : nullptr;
-  return ACL_SUCCESS;
-}
-CANN_API aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
-  const auto& recorded = *static_cast<Event*>(event);
-  let_appear_before(recorded);
-  const auto& thread = thread_of(stream);
-  if (thread && recorded.thread && thread != recorded.thread && !is_capturing(stream))
-    thread->give([other = recorded.thread, number = recorded.number] { return other->wait(number); });
-  std::lock_guard<std::mutex> guard(capture_mutex);
-  auto* graph = recorded.graph;
-  if (!graph || !stream || stream_of(stream)->capturing == graph) return ACL_SUCCESS;
-  if (stream_of(stream)->capturing)
-    return fail(kStreamIsCaptured, "a stream under capture waits for an event of another graph's capture");
-  stream_of(stream)->capturing = graph;
-  graph->streams.push_back(stream_of(stream));
-  return ACL_SUCCESS;
-}
-CANN_API aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return ACL_SUCCESS; }
-CANN_API aclError aclrtSynchronizeEvent(aclrtEvent event) {
-  const auto& recorded = *static_cast<Event*>(event);
-  let_appear_before(recorded);
-  return finish(recorded.thread.get(), recorded.number);
-}
-CANN_API aclError aclrtQueryEventStatus(aclrtEvent event, aclrtEventRecordedStatus* status) {
-  const auto* recorded = static_cast<Event*>(event);
-  const bool has_happened = !recorded->thread || recorded->thread->has_done(recorded->number);
-  const bool is_complete =
-      has_happened && (!recorded->given || !recorded->stream || has_appeared(recorded->stream, recorded->given));
-  *status = is_complete ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
-  return ACL_SUCCESS;
-}
-CANN_API aclError aclrtQueryEventWaitStatus(aclrtEvent, aclrtEventWaitStatus* status) {
-  *status = ACL_EVENT_WAIT_STATUS_COMPLETE;
-  return ACL_SUCCESS;
-}
-CANN_API aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent from, aclrtEvent to) {
-  const auto passed = static_cast<Event*>(to)->moment->at.load() - static_cast<Event*>(from)->moment->at.load();
-  *milliseconds = std::chrono::duration<float, std::milli>(passed).count();
-  return ACL_SUCCESS;
-}
-CANN_API aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* microseconds) {
-  const auto since = static_cast<Event*>(event)->moment->at.load().time_since_epoch();
-  *microseconds = std::chrono::duration_cast<std::chrono::microseconds>(since).count();
-  return ACL_SUCCESS;
-}
-
-CANN_API aclError aclmdlRICaptureBegin(aclrtStream stream, aclmdlRICaptureMode) {
-  std::lock_guard<std::mutex> guard(capture_mutex);
-  if (!stream || stream_of(stream)->capturing)
-    return fail(kStreamIsCaptured, "a capture begins on a stream that is being captured, or on none");
-  auto* graph = new Graph();
-  graph->streams.push_back(stream_of(stream));
-  stream_of(stream)->capturing = graph;
-  ++captures_under_way;
-  return ACL_SUCCESS;
-}
-CANN_API aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus* status, aclmdlRI* model) {
-  std::lock_guard<std::mutex> guard(capture_mutex);
-  auto* graph = stream ? stream_of(stream)->capturing : nullptr;
-  *status = graph ? ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE : ACL_MODEL_RI_CAPTURE_STATUS_NONE;
-  *model = graph;
-  return ACL_SUCCESS;
-}
-CANN_API aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI* model) {
-  std::lock_guard<std::mutex> guard(capture_mutex);
-  auto* graph = stream ? stream_of(stream)->capturing : nullptr;
-  if (!graph) return fail(kStreamIsCaptured, "a capture ends on a stream that is not being captured");
-  for (auto* member : graph->streams) member->capturing = nullptr;
-  graph->streams.clear();
-  --captures_under_way;
-  npu::meters::count_graph_capture();
-  *model = graph;
-  return ACL_SUCCESS;
-}
-CANN_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream stream) {
-  if (is_capturing(stream)) return fail(kStreamIsCaptured, "a graph is replayed on a stream that is being captured");
-  const ProfiledCall call("aclmdlRIExecuteAsync");
-  const auto replay = [tasks = observed(call, *static_cast<Graph*>(model), stream)] {
-    for (const auto& task : *tasks) {
-      count(task.name);
-      auto wrong = tried(task.name, task.run);
-      if (!wrong.words.empty()) return Failure{wrong.words + " (replayed)", wrong.is_fatal};
-    }
-    return Failure();
-  };
-  npu::meters::count_graph_replay(static_cast<int64_t>(static_cast<Graph*>(model)->tasks->size()));
-  if (const auto& thread = thread_of(stream)) {
-    thread->give(replay);
-    return ACL_SUCCESS;
-  }
-  if (stream) let_appear(stream);
-  const auto wrong = replay();
-  return wrong.words.empty() ? ACL_SUCCESS : fail(kInvalidArgument, wrong.words);
-}
-CANN_API aclError aclmdlRIDestroy(aclmdlRI model) {
-  delete static_cast<Graph*>(model);
-  return ACL_SUCCESS;
-}
-CANN_API aclError aclmdlRIDebugPrint(aclmdlRI model) {
-  for (const auto& task : *static_cast<Graph*>(model)->tasks) std::fprintf(stderr, "%s\n", task.name);
-  return ACL_SUCCESS;
-}

@@ -1,6 +1,7 @@
 #include "stream_thread.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <vector>
@@ -22,6 +23,17 @@ std::vector<std::weak_ptr<StreamThread>>& threads() {
   return *all;
 }
 
+bool has_seed() {
+  const char* text = std::getenv("NPU_EMULATOR_STREAM_SEED");
+  return text && *text;
+}
+std::atomic<bool> has_threads{has_seed()};
+
+std::shared_ptr<StreamThread> listed(std::shared_ptr<StreamThread> thread) {
+  threads().push_back(thread);
+  return thread;
+}
+
 std::vector<std::shared_ptr<StreamThread>> living_threads() {
   std::lock_guard<std::mutex> guard(threads_mutex);
   std::vector<std::shared_ptr<StreamThread>> living;
@@ -32,7 +44,8 @@ std::vector<std::shared_ptr<StreamThread>> living_threads() {
 
 }  // namespace
 
-StreamThread::StreamThread(uint64_t seed) : draws_(seed), thread_([this] { work(); }) {}
+StreamThread::StreamThread(std::optional<uint64_t> seed)
+    : draws_(seed ? std::make_optional<std::mt19937_64>(*seed) : std::nullopt), thread_([this] { work(); }) {}
 
 StreamThread::~StreamThread() {
   {
@@ -89,7 +102,7 @@ void StreamThread::work() {
     changed_.wait(lock, [&] { return !pending_.empty() || ends_ || is_stopped_; });
     if (is_stopped_ || pending_.empty()) break;
     if (unheld_ > 0) --unheld_;
-    else if (draws_() % 4) hold(lock);
+    else if (draws_ && (*draws_)() % 4) hold(lock);
     if (is_stopped_) break;
     auto run = std::move(pending_.front());
     pending_.pop_front();
@@ -112,22 +125,20 @@ void StreamThread::hold(std::unique_lock<std::mutex>& lock) {
   if (!changed_.wait_for(lock, kHeld, [&] { return wanted_ > done_ || ends_ || is_stopped_; })) unheld_ = kUnheld;
 }
 
-bool has_stream_threads() {
-  static const bool has = [] {
-    const char* text = std::getenv("NPU_EMULATOR_STREAM_SEED");
-    return text && *text;
-  }();
-  return has;
-}
+bool has_stream_threads() { return has_threads.load(std::memory_order_acquire); }
 
 std::shared_ptr<StreamThread> new_stream_thread() {
-  if (!has_stream_threads()) return nullptr;
+  if (!has_seed()) return nullptr;
   static const auto seed = static_cast<uint64_t>(npu::environment_integer("NPU_EMULATOR_STREAM_SEED", 0));
-  std::lock_guard<std::mutex> guard(threads_mutex);
   constexpr uint64_t kMostStreams = 1000;
-  auto thread = std::make_shared<StreamThread>(seed * kMostStreams + threads().size());
-  threads().push_back(thread);
-  return thread;
+  std::lock_guard<std::mutex> guard(threads_mutex);
+  return listed(std::make_shared<StreamThread>(seed * kMostStreams + threads().size()));
+}
+
+std::shared_ptr<StreamThread> needed_stream_thread() {
+  std::lock_guard<std::mutex> guard(threads_mutex);
+  has_threads = true;
+  return listed(std::make_shared<StreamThread>(std::nullopt));
 }
 
 std::string wait_for_stream_threads() {

@@ -1,8 +1,9 @@
 // A stream that works in a thread of its own, beside the host and other streams, and later than it might.
 //
-// For each piece of work it is drawn whether the stream goes on at once, or holds it and all that comes after it back:
-// until something waits for it, and no longer than a little while, so that nothing is held for ever that a device would
-// do. Streams then run in any order that events allow, and what nobody waits for is not there yet.
+// With a seed it is drawn for each piece of work whether the stream goes on at once, or holds it and all that comes after it
+// back: until something waits for it, and no longer than a little while, so that nothing is held for ever that a device
+// would do. Streams then run in any order that events allow, and what nobody waits for is not there yet. Without one it
+// goes on at once: for a stream that waits for what the host has not asked for yet.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -24,7 +26,7 @@ struct Failure {
 
 class StreamThread {
  public:
-  explicit StreamThread(uint64_t seed);
+  explicit StreamThread(std::optional<uint64_t> seed);
   // Does what is left.
   ~StreamThread();
   StreamThread(const StreamThread&) = delete;
@@ -54,12 +56,14 @@ class StreamThread {
   Failure failure_;
   bool ends_ = false, is_stopped_ = false, has_ended_ = false;
   int unheld_ = 0;  // pieces of work that are not held back, since one was held in vain and nobody has waited since
-  std::mt19937_64 draws_;
+  std::optional<std::mt19937_64> draws_;
   std::thread thread_;
 };
 
-// A new thread for a stream, or null where work is done when it is given: NPU_EMULATOR_STREAM_SEED is not set.
+// A new thread for a stream with NPU_EMULATOR_STREAM_SEED, or null where that is not set: work is done when it is given.
 std::shared_ptr<StreamThread> new_stream_thread();
+// One for a stream that needs it, whatever is set.
+std::shared_ptr<StreamThread> needed_stream_thread();
 // Waits for all that the streams of this process were given; returns what went wrong first.
 std::string wait_for_stream_threads();
 void stop_stream_threads();

@@ -344,6 +344,100 @@ def graph() -> dict:
 
 
 @check
+def updated_graph() -> dict:
+    """A graph that waits at each replay until one of its tasks has been replaced."""
+    given, product = torch.arange(4.0, device=DEVICE), torch.empty(4, device=DEVICE)
+    graph, event, side = torch.npu.NPUGraph(), torch.npu.ExternalEvent(), torch.npu.Stream()
+    with torch.npu.graph(graph):
+        stream = torch.npu.current_stream()
+        doubled = given + given
+        event.wait(stream)
+        event.reset(stream)
+        torch.npu.graph_task_group_begin(stream)
+        torch.mul(doubled, 2.0, out=product)
+        handle = torch.npu.graph_task_group_end(stream)
+        result = product + 1
+
+    def update(*replace: Callable[[], object]) -> None:
+        torch.npu.graph_task_update_begin(side, handle)
+        try:
+            for each in replace:
+                each()
+        finally:
+            torch.npu.graph_task_update_end(side)
+
+    answers = []
+    for factor in (3.0, 5.0):
+        graph.replay()
+        waits = not torch.npu.current_stream().query()
+        with torch.npu.stream(side):
+            update(partial(torch.mul, doubled, factor, out=product))
+            event.record(side)
+        torch.npu.synchronize()
+        answers.append({"waits": waits, "equal": torch.equal(result.cpu(), 2 * given.cpu() * factor + 1)})
+    with torch.npu.stream(side):
+        multiply = partial(torch.mul, doubled, 2.0, out=product)
+        other = message_of(lambda: update(partial(torch.add, doubled, doubled, out=product)))
+        more, none = message_of(lambda: update(multiply, multiply)), message_of(update)
+        event.record(side)
+    graph.replay()  # what was refused has replaced nothing
+    torch.npu.synchronize()
+    last = torch.equal(result.cpu(), 2 * given.cpu() * 5 + 1)
+    outside = message_of(lambda: torch.npu.graph_task_group_begin(torch.npu.current_stream()))
+    return {"answers": answers, "other": other, "more": more, "none": none, "last": last, "outside": outside}
+
+
+@check
+def paged_attention() -> dict:
+    """Of more lengths than there are queries, and with a block that the cache does not have.
+
+    The last check: a stream with a thread does not survive it.
+    """
+    generator = torch.Generator().manual_seed(0)
+    query, keys, values = (torch.randn(n, *s, generator=generator).to(DEVICE) for n, s in
+                           ((2, (2, 16)), (4, (128, 2, 16)), (4, (128, 2, 16))))  # fmt: skip
+    options = {"num_kv_heads": 2, "num_heads": 2, "scale_value": 0.25}
+
+    def attend(lengths: list[int], first: int) -> torch.Tensor:
+        blocks = torch.arange(first, first + len(lengths), dtype=torch.int32).view(-1, 1).to(DEVICE)
+        out = torch.zeros_like(query)
+        torch_npu._npu_paged_attention(query=query, key_cache=keys, value_cache=values, block_table=blocks, out=out,
+                                       context_lens=torch.tensor(lengths, dtype=torch.int32), **options)  # fmt: skip
+        torch.npu.synchronize()
+        return out
+
+    equal = torch.equal(attend([3, 5], 0), attend([3, 5, 7, 9], 0))
+    told = message_of(lambda: attend([3, 5], 90))
+    return {"equal": equal, "told": told}
+
+
+@check
+def task_group_codes() -> list[int]:
+    """The codes of a chain of calls, most of them in the wrong state."""
+    library = npu_emulator_engine.library()
+    stream, graph, handle, none = (ctypes.c_void_p() for _ in range(4))
+    library.aclrtCreateStream(ctypes.byref(stream))
+
+    def call(name: str, *arguments: object) -> int:
+        function = getattr(library, f"aclmdlRICapture{name}" if name != "Destroy" else "aclmdlRIDestroy")
+        return function(*arguments)
+
+    to_graph, to_handle = ctypes.byref(graph), ctypes.byref(handle)
+    calls = [
+        ("TaskGrpBegin", stream), ("TaskGrpEnd", stream, to_handle), ("TaskUpdateBegin", stream, none),
+        ("TaskUpdateEnd", stream), ("TaskUpdateBegin", none, none), ("TaskUpdateEnd", none),
+        ("End", stream, to_graph), ("Begin", stream, 0), ("Begin", stream, 0), ("TaskGrpEnd", stream, to_handle),
+        ("TaskGrpBegin", stream), ("TaskGrpBegin", stream), ("TaskGrpEnd", stream, to_handle),
+        ("TaskGrpEnd", stream, to_handle), ("TaskUpdateBegin", stream, handle), ("End", stream, to_graph),
+        ("TaskUpdateBegin", stream, handle), ("TaskUpdateBegin", stream, handle), ("TaskUpdateEnd", stream),
+        ("Destroy", graph), ("TaskUpdateBegin", stream, handle),
+        ("Begin", stream, 0), ("TaskGrpBegin", stream), ("End", stream, to_graph), ("Begin", stream, 0),
+        ("TaskGrpBegin", stream), ("TaskGrpEnd", stream, to_handle), ("End", stream, to_graph),
+    ]  # fmt: skip
+    return [call(*each) for each in calls]
+
+
+@check
 def metered() -> dict:
     """What meters say of one kind of work at a time."""
     matrix, host = torch.ones(6, 10, device=DEVICE), torch.ones(10)

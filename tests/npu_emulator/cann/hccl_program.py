@@ -95,6 +95,39 @@ def products(rank: int, ranks: int, device: str, group: str) -> Iterator[tuple[s
     yield "mm_all_reduce_base", torch_npu.npu_mm_all_reduce_base(x, weight, group), total
 
 
+def captured(rank: int, ranks: int, device: str, group: str) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """What a graph holds of messages between two ranks, a collective, a product with one inside, and experts."""
+    tensor, incoming, there, back = of_rank(rank).to(device), torch.empty(6, device=device), rank + 1, rank - 1
+    matrix, weight = torch.full((2, 6), 1.0 + rank).half().to(device), torch.ones(6, 3).half().to(device)
+    x, ids = torch.full((4, 8), 1.0 + rank).half().to(device), (torch.arange(8).view(4, 2) % ranks).int().to(device)
+    place, half = (group, ranks, rank, ranks), torch.full((4, 2), 0.5, device=device)
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        doubled = tensor * 2
+        messages = [
+            dist.P2POp(dist.isend, doubled, there % ranks),
+            dist.P2POp(dist.irecv, incoming, back % ranks),
+        ]
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+        total = incoming + 1
+        dist.all_reduce(total)
+        product, _ = torch_npu.npu_all_gather_base_mm(matrix, weight, group, ranks)
+        rows, _, origins, _, received, *_ = torch_npu.npu_moe_distribute_dispatch(x, ids, *place)
+        combined = torch_npu.npu_moe_distribute_combine(rows * 2, ids, origins, received, half, *place)
+    for shift in (0, 5):
+        tensor.copy_(of_rank(rank) + shift)
+        matrix.fill_(1 + rank + shift)
+        x.fill_(1 + rank + shift)
+        graph.replay()
+        torch.npu.synchronize()
+        yield f"captured messages {shift}", incoming, 2 * (of_rank(back % ranks) + shift)
+        yield f"captured all_reduce {shift}", total, sum(2 * (of_rank(r) + shift) + 1 for r in range(ranks))
+        expected = torch.cat([torch.full((2, 3), 6.0 * (1 + r + shift)) for r in range(ranks)]).half()
+        yield f"captured product {shift}", product, expected
+        yield f"captured experts {shift}", combined, torch.full((4, 8), 2.0 * (1 + rank + shift)).half()
+
+
 def read_without_waiting(rank: int, ranks: int, device: str) -> dict[str, bool]:
     """Whether a result is there when it is read before and after somebody waits for it."""
     tensor, total = of_rank(rank).to(device), sum(of_rank(r) for r in range(ranks))
@@ -118,6 +151,8 @@ def main() -> None:
     for name, computed, expected in chain(collectives(rank, ranks, device), *kernels):
         answers["equal"][name] = torch.equal(computed.cpu(), expected)
     answers["counts"] = meters.snapshot()["collectives"]
+    for name, computed, expected in captured(rank, ranks, device, group):
+        answers["equal"][name] = torch.equal(computed.cpu(), expected)
     answers["there"] = read_without_waiting(rank, ranks, device)
     if "leave" in sys.argv:
         if rank == 1:

@@ -23,6 +23,7 @@ from tests.npu_emulator.cann.engine_process import finish, start
 CHECKS = (
     "tiles refusals loaded chip arithmetic thread_without_device allocator graph training fused quantised"
     " kernels_of_vllm_ascend torchair_graph layer_norm triangles routing added_products metered metered_memory"
+    " updated_graph task_group_codes paged_attention"
 ).split()
 CAPACITY_MB = 256
 
@@ -179,6 +180,37 @@ def test_a_captured_graph_is_replayed_with_new_input(device):
     assert replayed["graphs"] == {"captured": 0, "replayed": 2, "tasks": tasks}
 
 
+def test_a_replay_waits_until_its_tasks_are_replaced(device):
+    found = device["updated_graph"]
+    assert found["answers"] == [{"waits": True, "equal": True}] * 2 and found["last"] is True
+    assert "aclnnAdd is to replace aclnnMuls" in found["other"]
+    assert "2 tasks are to replace 1" in found["more"] and "0 tasks are to replace 1" in found["none"]
+    assert "a group of tasks begins on a stream that is not being captured" in found["outside"]
+
+
+def test_a_kernel_of_atb_that_fails_is_told_when_the_device_is_waited_for(device):
+    """torch_npu does not look at what an operation of ATB returns."""
+    found = device["paged_attention"]
+    assert found["equal"] is True
+    assert "507015" in found["told"] and "index out of range" in found["told"]
+
+
+def test_groups_of_tasks_are_refused_in_the_wrong_state_with_the_runtimes_codes(device):
+    """The codes that the unit tests of CANN's runtime expect: task_group_no_captured, repeat, unclosed, update_3."""
+    captured, not_captured, status, parameter = 107027, 107029, 107033, 107000
+    assert device["task_group_codes"] == [
+        not_captured, not_captured, parameter,
+        status, parameter, parameter,
+        not_captured, 0, captured, status,
+        0, status, 0,
+        status, captured, 0,
+        0, status, 0,
+        0, parameter,
+        0, 0, status, 0,
+        0, 0, 0,
+    ]  # fmt: skip
+
+
 def test_meters_count_operators_and_copies_of_a_phase(device):
     phases = device["metered"]["phases"]
     copies = {name: {kind: tuple(now.values()) for kind, now in phases[name]["copies"].items()} for name in phases}
@@ -263,7 +295,8 @@ def test_collectives_between_processes_and_a_rank_that_goes_away(tmp_path):
     answers = run_ranks(tmp_path, 2, "leave", NPU_EMULATOR_DEFERRED_COLLECTIVES="0")
     (answer,) = answers
     assert answer["there"] == {"before": True, "after": True}
-    assert answer["equal"] and all(answer["equal"].values()), answer["equal"]
+    assert sum(name.startswith("captured") for name in answer["equal"]) == 8
+    assert all(answer["equal"].values()), answer["equal"]
     counts = answer["counts"]
     assert counts["broadcast"]["2"]["count"] == 1 and counts["all_gather"]["2"] == {"count": 1, "bytes": 24}
     assert counts["send"]["2"] == counts["recv"]["2"] == {"count": 2, "bytes": 48}
