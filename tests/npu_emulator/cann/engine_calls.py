@@ -1,6 +1,5 @@
 """Operators by the names that the first engine counts them under, for programs that run on both."""
 
-# By the names that the first engine counts under.
 OPERATORS = {
     "npu::npu_fused_infer_attention_score": "aclnnFusedInferAttentionScore",
     "atb::npu_multi_head_latent_attention": "AtbMLA",
