@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -18,6 +19,10 @@ os.environ["NPU_EMULATOR_NODE"] = f"tests-{os.getpid()}"
 # comparisons are made in float32, which kernels for 16 bits get in these reference runs only.
 MODES = {"NPU_EMULATOR_STRICT": "float32", "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1"}
 os.environ |= MODES
+
+# How long an example takes says how busy the machine is, and nothing of what is tested.
+settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_machine")
 
 EMULATOR = Path(__file__).parent / "npu_emulator"
 ROOT = Path(__file__).parents[1]

@@ -30,14 +30,14 @@ def check(rollout: tuple[int, list[int]]) -> None:
         assert row.ratio >= 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(rollouts())
 def test_no_sequence_is_lost(rollout):
     check(rollout)
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=10_000, deadline=None)
+@settings(max_examples=10_000)
 @given(rollouts())
 def test_no_sequence_is_lost_in_ten_thousand_rollouts(rollout):
     check(rollout)

@@ -31,7 +31,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--seed", type=int, default=1, help="seed of the draw (default: 1)")
     parser.add_argument("--only", metavar="TEXT", help="only faults whose name or file holds TEXT")
     parser.add_argument(
-        "--limit", type=float, default=900, metavar="S", help="seconds of one run of tests (default: 900)"
+        "--limit", type=float, default=3600, metavar="S", help="seconds of one run of tests (default: 3600)"
     )
     parser.add_argument("--part", metavar="K/N", help="every N-th fault from the K-th on, to share the work")
     parser.add_argument(

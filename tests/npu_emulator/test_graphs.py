@@ -463,7 +463,7 @@ def chain(steps, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:The NPU graph is empty")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS, st.integers(0, 1000))
 def test_random_chains_replayed_equal_the_host(steps, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -71,7 +71,7 @@ def assert_same(device, host):
         assert device == host
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SHAPES, DTYPES, some.sampled_from(sorted(VIEWS)), some.sampled_from(sorted(OPERATORS)))
 def test_operators_on_views_equal_the_cpu(shape, dtype, view, operator):
     host = values(shape, dtype)
@@ -79,7 +79,7 @@ def test_operators_on_views_equal_the_cpu(shape, dtype, view, operator):
     assert_same(OPERATORS[operator](VIEWS[view](host.to("npu"))), expected)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     SHAPES, DTYPES, some.sampled_from(sorted(set(VIEWS) - {"expanded", "negated"})), some.sampled_from(sorted(IN_PLACE))
 )
@@ -90,7 +90,7 @@ def test_in_place_operators_write_through_views(shape, dtype, view, operator):
     assert_same(device, host)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(some.lists(some.sampled_from(sorted(IN_PLACE)), min_size=1, max_size=6), some.sampled_from(sorted(VIEWS)))
 def test_chains_of_writes_and_reads_stay_equal(chain, view):
     host, device = values((4, 3, 2), torch.float32), values((4, 3, 2), torch.float32).to("npu")

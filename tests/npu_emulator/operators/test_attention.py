@@ -55,7 +55,7 @@ def close(got: Tensor, expected: Tensor):
 LENGTHS = some.lists(some.integers(1, 9), min_size=1, max_size=5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(LENGTHS, some.sampled_from([(4, 4), (4, 2), (3, 1)]), some.integers(0, 5))
 def test_flash_attention_of_packed_sequences(lengths, heads, seed):
     query, key, value = (
@@ -81,7 +81,7 @@ def test_rows_past_the_last_sequence_are_left_alone():
     assert (out[4:] == 7).all() and not (out[:4] == 7).any()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(LENGTHS, some.data(), some.integers(0, 5))
 def test_attention_to_a_paged_cache(contexts, data, seed):
     new = [data.draw(some.integers(1, length)) for length in contexts]
@@ -110,7 +110,7 @@ def test_attention_to_a_paged_cache(contexts, data, seed):
     close(out, expected[last])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(LENGTHS, some.integers(0, 5))
 def test_latent_attention_is_attention_to_latent_and_rope_side_by_side(contexts, seed):
     latent, rope = sequences(contexts, 1, 8, seed), sequences(contexts, 1, 4, seed + 1)
@@ -162,7 +162,7 @@ def test_long_batches_are_computed_in_parts(monkeypatch):
     torch.testing.assert_close(results[0], results[2])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(LENGTHS, some.data(), some.integers(0, 5))
 def test_ring_attention_merges_parts(lengths, data, seed):
     """Causal attention to own keys, then to earlier keys, equals attention to all of them."""
@@ -237,7 +237,7 @@ def test_fusion_attention_in_every_layout(layout, sparse_mode):
     assert_like_reference(operator, reference, inputs)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(LENGTHS, some.sampled_from([0, 3, 4]), some.integers(0, 5))
 def test_fusion_attention_of_packed_sequences(lengths, sparse_mode, seed):
     torch.manual_seed(seed)

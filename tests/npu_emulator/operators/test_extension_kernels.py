@@ -36,7 +36,7 @@ def assert_near(found, expected, tolerance=1e-5):
     torch.testing.assert_close(found.cpu().double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(some_sizes, some.sampled_from(["totals", "numbers", "list"]))
 def test_grouped_products_and_their_gradients(sizes, form):
     x, weight, gradient, totals = grouped(sizes)
@@ -53,7 +53,7 @@ def test_grouped_products_and_their_gradients(sizes, form):
     assert torch.equal(again, got_of_x) and none == nothing == none_again == []
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(some_sizes)
 def test_gradients_are_added_to_a_total_in_float32(sizes):
     x, weight, gradient, totals = grouped(sizes)

@@ -78,7 +78,7 @@ def test_gradients_in_every_layout(layout, sparse_mode, call):
         close(wrong[0], laid(expected_gradients(states, weights, hidden)[0]))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(some.lists(some.tuples(some.integers(1, 5), some.integers(0, 4)), min_size=1, max_size=4),
        some.sampled_from([0, 2, 3]), some.sampled_from([by_name, by_position]))  # fmt: skip
 def test_gradients_of_packed_sequences(lengths, sparse_mode, call):

@@ -35,7 +35,7 @@ def running(lengths):
     return torch.tensor(lengths).cumsum(0).tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(LENGTHS, HEADS, some.sampled_from(["BSH", "BSND", "BNSD", "TND"]), some.sampled_from([0, 2, 3]),
        some.integers(0, 99))  # fmt: skip
 def test_every_layout_and_causal_rule(lengths, heads, layout, sparse_mode, seed):
@@ -75,7 +75,7 @@ PAGES = {
 }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(some.lists(some.integers(0, 9), min_size=1, max_size=5), some.sampled_from(sorted(PAGES)), some.integers(0, 99))
 def test_decoding_latent_attention_from_pages(contexts, pages, seed):
     """As a DeepSeek decodes: one query each, one head of keys, which are the values too, and rotary parts beside."""
@@ -95,7 +95,7 @@ def test_decoding_latent_attention_from_pages(contexts, pages, seed):
         close(output[row].view(1, 3, 32), naive(query, key, k, lambda i, j: True)[0])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(LENGTHS, some.integers(0, 99))
 def test_several_new_tokens_from_pages(lengths, seed):
     lengths = [(new, max(new, context)) for new, context in lengths]
@@ -145,7 +145,7 @@ def test_what_it_does_not_do_is_said():
         )  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(LENGTHS, HEADS, some.sampled_from(["BSH", "BSND", "BNSD"]), some.sampled_from([0, 2, 3]), some.integers(0, 99))
 def test_attention_of_whole_prompts(lengths, heads, layout, sparse_mode, seed):
     new, contexts = (list(column) for column in zip(*lengths, strict=True))
@@ -171,7 +171,7 @@ def test_prompts_without_lengths_see_all_but_what_the_mask_hides():
             close(output[row].unflatten(-1, (2, 8)), naive(q[row], k[row], v[row], visible)[0])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(some.lists(some.integers(1, 9), min_size=1, max_size=4), HEADS, some.sampled_from(["BSH", "BSND", "BNSD"]),
        some.booleans(), some.integers(0, 99))  # fmt: skip
 def test_attention_of_one_token_a_sequence(contexts, heads, layout, in_pages, seed):

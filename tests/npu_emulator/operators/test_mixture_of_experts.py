@@ -70,7 +70,7 @@ def test_softmax_gating_marks_finished_tokens():
     assert rows.tolist() == [[token, 4 + token] for token in range(4)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(some.integers(1, 9), some.integers(1, 4), some.integers(4, 40), some.integers(0, 99))
 def test_routing_there_and_back_equals_a_loop_over_experts(tokens, k, experts, seed):
     torch.manual_seed(seed)
@@ -102,7 +102,7 @@ def test_routing_there_and_back_equals_a_loop_over_experts(tokens, k, experts, s
     torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(some.integers(1, 9), some.integers(1, 4), some.integers(0, 99))
 def test_permutation_and_its_inverse_with_gradients(tokens, k, seed):
     torch.manual_seed(seed)
@@ -127,7 +127,7 @@ def test_dropped_tokens_give_nothing():
     assert torch_npu.npu_moe_token_unpermute(rows, position).tolist() == [[1, 1], [1, 1], [0, 0]]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(some.lists(some.integers(0, 5), min_size=1, max_size=12), some.integers(0, 99), some.booleans())
 def test_grouped_products_of_rows_and_of_inner_dimensions(sizes, seed, half):
     torch.manual_seed(seed)

@@ -38,7 +38,7 @@ def test_every_code_equals_the_formula(scale):
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_box_equals_the_same_part_of_the_formula(data):
     rows, columns = data.draw(st.integers(1, 400)), data.draw(st.integers(1, 400))
     values, scales = random_weight(rows, columns, data.draw(st.integers(0, 1000)))

@@ -63,7 +63,7 @@ def load(folder: Path, shape: DeepseekV3Shape = SMALL) -> int:
     )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(layout_pairs())
 def test_every_rank_loads_its_boxes(checkpoint: Path, pair: tuple[TrainPlacement, RolloutPlacement]) -> None:
     train, rollout = pair
@@ -129,7 +129,7 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Quantised:
 
 
 @pytest.mark.slow
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(layout_pairs((1, 2, 4, 6)))
 def test_fp8_boxes_are_the_formulas(quantised: Quantised, pair: tuple[TrainPlacement, RolloutPlacement]) -> None:
     full, shape, (train, rollout) = quantised.full, QUANTISED.shape, pair

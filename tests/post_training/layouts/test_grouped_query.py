@@ -31,7 +31,7 @@ def fits(pair: Pair) -> bool:
     return SMALL.kv_heads % train.tp == 0 and (SMALL.kv_heads % rollout.tp == 0 or rollout.tp % SMALL.kv_heads == 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layout_pairs(), st.sampled_from(SHAPES))
 def test_the_table_equals_the_naive_reference(pair: Pair, shape: GroupedQueryShape) -> None:
     train, rollout = pair
@@ -43,7 +43,7 @@ def test_the_table_equals_the_naive_reference(pair: Pair, shape: GroupedQuerySha
         assert_table_describes(table(shape).vllm_ascend(rollout, rank), state, full)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(layout_pairs(worlds=(1, 2, 3, 6, 12)), st.sampled_from(SHAPES), st.sampled_from([3000, 1 << 30]))
 def test_random_layouts_are_exact(pair: Pair, shape: GroupedQueryShape, bucket_bytes: int) -> None:
     train, rollout = pair

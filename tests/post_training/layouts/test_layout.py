@@ -24,7 +24,7 @@ def assert_table_describes(pieces: list[Piece], state: State, full: State = FULL
     assert all(bool((count == 1).all()) for count in seen.values()), [k for k, v in seen.items() if (v != 1).any()]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layout_pairs())
 def test_tables_equal_the_naive_reference(pair: tuple[TrainPlacement, RolloutPlacement]) -> None:
     train, rollout = pair
@@ -33,7 +33,7 @@ def test_tables_equal_the_naive_reference(pair: tuple[TrainPlacement, RolloutPla
         assert_table_describes(vllm_ascend(SMALL, rollout, rank), rollout_state(FULL, SMALL, rollout, rank))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layout_pairs())
 def test_ranks_together_hold_every_element(pair: tuple[TrainPlacement, RolloutPlacement]) -> None:
     for pieces_of, placement in zip((megatron, vllm_ascend), pair, strict=True):

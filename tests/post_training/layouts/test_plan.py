@@ -50,7 +50,7 @@ def reshard(
     return outcome
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(layout_pairs(worlds=(1, 2, 3, 4, 6, 8, 12)), st.sampled_from([3000, 7000, 1 << 30]), st.sampled_from([2, 3, 99]))
 def test_random_layouts_are_exact_and_bounded(pair: Pair, bucket_bytes: int, per_node: int) -> None:
     nodes = [rank // per_node for rank in range(pair[0].world_size)]
@@ -59,7 +59,7 @@ def test_random_layouts_are_exact_and_bounded(pair: Pair, bucket_bytes: int, per
     assert max(sizes, default=0) <= bucket_bytes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layout_pairs(worlds=(2, 3, 4, 6, 8, 12)), st.sampled_from([1, 2, 3, 99]))
 def test_each_missing_element_is_sent_once(pair: Pair, per_node: int) -> None:
     """Against a naive count: a rank receives what it needs and does not hold itself, and nothing else."""

@@ -53,7 +53,7 @@ def chosen_by_the_fused_operator(logits: torch.Tensor, bias: torch.Tensor | None
     return [set(row) for row in experts.cpu().tolist()]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     tokens=st.integers(1, 70),
     scale=st.sampled_from([0.0, 0.1, 10.0, 1e4]),

@@ -89,7 +89,7 @@ RUNS = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(RUNS)
 def test_every_group_is_trained_on_once_and_whole_and_no_token_is_too_old(run):
     (batch, multiple), threshold, max_steps, steps, answers, longest = run
@@ -104,7 +104,7 @@ def test_every_group_is_trained_on_once_and_whole_and_no_token_is_too_old(run):
     assert oldest(found) <= max_steps
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(RUNS)
 def test_with_a_threshold_of_1_the_steps_are_those_without(run):
     (batch, multiple), _, max_steps, steps, answers, longest = run

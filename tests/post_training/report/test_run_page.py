@@ -85,6 +85,19 @@ def test_the_page_tells_what_the_folder_holds(tmp_path):
     assert "hidden-secret" not in render_page(run) and "wandb_api_key: '***'" in text
 
 
+@pytest.mark.parametrize(
+    ("trainer", "said"),
+    [({"n_gpus_per_node": 16, "nnodes": 16}, "on 256 dies,"), ({"n_gpus_per_node": 8}, "on 8 dies,"),
+     ({"nnodes": 2}, "on 0 dies,")],
+)  # fmt: skip
+def test_the_dies_are_those_of_all_nodes(tmp_path, trainer, said):
+    run = write_run(tmp_path / "run")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["trainer"] = {"total_training_steps": 5} | trainer
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert said in render_page(run)
+
+
 def test_a_response_is_text_and_nothing_else(tmp_path):
     page = render_page(write_run(tmp_path / "run"))
     strict = StrictPage(page)  # an address would raise

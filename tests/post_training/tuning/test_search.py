@@ -143,6 +143,8 @@ def test_a_search_ends_where_everything_has_been_tried(tmp_path):
     with opened(tmp_path, objective(lambda settings, trial: settings["size"]), 40, 0, {}) as study:
         Search(few, lambda settings: None, objective(lambda settings, trial: settings["size"]), 40).carry_out(study)
     assert counted(study) == 2 and best_of(study).value == 2
+    last_new = max(trial.number for trial in study.trials if outcome_of(trial) != REPEATED)
+    assert len(study.trials) == last_new + 1 + 25  # so many in a row were known
 
 
 def test_a_new_search_begins_with_what_is_configured(tmp_path):

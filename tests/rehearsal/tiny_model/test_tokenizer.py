@@ -15,7 +15,7 @@ def token_ids(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text())
 def test_any_text_comes_back(text):
     assert TOKENIZER.decode(token_ids(text)) == text

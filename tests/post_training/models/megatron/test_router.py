@@ -17,7 +17,7 @@ def naive_choice(scores: list[float], num_groups: int, groups_per_token: int, ex
     return set(sorted(allowed, key=lambda expert: -scores[expert])[:experts_per_token])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     groups=st.sampled_from([(1, 1), (4, 1), (4, 2), (8, 4), (8, 8)]),

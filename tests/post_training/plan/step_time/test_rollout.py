@@ -25,7 +25,7 @@ JOB = replace(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.floats(0.02, 0.98))
 def test_lengths_have_the_mean_that_was_asked_for(mean):
     lengths = rollout._quantiles((np.arange(20000) + 0.5) / 20000, mean)
@@ -46,7 +46,7 @@ def test_more_sequences_than_places_follow_one_another():
     assert sum(moment.steps for moment in moments) == pytest.approx(200)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 5))
 def test_places_are_taken_as_a_plain_queue_takes_them(lengths, slots):
     starts = rollout._starts(np.array([lengths], dtype=float), slots)[0]

@@ -269,11 +269,14 @@ def slow_receiver():
         server.shutdown()
 
 
-def test_a_receiver_that_does_not_answer_holds_no_step_up(slow_receiver):
+def test_a_receiver_that_does_not_answer_holds_no_step_up_and_no_end(slow_receiver):
     address, received, release = slow_receiver
     alerts = Alerts(rules(a={"metric": "x", "above": 1, "then": "webhook"}), lambda alert: None, address)
+    known = set(threading.enumerate())
     alerts.take(1, {"x": 2})  # returns although nobody has answered, since that waits for what follows here
     assert not release.is_set()
+    # Python waits at its end for every thread that is not a daemon.
+    assert all(thread.daemon for thread in set(threading.enumerate()) - known)
     until = time.monotonic() + 20
     while not received and time.monotonic() < until:
         time.sleep(0.01)

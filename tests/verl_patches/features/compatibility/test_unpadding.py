@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from verl_patches.features.compatibility.unpadding import pad_input, unpad_input
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     mask=st.integers(1, 7).flatmap(
         lambda length: st.lists(st.lists(st.booleans(), min_size=length, max_size=length), min_size=1, max_size=4)

@@ -67,10 +67,10 @@ def interrupted(everything: list[Sequence]) -> int:
 
 
 def exhaustively(test):
-    return settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)(test)
+    return settings(max_examples=10_000, suppress_health_check=list(HealthCheck), derandomize=True)(test)
 
 
-@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=SCHEDULES, suppress_health_check=list(HealthCheck))
 @given(schedules())
 def test_all_ranks_make_the_same_forwards(schedule):
     check_schedule(*schedule)

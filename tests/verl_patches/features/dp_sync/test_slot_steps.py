@@ -122,7 +122,7 @@ lengths_of_ranks = st.integers(2, 4).flatmap(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths_of_ranks, st.sampled_from([1, 3, 16]), st.sampled_from([(), SIZES]))
 def test_figures_are_those_of_the_lengths(lengths, limit, sizes):
     ranks = Ranks(lengths, limit, sizes)

@@ -23,7 +23,7 @@ def assert_whole(lengths, bins, limit):
         assert total <= limit or len(chosen) == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(lengths=LENGTHS, limit=st.integers(1, 120))
 def test_first_fit_never_leaves_two_that_fit_together(lengths, limit):
     bins = first_fit(lengths, limit)
@@ -32,7 +32,7 @@ def test_first_fit_never_leaves_two_that_fit_together(lengths, limit):
     assert len(two) < 2 or sum(two) > limit
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(lengths=LENGTHS, limit=st.integers(1, 120), more=st.integers(0, 40))
 def test_any_number_that_is_possible_keeps_to_the_limit(lengths, limit, more):
     number = min(len(lengths), len(first_fit(lengths, limit)) + more)

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlay import ConfigurationError
@@ -300,7 +300,7 @@ def steps_of(source, epochs):
 SIZES = st.tuples(st.integers(1, 12), st.integers(1, 4), st.integers(1, 5), st.integers(1, 9), st.integers(1, 3))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(SIZES, st.randoms(use_true_random=False))
 def test_the_steps_are_the_qualified_prompts_in_their_order_cut_into_batches(sizes, random):
     """Naive: go through all prompts, keep those that qualify, cut. However large the waves are."""
@@ -312,7 +312,7 @@ def test_the_steps_are_the_qualified_prompts_in_their_order_cut_into_batches(siz
     assert found == [kept[start : start + batch] for start in range(0, len(kept) - batch + 1, batch)]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(SIZES, st.randoms(use_true_random=False))
 def test_no_prompt_is_lost_and_none_is_trained_twice_in_an_epoch(sizes, random):
     """A prompt that was given back may fail the second time: trained, refused and remaining are all of them, once."""
@@ -376,6 +376,13 @@ def test_bounds_waves_and_larger_waves_than_batches_are_accepted():
     config = compose("rehearsal", [*ON, *more, "+data.gen_batch_size=96"])
     check_configuration(config)
     assert FilterGroups.of(config) == FilterGroups("seq_reward", 10, 0.1, 0.9, "fail")
+
+
+@pytest.mark.parametrize(
+    "bounds", [("lower_bound=0.5", "upper_bound=0.5"), ("lower_bound=0.5",), ("upper_bound=0.5",), ("lower_bound=0",)]
+)
+def test_one_bound_or_two_alike_are_accepted(bounds):
+    check_configuration(compose("rehearsal", [*ON, *(f"{FILTER}.{bound}" for bound in bounds)]))
 
 
 def test_the_recipe_switches_dapo_on_in_a_rehearsal():

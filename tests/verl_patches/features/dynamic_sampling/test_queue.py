@@ -22,7 +22,7 @@ def in_order(rows, epochs):
     return [Prompt(epoch, row) for epoch in range(epochs) for row in order.permutation(epoch)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(1, 9), st.integers(1, 4), st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12))), st.data())
 def test_taking_and_giving_back_is_a_list(rows, epochs, moves, data):
     """The naive queue is the whole list of prompts; a state that went through JSON changes nothing."""

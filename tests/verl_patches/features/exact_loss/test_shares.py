@@ -52,7 +52,7 @@ def cut(draw, sequences, ranks):
         yield [mine[a:b] for a, b in zip([0, *edges], [*edges, len(mine)], strict=True)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), ranks=st.sampled_from([1, 2, 4]), mode=st.sampled_from(MODES))
 def test_any_cut_gives_the_loss_of_one_pass(seed, ranks, mode):
     loss, mask = random_batch(seed, 16)

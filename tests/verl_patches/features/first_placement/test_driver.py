@@ -59,7 +59,7 @@ def in_order(prompts: list[int], n: int) -> list[list[int]]:
     return [[prompt, number] for prompt in prompts for number in range(n)]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.data())
 def test_answers_come_back_in_the_order_of_prompts_and_the_next_epoch_is_placed(data):
     engines, each, n = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))

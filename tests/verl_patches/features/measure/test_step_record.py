@@ -11,7 +11,7 @@ from verl_patches.features.measure import step_record
 from verl_patches.features.measure.step_record import LogProbDifference, StepRecord, agreed, finish_step
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     figures=st.dictionaries(
         st.text(min_size=1, max_size=5), st.floats(min_value=0, allow_nan=False, width=64), min_size=1

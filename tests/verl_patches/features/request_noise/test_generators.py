@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("vllm")
@@ -51,7 +51,6 @@ def sampled(prompts: Sequence[int], parts: Sequence[Sequence[int]], give: Give =
     return [answer[:ANSWER] for answer in answers]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_answers_do_not_depend_on_how_prompts_are_cut(data):
     prompts = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))

@@ -64,7 +64,7 @@ def test_when_generation_is_over_the_cache_leaves_and_nothing_else_does():
 SEQUENCES = st.lists(st.sampled_from([*sorted(set(PHASES) - {"rollout"}), "reshard rollout"]), min_size=1, max_size=8)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SEQUENCES)
 def test_a_phase_has_what_it_needs_and_nothing_leaves_that_it_needs(sequence):
     residency, residents, log = full()
@@ -151,7 +151,7 @@ def test_a_group_that_is_declared_written_is_copied_each_time(monkeypatch):
     assert copied == [("init", 1000), ("values", 1000), ("values", 1000)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SEQUENCES)
 def test_what_leaves_is_called_changed_exactly_if_a_phase_wrote_it_since_it_came(sequence):
     residency, residents, _ = full()

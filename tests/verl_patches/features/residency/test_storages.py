@@ -169,7 +169,7 @@ def test_bits_of_every_dtype(dtype):
     assert torch.equal(tensor.cpu(), expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12))
 def test_storages_are_counted_once(owners):
     bases = [on_device(6) for _ in range(4)]

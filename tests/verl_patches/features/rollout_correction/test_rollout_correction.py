@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from verl import DataProto
 from verl.trainer.ppo.core_algos import compute_policy_loss
@@ -52,7 +51,6 @@ def written_out(batch: DataProto, log_probs: torch.Tensor) -> torch.Tensor:
     return torch.stack(terms).mean()
 
 
-@hypothesis_settings(deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 1000), st.sampled_from([0.0, 0.1, 2.0]))
 def test_verls_loss_has_the_weight_on_every_token(lengths, seed, apart):
     batch = drawn(lengths, seed, apart)

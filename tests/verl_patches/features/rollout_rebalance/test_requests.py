@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("vllm")
@@ -27,7 +27,7 @@ from verl_patches.features.rollout_rebalance.requests import (
     require_movable,
 )
 
-unhurried = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+unhurried = settings(max_examples=50)
 token = st.integers(0, 2**31 - 1)
 log_prob = st.floats(width=32, allow_nan=False)
 

@@ -34,7 +34,7 @@ def held(generations, rank):
     return [each.first + rank * each.share + n for each in generations for n in range(each.share)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(batches())
 def test_every_rank_gets_its_part_in_the_order_of_the_batch(drawn):
     generations, order, replica_of_rank = drawn
@@ -80,7 +80,7 @@ def test_advantages_of_whole_answers_are_one_number_each():
     assert unpacked(column, mask).tolist() == [[0.5, 0.5, 0.5], [-2.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_column_comes_back_where_it_counts(data):
     rows, width = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from verl.trainer.ppo.core_algos import compute_policy_loss
 
@@ -46,7 +46,6 @@ def drawn(lengths: list[int], seed: int, apart: float):
     return log_probs, old, torch.randn(len(lengths), generator=generator, dtype=torch.float64), mask
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 1000), st.sampled_from([0.0, 0.02, 0.3]))
 def test_value_and_gradient_are_those_of_the_paper(lengths, seed, apart):
     log_probs, old, advantages, mask = drawn(lengths, seed, apart)

@@ -120,7 +120,7 @@ def test_arguments_that_are_not_dealt_out_stay_themselves():
     assert positional == [["a", "a"]] and named == {"more": [0, 0]}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=3))
 def test_the_store_holds_what_the_lists_held(lists):
     chunks = [object() for _ in range(4)]

@@ -10,7 +10,7 @@ def log_prob(logits, label):
     return torch.log_softmax(logits, -1)[..., label]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.floats(0.1, 3.0))
 def test_log_prob_and_gradient_are_those_of_the_scaled_distribution(temperature):
     leaf = torch.randn(5, 11, dtype=torch.float64, requires_grad=True)

@@ -91,7 +91,7 @@ def assert_is_one_sentence(said: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 @seed(12)
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=150, database=None)
 @given(data=st.data())
 def test_any_value_of_any_key_is_one_sentence_or_runs(name, data):
     key = data.draw(st.sampled_from(leaves(name)))
@@ -114,7 +114,7 @@ def test_a_value_of_another_type_is_refused_by_its_key(name):
 
 
 @seed(14)
-@settings(max_examples=40, deadline=None, database=None)
+@settings(max_examples=40, database=None)
 @given(data=st.data())
 def test_any_override_of_the_command_line_ends_with_two_and_one_line_or_zero(data):
     key = data.draw(st.sampled_from(leaves(CONFIGURATIONS[0])))
@@ -131,7 +131,7 @@ def test_any_override_of_the_command_line_ends_with_two_and_one_line_or_zero(dat
 
 
 @seed(15)
-@settings(max_examples=80, deadline=None, database=None)
+@settings(max_examples=80, database=None)
 @given(data=st.data())
 def test_a_key_with_a_typo_is_refused_with_the_key_that_was_meant(data):
     key = data.draw(st.sampled_from(sorted(key for key in known_keys() if len(key.rpartition(".")[2]) > 5)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from verl import DataProto
@@ -84,7 +84,6 @@ def batches(draw):
 
 
 @pytest.mark.parametrize(("estimator", "by_deviation"), REFERENCES)
-@settings(deadline=None)
 @given(batches())
 def test_advantages_are_those_of_the_formula(estimator, by_deviation, batch):
     rewards, groups, lengths = batch
