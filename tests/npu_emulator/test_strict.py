@@ -171,6 +171,7 @@ def test_allowed_inputs_compute_in_strict_mode():
     query = torch.randn(1, 1, 4, 8, **on)
     with strict.enabled():
         torch_npu.npu_swiglu(torch_npu.npu_rms_norm(x, gamma)[0]).sum().backward()
+        torch_npu.npu_swiglu(gamma)  # a row alone
         torch_npu.npu_fusion_attention(query, query, query, 1, "BNSD", atten_mask=mask, sparse_mode=2)
         torch_npu.npu_grouped_matmul(
             [x.detach()], [torch.ones(2, 4, 3, **on)], group_list=torch.tensor([1, 1], **on), group_list_type=1,

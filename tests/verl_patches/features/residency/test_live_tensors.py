@@ -33,6 +33,17 @@ def test_model_with_flat_buffers_has_one_parameter_storage_and_its_own_buffers()
     assert len(device_storages(gradient_tensors([chunk]))) == 1
 
 
+def test_a_flat_buffer_is_named_itself_where_megatron_keeps_parameters_in_it():
+    """Without the distributed optimizer it keeps gradients alone in such a buffer."""
+    chunk = FlatBuffers(torch.nn.Linear(4, 4).npu())
+    (buffer,) = chunk.buffers
+    own = list(chunk.module.parameters())
+    first, *others = parameter_tensors([chunk])
+    assert first is buffer.param_data and all(a is b for a, b in zip(others, own, strict=True))
+    buffer.param_data = None
+    assert all(a is b for a, b in zip(parameter_tensors([chunk]), own, strict=True))
+
+
 def test_plain_model():
     module = torch.nn.Linear(4, 4).npu()
     assert len(device_storages(parameter_tensors([module]))) == 2

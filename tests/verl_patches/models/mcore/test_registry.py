@@ -39,6 +39,18 @@ def test_deepseek_v3_never_reaches_upstream():
     assert built == ("config", DEEPSEEK_V3, True, False)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "balanced"),
+    [("DeepseekV3ForCausalLM", True), ("Qwen2ForCausalLM", False), ("Qwen3MoeForCausalLM", False), ("Other", False)],
+)
+def test_only_a_router_of_ours_is_told_to_deal_out_experts(architecture, balanced):
+    """Upstream's configurations refuse a name that they do not know."""
+    model = SimpleNamespace(architectures=[architecture])
+    told = registry.hf_to_balanced_config(arguments, model, "dtype", bf16=True)
+    more = {"moe_router_force_load_balancing": True} if balanced else {}
+    assert told == ((model, "dtype"), {"bf16": True, **more})
+
+
 @pytest.mark.parametrize(("value", "last_stage"), [(True, True), (True, False), (False, True)])
 def test_a_value_model_has_a_head_of_ours_on_its_last_stage(value, last_stage):
     head = SimpleNamespace(ValueHead=lambda config: f"head of {config}")
