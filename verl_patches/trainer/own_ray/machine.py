@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -21,8 +22,9 @@ LOOPBACK = "127.0.0.1"
 _GRACE_S = 10.0
 _KILL_S = 20.0
 # Ray would start a worker for each processor, which nobody asked for, and answer the driver when they are there; for a
-# worker that is not there within a minute, as on a busy machine, it would wait for ever.
-_RAY_SETTINGS = {"prestart_worker_first_driver": False}
+# worker that is not there within a minute, as on a busy machine, it would wait for ever. And it would let every other
+# process of the machine go before its workers, which are those that train (niceness 15).
+_RAY_SETTINGS = {"prestart_worker_first_driver": False, "worker_niceness": 0}
 
 
 @dataclass
@@ -85,6 +87,14 @@ def own_ray(base: str | None = None) -> Iterator[OwnRay]:
         finally:
             with _signals_wait():
                 end_descendants(earlier, _GRACE_S, _KILL_S)
+            _forget_ray_where_errors_are_shown()
+
+
+def _forget_ray_where_errors_are_shown() -> None:
+    """Ray tells its server of an error that ends the process first, and waits a minute for one that is gone."""
+    worker = sys.modules.get("ray._private.worker")
+    if worker is not None and sys.excepthook is worker.custom_excepthook:
+        sys.excepthook = worker.normal_excepthook
 
 
 @contextmanager
