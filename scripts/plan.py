@@ -33,6 +33,7 @@ from post_training.plan.step_time.text import describe_time, time_figures  # noq
 from verl_patches.trainer.configuration_checks.values import resolved  # noqa: E402
 
 CANN_MEMORY = "117MiB"
+_P2P = "P2P_HCCL_BUFFSIZE"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--cluster",
         type=Path,
         default=ROOT / "scripts" / "env" / "a3_256_dies.env",
-        help="the cluster's file, for HCCL_BUFFSIZE (default: scripts/env/a3_256_dies.env)",
+        help="the cluster's file, for HCCL_BUFFSIZE and P2P_HCCL_BUFFSIZE (default: scripts/env/a3_256_dies.env)",
     )
     parser.add_argument(
         "--cann-memory",
@@ -120,13 +121,20 @@ def _speed(text: str) -> float:
 
 
 def outside_torch(cluster: Path, cann_memory: str) -> OutsideTorch:
-    """What is taken from a die beside tensors. HCCL's own default is 200 MB. Raises ValueError for what is no size."""
+    """What is taken from a die beside tensors. HCCL's own default is 200 MB, and torch_npu's for two ranks 20 MB.
+
+    Raises ValueError for what is no size.
+    """
     if not cluster.is_file():
         raise ValueError(f"--cluster: {cluster} is no file; give one like scripts/env/a3_256_dies.env")
-    megabytes = read_environment(cluster).get("HCCL_BUFFSIZE", "200")
-    if not megabytes.isascii() or not megabytes.isdigit() or int(megabytes) < 1:
-        raise ValueError(f"HCCL_BUFFSIZE in {cluster} is {megabytes!r}: give MB, 1 or more")
-    return OutsideTorch(int(megabytes) << 20, _bytes(cann_memory))
+    given = read_environment(cluster)
+    buffers = {"HCCL_BUFFSIZE": given.get("HCCL_BUFFSIZE", "200"), _P2P: given.get(_P2P, "20")}
+    for name, megabytes in buffers.items():
+        least = 0 if name == _P2P else 1  # without buffers of their own two ranks use their group's
+        if not megabytes.isascii() or not megabytes.isdigit() or int(megabytes) < least:
+            raise ValueError(f"{name} in {cluster} is {megabytes!r}: give MB, {least} or more")
+    one, of_two_ranks = (int(megabytes) << 20 for megabytes in buffers.values())
+    return OutsideTorch(one, _bytes(cann_memory), of_two_ranks)
 
 
 def read_model(path: Path) -> dict:

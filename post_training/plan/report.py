@@ -74,9 +74,12 @@ class JobPlan:
         """Everything about a die in bytes, for programs: `phases` as `describe` prints them, `tensors` as torch counts
         them, and the parts of both."""
         parts = asdict(self.device)
+        groups = communicators(self.job)
         outside = {
-            "communicators": len(communicators(self.job)),
+            "communicators": sum(not each.only_sends for each in groups),
             "hccl_buffer": self.machine.outside.hccl_buffer,
+            "p2p_communicators": sum(each.only_sends for each in groups),
+            "p2p_buffer": self.machine.outside.p2p_buffer,
             "cann": self.machine.outside.cann,
         }
         return {"die": self.machine.die, **parts, **outside, "tensors": parts["phases"], "phases": self.peaks()}
@@ -233,9 +236,10 @@ def _phases(plan: JobPlan) -> list[str]:
     lines = [f"GB a die at the peak of a phase, of {plan.machine.die / 1e9:.2f}"]
     lines += [f"  {phase:<16}{size / 1e9:.3f}" for phase, size in plan.peaks().items()]
     if outside:
-        groups = len(communicators(plan.job))
+        sends = [each.only_sends for each in communicators(plan.job)]
+        between_two = f"{sum(sends)} of 2 x {taken.p2p_buffer / 2**20:.0f} MiB, " if any(sends) else ""
         lines.append(
-            f"  in each of them {outside / 1e9:.3f} beside tensors: {groups} communicators of 2 x "
-            f"{taken.hccl_buffer / 2**20:.0f} MiB, and {taken.cann / 2**20:.0f} MiB of CANN"
+            f"  in each of them {outside / 1e9:.3f} beside tensors: {len(sends) - sum(sends)} communicators of 2 x "
+            f"{taken.hccl_buffer / 2**20:.0f} MiB, {between_two}and {taken.cann / 2**20:.0f} MiB of CANN"
         )
     return lines

@@ -271,6 +271,13 @@ def host_bytes(state: State) -> dict[str, int]:
     return {group: sum(map(held, residents)) for group, residents in process_residency()._groups.items()}
 
 
+def bytes_beside_programs(state: State) -> int:
+    """What CANN and HCCL hold of the die themselves, where it counts (the published torch_npu alone)."""
+    import npu_emulator_counters
+
+    return npu_emulator_counters.memory_statistics(torch.npu.current_device())["beside_programs"]
+
+
 def allocated(state: State) -> int:
     """Device bytes allocated now."""
     return torch.npu.memory_allocated()

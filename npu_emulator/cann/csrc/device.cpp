@@ -2,6 +2,8 @@
 // themselves.
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "device.h"
+#include "die_memory.h"
 #include "runtime.h"
 
 namespace cann {
@@ -59,6 +62,25 @@ const std::vector<int>& visible_dies() {
 
 // A context is told by its address alone.
 char contexts[npu::kMaxDevices];
+
+// What a process takes of each die that it chooses, before anything is asked for (NPU_EMULATOR_CONTEXT_MB).
+std::array<bool, npu::kMaxDevices> has_context{};
+std::mutex contexts_mutex;
+size_t context_bytes() {
+  static const size_t bytes = static_cast<size_t>(npu::environment_integer("NPU_EMULATOR_CONTEXT_MB", 0)) << 20;
+  return bytes;
+}
+bool take_context(int die) {
+  std::lock_guard<std::mutex> guard(contexts_mutex);
+  if (!context_bytes() || has_context[die]) return true;
+  return has_context[die] = take_beside_programs(die, context_bytes());
+}
+void give_back_context(int die) {
+  std::lock_guard<std::mutex> guard(contexts_mutex);
+  if (!has_context[die]) return;
+  has_context[die] = false;
+  give_back_beside_programs(die, context_bytes());
+}
 
 }  // namespace
 
@@ -112,13 +134,20 @@ CANN_API aclError aclrtSetDevice(int32_t device) {
     return fail(ACL_ERROR_RT_INVALID_DEVICEID,
                 "device " + std::to_string(device) + " is not one of the " + std::to_string(count) +
                     " that this process sees (ASCEND_RT_VISIBLE_DEVICES, NPU_EMULATOR_DEVICES)");
+  if (!take_context(die_of(device)))
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "die " + std::to_string(die_of(device)) + " has not the " +
+                                                    std::to_string(context_bytes() >> 20) +
+                                                    " MiB that a process takes of it (NPU_EMULATOR_CONTEXT_MB)");
   is_used = true;
   chosen = device;
   return ACL_SUCCESS;
 }
 // Whether this process has chosen a device.
 CANN_API int npu_emulator_cann_is_used() { return is_used; }
-CANN_API aclError aclrtResetDevice(int32_t) { return ACL_SUCCESS; }
+CANN_API aclError aclrtResetDevice(int32_t device) {
+  if (device >= 0 && device < static_cast<int>(visible_dies().size())) give_back_context(die_of(device));
+  return ACL_SUCCESS;
+}
 CANN_API aclError aclrtGetDevice(int32_t* device) {
   if (chosen < 0) return ACL_ERROR_RT_CONTEXT_NULL;
   *device = chosen;

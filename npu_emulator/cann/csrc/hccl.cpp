@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 
+#include "device.h"
 #include "meters.h"
 #include "operators.h"
 #include "shared_group.h"
@@ -82,8 +83,12 @@ const char* kind_of(const std::string& function) {
   return kinds.at(function);
 }
 
-// Does `work` on the stream, which counts itself.
-HcclResult submit_guarded(const char* name, aclrtStream stream, std::function<void()> work) {
+// Does `work` of a communicator on the stream, which counts itself.
+HcclResult submit_guarded(const char* name, SharedGroup& ranks, aclrtStream stream, std::function<void()> work) {
+  if (!ranks.has_buffers()) {
+    fail(HCCL_E_MEMORY, ranks.words_for_no_buffers());
+    return HCCL_E_MEMORY;
+  }
   const auto guarded = [work = std::move(work)] {
     const HostKernels guard;
     work();
@@ -99,8 +104,8 @@ HcclResult submit_guarded(const char* name, aclrtStream stream, std::function<vo
 }
 
 // Does `work` on the stream and counts it: `bytes` are those that this rank gives, or, for a receive, gets.
-HcclResult call(const char* name, const SharedGroup& ranks, size_t bytes, aclrtStream stream, std::function<void()> work) {
-  return submit_guarded(name, stream, [kind = kind_of(name), size = ranks.ranks, bytes, work = std::move(work)] {
+HcclResult call(const char* name, SharedGroup& ranks, size_t bytes, aclrtStream stream, std::function<void()> work) {
+  return submit_guarded(name, ranks, stream, [kind = kind_of(name), size = ranks.ranks, bytes, work = std::move(work)] {
     work();
     npu::meters::count_collective(kind, size, static_cast<int64_t>(bytes));
   });
@@ -136,11 +141,19 @@ uint64_t end_of(const std::vector<uint64_t>& counts, const std::vector<uint64_t>
   return end;
 }
 
-HcclResult join(const HcclRootInfo* root, uint32_t ranks, uint32_t rank, HcclComm* communicator) {
+// The size of one buffer of a communicator: of its configuration, where torch_npu puts HCCL_BUFFSIZE or, for two
+// ranks that only send to each other, P2P_HCCL_BUFFSIZE; or else HCCL_BUFFSIZE, or 200 MiB (CANN's environment variables).
+size_t buffer_bytes(const HcclCommConfig* config) {
+  const auto mebibytes = config ? config->hcclBufferSize : npu::environment_integer("HCCL_BUFFSIZE", 200);
+  return static_cast<size_t>(mebibytes) << 20;
+}
+
+HcclResult join(const HcclRootInfo* root, uint32_t ranks, uint32_t rank, const HcclCommConfig* config,
+                HcclComm* communicator) {
   try {
     Meeting meeting;
     std::memcpy(&meeting, root->internal, sizeof meeting);
-    *communicator = new SharedGroup(meeting, static_cast<int>(ranks), static_cast<int>(rank));
+    *communicator = new SharedGroup(meeting, static_cast<int>(ranks), static_cast<int>(rank), buffer_bytes(config));
     return HCCL_SUCCESS;
   } catch (const c10::Error& error) {
     fail(HCCL_E_TIMEOUT, error.what_without_backtrace());
@@ -194,11 +207,11 @@ HCCL_API HcclResult HcclGetRootInfo(HcclRootInfo* root) {
   }
 }
 HCCL_API HcclResult HcclCommInitRootInfo(uint32_t ranks, const HcclRootInfo* root, uint32_t rank, HcclComm* out) {
-  return join(root, ranks, rank, out);
+  return join(root, ranks, rank, nullptr, out);
 }
 HCCL_API HcclResult HcclCommInitRootInfoConfig(uint32_t ranks, const HcclRootInfo* root, uint32_t rank,
-                                               const HcclCommConfig*, HcclComm* out) {
-  return join(root, ranks, rank, out);
+                                               const HcclCommConfig* config, HcclComm* out) {
+  return join(root, ranks, rank, config, out);
 }
 HCCL_API HcclResult HcclCommInitAll(uint32_t, int32_t*, HcclComm*) {
   fail(HCCL_E_NOT_SUPPORT, "HcclCommInitAll, several devices in one process, is not emulated");
@@ -347,7 +360,7 @@ HCCL_API HcclResult HcclBatchSendRecv(HcclSendRecvItem* items, uint32_t count, H
     const size_t bytes = item->count * width(item->dataType);
     messages.push_back({item->sendRecvType == HCCL_RECV, item->buf, bytes, static_cast<int>(item->remoteRank)});
   }
-  return submit_guarded("HcclBatchSendRecv", stream, [=, &ranks] {
+  return submit_guarded("HcclBatchSendRecv", ranks, stream, [=, &ranks] {
     auto landed = messages;
     for (auto& message : landed)
       if (message.is_received) message.data = landing(message.data, message.bytes);

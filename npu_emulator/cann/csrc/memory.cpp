@@ -8,10 +8,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <new>
 
 #include "device.h"
+#include "die_memory.h"
+#include "frames.h"
 #include "meters.h"
 #include "node.h"
 #include "runtime.h"
@@ -21,7 +24,10 @@ using namespace cann;
 
 namespace {
 
+// Of addresses. CANN promises 64 bytes; its pages begin at more.
 constexpr size_t kAlignment = 512;
+// What aclrtMalloc adds to a size, after it has made that a multiple of as many.
+constexpr size_t kGrain = 32;
 
 int64_t capacity() {
   static const int64_t bytes = npu::environment_integer("NPU_EMULATOR_CAPACITY_MB", 4096) << 20;
@@ -30,9 +36,9 @@ int64_t capacity() {
 
 int current_die() { return die_of(std::max(chosen_device(), 0)); }
 
-// What this process holds of each die, in bytes, and how often it asked for memory.
+// What this process holds of each die, in bytes, how much of it is CANN's own, and how often it asked for memory.
 struct Usage {
-  std::atomic<int64_t> held{0}, peak{0}, watermark{0}, allocations{0}, frees{0}, refusals{0};
+  std::atomic<int64_t> held{0}, beside_programs{0}, peak{0}, watermark{0}, allocations{0}, frees{0}, refusals{0};
 };
 Usage usages[npu::kMaxDevices];
 
@@ -42,22 +48,41 @@ void raise_to(std::atomic<int64_t>& highest, int64_t value) {
   }
 }
 
-// Charges a die with memory; false, and nothing charged, where it has too little.
-bool charge(int die, size_t bytes) {
+// Charges a die with frames; false, and nothing charged, where it has too few.
+bool take_frames(int die, int64_t frames) {
   auto& usage = usages[die];
-  if (!npu::node::reserve(die, static_cast<int64_t>(bytes), capacity())) {
-    ++usage.refusals;
-    return false;
-  }
-  const auto held = usage.held += static_cast<int64_t>(bytes);
-  ++usage.allocations;
+  const auto bytes = frames * static_cast<int64_t>(kFrameBytes);
+  if (!npu::node::reserve(die, bytes, capacity())) return false;
+  const auto held = usage.held += bytes;
   raise_to(usage.peak, held);
   raise_to(usage.watermark, held);
   return true;
 }
-void discharge(int die, size_t bytes) {
-  npu::node::release(die, static_cast<int64_t>(bytes));
-  usages[die].held -= static_cast<int64_t>(bytes);
+void give_back_frames(int die, int64_t frames) {
+  const auto bytes = frames * static_cast<int64_t>(kFrameBytes);
+  npu::node::release(die, bytes);
+  usages[die].held -= bytes;
+}
+
+Frames& frames_of(int die) {
+  static auto* all = [] {
+    auto* made = new std::array<std::unique_ptr<Frames>, npu::kMaxDevices>();
+    for (int each = 0; each < npu::kMaxDevices; ++each)
+      (*made)[each] = std::make_unique<Frames>([each](int64_t frames) { return take_frames(each, frames); },
+                                               [each](int64_t frames) { give_back_frames(each, frames); });
+    return made;
+  }();
+  return *(*all)[die];
+}
+
+// Memory of a die for one block, counted; none where the die has too little.
+std::optional<Pages> charge(int die, size_t bytes, aclrtMemMallocPolicy policy) {
+  auto pages = frames_of(die).take(bytes, policy);
+  ++(pages ? usages[die].allocations : usages[die].refusals);
+  return pages;
+}
+void discharge(int die, const Pages& pages) {
+  frames_of(die).give_back(pages);
   ++usages[die].frees;
 }
 
@@ -72,11 +97,12 @@ void count_copy(const void* to, const void* from, size_t bytes) {
 struct Block {
   int die;
   size_t bytes;
+  Pages pages;
 };
 
 struct Physical {
   int die;
-  size_t bytes;
+  Pages pages;
   int file;
 };
 
@@ -84,16 +110,13 @@ class Ledger {
  public:
   void add(void* address, Block block) {
     std::lock_guard<std::mutex> guard(mutex_);
-    blocks_[address] = block;
+    blocks_[address] = std::move(block);
   }
   // The block that began at `address`, now forgotten; with 0 bytes if there is none.
   Block take(void* address) {
     std::lock_guard<std::mutex> guard(mutex_);
-    const auto found = blocks_.find(address);
-    if (found == blocks_.end()) return {0, 0};
-    const auto block = found->second;
-    blocks_.erase(found);
-    return block;
+    auto found = blocks_.extract(address);
+    return found ? std::move(found.mapped()) : Block{0, 0, {}};
   }
   bool holds(const void* address) {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -127,15 +150,18 @@ aclError refuse_memory(size_t bytes, int die) {
                   " MiB of die " + std::to_string(die) + " (NPU_EMULATOR_CAPACITY_MB)");
 }
 
-aclError allocate(void** address, size_t bytes) {
+// `more` bytes are added to what is asked for, in multiples of kGrain.
+aclError allocate(void** address, size_t bytes, size_t more, aclrtMemMallocPolicy policy) {
+  if (!address || !bytes) return fail(ACL_ERROR_INVALID_PARAM, "aclrtMalloc of nothing, or to nowhere");
   const int die = current_die();
-  const size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  if (!charge(die, size)) return refuse_memory(bytes, die);
-  if (posix_memalign(address, kAlignment, size)) {
-    discharge(die, size);
+  const size_t size = (bytes + kGrain - 1) / kGrain * kGrain + more;
+  auto pages = charge(die, size, policy);
+  if (!pages) return refuse_memory(bytes, die);
+  if (posix_memalign(address, kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment)) {
+    discharge(die, *pages);
     return refuse_memory(bytes, die);
   }
-  device_blocks().add(*address, {die, size});
+  device_blocks().add(*address, {die, size, std::move(*pages)});
   return ACL_SUCCESS;
 }
 
@@ -145,6 +171,18 @@ bool cann::is_on_device(const void* address) {
   return device_blocks().holds(address) || reserved_addresses().holds(address);
 }
 
+bool cann::take_beside_programs(int die, size_t bytes) {
+  const auto frames = static_cast<int64_t>((bytes + kFrameBytes - 1) / kFrameBytes);
+  if (!take_frames(die, frames)) return false;
+  usages[die].beside_programs += frames * static_cast<int64_t>(kFrameBytes);
+  return true;
+}
+void cann::give_back_beside_programs(int die, size_t bytes) {
+  const auto frames = static_cast<int64_t>((bytes + kFrameBytes - 1) / kFrameBytes);
+  give_back_frames(die, frames);
+  usages[die].beside_programs -= frames * static_cast<int64_t>(kFrameBytes);
+}
+
 CANN_API aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free, size_t* total) {
   int64_t held = 0;
   for (const auto& holder : npu::node::holders(current_die())) held += holder.bytes;
@@ -152,16 +190,18 @@ CANN_API aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free, size_t* total) {
   *free = held < capacity() ? static_cast<size_t>(capacity() - held) : 0;
   return ACL_SUCCESS;
 }
-CANN_API aclError aclrtMalloc(void** address, size_t bytes, aclrtMemMallocPolicy) { return allocate(address, bytes); }
-CANN_API aclError aclrtMallocAlign32(void** address, size_t bytes, aclrtMemMallocPolicy) {
-  return allocate(address, bytes);
+CANN_API aclError aclrtMalloc(void** address, size_t bytes, aclrtMemMallocPolicy policy) {
+  return allocate(address, bytes, kGrain, policy);
+}
+CANN_API aclError aclrtMallocAlign32(void** address, size_t bytes, aclrtMemMallocPolicy policy) {
+  return allocate(address, bytes, 0, policy);
 }
 CANN_API aclError aclrtFree(void* address) {
   if (!address) return ACL_SUCCESS;
   const auto block = device_blocks().take(address);
   if (!block.bytes) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtFree of an address that aclrtMalloc did not give");
   std::free(address);
-  discharge(block.die, block.bytes);
+  discharge(block.die, block.pages);
   return ACL_SUCCESS;
 }
 
@@ -209,7 +249,7 @@ CANN_API aclError aclrtCmoAsync(void*, size_t, aclrtCmoType, aclrtStream) { retu
 CANN_API aclError aclrtReserveMemAddress(void** address, size_t bytes, size_t, void*, uint64_t) {
   *address = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (*address == MAP_FAILED) return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no addresses are left to reserve");
-  reserved_addresses().add(*address, {0, bytes});
+  reserved_addresses().add(*address, {0, bytes, {}});
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtReleaseMemAddress(void* address) {
@@ -219,27 +259,29 @@ CANN_API aclError aclrtReleaseMemAddress(void* address) {
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtMemGetAllocationGranularity(const aclrtPhysicalMemProp*, int, size_t* bytes) {
-  *bytes = size_t{2} << 20;
+  *bytes = kFrameBytes;
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtMallocPhysical(aclrtDrvMemHandle* handle, size_t bytes, const aclrtPhysicalMemProp* properties,
                                       uint64_t) {
+  if (!bytes) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMallocPhysical of nothing");
   const bool is_on_device = properties && properties->location.type == ACL_MEM_LOCATION_TYPE_DEVICE;
   const int die = is_on_device ? die_of(static_cast<int>(properties->location.id)) : current_die();
-  if (!charge(die, bytes)) return refuse_memory(bytes, die);
+  auto pages = charge(die, bytes, ACL_MEM_MALLOC_HUGE_ONLY);
+  if (!pages) return refuse_memory(bytes, die);
   const int file = memfd_create("npu_emulator", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, static_cast<off_t>(bytes))) {
     if (file >= 0) close(file);
-    discharge(die, bytes);
+    discharge(die, *pages);
     return refuse_memory(bytes, die);
   }
-  *handle = new Physical{die, bytes, file};
+  *handle = new Physical{die, std::move(*pages), file};
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtFreePhysical(aclrtDrvMemHandle handle) {
   auto* physical = static_cast<Physical*>(handle);
   close(physical->file);
-  discharge(physical->die, physical->bytes);
+  discharge(physical->die, physical->pages);
   delete physical;
   return ACL_SUCCESS;
 }
@@ -248,7 +290,7 @@ CANN_API aclError aclrtMapMem(void* address, size_t bytes, size_t offset, aclrtD
   const auto* mapped = mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, physical->file,
                             static_cast<off_t>(offset));
   if (mapped != address) return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "aclrtMapMem could not map physical memory");
-  mappings().add(address, {0, bytes});
+  mappings().add(address, {0, bytes, {}});
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtUnmapMem(void* address) {
@@ -258,9 +300,10 @@ CANN_API aclError aclrtUnmapMem(void* address) {
   return ACL_SUCCESS;
 }
 
-CANN_API void npu_emulator_cann_memory(int device, int64_t numbers[6]) {
+CANN_API void npu_emulator_cann_memory(int device, int64_t numbers[7]) {
   const auto& usage = usages[die_of(device)];
-  const std::array<int64_t, 6> now{capacity(), usage.held, usage.peak, usage.allocations, usage.frees, usage.refusals};
+  const std::array<int64_t, 7> now{capacity(), usage.held,  usage.peak,           usage.allocations,
+                                   usage.frees, usage.refusals, usage.beside_programs};
   std::copy(now.begin(), now.end(), numbers);
 }
 // The most that this process has held of a device since the last call; from now on counted from `lowest`, or what it holds.

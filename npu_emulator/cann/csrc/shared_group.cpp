@@ -16,6 +16,10 @@
 #include <fstream>
 #include <mutex>
 
+#include "device.h"
+#include "die_memory.h"
+#include "runtime.h"
+
 namespace cann {
 
 namespace {
@@ -77,11 +81,16 @@ Meeting make_meeting() {
   const int file = memfd_create("npu_emulator_hccl", MFD_CLOEXEC);
   constexpr size_t kRoom = size_t{1} << 20;
   TORCH_CHECK(file >= 0 && ftruncate(file, kRoom) == 0, "HCCL: no shared memory: ", std::strerror(errno));
-  return {getpid(), file};
+  static std::atomic<int> made{0};
+  return {getpid(), file, ++made};
 }
 
-SharedGroup::SharedGroup(Meeting meeting, int its_ranks, int its_rank)
-    : ranks(its_ranks), rank(its_rank), name(std::to_string(meeting.process) + "-" + std::to_string(meeting.file)) {
+SharedGroup::SharedGroup(Meeting meeting, int its_ranks, int its_rank, size_t buffer_bytes)
+    : ranks(its_ranks),
+      rank(its_rank),
+      name(std::to_string(meeting.process) + "-" + std::to_string(meeting.number)),
+      die_(die_of(std::max(chosen_device(), 0))),
+      buffer_bytes_(buffer_bytes) {
   static_assert(sizeof(State) <= size_t{1} << 20);
   TORCH_CHECK(ranks <= kMaxRanks, "HCCL: groups of more than ", kMaxRanks, " ranks are not emulated");
   const bool is_mine = meeting.process == getpid();
@@ -111,6 +120,20 @@ SharedGroup::~SharedGroup() {
       if (area.file >= 0) close(area.file);
     }
   munmap(state_, sizeof(State));
+  if (has_buffers_) give_back_beside_programs(die_, 2 * buffer_bytes_);
+}
+
+bool SharedGroup::has_buffers() {
+  static const bool count = npu::environment_integer("NPU_EMULATOR_HCCL_BUFFERS", 0) != 0;
+  if (!count || ranks == 1) return true;
+  std::lock_guard<std::mutex> guard(buffers_mutex_);
+  return has_buffers_ = has_buffers_ || take_beside_programs(die_, 2 * buffer_bytes_);
+}
+
+std::string SharedGroup::words_for_no_buffers() const {
+  return "the two buffers of " + std::to_string(buffer_bytes_ >> 20) + " MiB of a communicator of " +
+         std::to_string(ranks) + " ranks do not fit into what is left of die " + std::to_string(die_) +
+         ": lower HCCL_BUFFSIZE";
 }
 
 char* SharedGroup::own_area(Area& area, std::atomic<int>& published, size_t bytes) {
@@ -264,6 +287,7 @@ SharedGroup& group_named(const std::string& name) {
   std::lock_guard<std::mutex> guard(groups_mutex);
   const auto found = groups().find(name);
   TORCH_CHECK(found != groups().end(), "there is no communicator ", name, " in this process");
+  TORCH_CHECK(found->second->has_buffers(), found->second->words_for_no_buffers());
   return *found->second;
 }
 

@@ -21,19 +21,26 @@ constexpr int kMaxRanks = 64;
 struct Meeting {
   pid_t process;
   int file;
+  int number;  // of those that the process has made, which tells groups apart: a file's number is used again
 };
 Meeting make_meeting();
 
 class SharedGroup {
  public:
-  // Waits for all ranks. Throws c10::Error, naming the ranks that did not come.
-  SharedGroup(Meeting meeting, int ranks, int rank);
+  // Waits for all ranks. Throws c10::Error, naming the ranks that did not come. `buffer_bytes` is the size of one of the two
+  // buffers that the group takes of the calling thread's die at its first collective (NPU_EMULATOR_HCCL_BUFFERS).
+  SharedGroup(Meeting meeting, int ranks, int rank, size_t buffer_bytes);
   ~SharedGroup();
   SharedGroup(const SharedGroup&) = delete;
   SharedGroup& operator=(const SharedGroup&) = delete;
 
   const int ranks, rank;
   const std::string name;
+
+  // Whether the group has its buffers; takes them if it has not yet. False where the die has too little memory. A group
+  // of one rank only copies (HCCL's executors for one), and is taken to need none.
+  bool has_buffers();
+  std::string words_for_no_buffers() const;
 
   // One collective: gives `bytes` bytes, which `fill` writes, waits until every rank gave its own, and lets `read` look
   // at what any rank gave until it returns.
@@ -69,6 +76,10 @@ class SharedGroup {
   bool try_send(const Message& message);
   bool try_receive(const Message& message);
 
+  const int die_;
+  const size_t buffer_bytes_;
+  bool has_buffers_ = false;
+  std::mutex buffers_mutex_;
   std::mutex one_at_a_time_;  // streams may have threads of their own
   State* state_ = nullptr;
   uint64_t step_ = 0;       // meetings
@@ -77,7 +88,8 @@ class SharedGroup {
   std::map<std::pair<int, int>, Area> channels_;  // by sender and receiver
 };
 
-// The group of this process with that name, for kernels with a collective inside. Throws c10::Error if there is none.
+// The group of this process with that name, for kernels with a collective inside. Throws c10::Error if there is none, or
+// its buffers do not fit into what is left of the die.
 SharedGroup& group_named(const std::string& name);
 
 }  // namespace cann

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 import npu_emulator_engine
 
 _COPY_KINDS, _GRAPH_NUMBERS = 4, 3
-_MEMORY = ("capacity", "allocated", "peak_allocated", "allocations", "frees", "out_of_memory_errors")
+_MEMORY = (
+    "capacity", "allocated", "peak_allocated", "allocations", "frees", "out_of_memory_errors", "beside_programs",
+)  # fmt: skip
 
 
 def _lines(function: str) -> Iterator[str]:
@@ -52,7 +54,10 @@ def device_count() -> int:
 
 
 def memory_statistics(device: int) -> dict[str, int]:
-    """Bytes that this process holds of a device, and how often it was given memory, gave it back and was refused."""
+    """Bytes that this process holds of a device, and how often it was given memory, gave it back and was refused.
+
+    ``beside_programs``: of those bytes, what CANN holds for its context and HCCL for its communicators.
+    """
     return dict(zip(_MEMORY, _numbers("npu_emulator_cann_memory", len(_MEMORY), device), strict=True))
 
 

@@ -12,7 +12,8 @@ from post_training.plan.report import HostMemory, JobPlan, Machine, _recomputed,
 from tests.post_training.plan.test_plan import scaled_plan
 
 GB = 10**9
-MACHINE = Machine(10 * GB, host=45 * GB, disk=200 * GB, outside=OutsideTorch(300 << 20, 117 << 20), storage=5 * GB)
+OUTSIDE = OutsideTorch(300 << 20, 117 << 20, 20 << 20)
+MACHINE = Machine(10 * GB, host=45 * GB, disk=200 * GB, outside=OUTSIDE, storage=5 * GB)
 PHASES = {"idle": GB, "reshard": 2 * GB, "rollout": 9 * GB, "ref": GB // 2, "update": 19 * GB // 2}
 
 
@@ -61,7 +62,7 @@ def test_a_plan_is_printed_to_the_letter():
         "  rollout         9.750",
         "  ref             1.250",
         "  update          10.250",
-        "  in each of them 0.750 beside tensors: 10 communicators of 2 x 300 MiB, and 117 MiB of CANN",
+        "  in each of them 0.750 beside tensors: 8 communicators of 2 x 300 MiB, 2 of 2 x 20 MiB, and 117 MiB of CANN",
         "",
         "host              50 GB a node: 8 away from the dies, up to 30 of Ray's objects, 12 of processes",
         "disk              14 GB of weights; a checkpoint every 20 steps",
@@ -126,11 +127,13 @@ def test_a_hosts_memory_is_what_leaves_the_dies_and_rays_store_and_the_processes
 def test_programs_get_the_parts_of_both_counts():
     figures = plan().device_figures()
     assert figures["tensors"] == PHASES and figures["phases"]["update"] == 41 * GB // 4 and figures["die"] == 10 * GB
-    parts = {name: figures[name] for name in ("communicators", "hccl_buffer", "cann", "outside", "kv_tokens")}
-    assert parts == {
-        "communicators": 10,
+    expected = {
+        "communicators": 8,
         "hccl_buffer": 300 << 20,
+        "p2p_communicators": 2,
+        "p2p_buffer": 20 << 20,
         "cann": 117 << 20,
         "outside": 3 * GB // 4,
         "kv_tokens": 100,
     }
+    assert {name: figures[name] for name in expected} == expected
