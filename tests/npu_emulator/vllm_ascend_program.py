@@ -19,7 +19,7 @@ from pathlib import Path
 
 import npu_emulator_engine
 
-from tests.npu_emulator.cann import engine_calls
+from tests.npu_emulator.cann import operator_names
 from tests.npu_emulator.vllm_ascend_models import write_checkpoint
 from tests.ranks import fork_ranks
 
@@ -275,7 +275,7 @@ def counted() -> dict:
     snapshot = meters.snapshot()
     calls = {name: numbers["calls"] for name, numbers in snapshot["operators"].items()}
     if npu_emulator_engine.selected() == "cann":
-        calls = engine_calls.of_operators(calls)
+        calls = operator_names.of_operators(calls)
     return {what: snapshot["graphs"][what] for what in ("captured", "replayed")} | {"operators": calls}
 
 

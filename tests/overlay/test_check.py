@@ -73,6 +73,13 @@ def test_the_locked_source_is_clean_and_its_copies_are_listed(acme):
     assert verdicts["f"].copied_in == ["acme.user"] and verdicts["LIMIT"].copied_in == []
 
 
+def test_what_another_upstream_has_is_left_to_its_own_check(acme):
+    relied_on = ["other.core:g", "acme.core:helper"]
+    patches = [acme.patch("wrap", "acme.core:f", nothing, relies_on=relied_on)]
+    verdicts = checking.check(patches, acme.lock, PINS, ACME, sources(acme))
+    assert [verdict.target for verdict in verdicts] == ["acme.core:f", "acme.core:helper"]
+
+
 @pytest.mark.parametrize(
     "before, after, expected",
     [

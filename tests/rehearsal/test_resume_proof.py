@@ -116,6 +116,40 @@ def test_the_unbroken_run_is_of_this_command_and_begins_in_an_empty_folder(tmp_p
 
 
 @pytest.mark.parametrize(
+    ("reaches", "statuses", "ends"),
+    [
+        (True, [-9, 0], 3),
+        (False, [-9, 0], "the run ended with -9 before"),
+        (True, [0, 0], "the run ended with 0 before"),
+        (True, [-9, 1], "the run that went on ended with 1"),
+    ],
+)
+def test_a_run_is_killed_once_at_its_point_and_goes_on_from_its_checkpoint(
+    tmp_path, monkeypatch, reaches, statuses, ends
+):
+    resumed, killed = [], []
+
+    def train(shrunk, place, while_running, resumes, signals):
+        resumed.append(resumes)
+        if reaches and not resumes:
+            (shrunk.folder / place / runs_of_a_proof.REACHED_NAME).write_text('{"pid": 7}')
+        while_running()
+        while_running()
+        return statuses[len(resumed) - 1]
+
+    monkeypatch.setattr(runs_of_a_proof.Shrunk, "train", train)
+    monkeypatch.setattr(runs_of_a_proof, "kill_one", lambda process, pid: killed.append((process, pid)))
+    monkeypatch.setattr(runs_of_a_proof, "newest_step", lambda folder: (3, folder))
+    shrunk, point = runs_of_a_proof.Shrunk("one", (), 4, tmp_path, 60.0), Point("worker", Stop("rollout", 2, 0))
+    if ends == 3:
+        assert runs_of_a_proof.train_killed(shrunk, "killed", point, None) == 3
+        assert (resumed, killed) == ([False, True], [("worker", 7)])
+    else:
+        with pytest.raises(runs_of_a_proof.ProofError, match=ends):
+            runs_of_a_proof.train_killed(shrunk, "killed", point, None)
+
+
+@pytest.mark.parametrize(
     ("place", "step", "number", "rank", "held"),
     [
         ("ref", 2, 1, "1", True),
