@@ -31,6 +31,16 @@ def test_labels_are_the_readings_and_the_end_and_nothing_else():
     assert torch.equal(readings.inputs[given], readings.labels[given])
 
 
+def test_before_the_labels_stands_what_verl_sends_to_be_answered():
+    readings = warm_start.encode_readings(TOKENIZER, EXERCISES)
+    for exercise, inputs, labels in zip(EXERCISES, readings.inputs, readings.labels, strict=True):
+        question = [{"role": "user", "content": f"{exercise.problem} {warm_start.INSTRUCTION}"}]
+        prompt = TOKENIZER.apply_chat_template(question, add_generation_prompt=True)
+        for row, asked in zip(inputs.tolist(), labels.tolist(), strict=True):
+            begin = next(place for place, label in enumerate(asked) if label != -100)
+            assert row[:begin] == prompt
+
+
 def test_readings_know_what_was_asked_and_which_answers_are_right():
     readings = warm_start.encode_readings(TOKENIZER, EXERCISES)
     assert [SIGNS[index] for index in readings.asked] == ["+", "*", "*"]
@@ -57,7 +67,7 @@ def test_expected_reward_sums_the_probabilities_of_right_readings(model):
                 places = range(len(prompt), len(row))
                 naive[index] += torch.stack([probabilities[place - 1, row[place]] for place in places]).prod()
     readings = warm_start.encode_readings(TOKENIZER, EXERCISES)
-    assert warm_start.expected_reward(model, readings) == pytest.approx(naive.mean().item(), rel=1e-3)
+    assert warm_start.expected_reward(model, readings) == pytest.approx(naive.mean().item(), rel=1e-3, abs=0)
 
 
 def trained_reward(model: PreTrainedModel, right_sign_share: float) -> float:
