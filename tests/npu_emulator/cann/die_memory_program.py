@@ -121,6 +121,8 @@ def buffers() -> dict[str, object]:
         after(lambda: dist.all_reduce(tensor, group=others[0]))
         after(lambda: dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0))
         others.clear()
+        dist.all_reduce(tensor)  # what was sent has been received
+        torch.npu.synchronize()
         after(dist.destroy_process_group)
     except RuntimeError as error:
         return {"held": held, "error": str(error)}

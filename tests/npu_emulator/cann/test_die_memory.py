@@ -1,25 +1,28 @@
 """Memory of a die as a device has it: pages, and what CANN and HCCL hold beside programs."""
 
 import json
+import os
 
 import pytest
 
 from tests.npu_emulator.cann.engine_process import finish, start
 
 RANKS = 2
+# Dies of their own: other tests of this run hold memory of theirs.
+NODE = {"NPU_EMULATOR_NODE": f"die-memory-{os.getpid()}"}
 OUT_OF_MEMORY, INVALID = 207001, 100000
 
 
 def answer(tmp_path, check: str, **variables: str):
     result = tmp_path / "result.json"
-    finish(start("die_memory_program", result, check, **variables))
+    finish(start("die_memory_program", result, check, **NODE, **variables))
     return json.loads(result.read_text())
 
 
 def of_ranks(tmp_path, check: str = "buffers", **variables: str) -> list:
     results = [tmp_path / f"{rank}.json" for rank in range(RANKS)]
     processes = [
-        start("die_memory_program", result, check, rank, tmp_path / "store", **variables)
+        start("die_memory_program", result, check, rank, tmp_path / "store", **NODE, **variables)
         for rank, result in enumerate(results)
     ]
     for process in processes:
