@@ -4,11 +4,9 @@ The emulator computes with torch's CPU kernels, so what is more than 1 is the pr
 process and in turns, a few milliseconds each, so that whatever else the machine does meets both; a figure is the median
 of the turns, and a ratio the median of the ratios of neighbouring turns. One thread computes.
 
-NPU_EMULATOR_ENGINE chooses the engine: with cann, the published torch_npu on the emulated CANN, whose queue of tasks is
-a second thread that processor time counts.
+torch_npu's queue of tasks is a second thread, which processor time counts.
 """
 
-import os
 import statistics
 import sys
 import time
@@ -146,7 +144,6 @@ def main() -> None:
     torch.manual_seed(0)
     made = {"forward": forward_step, "training": training_step}
     comparisons = [compare(name, made[name], width, options.pairs) for width in options.widths for name in made]
-    print(f"engine {os.environ.get('NPU_EMULATOR_ENGINE') or 'stand-in'}")
     print(f"one layer, {BATCH} sequences of {SEQUENCE} tokens, float32, one thread, medians of {options.pairs} pairs")
     print(table(comparisons))
     write_figures(options.json, [asdict(row) for row in comparisons])

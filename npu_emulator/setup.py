@@ -1,20 +1,26 @@
-"""Builds the device as one extension module, and refuses to do so on a machine that has the real one."""
+"""Builds the emulated CANN into the package, and refuses to do so on a machine that has a real NPU.
+
+The wheel is for machines like this one, by processor and C library, and for every Python: nothing in it is compiled
+against Python.
+"""
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
-# An emulator that is installed already, and perhaps does not load, is not needed to build one.
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+# The headers of torch and torch_npu are needed, and no device: an emulator that is installed already, and perhaps does
+# not load, is not needed to build one.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 from setuptools import setup  # noqa: E402
+from setuptools.command.bdist_wheel import bdist_wheel  # noqa: E402
 from setuptools.command.build_py import build_py  # noqa: E402
-from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
-
-ROOT = Path(__file__).resolve().parent
 
 
-def check_machine(**places) -> None:
+def check_machine(**places: Path) -> None:
     """Raise RuntimeError if a real NPU is installed here; `places` as in presence.find_real_npu."""
     spec = importlib.util.spec_from_file_location("presence", ROOT / "src" / "npu_emulator" / "presence.py")
     presence = importlib.util.module_from_spec(spec)
@@ -22,39 +28,39 @@ def check_machine(**places) -> None:
     presence.refuse_real_npu(**places)
 
 
-def joined_sources(parts: int) -> list[str]:
-    """Files that include all of csrc/: what torch's headers cost is then paid once a part, and not once a file."""
-    sources = sorted((ROOT / "csrc").glob("*.cpp"))
-    folder = ROOT / "build" / "joined"
-    folder.mkdir(parents=True, exist_ok=True)
-    for part in range(parts):
-        text = "".join(f'#include "../../csrc/{source.name}"\n' for source in sources[part::parts])
-        path = folder / f"part_{part}.cpp"
-        if not path.exists() or path.read_text() != text:  # a file that is written anew is compiled anew
-            path.write_text(text)
-    return [f"build/joined/part_{part}.cpp" for part in range(parts)]
+def installed_torch_npu() -> Path:
+    """The folder that holds torch_npu's wheel, without importing it; where there is none, ends with a sentence."""
+    found = importlib.util.find_spec("torch_npu")
+    if found is None or found.origin is None:
+        sys.exit("error: torch_npu is not installed here, whose headers this is compiled against: install it first.")
+    return Path(found.origin).parents[1]
 
 
-class BuildModules(build_py):
-    """Also puts the line beside the packages that lets Python choose the engine when it starts."""
+class BuildPackage(build_py):
+    """Also builds the libraries, and puts the line beside the package that Python reads when it starts."""
 
     def run(self) -> None:
         super().run()
-        if not self.editable_mode:
-            name = "npu_emulator_engine.pth"
-            self.copy_file(str(ROOT / "src" / name), str(Path(self.build_lib) / name))
+        if self.editable_mode:
+            return
+        from build import build_cann
+
+        packages = Path(self.build_lib)
+        build_cann(installed_torch_npu(), packages / "npu_emulator")
+        self.copy_file(str(ROOT / "src" / "npu_emulator.pth"), str(packages / "npu_emulator.pth"))
+
+
+class ForEveryPython(bdist_wheel):
+    """Names a wheel by its platform alone."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.root_is_pure = False
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
 
 
 if __name__ == "__main__":
     check_machine()
-    os.environ.setdefault("MAX_JOBS", str(os.cpu_count() or 1))
-    extension = CppExtension(
-        "npu_emulator._C",
-        joined_sources(2),
-        extra_compile_args=["-std=c++17", "-O2", "-g0"],
-        define_macros=[("USE_C10D_GLOO", None)],
-    )
-    setup(
-        ext_modules=[extension],
-        cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True), "build_py": BuildModules},
-    )
+    setup(cmdclass={"build_py": BuildPackage, "bdist_wheel": ForEveryPython})

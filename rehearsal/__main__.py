@@ -44,7 +44,6 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--seed", type=int, default=Options.seed)
     parser.add_argument("--dies", type=int)
     parser.add_argument("--device-memory", type=int, default=Options.device_memory_mb, dest="device_memory_mb")
-    parser.add_argument("--engine", choices=("stand-in", "cann"), default=Options.engine)
     parser.add_argument("--stream-seed", type=int)
     parser.add_argument("--model", choices=sorted(TINY_MODELS))
     parser.add_argument("--recipe", choices=("grpo", "dapo", "ppo"), default=Options.recipe)
@@ -65,8 +64,6 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
             parser.error(f"--resume {resumed} is not the folder of a rehearsal, which has a {OPTIONS_NAME}")
     if values["model"] and values["job"] != DEFAULT_JOB:
         parser.error(f"--model is for the job {DEFAULT_JOB}, and {values['job']} has its own; take one of the two away")
-    if values["stream_seed"] is not None and values["engine"] != "cann":
-        parser.error("--stream-seed is for streams of the emulated CANN; give --engine cann too, or take it away")
     values["dies"] = values["dies"] or JOBS[values["job"]].dies
     return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
 

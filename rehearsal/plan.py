@@ -38,7 +38,6 @@ class Options:
     seed: int = 1
     dies: int = JOBS[DEFAULT_JOB].dies
     device_memory_mb: int = 1024
-    engine: str = "stand-in"
     stream_seed: int | None = None
     recipe: str = "grpo"
     output: Path | None = None
@@ -139,7 +138,6 @@ class Plan:
             "PYTHONPATH": _search_path(),
             "NPU_EMULATOR_DEVICES": str(self.options.dies),
             "NPU_EMULATOR_CAPACITY_MB": str(self.options.device_memory_mb),
-            "NPU_EMULATOR_ENGINE": self.options.engine,
             "NPU_EMULATOR_STREAM_SEED": "" if self.options.stream_seed is None else str(self.options.stream_seed),
             "NPU_EMULATOR_METERS": str(self.output / "meters"),
         }

@@ -38,10 +38,8 @@ outputs/rehearsal/TIME/ (and the link outputs/rehearsal/latest). Everything it s
   --seed N              seed of data order, sampling and training (default: 1)
   --dies N              emulated dies (default: 4)
   --device-memory MIB   memory of each die (default: 1024)
-  --engine NAME         what stands behind torch_npu: stand-in (default), or cann, the published torch_npu on an emulated
-                        CANN (npu_emulator/README.md)
-  --stream-seed N       with --engine cann: work on streams runs late and in any order that events allow, drawn from N, so
-                        that a missing wait shows as a wrong value
+  --stream-seed N       work on streams runs late and in any order that events allow, drawn from N, so that a missing wait
+                        shows as a wrong value (npu_emulator/README.md)
   --recipe NAME         grpo (default); dapo: clip-higher, prompts whose answers differ alone, a penalty for length; or
                         ppo: a critic beside the actor, and advantages by GAE
   --output DIR          where to write instead of outputs/rehearsal/TIME
@@ -54,22 +52,18 @@ USAGE
 }
 
 main() {
-    local options=() overrides=() dry_run=false engine=stand-in known
+    local options=() overrides=() dry_run=false known
     while (($#)); do
         case $1 in
             --help) usage; return ;;
             --dry-run) dry_run=true; options+=("$1"); shift ;;
             --) shift; overrides=("$@"); break ;;
-            --data | --output | --steps | --seed | --dies | --device-memory | --engine | --stream-seed | --recipe | --resume | --model)
+            --data | --output | --steps | --seed | --dies | --device-memory | --stream-seed | --recipe | --resume | --model)
                 argument_require_value "$1" $#
                 case $1 in
                     --data) argument_require_file "$1" "$2" ;;
                     --seed | --stream-seed) argument_require_number "$1" "$2" 0 ;;
                     --steps | --dies | --device-memory) argument_require_number "$1" "$2" 1 ;;
-                    --engine)
-                        argument_require_engine "$1" "$2"
-                        engine=$2
-                        ;;
                     --model)
                         known=$(families)
                         [[ $2 != *" "* && " $known " == *" $2 "* ]] || fail "--model is \"$2\", and the families are $known."
@@ -93,12 +87,9 @@ main() {
         python=$(environment_find_python)
     else
         environment_ensure "$project_root"
-        [[ $engine == stand-in ]] || environment_ensure_cann_engine "$project_root"
         python=$project_root/.venv/bin/python
     fi
     export PYTHONPATH=$project_root
-    # The run's processes get the engine from the plan; the rehearsal's own need no device.
-    unset NPU_EMULATOR_ENGINE
     # A Ray address in the user's environment would make the run join that cluster.
     unset RAY_ADDRESS
     # The launcher measures prompts before it starts other processes; the tokenizer warns about its threads otherwise.

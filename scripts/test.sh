@@ -12,7 +12,6 @@ source "$project_root/scripts/lib/environment.sh"
 main() {
     cd "$project_root"
     environment_ensure "$project_root"
-    environment_ensure_cann_engine "$project_root"
     local tools=$project_root/.venv/bin shell_scripts
     mapfile -d '' shell_scripts < <(find scripts deploy .ci -type f \( -name '*.sh' -o -path '.ci/run' \) -print0)
     "$tools/ruff" check .

@@ -23,7 +23,6 @@ fi
 "$project_root/.venv/bin/uv" "${options[@]}" --no-deps upstream.in -o upstream.lock
 # The image's: for machines of every kind, with the hashes of all of them.
 "$project_root/.venv/bin/uv" "${options[@]}" --universal --no-deps image.in -o ../requirements.txt
-"$project_root/.venv/bin/uv" "${options[@]}" --no-deps cann.in -o cann.lock
 # Not resolved against the others, which they contradict; see trackers.in.
 "$project_root/.venv/bin/uv" "${options[@]}" trackers.in -o trackers.lock
 # As that one; see profiles.in.

@@ -1,115 +1,215 @@
-#include "device.h"
+// Devices, contexts, versions: how many dies this process sees, which one a thread has chosen, and what they say of
+// themselves.
+#include <unistd.h>
 
-#include <c10/util/Exception.h>
-#include <pthread.h>
-
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <numeric>
 #include <string>
 #include <vector>
 
-namespace npu {
+#include "device.h"
+#include "die_memory.h"
+#include "runtime.h"
+
+namespace cann {
 namespace {
 
-thread_local c10::DeviceIndex current_index = 0;
-std::atomic<bool> in_use{false};
-std::atomic<bool> forked_after_use{false};
-std::atomic<bool> dies_are_read{false};
+// A thread that has chosen no device has no context: torch_npu asks for that, and restores a thread's device by it.
+thread_local int chosen = -1;
+std::atomic<bool> is_used{false};
+std::atomic<uint32_t> wait_seconds{0};
+thread_local std::string recent_error;
+std::string error_of_any_thread;
+std::mutex error_mutex;
 
-void after_fork_in_child() {
-  if (in_use) forked_after_use = true;
-}
-
-std::vector<int> parse_visible(const std::string& list, int64_t machine_devices) {
+std::vector<int> read_visible() {
+  const int machine = static_cast<int>(npu::environment_integer("NPU_EMULATOR_DEVICES", 8));
+  const char* list = std::getenv("ASCEND_RT_VISIBLE_DEVICES");
   std::vector<int> dies;
-  const char* cursor = list.c_str();
-  while (*cursor) {
+  if (!list) {
+    dies.resize(std::min(machine, npu::kMaxDevices));
+    std::iota(dies.begin(), dies.end(), 0);
+    return dies;
+  }
+  for (const char* cursor = list; *cursor;) {
     char* end = nullptr;
-    const auto device = std::strtoll(cursor, &end, 10);
-    if (end == cursor || device < 0 || device >= machine_devices) break;
-    dies.push_back(static_cast<int>(device));
+    const auto die = std::strtoll(cursor, &end, 10);
+    if (end == cursor || die < 0 || die >= machine) break;
+    dies.push_back(static_cast<int>(die));
     if (*end != ',') break;
     cursor = end + 1;
   }
   return dies;
 }
 
-void forget_dies() { dies_are_read = false; }
-
-std::vector<int> read_visible() {
-  const auto machine_devices = environment_integer("NPU_EMULATOR_DEVICES", 8);
-  TORCH_CHECK(machine_devices <= kMaxDevices, "NPU_EMULATOR_DEVICES must be at most ", kMaxDevices);
-  if (const char* visible = std::getenv("ASCEND_RT_VISIBLE_DEVICES")) return parse_visible(visible, machine_devices);
-  std::vector<int> all(machine_devices);
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-
-// Read once a process: a process that was forked before it used a die may have been given dies of its own since.
+// Read once a process: a forked one may have been given dies of its own before it used any.
 const std::vector<int>& visible_dies() {
   static std::mutex reading;
+  static pid_t reader = 0;
   static std::vector<int> dies;
-  if (!dies_are_read.load(std::memory_order_acquire)) {
-    std::lock_guard<std::mutex> guard(reading);
-    if (!dies_are_read) {
-      static const int registered = pthread_atfork(nullptr, nullptr, &forget_dies);
-      TORCH_CHECK(registered == 0, "pthread_atfork failed");
-      dies = read_visible();
-      dies_are_read.store(true, std::memory_order_release);
-    }
+  std::lock_guard<std::mutex> guard(reading);
+  if (reader != getpid()) {
+    dies = read_visible();
+    reader = getpid();
   }
   return dies;
 }
 
+// A context is told by its address alone.
+char contexts[npu::kMaxDevices];
+
+// What a process takes of each die that it chooses, before anything is asked for (NPU_EMULATOR_CONTEXT_MB).
+std::array<bool, npu::kMaxDevices> has_context{};
+std::mutex contexts_mutex;
+size_t context_bytes() {
+  static const size_t bytes = static_cast<size_t>(npu::environment_integer("NPU_EMULATOR_CONTEXT_MB", 0)) << 20;
+  return bytes;
+}
+bool take_context(int die) {
+  std::lock_guard<std::mutex> guard(contexts_mutex);
+  if (!context_bytes() || has_context[die]) return true;
+  return has_context[die] = take_beside_programs(die, context_bytes());
+}
+void give_back_context(int die) {
+  std::lock_guard<std::mutex> guard(contexts_mutex);
+  if (!has_context[die]) return;
+  has_context[die] = false;
+  give_back_beside_programs(die, context_bytes());
+}
+
 }  // namespace
+
+int fail(int code, const std::string& message) {
+  std::lock_guard<std::mutex> guard(error_mutex);
+  error_of_any_thread = message;
+  return code;
+}
+
+int chosen_device() noexcept { return chosen; }
+
+uint32_t seconds_of_wait() { return wait_seconds; }
+
+int die_of(int device) { return visible_dies().at(device); }
+
+}  // namespace cann
+
+namespace npu {
 
 int64_t environment_integer(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
   if (!text || !*text) return otherwise;
   char* end = nullptr;
   const auto value = std::strtoll(text, &end, 10);
-  TORCH_CHECK(!*end && value >= 0, name, " must be a non-negative whole number, not '", text, "'");
-  return value;
+  return *end || value < 0 ? otherwise : value;
 }
-
-c10::DeviceIndex device_count() { return static_cast<c10::DeviceIndex>(visible_dies().size()); }
-
-int die_of_machine(c10::DeviceIndex index) { return visible_dies()[index]; }
-
-c10::DeviceIndex current_device() noexcept { return current_index; }
-
-c10::DeviceIndex resolve_device(c10::DeviceIndex index) {
-  if (index < 0) return current_index;
-  TORCH_CHECK(index < device_count(), "Invalid NPU device ordinal ", static_cast<int>(index), ": ",
-              static_cast<int>(device_count()), " are visible");
-  return index;
-}
-
-void set_device(c10::DeviceIndex index) { current_index = resolve_device(index); }
-
-void set_device_unchecked(c10::DeviceIndex index) noexcept {
-  if (index >= 0) current_index = index;
-}
-
-void refuse_after_fork() {
-  TORCH_CHECK(!forked_after_use.load(std::memory_order_relaxed),
-              "Cannot re-initialize NPU in forked subprocess. To use NPU with multiprocessing, you must use the "
-              "'spawn' start method");
-}
-
-void initialize() {
-  refuse_after_fork();
-  if (in_use.load(std::memory_order_relaxed)) return;
-  TORCH_CHECK(device_count() > 0,
-              "No NPU is visible to this process (ASCEND_RT_VISIBLE_DEVICES, NPU_EMULATOR_DEVICES)");
-  static const int registered = pthread_atfork(nullptr, nullptr, &after_fork_in_child);
-  TORCH_CHECK(registered == 0, "pthread_atfork failed");
-  in_use = true;
-}
-
-bool is_initialized() noexcept { return in_use && !forked_after_use; }
-bool is_in_bad_fork() noexcept { return forked_after_use; }
 
 }  // namespace npu
+
+using namespace cann;
+
+CANN_API aclError aclInit(const char*) { return ACL_SUCCESS; }
+CANN_API aclError aclFinalize() { return ACL_SUCCESS; }
+CANN_API void aclAppLog(aclLogLevel, const char*, const char*, uint32_t, const char*, ...) {}
+
+// Each message once. The queue's thread runs operators, and the caller's thread reports them.
+CANN_API const char* aclGetRecentErrMsg() {
+  std::lock_guard<std::mutex> guard(error_mutex);
+  recent_error.swap(error_of_any_thread);
+  error_of_any_thread.clear();
+  return recent_error.empty() ? nullptr : recent_error.c_str();
+}
+
+CANN_API aclError aclrtGetDeviceCount(uint32_t* count) {
+  *count = static_cast<uint32_t>(visible_dies().size());
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtSetDevice(int32_t device) {
+  const int count = static_cast<int>(visible_dies().size());
+  if (device < 0 || device >= count)
+    return fail(ACL_ERROR_RT_INVALID_DEVICEID,
+                "device " + std::to_string(device) + " is not one of the " + std::to_string(count) +
+                    " that this process sees (ASCEND_RT_VISIBLE_DEVICES, NPU_EMULATOR_DEVICES)");
+  if (!take_context(die_of(device)))
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "die " + std::to_string(die_of(device)) + " has not the " +
+                                                    std::to_string(context_bytes() >> 20) +
+                                                    " MiB that a process takes of it (NPU_EMULATOR_CONTEXT_MB)");
+  is_used = true;
+  chosen = device;
+  return ACL_SUCCESS;
+}
+// Whether this process has chosen a device.
+CANN_API int npu_emulator_cann_is_used() { return is_used; }
+CANN_API aclError aclrtResetDevice(int32_t device) {
+  if (device >= 0 && device < static_cast<int>(visible_dies().size())) give_back_context(die_of(device));
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtGetDevice(int32_t* device) {
+  if (chosen < 0) return ACL_ERROR_RT_CONTEXT_NULL;
+  *device = chosen;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtGetCurrentContext(aclrtContext* context) {
+  if (chosen < 0) return ACL_ERROR_RT_CONTEXT_NULL;
+  *context = &contexts[chosen];
+  return ACL_SUCCESS;
+}
+// A device has one context, the one that choosing it gives.
+CANN_API aclError aclrtCreateContext(aclrtContext* context, int32_t device) {
+  const auto refused = aclrtSetDevice(device);
+  return refused ? refused : aclrtGetCurrentContext(context);
+}
+CANN_API aclError aclrtSetCurrentContext(aclrtContext context) {
+  if (context) chosen = static_cast<int>(static_cast<char*>(context) - contexts);
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtDeviceCanAccessPeer(int32_t* can_access, int32_t device, int32_t peer) {
+  *can_access = device != peer;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtDeviceEnablePeerAccess(int32_t, uint32_t) { return ACL_SUCCESS; }
+
+CANN_API const char* aclrtGetSocName() {
+  const char* name = std::getenv("NPU_EMULATOR_CHIP");
+  return name && *name ? name : "Ascend910_9391";
+}
+CANN_API aclError aclsysGetCANNVersion(aclCANNPackageName package, aclCANNPackageVersion* version) {
+  std::memset(version, 0, sizeof *version);
+  std::strncpy(version->version, package == ACL_PKG_NAME_DRIVER ? "25.2.0" : "8.2.RC1", sizeof version->version - 1);
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclGetCannAttribute(aclCannAttr, int32_t* value) {
+  *value = 1;  // infinities and NaN are kept, as host arithmetic keeps them
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclGetDeviceCapability(uint32_t, aclDeviceInfo info, int64_t* value) {
+  constexpr int64_t kCubeCores = 24, kVectorCores = 48, kL2Bytes = int64_t{192} << 20;
+  if (info == ACL_DEVICE_INFO_AI_CORE_NUM) *value = kCubeCores;
+  else if (info == ACL_DEVICE_INFO_VECTOR_CORE_NUM) *value = kVectorCores;
+  else *value = kL2Bytes;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtGetDeviceUtilizationRate(int32_t, aclrtUtilizationInfo* info) {
+  info->cubeUtilization = info->vectorUtilization = info->aicpuUtilization = info->memoryUtilization = 0;
+  return ACL_SUCCESS;
+}
+
+CANN_API aclError aclrtSetOpWaitTimeout(uint32_t seconds) {
+  wait_seconds = seconds;
+  return ACL_SUCCESS;
+}
+
+// Settings of the hardware that host arithmetic does not have.
+CANN_API aclError aclrtSetOpExecuteTimeOut(uint32_t) { return ACL_SUCCESS; }
+CANN_API aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode) { return ACL_SUCCESS; }
+CANN_API aclError aclrtSetSysParamOpt(aclSysParamOpt, int64_t) { return ACL_SUCCESS; }
+CANN_API aclError aclrtCtxSetSysParamOpt(aclSysParamOpt, int64_t) { return ACL_SUCCESS; }
+CANN_API aclError aclrtGetLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
+CANN_API aclError aclrtPeekAtLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
+CANN_API aclError aclmdlInitDump() { return ACL_SUCCESS; }
+CANN_API aclError aclmdlSetDump(const char*) { return ACL_SUCCESS; }
+CANN_API aclError aclmdlFinalizeDump() { return ACL_SUCCESS; }

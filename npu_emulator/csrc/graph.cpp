@@ -1,311 +1,241 @@
-#include "graph.h"
+// Graphs captured on streams: what a stream is given under capture is kept, and done at each replay. Groups of its tasks may
+// be replaced between replays by what another stream is given meanwhile, such as attention over longer sequences.
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <utility>
 
-#include <c10/core/InferenceMode.h>
-#include <torch/csrc/autograd/graph_task.h>
-
-#include <cstring>
-#include <limits>
-#include <mutex>
-#include <thread>
-
-#include "device.h"
-#include "generator.h"
-#include "host_alias.h"
-#include "memory.h"
-#include "memory_pool.h"
 #include "meters.h"
-#include "pinned_memory.h"
-#include "recorder.h"
+#include "profiling.h"
+#include "streams.h"
 
-namespace npu {
+using namespace cann;
 
-// The capture under way.
-struct Capture {
-  struct Kept {
-    c10::intrusive_ptr<c10::StorageImpl> storage;
-    std::string bytes;
-  };
+namespace cann {
 
-  Graph* graph;
-  std::thread::id thread;
-  std::string fault;
-  std::vector<Kept> kept;
-  std::unordered_set<const c10::StorageImpl*> seen_written;
-  std::unordered_set<const void*> made;  // addresses that were allocated during the capture
-  std::unordered_map<const c10::StorageImpl*, const void*> seen_foreign;
-  std::vector<at::Tensor> spoilt;
-  std::unordered_map<c10::DeviceIndex, at::Tensor> generator_states;
-
-  PrivatePool* graph_pool() const { return graph->pool_->get(); }
-  void keep(const c10::intrusive_ptr<c10::StorageImpl>& storage);
-  void undo();
-};
+std::mutex capture_mutex;
+std::atomic<int> captures_under_way{0};
 
 namespace {
 
-thread_local bool bystander = false;
+// Graphs that are being captured, guarded by capture_mutex, and those of this thread whose mode binds it alone.
+std::vector<const Graph*>& under_capture() {
+  static auto* all = new std::vector<const Graph*>();
+  return *all;
+}
+thread_local bool bound_here = false;
 
-std::mutex& mutex() {
-  static std::mutex one;
-  return one;
+}  // namespace
+
+bool is_device_captured(int device) {
+  if (!captures_under_way.load(std::memory_order_acquire)) return false;
+  std::lock_guard<std::mutex> guard(capture_mutex);
+  const auto& all = under_capture();
+  return std::any_of(all.begin(), all.end(), [=](const Graph* graph) { return graph->streams.front()->device == device; });
 }
 
-std::unique_ptr<Capture>& current_capture() {
-  static auto* one = new std::unique_ptr<Capture>();
-  return *one;
+bool forbids_copies_at_once() {
+  if (!captures_under_way.load(std::memory_order_acquire)) return false;
+  std::lock_guard<std::mutex> guard(capture_mutex);
+  const auto& all = under_capture();
+  return bound_here || std::any_of(all.begin(), all.end(), [](const Graph* graph) { return graph->is_global; });
 }
 
-// Tensors that live longer than the mode in which they are made.
-at::Tensor host_tensor_over(c10::Storage storage, const at::Tensor& like) {
-  const c10::InferenceMode ordinary_tensors(false);
-  auto tensor = tensor_over(std::move(storage), c10::DispatchKey::CPU, like);
-  if (like.unsafeGetTensorImpl()->is_wrapped_number()) tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return tensor;
+void Tasks::add(const char* name, std::function<void()> run) {
+  names_.push_back(name);
+  runs_.push_back(std::make_shared<const std::function<void()>>(std::move(run)));
 }
 
-c10::Storage host_storage_over(const c10::StorageImpl& storage) {
-  return c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(),
-                      c10::DataPtr(const_cast<void*>(storage.data()), c10::Device(c10::kCPU)), nullptr, false);
+void Tasks::run(size_t index) {
+  Run run;
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    run = runs_[index];
+  }
+  (*run)();
 }
 
-c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.has_storage(), "only dense tensors are emulated on the NPU");
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+void Tasks::replace(size_t index, std::function<void()> run) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  runs_[index] = std::make_shared<const std::function<void()>>(std::move(run));
+}
+
+void Update::add(const char* name, std::function<void()> run) {
+  const auto index = group->begin + runs.size();
+  runs.push_back(std::move(run));
+  if (!wrong.empty() || index >= group->end) return;
+  const std::string expected = group->tasks->name(index);
+  if (expected != name) wrong = std::string(name) + " is to replace " + expected;
+}
+
+}  // namespace cann
+
+namespace {
+
+std::map<const void*, std::shared_ptr<const TaskGroup>>& groups() {
+  static auto* all = new std::map<const void*, std::shared_ptr<const TaskGroup>>();
+  return *all;
+}
+
+void forget(Graph* graph) {
+  for (const auto* group : graph->groups) groups().erase(group);
+  delete graph;
+}
+
+aclError check_captured(void* stream, const std::string& what) {
+  if (!stream) return fail(ACL_ERROR_RT_PARAM_INVALID, what + " on no stream");
+  if (!stream_of(stream)->capturing) return fail(kStreamNotCaptured, what + " on a stream that is not being captured");
+  return ACL_SUCCESS;
+}
+
+Failure replay(Tasks& tasks, const std::vector<std::function<void()>>& observed) {
+  for (size_t index = 0; index < tasks.size(); ++index) {
+    count(tasks.name(index));
+    auto wrong = observed.empty() ? tried(tasks.name(index), [&] { tasks.run(index); })
+                                  : tried(tasks.name(index), observed[index]);
+    if (!wrong.words.empty()) return {wrong.words + " (replayed)", wrong.is_fatal};
+  }
+  return {};
+}
+
+// The tasks of a replay as the profiler sees them, one by one; none unless it records.
+std::vector<std::function<void()>> observed_by(const ProfiledCall& call, const std::shared_ptr<Tasks>& tasks, void* stream) {
+  std::vector<std::function<void()>> observed;
+  for (size_t index = 0; call.is_recorded() && index < tasks->size(); ++index)
+    observed.push_back(call.observed(tasks->name(index), device_of(stream), stream, [=] { tasks->run(index); }));
+  return observed;
 }
 
 }  // namespace
 
-void Capture::keep(const c10::intrusive_ptr<c10::StorageImpl>& storage) {
-  if (!storage->nbytes() || !storage->data() || !seen_written.insert(storage.get()).second) return;
-  kept.push_back({storage, std::string(static_cast<const char*>(storage->data()), storage->nbytes())});
+CANN_API aclError aclmdlRICaptureBegin(aclrtStream stream, aclmdlRICaptureMode mode) {
+  std::lock_guard<std::mutex> guard(capture_mutex);
+  if (!stream) return fail(ACL_ERROR_RT_PARAM_INVALID, "a capture begins on no stream");
+  if (stream_of(stream)->capturing) return fail(kStreamIsCaptured, "a capture begins on a stream that is being captured");
+  auto* graph = new Graph();
+  graph->streams.push_back(stream_of(stream));
+  graph->is_global = mode == ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
+  stream_of(stream)->capturing = graph;
+  if (mode == ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL) bound_here = true;
+  under_capture().push_back(graph);
+  ++captures_under_way;
+  return ACL_SUCCESS;
 }
-
-void Capture::undo() {
-  const graph::KernelScope scope;
-  for (const auto& each : spoilt) {
-    if (each.is_floating_point() || each.is_complex()) {
-      each.fill_(std::numeric_limits<double>::quiet_NaN());
-    } else {
-      each.zero_();
-    }
+CANN_API aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus* status, aclmdlRI* model) {
+  std::lock_guard<std::mutex> guard(capture_mutex);
+  auto* graph = stream ? stream_of(stream)->capturing : nullptr;
+  *status = graph ? ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE : ACL_MODEL_RI_CAPTURE_STATUS_NONE;
+  *model = graph;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI* model) {
+  std::lock_guard<std::mutex> guard(capture_mutex);
+  auto* graph = stream ? stream_of(stream)->capturing : nullptr;
+  if (!graph) return fail(kStreamNotCaptured, "a capture ends on a stream that is not being captured");
+  bool in_group = false, is_joined = true;
+  for (auto* member : graph->streams) {
+    in_group |= std::exchange(member->group_begin, Stream::kNoGroup) != Stream::kNoGroup;
+    is_joined &= member == graph->streams.front() || member->waited_for == member->captured;
+    member->captured = member->waited_for = 0;
+    member->capturing = nullptr;
   }
-  for (const auto& [storage, bytes] : kept)
-    if (storage->nbytes() == bytes.size()) std::memcpy(storage->mutable_data(), bytes.data(), bytes.size());
-  for (const auto& [device, state] : generator_states)
-    host_generator(default_generator(device)).unsafeGetGeneratorImpl()->set_state(*state.unsafeGetTensorImpl());
-}
-
-namespace graph {
-
-std::atomic<bool> capturing{false};
-
-// Backward passes run in threads of their own, and belong to the capture.
-bool recorded_here() noexcept {
-  const auto* capture = current_capture().get();
-  if (!capture || bystander) return false;
-  return capture->thread == std::this_thread::get_id() || torch::autograd::get_current_graph_task_id() != -1;
-}
-
-void refuse(const std::string& what) {
-  if (!recording()) return;
-  std::lock_guard<std::mutex> lock(mutex());
-  if (current_capture()->fault.empty()) current_capture()->fault = what;
-  TORCH_CHECK(false, "operation not permitted while an NPU graph is captured: ", what);
-}
-
-void set_bystander(bool value) noexcept { bystander = value; }
-
-PrivatePool* pool() noexcept { return recording() ? current_capture()->graph_pool() : nullptr; }
-
-void note_allocation(const void* data) {
-  std::lock_guard<std::mutex> lock(mutex());
-  current_capture()->made.insert(data);
-}
-
-void use_generator(const at::Generator& generator, c10::DeviceIndex device) {
-  const auto& own = host_generator(default_generator(device));
-  if (generator.unsafeGetGeneratorImpl() != own.unsafeGetGeneratorImpl())
-    refuse("random numbers from a generator that is not the die's own, so the graph cannot advance it");
-  std::lock_guard<std::mutex> lock(mutex());
-  auto& states = current_capture()->generator_states;
-  if (!states.count(device)) states.emplace(device, at::Tensor(own.unsafeGetGeneratorImpl()->get_state()));
-}
-
-void write_results(const std::vector<at::Tensor>& into, const std::vector<at::Tensor>& results,
-                   const std::string& name) {
-  const KernelScope scope;
-  TORCH_CHECK(into.size() == results.size(), name, " made ", into.size(), " tensors when it was captured, and now ",
-              results.size());
-  for (size_t index = 0; index < into.size(); ++index) {
-    if (!into[index].defined()) continue;
-    TORCH_CHECK(into[index].sizes() == results[index].sizes(), name, " made a tensor of shape ", into[index].sizes(),
-                " when it was captured, and now one of shape ", results[index].sizes());
-    into[index].copy_(results[index]);
+  auto& all = under_capture();
+  all.erase(std::find(all.begin(), all.end(), graph));
+  bound_here = false;
+  graph->streams.clear();
+  --captures_under_way;
+  if (!is_joined) {
+    forget(graph);
+    return fail(kStreamUnjoined, "a capture ends whose stream has not waited for all streams that take part in it");
   }
-}
-
-}  // namespace graph
-
-GraphCall::GraphCall(std::string name) : name_(std::move(name)) {}
-
-void GraphCall::writes(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_privateuseone()) return;
-  auto* storage = storage_of(tensor);
-  std::lock_guard<std::mutex> lock(mutex());
-  auto& capture = *current_capture();
-  if (capture.made.count(storage->data())) {
-    capture.spoilt.push_back(host_tensor_over(host_storage_over(*storage), tensor));
-  } else {
-    capture.keep(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  if (in_group) {
+    forget(graph);
+    return fail(kTaskGroupStatus, "a capture ends within a group of tasks");
   }
+  npu::meters::count_graph_capture();
+  *model = graph;
+  return ACL_SUCCESS;
 }
-
-void GraphCall::depend_on(const c10::StorageImpl* storage) {
-  auto& capture = *current_capture();
-  auto* pool = private_pool_of(storage->data_ptr());
-  if (!storage->data() || pool == capture.graph_pool()) return;
-  if (pool) return capture.graph->use_other_pool(pool);
-  if (!capture.seen_foreign.emplace(storage, storage->data()).second) return;
-  auto kept = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(const_cast<c10::StorageImpl*>(storage));
-  capture.graph->foreign_.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(kept), storage->data(), name_});
-}
-
-at::Tensor GraphCall::operand(const at::Tensor& tensor) {
-  if (!tensor.defined()) return tensor;
-  for (const auto& [device, host] : operands_)
-    if (device.is_same(tensor)) return host;
-  at::Tensor host;
-  if (!tensor.is_privateuseone()) {
-    const c10::InferenceMode ordinary_tensors(false);
-    host = tensor.detach().clone();
-    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) host.unsafeGetTensorImpl()->set_wrapped_number(true);
-  } else {
-    const auto* storage = storage_of(tensor);
-    auto known = storages_.begin();
-    while (known != storages_.end() && known->first != storage) ++known;
-    if (known == storages_.end()) {
-      std::lock_guard<std::mutex> lock(mutex());
-      depend_on(storage);
-      known = storages_.emplace(storages_.end(), storage, host_storage_over(*storage));
-    }
-    host = host_tensor_over(known->second, tensor);
+CANN_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream stream) {
+  if (is_capturing(stream)) return fail(kStreamIsCaptured, "a graph is replayed on a stream that is being captured");
+  const auto& graph = *static_cast<Graph*>(model);
+  if (graph.waits) needs_thread(stream);
+  const ProfiledCall call("aclmdlRIExecuteAsync");
+  const auto all = [tasks = graph.tasks, observed = observed_by(call, graph.tasks, stream)] {
+    return replay(*tasks, observed);
+  };
+  npu::meters::count_graph_replay(static_cast<int64_t>(graph.tasks->size()));
+  if (const auto& thread = thread_of(stream)) {
+    thread->give(all);
+    return ACL_SUCCESS;
   }
-  operands_.emplace_back(tensor, host);
-  return host;
+  if (stream) let_appear(stream);
+  const auto wrong = all();
+  return wrong.words.empty() ? ACL_SUCCESS : fail(kInvalidArgument, wrong.words);
+}
+CANN_API aclError aclmdlRIDestroy(aclmdlRI model) {
+  std::lock_guard<std::mutex> guard(capture_mutex);
+  forget(static_cast<Graph*>(model));
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclmdlRIDebugPrint(aclmdlRI model) {
+  const auto& tasks = *static_cast<Graph*>(model)->tasks;
+  for (size_t index = 0; index < tasks.size(); ++index) std::fprintf(stderr, "%s\n", tasks.name(index));
+  return ACL_SUCCESS;
 }
 
-c10::IValue GraphCall::operand(const c10::IValue& value) {
-  if (value.isTensor()) return operand(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& each : value.toTensorList()) list.push_back(operand(each));
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor> each : value.toOptionalTensorList())
-      list.push_back(each ? std::optional<at::Tensor>(operand(*each)) : std::nullopt);
-    return list;
-  }
-  return value;
+CANN_API aclError aclmdlRICaptureTaskGrpBegin(aclrtStream stream) {
+  std::lock_guard<std::mutex> guard(capture_mutex);
+  const auto refused = check_captured(stream, "a group of tasks begins");
+  if (refused) return refused;
+  auto& begin = stream_of(stream)->group_begin;
+  if (begin != Stream::kNoGroup) return fail(kTaskGroupStatus, "a group of tasks begins within another");
+  begin = stream_of(stream)->capturing->tasks->size();
+  return ACL_SUCCESS;
 }
-
-at::Tensor GraphCall::result(const at::Tensor& tensor) {
-  auto host = operand(tensor);
-  std::lock_guard<std::mutex> lock(mutex());
-  if (host.defined() && current_capture()->made.count(storage_of(tensor)->data())) current_capture()->spoilt.push_back(host);
-  return host;
+CANN_API aclError aclmdlRICaptureTaskGrpEnd(aclrtStream stream, aclrtTaskGrp* handle) {
+  std::lock_guard<std::mutex> guard(capture_mutex);
+  const auto refused = check_captured(stream, "a group of tasks ends");
+  if (refused) return refused;
+  auto& begin = stream_of(stream)->group_begin;
+  if (begin == Stream::kNoGroup) return fail(kTaskGroupStatus, "a group of tasks ends that has not begun");
+  auto& graph = *stream_of(stream)->capturing;
+  const auto group = std::make_shared<TaskGroup>(TaskGroup{graph.tasks, begin, graph.tasks->size()});
+  begin = Stream::kNoGroup;
+  graph.groups.push_back(group.get());
+  groups()[group.get()] = group;
+  *handle = group.get();
+  return ACL_SUCCESS;
 }
-
-at::Tensor GraphCall::pinned(const at::Tensor& tensor) {
-  if (!is_pinned(tensor.storage().data())) graph::refuse(name_ + " with memory of the host that is not pinned");
-  std::lock_guard<std::mutex> lock(mutex());
-  depend_on(storage_of(tensor));
-  return host_tensor_over(host_storage_over(*storage_of(tensor)), tensor);
+// From here to its end, what the stream is given replaces the tasks of the group, in their order.
+CANN_API aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream stream, aclrtTaskGrp handle) {
+  std::lock_guard<std::mutex> guard(capture_mutex);
+  const auto found = groups().find(handle);
+  if (!stream || found == groups().end())
+    return fail(ACL_ERROR_RT_PARAM_INVALID, "an update on no stream, or of what is no group of tasks of a graph");
+  if (stream_of(stream)->capturing) return fail(kStreamIsCaptured, "an update begins on a stream that is being captured");
+  if (stream_of(stream)->update) return fail(kTaskGroupStatus, "an update begins within another");
+  stream_of(stream)->update = std::make_unique<Update>(Update{found->second, {}, {}});
+  ++captures_under_way;
+  return ACL_SUCCESS;
 }
-
-void GraphCall::done(std::function<void()> replay) {
-  std::lock_guard<std::mutex> lock(mutex());
-  current_capture()->graph->tasks_.push_back({name_, std::move(replay)});
-}
-
-Graph::Graph() = default;
-
-Graph::~Graph() {
-  if (current_capture() && current_capture()->graph == this) {
-    graph::capturing = false;
-    current_capture().reset();
-  }
-}
-
-void Graph::begin_capture(std::optional<PrivatePool::Name> pool) {
-  TORCH_CHECK(!graph::capturing, "an NPU graph is being captured already: captures cannot be nested");
-  TORCH_CHECK(!captured_, "This NPUGraph instance already owns a captured graph. To capture a new graph, create a ",
-              "new instance or reset this one.");
-  initialize();
-  reset();
-  pool_ = std::make_unique<PoolUse>(PrivatePool::named(pool ? *pool : PrivatePool::new_name(false)));
-  std::lock_guard<std::mutex> lock(mutex());
-  current_capture() = std::make_unique<Capture>();
-  current_capture()->graph = this;
-  current_capture()->thread = std::this_thread::get_id();
-  graph::capturing = true;
-}
-
-void Graph::end_capture() {
-  TORCH_CHECK(current_capture() && current_capture()->graph == this, "this NPUGraph is not being captured");
-  graph::capturing = false;
-  std::unique_ptr<Capture> capture;
+CANN_API aclError aclmdlRICaptureTaskUpdateEnd(aclrtStream stream) {
+  if (!stream) return fail(ACL_ERROR_RT_PARAM_INVALID, "an update ends on no stream");
+  std::shared_ptr<Update> update;
   {
-    std::lock_guard<std::mutex> lock(mutex());
-    capture = std::move(current_capture());
+    std::lock_guard<std::mutex> guard(capture_mutex);
+    if (!stream_of(stream)->update) return fail(kTaskGroupStatus, "an update ends that has not begun");
+    update = std::move(stream_of(stream)->update);
+    --captures_under_way;
   }
-  capture->undo();
-  if (!capture->fault.empty()) {
-    reset();
-    TORCH_CHECK(false, "the capture of this NPU graph is invalid because of an operation that was not permitted: ",
-                capture->fault);
-  }
-  captured_ = true;
-  meters::count_graph_capture();
+  const auto& group = *update->group;
+  const auto given = update->runs.size(), expected = group.end - group.begin;
+  if (update->wrong.empty() && given != expected)
+    update->wrong = std::to_string(given) + " tasks are to replace " + std::to_string(expected);
+  if (!update->wrong.empty()) return fail(ACL_ERROR_RT_PARAM_INVALID, "update of a group of tasks: " + update->wrong);
+  submit(stream, "aclmdlRICaptureTaskUpdate", [update] {
+    for (size_t index = 0; index < update->runs.size(); ++index)
+      update->group->tasks->replace(update->group->begin + index, update->runs[index]);
+  });
+  return ACL_SUCCESS;
 }
-
-void Graph::use_other_pool(PrivatePool* pool) {
-  for (const auto& known : other_pools_)
-    if (known->get() == pool) return;
-  other_pools_.push_back(std::make_shared<PoolUse>(pool->shared_from_this()));
-}
-
-void Graph::check_foreign_memory() const {
-  for (const auto& each : foreign_) {
-    const auto storage = each.storage.lock();
-    TORCH_CHECK(storage && storage->data() == each.address, "this NPU graph uses memory that was freed or replaced ",
-                "since it was captured, first in ", each.user);
-    pool::refuse_absent(each.address);
-  }
-}
-
-void Graph::replay() {
-  TORCH_CHECK(captured_, "Called NPUGraph::replay without a preceding successful capture.");
-  graph::refuse("replay of another graph");
-  refuse_after_fork();
-  check_foreign_memory();
-  const ChargeScope uncharged(-1);
-  for (const auto& task : tasks_) task.run();
-  meters::count_graph_replay(size());
-}
-
-void Graph::reset() {
-  tasks_.clear();
-  foreign_.clear();
-  pool_.reset();
-  other_pools_.clear();
-  captured_ = false;
-}
-
-PrivatePool::Name Graph::pool() const {
-  TORCH_CHECK(captured_, "Called NPUGraph::pool without a preceding successful capture.");
-  return (**pool_).name();
-}
-
-}  // namespace npu

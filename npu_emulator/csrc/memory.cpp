@@ -1,386 +1,348 @@
-#include "memory.h"
-
-#include <c10/core/CPUAllocator.h>
-#include <c10/util/Exception.h>
+// Device memory on the host, charged to the dies: plain blocks, and physical memory mapped into reserved addresses.
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
+#include <map>
+#include <memory>
 #include <mutex>
-#include <numeric>
-#include <utility>
-#include <vector>
+#include <new>
 
-#include "allocator_options.h"
 #include "device.h"
-#include "graph.h"
-#include "memory_pool.h"
+#include "die_memory.h"
+#include "frames.h"
+#include "meters.h"
 #include "node.h"
-#include "private_pool.h"
+#include "runtime.h"
+#include "streams.h"
 
-namespace npu {
+using namespace cann;
+
 namespace {
 
-constexpr size_t kHeader = 64;  // keeps the alignment of the CPU allocator
+// Of addresses. CANN promises 64 bytes; its pages begin at more.
+constexpr size_t kAlignment = 512;
+// What aclrtMalloc adds to a size, after it has made that a multiple of as many.
+constexpr size_t kGrain = 32;
 
-struct Ledger {
-  std::mutex mutex;
-  MemoryStatistics statistics;
+int64_t capacity() {
+  static const int64_t bytes = npu::environment_integer("NPU_EMULATOR_CAPACITY_MB", 4096) << 20;
+  return bytes;
+}
+
+int current_die() { return die_of(std::max(chosen_device(), 0)); }
+
+// What this process holds of each die, in bytes, how much of it is CANN's own, and how often it asked for memory.
+struct Usage {
+  std::atomic<int64_t> held{0}, beside_programs{0}, peak{0}, watermark{0}, allocations{0}, frees{0}, refusals{0};
 };
+Usage usages[npu::kMaxDevices];
 
-Ledger& ledger(c10::DeviceIndex device) {
-  static auto* ledgers = [] {
-    if (const char* options = std::getenv("PYTORCH_NPU_ALLOC_CONF")) check_allocator_options(options);
-    auto* all = new std::array<Ledger, kMaxDevices>();
-    for (auto& one : *all) {
-      one.statistics.capacity = environment_integer("NPU_EMULATOR_CAPACITY_MB", 4096) << 20;
-      one.statistics.limit = one.statistics.capacity;
-    }
-    return all;
-  }();
-  return (*ledgers)[device];
-}
-
-int64_t rounded(size_t bytes) { return (static_cast<int64_t>(bytes) + kGranule - 1) / kGranule * kGranule; }
-
-int64_t present(const MemoryStatistics& now) { return now.allocated - now.absent; }
-
-std::string readable(int64_t bytes) {
-  char text[32];
-  if (bytes > (int64_t{1} << 30)) {
-    std::snprintf(text, sizeof text, "%.2f GiB", static_cast<double>(bytes) / (1 << 30));
-  } else if (bytes > (1 << 20)) {
-    std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1 << 20));
-  } else if (bytes > (1 << 10)) {
-    std::snprintf(text, sizeof text, "%.2f KiB", static_cast<double>(bytes) / (1 << 10));
-  } else {
-    std::snprintf(text, sizeof text, "%lld bytes", static_cast<long long>(bytes));
-  }
-  return text;
-}
-
-std::string program_of(pid_t process) {
-  std::ifstream file("/proc/" + std::to_string(process) + "/comm");
-  std::string name;
-  std::getline(file, name);
-  return name;
-}
-
-std::string shares_of(const std::vector<node::Holder>& holders) {
-  std::string text;
-  for (const auto& [process, bytes] : holders)
-    text += c10::str(text.empty() ? " Held on this die: " : ", ", readable(bytes), " by process ", process, " (",
-                     program_of(process), process == getpid() ? ", this one)" : ")");
-  return text.empty() ? text : text + ".";
-}
-
-int64_t sum(const std::vector<node::Holder>& holders) {
-  return std::accumulate(holders.begin(), holders.end(), int64_t{0},
-                         [](int64_t total, const node::Holder& holder) { return total + holder.bytes; });
-}
-
-[[noreturn]] void throw_out_of_memory(c10::DeviceIndex device, size_t bytes, const MemoryStatistics& now) {
-  const auto holders = node::holders(die_of_machine(device));
-  const auto unused = std::max<int64_t>(0, now.capacity - sum(holders));
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", readable(bytes), " (NPU ",
-                   static_cast<int>(device), "; ", readable(now.capacity), " total capacity; ", readable(now.allocated),
-                   " already allocated; ", readable(now.allocated), " current active; ", readable(unused), " free; ",
-                   readable(now.reserved),
-                   " reserved in total by PyTorch) If reserved memory is >> allocated memory try setting "
-                   "max_split_size_mb to avoid fragmentation.",
-                   shares_of(holders),
-                   now.limit < now.capacity ? c10::str(" This process is limited to ", readable(now.limit), ".") : "");
-}
-
-struct BlockHeader {
-  int64_t bytes;
-  PrivatePool* pool;
-  c10::DeviceIndex device;
-};
-static_assert(sizeof(BlockHeader) <= kHeader);
-
-// The allocator that torch had before the charging one below took its place.
-c10::Allocator& host_memory() {
-  static auto* allocator = c10::GetDefaultCPUAllocator();
-  return *allocator;
-}
-
-char* base_of(const void* data) { return static_cast<char*>(const_cast<void*>(data)) - kHeader; }
-BlockHeader& header_of(const void* data) { return *reinterpret_cast<BlockHeader*>(base_of(data)); }
-
-void release_block(void* data) {
-  if (!data) return;
-  if (auto* pool = header_of(data).pool) {
-    pool->release(data);
-  } else {
-    delete_block(data);
+void raise_to(std::atomic<int64_t>& highest, int64_t value) {
+  auto before = highest.load();
+  while (before < value && !highest.compare_exchange_weak(before, value)) {
   }
 }
 
-c10::DataPtr charged_block(c10::DeviceIndex owner, size_t bytes, c10::Device device) {
-  if (bytes == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, device};
-  if (auto* captured = graph::pool()) {
-    auto* data = captured->allocate(owner, bytes);
-    graph::note_allocation(data);
-    return {data, data, &release_block, device};
-  }
-  if (pool::is_active()) return pool::allocate(owner, bytes, device);
-  auto* data = new_block(owner, bytes, nullptr);
-  return {data, data, &release_block, device};
-}
-
-class DeviceAllocator final : public c10::Allocator {
- public:
-  c10::DataPtr allocate(size_t bytes) override { return allocate_on(current_device(), bytes); }
-  c10::DeleterFnPtr raw_deleter() const override { return &release_block; }
-  void copy_data(void* destination, const void* source, std::size_t bytes) const override {
-    default_copy_data(destination, source, bytes);
-  }
-};
-
-thread_local c10::DeviceIndex charged_device = -1;
-
-class ChargingHostAllocator final : public c10::Allocator {
- public:
-  c10::DataPtr allocate(size_t bytes) override {
-    if (charged_device < 0) return host_memory().allocate(bytes);
-    return charged_block(charged_device, bytes, c10::Device(c10::kCPU));
-  }
-  c10::DeleterFnPtr raw_deleter() const override {
-    return charged_device < 0 ? host_memory().raw_deleter() : &release_block;
-  }
-  void copy_data(void* destination, const void* source, std::size_t bytes) const override {
-    default_copy_data(destination, source, bytes);
-  }
-};
-
-DeviceAllocator the_device_allocator;
-REGISTER_ALLOCATOR(kNpu, &the_device_allocator);
-
-ChargingHostAllocator the_charging_allocator;
-const bool charging_installed = [] {
-  c10::SetCPUAllocator(&the_charging_allocator, /*priority=*/1);
+// Charges a die with frames; false, and nothing charged, where it has too few.
+bool take_frames(int die, int64_t frames) {
+  auto& usage = usages[die];
+  const auto bytes = frames * static_cast<int64_t>(kFrameBytes);
+  if (!npu::node::reserve(die, bytes, capacity())) return false;
+  const auto held = usage.held += bytes;
+  raise_to(usage.peak, held);
+  raise_to(usage.watermark, held);
   return true;
-}();
-
-struct Adopted {
-  c10::intrusive_ptr<c10::StorageImpl> host;
-  c10::DeviceIndex device;
-  size_t bytes;
-};
-
-void release_adopted(void* context) {
-  auto* adopted = static_cast<Adopted*>(context);
-  if (adopted->bytes) uncharge(adopted->device, adopted->bytes);
-  delete adopted;
+}
+void give_back_frames(int die, int64_t frames) {
+  const auto bytes = frames * static_cast<int64_t>(kFrameBytes);
+  npu::node::release(die, bytes);
+  usages[die].held -= bytes;
 }
 
-void release_pool_use(void* context) { delete static_cast<PoolUse*>(context); }
+Frames& frames_of(int die) {
+  static auto* all = [] {
+    auto* made = new std::array<std::unique_ptr<Frames>, npu::kMaxDevices>();
+    for (int each = 0; each < npu::kMaxDevices; ++each)
+      (*made)[each] = std::make_unique<Frames>([each](int64_t frames) { return take_frames(each, frames); },
+                                               [each](int64_t frames) { give_back_frames(each, frames); });
+    return made;
+  }();
+  return *(*all)[die];
+}
+
+// Memory of a die for one block, counted; none where the die has too little.
+std::optional<Pages> charge(int die, size_t bytes, aclrtMemMallocPolicy policy) {
+  auto pages = frames_of(die).take(bytes, policy);
+  ++(pages ? usages[die].allocations : usages[die].refusals);
+  return pages;
+}
+void discharge(int die, const Pages& pages) {
+  frames_of(die).give_back(pages);
+  ++usages[die].frees;
+}
+
+void count_copy(const void* to, const void* from, size_t bytes) {
+  using npu::meters::Copy;
+  const bool is_to_device = is_on_device(to), is_from_device = is_on_device(from);
+  if (!is_to_device && !is_from_device) return;
+  npu::meters::count_copy(!is_from_device ? Copy::kHostToDevice : is_to_device ? Copy::kDeviceToDevice : Copy::kDeviceToHost,
+                          static_cast<int64_t>(bytes));
+}
+
+struct Block {
+  int die;
+  size_t bytes;
+  Pages pages;
+};
+
+struct Physical {
+  int die;
+  Pages pages;
+  int file;
+};
+
+class Ledger {
+ public:
+  void add(void* address, Block block) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    blocks_[address] = std::move(block);
+  }
+  // The block that began at `address`, now forgotten; with 0 bytes if there is none.
+  Block take(void* address) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto found = blocks_.extract(address);
+    return found ? std::move(found.mapped()) : Block{0, 0, {}};
+  }
+  bool holds(const void* address) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto after = blocks_.upper_bound(const_cast<void*>(address));
+    if (after == blocks_.begin()) return false;
+    const auto& [begin, block] = *--after;
+    return static_cast<const char*>(address) < static_cast<const char*>(begin) + block.bytes;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<void*, Block> blocks_;
+};
+
+Ledger& device_blocks() {
+  static auto* one = new Ledger();  // outlives tensors that are freed at the end of the process
+  return *one;
+}
+Ledger& reserved_addresses() {
+  static auto* one = new Ledger();
+  return *one;
+}
+Ledger& mappings() {
+  static auto* one = new Ledger();
+  return *one;
+}
+
+// Memory of the host that stays where it is.
+Ledger& pinned_blocks() {
+  static auto* one = new Ledger();
+  return *one;
+}
+
+// Whether a copy may be captured: a replay finds what lies on devices and in pinned memory.
+aclError check_captured_copy(const void* to, const void* from, void* stream) {
+  const auto stays = [](const void* address) { return is_on_device(address) || pinned_blocks().holds(address); };
+  if (!is_capturing(stream) || (stays(to) && stays(from))) return ACL_SUCCESS;
+  return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMemcpyAsync on a stream that is being captured, with host memory that is "
+                                          "not pinned");
+}
+// Whether this thread may copy or fill memory at once.
+aclError check_at_once(const char* function) {
+  if (!forbids_copies_at_once()) return ACL_SUCCESS;
+  return fail(kNotInThisMode, std::string(function) + " while a stream is being captured in a mode that is not relaxed");
+}
+
+aclError refuse_memory(size_t bytes, int die) {
+  return fail(ACL_ERROR_RT_MEMORY_ALLOCATION,
+              std::to_string(bytes) + " bytes do not fit into what is left of the " + std::to_string(capacity() >> 20) +
+                  " MiB of die " + std::to_string(die) + " (NPU_EMULATOR_CAPACITY_MB)");
+}
+
+// `more` bytes are added to what is asked for, in multiples of kGrain.
+aclError allocate(void** address, size_t bytes, size_t more, aclrtMemMallocPolicy policy) {
+  if (!address || !bytes) return fail(ACL_ERROR_INVALID_PARAM, "aclrtMalloc of nothing, or to nowhere");
+  const int die = current_die();
+  const size_t size = (bytes + kGrain - 1) / kGrain * kGrain + more;
+  auto pages = charge(die, size, policy);
+  if (!pages) return refuse_memory(bytes, die);
+  if (posix_memalign(address, kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment)) {
+    discharge(die, *pages);
+    return refuse_memory(bytes, die);
+  }
+  device_blocks().add(*address, {die, size, std::move(*pages)});
+  return ACL_SUCCESS;
+}
 
 }  // namespace
 
-MemoryStatistics memory_statistics(c10::DeviceIndex device) {
-  auto& of = ledger(resolve_device(device));
-  std::lock_guard<std::mutex> lock(of.mutex);
-  return of.statistics;
+bool cann::is_on_device(const void* address) {
+  return device_blocks().holds(address) || reserved_addresses().holds(address);
 }
 
-void set_capacity(c10::DeviceIndex device, int64_t bytes) {
-  auto& of = ledger(resolve_device(device));
-  std::lock_guard<std::mutex> lock(of.mutex);
-  of.statistics.capacity = of.statistics.limit = bytes;
+bool cann::take_beside_programs(int die, size_t bytes) {
+  const auto frames = static_cast<int64_t>((bytes + kFrameBytes - 1) / kFrameBytes);
+  if (!take_frames(die, frames)) return false;
+  usages[die].beside_programs += frames * static_cast<int64_t>(kFrameBytes);
+  return true;
+}
+void cann::give_back_beside_programs(int die, size_t bytes) {
+  const auto frames = static_cast<int64_t>((bytes + kFrameBytes - 1) / kFrameBytes);
+  give_back_frames(die, frames);
+  usages[die].beside_programs -= frames * static_cast<int64_t>(kFrameBytes);
 }
 
-void set_limit(c10::DeviceIndex device, int64_t bytes) {
-  auto& of = ledger(resolve_device(device));
-  std::lock_guard<std::mutex> lock(of.mutex);
-  of.statistics.limit = bytes;
+CANN_API aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free, size_t* total) {
+  int64_t held = 0;
+  for (const auto& holder : npu::node::holders(current_die())) held += holder.bytes;
+  *total = static_cast<size_t>(capacity());
+  *free = held < capacity() ? static_cast<size_t>(capacity() - held) : 0;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtMalloc(void** address, size_t bytes, aclrtMemMallocPolicy policy) {
+  return allocate(address, bytes, kGrain, policy);
+}
+CANN_API aclError aclrtMallocAlign32(void** address, size_t bytes, aclrtMemMallocPolicy policy) {
+  return allocate(address, bytes, 0, policy);
+}
+CANN_API aclError aclrtFree(void* address) {
+  if (!address) return ACL_SUCCESS;
+  const auto block = device_blocks().take(address);
+  if (!block.bytes) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtFree of an address that aclrtMalloc did not give");
+  std::free(address);
+  discharge(block.die, block.pages);
+  return ACL_SUCCESS;
 }
 
-int64_t free_bytes(c10::DeviceIndex device) {
-  const auto held = sum(node::holders(die_of_machine(resolve_device(device))));
-  return std::max<int64_t>(0, memory_statistics(device).capacity - held);
+CANN_API aclError aclrtMallocHost(void** address, size_t bytes) {
+  if (posix_memalign(address, 4096, bytes ? bytes : 1)) return ACL_ERROR_RT_MEMORY_ALLOCATION;
+  pinned_blocks().add(*address, {0, bytes, {}});
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtFreeHost(void* address) {
+  pinned_blocks().take(address);
+  std::free(address);
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtHostRegister(void* host, uint64_t bytes, aclrtHostRegisterType, void** device) {
+  pinned_blocks().add(host, {0, bytes, {}});
+  *device = host;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtHostUnregister(void* host) {
+  pinned_blocks().take(host);
+  return ACL_SUCCESS;
 }
 
-void reset_peak_statistics(c10::DeviceIndex device) {
-  auto& of = ledger(resolve_device(device));
-  std::lock_guard<std::mutex> lock(of.mutex);
-  of.statistics.peak_allocated = of.statistics.allocated;
-  of.statistics.peak_reserved = of.statistics.reserved;
+CANN_API aclError aclrtMemcpy(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind) {
+  if (bytes > room) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMemcpy of more bytes than there is room for");
+  if (const auto refused = check_at_once("aclrtMemcpy")) return refused;
+  count_copy(to, from, bytes);
+  std::memmove(to, from, bytes);
+  return ACL_SUCCESS;
 }
-
-int64_t exchange_watermark(c10::DeviceIndex device, int64_t bytes) {
-  auto& of = ledger(resolve_device(device));
-  std::lock_guard<std::mutex> lock(of.mutex);
-  const auto before = of.statistics.watermark;
-  of.statistics.watermark = std::max(bytes, present(of.statistics));
-  return before;
+CANN_API aclError aclrtMemcpyAsync(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind,
+                                   aclrtStream stream) {
+  if (bytes > room) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMemcpyAsync of more bytes than there is room for");
+  if (const auto refused = check_captured_copy(to, from, stream)) return refused;
+  submit(stream, "aclrtMemcpyAsync", [=] {
+    count_copy(to, from, bytes);
+    std::memmove(to, from, bytes);
+  });
+  return ACL_SUCCESS;
 }
+CANN_API aclError aclrtMemset(void* to, size_t room, int32_t value, size_t bytes) {
+  if (bytes > room) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMemset of more bytes than there is room for");
+  if (const auto refused = check_at_once("aclrtMemset")) return refused;
+  std::memset(to, value, bytes);
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtMemsetAsync(void* to, size_t room, int32_t value, size_t bytes, aclrtStream stream) {
+  if (bytes > room) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMemsetAsync of more bytes than there is room for");
+  submit(stream, "aclrtMemsetAsync", [=] { std::memset(to, value, bytes); });
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtCmoAsync(void*, size_t, aclrtCmoType, aclrtStream) { return ACL_SUCCESS; }  // a cache hint
 
-void empty_cache() {
-  for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
-    auto& of = ledger(device);
-    std::lock_guard<std::mutex> lock(of.mutex);
-    auto& now = of.statistics;
-    const auto used = now.allocated + now.kept;
-    if (now.reserved > used) node::release(die_of_machine(device), now.reserved - used);
-    now.reserved = used;
+// Expandable segments: addresses are reserved, and physical memory is mapped into them and taken out again.
+CANN_API aclError aclrtReserveMemAddress(void** address, size_t bytes, size_t, void*, uint64_t) {
+  *address = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (*address == MAP_FAILED) return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no addresses are left to reserve");
+  reserved_addresses().add(*address, {0, bytes, {}});
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtReleaseMemAddress(void* address) {
+  const auto block = reserved_addresses().take(address);
+  if (!block.bytes) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtReleaseMemAddress of what is not reserved");
+  munmap(address, block.bytes);
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtMemGetAllocationGranularity(const aclrtPhysicalMemProp*, int, size_t* bytes) {
+  *bytes = kFrameBytes;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtMallocPhysical(aclrtDrvMemHandle* handle, size_t bytes, const aclrtPhysicalMemProp* properties,
+                                      uint64_t) {
+  if (!bytes) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMallocPhysical of nothing");
+  const bool is_on_device = properties && properties->location.type == ACL_MEM_LOCATION_TYPE_DEVICE;
+  const int die = is_on_device ? die_of(static_cast<int>(properties->location.id)) : current_die();
+  auto pages = charge(die, bytes, ACL_MEM_MALLOC_HUGE_ONLY);
+  if (!pages) return refuse_memory(bytes, die);
+  const int file = memfd_create("npu_emulator", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(bytes))) {
+    if (file >= 0) close(file);
+    discharge(die, *pages);
+    return refuse_memory(bytes, die);
   }
+  *handle = new Physical{die, std::move(*pages), file};
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtFreePhysical(aclrtDrvMemHandle handle) {
+  auto* physical = static_cast<Physical*>(handle);
+  close(physical->file);
+  discharge(physical->die, physical->pages);
+  delete physical;
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtMapMem(void* address, size_t bytes, size_t offset, aclrtDrvMemHandle handle, uint64_t) {
+  const auto* physical = static_cast<Physical*>(handle);
+  const auto* mapped = mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, physical->file,
+                            static_cast<off_t>(offset));
+  if (mapped != address) return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "aclrtMapMem could not map physical memory");
+  mappings().add(address, {0, bytes, {}});
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtUnmapMem(void* address) {
+  const auto block = mappings().take(address);
+  if (!block.bytes) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtUnmapMem of an address where nothing is mapped");
+  mmap(address, block.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  return ACL_SUCCESS;
 }
 
-void charge(c10::DeviceIndex device, size_t bytes) {
-  refuse_after_fork();
-  auto& of = ledger(device);
-  const auto wanted = rounded(bytes);
-  std::lock_guard<std::mutex> lock(of.mutex);
-  auto& now = of.statistics;
-  // What this process has reserved already is its own; only more than that is asked of the die.
-  const auto used = now.allocated + now.kept + wanted;
-  const auto growth = used - now.reserved;
-  if (present(now) + now.kept + wanted > std::min(now.limit, now.capacity) ||
-      (growth > 0 && !node::reserve(die_of_machine(device), growth, now.capacity))) {
-    ++now.out_of_memory_errors;
-    throw_out_of_memory(device, bytes, now);
-  }
-  now.allocated += wanted;
-  ++now.allocations;
-  now.reserved = std::max(now.reserved, used);
-  now.peak_allocated = std::max(now.peak_allocated, now.allocated);
-  now.peak_reserved = std::max(now.peak_reserved, now.reserved);
-  now.watermark = std::max(now.watermark, present(now));
+CANN_API void npu_emulator_cann_memory(int device, int64_t numbers[7]) {
+  const auto& usage = usages[die_of(device)];
+  const std::array<int64_t, 7> now{capacity(), usage.held,  usage.peak,           usage.allocations,
+                                   usage.frees, usage.refusals, usage.beside_programs};
+  std::copy(now.begin(), now.end(), numbers);
+}
+// The most that this process has held of a device since the last call; from now on counted from `lowest`, or what it holds.
+CANN_API int64_t npu_emulator_cann_exchange_watermark(int device, int64_t lowest) {
+  auto& usage = usages[die_of(device)];
+  return usage.watermark.exchange(std::max(lowest, usage.held.load()));
 }
 
-void uncharge(c10::DeviceIndex device, size_t bytes) noexcept {
-  auto& of = ledger(device);
-  std::lock_guard<std::mutex> lock(of.mutex);
-  of.statistics.allocated -= rounded(bytes);
-  ++of.statistics.frees;
+// At the end of a process: its share of the dies is free again, and files that nobody uses are removed.
+CANN_API void npu_emulator_cann_leave() {
+  stop_stream_threads();
+  npu::node::leave();
 }
-
-void give_back(c10::DeviceIndex device, size_t bytes) noexcept {
-  uncharge(device, bytes);
-  auto& of = ledger(device);
-  std::lock_guard<std::mutex> lock(of.mutex);
-  of.statistics.reserved -= rounded(bytes);
-  node::release(die_of_machine(device), rounded(bytes));
-}
-
-void make_absent(c10::DeviceIndex device, size_t bytes) noexcept {
-  auto& of = ledger(device);
-  std::lock_guard<std::mutex> lock(of.mutex);
-  of.statistics.absent += rounded(bytes);
-  node::release(die_of_machine(device), rounded(bytes));
-}
-
-void make_present(c10::DeviceIndex device, size_t bytes) {
-  auto& of = ledger(device);
-  const auto wanted = rounded(bytes);
-  std::lock_guard<std::mutex> lock(of.mutex);
-  auto& now = of.statistics;
-  if (present(now) + now.kept + wanted > std::min(now.limit, now.capacity) ||
-      !node::reserve(die_of_machine(device), wanted, now.capacity)) {
-    ++now.out_of_memory_errors;
-    throw_out_of_memory(device, bytes, now);
-  }
-  now.absent -= wanted;
-  now.watermark = std::max(now.watermark, present(now));
-}
-
-void give_back_absent(c10::DeviceIndex device, size_t bytes) noexcept {
-  uncharge(device, bytes);
-  auto& of = ledger(device);
-  std::lock_guard<std::mutex> lock(of.mutex);
-  of.statistics.reserved -= rounded(bytes);
-  of.statistics.absent -= rounded(bytes);
-}
-
-void put_into_reserve(c10::DeviceIndex device, int64_t bytes) noexcept {
-  auto& of = ledger(device);
-  std::lock_guard<std::mutex> lock(of.mutex);
-  of.statistics.allocated -= rounded(bytes);
-  of.statistics.kept += rounded(bytes);
-  ++of.statistics.frees;
-}
-
-void take_from_reserve(c10::DeviceIndex device, int64_t bytes) noexcept {
-  auto& of = ledger(device);
-  std::lock_guard<std::mutex> lock(of.mutex);
-  auto& now = of.statistics;
-  now.kept -= rounded(bytes);
-  now.allocated += rounded(bytes);
-  ++now.allocations;
-  now.peak_allocated = std::max(now.peak_allocated, now.allocated);
-  now.watermark = std::max(now.watermark, present(now));
-}
-
-void* new_block(c10::DeviceIndex device, size_t bytes, PrivatePool* pool) {
-  charge(device, bytes);
-  void* base = nullptr;
-  try {
-    base = host_memory().raw_allocate(bytes + kHeader);
-  } catch (...) {
-    uncharge(device, bytes);
-    throw;
-  }
-  auto* data = static_cast<char*>(base) + kHeader;
-  header_of(data) = {static_cast<int64_t>(bytes), pool, device};
-  return data;
-}
-
-void delete_block(void* data) noexcept {
-  uncharge(header_of(data).device, header_of(data).bytes);
-  host_memory().raw_deallocate(base_of(data));
-}
-
-std::pair<c10::DeviceIndex, int64_t> block_size(const void* data) {
-  return {header_of(data).device, header_of(data).bytes};
-}
-
-PrivatePool* private_pool_of(const c10::DataPtr& memory) {
-  if (memory.get_deleter() == &release_block && memory.get()) return header_of(memory.get()).pool;
-  if (memory.get_deleter() == &release_adopted)
-    return private_pool_of(static_cast<Adopted*>(memory.get_context())->host->data_ptr());
-  if (memory.get_deleter() == &release_pool_use) return static_cast<PoolUse*>(memory.get_context())->get();
-  return nullptr;
-}
-
-c10::DataPtr without_owner(const c10::DataPtr& memory) {
-  auto* pool = private_pool_of(memory);
-  TORCH_INTERNAL_ASSERT(pool, "only memory of a private pool outlives its owner");
-  return {memory.get(), new PoolUse(pool->shared_from_this()), &release_pool_use, memory.device()};
-}
-
-c10::Allocator* device_allocator() { return &the_device_allocator; }
-
-c10::DataPtr allocate_on(c10::DeviceIndex device, size_t bytes) {
-  initialize();
-  return charged_block(device, bytes, c10::Device(kNpu, device));
-}
-
-ChargeScope::ChargeScope(c10::DeviceIndex device) noexcept : outer_(std::exchange(charged_device, device)) {}
-ChargeScope::~ChargeScope() { charged_device = outer_; }
-
-c10::DataPtr adopt(const c10::intrusive_ptr<c10::StorageImpl>& host, c10::DeviceIndex device) {
-  const c10::Device on(kNpu, device);
-  const auto bytes = host->nbytes();
-  void* data = host->mutable_data();
-  if (bytes == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, on};
-  TORCH_CHECK_NOT_IMPLEMENTED(data, "results without memory are not emulated on the NPU");
-  const auto& memory = host->data_ptr();
-  const bool block = memory.get_deleter() == &release_block;
-  // The caller and the tensor that it adopts hold the storage; anybody else would be left without its memory.
-  if (host.use_count() <= 2 && (block ? header_of(data).device == device : pool::owns(memory))) {
-    auto taken = std::move(host->_mutable_data_ptr_no_checks());
-    taken.unsafe_set_device(on);
-    return taken;
-  }
-  const auto uncharged_bytes = block || pool::owns(memory) ? 0 : bytes;
-  if (uncharged_bytes) charge(device, uncharged_bytes);
-  return {data, new Adopted{host, device, uncharged_bytes}, &release_adopted, on};
-}
-
-}  // namespace npu

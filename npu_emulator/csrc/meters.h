@@ -18,7 +18,7 @@ struct CopyTotals {
   int64_t bytes = 0;
 };
 
-// The counter of an operator, by its full name ("aten::add.Tensor"). The reference stays valid.
+// The counter of an operator, by its name ("aclnnAdd"). The reference stays valid.
 std::atomic<int64_t>& operator_calls(const std::string& name);
 std::map<std::string, int64_t> all_operator_calls();
 

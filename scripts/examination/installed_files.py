@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+# The published wheel's own RECORD has another hash of it.
+_PUBLISHED_SO = {"torch_npu-2.5.1.post1.dist-info/METADATA"}
 # A hint is printed before this many bytes are hashed.
 WORTH_A_WORD = 200 * 10**6
 
@@ -114,7 +116,8 @@ def _records(path: Path) -> Iterator[tuple[str, str]]:
     with path.open(newline="", encoding="utf-8") as lines:
         for file, digest, *_ in csv.reader(lines):
             # Python compiles a .pyc again where its source is newer, whoever brought it.
-            if digest and not file.startswith(("..", "/")) and not file.endswith(".pyc"):
+            inside = not file.startswith(("..", "/"))
+            if digest and inside and not file.endswith(".pyc") and file not in _PUBLISHED_SO:
                 yield file, digest
 
 

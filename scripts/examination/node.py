@@ -63,11 +63,8 @@ def python_and_pins() -> Iterator[Finding]:
         if not upstream.version:
             continue
         version, wanted = installed[upstream.name], {upstream.version, upstream.release} - {""}
-        if upstream.name == "torch-npu" and emulated():
-            yield Finding(upstream.name, "the emulated NPU stands for it")
-        else:
-            remedy = "" if version.split("+")[0] in wanted else f"install {upstream.name}=={upstream.version}"
-            yield Finding(upstream.name, f"{version} (pin: {upstream.version})", remedy)
+        remedy = "" if version.split("+")[0] in wanted else f"install {upstream.name}=={upstream.version}"
+        yield Finding(upstream.name, f"{version} (pin: {upstream.version})", remedy)
 
 
 def installed_files() -> Iterator[Finding]:

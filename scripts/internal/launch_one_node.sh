@@ -17,8 +17,6 @@ Trains on the NPUs of this machine; with --emulate on emulated ones, with a tiny
 on the spot. Everything it starts, it stops.
 
   --emulate         no NPU, no download: sets up .venv/, makes model and data, and trains; a report follows
-  --engine NAME     with --emulate, what stands behind torch_npu: stand-in (default), or cann, the published torch_npu on
-                    an emulated CANN (npu_emulator/README.md)
   --model DIR       the model's folder, as it is published (not with --emulate)
   --data FILE       problems with answers: GSM8K's .jsonl, MATH's or DeepScaleR's .json, or .parquet; with --emulate the
                     default is the arithmetic in data/
@@ -42,20 +40,18 @@ main() {
     local configuration=$1 dies=$2 name
     shift 2
     declare -g emulate=false dry_run=false model='' data='' test_data='' steps='' output='' settings='' going_on=''
-    declare -g engine=''
     declare -ga overrides=() resume=()
     while (($#)); do
         case $1 in
             --help) usage; return ;;
             --emulate) emulate=true; shift ;;
             --dry-run) dry_run=true; shift ;;
-            --model | --data | --test-data | --steps | --output | --settings | --engine)
+            --model | --data | --test-data | --steps | --output | --settings)
                 argument_require_value "$1" $#
                 case $1 in
                     --data | --test-data) argument_require_file "$1" "$2" 'a .json, .jsonl or .parquet file' ;;
                     --settings) argument_require_file "$1" "$2" 'a file of NAME=value lines' ;;
                     --steps) argument_require_number "$1" "$2" 1 ;;
-                    --engine) argument_require_engine "$1" "$2" ;;
                 esac
                 name=${1#--}
                 printf -v "${name//-/_}" '%s' "$2"

@@ -31,9 +31,3 @@ argument_require_decimal() {
         fail "$option is \"$value\": give a whole number from $lowest to $highest, without leading zeros."
     fi
 }
-
-# Fails unless VALUE is an engine of the emulated NPU.
-argument_require_engine() {
-    local option=$1 value=$2
-    [[ $value == stand-in || $value == cann ]] || fail "$option is \"$value\", and the engines are stand-in and cann."
-}

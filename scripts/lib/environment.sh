@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # The environment: .venv/ from the locks in requirements/, with the emulated NPU built into it.
-# Needs terminal.sh. The entries for other scripts are environment_ensure and, after it, environment_ensure_cann_engine.
+# Needs terminal.sh. The entry for other scripts is environment_ensure.
 
 readonly ENVIRONMENT_PYTHON_VERSION=3.11
 readonly ENVIRONMENT_PROBE='#include <Python.h>
@@ -59,8 +59,8 @@ environment_emulator_stamp() {
     local root=$1
     (
         cd "$root/npu_emulator" || exit
-        find . -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.toml' -o -name '*.cfg' -o -name '*.in' -o -name '*.pth' \) \
-            -not -path './build/*' -not -path './cann/*' -not -path '*.egg-info/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+        find . -type f \( -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.toml' -o -name '*.txt' -o -name '*.pth' \) \
+            -not -path './build/*' -not -path '*.egg-info/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
     ) | sha256sum | cut -d ' ' -f 1
 }
 
@@ -119,10 +119,10 @@ environment_install_search() {
         -r "$root/requirements/tune.lock"
 }
 
-# Builds the emulated NPU and installs it.
+# Builds the emulated NPU against torch_npu's headers and installs it.
 environment_install_emulator() {
     local root=$1 log=$2 environment=$1/.venv
-    environment_step "$log" "building the emulated NPU" "$environment/bin/uv" pip install \
+    environment_step "$log" "building the emulated NPU" env PATH="$environment/bin:$PATH" "$environment/bin/uv" pip install \
         --python "$environment/bin/python" --no-build-isolation --no-deps --reinstall --compile-bytecode \
         --link-mode copy "$root/npu_emulator"
 }
@@ -170,35 +170,4 @@ environment_ensure() {
     fi
     exec {lock}>&-
     environment_check_files "$root"
-}
-
-# Prints a hash of everything that the second engine is made of: the wheel, and the sources of the emulated CANN.
-environment_cann_engine_stamp() {
-    local root=$1
-    (
-        cd "$root" || exit
-        find requirements/cann.lock requirements/runtime.lock npu_emulator/cann npu_emulator/csrc/{node,device,meters}.* \
-            npu_emulator/src/npu_emulator/{meters,presence,process_end,run}.py -type f \
-            -not -path '*/build/*' -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
-    ) | sha256sum | cut -d ' ' -f 1
-}
-
-# Makes sure that ROOT/.venv/cann-engine is the published torch_npu and the emulated CANN of this checkout, for
-# NPU_EMULATOR_ENGINE=cann. Needs environment_ensure before it. An interrupted build leaves no stamp.
-environment_ensure_cann_engine() {
-    local root=$1 lock stamp
-    local engine=$root/.venv/cann-engine tools=$root/.venv/bin log=$root/.cache/setup.log
-    exec {lock}>"$root/.cache/setup.lock"
-    flock "$lock"
-    stamp=$(environment_cann_engine_stamp "$root")
-    if [[ $(cat "$engine/stamp" 2>/dev/null) != "$stamp" ]]; then
-        rm -rf "$engine"
-        environment_step "$log" "installing torch_npu's wheel" "$tools/uv" pip install --python "$tools/python" \
-            --target "$engine" --require-hashes --no-deps --compile-bytecode --link-mode copy \
-            -r "$root/requirements/cann.lock"
-        environment_step "$log" "building the emulated CANN" env PATH="$tools:$PATH" "$tools/python" \
-            "$root/npu_emulator/cann/build.py" --wheel "$engine" --out "$engine"
-        printf '%s\n' "$stamp" >"$engine/stamp"
-    fi
-    exec {lock}>&-
 }

@@ -19,14 +19,12 @@ one_node_emulate() {
     output=${output:-$(one_node_folder "$root" "$configuration")}
     if [[ $going_on != never && ${#resume[@]} -gt 0 ]] && [[ $going_on != auto || -f $output/rehearsal.json ]]; then
         [[ -z $data ]] || fail "--data $data: a run goes on with its own; take the option away."
-        [[ -z $engine ]] || fail "--engine $engine: a run goes on with its own; take the option away."
         options=(--resume "$output")
         [[ -z $steps ]] || resume+=("trainer.total_training_steps=$steps")
         overrides=("${resume[@]}" "${overrides[@]}")
     else
         [[ -z $data ]] || options+=(--data "$data")
         [[ -z $steps ]] || options+=(--steps "$steps")
-        [[ -z $engine ]] || options+=(--engine "$engine")
         options+=(--output "$output")
     fi
     python=$root/.venv/bin/python
@@ -35,11 +33,10 @@ one_node_emulate() {
         [[ -x $python ]] || python=$(environment_find_python)
     else
         environment_ensure "$root"
-        [[ $engine != cann ]] || environment_ensure_cann_engine "$root"
     fi
     export PYTHONPATH=$root TOKENIZERS_PARALLELISM=false
-    # An engine or a Ray of the user's environment is not the job's.
-    unset NPU_EMULATOR_ENGINE RAY_ADDRESS
+    # A Ray of the user's environment is not the job's.
+    unset RAY_ADDRESS
     exec "$python" -m rehearsal "${options[@]}" -- "${overrides[@]}"
 }
 
@@ -54,7 +51,6 @@ one_node_train() {
     local root=$1 configuration=$2 dies=$3 name entry scripts=()
     local -A given=()
     local names=() environment=() convert train die_memory
-    [[ -z $engine ]] || fail "--engine $engine: it says what emulates NPUs; give --emulate too, or take the option away."
     one_node_require_input
     settings=${settings:-$root/scripts/env/one_node.env}
     settings_read "$settings" given names

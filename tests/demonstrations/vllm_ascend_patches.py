@@ -106,7 +106,7 @@ def a_graph_reads_the_addresses_of_its_weights_at_every_run(body):
         config = torchair.CompilerConfig()
         config.experimental_config.frozen_parameter = True
         torchair.get_npu_backend(compiler_config=config)
-        found.append(config.experimental_config.frozen_parameter)
+        found.append(config.experimental_config.frozen_parameter.value)
 
     body(upstream, SimpleNamespace(), 1)
     return found

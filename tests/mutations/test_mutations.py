@@ -5,11 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
 from rehearsal.processes import SignalFlag
-from tests.mutations import cheapest_first
+from tests.mutations import cheapest_first, selection, workbench
 from tests.mutations.drawn import _changes_something, draw
 from tests.mutations.fault import ROOT, Fault, FaultError, read_list
 from tests.mutations.selection import _using, tiers
@@ -185,15 +186,21 @@ def test_a_program_is_near_to_the_tests_that_start_it_by_its_path():
 
 
 def test_a_module_that_no_test_names_is_near_to_those_that_hold_its_names():
-    nearest, *_ = tiers("npu_emulator/src/torch_npu/npu/streams.py", ROOT)
-    assert "tests/npu_emulator/test_device.py" in nearest
-    nearest, *_ = tiers("npu_emulator/src/torch_npu/dynamo_interface.py", ROOT)
-    assert "tests/npu_emulator/test_device_module.py" in nearest
+    nearest, *_ = tiers("npu_emulator/extract_rules.py", ROOT)
+    assert "tests/npu_emulator/test_documented_rules.py" in nearest
+    nearest, *_ = tiers("npu_emulator/msprof.py", ROOT)
+    assert "tests/npu_emulator/test_profiler.py" in nearest
 
 
-def test_a_module_whose_names_no_test_holds_is_near_to_what_costs_little_in_its_room():
-    nearest, *_ = tiers("npu_emulator/src/torch_npu/npu/tensor_types.py", ROOT)
-    assert "tests/npu_emulator/test_device_module.py" in nearest and "tests/npu_emulator/test_device.py" not in nearest
+def test_a_module_whose_names_no_test_holds_is_near_to_what_costs_little_in_its_room(tmp_path):
+    for name in ("test_cheap.py", "test_dear.py"):
+        (tmp_path / "tests" / "overlay").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests" / "overlay" / name).touch()
+    (tmp_path / "overlay").mkdir()
+    (tmp_path / "overlay" / "product.py").write_text("x = 1\n")
+    dear = {"tests/overlay/test_dear.py": 1000.0}
+    with mock.patch.object(selection, "measured", lambda: dear):
+        assert tiers("overlay/product.py", tmp_path)[0] == ("tests/overlay/test_cheap.py",)
 
 
 def test_a_test_of_one_side_of_a_module_is_near_to_it():
@@ -238,24 +245,28 @@ def test_a_trial_asks_tier_by_tier_and_leaves_the_tree_as_it_was(tree):
 
 
 @pytest.mark.slow
-def test_a_file_that_set_up_copies_is_planted_in_an_environment_of_its_own(tree, monkeypatch):
-    prefix, file = tree.parent / "prefix", "npu_emulator/cann/python/acl/rt.py"
-    for folder in (tree / "npu_emulator/cann/python", prefix / "cann-engine"):
+def test_a_file_that_set_up_installs_is_planted_in_an_environment_of_its_own(tree, monkeypatch):
+    prefix, file = tree.parent / "prefix", "npu_emulator/src/acl/rt.py"
+    site = prefix / "lib" / "python3" / "site-packages"
+    for folder in (tree / "npu_emulator/src", site):
         (folder / "acl").mkdir(parents=True)
         (folder / "acl" / "rt.py").write_text("DIES = 8\n")
-    (prefix / "cann-engine" / "lib").mkdir()
+    (site / "acl" / "lib").mkdir()
+    (site / "other.py").touch()
     (prefix / "bin").mkdir()
     (prefix / "bin" / "python").symlink_to(sys.executable)
     monkeypatch.setattr(sys, "prefix", str(prefix))
+    monkeypatch.setattr(workbench, "get_path", lambda name: str(site))
     with SignalFlag() as signals, Workbench(signals, 60, tree) as bench:
         assert bench._interpreter("product.py") == sys.executable
         python = Path(bench._interpreter(file))
         (bench._tree / file).write_text("DIES = 9\n")
-        engine = python.parents[1] / "cann-engine"
-        assert (engine / "acl" / "rt.py").read_text() == "DIES = 9\n" and (engine / "lib").is_dir()
+        made = python.parents[1] / "lib" / "python3" / "site-packages"
+        assert (made / "acl" / "rt.py").read_text() == "DIES = 9\n"
+        assert (made / "acl" / "lib").is_dir() and (made / "other.py").exists()
         assert Path(bench._interpreter(file)) == python
         assert python.resolve() == Path(sys.executable).resolve()
-    assert (prefix / "cann-engine" / "acl" / "rt.py").read_text() == "DIES = 8\n"
+    assert (site / "acl" / "rt.py").read_text() == "DIES = 8\n"
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -25,9 +24,8 @@ from tests.mutations.fault import ROOT, Fault, FaultError
 _GREEN, _RED = 0, (1, 2, 3, 4)
 _FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\w+)*)", re.MULTILINE)
 _CHEAPEST_FIRST = "tests.mutations.cheapest_first"
-_EMULATOR_SOURCES = "npu_emulator/src"
-_ENGINE, _ENGINE_SOURCES = "cann-engine", "npu_emulator/cann/python"
-_EMULATOR_PACKAGES = ("npu_emulator", "torch_npu", "torchair", "acl")
+# Packages that set-up installs from the tree, and Python imports when it starts.
+_INSTALLED_FROM = "npu_emulator/src"
 
 
 class Outcome(StrEnum):
@@ -155,31 +153,33 @@ class Workbench:
         return run_to_the_end(command, self._variables(file), self._tree, self._log, self._signals, watch)
 
     def _variables(self, file: str) -> Mapping[str, str]:
-        """The environment of a run; a changed file of the emulator goes before the installed one."""
-        path = [str(self._tree)]
-        if file.startswith(_EMULATOR_SOURCES):
-            self._link_extensions()
-            path.insert(0, str(self._tree / _EMULATOR_SOURCES))
-        return {**read_environment(ENVIRONMENT_FILE), "PYTHONPATH": os.pathsep.join(path)}
+        """The environment of a run."""
+        return {**read_environment(ENVIRONMENT_FILE), "PYTHONPATH": str(self._tree)}
 
     def _interpreter(self, file: str) -> str:
-        """The environment's Python; for a file that set-up copies there, one of an environment which has the tree's."""
-        if not file.startswith(_ENGINE_SOURCES):
+        """The environment's Python; for a file that set-up installs, one of an environment which has the tree's."""
+        if not file.startswith(_INSTALLED_FROM):
             return sys.executable
-        prefix, sources = self._folder / "environment", self._tree / _ENGINE_SOURCES
+        prefix, sources, installed = (
+            self._folder / "environment",
+            self._tree / _INSTALLED_FROM,
+            Path(get_path("purelib")),
+        )
         if not prefix.exists():
-            (prefix / _ENGINE).mkdir(parents=True)
-            for each in [*Path(sys.prefix).iterdir(), *(Path(sys.prefix) / _ENGINE).iterdir()]:
-                link, own = prefix / each.relative_to(sys.prefix), sources / each.name
-                if not link.exists():
-                    link.symlink_to(own if own.exists() and link.parent.name == _ENGINE else each)
+            site = prefix / installed.relative_to(sys.prefix)
+            for package in filter(Path.is_dir, sources.iterdir()):
+                _link_what_is_missing(package, site / package.name)
+                _link_what_is_missing(installed / package.name, site / package.name)  # what is built beside its modules
+            for folder in (site, *site.parents):
+                _link_what_is_missing(sys.prefix / folder.relative_to(prefix), folder)
+                if folder == prefix:
+                    break
         return str(prefix / "bin" / "python")
 
-    def _link_extensions(self) -> None:
-        """Put the emulator's compiled modules beside its sources, as an installation has them."""
-        installed = Path(get_path("platlib"))
-        for package in _EMULATOR_PACKAGES:
-            for library in (installed / package).rglob("*.so"):
-                link = self._tree / _EMULATOR_SOURCES / library.relative_to(installed)
-                if not link.exists():
-                    link.symlink_to(library)
+
+def _link_what_is_missing(source: Path, target: Path) -> None:
+    """Make a folder, with a link to every entry of another one whose name it does not have."""
+    target.mkdir(parents=True, exist_ok=True)
+    for each in source.iterdir():
+        if not (target / each.name).exists():
+            (target / each.name).symlink_to(each)

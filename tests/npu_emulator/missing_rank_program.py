@@ -1,72 +1,93 @@
-"""Runs on each of three ranks: one does not take part in a collective, or dies.
+"""Runs on each of three ranks: one does not take part in a collective, has no memory for it, or dies.
 
-`main(folder)` writes what the others were told to ``rank<r>.json``.
+`main(folder)` writes what each was told to ``rank<r>.json``. With TASK_QUEUE_ENABLE=0 it is raised where it happens,
+and the ranks go on; torch_npu's queue would do nothing more after it.
 """
 
+import contextlib
 import datetime
 import json
 import os
-import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401
 
-from npu_emulator import _C
+from npu_emulator import counters
 
-TIMEOUT = 2.0
+TIMEOUT_S = 2
 ABSENT = 2
+ELEMENTS = 1 << 20  # not so few that the allocator keeps them together with others
 
 
-def outcome(action) -> dict:
-    """The error that an action ends with, and how long it took in seconds."""
-    start = time.monotonic()
+def told(action: Callable[[], object]) -> str:
+    """What an action raises; empty if nothing."""
     try:
         action()
-    except Exception as error:
-        return {"type": type(error).__name__, "text": str(error), "seconds": time.monotonic() - start}
-    return {"type": None, "text": "", "seconds": time.monotonic() - start}
+        torch.npu.synchronize()
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
-def gather_on_a_full_die(rank: int, group) -> None:
-    """A collective for which one rank has no memory left."""
-    tensor, parts = torch.ones(1024, device="npu"), [torch.empty(1024, device="npu") for _ in range(3)]
-    capacity = _C.memory_statistics(rank)["capacity"]
-    if rank == ABSENT:
-        # Enough for torch to print the tensors with the error, not for the flat copy of the list.
-        _C.set_capacity(rank, torch.npu.memory_allocated() + 8192)
+@contextlib.contextmanager
+def impatient() -> Iterator[None]:
+    """Inside, HCCL waits for other ranks no longer than a moment."""
+    os.environ["HCCL_EXEC_TIMEOUT"] = str(TIMEOUT_S)
     try:
-        dist.all_gather(parts, tensor, group=group)
+        yield
     finally:
-        _C.set_capacity(rank, capacity)
+        del os.environ["HCCL_EXEC_TIMEOUT"]
+
+
+@contextlib.contextmanager
+def full_die() -> Iterator[None]:
+    """Inside, torch_npu gets no more memory."""
+    torch.npu.synchronize()
+    torch.npu.empty_cache()
+    capacity = counters.memory_statistics(torch.npu.current_device())["capacity"]
+    torch.npu.set_per_process_memory_fraction(torch.npu.memory_reserved() / capacity)
+    try:
+        yield
+    finally:
+        torch.npu.set_per_process_memory_fraction(1.0)
+
+
+def new_group() -> dist.ProcessGroup:
+    """A group of all that has its communicator, which is made when it is first used."""
+    group = dist.new_group()
+    dist.all_reduce(torch.zeros(1, device="npu"), group=group)
+    return group
 
 
 def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     torch.npu.set_device(rank)
     dist.init_process_group("hccl", timeout=datetime.timedelta(seconds=30))
-    impatient = dist.new_group(timeout=datetime.timedelta(seconds=TIMEOUT))
+    without, full = new_group(), new_group()
     tensor = torch.ones(4, device="npu")
-    dist.all_reduce(tensor, group=impatient)
+    dist.all_reduce(tensor)
     found = {"together": tensor.tolist()}
     if rank != ABSENT:
-        found["absent"] = outcome(lambda: dist.all_reduce(tensor, group=impatient))
+        with impatient():
+            found["absent"] = told(lambda: dist.all_reduce(tensor, group=without))
     dist.barrier()
-    found["full"] = outcome(
-        lambda: gather_on_a_full_die(rank, dist.new_group(timeout=datetime.timedelta(seconds=TIMEOUT)))
-    )
+    given, parts = torch.ones(ELEMENTS, device="npu"), [torch.empty(ELEMENTS, device="npu") for _ in range(3)]
+    with full_die() if rank == ABSENT else impatient():
+        found["full"] = told(lambda: dist.all_gather(parts, given, group=full))
     dist.barrier()
     if rank == ABSENT:
         (folder / f"rank{rank}.json").write_text(json.dumps(found))
         os._exit(0)
-    found["dead"] = outcome(lambda: dist.all_gather_into_tensor(torch.empty(12, device="npu"), tensor))
+    found["dead"] = told(lambda: dist.all_gather_into_tensor(torch.empty(12, device="npu"), tensor))
     found["alive"] = (tensor.cpu() + 1).tolist()
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
-    # Rank 0 has the store, in which the others look for who is missing.
+    # Rank 0 has the store, which is used as long as another lives.
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         store.wait(["reported"])
     else:
         store.set("reported", "")
-    os._exit(0)
+    os._exit(0)  # the group cannot be taken down without the rank that is gone

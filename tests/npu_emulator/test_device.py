@@ -9,16 +9,16 @@ import sys
 import acl
 import pytest
 import torch
-import torch_npu  # noqa: F401
+import torch_npu
 
-from npu_emulator import _C
+from npu_emulator import counters
 
 
 def test_the_device_is_called_npu():
     tensor = torch.ones(2, device="npu")
-    assert str(tensor.device) == "npu:0" and tensor.is_npu and not tensor.is_cuda
+    assert str(tensor.device) == "npu:0" and tensor.is_npu and not torch.ones(2).is_npu
     assert tensor.type() == "torch.npu.FloatTensor"
-    assert torch.npu.is_available() and torch.npu.device_count() == _C.device_count()
+    assert torch.npu.is_available() and torch.npu.device_count() == counters.device_count()
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,6 @@ def test_a_process_forked_before_use_has_the_dies_that_it_was_given_since():
     """Ray sets the variable in a worker that a template process forked after it had imported everything."""
     program = """
 import os, torch
-assert torch.npu.device_count() == 4
 child = os.fork()
 if child == 0:
     os.environ["ASCEND_RT_VISIBLE_DEVICES"] = "3"
@@ -77,17 +76,15 @@ def test_the_current_device_receives_new_tensors():
 
 
 def test_an_invisible_die_is_refused():
-    with pytest.raises(RuntimeError, match="Invalid NPU device ordinal 63"):
+    with pytest.raises(RuntimeError, match="error code is 107001.*\n.*\n.*Invalid device ID"):
         torch.empty(1, device="npu:63")
-    with pytest.raises(RuntimeError, match="Invalid NPU device ordinal 63"):
+    with pytest.raises(RuntimeError, match="device 63 is not one of the 8 that this process sees"):
         torch.npu.set_device(63)
 
 
-def test_tensors_of_two_devices_do_not_mix():
-    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device.*npu:0 and cpu"):
+def test_tensors_of_host_and_device_do_not_mix():
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device. Expected NPU tensor"):
         torch.ones(3, device="npu") + torch.ones(3)
-    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device.*npu:0 and npu:1"):
-        torch.ones(3, device="npu:0") + torch.ones(3, device="npu:1")
     assert (torch.ones(3, device="npu") + torch.tensor(1.0)).device.type == "npu"
 
 
@@ -132,8 +129,6 @@ def test_streams_and_events_keep_identity_and_time():
     end.record()
     end.synchronize()
     assert start.elapsed_time(end) >= 0 and end.query()
-    with pytest.raises(RuntimeError, match="enable_timing"):
-        torch.npu.Event().elapsed_time(end)
     with pytest.raises(RuntimeError, match="must be recorded"):
         torch.npu.Event(enable_timing=True).elapsed_time(end)
 
@@ -208,55 +203,55 @@ def test_legacy_tensor_types_know_their_own():
     assert torch.npu.LongTensor([1, 2]).tolist() == [1, 2]
 
 
-def test_missing_operators_say_their_name():
-
-    with pytest.raises(NotImplementedError, match="torch_npu.npu_ciou is not emulated"):
-        torch_npu.npu_ciou(torch.ones(1, device="npu"))
+def test_an_operator_that_is_not_emulated_says_its_name_when_the_device_is_waited_for():
+    program = """
+import torch, torch_npu
+boxes = torch.rand(4, 1, device="npu")
+torch_npu.npu_ciou(boxes, boxes)
+torch.npu.synchronize()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 1 and "CIoU is not emulated" in ended.stderr, ended.stderr
     with pytest.raises(AttributeError):
         torch_npu.no_such_name  # noqa: B018
 
 
-def test_a_forked_process_may_not_compute_on_tensors_of_its_parent():
-    """It may let go of them; the parent's memory and values stay as they are."""
+def test_a_forked_process_may_let_go_of_tensors_of_its_parent():
+    """The parent's memory and values stay as they are."""
     program = """
 import os, torch, torch_npu
 x = torch.ones(8, device="npu")
-actions = [lambda: x + 1, lambda: x.add_(1), lambda: x.cpu(), lambda: x.tolist(), lambda: torch_npu.npu_swiglu(x)]
+torch.npu.synchronize()
 child = os.fork()
 if child == 0:
-    refused = 0
-    for action in actions:
-        try:
-            action()
-        except RuntimeError as error:
-            refused += "forked subprocess" in str(error)
     del x
-    torch.npu.empty_cache()
-    os._exit(refused)
+    os._exit(7)
 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-assert x.tolist() == [1] * 8 and torch.npu.memory_allocated() == 512
-for action in actions:
-    action()
-print(code, len(actions))
+assert (x + 1).tolist() == [2] * 8 and torch.npu.memory_allocated() == 512
+print(code)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ended.stdout.split() == ["5", "5"], ended.stderr
+    assert ended.stdout == "7\n", ended.stderr
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_a_fork_after_use_is_refused_and_before_use_is_fine(used):
+def test_a_fork_of_multiprocessing_after_use_is_refused_and_before_use_is_fine(used):
+    """torch_npu hears of such a fork alone."""
     program = f"""
-import os, torch, torch_npu
-if {used}:
-    torch.ones(1, device="npu")
-child = os.fork()
-if child == 0:
+import multiprocessing, os, torch, torch_npu
+def use():
     try:
         torch.ones(1, device="npu")
         os._exit(0)
     except RuntimeError as error:
         os._exit(7 if "forked subprocess" in str(error) and torch.npu._is_in_bad_fork() else 8)
-os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+if {used}:
+    torch.ones(1, device="npu")
+    torch.npu.synchronize()
+child = multiprocessing.get_context("fork").Process(target=use)
+child.start()
+child.join()
+os._exit(child.exitcode)
 """
     assert subprocess.run([sys.executable, "-c", program]).returncode == (7 if used else 0)
 
@@ -275,17 +270,17 @@ def test_ray_finds_the_dies(monkeypatch, visible, count):
 
 def test_acl_knows_the_memory_of_the_current_device():
     """As MindSpeed asks for it."""
-    assert acl.rt.set_device(1) == 0 and torch.npu.current_device() == 1
-    held = torch.empty(3 << 20, dtype=torch.uint8, device="npu")
-    free, total, code = acl.rt.get_mem_info(1)
-    assert code == 0 and total - free >= held.nbytes and (free, total) == torch.npu.mem_get_info("npu:1")
-    assert acl.rt.set_device(63) != 0 and torch.npu.current_device() == 1
-    assert acl.rt.reset_device(1) == 0 and acl.rt.set_device(0) == 0
+    with torch.npu.device(1):
+        held = torch.empty(3 << 20, dtype=torch.uint8, device="npu")
+        free, total, code = acl.rt.get_mem_info(1)
+        assert code == 0 and total - free >= held.nbytes and (free, total) == torch.npu.mem_get_info("npu:1")
+    assert acl.rt.get_mem_info(1) == (*torch.npu.mem_get_info("npu:0"), 0)
 
 
 def test_acl_copies_bytes_between_host_and_device():
     """As vllm-ascend's allocator saves and restores memory; kinds 1 and 2 are host to device and back."""
     tensor, host = torch.arange(6, dtype=torch.int32, device="npu"), torch.zeros(6, dtype=torch.int32)
+    torch.npu.synchronize()
     assert acl.rt.memcpy(host.data_ptr(), 24, tensor.data_ptr(), 24, 2) == 0
     assert host.tolist() == [0, 1, 2, 3, 4, 5]
     assert acl.rt.memcpy(tensor.data_ptr(), 24, (host * 2).data_ptr(), 24, 1) == 0
@@ -326,6 +321,7 @@ def test_storages_and_copies_keep_their_device():
 
 
 def test_a_scaler_that_is_given_nothing_is_torchs():
-    ours, torchs = torch.npu.amp.GradScaler(), torch.amp.GradScaler("npu")
-    assert ours.state_dict() == torchs.state_dict() and ours.is_enabled() == torchs.is_enabled()
+    """But for an option of torch_npu's own."""
+    npus, torchs = torch.npu.amp.GradScaler(), torch.amp.GradScaler("npu")
+    assert npus.state_dict() == torchs.state_dict() | {"dynamic": True} and npus.is_enabled() == torchs.is_enabled()
     assert not torch.npu.amp.GradScaler(enabled=False, dynamic=True).is_enabled()

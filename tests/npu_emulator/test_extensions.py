@@ -1,65 +1,72 @@
-"""Extensions for the NPU are served by emulated kernels, others are compiled, and CANN's variables are set."""
+"""Extensions in C++ that are compiled at run time against CANN, as MindSpeed does with its kernels."""
 
 import os
 import subprocess
 import sys
-import types
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-import torch_npu  # noqa: F401
+import torch_npu
 from torch.utils import cpp_extension
 
-from npu_emulator import extensions, toolkit
+from npu_emulator import engine
 
-SOURCE = """
-#include <torch_npu/csrc/framework/OpCommand.h>
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-    m.def("npu_matmul_add_fp32", &matmul_add, "adds");
-    m.def( "npu_matmul_add_fp32", &matmul_add_too);
-    m.def("npu_unheard_of", &unheard_of);
-}
-"""
+pytestmark = pytest.mark.slow
+
+WHEEL = Path(torch_npu.__file__).parent
+# Where MindSpeed says that everything is.
+INCLUDED = (WHEEL / "include", WHEEL / "include/third_party/acl/inc", WHEEL / "include/third_party/hccl/inc")
 
 
-@pytest.fixture
-def source(tmp_path):
-    path = tmp_path / "kernels.cpp"
-    path.write_text(SOURCE)
-    return path
+def linked() -> list[str]:
+    """What an extension links, with the folders that the variables of CANN give."""
+    cann, transformers = Path(os.environ["ASCEND_HOME_PATH"]), Path(os.environ["ATB_HOME_PATH"])
+    flags = [f"-L{cann / 'lib64'}", "-lascendcl", f"-L{WHEEL / 'lib'}", "-ltorch_npu"]
+    return [*flags, f"-L{transformers / 'lib'}", "-lasdops", "-llcal", "-latb"]
 
 
-@pytest.mark.parametrize("flags", [["-L/somewhere -lascendcl"], ["-L/lib", "-ltorch_npu"], ["-latb"]])
-def test_an_extension_for_the_npu_is_not_compiled(source, flags):
-    module = cpp_extension.load("kernels", [source], extra_ldflags=flags, verbose=True)
-    total = torch.ones(2, 2, device="npu")
-    module.npu_matmul_add_fp32(torch.ones(3, 2, device="npu"), torch.ones(3, 2, device="npu"), total)
-    assert total.tolist() == [[4.0, 4.0], [4.0, 4.0]]
-    with pytest.raises(NotImplementedError, match="npu_unheard_of of the extension kernels is not emulated"):
-        module.npu_unheard_of(1)
-    assert not hasattr(module, "npu_gmm")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("extension")
 
 
-def test_one_source_may_be_given_as_it_is(source):
-    assert extensions.exported_functions([source]) == ["npu_matmul_add_fp32", "npu_unheard_of"]
-    assert isinstance(cpp_extension.load("kernels", str(source), extra_ldflags=["-lascendcl"]), types.ModuleType)
+@pytest.fixture(scope="module")
+def extension(folder) -> ModuleType:
+    headers = [*INCLUDED, Path(os.environ["ASCEND_HOME_PATH"], "include"), Path(os.environ["ATB_HOME_PATH"], "include")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # where ninja is
+        return cpp_extension.load(
+            name="extension",
+            sources=[str(Path(__file__).with_name("extension.cpp"))],
+            extra_include_paths=[str(path) for path in headers],
+            extra_cflags=["-O0"],
+            extra_ldflags=linked(),
+            build_directory=str(folder),
+        )
 
 
-def test_other_extensions_are_compiled(source, monkeypatch):
-    compiled = []
-    monkeypatch.setattr(
-        cpp_extension, "load", lambda name, sources, *rest, **named: compiled.append((name, rest, named))
-    )
-    extensions.intercept()
-    cpp_extension.load("plain", [source], extra_ldflags=["-lm"], verbose=True)
-    assert compiled == [("plain", (None, None, ["-lm"]), {"verbose": True})]
+def test_it_runs_on_the_emulated_libraries_of_the_process(extension):
+    assert extension.chip() == torch.npu.get_device_name(0)
+    numbers = torch.arange(6.0)
+    assert torch.equal(extension.negative(numbers.npu()).cpu(), -numbers)
+    left, right = numbers.view(2, 3), numbers.view(3, 2)
+    assert torch.equal(extension.product(left.npu(), right.npu()).cpu(), left @ right)
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    mapped = {Path(line.split()[-1]) for line in maps if line.endswith(("libascendcl.so", "libatb.so", "libopapi.so"))}
+    assert {path.parent for path in mapped} == {engine.FOLDER / "lib"}, "none is loaded a second time"
 
 
-def test_the_variables_of_the_toolkit_are_set_unless_they_are():
-    program = "import torch_npu, os; print(os.environ['ASCEND_HOME_PATH']); print(os.environ['ATB_HOME_PATH'])"
-    environment = {name: value for name, value in os.environ.items() if name not in toolkit.VARIABLES}
-    environment["ATB_HOME_PATH"] = "/elsewhere"
-    printed = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    assert os.path.isdir(printed[0]) and printed[1] == "/elsewhere"
+@pytest.mark.parametrize("place", ["ASCEND_HOME_PATH", "ATB_HOME_PATH"])
+def test_it_does_not_link_without_the_toolkit(extension, folder, place):
+    compiler = cpp_extension.get_cxx_compiler()
+
+    def link(flags: list[str]) -> subprocess.CompletedProcess[str]:
+        command = [compiler, "-shared", str(folder / "extension.o"), *flags, "-o", str(folder / "linked.so")]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    assert link(linked()).returncode == 0
+    lib = "lib64" if place == "ASCEND_HOME_PATH" else "lib"
+    without = link([flag for flag in linked() if flag != f"-L{os.environ[place]}/{lib}"])
+    assert without.returncode and "cannot find -l" in without.stderr

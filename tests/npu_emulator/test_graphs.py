@@ -1,6 +1,7 @@
 """Captured graphs: what a replay does, what a capture may not do, and whose memory it is."""
 
 import gc
+from collections.abc import Callable, Iterator
 from unittest.mock import patch
 
 import pytest
@@ -8,11 +9,13 @@ import torch
 import torch_npu
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch_npu import profiler
 
-from npu_emulator import _C, meters
+from npu_emulator import meters
+from tests.npu_emulator.device_process import DeviceProcess
 
 MEBIBYTE = 1 << 20
+# torch_npu asks CANN for 20 MiB where a tensor has 1 to 10 MiB.
+SEGMENT = 20 * MEBIBYTE
 
 
 def captured(work, **options):
@@ -39,6 +42,13 @@ def test_a_replay_computes_from_the_inputs_of_now_into_the_results_of_then():
         assert product.data_ptr() == address
 
 
+@pytest.fixture
+def process() -> Iterator[DeviceProcess]:
+    """For a capture after which torch_npu captures no more."""
+    with DeviceProcess(TASK_QUEUE_ENABLE="0") as process:
+        yield process
+
+
 def test_a_capture_computes_nothing():
     total, given = torch.zeros(3, device="npu"), torch.ones(3, device="npu")
 
@@ -47,9 +57,8 @@ def test_a_capture_computes_nothing():
         total[1:] = total[:2].clone()
         return total * 2, total.argmax()
 
-    graph, (doubled, largest) = captured(work)
+    graph, (doubled, _) = captured(work)
     assert total.tolist() == [0, 0, 0]
-    assert doubled.isnan().all() and largest == 0
     graph.replay()
     assert total.tolist() == [1, 1, 1] and doubled.tolist() == [2, 2, 2]
     graph.replay()
@@ -121,8 +130,8 @@ def test_gradients_are_captured_with_their_forward():
         torch.testing.assert_close(gradient, of.grad)
 
 
-def test_a_training_step_with_dropout_and_optimizer_is_the_eager_one():
-    layers = torch.nn.Linear(8, 16), torch.nn.Dropout(0.3), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3)
+def test_a_training_step_with_optimizer_is_the_eager_one():
+    layers = torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 3)
     net, given, labels = torch.nn.Sequential(*layers).npu(), on_die(5, 8), torch.tensor([0, 1, 2, 1, 0]).npu()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 
@@ -136,7 +145,6 @@ def test_a_training_step_with_dropout_and_optimizer_is_the_eager_one():
     step()
     kept = [*net.parameters(), *(state["momentum_buffer"] for state in optimizer.state.values())]
     before = [tensor.detach().clone() for tensor in kept]
-    torch.npu.manual_seed(7)
     graph, loss = captured(step)
     losses, expected = [], []
     for _ in range(4):
@@ -146,28 +154,20 @@ def test_a_training_step_with_dropout_and_optimizer_is_the_eager_one():
     with torch.no_grad():
         for tensor, value in zip(kept, before, strict=True):
             tensor.copy_(value)
-    torch.npu.manual_seed(7)
     expected = [step().item() for _ in range(4)]
     assert losses == expected and len(set(losses)) == 4
     assert all(torch.equal(*pair) for pair in zip(replayed, kept, strict=True))
 
 
-def test_convolutions_are_recorded():
-    given, kernel, bias = on_die(1, 2, 5, 5), on_die(3, 2, 3, 3), on_die(3)
-    graph, made = captured(lambda: torch.nn.functional.conv2d(given, kernel, bias, padding=1))
-    given.copy_(torch.randn(1, 2, 5, 5))
+def test_a_dropout_keeps_the_mask_of_its_capture():
+    """torch_npu draws the seed of a mask on the host, so it is part of the graph."""
+    given = torch.ones(1000, device="npu")
+    graph, dropped = captured(lambda: torch.nn.functional.dropout(given, 0.5))
     graph.replay()
-    torch.testing.assert_close(made.cpu(), torch.nn.functional.conv2d(given.cpu(), kernel.cpu(), bias.cpu(), padding=1))
-
-
-def test_random_numbers_go_on_from_replay_to_replay():
-    torch.npu.manual_seed(5)
-    expected = [torch.rand(4, device="npu").cpu() for _ in range(3)]
-    torch.npu.manual_seed(5)
-    graph, drawn = captured(lambda: torch.rand(4, device="npu"))
-    for draw in expected:
-        graph.replay()
-        assert torch.equal(drawn.cpu(), draw)
+    first = dropped.clone()
+    graph.replay()
+    assert torch.equal(first, dropped) and 0 < first.count_nonzero() < 1000
+    assert not torch.equal(first, torch.nn.functional.dropout(given, 0.5)), "control: another mask"
 
 
 def test_pinned_memory_is_read_and_written_at_every_replay():
@@ -181,23 +181,33 @@ def test_pinned_memory_is_read_and_written_at_every_replay():
     source.fill_(4)
     assert not target.any() and not middle.any()
     graph.replay()
+    torch.npu.synchronize()
     assert target.tolist() == [5, 5, 5] and middle.tolist() == [4, 4, 4]
 
 
-REFUSED = {
-    "Tensor.item": lambda given: given.sum().item(),
-    "a copy to the host": lambda given: given.cpu(),
-    "a copy to the die": lambda given: given.copy_(torch.ones(4)),
-    "that is not pinned": lambda given: given.copy_(torch.ones(4), non_blocking=True),
-    "torch.npu.synchronize": lambda given: torch.npu.synchronize(),
-    "Stream.synchronize": lambda given: torch.npu.current_stream().synchronize(),
-    "Event.synchronize": lambda given: torch.npu.Event().synchronize(),
-    "aten::nonzero": lambda given: given.nonzero(),
-    "aten::index": lambda given: given[given > 0],
-    "aten::index ": lambda given: given[torch.tensor([0, 1])],
-    "the die's own": lambda given: torch.rand(2, device="npu", generator=torch.Generator("npu")),
-    "resize_": lambda given: given.resize_(100),
-    "replay of another graph": lambda given: captured_before().replay(),
+CAPTURED_STREAM, CAPTURED_EVENT, NOT_IN_THIS_MODE = (f"error code:? ?(is )?{code}" for code in (107027, 107028, 107030))
+
+
+def wait_for_event() -> None:
+    event = torch.npu.Event()
+    event.record()
+    event.synchronize()
+
+
+REFUSED: dict[str, tuple[str, Callable[[torch.Tensor], object]]] = {
+    "item": (CAPTURED_STREAM, lambda given: given.sum().item()),
+    "copy to the host": (f"{CAPTURED_STREAM}|{NOT_IN_THIS_MODE}", lambda given: given.cpu()),
+    "copy to the die": (f"{CAPTURED_STREAM}|{NOT_IN_THIS_MODE}", lambda given: given.copy_(torch.ones(4))),
+    "copy that does not wait": ("not pinned", lambda given: given.copy_(torch.ones(4), non_blocking=True)),
+    "synchronize": (CAPTURED_STREAM, lambda given: torch.npu.synchronize()),
+    "wait for the stream": (CAPTURED_STREAM, lambda given: torch.npu.current_stream().synchronize()),
+    "wait for an event": (CAPTURED_EVENT, lambda given: wait_for_event()),
+    "query of an event": (CAPTURED_EVENT, lambda given: torch.npu.current_stream().record_event().query()),
+    "nonzero": (CAPTURED_STREAM, lambda given: given.nonzero()),
+    "mask": (CAPTURED_STREAM, lambda given: given[given > 0]),
+    "index of the host": (f"{CAPTURED_STREAM}|{NOT_IN_THIS_MODE}", lambda given: given[torch.tensor([0, 1])]),
+    "random numbers": ("Not support Generator while in capture mode", lambda given: torch.rand(2, device="npu")),
+    "replay of another graph": (CAPTURED_STREAM, lambda given: captured_before().replay()),
 }
 
 
@@ -208,57 +218,77 @@ def captured_before() -> torch.npu.NPUGraph:
 REPLAYABLE: list[torch.npu.NPUGraph] = []
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_capture_may_not_wait_for_the_die(what):
+def refuse(state: dict, what: str) -> None:
+    """The graph holds what was captured before the refusal, as on a device: CANN does not make it invalid."""
+    words, refused = REFUSED[what]
     given = on_die(4)
     REPLAYABLE[:] = [captured(lambda: given + 1)[0]]
     before, graph = given.clone(), torch.npu.NPUGraph()
-    with pytest.raises(RuntimeError, match="invalid") as raised, torch.npu.graph(graph):
+    with pytest.raises(RuntimeError, match=words), torch.npu.graph(graph):
         given.add_(1)
-        REFUSED[what](given)
-    assert what.strip() in str(raised.value) and "not permitted" in str(raised.value.__context__)
-    assert torch.equal(given, before), "what the capture wrote is undone"
-    for use in (graph.replay, graph.pool):
-        with pytest.raises(RuntimeError, match="without a preceding successful capture"):
-            use()
+        refused(given)
+    assert torch.equal(given, before), "what was captured is not done"
     assert not torch.npu.is_current_stream_capturing()
-    REFUSED[what](given) if what != "the die's own" else None  # outside a capture it is fine
-    REPLAYABLE.clear()
+    graph.replay()
+    assert torch.equal(given, before + 1)
+    refused(given)  # outside a capture it is fine
+    torch.npu.synchronize()
 
 
-def test_captures_cannot_be_nested_and_graphs_hold_one():
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_capture_may_not_wait_for_the_die(process, what):
+    process(refuse, what)
+
+
+def capture_within_another(state: dict) -> None:
     given, outer = on_die(2), torch.npu.NPUGraph()
     with torch.npu.graph(outer):
         doubled = given * 2
-        with pytest.raises(RuntimeError, match="nested"):
+        with pytest.raises(RuntimeError, match="error code is 107027"):
             torch.npu.NPUGraph().capture_begin()
     outer.replay()
     assert torch.equal(doubled, given * 2)
-    with pytest.raises(RuntimeError, match="already owns"), torch.npu.graph(outer):
-        pass
-    outer.reset()
-    with torch.npu.graph(outer):
+
+
+def test_captures_cannot_be_nested(process):
+    process(capture_within_another)
+
+
+def test_graphs_hold_one_capture():
+    given, graph = on_die(2), torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        doubled = given * 2
+    with pytest.raises(RuntimeError, match="already owns"):
+        graph.capture_begin()
+    graph.reset()
+    with torch.npu.graph(graph):
         tripled = given * 3
-    outer.replay()
-    assert torch.equal(tripled, given * 3)
+    graph.replay()
+    assert torch.equal(tripled, given * 3) and doubled.is_npu
 
 
-def test_what_capture_begin_refuses():
+def begin_wrongly(state: dict) -> None:
     graph = torch.npu.NPUGraph()
     with pytest.raises(RuntimeError, match="non-default stream"):
         graph.capture_begin()
     with pytest.raises(RuntimeError, match="Unknown capture error mode"):
         graph.capture_begin(capture_error_mode="lenient")
-    with pytest.raises(RuntimeError, match="without a preceding successful capture"):
+    for use in (graph.replay, graph.pool):
+        with pytest.raises(RuntimeError, match="without a preceding successful capture"):
+            use()
+    with pytest.raises(RuntimeError, match="error code is 107029"):
+        graph.capture_end()
+
+
+def test_what_torch_npu_refuses_of_a_graph_that_is_not_captured(process):
+    process(begin_wrongly)
+
+
+def test_an_empty_graph_does_nothing():
+    graph, _ = captured(lambda: None)
+    with meters.phase("empty"):
         graph.replay()
-    with pytest.raises(RuntimeError, match="not being captured"):
-        _C.Graph().end_capture()
-
-
-def test_an_empty_graph_warns_and_does_nothing():
-    with pytest.warns(UserWarning, match="graph is empty"):
-        graph, _ = captured(lambda: None)
-    graph.replay()
+    assert meters.snapshot()["phases"]["empty"]["graphs"] == {"captured": 0, "replayed": 1, "tasks": 0}
 
 
 def test_an_error_of_the_program_leaves_what_was_captured():
@@ -280,7 +310,6 @@ def test_only_streams_that_wait_for_the_captured_one_are_recorded():
             total.add_(1)
         side.wait_stream(torch.npu.current_stream())
         with torch.npu.stream(side):
-            assert torch.npu.is_current_stream_capturing()
             doubled.add_(1)
         event = side.record_event()
         torch.npu.current_stream().wait_event(event)
@@ -292,43 +321,33 @@ def test_only_streams_that_wait_for_the_captured_one_are_recorded():
     assert total.tolist() == [1, 1] and torch.equal(made, given * 2 + 1)
 
 
-def test_a_stream_that_is_not_waited_for_makes_the_capture_invalid():
+def capture_without_joining(state: dict) -> None:
     side, graph = torch.npu.Stream(), torch.npu.NPUGraph()
-    with pytest.raises(RuntimeError, match="has not waited for all streams"), torch.npu.graph(graph):
-        side.wait_stream(torch.npu.current_stream())
-        with torch.npu.stream(side):
-            torch.ones(2, device="npu")
+    with pytest.raises(RuntimeError, match="error code is 107025.*\n.*\na capture ends whose stream has not waited"):
+        with torch.npu.graph(graph):
+            side.wait_stream(torch.npu.current_stream())
+            with torch.npu.stream(side):
+                torch.ones(2, device="npu")
     with pytest.raises(RuntimeError, match="without a preceding"):
         graph.replay()
 
 
-def test_memory_that_the_graph_uses_but_does_not_own_has_to_stay():
-    weight, rest = on_die(4, 4), [on_die(4)]
-    graph, made = captured(lambda: weight @ rest[0])
-    weight.data = on_die(4, 4)
-    with pytest.raises(RuntimeError, match="freed or replaced since it was captured, first in aten::addmv"):
-        graph.replay()
-    weight.data = weight.data.clone()
-    graph, made = captured(lambda: weight @ rest[0])
-    graph.replay()
-    assert torch.equal(made, weight @ rest[0])
-    rest.clear()
-    with pytest.raises(RuntimeError, match="freed or replaced"):
-        graph.replay()
+def test_a_stream_that_is_not_waited_for_makes_the_capture_invalid(process):
+    process(capture_without_joining)
 
 
 def test_the_graph_keeps_memory_on_the_die_until_it_is_gone():
     gc.collect()
-    given = torch.ones(MEBIBYTE, dtype=torch.uint8, device="npu")
+    given = torch.ones(2 * MEBIBYTE, dtype=torch.uint8, device="npu")
     torch.npu.empty_cache()
     allocated, reserved = torch.npu.memory_allocated(), torch.npu.memory_reserved()
     graph, made = captured(lambda: (given + 1) * 2)
-    assert torch.npu.memory_allocated() == allocated + MEBIBYTE
+    assert torch.npu.memory_allocated() == allocated + 2 * MEBIBYTE + 512
     del made
     torch.npu.empty_cache()
     assert torch.npu.memory_allocated() == allocated
     held = torch.npu.memory_reserved()
-    assert 2 * MEBIBYTE <= held - reserved < 2 * MEBIBYTE + 4096
+    assert held == reserved + SEGMENT
     graph.replay()
     assert torch.npu.memory_reserved() == held, "a replay takes no memory"
     graph.reset()
@@ -365,38 +384,36 @@ def test_graphs_of_one_pool_use_each_others_memory():
 
 def test_weak_references_leave_memory_to_the_pool():
     """As vllm-ascend holds what its graphs make: the next graph may use the memory, which stays readable."""
+    from vllm_ascend import vllm_ascend_C  # noqa: F401
+
     pool, given = torch.npu.graph_pool_handle(), on_die(1000)
     first, made = captured(lambda: given + 1, pool=pool)
-    weak = _C.weak_alias(made)
+    weak = torch.ops._C.weak_ref_tensor(made)
     assert weak.data_ptr() == made.data_ptr() and weak.shape == made.shape
     del made
     second, again = captured(lambda: given + 2, pool=pool)
     assert again.data_ptr() == weak.data_ptr()
+    second.replay()
+    assert torch.equal(weak, given + 2)
     first.replay()
     assert torch.equal(weak, given + 1)
-    del first, second, again
+
+
+def run_out_of_memory(state: dict) -> None:
+    graph = torch.npu.NPUGraph()
+    torch.npu.set_per_process_memory_fraction(2.5 * SEGMENT / torch.npu.mem_get_info()[1])
+    with pytest.raises(RuntimeError, match="NPU out of memory"), torch.npu.graph(graph):
+        kept = [torch.empty(SEGMENT - 512, dtype=torch.uint8, device="npu") for _ in range(3)]
+    assert not torch.npu.is_current_stream_capturing()
+    graph.reset()
     gc.collect()
-    assert torch.equal(weak, given + 1)
-    ordinary = _C.weak_alias(given + 3)
-    assert torch.equal(ordinary, given + 3), "nothing else keeps memory outside graphs"
-
-
-@pytest.mark.filterwarnings("ignore:The NPU graph is empty")
-def test_a_capture_runs_out_of_memory_like_anything_else():
     torch.npu.empty_cache()
-    capacity, graph = _C.memory_statistics(0)["capacity"], torch.npu.NPUGraph()
-    _C.set_capacity(0, torch.npu.memory_allocated() + 2 * MEBIBYTE)
-    try:
-        with pytest.raises(torch.OutOfMemoryError), torch.npu.graph(graph):
-            kept = [torch.empty(MEBIBYTE, dtype=torch.uint8, device="npu") for _ in range(3)]
-        assert not torch.npu.is_current_stream_capturing()
-        graph.reset()
-        gc.collect()
-        torch.npu.empty_cache()
-        kept = torch.empty(2 * MEBIBYTE - 4096, dtype=torch.uint8, device="npu")
-        del kept
-    finally:
-        _C.set_capacity(0, capacity)
+    kept = torch.empty(2 * SEGMENT - 512, dtype=torch.uint8, device="npu")
+    assert kept.is_npu
+
+
+def test_a_capture_runs_out_of_memory_like_anything_else(process):
+    process(run_out_of_memory)
 
 
 def test_a_hundred_graphs_leave_nothing():
@@ -416,21 +433,15 @@ def test_a_hundred_graphs_leave_nothing():
 
 def test_meters_count_captures_and_replays():
     given = on_die(3)
+    torch.npu.synchronize()
     with meters.phase("graphs"):
-        graph, _ = captured(lambda: (given @ given).exp())
+        graph, _ = captured(lambda: (given * given).exp())
         for _ in range(5):
             graph.replay()
+        torch.npu.synchronize()
     found = meters.snapshot()["phases"]["graphs"]
     assert found["graphs"] == {"captured": 1, "replayed": 5, "tasks": 10}
-    assert found["operators"]["aten::dot"]["calls"] == 6
-
-
-def test_a_profile_shows_what_replays_compute():
-    given = on_die(3)
-    graph, _ = captured(lambda: (given @ given).exp_())
-    with profiler.profile() as recorded:
-        graph.replay()
-    assert [event.name for event in recorded.recording.on_device()] == ["aten::dot", "aten::exp_"]
+    assert found["operators"] == {name: {"calls": 5} for name in ("aclnnExp", "aclnnMul")}
 
 
 UNARY = (torch.exp, torch.tanh, torch.neg, torch.square, lambda x: x.softmax(-1), lambda x: x.t(), lambda x: x.flip(0))
@@ -462,7 +473,6 @@ def chain(steps, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return tensors
 
 
-@pytest.mark.filterwarnings("ignore:The NPU graph is empty")
 @settings(max_examples=60)
 @given(STEPS, st.integers(0, 1000))
 def test_random_chains_replayed_equal_the_host(steps, seed):

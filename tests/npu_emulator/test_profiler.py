@@ -1,267 +1,185 @@
-"""The profiler records what ran, when and inside what, and leaves the files of Ascend PyTorch Profiler."""
+"""torch_npu's own profiler, and its own analysis, on what the emulated CANN records."""
 
 import csv
+import importlib.util
 import json
 import os
-import threading
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
+from unittest import mock
 
 import pytest
-import torch
-import torch_npu
-from torch_npu import profiler
-from torch_npu.profiler import ProfilerAction, trace
-from torch_npu.profiler.trace import Kind, Recording
+
+from npu_emulator import engine
+from tests.npu_emulator.engine_process import finish, start
+
+MSPROF = Path(__file__).parents[2] / "npu_emulator" / "msprof.py"
 
 
-def work() -> None:
-    x = torch.ones(4, 6, device="npu")
-    (x @ x.t()).exp_()
+def rows(path: Path) -> list[dict]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
-def timeline(recorded: profiler.profile, tmp_path: Path) -> list[dict]:
-    recorded.export_chrome_trace(str(tmp_path / "trace.json"))
-    return json.loads((tmp_path / "trace.json").read_text())
+def output_of(folder: Path) -> Path:
+    (output,) = folder.glob("*_ascend_pt/ASCEND_PROFILER_OUTPUT")
+    return output
 
 
-def names(entries: list[dict], category: str) -> Counter:
-    return Counter(entry["name"] for entry in entries if entry.get("cat") == category and entry["ph"] == "X")
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Path:
+    """What torch_npu made of two steps: a product and its exponential, then a sine and the replay of a graph."""
+    folder = tmp_path_factory.mktemp("recorded")
+    said = finish(start("profiler_program", folder))
+    assert "ERROR" not in said, said
+    installed = engine.FOLDER / "toolkit" / "bin" / "msprof"
+    assert installed.read_text() == MSPROF.read_text() and os.access(installed, os.X_OK)
+    return output_of(folder)
 
 
-def rows(file: Path) -> list[dict]:
-    with file.open(newline="") as opened:
-        return list(csv.DictReader(opened))
-
-
-def test_calls_and_kernels_are_in_the_timeline_and_nothing_else_is(tmp_path):
-    work()
-    with profiler.profile() as recorded:
-        work()
-    work()
-    entries = timeline(recorded, tmp_path)
-    assert names(entries, "kernel") == {"aten::fill_": 1, "aten::mm": 1, "aten::exp_": 1}
-    assert names(entries, "cpu_op")["aten::matmul"] == 1 and names(entries, "cpu_op")["aten::exp_"] == 1
-
-
-def test_a_kernel_computes_inside_its_call_and_an_arrow_connects_them(tmp_path):
-    with profiler.profile() as recorded:
-        torch.ones(200, 200, device="npu").exp_()
-    entries = timeline(recorded, tmp_path)
-    (call,) = [entry for entry in entries if entry["name"] == "aten::exp_" and entry["cat"] == "cpu_op"]
-    (kernel,) = [entry for entry in entries if entry["name"] == "aten::exp_" and entry["cat"] == "kernel"]
-    assert call["ts"] <= kernel["ts"] and kernel["ts"] + kernel["dur"] <= call["ts"] + call["dur"]
-    arrows = [entry for entry in entries if entry.get("cat") == "async_npu" and entry["ts"] == kernel["ts"]]
-    assert {(arrow["ph"], arrow["pid"], arrow["tid"]) for arrow in arrows} == {
-        ("s", call["pid"], call["tid"]),
-        ("f", kernel["pid"], 0),
+def test_kernels_are_those_of_the_recorded_steps(recorded):
+    """The first step, the last, and the capture are the control: what they did is in no table."""
+    kernels = Counter((row["Step Id"], row["Name"]) for row in rows(recorded / "kernel_details.csv"))
+    assert kernels == {
+        ("1", "aclnnMatmul"): 1,
+        ("1", "aclnnInplaceExp"): 1,
+        ("2", "aclnnSin"): 1,
+        ("2", "aclnnMatmul"): 1,
+        ("2", "aclnnSwiGlu"): 1,
+        ("2", "aclnnInplaceExp"): 1,
     }
-    assert len({arrow["id"] for arrow in arrows}) == 1
+    cores = {row["Accelerator Core"] for row in rows(recorded / "kernel_details.csv")}
+    assert cores == {"HOST_CPU"}, "nothing says that a core of an NPU computed it"
 
 
-def test_operators_of_torch_npu_gradients_and_annotations_are_recorded(tmp_path):
-    x = torch.randn(2, 8, device="npu", requires_grad=True)
-    with profiler.profile() as recorded, torch.profiler.record_function("my part"):
-        torch_npu.npu_swiglu(x).sum().backward()
-    entries = timeline(recorded, tmp_path)
-    assert names(entries, "kernel")["npu::npu_swiglu"] == 1 == names(entries, "kernel")["npu::npu_swiglu_backward"]
-    assert names(entries, "cpu_op")["npu::npu_swiglu"] == 1
-    assert any("Backward" in name for name in names(entries, "cpu_op"))
-    assert names(entries, "user_annotation") == {"my part": 1, "ProfilerStep#0": 1}
+def test_steps_are_divided_into_what_the_device_did(recorded):
+    kernels, steps = rows(recorded / "kernel_details.csv"), rows(recorded / "step_trace_time.csv")
+    assert [row["Step"] for row in steps] == ["1", "2"]
+    for step in steps:
+        took = sum(float(row["Duration(us)"]) for row in kernels if row["Step Id"] == step["Step"])
+        assert float(step["Computing"]) == pytest.approx(took, rel=1e-3) and took > 0
+        assert float(step["Communication"]) == 0
 
 
-def test_other_threads_and_dies_have_lanes_of_their_own(tmp_path):
-    with profiler.profile() as recorded:
-        work()
-        thread = threading.Thread(target=lambda: torch.ones(1, device="npu:1"))
-        thread.start()
-        thread.join()
-    entries = timeline(recorded, tmp_path)
-    fills = [entry for entry in entries if entry["name"] == "aten::fill_"]
-    assert len({entry["pid"] for entry in fills if entry["cat"] == "kernel"}) == 2
-    assert len({entry["tid"] for entry in fills if entry["cat"] == "cpu_op"}) == 2
+def test_arrows_go_from_torch_to_the_kernel(recorded):
+    entries = json.loads((recorded / "trace_view.json").read_text())
+    kernels = {(entry["pid"], entry["tid"], entry["ts"]): entry["name"] for entry in entries if entry["ph"] == "X"}
+    ends = [entry for entry in entries if entry.get("cat") == "async_npu" and entry["ph"] == "f"]
+    found = Counter(kernels[entry["pid"], entry["tid"], entry["ts"]] for entry in ends)
+    assert found["aclnnMatmul"] >= 1 and found["aclnnInplaceExp"] >= 1
+    starts = {entry["id"] for entry in entries if entry.get("cat") == "async_npu" and entry["ph"] == "s"}
+    assert starts == {entry["id"] for entry in ends}
 
 
-@pytest.mark.parametrize("activity", sorted(profiler.supported_activities(), key=str))
-def test_only_the_activities_asked_for_are_recorded(tmp_path, activity):
-    with profiler.profile(activities=[activity]) as recorded:
-        work()
-    found = {entry["cat"] for entry in timeline(recorded, tmp_path) if entry["ph"] == "X"}
-    assert found == {"user_annotation", {"CPU": "cpu_op", "NPU": "kernel"}[activity.name]}
+def test_tables_of_functions_and_of_operators_count_the_same(recorded):
+    operators = {row["OP Type"]: int(row["Count"]) for row in rows(recorded / "op_statistic.csv")}
+    assert operators == {"Matmul": 2, "InplaceExp": 2, "Sin": 1, "SwiGlu": 1}
+    functions = {row["API Name"]: int(row["Count"]) for row in rows(recorded / "api_statistic.csv")}
+    assert functions["aclnnMatmul"] == 1 == functions["aclmdlRIExecuteAsync"] and "aclnnSwiGlu" not in functions
 
 
-def test_a_schedule_says_which_steps_are_recorded():
-    plan = profiler.schedule(skip_first=1, wait=1, warmup=1, active=2, repeat=2)
-    expected = "NONE NONE WARMUP RECORD RECORD_AND_SAVE NONE WARMUP RECORD RECORD_AND_SAVE NONE NONE"
-    assert [plan(step).name for step in range(11)] == expected.split()
-    endless = profiler.schedule(wait=0, active=1)
-    assert {endless(step) for step in range(100)} == {ProfilerAction.RECORD_AND_SAVE}
-    with pytest.raises(ValueError, match="active must be positive"):
-        profiler.schedule(wait=0, active=0)
-
-
-def test_each_cycle_is_saved_with_its_steps_only():
-    saved = []
-
-    def keep(profile):
-        saved.append(([step.number for step in profile.recording.steps], len(profile.recording.on_device())))
-
-    with profiler.profile(schedule=profiler.schedule(wait=1, active=2, repeat=2), on_trace_ready=keep) as recorded:
-        for _ in range(8):
-            work()
-            recorded.step()
-    assert saved == [([1, 2], 6), ([4, 5], 6)]
-
-
-def test_the_handler_leaves_the_documented_files(tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "3")
-    handler = profiler.tensorboard_trace_handler(str(tmp_path), worker_name="worker")
-    with profiler.profile(on_trace_ready=handler, record_shapes=True) as recorded:
-        recorded.add_metadata("model", "tiny")
-        work()
-        recorded.step()
-        work()
-    (folder,) = tmp_path.iterdir()
-    assert folder.name.startswith("worker_") and folder.name.endswith("_ascend_pt")
-    assert json.loads((folder / "profiler_metadata.json").read_text()) == {"model": "tiny"}
-    assert json.loads((folder / "profiler_info_3.json").read_text()) == {
-        "rank_id": 3, "emulated": True, "process": os.getpid(),
-    }  # fmt: skip
-    output = folder / "ASCEND_PROFILER_OUTPUT"
-    assert names(json.loads((output / "trace_view.json").read_text()), "kernel")["aten::mm"] == 2
-    kernels = rows(output / "kernel_details.csv")
-    assert Counter(row["Name"] for row in kernels) == {"aten::fill_": 2, "aten::mm": 2, "aten::exp_": 2}
-    assert [row["Step Id"] for row in kernels] == ["0"] * 3 + ["1"] * 3
-    statistic = {row["OP Type"]: row for row in rows(output / "op_statistic.csv")}
-    assert statistic["mm"]["Count"] == "2"
-    assert sum(float(row["Ratio(%)"]) for row in statistic.values()) == pytest.approx(100, abs=0.01)
-    operators = {row["Name"]: row for row in rows(output / "operator_details.csv")}
-    assert operators["aten::mm"]["Input Shapes"] == "4,6;6,4"
-    outer, inner = operators["aten::matmul"], operators["aten::mm"]
-    assert float(outer["Host Self Duration(us)"]) < float(outer["Host Total Duration(us)"])
-    assert float(outer["Device Total Duration(us)"]) >= float(inner["Device Self Duration(us)"]) > 0
-    assert float(outer["Device Self Duration(us)"]) == 0
-    steps = rows(output / "step_trace_time.csv")
-    assert [row["Step"] for row in steps] == ["0", "1"] and float(steps[0]["Computing"]) > 0
-
-
-def test_nothing_is_recorded_unless_somebody_profiles(tmp_path):
-    recorded = profiler.profile(schedule=lambda step: ProfilerAction.NONE)
-    recorded.start()
-    work()
-    recorded.stop()
-    with pytest.raises(RuntimeError, match="must be stopped"):
-        recorded.export_chrome_trace(str(tmp_path / "trace.json"))
-
-
-def test_two_profilers_at_once_are_refused():
-    with profiler.profile():
-        with pytest.raises(RuntimeError, match="recording already"):
-            profiler.profile().start()
-    with profiler.profile() as recorded:
-        work()
-    assert recorded.recording.on_device()
-
-
-def test_options_that_add_nothing_are_named():
-    with pytest.warns(UserWarning, match="adds nothing to the trace: profile_memory, with_stack, ExportType.Db"):
-        profiler.profile(
-            profile_memory=True,
-            with_stack=True,
-            experimental_config=profiler._ExperimentalConfig(export_type=profiler.ExportType.Db),
-        )
-
-
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [("Db", True), ("Text", False), (["Db"], True), (["Text", "Db"], True), (["Text"], False), (None, False)],
-)
-def test_a_form_of_export_is_one_or_several(asked, expected):
-    forms = [getattr(profiler.ExportType, name) for name in ([asked] if isinstance(asked, str) else asked or [])]
-    options = {} if asked is None else {"export_type": forms[0] if isinstance(asked, str) else forms}
-    assert profiler._ExperimentalConfig(**options).exports_database is expected
+def test_collectives_are_communication(tmp_path):
+    ranks = [start("profiler_program", tmp_path, rank, 2) for rank in range(2)]
+    for process in ranks:
+        finish(process)
+    for rank in range(2):
+        output = output_of(tmp_path / str(rank))
+        kernels = [(row["Device_id"], row["Type"]) for row in rows(output / "kernel_details.csv")]
+        assert sorted(kernels) == [(str(rank), "InplaceExp"), (str(rank), "hcom_allReduce_")]
+        (step,) = rows(output / "step_trace_time.csv")
+        assert float(step["Communication"]) > 0 and step["Device_id"] == str(rank)
 
 
 def test_the_way_vllm_ascend_asks_for_a_profile(tmp_path):
-    """The call of its worker: explicit configuration, start and stop from outside."""
-    configuration = profiler._ExperimentalConfig(
-        export_type=profiler.ExportType.Text,
-        profiler_level=profiler.ProfilerLevel.Level1,
-        msprof_tx=False,
-        aic_metrics=profiler.AiCMetrics.AiCoreNone,
-        l2_cache=False,
-        op_attr=False,
-        data_simplification=False,
-        record_op_args=False,
-        gc_detect_threshold=None,
-    )
-    recorded = profiler.profile(
-        activities=[profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.NPU],
-        with_stack=False,
-        profile_memory=False,
-        with_modules=False,
-        experimental_config=configuration,
-        on_trace_ready=profiler.tensorboard_trace_handler(str(tmp_path)),
-    )
-    recorded.start()
-    work()
-    recorded.stop()
-    (trace,) = tmp_path.glob("*_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json")
-    assert names(json.loads(trace.read_text()), "kernel")["aten::mm"] == 1
+    said = finish(start("profiler_program", tmp_path, "worker"))
+    assert "ERROR" not in said, said
+    kernels = [row["Name"] for row in rows(output_of(tmp_path) / "kernel_details.csv")]
+    assert kernels == ["aclnnMatmul"]
+    traced = json.loads((output_of(tmp_path) / "trace_view.json").read_text())
+    assert [entry["name"] for entry in traced].count("aten::matmul") == 1
 
 
-def known_recording() -> Recording:
-    """Times in microseconds: two steps, a call within a call, kernels of both on two dies, and a collective."""
+def msprof() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("msprof", MSPROF)
+    module = importlib.util.module_from_spec(spec)
+    with mock.patch.dict(sys.modules, msprof=module):  # dataclasses look there for their own module
+        spec.loader.exec_module(module)
+    return module
 
-    def event(kind, name, start, duration, device=-1, shapes=()):
-        return SimpleNamespace(kind=kind, name=name, start=1000 * start, duration=1000 * duration, thread=1,
-                               device=device, shapes=[list(shape) for shape in shapes])  # fmt: skip
 
-    events = [
-        event(Kind.ANNOTATION, "ProfilerStep#4", 100, 100),
-        event(Kind.OPERATOR, "aten::linear", 110, 50, shapes=[(4, 6), (6,)]),
-        event(Kind.KERNEL, "aten::t", 112, 2, device=0),
-        event(Kind.OPERATOR, "aten::mm", 120, 30, shapes=[(4, 6)]),
-        event(Kind.KERNEL, "aten::mm", 130, 10, device=0),
-        event(Kind.ANNOTATION, "ProfilerStep#5", 200, 100),
-        event(Kind.KERNEL, "aten::mm", 210, 20, device=0),
-        event(Kind.KERNEL, "aten::mm", 220, 4, device=1),
-        event(Kind.COLLECTIVE, "hccl::all_reduce", 240, 28, device=0),
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A recording on two devices, in microseconds from 100 on; the clock is 1 s behind the time of day."""
+    (tmp_path / "host" / "data").mkdir(parents=True)
+    start_info = {"collectionTimeBegin": "1000000", "clockMonotonicRaw": "0", "pid": "7"}
+    (tmp_path / "host" / "start_info").write_text(json.dumps(start_info))
+    calls = [(1, "aclnnMatmul", 100, 130), (2, "HcclAllReduce", 125, 160), (3, "aclrtMemcpyAsync", 170, 190)]
+    lines = [f"{number},{name},5,{begin}000,{end}000\n" for number, name, begin, end in calls]
+    (tmp_path / "host" / "data" / "calls.csv").write_text("".join(lines))
+    tasks = {
+        0: [(1, "aclnnMatmul", 0, 110, 130), (2, "HcclAllReduce", 1, 120, 160), (3, "aclrtMemcpyAsync", 0, 170, 190)],
+        1: [(1, "aclnnMatmul", 0, 200, 240)],
+    }
+    for device, done in tasks.items():
+        (tmp_path / f"device_{device}" / "data").mkdir(parents=True)
+        lines = [f"{call},{name},{stream},{begin}000,{end}000\n" for call, name, stream, begin, end in done]
+        (tmp_path / f"device_{device}" / "data" / "tasks.csv").write_text("".join(lines))
+    return tmp_path
+
+
+def exported(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, MSPROF, *arguments, f"--output={folder}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_every_number_of_a_known_recording(folder):
+    assert exported(folder, "--export=on").returncode == 0
+    output = folder / "mindstudio_profiler_output"
+    (summary,), (timeline,) = output.glob("op_summary_*.csv"), output.glob("msprof_*.json")
+    columns = "Device_id", "Op Name", "OP Type", "Task Type", "Task Start Time(us)", "Task Duration(us)"
+    assert [tuple(row[name].strip() for name in columns) for row in rows(summary)] == [
+        ("0", "aclnnMatmul", "Matmul", "HOST_CPU", "1000110.000", "20.0"),
+        ("0", "hcom_allReduce__1", "hcom_allReduce_", "HCCL", "1000120.000", "40.0"),
+        ("1", "aclnnMatmul", "Matmul", "HOST_CPU", "1000200.000", "40.0"),
     ]
-    return Recording(events, profiler.supported_activities(), {})
-
-
-def test_every_number_of_the_tables_of_a_known_recording():
-    recording = known_recording()
-
-    def columns(table, *names):
-        return [tuple(row[name] for name in names) for row in table(recording)]
-
-    assert columns(trace.kernel_details, "Step Id", "Device_id", "Name", "Type", "Accelerator Core", "Start Time(us)",
-                   "Duration(us)") == [
-        (4, 0, "aten::t", "t", "HOST_CPU", "112.000", "2.000"),
-        (4, 0, "aten::mm", "mm", "HOST_CPU", "130.000", "10.000"),
-        (5, 0, "aten::mm", "mm", "HOST_CPU", "210.000", "20.000"),
-        (5, 1, "aten::mm", "mm", "HOST_CPU", "220.000", "4.000"),
-        (5, 0, "hccl::all_reduce", "all_reduce", "HCCL", "240.000", "28.000"),
-    ]  # fmt: skip
-    assert columns(trace.op_statistic, "Device_id", "OP Type", "Count", "Total Time(us)", "Min Time(us)",
-                   "Avg Time(us)", "Max Time(us)", "Ratio(%)") == [
-        (0, "mm", 2, "30.000", "10.000", "15.000", "20.000", "46.875"),
-        (0, "all_reduce", 1, "28.000", "28.000", "28.000", "28.000", "43.750"),
-        (1, "mm", 1, "4.000", "4.000", "4.000", "4.000", "6.250"),
-        (0, "t", 1, "2.000", "2.000", "2.000", "2.000", "3.125"),
-    ]  # fmt: skip
-    durations = (f"{kind} Duration(us)" for kind in ("Host Self", "Host Total", "Device Self", "Device Total"))
-    assert columns(trace.operator_details, "Name", "Input Shapes", *durations) == [
-        ("aten::linear", "4,6;6", "20.000", "50.000", "2.000", "12.000"),
-        ("aten::mm", "4,6", "30.000", "30.000", "10.000", "10.000"),
+    events = json.loads(timeline.read_text())
+    lanes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    spans = [(lanes[event["pid"]], event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
+    assert spans == [
+        ("CANN", "AscendCL@aclnnMatmul", "1000100.000", 30.0),
+        ("CANN", "AscendCL@HcclAllReduce", "1000125.000", 35.0),
+        ("CANN", "AscendCL@aclrtMemcpyAsync", "1000170.000", 20.0),
+        ("Ascend Hardware", "aclnnMatmul", "1000110.000", 20.0),
+        ("Communication", "hcom_allReduce__1", "1000120.000", 40.0),
+        ("Ascend Hardware", "aclrtMemcpyAsync", "1000170.000", 20.0),
+        ("Overlap Analysis", "Computing", "1000110.000", 20.0),
+        ("Overlap Analysis", "Communication", "1000120.000", 40.0),
+        ("Overlap Analysis", "Communication(Not Overlapped)", "1000130.000", 30.0),
+        ("Ascend Hardware", "aclnnMatmul", "1000200.000", 40.0),
+        ("Overlap Analysis", "Computing", "1000200.000", 40.0),
     ]
-    assert columns(trace.step_trace_time, "Device_id", "Step", "Computing", "Communication(Not Overlapped)",
-                   "Overlapped", "Communication", "Free") == [
-        (0, 4, "12.000", "0.000", "0.000", "0.000", "88.000"),
-        (0, 5, "20.000", "28.000", "0.000", "28.000", "52.000"),
-        (1, 4, "0.000", "0.000", "0.000", "0.000", "100.000"),
-        (1, 5, "4.000", "0.000", "0.000", "0.000", "96.000"),
-    ]  # fmt: skip
+    labels = {event["args"]["labels"] for event in events if event["name"] == "process_labels"}
+    assert labels == {"CPU", "NPU 0", "NPU 1"}
+
+
+def test_spans_are_joined_and_taken_from_each_other():
+    tool = msprof()
+    assert tool.union([(7, 8), (1, 3), (2, 5), (5, 6)]) == [(1, 6), (7, 8)] and tool.union([]) == []
+    assert tool.without([(1, 8), (9, 12)], [(2, 3), (5, 10)]) == [(1, 2), (3, 5), (10, 12)]
+    assert tool.without([(1, 8)], [(0, 9)]) == [] and tool.without([(1, 2)], []) == [(1, 2)]
+
+
+def test_a_folder_without_a_recording_is_one_sentence(tmp_path):
+    ended = exported(tmp_path, "--export=on")
+    assert ended.returncode == 1 and ended.stderr.startswith(f"error: {tmp_path} does not hold a recording")
+    assert len(ended.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
+    assert exported(tmp_path, "--export=on", "--type=db").returncode == 2
+
+
+def test_torch_npu_is_told_that_there_is_no_database():
+    """It asks whether the help of msprof has an option for it."""
+    told = subprocess.run([sys.executable, MSPROF, "--help"], capture_output=True, text=True, timeout=60).stdout
+    assert "--export" in told and "--type" not in told

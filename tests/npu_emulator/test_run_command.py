@@ -38,29 +38,32 @@ def test_the_command_has_the_dies_that_were_asked_for_whatever_is_set_outside():
     assert plain.stdout.split()[0] == b"1", "control: without the command the settings outside count"
 
 
-@pytest.mark.parametrize("options, expected", [((), "False False"), (("--strict", "--deferred"), "True True")])
+@pytest.mark.parametrize("options, expected", [((), "0 0"), (("--strict", "--deferred"), "1 1")])
 def test_modes_are_those_that_were_asked_for(options, expected):
-    asks = "from npu_emulator import _C, collectives, strict; print(strict.is_enabled(), _C.deferred_collectives())"
+    asks = (
+        "import os; from npu_emulator import engine; import torch_npu; "
+        "print(os.environ['NPU_EMULATOR_STRICT'], engine.library().npu_emulator_defer_collectives(0))"
+    )
     outside = {"NPU_EMULATOR_STRICT": "1", "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1"}
-    ran = run(*options, "--", sys.executable, "-c", asks, **outside)
+    ran = run(*options, "--", sys.executable, "-W", "ignore", "-c", asks, **outside)
     assert ran.stdout == f"{expected}\n", ran.stderr
 
 
 @pytest.mark.parametrize("options, seed", [((), ""), (("--streams", "7"), "7")])
 def test_streams_have_the_seed_that_was_asked_for_whatever_is_set_outside(options, seed):
     asks = "import os; print(os.environ['NPU_EMULATOR_STREAM_SEED'])"
-    ran = run("--engine", "cann", *options, "--", sys.executable, "-c", asks, NPU_EMULATOR_STREAM_SEED="3")
+    ran = run(*options, "--", sys.executable, "-c", asks, NPU_EMULATOR_STREAM_SEED="3")
     assert ran.stdout == f"{seed}\n", ran.stderr
 
 
 @pytest.mark.parametrize("options, refused", [((), False), (("--strict",), True)])
-def test_strict_is_a_mode_of_the_published_torch_npu_too(options, refused):
+def test_strict_refuses_what_the_document_of_an_operator_forbids(options, refused):
     """The document of this attention has no float32."""
     attends = (
         "import torch, torch_npu; x = torch.ones(1, 1, 1, 16).npu(); "
         "torch_npu.npu_fused_infer_attention_score(x, x, x, num_heads=1, input_layout='BNSD'); torch.npu.synchronize()"
     )
-    ran = run("--engine", "cann", *options, "--", sys.executable, "-W", "ignore", "-c", attends, TASK_QUEUE_ENABLE="0")
+    ran = run(*options, "--", sys.executable, "-W", "ignore", "-c", attends, TASK_QUEUE_ENABLE="0")
     assert (ran.returncode != 0) == refused, ran.stderr
     assert ("Tensor query not implemented for DT_FLOAT" in ran.stderr) == refused
 
@@ -88,9 +91,8 @@ def test_the_tests_of_a_project_pass_and_fail_as_they_would_on_a_device_and_leav
         (("--capacity", "some", "--", "true"), 2, "'some' is no whole number from 1 on"),
         (("--", "no-such-program"), 127, 'there is no program "no-such-program" on PATH'),
         (("--",), 2, "COMMAND"),
-        (("--engine", "cann", "--streams", "-1", "--", "true"), 2, "--streams"),
-        (("--engine", "cann", "--streams", "x", "--", "true"), 2, "'x' is no whole number from 0 on"),
-        (("--streams", "1", "--", "true"), 2, "--streams is for streams of the emulated CANN; give --engine cann too."),
+        (("--streams", "-1", "--", "true"), 2, "--streams"),
+        (("--streams", "x", "--", "true"), 2, "'x' is no whole number from 0 on"),
     ],
 )
 def test_what_cannot_be_run_is_said_in_a_sentence(arguments, code, sentence):

@@ -1,270 +1,305 @@
-"""Strict mode refuses what the documentation forbids and names operator, argument and rule; otherwise it computes."""
+"""Strict mode refuses what documents forbid of sizes, values and of several parameters together; otherwise it computes.
 
-import inspect
-import subprocess
-import sys
+What they demand of the types and dimensions of single parameters is generated, and held by `test_documented_rules`.
+Each operator has a call that is legal, whose parameters say what else may be asked of it.
+"""
+
+import re
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch_npu
 
-from npu_emulator import strict
-from npu_emulator.operators import emulated, exposed
+from tests.npu_emulator.device_process import DeviceProcess
 
-on = {"device": "npu"}
-half = {"device": "npu", "dtype": torch.bfloat16}
-training = exposed("npu_extension")
-
-
-def gating(rows=4, experts=8):
-    return torch.zeros(rows, 2, dtype=torch.int32, **on), torch.zeros(rows, 2, dtype=torch.int32, **on), experts
+HALF, OTHER_HALF, FLOAT = torch.bfloat16, torch.float16, torch.float32
+NO_GROUP = "there is no communicator nobody in this process"
+OPERATORS: dict[str, Callable[..., object]] = {}
 
 
-HALF = torch.ones(1, 1, 4, 8, dtype=torch.bfloat16, **on)
+def operator(function: Callable[..., object]) -> Callable[..., object]:
+    OPERATORS[function.__name__] = function
+    return function
 
 
-def infer(**options):
-    return torch_npu.npu_fused_infer_attention_score(HALF, HALF, HALF, input_layout="BNSD", **options)
-
-
-def latent_cache(dtype, mode):
-    kv, gamma, table = (torch.ones(shape, dtype=dtype, **on) for shape in ((1, 1, 1, 576), (512,), (1, 1, 1, 64)))
-    caches = [torch.zeros(2, 16, 1, size, dtype=dtype, **on) for size in (64, 512)]
-    return torch_npu.npu_kv_rmsnorm_rope_cache(
-        kv, gamma, table, table, torch.tensor([3], **on), *caches, cache_mode=mode
-    )
-
-
-def dispatch(dtype, numbers, experts):
-    x, chosen = torch.ones(2, 4, dtype=dtype, **on), torch.zeros(2, 1, dtype=numbers, **on)
-    return torch_npu.npu_moe_distribute_dispatch(x, chosen, "nobody", 2, 0, experts)
-
-
-FORBIDDEN = {
-    "npu::npu_rms_norm: gamma must have the dtype of x or be float32": lambda: torch_npu.npu_rms_norm(
-        torch.ones(2, 4, dtype=torch.bfloat16, **on), torch.ones(4, dtype=torch.float16, **on)
-    ),
-    "npu::npu_rms_norm: x must be float16 or bfloat16 or float32": lambda: torch_npu.npu_rms_norm(
-        torch.ones(2, 4, dtype=torch.float64, **on), torch.ones(4, dtype=torch.float64, **on)
-    ),
-    "npu::npu_rms_norm: x must have 2 to 8 dimensions": lambda: torch_npu.npu_rms_norm(
-        torch.ones(4, **on), torch.ones(4, **on)
-    ),
-    "npu::npu_swiglu: x must have an even size in dim": lambda: torch_npu.npu_swiglu(torch.ones(2, 3, **on)),
-    "npu::npu_rotary_mul: x must have 4 dimensions": lambda: torch_npu.npu_rotary_mul(*[torch.ones(2, 4, **on)] * 3),
-    "npu::npu_moe_init_routing: expert_idx must be int32": lambda: torch_npu.npu_moe_init_routing(
-        torch.ones(4, 2, **on), gating()[0], gating()[1].long(), 4
-    ),
-    "npu::npu_moe_finalize_routing: scales must have the dtype of expanded_permuted_rows": lambda: (
-        torch_npu.npu_moe_finalize_routing(
-            torch.ones(2, 3, dtype=torch.bfloat16, **on), None, None, None, torch.ones(1, 2, **on),
-            torch.tensor([0, 1], dtype=torch.int32, **on), torch.zeros(1, 2, dtype=torch.int32, **on),
-        )
-    ),
-    "npu::npu_grouped_matmul_add_: x must be float16 or bfloat16": lambda: torch_npu.npu_grouped_matmul_add_(
-        torch.zeros(2, 2, **on), *[torch.ones(3, 2, **on)] * 2, torch.tensor([3], **on)
-    ),
-    "npu::npu_grouped_matmul_add_: total must be float32": lambda: torch_npu.npu_grouped_matmul_add_(
-        torch.zeros(2, 2, **half), *[torch.ones(3, 2, **half)] * 2, torch.tensor([3], **on)
-    ),
-    "npu::npu_grouped_matmul_add_: group_list must add up": lambda: torch_npu.npu_grouped_matmul_add_(
-        torch.zeros(2, 2, **on), *[torch.ones(3, 2, **half)] * 2, torch.tensor([2], **on)
-    ),
-    "npu::npu_grouped_matmul: group_list must add up to the rows of x or fewer": lambda: torch_npu.npu_grouped_matmul(
-        [torch.ones(4, 3, **on)], [torch.ones(1, 3, 2, **on)], group_list=torch.tensor([5], **on), group_type=0,
-        split_item=3,
-    ),
-    "npu::npu_fusion_attention: atten_mask must be [2048, 2048]": lambda: torch_npu.npu_fusion_attention(
-        *[torch.ones(1, 1, 4, 8, **on)] * 3, 1, "BNSD", atten_mask=torch.ones(4, 4, dtype=torch.bool, **on),
-        sparse_mode=2,
-    ),
-    "npu::npu_fusion_attention: sparse_mode 1 to 4 needs atten_mask": lambda: torch_npu.npu_fusion_attention(
-        *[torch.ones(1, 1, 4, 8, **on)] * 3, 1, "BNSD", sparse_mode=3
-    ),
-    "npu_extension::npu_gmm: x must hold float16 or bfloat16 matrices": lambda: training["npu_gmm"](
-        [torch.ones(3, 2, **on)], [torch.ones(1, 2, 2, **on)], [], [3], 0, 0
-    ),
-    "npu_extension::npu_gmm: weight must have the dtype of x": lambda: training["npu_gmm"](
-        [matrix(3, 4)], [matrix(2, 4, 5, dtype=torch.float32)], [], [2, 3], 0, 0
-    ),
-    "npu_extension::npu_gmm: group_list must add up to the rows of x": lambda: training["npu_gmm"](
-        [torch.ones(3, 2, **half)], [torch.ones(1, 2, 2, **half)], [], torch.tensor([2], **on), 0, 1
-    ),
-    "npu_extension::npu_groupmatmul_add_fp32: grad must be float32": lambda: training["npu_groupmatmul_add_fp32"](
-        torch.ones(3, 2, **half), torch.ones(3, 2, **half), torch.tensor([3], **on), torch.ones(1, 2, 2, **half)
-    ),
-    "npu_extension::npu_matmul_add_fp32: weight must have the dtype of x": lambda: training["npu_matmul_add_fp32"](
-        torch.ones(3, 2, **half), torch.ones(3, 2, **on), torch.ones(2, 2, **on)
-    ),
-    "npu::npu_moe_token_permute: tokens must be bfloat16": lambda: torch_npu.npu_moe_token_permute(
-        torch.ones(3, 2, **on), torch.zeros(3, dtype=torch.int32, **on)
-    ),
-    "npu_extension::npu_moe_token_permute: tokens must be bfloat16": lambda: training["npu_moe_token_permute"](
-        torch.ones(3, 2, **on), torch.zeros(3, dtype=torch.int32, **on)
-    ),
-    "npu_extension::npu_moe_token_unpermute: sorted_indices must be int32": lambda: training["npu_moe_token_unpermute"](
-        torch.ones(3, 2, **half), torch.arange(3, **on)
-    ),
-    "npu_extension::npu_rotary_position_embedding: sin must have the shape of cos": lambda: training[
-        "npu_rotary_position_embedding"
-    ](torch.ones(3, 2, 2, 4, **on), torch.ones(3, 2, 1, 4, **on), torch.ones(3, 1, 1, 4, **on)),
-    "npu_extension::npu_ring_attention_update: layout must be one of SBH, TND": lambda: training[
-        "npu_ring_attention_update"
-    ](*[torch.ones(1, 1, 1, **on), *[torch.ones(1, 1, 1, 8, **on)] * 2] * 2, None, "BSH"),
-    "npu_extension::npu_apply_fused_adamw_v2: exp_avg must have the dtype of param": lambda: training[
-        "npu_apply_fused_adamw_v2"
-    ](torch.ones(2, **on), torch.ones(2, **on), torch.ones(2, **half), torch.ones(2, **on), None,
-      torch.tensor([1], **on), 0.1, 0.9, 0.9, 0.0, 1e-8, False, False),
-    "atb::_npu_reshape_and_cache: slot_indices must be int32": lambda: torch_npu._npu_reshape_and_cache(
-        *[torch.ones(1, 1, 4, dtype=torch.bfloat16, **on)] * 2,
-        *[torch.ones(1, 2, 1, 4, dtype=torch.bfloat16, **on)] * 2,
-        torch.tensor([0], **on),
-    ),
-    "npu::npu_interleave_rope: x must have 64 elements in its last dimension": lambda: torch_npu.npu_interleave_rope(
-        *[torch.ones(2, 1, 1, 4, dtype=torch.bfloat16, **on)] * 3
-    ),
-    "npu::npu_kv_rmsnorm_rope_cache: kv must be float16 or bfloat16": lambda: latent_cache(torch.float32, "PA"),
-    "npu::npu_kv_rmsnorm_rope_cache: index must name beginnings of blocks": lambda: latent_cache(
-        torch.bfloat16, "PA_BLK_NZ"
-    ),
-    "npu::npu_fused_infer_attention_score: query_rope needs key_rope": lambda: infer(query_rope=HALF[..., :0]),
-    "npu::npu_fused_infer_attention_score: block_size must be a multiple of 16 up to 512": lambda: infer(block_size=8),
-    "npu::npu_fused_infer_attention_score: atten_mask must be [2048, 2048]": lambda: infer(
-        sparse_mode=3, atten_mask=torch.ones(4, 4, dtype=torch.bool, **on)
-    ),
-    "npu::npu_moe_gating_top_k: k_group must be at most group_count": lambda: torch_npu.npu_moe_gating_top_k(
-        torch.ones(2, 8, **on), 2, k_group=2, group_count=1
-    ),
-    "npu::npu_moe_distribute_dispatch: expert_ids must be int32": lambda: dispatch(torch.bfloat16, torch.int64, 8),
-    "npu::npu_moe_distribute_dispatch: x must be float16 or bfloat16": lambda: dispatch(torch.float32, torch.int32, 8),
-    "npu::npu_moe_distribute_dispatch: moe_expert_num must be a multiple": lambda: dispatch(
-        torch.bfloat16, torch.int32, 7
-    ),
-}  # fmt: skip
-NEEDS_A_GROUP = "npu_moe_distribute"
-CANNOT_COMPUTE = (
-    "npu_gmm: weight must have the dtype of x",
-    "even size",
-    NEEDS_A_GROUP,
-    "query_rope",
-    "total must be float32",
-    "or fewer",
-)
-
-
-@pytest.mark.parametrize("message", FORBIDDEN)
-def test_forbidden_inputs_are_named(message):
-    with strict.enabled(), pytest.raises(strict.ForbiddenInput) as raised:
-        FORBIDDEN[message]()
-    assert str(raised.value).startswith(message)
-
-
-@pytest.mark.parametrize("message", FORBIDDEN)
-def test_without_strict_mode_the_same_inputs_compute(message):
-    if not any(part in message for part in CANNOT_COMPUTE):
-        FORBIDDEN[message]()
-
-
-def test_allowed_inputs_compute_in_strict_mode():
-    x, gamma = torch.randn(2, 4, **on, requires_grad=True), torch.ones(4, **on)
-    mask = torch.ones(2048, 2048, dtype=torch.bool, **on).triu(1)
-    query = torch.randn(1, 1, 4, 8, **on)
-    with strict.enabled():
-        torch_npu.npu_swiglu(torch_npu.npu_rms_norm(x, gamma)[0]).sum().backward()
-        torch_npu.npu_swiglu(gamma)  # a row alone
-        torch_npu.npu_fusion_attention(query, query, query, 1, "BNSD", atten_mask=mask, sparse_mode=2)
-        torch_npu.npu_grouped_matmul(
-            [x.detach()], [torch.ones(2, 4, 3, **on)], group_list=torch.tensor([1, 1], **on), group_list_type=1,
-            group_type=0, split_item=2,
-        )  # fmt: skip
-    assert x.grad is not None and not strict.is_enabled()
-
-
-def test_a_block_puts_back_the_mode_around_it():
-    with strict.enabled():
-        with strict.enabled(False):
-            assert not strict.is_enabled()
-        assert strict.is_enabled()
-    assert not strict.is_enabled()
-
-
-def test_a_reference_run_may_give_float32_alone_to_kernels_of_16_bits():
-    x = torch.ones(2, 1, 1, 64, **on)
-    with strict.enabled(reference_runs=True):
-        torch_npu.npu_interleave_rope(x, x, x)
-        tokens, experts = matrix(3, 4, dtype=torch.float32), matrix(2, 4, 5, dtype=torch.float32)
-        training["npu_gmm"]([tokens], [experts], [], [2, 3], 0, 0)
-        with pytest.raises(strict.ForbiddenInput, match="cos must be float16 or bfloat16"):
-            torch_npu.npu_interleave_rope(x.bfloat16(), x, x)
-        with pytest.raises(strict.ForbiddenInput, match="expert_ids must be int32"):
-            dispatch(torch.float32, torch.int64, 8)
-    with strict.enabled(), pytest.raises(strict.ForbiddenInput, match="x must be float16 or bfloat16"):
-        torch_npu.npu_interleave_rope(x, x, x)
-
-
-@pytest.mark.parametrize(("setting", "lets_float32_through"), [("1", False), ("float32", True)])
-def test_the_environment_says_how_a_process_begins(monkeypatch, setting, lets_float32_through):
-    program = (
-        "import torch, torch_npu; from npu_emulator import strict; print(strict.is_enabled());"
-        "x = torch.ones(2, 1, 1, 64, device='npu'); torch_npu.npu_interleave_rope(x, x, x)"
-    )
-    monkeypatch.setenv("NPU_EMULATOR_STRICT", setting)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ended.stdout.split() == ["True"]
-    assert (ended.returncode == 0) == lets_float32_through
-    assert lets_float32_through or "ForbiddenInput: npu::npu_interleave_rope: x must be" in ended.stderr
-
-
-def test_an_unknown_setting_is_named(monkeypatch):
-    monkeypatch.setenv("NPU_EMULATOR_STRICT", "very")
-    ended = subprocess.run([sys.executable, "-c", "import torch_npu"], capture_output=True, text=True)
-    assert "NPU_EMULATOR_STRICT must be 0, 1 or float32, not 'very'" in ended.stderr
-
-
-@pytest.mark.parametrize("name", strict.RULES)
-def test_rules_speak_of_arguments_that_exist(name):
-    parameters = inspect.signature(emulated()[name].function).parameters
-    for rule in strict.RULES[name]:
-        assert rule.argument in parameters
-
-
-def matrix(*shape, dtype=torch.bfloat16):
+def ones(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
     return torch.ones(shape, dtype=dtype, device="npu")
 
 
-def experts(x=None, weight=None, bias=None, groups=("a", 2, "b", 2), shard=0, name="npu_bmm_reducescatter_alltoall"):
-    given = matrix(2, 4, 6) if x is None else x, matrix(2, 6, 8) if weight is None else weight
-    rest = (0, False, False) if name == "npu_alltoall_allgather_bmm" else ()
-    return training[name](*given, bias, *groups, shard, *rest)
+@operator
+def rms_norm(gamma=HALF):
+    torch_npu.npu_rms_norm(ones(2, 4), ones(4, dtype=gamma))
 
 
-KERNELS_WITH_A_COLLECTIVE = {
-    "all_gather_matmul: left must be float16 or bfloat16": lambda: training["all_gather_matmul"](
-        matrix(2, 3, dtype=torch.float32), matrix(3, 4), None, matrix(4, 4), 0, 2, "0"
-    ),
-    "matmul_reduce_scatter: left must not be transposed": lambda: training["matmul_reduce_scatter"](
-        matrix(3, 2).t(), matrix(3, 4), None, matrix(1, 4), 0, 2, "0"
-    ),
-    "matmul_all_reduce: bias must have 2 dimensions": lambda: training["matmul_all_reduce"](
-        matrix(2, 3), matrix(3, 4), matrix(4), matrix(2, 4), 0, 2, "0"
-    ),
-    "npu_bmm_reducescatter_alltoall: weight must have the dtype of x": lambda: experts(
-        weight=matrix(2, 6, 8, dtype=torch.float16)
-    ),
-    "bias must be float16 for float16 and float32 for bfloat16": lambda: experts(bias=matrix(2, 1, 8)),
-    "group_tp must not be group_ep": lambda: experts(groups=("a", 2, "a", 2)),
-    "npu_alltoall_allgather_bmm: group_tp_worldsize must be one of 2": lambda: experts(
-        groups=("a", 2, "b", 3), name="npu_alltoall_allgather_bmm"
-    ),
-    "shard_type must be one of 0, 1": lambda: experts(shard=2),
-    "x must have 3 dimensions": lambda: experts(x=matrix(4, 6)),
-}
+@operator
+def add_rms_norm(other=HALF, rows=2, gamma=HALF):
+    torch_npu.npu_add_rms_norm(ones(2, 4), ones(rows, 4, dtype=other), ones(4, dtype=gamma))
 
 
-@pytest.mark.parametrize("rule", KERNELS_WITH_A_COLLECTIVE)
-def test_kernels_with_a_collective_are_checked_before_they_look_for_their_group(rule):
-    call = KERNELS_WITH_A_COLLECTIVE[rule]
-    with strict.enabled(), pytest.raises(strict.ForbiddenInput, match=rule):
-        call()
-    with pytest.raises((RuntimeError, ValueError), match="group|communicator"):
-        call()
+@operator
+def swiglu_gradient(gradient=HALF):
+    torch_npu.npu_swiglu_backward(ones(2, 2, dtype=gradient), ones(2, 4))
+
+
+@operator
+def interleave_rope(size=64, dtype=HALF, table=HALF):
+    torch_npu.npu_interleave_rope(ones(2, 1, 1, size, dtype=dtype), *[ones(2, 1, 1, size, dtype=table)] * 2)
+
+
+@operator
+def latent_cache(mode="PA", size=576, latent=512, place=3, dtype=HALF, gamma=HALF):
+    kv, table = ones(1, 1, 1, size, dtype=dtype), ones(1, 1, 1, size - latent, dtype=dtype)
+    caches = [ones(2, 16, 1, width, dtype=dtype) for width in (size - latent, latent)]
+    index = torch.tensor([place], device="npu")
+    torch_npu.npu_kv_rmsnorm_rope_cache(
+        kv, ones(latent, dtype=gamma), table, table, index, *caches, cache_mode=mode
+    )  # fmt: skip
+
+
+@operator
+def gating(experts=8, kept=1):
+    torch_npu.npu_moe_gating_top_k(ones(2, experts), 2, k_group=kept, group_count=1)
+
+
+@operator
+def finalize_routing(scales=HALF):
+    rows, order = ones(2, 3), torch.tensor([0, 1], dtype=torch.int32, device="npu")
+    torch_npu.npu_moe_finalize_routing(rows, None, None, None, ones(1, 2, dtype=scales), order, order.view(1, 2))
+
+
+@operator
+def grouped_product(weight=HALF):
+    groups = torch.tensor([4], device="npu")
+    torch_npu.npu_grouped_matmul(
+        [ones(4, 3)], [ones(1, 3, 2, dtype=weight)], group_list=groups, group_type=0, split_item=3
+    )
+
+
+@operator
+def added_products(rows=3, end=3):
+    total, groups = ones(2, 2, dtype=FLOAT), torch.tensor([end], device="npu")
+    torch_npu.npu_grouped_matmul_add_(total, ones(rows, 2), ones(rows, 2), groups)
+
+
+def mask_of(side: int) -> torch.Tensor | None:
+    return torch.ones(side, side, dtype=torch.bool, device="npu").triu(1) if side else None
+
+
+@operator
+def attention(key=HALF, side=2048):
+    query, keys = ones(1, 1, 4, 8), ones(1, 1, 4, 8, dtype=key)
+    torch_npu.npu_fusion_attention(query, keys, query, 1, "BNSD", atten_mask=mask_of(side), sparse_mode=2)
+
+
+@operator
+def attention_gradient(gradient=HALF, side=2048):
+    query = ones(1, 1, 4, 8)
+    output, largest, total, *_ = torch_npu.npu_fusion_attention(query, query, query, 1, "BNSD")
+    torch_npu.npu_fusion_attention_grad(
+        query, query, query, query.to(gradient), 1, "BNSD", atten_mask=mask_of(side), sparse_mode=3,
+        softmax_max=largest, softmax_sum=total, attention_in=output,
+    )  # fmt: skip
+
+
+@operator
+def infer_attention(key=HALF, side=2048, size=512, rope=64, has_key_rope=True):
+    query, keys = ones(1, 1, 4, size), ones(1, 1, 4, size, dtype=key)
+    ropes = ones(1, 1, 4, rope)
+    torch_npu.npu_fused_infer_attention_score(
+        query, keys, keys, input_layout="BNSD", atten_mask=mask_of(side), sparse_mode=3, query_rope=ropes,
+        key_rope=ropes if has_key_rope else None,
+    )  # fmt: skip
+
+
+@operator
+def attention_from_pages(block_size=16, lengths=(4,)):
+    pages = ones(2, block_size, 8)
+    torch_npu.npu_incre_flash_attention(
+        ones(1, 1, 8), pages, pages, block_table=torch.zeros(1, 1, dtype=torch.int32, device="npu"),
+        block_size=block_size, actual_seq_lengths=lengths,
+    )  # fmt: skip
+
+
+@operator
+def prompt_attention(key=HALF, side=2048):
+    query, keys = ones(1, 2, 8), ones(1, 2, 8, dtype=key)
+    torch_npu.npu_prompt_flash_attention(query, keys, keys, atten_mask=mask_of(side), sparse_mode=2)
+
+
+@operator
+def store_in_cache(key=HALF, slots=torch.int32):
+    states, cache = ones(1, 1, 4, dtype=key), ones(1, 2, 1, 4, dtype=key)
+    torch_npu._npu_reshape_and_cache(states, states, cache, cache, torch.tensor([0], dtype=slots, device="npu"))
+
+
+@operator
+def paged_attention(query=HALF, table=torch.int32, lengths=torch.int32):
+    states, cache = ones(1, 1, 16, dtype=query), ones(2, 128, 1, 16, dtype=query)
+    blocks = torch.zeros(1, 1, dtype=table, device="npu")
+    torch_npu._npu_paged_attention(
+        states, cache, cache, 1, 1, 1.0, blocks, torch.tensor([3], dtype=lengths), torch.empty_like(states)
+    )
+
+
+@operator
+def flash_attention(query=HALF, lengths=torch.int32):
+    states = ones(3, 1, 16, dtype=query)
+    mask, tokens = ones(3, 3, dtype=query).triu(1), torch.tensor([3], dtype=lengths)
+    torch_npu._npu_flash_attention(states, states, states, mask, tokens, 1.0, 1, 1, torch.empty_like(states))
+
+
+@operator
+def latent_attention(query=HALF, table=torch.int32):
+    parts, caches = [ones(1, 1, s, dtype=query) for s in (8, 4)], [ones(2, 4, 1, s, dtype=query) for s in (8, 4)]
+    blocks = torch.zeros(1, 1, dtype=table, device="npu")
+    torch_npu.atb.npu_multi_head_latent_attention(*parts, *caches, blocks, [3], 1, 1.0, 1)
+
+
+@operator
+def ring_attention(query=HALF, lengths=torch.int32):
+    latent, rope = ones(3, 1, 8, dtype=query), ones(3, 1, 4, dtype=query)
+    torch_npu.atb.npu_ring_mla(
+        q_nope=latent, q_rope=rope, k_nope=latent, k_rope=rope, value=latent, mask=ones(512, 512, dtype=query),
+        seqlen=torch.tensor([3], dtype=lengths), head_num=1, kv_head_num=1, calc_type="calc_type_first_ring",
+        mask_type="mask_type_triu", kernel_type="kernel_type_high_precision", input_layout="type_bsnd",
+    )  # fmt: skip
+
+
+@operator
+def dispatch(rows=2, choices=1, width=4):
+    chosen = torch.zeros(rows, choices, dtype=torch.int32, device="npu")
+    torch_npu.npu_moe_distribute_dispatch(ones(rows, width), chosen, "nobody", 2, 0, 16)
+
+
+def factors(width: int, weight: torch.dtype, is_turned: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    return ones(width, 4).t() if is_turned else ones(4, width), ones(width, 8, dtype=weight)
+
+
+@operator
+def gathered_product(width=256, weight=HALF, is_turned=False, turns=0, has_bias=False):
+    bias = ones(8) if has_bias else None
+    given = factors(width, weight, is_turned)
+    torch_npu.npu_all_gather_base_mm(*given, "nobody", 2, bias=bias, comm_turn=turns)
+
+
+@operator
+def scattered_product(width=256, weight=HALF, is_turned=False, turns=0, has_bias=False):
+    bias = ones(8) if has_bias else None
+    given = factors(width, weight, is_turned)
+    torch_npu.npu_mm_reduce_scatter_base(*given, "nobody", 2, bias=bias, comm_turn=turns)
+
+
+@operator
+def summed_product(width=256, weight=HALF, turns=0):
+    torch_npu.npu_mm_all_reduce_base(*factors(width, weight, False), "nobody", comm_turn=turns)
+
+
+# What is asked of an operator that its document forbids, and the words that refuse it.
+FORBIDDEN: list[tuple[str, dict[str, object], str]] = [
+    ("rms_norm", {"gamma": OTHER_HALF}, "aclnnRmsNorm: .* gamma must have the dtype of x or be float32"),
+    ("add_rms_norm", {"other": FLOAT}, "Tensor x2 must have the dtype of x1, BFloat16, and has Float"),
+    ("add_rms_norm", {"gamma": FLOAT}, "Tensor gamma must have the dtype of x1"),
+    ("add_rms_norm", {"rows": 1}, "aclnnAddRmsNorm: .* Tensor x2 must have the shape of x1"),
+    ("swiglu_gradient", {"gradient": FLOAT}, "aclnnSwiGluGrad: .* Tensor yGrad must have the dtype of x"),
+    ("interleave_rope", {"size": 4}, "aclnnInterleaveRope: .* Tensor x must have 64 elements"),
+    ("interleave_rope", {"table": FLOAT}, "Tensor cos must have the dtype of x"),
+    ("latent_cache", {"size": 48, "latent": 32}, "aclnnKvRmsNormRopeCache: .* Tensor kv must have 576 elements"),
+    ("latent_cache", {"latent": 560}, "Tensor gamma must have 512 elements"),
+    ("latent_cache", {"gamma": OTHER_HALF}, "Tensor gamma must have the dtype of kv"),
+    ("latent_cache", {"mode": "PA_BLK_NZ"}, "Tensor index must name beginnings of blocks"),
+    ("gating", {"kept": 2}, "aclnnMoeGatingTopK: .* kGroup must be at most groupCount"),
+    ("gating", {"experts": 4096}, "Tensor x must have at most 2048 experts"),
+    ("finalize_routing", {"scales": FLOAT}, "aclnnMoeFinalizeRoutingV2: .* Tensor scales must have the dtype"),
+    ("grouped_product", {"weight": FLOAT}, "aclnnGroupedMatmul.*: .* Tensor weight must have the dtype of x"),
+    ("added_products", {"end": 2}, "aclnnGroupedMatmulAdd: .* Tensor groupList must add up to the rows of x"),
+    ("added_products", {"rows": 0, "end": 0}, "Tensor x must not be empty"),
+    ("attention", {"side": 4}, r"aclnnFlashAttentionScore: .* Tensor attenMask must be \[2048, 2048\]"),
+    ("attention", {"side": 0}, "sparseMode 1 to 4 needs attenMask"),
+    ("attention", {"key": OTHER_HALF}, "Tensor key must have the dtype of query"),
+    ("attention_gradient", {"side": 0}, "aclnnFlashAttentionScoreGrad: .* sparseMode 1 to 4 needs attenMask"),
+    ("attention_gradient", {"gradient": FLOAT}, "Tensor dy must have the dtype of query"),
+    ("infer_attention", {"side": 4}, r"aclnnFusedInferAttentionScoreV3: .* attenMask must be \[2048, 2048\]"),
+    ("infer_attention", {"side": 0}, "sparseMode 1 to 4 needs attenMask"),
+    ("infer_attention", {"key": OTHER_HALF}, "Tensor key must have the dtype of query"),
+    ("infer_attention", {"has_key_rope": False}, "Tensor queryRope needs keyRope"),
+    ("infer_attention", {"rope": 16}, "Tensor queryRope must have 64 elements"),
+    ("infer_attention", {"size": 32}, "Tensor query must have 512 or 128 elements"),
+    ("attention_from_pages", {"block_size": 8}, "aclnnIncreFlash.*: .* blockSize must be a multiple of 16 up to 512"),
+    ("attention_from_pages", {"block_size": 1024}, "blockSize must be a multiple of 16 up to 512"),
+    ("attention_from_pages", {"lengths": None}, "Tensor blockTable needs the lengths of the keys"),
+    ("prompt_attention", {"key": OTHER_HALF}, "aclnnPromptFlash.*: .* Tensor key must have the dtype of query"),
+    ("prompt_attention", {"side": 0}, "sparseMode 1 to 4 needs attenMask"),
+    ("store_in_cache", {"key": FLOAT}, "ReshapeAndCacheOperation: .* Tensor key must be float16 or bfloat16"),
+    ("store_in_cache", {"slots": torch.int64}, "Tensor slotMapping must be int32"),
+    ("paged_attention", {"query": FLOAT}, "PagedAttentionOperation: .* Tensor query must be float16 or bfloat16"),
+    ("paged_attention", {"table": torch.int64}, "Tensor blockTables must be int32"),
+    ("paged_attention", {"lengths": torch.int64}, "Tensor contextLens must be int32"),
+    ("flash_attention", {"query": FLOAT}, "SelfAttentionOperation: .* Tensor query must be float16 or bfloat16"),
+    ("flash_attention", {"lengths": torch.int64}, "Tensor seqLen must be int32"),
+    ("latent_attention", {"query": FLOAT}, "AtbMLA: .* Tensor qNope must be float16 or bfloat16"),
+    ("latent_attention", {"table": torch.int64}, "Tensor blockTables must be int32"),
+    ("ring_attention", {"query": FLOAT}, "AtbRingMLA: .* Tensor qNope must be float16 or bfloat16"),
+    ("ring_attention", {"lengths": torch.int64}, "Tensor seqLen must be int32"),
+    ("dispatch", {"choices": 9}, "aclnnMoeDistributeDispatch: .* Tensor expertIds must have at most 8 columns"),
+    ("dispatch", {"rows": 600}, "Tensor expertIds must have at most 512 rows"),
+    ("dispatch", {"width": 8192}, "Tensor x must have at most 7168 columns"),
+    *(
+        (product, *rest)
+        for product in ("gathered_product", "scattered_product", "summed_product")
+        for rest in (
+            ({"width": 128}, "Tensor x1 must have 256 to 65534 columns"),
+            ({"weight": OTHER_HALF}, "Tensor x2 must have the dtype of x1"),
+            ({"turns": 1}, "commTurn must be 0"),
+            ({"is_turned": True}, "Tensor x1 must not be transposed"),
+            ({"has_bias": True}, "Tensor bias must be zero"),
+        )
+        if product != "summed_product" or not {"is_turned", "has_bias"} & rest[0].keys()
+    ),
+]
+
+
+def outcome(_: dict, name: str, changes: dict[str, object]) -> str:
+    """What is said when an operator is called, with `changes` to what is legal; nothing where it computes.
+
+    What a kernel of ATB finds is told when the device is waited for.
+    """
+    said = []
+    for step in (lambda: OPERATORS[name](**changes), torch.npu.synchronize):
+        try:
+            step()
+        except RuntimeError as error:
+            said.append(str(error))
+    return "\n".join(said)
+
+
+@pytest.fixture(scope="module", params=["1", "0", "float32"])
+def mode(request) -> Iterator[tuple[str, DeviceProcess]]:
+    with DeviceProcess(TASK_QUEUE_ENABLE="0", NPU_EMULATOR_STRICT=request.param) as process:
+        yield request.param, process
+
+
+def test_what_is_legal_computes_in_every_mode(mode):
+    for name in OPERATORS:
+        said = mode[1](outcome, name, {})
+        assert not said or NO_GROUP in said, f"{name}: {said}"
+
+
+def test_what_a_document_forbids_is_refused_in_strict_mode_alone(mode):
+    """Reference runs may give float32 alone to kernels of 16 bits."""
+    setting, process = mode
+    for name, changes, words in FORBIDDEN:
+        said = process(outcome, name, changes)
+        if setting == "0" or (setting == "float32" and "must be float16" in words):
+            assert "EZ1001" not in said, f"{name} {changes}: {said}"
+        else:
+            assert "EZ1001" in said and re.search(words, said), f"{name} {changes}: {said or 'computes'}"
+
+
+def test_reference_runs_go_by_the_types_of_a_whole_call(mode):
+    """Of a kernel whose types are in the generated table."""
+    setting, process = mode
+    said = process(outcome, "latent_cache", {"dtype": FLOAT, "gamma": FLOAT})
+    assert ("Tensor kv not implemented for DT_FLOAT" in said) == (setting == "1") and (setting == "1" or not said)
+    mixed = process(outcome, "latent_cache", {"dtype": FLOAT})
+    assert ("EZ1001" in mixed) == (setting != "0")

@@ -1,88 +1,126 @@
-"""The package makes a wheel that works from wherever it is unpacked, and none beside a real NPU."""
+"""The wheel npu-emulator: beside the torch_npu that pip installed it is all that a machine needs."""
+
+from __future__ import annotations
 
 import os
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+import torch_npu
 
-import npu_emulator
 from tests.npu_emulator.simulated_device import seeing_device
 
-PACKAGE = Path(__file__).parents[2] / "npu_emulator"
-
-SET_UP = """
-import runpy, sys
-sys.argv = ["setup.py", "--version"]
-runpy.run_path("setup.py", run_name="__main__")
+ROOT = Path(__file__).parents[2]
+PACKAGES = Path("lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
+# Where the others are: the emulator may be installed in an environment that only refers to them.
+OTHERS = Path(torch_npu.__file__).parents[1]
+NOT_THERE = ("npu_emulator", "acl", "__editable__", "__pycache__")
+TRAINS = """
+import os, sys
+import acl, npu_emulator, torch, torch_npu
+assert acl.__file__.startswith(sys.prefix) and npu_emulator.__file__.startswith(sys.prefix)
+assert acl.get_soc_name() and not os.environ.get("LD_LIBRARY_PATH")
+torch.manual_seed(0)
+layer = torch.nn.Linear(16, 4)
+x = torch.randn(8, 16)
+results = []
+for device in ("cpu", "npu"):
+    model = torch.nn.Linear(16, 4)
+    model.load_state_dict(layer.state_dict())
+    model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    torch.nn.functional.gelu(model(x.to(device))).square().mean().backward()
+    optimizer.step()
+    results.append(model.weight.detach().cpu())
+assert torch.allclose(*results, atol=1e-6), (results[0] - results[1]).abs().max()
+assert not torch.allclose(results[1], layer.weight, atol=1e-2), "control: the step moved the weights"
+print("trained on", torch.npu.device_count())
 """
 
-USE = """
-import acl, npu_emulator, torch, torch_npu, torchair
-for module in (npu_emulator, torch_npu, acl, torchair):
-    print(module.__file__)
-assert (torch.ones(2, device="npu") * 3).tolist() == [3, 3]
-assert torch_npu.npu_swiglu(torch.ones(1, 4, device="npu")).shape == (1, 2)
-"""
+
+def make_environment(folder: Path, others: Path) -> Path:
+    """A new environment with all that is installed here, as links, but for the emulator; its folder."""
+    others.mkdir()
+    for path in OTHERS.iterdir():
+        if path.suffix != ".pth" and not path.name.startswith(NOT_THERE):
+            (others / path.name).symlink_to(path)
+    venv.create(folder, with_pip=True)
+    (folder / PACKAGES / "others.pth").write_text(f"{others}\n")
+    return folder
+
+
+def python(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    command = [folder / "bin" / "python", "-W", "ignore", *arguments]
+    settings = kept | {"OMP_NUM_THREADS": "1"} | variables
+    return subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory) -> Path:
-    """A copy, since building leaves files beside the sources."""
-    copy = tmp_path_factory.mktemp("sources") / "npu_emulator"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("build", "*.egg-info"))
-    return copy
-
-
-@pytest.fixture(scope="module")
-def wheel(sources) -> Path:
-    """Packed with the extension module that is installed, which was compiled from these sources."""
-
-    def setup(*commands: str) -> None:
-        subprocess.run([sys.executable, "setup.py", "-q", *commands], cwd=sources, check=True, timeout=300)
-
-    setup("build_py")
-    (packages,) = (sources / "build").glob("lib*/npu_emulator")
-    shutil.copy(npu_emulator._C.__file__, packages)
-    setup("bdist_wheel", "--skip-build")
-    (made,) = (sources / "dist").glob("*.whl")
+def wheel(tmp_path_factory) -> Path:
+    """Built from a copy of the sources, which does not touch what this checkout has built."""
+    folder = tmp_path_factory.mktemp("wheel")
+    unbuilt = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT / "npu_emulator", folder / "sources", ignore=unbuilt)
+    command = [sys.executable, "-W", "ignore", "setup.py", "-q", "bdist_wheel", "-d", folder / "dist"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where ninja is
+    subprocess.run(command, cwd=folder / "sources", env=os.environ | {"PATH": path}, check=True, timeout=1200)
+    (made,) = (folder / "dist").iterdir()
     return made
 
 
-@pytest.mark.slow
-def test_the_wheel_works_where_it_is_unpacked(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
-    environment = os.environ | {"PYTHONPATH": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    ended = subprocess.run([sys.executable, "-c", USE], env=environment, cwd=tmp_path, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """An environment outside the repository in which pip has put the wheel."""
+    folder = tmp_path_factory.mktemp("project")
+    environment = make_environment(folder / "environment", folder / "others")
+    before = python(environment, "-c", "import torch, torch_npu", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert before.returncode and ".so: cannot open shared object file" in before.stderr, "control: no CANN without it"
+    ended = python(environment, "-m", "pip", "install", "--no-deps", "--no-index", "-q", str(wheel))
     assert ended.returncode == 0, ended.stderr
-    files = ended.stdout.split()
-    assert len(files) == 4 and all(file.startswith(str(tmp_path)) for file in files), files
+    return environment
 
 
-@pytest.mark.slow
-def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
+@pytest.mark.exhaustive
+def test_it_trains_beside_the_published_torch_npu(installed):
+    ended = python(installed, "-c", TRAINS)
+    assert ended.returncode == 0 and ended.stdout == "trained on 8\n", ended.stderr
+
+
+@pytest.mark.exhaustive
+def test_it_runs_the_tests_of_a_project_on_dies_of_their_own(installed):
+    asks = "import torch; print(torch.ones(1, device='npu:2').item(), torch.npu.device_count())"
+    ended = python(
+        installed, "-m", "npu_emulator", "run", "--devices", "3", "--", f"{installed}/bin/python", "-c", asks
+    )
+    assert (ended.returncode, ended.stdout) == (0, "1.0 3\n"), ended.stderr
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("device", [True, False])
+def test_it_does_not_come_beneath_torch_npu_where_a_real_npu_is(installed, device):
+    """And leaves Python as it is there: pip must be able to take it away."""
+    program = seeing_device("import torch_npu", device=device)
+    ended = python(installed, "-c", program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert (ended.returncode == 0) != device, ended.stderr
+    assert ("beside a real NPU; found the device file /dev/davinci0" in ended.stderr) == device
+
+
+@pytest.mark.exhaustive
+def test_it_holds_no_file_of_torch_npu_and_nothing_for_one_python(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    sources = [path.relative_to(PACKAGE / "src") for path in (PACKAGE / "src").rglob("*")]
-    packages = [path for path in sources if not path.parts[0].endswith(".egg-info")]  # which building may leave there
-    wanted = {str(path) for path in packages if path.suffix in (".py", ".txt", ".json", ".pth")}
-    assert {"torch_npu/__init__.py", "acl/rt.py", "npu_emulator/reached_operators.json"} < wanted
-    wanted.add(f"npu_emulator/{Path(npu_emulator._C.__file__).name}")
-    assert {name for name in names if not name.startswith("npu_emulator-0.1.0.dist-info/")} == wanted
-    with zipfile.ZipFile(wheel) as archive:
-        assert "torch_npu:_autoload" in archive.read("npu_emulator-0.1.0.dist-info/entry_points.txt").decode()
-
-
-@pytest.mark.parametrize("device", [True, False])
-def test_the_installer_refuses_a_machine_with_a_device_file(sources, device):
-    program = seeing_device(SET_UP, device=device)
-    ended = subprocess.run([sys.executable, "-c", program], cwd=sources, capture_output=True, text=True)
-    if device:
-        assert ended.returncode != 0
-        assert "does not install or run beside a real NPU; found the device file /dev/davinci0" in ended.stderr
-    else:
-        assert ended.returncode == 0 and ended.stdout.split()[-1] == "0.1.0", ended.stderr
+    tags = wheel.stem.split("-")
+    assert tags[:4] == ["npu_emulator", "0.1.0", "py3", "none"] and tags[4].startswith("linux_")
+    # Platforms may keep what is not for them alone elsewhere; installers put both into site-packages.
+    installed = {name.removeprefix("npu_emulator-0.1.0.data/purelib/") for name in names}
+    roots = {name.split("/")[0] for name in installed}
+    assert roots == {"acl", "npu_emulator", "npu_emulator.pth", "npu_emulator-0.1.0.dist-info"}
+    assert not [name for name in names if "torch_npu" in name or "cpython" in name or name.endswith(".pyc")]
+    libraries = {f"npu_emulator/lib/{name}" for name in ("libascendcl.so", "libhccl.so", "libopapi.so", "libatb.so")}
+    assert libraries | {"acl/rt.py", "npu_emulator/meters.py", "npu_emulator/toolkit/bin/msprof"} < installed

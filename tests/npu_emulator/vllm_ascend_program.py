@@ -17,9 +17,7 @@ import time
 from itertools import combinations, product
 from pathlib import Path
 
-import npu_emulator_engine
-
-from tests.npu_emulator.cann import operator_names
+from npu_emulator import engine
 from tests.npu_emulator.vllm_ascend_models import write_checkpoint
 from tests.ranks import fork_ranks
 
@@ -92,13 +90,14 @@ SELECTED = [
     Case("qwen2", "tp2", chunks=True, graph=()),
     Case("qwen3", "tp2", chunks=True),
     Case("qwen3moe", "dp2ep"),
+    Case("qwen2", "tp1", graph=("full",)),
 ]
 FAULTY = [
     Case("qwen2.5", "tp1", graph=(), fault="no replay"),
     Case("deepseek8", "tp1", graph=(), fault="no rotation of queries"),
     Case("qwen2.5", "tp2", fault="no wait"),
 ]
-# For the engine cann alone: graphs whose tasks are replaced.
+# Graphs whose tasks are replaced.
 FULL_GRAPHS = [
     Case("qwen2", "tp1", graph=("full",)),
     Case("qwen2.5", "tp2", graph=("full",)),
@@ -212,27 +211,15 @@ def corrupt_attention() -> None:
     """Let the attention of torchair's graphs leave out the rotary part of queries."""
     import torch
 
-    if npu_emulator_engine.selected() == "cann":
-        # What runs the graph's nodes looks operators up by name, and the overload is what it calls.
-        overload = torch.ops.npu.npu_fused_infer_attention_score.default
-        overload._op = without_rotation(overload._op)
-        return
-    from npu_emulator.operators import emulated
-
-    operator = emulated()["npu::npu_fused_infer_attention_score"]
-    object.__setattr__(operator, "function", without_rotation(operator.function))
+    # What runs the graph's nodes looks operators up by name, and the overload is what it calls.
+    overload = torch.ops.npu.npu_fused_infer_attention_score.default
+    overload._op = without_rotation(overload._op)
 
 
 @contextlib.contextmanager
 def deferred_collectives():
     """Results of collectives appear when they are waited for, until the context ends."""
-    if npu_emulator_engine.selected() != "cann":
-        from npu_emulator import collectives
-
-        with collectives.deferred():
-            yield
-        return
-    library = npu_emulator_engine.library()
+    library = engine.library()
     before = library.npu_emulator_defer_collectives(1)
     try:
         yield
@@ -269,13 +256,11 @@ def compare(model, outputs, prompts) -> dict:
 
 
 def counted() -> dict:
-    """Graphs captured and replayed, and calls by operator; on the engine cann, of some operators."""
+    """Graphs captured and replayed, and calls by operator of CANN or ATB."""
     from npu_emulator import meters
 
     snapshot = meters.snapshot()
     calls = {name: numbers["calls"] for name, numbers in snapshot["operators"].items()}
-    if npu_emulator_engine.selected() == "cann":
-        calls = operator_names.of_operators(calls)
     return {what: snapshot["graphs"][what] for what in ("captured", "replayed")} | {"operators": calls}
 
 

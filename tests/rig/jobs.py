@@ -272,10 +272,10 @@ def host_bytes(state: State) -> dict[str, int]:
 
 
 def bytes_beside_programs(state: State) -> int:
-    """What CANN and HCCL hold of the die themselves, where it counts (the published torch_npu alone)."""
-    import npu_emulator_counters
+    """What CANN and HCCL hold of the die themselves, where it counts."""
+    from npu_emulator import counters
 
-    return npu_emulator_counters.memory_statistics(torch.npu.current_device())["beside_programs"]
+    return counters.memory_statistics(torch.npu.current_device())["beside_programs"]
 
 
 def allocated(state: State) -> int:

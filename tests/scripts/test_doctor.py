@@ -188,6 +188,7 @@ def test_the_whole_report_of_a_node(machine, tmp_path, monkeypatch):
 
 def test_an_emulated_npu_needs_no_locked_memory_and_no_cann(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)  # which the emulated NPU sets
     for emulated in (True, False):
         monkeypatch.setattr(node, "emulated", lambda there=emulated: there)
         assert bool(node.limit_of_locked_memory().remedy) is not emulated

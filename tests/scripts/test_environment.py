@@ -25,7 +25,6 @@ source scripts/lib/terminal.sh
 source scripts/lib/environment.sh
 environment_ensure "$PWD"
 """
-ENSURE_BOTH = ENSURE + 'environment_ensure_cann_engine "$PWD"\n'
 # Stands for python3.11: makes a ".venv" whose python and uv only write down how they were called.
 PYTHON_STUB = """#!/bin/bash
 case "$*" in
@@ -49,19 +48,21 @@ case "$name $*" in
     "python -I -S "*installed_files.py*) echo "check" >>"$CALLS"; [[ ! -e "$TOOLS/damaged" ]] || exit 2 ;;
     "uv pip install"*--require-hashes*"--link-mode copy"*tune.lock) echo "search" >>"$CALLS" ;;
     "uv pip install"*"--link-mode copy"*npu_emulator*) echo "emulator" >>"$CALLS" ;;
-    "uv pip install"*--target*--require-hashes*) echo "wheel" >>"$CALLS"; mkdir -p "${*:6:1}" ;;
     "uv pip install"*--require-hashes*"--link-mode copy"*) echo "packages" >>"$CALLS" ;;
-    "python "*/npu_emulator/cann/build.py*) echo "cann" >>"$CALLS" ;;
     *) echo "unexpected: $name $*" >&2; exit 9 ;;
 esac
 if [[ -e "$TOOLS/break-$name" ]]; then echo "stub broke" >&2; exit 1; fi
 if [[ -e "$TOOLS/hang-$name" ]]; then sleep 600 & echo $! >"$TOOLS/hanging"; echo here >"$TOOLS/ready"; wait; fi
 """
 
-# What both engines are made of.
-SHARED_SOURCES = (
-    *(f"csrc/{name}" for name in ("node.cpp", "node.h", "device.h", "meters.cpp", "meters.h")),
-    *(f"src/npu_emulator/{name}.py" for name in ("meters", "presence", "process_end", "run")),
+# One of each kind that the emulated NPU is made of.
+SOURCES = (
+    "csrc/device.cpp",
+    "csrc/node.h",
+    "build.py",
+    "documented_rules.txt",
+    "src/npu_emulator.pth",
+    "pyproject.toml",
 )
 
 
@@ -76,9 +77,7 @@ class Machine:
         # A dry run needs what plans a run, and no more.
         for name in ("rehearsal", "post_training"):
             shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__"))
-        (self.root / "npu_emulator").mkdir()
-        (self.root / "npu_emulator" / "device.cpp").write_text("int main() {}\n")
-        for source in ("cann/build.py", "cann/csrc/device.cpp", *SHARED_SOURCES):
+        for source in SOURCES:
             (self.root / "npu_emulator" / source).parent.mkdir(parents=True, exist_ok=True)
             (self.root / "npu_emulator" / source).write_text("first\n")
         self.tools.mkdir()
@@ -133,10 +132,11 @@ def test_damaged_files_stop_a_run_whose_environment_is_ready(machine):
     assert machine.run().returncode == 0
 
 
-def test_changed_emulator_alone_is_rebuilt_alone(machine):
+@pytest.mark.parametrize("source", SOURCES)
+def test_changed_emulator_alone_is_rebuilt_alone(machine, source):
     machine.run()
     machine.take_calls()
-    (machine.root / "npu_emulator" / "device.cpp").write_text("int main() { return 1; }\n")
+    (machine.root / "npu_emulator" / source).write_text("second\n")
     assert machine.run().returncode == 0
     assert machine.take_calls() == ["emulator", "check"]
 
@@ -157,28 +157,6 @@ def test_changed_lock_starts_from_nothing(machine):
     assert machine.run().returncode == 0
     assert machine.take_calls() == ["venv", "pip", "packages", "search", "emulator", "check"]
     assert not (machine.root / ".venv" / "leftover").exists()
-
-
-def test_second_engine_is_made_once_and_anew_when_its_sources_change(machine):
-    both = ("bash", "-c", ENSURE_BOTH)
-    first = machine.run(*both)
-    assert first.returncode == 0, first.stderr
-    assert machine.take_calls() == ["venv", "pip", "packages", "search", "emulator", "check", "wheel", "cann"]
-    assert machine.run(*both).returncode == 0 and machine.take_calls() == ["check"]
-    (machine.root / "npu_emulator" / "cann" / "csrc" / "device.cpp").write_text("second\n")
-    assert machine.run(*both).returncode == 0
-    assert machine.take_calls() == ["check", "wheel", "cann"], "the first engine stays as it is"
-    for source in SHARED_SOURCES:
-        (machine.root / "npu_emulator" / source).write_text("second\n")
-        assert machine.run(*both).returncode == 0
-        assert machine.take_calls() == ["emulator", "check", "wheel", "cann"], f"{source} is of both engines"
-    (machine.tools / "break-uv").touch()
-    (machine.root / "requirements" / "cann.lock").write_text("other\n")
-    broken = machine.run(*both)
-    assert broken.returncode == 2 and "torch_npu's wheel" in broken.stderr
-    (machine.tools / "break-uv").unlink()
-    machine.take_calls()
-    assert machine.run(*both).returncode == 0 and machine.take_calls() == ["check", "wheel", "cann"]
 
 
 @pytest.mark.parametrize(("broken", "repeated"), [("python", ["venv", "pip"]), ("uv", ["venv", "pip", "packages"])])

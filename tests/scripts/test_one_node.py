@@ -106,8 +106,6 @@ def test_a_dry_run_prints_what_a_run_then_does(machine, tmp_path):
         ([], True, {"IMPORT_STATUS": "1"}, "python3 cannot import torch_npu"),
         (["--emulate"], True, {}, "--emulate makes a tiny model of its own"),
         (["--emulate", "--resume", "auto"], False, {}, "--resume auto: give --output, the folder of the run to go on"),
-        (["--emulate", "--engine", "acl"], False, {}, '--engine is "acl", and the engines are stand-in and cann'),
-        (["--engine", "cann"], True, {}, "--engine cann: it says what emulates NPUs; give --emulate too"),
         (["--resume", "nowhere"], True, {}, '--resume is "nowhere", which is no folder of a complete step'),
     ],
 )
@@ -215,13 +213,9 @@ def test_every_command_of_the_guide_has_a_plan(command, tmp_path):
             (tmp_path / folder / name).touch()
     words = [re.sub("^/data/", f"{tmp_path}/", word) for word in command]
     words.insert(2, "--dry-run")
-    # An engine of the user's environment is not the job's.
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "NPU_EMULATOR_ENGINE": "cann"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run(words, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    engine = re.findall("export NPU_EMULATOR_ENGINE=(.*)", ended.stdout)
-    asked = command[command.index("--engine") + 1] if "--engine" in command else "stand-in"
-    assert engine == ([asked] if "--emulate" in command else [])
     assert ("make_tiny_checkpoint" in ended.stdout or "rehearsal.training" in ended.stdout) == ("--emulate" in command)
 
 
@@ -243,14 +237,6 @@ def test_the_guide_has_commands_of_both_kinds():
     commands = commands_of_the_guide()
     assert {"--emulate" in command for command in commands} == {True, False}
     assert {command[1] for command in commands} == {f"scripts/{file.name}" for file in (ONE_CARD, EIGHT_DIES)}
-
-
-def test_a_run_that_goes_on_has_an_engine(tmp_path):
-    (tmp_path / "rehearsal.json").touch()
-    command = ["bash", ONE_CARD, "--emulate", "--engine", "cann", "--output", tmp_path, "--resume", "auto"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert ended.stderr == "error: --engine cann: a run goes on with its own; take the option away.\n"
 
 
 def emulate(launcher: Path, output: Path, *arguments: str) -> tuple[subprocess.CompletedProcess, list[dict]]:
@@ -312,10 +298,10 @@ def assert_goes_on(launcher: Path, output: Path, last: int) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("launcher", [ONE_CARD, EIGHT_DIES], ids=["1 die", "2 dies"])
-def test_a_job_trains_exactly_on_the_published_torch_npu(launcher, tmp_path):
-    """The other engine; in float32, where rollout and training log-probs agree if the weights do."""
+def test_a_job_trains_exactly(launcher, tmp_path):
+    """In float32, where rollout and training log-probs agree if the weights do."""
     precision = "actor_rollout_ref.overlay.precision=float32"
-    ended, steps = emulate(launcher, tmp_path, "--engine", "cann", "--steps", "2", "--", precision)
+    ended, steps = emulate(launcher, tmp_path, "--steps", "2", "--", precision)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert len(steps) == 2 and all(step["actor/grad_norm"] > 0 for step in steps)
     assert all(step["training/rollout_logprob_diff_max"] < 1e-3 for step in steps)

@@ -1,9 +1,12 @@
 """Checkouts of upstream projects as one folder to import from, without a change to any of their files."""
 
+import hashlib
 import importlib.util
+import os
 import shutil
 from pathlib import Path
 
+_PROJECT = Path(__file__).resolve().parents[2]
 PACKAGES = {"Megatron-LM": "megatron", "MindSpeed": "mindspeed", "MindSpeed-LLM": "mindspeed_llm"}
 PRETRAIN = Path("MindSpeed-LLM", "pretrain_gpt.py")
 CONVERTER = Path("MindSpeed-LLM", "examples", "mcore", "deepseek3", "convert_ckpt_deepseek3.py")
@@ -34,8 +37,32 @@ def assemble(folder: Path, target: Path) -> Path:
     return target
 
 
+def assemble_once(folder: Path, kept: Path) -> Path:
+    """What `assemble` makes, in a folder of its own below `kept` for each set of files in the checkouts."""
+    roots = [folder / checkout / package for checkout, package in PACKAGES.items()]
+    names = sorted(str(path) for root in roots for path in root.rglob("*") if _is_source(path))
+    target = kept / hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+    if not target.exists():
+        partial = target.with_suffix(".part")
+        shutil.rmtree(partial, ignore_errors=True)
+        assemble(folder, partial).rename(target)
+    return target
+
+
+def environment(packages: Path) -> dict[str, str]:
+    """Variables with which a process imports the packages and finds MindSpeed's kernels compiled."""
+    return {
+        "PYTHONPATH": os.pathsep.join([str(packages), str(_PROJECT)]),
+        "TORCH_EXTENSIONS_DIR": str(packages.with_suffix(".extensions")),
+    }
+
+
 def _link(source: str, destination: str) -> None:
     Path(destination).symlink_to(Path(source).resolve())
+
+
+def _is_source(path: Path) -> bool:
+    return path.is_file() and path.suffix not in (".pyc", ".so")
 
 
 def _caches(folder: str, names: list[str]) -> list[str]:

@@ -10,10 +10,10 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.upstream import checkouts as sources
 from tests.upstream import tiny_deepseek as tiny
 from tests.upstream.checkouts import CONVERTER, PRETRAIN
 
-_PROJECT = Path(__file__).resolve().parents[2]
 _LOSS = re.compile(r"lm loss: ([0-9.E+-]+)")
 _TIME_LIMIT = 300  # seconds
 # What is fixed in MindSpeed-LLM's converter, for the tiny model.
@@ -132,11 +132,14 @@ class Workplace:
 
     def _environment(self, folder: Path) -> dict[str, str]:
         # Megatron compiles its dataset helper with the python3 that is found first.
-        return os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(self.packages), str(_PROJECT)]),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-            "NPU_EMULATOR_METERS": str(folder / "meters"),
-        }
+        return (
+            os.environ
+            | sources.environment(self.packages)
+            | {
+                "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+                "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+                "NPU_EMULATOR_METERS": str(folder / "meters"),
+            }
+        )

@@ -1,12 +1,11 @@
 """op-plugin's own tests of torch_npu's operators, run unmodified on the emulator.
 
-    python -m tests.upstream.op_plugin --upstream FOLDER [--engine cann] [--reached | --file NAME ...] [--chip NAME]
-        [--jobs N] [--keep FOLDER] [--report FILE]
+    python -m tests.upstream.op_plugin --upstream FOLDER [--reached | --file NAME ...] [--chip NAME] [--jobs N]
+        [--keep FOLDER] [--report FILE]
 
-FOLDER holds the checkout ``op-plugin`` (branch 7.1.0 is that of torch_npu 2.5.1.post1) and the wheel
-``torch_npu-2.5.1.post1-*.whl``, of which only the helpers of tests are used; the engine cann has them and needs no
-wheel there. Every file runs in a process of its own, on the chip that most of op-plugin's tests are written for (A2):
-they skip themselves on another, and those for A3 on this one.
+FOLDER holds the checkout ``op-plugin`` (branch 7.1.0 is that of torch_npu 2.5.1.post1). Every file runs in a process of
+its own, on the chip that most of op-plugin's tests are written for (A2): they skip themselves on another, and those for
+A3 on this one.
 """
 
 import argparse
@@ -16,20 +15,17 @@ import re
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 TESTS = Path("op-plugin", "test", "test_custom_ops")
-WHEEL = "torch_npu-2.5.1.post1-*.whl"
 CHIP, A3 = "Ascend910B3", "Ascend910_9391"
 # A test of more ranks than there are dies returns without a word and counts as passed.
 DIES = 16
-REACHED = Path(__file__).parents[2] / "npu_emulator" / "src" / "npu_emulator" / "reached_operators.json"
+REACHED = Path(__file__).with_name("reached_operators.json")
 # Operators by which tests of others prepare what they give.
 PREPARING = {"npu_format_cast"}
-_BORROWED = ("torch_npu/testing/", "torch_npu/utils/_path_manager.py", "torch_npu/utils/_error_code.py")
 
 
 @dataclass(frozen=True)
@@ -46,20 +42,6 @@ class Outcome:
         if self.failed:
             return "failed"
         return "passed" if self.passed else "skipped"
-
-
-def missing(folder: Path, engine: str = "stand-in") -> list[str]:
-    """What `folder` lacks to run the tests of op-plugin on an engine."""
-    lacks = [] if (folder / TESTS).is_dir() else [str(TESTS)]
-    has_wheel = any(path.exists() for path in folder.glob(WHEEL))
-    return lacks if has_wheel or engine == "cann" else [*lacks, WHEEL]
-
-
-def borrow(folder: Path, target: Path) -> Path:
-    """Unpack the helpers of tests from the wheel in `folder` into `target`."""
-    with zipfile.ZipFile(next(folder.glob(WHEEL))) as wheel:
-        wheel.extractall(target, [name for name in wheel.namelist() if name.startswith(_BORROWED)])
-    return target
 
 
 def files(folder: Path, names: Iterable[str] = ()) -> list[Path]:
@@ -89,33 +71,29 @@ def run(
     folder: Path,
     names: Iterable[str] = (),
     jobs: int = 1,
-    engine: str = "stand-in",
     chip: str = CHIP,
     keep: Path | None = None,
 ) -> list[Outcome]:
-    """Run the files of op-plugin's checkout in `folder`, `jobs` at a time, on one of the emulator's engines and a chip.
+    """Run the files of op-plugin's checkout in `folder`, `jobs` at a time, on a chip.
 
     The queue of the real torch_npu is off: a refusal there would end all later work of a file. `keep` is a folder for
     the outcome of each file; a file that has one there is not run again.
     """
     settings = {
-        "NPU_EMULATOR_ENGINE": engine,
         "TASK_QUEUE_ENABLE": "0",
         "NPU_EMULATOR_CHIP": chip,
         "NPU_EMULATOR_CAPACITY_MB": str(64 << 10),
         "NPU_EMULATOR_NODE": f"op-plugin-{os.getpid()}",
+        "NPU_EMULATOR_DEVICES": str(DIES),
         "OMP_NUM_THREADS": "1",
     }
-    if engine == "cann":
-        settings["NPU_EMULATOR_DEVICES"] = str(DIES)
     tests = files(folder, names)
     with tempfile.TemporaryDirectory() as scratch:
-        borrowed = Path(scratch, "wheel") if engine == "cann" else borrow(folder, Path(scratch, "wheel"))
         results = keep or Path(scratch)
         results.mkdir(parents=True, exist_ok=True)
         waiting = [test for test in tests if not (results / f"{test.stem}.json").exists()]
         program = [sys.executable, "-W", "ignore", "-m", "tests.upstream.op_plugin_program"]
-        subprocess.run([*program, borrowed, results, str(jobs), *waiting], env=os.environ | settings, check=True)
+        subprocess.run([*program, results, str(jobs), *waiting], env=os.environ | settings, check=True)
         return [Outcome(test.name, **json.loads((results / f"{test.stem}.json").read_text())) for test in tests]
 
 
@@ -131,24 +109,20 @@ def main() -> None:
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--file", nargs="*", default=(), metavar="NAME", help="only these files")
     chosen.add_argument("--reached", action="store_true", help="only files of operators that our stack reaches")
-    parser.add_argument(
-        "--engine", choices=("stand-in", "cann"), default="stand-in", help="what stands behind torch_npu"
-    )
     parser.add_argument("--chip", choices=(CHIP, A3), default=CHIP)
     parser.add_argument("--jobs", type=int, default=1, metavar="N")
     parser.add_argument(
         "--keep",
         type=Path,
         metavar="FOLDER",
-        help="keep the outcome of every file, and go on where a run on this engine and chip stopped",
+        help="keep the outcome of every file, and go on where a run on this chip stopped",
     )
     parser.add_argument("--report", type=Path, metavar="FILE", help="write all outcomes as JSON")
     options = parser.parse_args()
-    lacks = missing(options.upstream, options.engine)
-    if lacks:
-        parser.error(f"{options.upstream} lacks {' and '.join(lacks)}")
+    if not (options.upstream / TESTS).is_dir():
+        parser.error(f"{options.upstream} lacks {TESTS}")
     names = reached(options.upstream, options.chip) if options.reached else options.file
-    outcomes = run(options.upstream, names, options.jobs, options.engine, options.chip, options.keep)
+    outcomes = run(options.upstream, names, options.jobs, options.chip, options.keep)
     for outcome in outcomes:
         print(_line(outcome))
     passed, ran = share(outcomes)

@@ -1,9 +1,8 @@
 """Files of op-plugin's operator tests, unmodified, on the emulator; started by `tests.upstream.op_plugin`.
 
-    python -m tests.upstream.op_plugin_program BORROWED RESULTS JOBS FILE ...
+    python -m tests.upstream.op_plugin_program RESULTS JOBS FILE ...
 
-BORROWED holds what the tests need of the real torch_npu: its ``testing`` package and two modules of ``utils``. Each
-file runs in a process of its own, forked from one that has imported torch. Into RESULTS goes ``<file>.json``: the
+Each file runs in a process of its own, forked from one that has imported torch. Into RESULTS goes ``<file>.json``: the
 number of tests passed and, by the test's name, why others were skipped or failed.
 """
 
@@ -20,27 +19,14 @@ import types
 import unittest
 from pathlib import Path
 
-import npu_emulator_engine
-
 LIMIT_S = 300
 
 
-def _borrow(folder: Path) -> None:
-    """Let ``torch_npu.testing`` and two modules of ``torch_npu.utils`` come from the published wheel.
-
-    On the engine cann they do so anyway.
-    """
-    import torch_npu
-    import torch_npu.utils
-
+def _do_without_expecttest() -> None:
+    """torch's own test module imports it for checks that no test of operators uses."""
     if importlib.util.find_spec("expecttest") is None:
-        # torch's own test module imports it for checks that no test of operators uses.
         sys.modules["expecttest"] = types.ModuleType("expecttest")
         sys.modules["expecttest"].TestCase = unittest.TestCase
-    if npu_emulator_engine.selected() == "cann":
-        return
-    torch_npu.__path__.append(str(folder / "torch_npu"))
-    torch_npu.utils.__path__.append(str(folder / "torch_npu" / "utils"))
 
 
 class _Result(unittest.TestResult):
@@ -109,8 +95,8 @@ def main(results: Path, jobs: int, files: list[Path]) -> None:
 
 
 # Not below the guard: a test that starts processes imports this module in each of them.
-_borrow(Path(sys.argv[1]))
+_do_without_expecttest()
 _use_shared_files()
 
 if __name__ == "__main__":
-    main(Path(sys.argv[2]), int(sys.argv[3]), [Path(name) for name in sys.argv[4:]])
+    main(Path(sys.argv[1]), int(sys.argv[2]), [Path(name) for name in sys.argv[3:]])

@@ -1,6 +1,6 @@
 """Test suites of whole projects, run unmodified on the emulator, each failure with what it is for.
 
-    python -m tests.upstream.projects --upstream FOLDER --project NAME [--engine cann] [--file PART ...]
+    python -m tests.upstream.projects --upstream FOLDER --project NAME [--file PART ...]
         [--limit SECONDS] [--keep FOLDER] [--report FILE]
 
 FOLDER holds the checkouts, into which tests may write. Every file of tests is one
@@ -82,7 +82,7 @@ def read_report(file: str, report: Path, ending: str) -> Outcome:
     return Outcome(file, passed, skipped, failed)
 
 
-def run_file(test: Path, folder: Path, project: Project, engine: str, limit: float) -> Outcome:
+def run_file(test: Path, folder: Path, project: Project, limit: float) -> Outcome:
     """Run one file of tests on dies of its own, for at most `limit` seconds."""
     root = folder / project.checkout
     path = [*(str(folder / name) for name in project.on_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
@@ -97,7 +97,7 @@ def run_file(test: Path, folder: Path, project: Project, engine: str, limit: flo
     }
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch, "report.xml")
-        command = [sys.executable, "-m", "npu_emulator", "run", "--engine", engine, "--chip", project.chip]
+        command = [sys.executable, "-m", "npu_emulator", "run", "--chip", project.chip]
         command += ["--capacity", str(32 << 10), "--", sys.executable, "-W", "ignore", "-m", "pytest", "-q"]
         command += ["-p", "no:cacheprovider", f"--rootdir={root}", f"--junitxml={report}", str(test)]
         with Path(scratch, "output").open("w+") as output:
@@ -133,7 +133,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--upstream", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--project", choices=PROJECTS, required=True)
-    parser.add_argument("--engine", choices=("stand-in", "cann"), default="cann")
     parser.add_argument("--file", nargs="*", default=(), metavar="PART", help="only files with this in their path")
     parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="for one file")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep outcomes, and go on where a run stopped")
@@ -150,7 +149,7 @@ def main() -> None:
         for test in tests:
             cache = kept / (str(test.relative_to(folder)).replace("/", "+") + ".json")
             if not cache.exists():
-                cache.write_text(json.dumps(vars(run_file(test, folder, project, options.engine, options.limit))))
+                cache.write_text(json.dumps(vars(run_file(test, folder, project, options.limit))))
             outcomes.append(Outcome(**json.loads(cache.read_text())))
             last = outcomes[-1]
             print(f"{last.file:70} {last.passed} passed, {len(last.failed)} failed, {len(last.skipped)} skipped")

@@ -12,11 +12,10 @@ import torch
 from transformers import AutoConfig
 
 from post_training.models.families import table_for
-from tests.upstream import checkouts
 from tests.upstream.test_engine import run_ranks
 from tests.verl_patches.features.training_checkpoint.ranks import whole_states
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # the first test may have to wait for a compiler
 
 LAYOUT = {"name": "TP2 x EP2", "tensor": 2, "expert": 2}
 # What is trained with, and whose checkpoint it goes on from.
@@ -24,14 +23,10 @@ RUNS = {"fused": (False, None), "swapping": (True, None), "fused after swapping"
 
 
 @pytest.fixture(scope="module")
-def runs(upstream, tmp_path_factory) -> dict[str, tuple[Path, list[dict]]]:
+def runs(packages, tmp_path_factory) -> dict[str, tuple[Path, list[dict]]]:
     """Folders with the steps that were saved, and what each rank said of its optimizer."""
     from tests.post_training.models.megatron.deepseek_v3_checkpoint import write_checkpoint_and_reference
 
-    lacking = checkouts.missing(upstream)
-    if lacking:
-        pytest.fail(f"{upstream} has no {', '.join(lacking)}")
-    packages = checkouts.assemble(upstream, tmp_path_factory.mktemp("packages") / "packages")
     model = tmp_path_factory.mktemp("deepseek_v3")
     write_checkpoint_and_reference(model)
     found: dict[str, tuple[Path, list[dict]]] = {}

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.npu_emulator.cann.documented import FOLDER, RULES
+from tests.npu_emulator.documented import FOLDER, RULES
 
 RELEASES = ("8.5.0", "9.1.0")
 

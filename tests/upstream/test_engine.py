@@ -19,7 +19,7 @@ from verl_patches.features.mindspeed.arguments import command_line, translate
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.main_ppo import compose
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # the first test may have to wait for a compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT = 400  # seconds
@@ -37,14 +37,6 @@ VENDORS_SCRIPT = Path("MindSpeed-LLM", "examples", "mcore", "deepseek3", "pretra
 # Pre-training has a schedule, balances experts and pads the layers to a multiple of its stages; its layout is another.
 PRE_TRAINING = {"num-layers", "moe-aux-loss-coeff", "lr", "train-iters"}
 LAYOUT = {"tensor-model-parallel-size", "expert-model-parallel-size", "recompute-num-layers"}
-
-
-@pytest.fixture(scope="module")
-def packages(upstream, tmp_path_factory) -> Path:
-    lacking = checkouts.missing(upstream)
-    if lacking:
-        pytest.fail(f"{upstream} has no {', '.join(lacking)}")
-    return checkouts.assemble(upstream, tmp_path_factory.mktemp("packages") / "packages")
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +71,15 @@ def run_ranks(program: str, asked: dict, packages: Path, model: Path, folder: Pa
 
 
 def environment(packages: Path) -> dict[str, str]:
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(packages), str(ROOT)]),
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
+    return (
+        os.environ
+        | checkouts.environment(packages)
+        | {
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        }
+    )
 
 
 def options_of(words: list[str]) -> dict[str, list[str]]:

@@ -1,20 +1,12 @@
-"""Stand-in for the Python binding of AscendCL: what Ray and vllm-ascend ask it."""
+"""What Ray, vllm-ascend and MindSpeed use of CANN's own Python package, on the emulated CANN."""
 
 import os
 
-from . import rt  # noqa: F401
+from . import rt
 
-SUCCESS = 0
-
-
-def init(config_path: str = "") -> int:
-    return SUCCESS
-
-
-def finalize() -> int:
-    return SUCCESS
+__all__ = ["get_soc_name", "rt"]
 
 
 def get_soc_name() -> str:
-    """The chip that NPU_EMULATOR_CHIP names, or the Atlas A3's."""
+    """The chip, as aclrtGetSocName says it."""
     return os.environ.get("NPU_EMULATOR_CHIP") or "Ascend910_9391"

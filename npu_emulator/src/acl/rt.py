@@ -1,11 +1,13 @@
-"""acl.rt: functions return their result and an error code, or the code alone."""
+"""The runtime's functions: each returns its result and CANN's code, or the code alone; 0 is success."""
 
 import ctypes
 import os
 
+from npu_emulator import engine
+
 
 def get_device_count() -> tuple[int, int]:
-    """Dies visible to this process. Counted without torch: Ray asks in processes that have not imported it."""
+    """Dies visible to this process. Counted without the libraries: Ray asks in processes that do not import torch."""
     machine = int(os.environ.get("NPU_EMULATOR_DEVICES") or 8)
     visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
     if visible is None:
@@ -18,30 +20,16 @@ def get_device_count() -> tuple[int, int]:
     return count, 0
 
 
-def set_device(device: int) -> int:
-    import torch
-
-    if not 0 <= device < torch.npu.device_count():
-        return 107001  # ACL_ERROR_RT_INVALID_DEVICEID
-    torch.npu.set_device(device)
-    return 0
-
-
-def reset_device(device: int) -> int:
-    """Nothing is held for a device but tensors, which stay."""
-    return 0
+def memcpy(to: int, room: int, source: int, count: int, kind: int) -> int:
+    """Copy `count` bytes between addresses of the host or a device; more than `room` are refused."""
+    library = engine.library()
+    return library.aclrtMemcpy(
+        ctypes.c_void_p(to), ctypes.c_size_t(room), ctypes.c_void_p(source), ctypes.c_size_t(count), kind
+    )
 
 
 def get_mem_info(attribute: int) -> tuple[int, int, int]:
-    """Free and total bytes of the current device; there is one kind of memory, whichever the attribute names."""
-    import torch
-
-    return *torch.npu.mem_get_info(), 0
-
-
-def memcpy(destination: int, destination_size: int, source: int, size: int, kind: int) -> int:
-    """Copy bytes between addresses, which are all in host memory."""
-    if size > destination_size:
-        return 107002  # ACL_ERROR_RT_PARAM_INVALID
-    ctypes.memmove(destination, source, size)
-    return 0
+    """Free and total bytes of the calling thread's device, and CANN's code; `attribute` names the kind of memory."""
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    code = engine.library().aclrtGetMemInfo(attribute, ctypes.byref(free), ctypes.byref(total))
+    return free.value, total.value, code

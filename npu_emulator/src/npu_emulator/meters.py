@@ -2,7 +2,7 @@
 
     with meters.phase("rollout"):
         ...
-    meters.snapshot()["phases"]["rollout"]["operators"]["aten::mm"]["calls"]
+    meters.snapshot()["phases"]["rollout"]["operators"]["aclnnMatmul"]["calls"]
 
 With NPU_EMULATOR_METERS=<folder> in the environment, a process writes its snapshot to ``<folder>/<pid>.json`` every few
 seconds, at exit, and whenever `write` is called.
@@ -16,14 +16,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from npu_emulator_engine import selected
-
+from . import counters
 from .process_end import at_process_end
-
-if selected() == "cann":
-    import npu_emulator_counters as counters
-else:
-    from . import _C as counters
 
 _COPY_KINDS = ("host_to_device", "device_to_host", "device_to_device", "transposing_on_device")
 _GRAPHS = ("captured", "replayed", "tasks")  # tasks: operators, copies and collectives that replays have done
@@ -104,9 +98,8 @@ _phases: dict[str, _Phase] = {}
 def phase(name: str) -> Iterator[None]:
     """Count what happens inside under `name` too. Phases may be nested and entered again; they belong to the process.
 
-    A phase's ``peak_bytes`` are the most that was allocated while it lasted, by device, and ``allocated_bytes`` what
-    was left when it ended the last time. What a memory pool has unmapped takes no memory and does not count. On the
-    engine ``cann`` both are the device's own: what torch_npu's allocator has taken of it, in use or not.
+    A phase's ``peak_bytes`` are the most that a device had given away while it lasted, by device, and
+    ``allocated_bytes`` what was left when it ended the last time: what torch_npu's allocator has taken, in use or not.
     """
     devices = range(counters.device_count())
     before = _Totals.now()
@@ -120,8 +113,7 @@ def phase(name: str) -> Iterator[None]:
         for device in devices:
             peak = counters.exchange_watermark(device, 0)
             counters.exchange_watermark(device, max(outer_watermarks[device], peak))
-            now = counters.memory_statistics(device)
-            allocated = now["allocated"] - now.get("absent", 0)
+            allocated = counters.memory_statistics(device)["allocated"]
             if peak or allocated:
                 entered.peak_bytes[device] = max(peak, entered.peak_bytes.get(device, 0))
                 entered.allocated_bytes[device] = allocated
@@ -130,12 +122,11 @@ def phase(name: str) -> Iterator[None]:
 def snapshot() -> dict:
     """Everything counted in this process so far.
 
-    ``operators``: name -> calls; on the engine ``cann`` the names are CANN's, such as aclnnAdd. ``copies``: by
-    direction, count and bytes; those on the device that transpose, so that neighbours in memory do not stay neighbours,
-    once more by themselves. ``collectives``: kind -> group size -> count and bytes, where bytes are what this rank
-    handed in (for ``recv``, what it got). ``graphs``: how many were captured and replayed, and how much their replays
-    did; what a replay does is counted by its kind too. ``memory``: by device, bytes. ``phases``: the same, by name of
-    the phase.
+    ``operators``: name -> calls, by CANN's names, such as aclnnAdd. ``copies``: by direction, count and bytes; those on
+    the device that transpose, so that neighbours in memory do not stay neighbours, once more by themselves.
+    ``collectives``: kind -> group size -> count and bytes, where bytes are what this rank handed in (for ``recv``, what
+    it got). ``graphs``: how many were captured and replayed, and how much their replays did; what a replay does is
+    counted by its kind too. ``memory``: by device, bytes. ``phases``: the same, by name of the phase.
     """
     memory = {str(device): counters.memory_statistics(device) for device in range(counters.device_count())}
     return {

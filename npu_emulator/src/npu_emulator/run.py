@@ -12,9 +12,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
-from npu_emulator_engine import ENGINES
-
-NOT_FOUND, MISUSED = 127, 2
+NOT_FOUND = 127
 HIDES_DIES = ("ASCEND_RT_VISIBLE_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 """Variables that hide dies of the machine on which they were set, or the device as a whole."""
 
@@ -35,7 +33,6 @@ def from_zero(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of ``run``."""
-    parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="default: %(default)s")
     parser.add_argument("--devices", type=positive, metavar="N", default=8, help="dies (default: %(default)s)")
     parser.add_argument(
         "--capacity", type=positive, metavar="MIB", default=4096, help="memory of each die (default: %(default)s)"
@@ -49,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--streams",
         type=from_zero,
         metavar="SEED",
-        help="with --engine cann: streams run late and in any order that events allow, drawn from SEED",
+        help="streams run late and in any order that events allow, drawn from SEED",
     )
     parser.add_argument("command", nargs="+", metavar="COMMAND", help="and its arguments, after --")
 
@@ -57,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def environment_of(options: argparse.Namespace, given: Mapping[str, str], process: int) -> dict[str, str]:
     """The environment of the command: `given` with the settings. By the process's id nobody shares the dies."""
     settings = {
-        "NPU_EMULATOR_ENGINE": options.engine,
         "NPU_EMULATOR_DEVICES": str(options.devices),
         "NPU_EMULATOR_CAPACITY_MB": str(options.capacity),
         "NPU_EMULATOR_CHIP": options.chip,
@@ -72,9 +68,6 @@ def environment_of(options: argparse.Namespace, given: Mapping[str, str], proces
 def run(options: argparse.Namespace) -> int:
     """Become the command. Returns only where it cannot be started: the exit code."""
     command: Sequence[str] = options.command
-    if options.streams is not None and options.engine != "cann":
-        print("error: --streams is for streams of the emulated CANN; give --engine cann too.", file=sys.stderr)
-        return MISUSED
     program = shutil.which(command[0])
     if program is None:
         print(f'error: there is no program "{command[0]}" on PATH; give its path.', file=sys.stderr)

@@ -1,7 +1,9 @@
-"""Runs an operator on the NPU with gradients, and its reference on the CPU in float64."""
+"""Runs an operator on the NPU with gradients, and its reference on the CPU in float64; and what is refused."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -21,3 +23,14 @@ def assert_like_reference(operator: Callable, reference: Callable, inputs: Seque
     expected_output, expected = gradients(reference, [tensor.double() for tensor in inputs])
     for got, wanted in zip([output, *found], [expected_output, *expected], strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+@contextmanager
+def refused(words: str) -> Iterator[None]:
+    """The operator called inside is refused with these words, at the call: refusals on a queue leave that broken.
+
+    Not for an operator that also works on another stream, as attention for training does.
+    """
+    torch.npu.synchronize()
+    with torch.npu.stream(torch.npu.SyncLaunchStream()), pytest.raises(RuntimeError, match=words):
+        yield

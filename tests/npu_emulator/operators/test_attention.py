@@ -6,7 +6,9 @@ import torch_npu
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import Tensor
+from torch.nn import functional
 
+from tests.npu_emulator.device_process import DeviceProcess
 from tests.npu_emulator.operators.compare import assert_like_reference
 
 SCALE = 0.3
@@ -52,6 +54,11 @@ def close(got: Tensor, expected: Tensor):
     torch.testing.assert_close(got.cpu().double(), expected, rtol=1e-5, atol=1e-5)
 
 
+def hidden(queries: int, keys: int) -> Tensor:
+    """A mask whose ones are what the last `queries` of `keys` tokens must not see."""
+    return torch.ones(queries, keys).triu(keys - queries + 1)
+
+
 LENGTHS = some.lists(some.integers(1, 9), min_size=1, max_size=5)
 
 
@@ -63,7 +70,7 @@ def test_flash_attention_of_packed_sequences(lengths, heads, seed):
     )
     packed = [torch.cat(states).to("npu") for states in (query, key, value)]
     out = torch.full_like(packed[0], 7.0)
-    mask, lens = torch.zeros(1, device="npu"), torch.tensor(lengths, dtype=torch.int32)
+    mask, lens = hidden(max(lengths), max(lengths)).to("npu"), torch.tensor(lengths, dtype=torch.int32)
     torch_npu._npu_flash_attention(*packed, mask=mask, seq_len=lens, scale_value=SCALE, num_heads=heads[0],
                                    num_kv_heads=heads[1], out=out)  # fmt: skip
     expected = [naive(q, k, v, lambda i, j: j <= i)[0] for q, k, v in zip(query, key, value, strict=True)]
@@ -77,7 +84,8 @@ def test_flash_attention_of_packed_sequences(lengths, heads, seed):
 def test_rows_past_the_last_sequence_are_left_alone():
     states = [torch.randn(6, 2, 4, device="npu") for _ in range(3)]
     out = torch.full((6, 2, 4), 7.0, device="npu")
-    torch_npu._npu_flash_attention(*states, torch.zeros(1, device="npu"), torch.tensor([4]), SCALE, 2, 2, out)
+    mask, lengths = hidden(4, 4).to("npu"), torch.tensor([4], dtype=torch.int32)
+    torch_npu._npu_flash_attention(*states, mask, lengths, SCALE, 2, 2, out)
     assert (out[4:] == 7).all() and not (out[:4] == 7).any()
 
 
@@ -96,7 +104,9 @@ def test_attention_to_a_paged_cache(contexts, data, seed):
         naive(q, k, v, lambda i, j, offset=k.shape[0] - q.shape[0]: j <= i + offset)[0]
         for q, k, v in zip(query, key, value, strict=True)
     ])  # fmt: skip
-    packed, mask = torch.cat(query).to("npu"), torch.zeros(1, device="npu")
+    packed = torch.cat(query).to("npu")
+    rows = [hidden(*sizes) for sizes in zip(new, contexts, strict=True)]
+    mask = torch.cat([functional.pad(row, (0, max(contexts) - row.shape[1])) for row in rows]).to("npu")
     lengths, queries = torch.tensor(contexts, dtype=torch.int32), torch.tensor(new, dtype=torch.int32)
     for operator in (torch_npu._npu_paged_attention_splitfuse, torch_npu._npu_flash_attention_qlens):
         out = torch.empty(sum(new), 4, 5, device="npu")
@@ -131,35 +141,6 @@ def test_latent_attention_is_attention_to_latent_and_rope_side_by_side(contexts,
         query.to("npu"), torch.cat([latents, ropes], -1), 1, 3, SCALE, table, lengths, 8, out
     )
     close(out, expected)
-
-
-def test_what_a_block_has_beyond_the_contexts_takes_no_workspace():
-    contexts = [5, 3, 4, 5] * 8
-    (query, states), found = (sequences([1] * 32, 2, 4, 0), sequences(contexts, 1, 4, 1)), []
-    for block_size in (5, 128, 4):  # the last has contexts of two blocks, of which whole ones are copied
-        cache, table = paged(states, block_size, 0)
-        packed, out, lengths = torch.cat(query).to("npu"), torch.empty(32, 2, 4, device="npu"), torch.tensor(contexts)
-        torch.npu.reset_peak_memory_stats()
-        before = torch.npu.memory_allocated()
-        torch_npu._npu_paged_attention(packed, cache, cache, 1, 2, SCALE, table, lengths, out)
-        found.append(torch.npu.max_memory_allocated() - before)
-    assert 0 < found[0] == found[1] < found[2], found
-
-
-def test_long_batches_are_computed_in_parts(monkeypatch):
-    from npu_emulator.operators import attention
-
-    contexts = [5, 9, 2, 7, 7, 1]
-    key, value, query = sequences(contexts, 1, 4, 0), sequences(contexts, 1, 4, 1), sequences([1] * 6, 2, 4, 2)
-    (keys, table), (values, _) = paged(key, 4, 0), paged(value, 4, 0)
-    results = []
-    for limit in (1 << 23, 20, 1):
-        monkeypatch.setattr(attention, "_SCORES_AT_ONCE", limit)
-        results.append(torch.empty(6, 2, 4, device="npu"))
-        torch_npu._npu_paged_attention(torch.cat(query).to("npu"), keys, values, 1, 2, SCALE, table,
-                                       torch.tensor(contexts), results[-1])  # fmt: skip
-    torch.testing.assert_close(results[0], results[1])
-    torch.testing.assert_close(results[0], results[2])
 
 
 @settings(max_examples=20)
@@ -276,14 +257,23 @@ def test_fusion_attention_reports_softmax_statistics():
     torch.testing.assert_close((largest[..., 0] + total[..., 0].log()).cpu(), scores.logsumexp(-1))
 
 
-def test_what_fusion_attention_does_not_do_is_said():
+def attend(_: dict, options: dict) -> None:
     q = torch.randn(1, 2, 4, 8, device="npu")
-    with pytest.raises(NotImplementedError, match="npu_fusion_attention: pse"):
-        torch_npu.npu_fusion_attention(q, q, q, 2, "BNSD", keep_prob=0.9)
-    with pytest.raises(NotImplementedError, match="sparse_mode 6"):
-        torch_npu.npu_fusion_attention(q, q, q, 2, "BNSD", sparse_mode=6)
-    with pytest.raises(RuntimeError, match="input_layout"):
-        torch_npu.npu_fusion_attention(q, q, q, 2, "NBSD")
+    torch_npu.npu_fusion_attention(q, q, q, 2, **{"input_layout": "BNSD"} | options)
+
+
+def test_what_fusion_attention_does_not_do_is_said():
+    """In a process without a queue: on a stream without one, torch_npu forgets what it records for another stream."""
+    with DeviceProcess(TASK_QUEUE_ENABLE="0") as process:
+        process(attend, {})
+        for words, options in {
+            r"dropout \(keep_prob 0.9\) is not emulated": {"keep_prob": 0.9},
+            "prefix is not emulated": {"prefix": [1]},
+            "sparse_mode 6 is not emulated": {"sparse_mode": 6},
+            "input_layout": {"input_layout": "NBSD"},
+        }.items():
+            with pytest.raises(RuntimeError, match=words):
+                process(attend, options)
 
 
 def test_cache_stores_and_loads_by_slot():

@@ -6,7 +6,7 @@ import torch_npu
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from tests.npu_emulator.operators.compare import assert_like_reference
+from tests.npu_emulator.operators.compare import refused
 
 
 def chosen_by_loop(row, bias, k, groups, kept_groups, by_sum, sigmoid):
@@ -104,7 +104,7 @@ def test_routing_there_and_back_equals_a_loop_over_experts(tokens, k, experts, s
 
 @settings(max_examples=20)
 @given(some.integers(1, 9), some.integers(1, 4), some.integers(0, 99))
-def test_permutation_and_its_inverse_with_gradients(tokens, k, seed):
+def test_permutation_and_its_inverse(tokens, k, seed):
     torch.manual_seed(seed)
     chosen = torch.stack([torch.randperm(12)[:k] for _ in range(tokens)])
     x, probs = torch.randn(tokens, 5), torch.rand(tokens, k)
@@ -112,12 +112,8 @@ def test_permutation_and_its_inverse_with_gradients(tokens, k, seed):
     order = sorted(range(tokens * k), key=lambda entry: (int(chosen.flatten()[entry]), entry))
     assert torch.equal(permuted.cpu(), x[[entry // k for entry in order]])
     assert [order[row] for row in position.tolist()] == list(range(tokens * k))
-
-    def there_and_back(x, probs):
-        rows, position = torch_npu.npu_moe_token_permute(x, chosen.to("npu"))
-        return torch_npu.npu_moe_token_unpermute(rows * 2, position, probs)
-
-    assert_like_reference(there_and_back, lambda x, probs: 2 * x * probs.sum(-1, keepdim=True), [x, probs])
+    weighed = torch_npu.npu_moe_token_unpermute(permuted, position, probs.to("npu"))
+    torch.testing.assert_close(weighed.cpu(), x * probs.sum(-1, keepdim=True))
 
 
 def test_dropped_tokens_give_nothing():
@@ -128,12 +124,11 @@ def test_dropped_tokens_give_nothing():
 
 
 @settings(max_examples=20)
-@given(some.lists(some.integers(0, 5), min_size=1, max_size=12), some.integers(0, 99), some.booleans())
-def test_grouped_products_of_rows_and_of_inner_dimensions(sizes, seed, half):
+@given(some.lists(some.integers(0, 5), min_size=1, max_size=12), some.integers(0, 99))
+def test_grouped_products_of_rows_and_of_inner_dimensions(sizes, seed):
     torch.manual_seed(seed)
-    rows, weight, gradient = torch.randn(sum(sizes), 4), torch.randn(len(sizes), 4, 3), torch.randn(sum(sizes), 3)
-    if half:
-        rows, weight, gradient = rows.bfloat16(), weight.bfloat16(), gradient.bfloat16()
+    rows, weight = torch.randn(sum(sizes), 4).bfloat16(), torch.randn(len(sizes), 4, 3).bfloat16()
+    gradient = torch.randn(sum(sizes), 3).bfloat16()
     counts = torch.tensor(sizes, device="npu")
     forward = torch_npu.npu_grouped_matmul(
         [rows.to("npu")], [weight.to("npu")], split_item=3, group_type=0, group_list_type=1, group_list=counts
@@ -160,22 +155,13 @@ def test_grouped_matmul_without_groups_pairs_its_lists():
 
 def test_what_grouped_matmul_does_not_do_is_said():
     x, weight, groups = torch.randn(4, 3).to("npu"), torch.randn(2, 3, 3).to("npu"), torch.tensor([2, 2]).to("npu")
-    with pytest.raises(NotImplementedError, match="npu_grouped_matmul: scale is not emulated"):
-        torch_npu.npu_grouped_matmul([x], [weight], scale=[x], group_list=groups, group_type=0, split_item=2)
+    with refused("act_type 1 is not emulated"):
+        torch_npu.npu_grouped_matmul([x], [weight], act_type=1, group_list=groups, group_type=0, split_item=2)
     with pytest.raises(RuntimeError, match="group_type currently only support -1 and 0, current value is 2"):
         torch_npu.npu_grouped_matmul([x.t()], [x], group_list=groups, group_type=2, split_item=3)
-    with pytest.raises(RuntimeError, match="Requires manual passing group_type, current is None"):
-        torch_npu.npu_grouped_matmul([x], [weight], group_list=groups, split_item=3)
-    with pytest.raises(RuntimeError, match="transpose_x must be True, transpose_weight False and group_type 2, not F"):
+    with refused("transpose_x must be true, transpose_weight false and group_type 2, not 0"):
         torch_npu.npu_grouped_matmul_add_(weight, x, x, groups, transpose_x=False)
-    with pytest.raises(RuntimeError, match="group_list has 3 entries for 2 groups"):
+    with refused("group_list has 3 entries for 2 groups"):
         torch_npu.npu_grouped_matmul(
             [x], [weight], group_list=torch.tensor([1, 1, 2]).to("npu"), group_type=0, split_item=2
         )
-
-
-def test_fp32_weight_gradient_accumulates():
-    x, gradient, total = torch.randn(6, 3).bfloat16(), torch.randn(6, 4).bfloat16(), torch.randn(3, 4)
-    on_npu = total.to("npu")
-    torch.ops.atb._npu_matmul_add_fp32(x.to("npu"), gradient.to("npu"), on_npu)
-    torch.testing.assert_close(on_npu.cpu(), total + x.float().t() @ gradient.float())

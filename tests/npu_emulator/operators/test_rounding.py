@@ -31,11 +31,6 @@ def finalize(rows: Tensor, skip: Tensor, scales: Tensor) -> Tensor:
     return torch_npu.npu_moe_finalize_routing(rows, skip, None, None, scales, order, experts, 2)
 
 
-def finalize_unweighed(rows: Tensor, skip: Tensor) -> Tensor:
-    order, experts = torch.arange(24).int().npu(), torch.zeros(8, 3, dtype=torch.int32).npu()
-    return torch_npu.npu_moe_finalize_routing(rows, skip, None, None, None, order, experts, 2)
-
-
 def unpermute(rows: Tensor, probs: Tensor) -> Tensor:
     order = torch.randperm(24, generator=torch.Generator().manual_seed(2)).int().npu()
     return torch_npu.npu_moe_token_unpermute(rows, order, probs)
@@ -53,14 +48,12 @@ OPERATORS: dict[str, tuple[Callable, list[tuple[int, ...]]]] = {
     "swiglu": (torch_npu.npu_swiglu, [(64, 128)]),
     "swiglu, its gradient": (swiglu_gradient, [(64, 64), (64, 128)]),
     "swiglu_backward": (torch_npu.npu_swiglu_backward, [(64, 64), (64, 128)]),
-    "gelu_backward": (torch.ops.npu.npu_gelu_backward, [(64, 64), (64, 64)]),
     "fast_gelu": (torch_npu.npu_fast_gelu, [(64, 64)]),
     "rms_norm": (rms_norm, [(64, 128), (128,)]),
     "rotary_mul": (torch_npu.npu_rotary_mul, [(4, 8, 3, 64), (4, 8, 1, 64), (4, 8, 1, 64)]),
     "interleave_rope": (torch_npu.npu_interleave_rope, [(4, 3, 8, 64), (4, 1, 8, 64), (4, 1, 8, 64)]),
     "apply_rotary_pos_emb": (rotary_pos_emb, [(4, 8, 3, 64), (4, 8, 1, 64), (4, 8, 1, 64)]),
     "moe_finalize_routing": (finalize, [(24, 32), (8, 32), (8, 3)]),
-    "moe_finalize_routing, not weighed": (finalize_unweighed, [(24, 32), (8, 32)]),
     "moe_token_unpermute": (unpermute, [(24, 32), (8, 3)]),
     "kv_rmsnorm_rope_cache": (latent_cache, [(8, 1, 1, 576), (512,), (8, 1, 1, 64), (8, 1, 1, 64)]),
 }

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from tests.npu_emulator.cann.engine_process import finish, start
+from tests.npu_emulator.engine_process import finish, start
 
 pytestmark = pytest.mark.exhaustive
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -23,12 +22,11 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=["stand-in", "cann"])
-def step(request, tmp_path_factory) -> Path:
+@pytest.fixture(scope="module")
+def step(tmp_path_factory) -> Path:
     """The folder of a step that two ranks have recorded."""
     folder = tmp_path_factory.mktemp("recorded")
-    with mock.patch.dict(os.environ, NPU_EMULATOR_ENGINE=request.param):
-        run_ranks("tests.verl_patches.features.profile.recorded_program", 2, folder, 120)
+    run_ranks("tests.verl_patches.features.profile.recorded_program", 2, folder, 120)
     return folder / "profile" / "step_1"
 
 

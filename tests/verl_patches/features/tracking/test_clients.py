@@ -27,7 +27,7 @@ def python(*arguments, tmp_path):
     unwanted = ("WANDB", "SWANLAB", "MLFLOW", "TENSORBOARD")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
     path = os.pathsep.join([str(TRACKERS), str(ROOT)])
-    environment = {**kept, "PYTHONPATH": path, "HOME": str(tmp_path / "home"), "NPU_EMULATOR_ENGINE": "stand-in"}
+    environment = {**kept, "PYTHONPATH": path, "HOME": str(tmp_path / "home")}
     command = ["unshare", "--net", "--map-root-user", sys.executable, *map(str, arguments)]
     if subprocess.run([*command[:3], "true"], capture_output=True).returncode:
         command = command[3:]  # a container that may not make namespaces

@@ -1,0 +1,193 @@
+"""Build the emulated CANN: one library with all of it, and the names under which torch_npu asks for its parts.
+
+setup.py calls this. torch_npu's wheel brings the public headers of CANN that the sources are compiled against. Object
+files are kept in ``build/`` beside this file, so that a second build compiles only what has changed.
+"""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # the headers are needed, and no device
+
+import torch  # noqa: E402
+from documented import documented_demands  # noqa: E402
+from torch.utils import cpp_extension  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent
+CANN_VERSION = "8.2.RC1"  # the one that torch_npu 2.5.1.post1 was released for; device.cpp says the same
+PARTS = 2  # that are compiled; what the headers cost is paid once a part, and not once a file
+CORE = "libnpu_emulator_cann.so"
+# Libraries of CANN that the wheel or an extension links or loads. Each is an empty library that depends on the one with
+# everything.
+NAMES = [
+    "libascendcl.so",
+    "libacl_op_compiler.so",
+    "libacl_tdt_channel.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libfmk_parser.so",
+    "libascend_protobuf.so",
+    "libhccl.so",
+    "libopapi.so",
+    "libmsprofiler.so",
+    "libascend_hal.so",
+    # What vllm-ascend's compiled module links beside them; of these its kernels are found here, too.
+    "libvllm_ascend_kernels.so",
+    "libplatform.so",
+    "libregister.so",
+    "libge_common_base.so",
+]
+ATB_NAMES = ["libatb.so", "libasdops.so", "liblcal.so"]
+# Where they are loaded from, and where extensions that are compiled look for them.
+PLACES = {"lib": NAMES + ATB_NAMES, "toolkit/lib64": NAMES, "toolkit/atb/lib": ATB_NAMES}
+# ATB's headers as extensions include them: there is one header with everything.
+ATB_HEADERS = ("types.h", "operation.h", "context.h", "utils.h", "infer_op_params.h", "train_op_params.h")
+
+
+def refusals(calls: str) -> str:
+    """Source text that refuses each operator of a table of calls by name; an operator that is written replaces it."""
+    first: dict[str, str] = {}
+    for line in calls.splitlines():
+        name, _, parameters = line.partition(" ")
+        first.setdefault(name, parameters)
+    quoted = {name: parameters.replace("\\", "\\\\").replace('"', "'") for name, parameters in first.items()}
+    return "".join(f'REFUSED({name}, "{parameters}")\n' for name, parameters in sorted(quoted.items()))
+
+
+def make_toolkit(folder: Path) -> None:
+    """What torch_npu looks for in an installed CANN: folders, the file that says which version it is, and msprof.
+
+    Extensions are compiled against it, too: beside the headers that torch_npu brings they need those of ATB.
+    """
+    for name in ("runtime", "compiler", "opp", "include", f"{platform.machine()}-linux"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "emulated").touch()  # a wheel holds no empty folders
+    (folder / "bin").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "msprof.py", folder / "bin" / "msprof")
+    (folder / "bin" / "msprof").chmod(0o755)
+    information = folder / f"{platform.machine()}-linux" / "ascend_toolkit_install.info"
+    information.write_text(f"package_name=Ascend-cann-toolkit\nversion={CANN_VERSION}\n")
+    headers = folder / "atb" / "include" / "atb"
+    headers.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "csrc" / "atb_interface.h", headers)
+    for name in ATB_HEADERS:
+        (headers / name).write_text('#include "atb_interface.h"\n')
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def join_sources(build: Path) -> list[Path]:
+    """Files in `build` that include the sources. Names of one source must not mean something else in another.
+
+    Sources that define what is refused stay alone: elsewhere the same symbols are those of operators that are there.
+    """
+    sources = sorted((ROOT / "csrc").glob("*.cpp"))
+    alone = [source for source in sources if '#include "refused' in source.read_text()]
+    sources = [source for source in sources if source not in alone]
+    joined = [build / f"part_{part}.cpp" for part in range(PARTS)]
+    for part, path in enumerate(joined):
+        includes = [f'#include "{os.path.relpath(source, build)}"\n' for source in sources[part::PARTS]]
+        write_if_changed(path, "".join(includes))
+    return [*joined, *alone]
+
+
+def rules(sources: list[Path], wheel: Path, build: Path, out: Path) -> str:
+    """A file for ninja, which runs in `build`. All paths are relative: a checkout's own may hold spaces and quotes."""
+
+    def relative(path: Path | str) -> str:
+        return os.path.relpath(path, build)
+
+    headers = wheel / "torch_npu" / "include"
+    folders = [ROOT / "csrc", build, headers]
+    folders += [headers / "third_party/acl/inc", headers / "third_party/hccl/inc"]
+    flags = ["-std=c++17", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall"]
+    # torch's headers hold pragmas and unused variables that are not ours to mend.
+    flags += ["-Wno-unknown-pragmas", "-Wno-unused-variable", "-Wno-unused-function"]
+    flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
+    flags += [f"-I{relative(folder)}" for folder in folders]
+    flags += [f"-isystem {relative(folder)}" for folder in cpp_extension.include_paths()]
+    libraries = relative(Path(torch.__file__).parent / "lib")
+    lines = [
+        f"cxx = {os.environ.get('CXX', 'c++')}",
+        f"flags = {' '.join(flags)}",
+        "rule compile",
+        "  command = $cxx -MMD -MF $out.d $flags -c $in -o $out",
+        "  depfile = $out.d",
+        "rule link",
+        f"  command = $cxx -shared -o $out $in -L{libraries} -ltorch_cpu -lc10 -ldl -lrt -lpthread",
+        "rule name",
+        "  command = $cxx -shared -nostdlib -Wl,-soname,$soname -Wl,--no-as-needed '-Wl,-rpath,$$ORIGIN/$core' "
+        f"-o $out -L{relative(out)} -l:{CORE} -x c /dev/null",
+    ]
+    objects = []
+    for source in sources:
+        objects.append(f"{source.stem}.o")
+        lines.append(f"build {objects[-1]}: compile {relative(source)}")
+    lines.append(f"build {relative(out / CORE)}: link {' '.join(objects)}")
+    for place, names in PLACES.items():
+        for name in names:
+            library = relative(out.parent / place / name)
+            lines += [f"build {library}: name | {relative(out / CORE)}", f"  soname = {name}"]
+            lines.append(f"  core = {os.path.relpath('lib', place)}")
+    return "\n".join(lines) + "\n"
+
+
+def graph_engine_refusals(wheel: Path) -> str:
+    """Source text with a function that refuses itself for every symbol of the graph engine that torchair links."""
+    libraries = sorted((wheel / "torch_npu/dynamo/torchair/core").glob("*.so"))
+    wanted = set().union(*map(undefined_symbols, libraries)) - set().union(*map(defined_symbols, libraries))
+    names = sorted(name for name in wanted if re.match(r"_ZN?K?2ge|acltdt", name))
+    return "".join(f'REFUSED_SYMBOL({number}, "{name}")\n' for number, name in enumerate(names))
+
+
+def undefined_symbols(library: Path) -> set[str]:
+    text = subprocess.run(["nm", "-D", "--undefined-only", str(library)], check=True, capture_output=True, text=True)
+    return {line.split()[-1] for line in text.stdout.splitlines() if " w " not in line}
+
+
+def defined_symbols(library: Path) -> set[str]:
+    text = subprocess.run(["nm", "-D", "--defined-only", str(library)], check=True, capture_output=True, text=True)
+    return {line.split()[-1].split("@")[0] for line in text.stdout.splitlines()}
+
+
+def missing_symbols(wheel: Path, core: Path) -> list[str]:
+    """What the wheel's libraries ask CANN for and the emulated one lacks."""
+    libraries = list(wheel.glob("torch_npu/**/*.so"))
+    wanted = set().union(*map(undefined_symbols, libraries))
+    given = set().union(defined_symbols(core), *map(defined_symbols, libraries))
+    of_cann = re.compile(r"(acl|Hccl|hccl|rt)[A-Za-z]\w*$|_ZN?K?(2ge|3atb)")
+    return sorted(name for name in wanted - given if of_cann.match(name))
+
+
+def build_cann(wheel: Path, folder: Path) -> None:
+    """Put libraries in ``folder/lib``, and what says that CANN is there in ``folder/toolkit``.
+
+    `wheel` is the folder that torch_npu's wheel is installed in. Ends the process with the compiler's exit code, or
+    with one sentence, where it cannot be done. MAX_JOBS says how many files are compiled at a time, as for torch.
+    """
+    out, build = folder / "lib", ROOT / "build"
+    if not (wheel / "torch_npu" / "include").is_dir():
+        sys.exit(f"error: {wheel} does not hold torch_npu's wheel: install torch_npu in the environment first.")
+    build.mkdir(exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    make_toolkit(folder / "toolkit")
+    calls = "".join((ROOT / table).read_text() for table in ("op_plugin_calls.txt", "mindspeed_calls.txt"))
+    write_if_changed(build / "refused.inc", refusals(calls))
+    write_if_changed(build / "documented.inc", documented_demands())
+    write_if_changed(build / "refused_graph_engine.inc", graph_engine_refusals(wheel))
+    write_if_changed(build / "build.ninja", rules(join_sources(build), wheel, build, out))
+    command = ["ninja", "-C", str(build), f"-j{os.environ.get('MAX_JOBS') or os.cpu_count() or 1}"]
+    status = subprocess.run(command).returncode
+    if status:
+        sys.exit(status)
+    missing = missing_symbols(wheel, out / CORE)
+    if missing:
+        sys.exit(f"error: the wheel needs symbols of CANN that are not emulated: {', '.join(missing)}")

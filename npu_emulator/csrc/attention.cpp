@@ -1,0 +1,297 @@
+// Attention for training (npu_fusion_attention) and its gradient, in float32. The gradient is computed from the
+// statistics of the softmax that are given, since context parallelism gives merged ones.
+#include "attention.h"
+
+#include <limits>
+
+using namespace cann;
+
+namespace {
+
+// What sets one call apart from another, but for the tensors.
+struct Setting {
+  double scale;
+  int64_t before, after, heads;
+  std::string layout;
+  int64_t sparse_mode;
+};
+
+enum SparseMode : int64_t { kMask = 0, kWholeMask = 1, kLeftUpCausal = 2, kRightDownCausal = 3, kBand = 4 };
+
+void refuse_extras(const Tensor& position_encoding, const Tensor& padding_mask, const Ints& prefix, double kept) {
+  TORCH_CHECK(!position_encoding.defined() || !position_encoding.numel(), "a position encoding (pse) is not emulated");
+  TORCH_CHECK(!padding_mask.defined() || !padding_mask.numel(), "padding_mask is not emulated");
+  TORCH_CHECK(prefix.empty(), "prefix is not emulated");
+  TORCH_CHECK(kept == 1, "dropout (keep_prob ", kept, ") is not emulated");
+}
+
+// True where a key is hidden from a query: undefined, or something that broadcasts to [batch, heads, queries, keys].
+Tensor hidden_keys(const Setting& setting, const Tensor& mask, int64_t queries, int64_t keys) {
+  const auto row = at::arange(queries).unsqueeze(1), column = at::arange(keys);
+  const auto from_end = keys - queries;
+  switch (setting.sparse_mode) {
+    case kMask:
+    case kWholeMask: return mask.defined() && mask.numel() ? mask.to(at::kBool) : Tensor();
+    case kLeftUpCausal: return column.gt(row);
+    case kRightDownCausal: return column.gt(row + from_end);
+    case kBand: return column.gt(row + from_end + setting.after).logical_or(column.lt(row + from_end - setting.before));
+    default: TORCH_CHECK(false, "sparse_mode ", setting.sparse_mode, " is not emulated");
+  }
+}
+
+// A view as [batch, heads, sequence, size]; writing to it writes to the tensor.
+Tensor heads_first(const Tensor& tensor, const std::string& layout, int64_t heads) {
+  if (layout == "BNSD") return tensor;
+  if (layout == "BSND") return tensor.transpose(1, 2);
+  if (layout == "BSH") return tensor.unflatten(-1, {heads, -1}).transpose(1, 2);
+  if (layout == "SBH") return tensor.unflatten(-1, {heads, -1}).permute({1, 2, 0, 3});
+  TORCH_CHECK(false, "input_layout ", layout, " is not emulated");
+}
+int64_t heads_of_keys(const Setting& setting, const Tensor& query, const Tensor& key) {
+  if (setting.layout == "BNSD") return key.size(1);
+  if (setting.layout == "BSND") return key.size(2);
+  return setting.heads * key.size(-1) / query.size(-1);
+}
+
+// Scores [batch, heads, queries, keys] in float32; `shared` queries' heads have one key's head.
+Tensor scores_of(const Tensor& query, const Tensor& key, double scale, const Tensor& hidden) {
+  const auto keys = wide(key).repeat_interleave(query.size(1) / key.size(1), 1);
+  const auto scores = at::matmul(wide(query), keys.transpose(-1, -2)) * scale;
+  return hidden.defined() ? scores.masked_fill(hidden, -std::numeric_limits<float>::infinity()) : scores;
+}
+
+}  // namespace
+
+namespace cann {
+
+void demand_mask(int64_t sparse_mode, const Tensor& mask) {
+  constexpr int64_t kCompressed = 2048;
+  const bool has_mask = mask.defined() && mask.numel();
+  demand_that(has_mask || sparse_mode < kWholeMask || sparse_mode > kBand, "sparseMode", "1 to 4 needs attenMask");
+  demand_that(!has_mask || sparse_mode < kLeftUpCausal || sparse_mode > kBand ||
+                  (mask.size(-1) == kCompressed && mask.size(-2) == kCompressed),
+              "Tensor attenMask", "must be [2048, 2048] with sparseMode 2, 3 and 4");
+}
+
+void attend(const Tensor& query, const Tensor& key, const Tensor& value, double scale, const Tensor& hidden,
+            const Tensor& most, const Tensor& total, const Tensor& out) {
+  const auto scores = scores_of(query, key, scale, hidden);
+  const auto largest = scores.amax(-1, true).clamp_min(std::numeric_limits<float>::lowest());
+  const auto exponentials = at::exp(scores - largest), sum = exponentials.sum(-1, true);
+  const auto values = wide(value).repeat_interleave(query.size(1) / value.size(1), 1);
+  out.copy_(at::matmul(exponentials / sum.clamp_min(1e-30), values));
+  most.copy_(largest.squeeze(-1));
+  total.copy_(sum.squeeze(-1));
+}
+
+}  // namespace cann
+
+namespace {
+
+struct Gradients {
+  Tensor query, key, value;
+};
+
+// With P the weights and dO the gradient of the output O: dV = P^T dO, and of the scores P * (dO V^T - rowsum(dO * O)).
+void differentiate(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& gradient,
+                   const Tensor& output, const Tensor& most, const Tensor& total, double scale, const Tensor& hidden,
+                   const Gradients& out) {
+  const auto key_heads = key.size(1), shared = query.size(1) / key_heads;
+  const auto weights =
+      at::exp(scores_of(query, key, scale, hidden) - most.unsqueeze(-1)) / total.unsqueeze(-1).clamp_min(1e-30);
+  const auto values = wide(value).repeat_interleave(shared, 1), keys = wide(key).repeat_interleave(shared, 1);
+  const auto of_output = wide(gradient);
+  const auto along = (of_output * wide(output)).sum(-1, true);
+  const auto of_scores = weights * (at::matmul(of_output, values.transpose(-1, -2)) - along) * scale;
+  const auto joined = [&](const Tensor& part) { return part.unflatten(1, {key_heads, shared}).sum(2); };
+  out.query.copy_(at::matmul(of_scores, keys));
+  out.key.copy_(joined(at::matmul(of_scores.transpose(-1, -2), wide(query))));
+  out.value.copy_(joined(at::matmul(weights.transpose(-1, -2), of_output)));
+}
+
+// Calls `one(queries, keys)` with the part of each sequence of a packed batch: ends are running totals of lengths.
+template <class One>
+void each_sequence(const Ints& query_ends, const Ints& key_ends, One one) {
+  int64_t query_start = 0, key_start = 0;
+  for (size_t index = 0; index < query_ends.size(); ++index) {
+    const auto of_queries = [&](const Tensor& t) {
+      return t.narrow(0, query_start, query_ends[index] - query_start).transpose(0, 1).unsqueeze(0);
+    };
+    const auto of_keys = [&](const Tensor& t) {
+      return t.narrow(0, key_start, key_ends.at(index) - key_start).transpose(0, 1).unsqueeze(0);
+    };
+    one(of_queries, of_keys);
+    query_start = query_ends[index];
+    key_start = key_ends[index];
+  }
+}
+
+}  // namespace
+
+// The operators below come in two versions. The second adds where the position encoding starts, and its kind.
+namespace {
+
+void demand_agreement(const Setting& setting, const Tensor& query, const Tensor& key, const Tensor& value,
+                      const Tensor& mask) {
+  demand_type_of(query, "query", key, "key");
+  demand_type_of(query, "query", value, "value");
+  demand_mask(setting.sparse_mode, mask);
+}
+
+void score(const Setting& setting, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask,
+           const Tensor& most, const Tensor& total, const Tensor& out) {
+  demand_agreement(setting, query, key, value, mask);
+  const auto key_heads = heads_of_keys(setting, query, key);
+  const auto q = heads_first(query, setting.layout, setting.heads), k = heads_first(key, setting.layout, key_heads);
+  const auto sum = at::empty(most.sizes().slice(0, 3), at::kFloat), largest = at::empty_like(sum);
+  attend(q, k, heads_first(value, setting.layout, key_heads), setting.scale,
+         hidden_keys(setting, mask, q.size(2), k.size(2)), largest, sum,
+         heads_first(out, setting.layout, setting.heads));
+  most.copy_(largest.unsqueeze(-1).expand_as(most));
+  total.copy_(sum.unsqueeze(-1).expand_as(total));
+}
+
+// What a gradient is computed from, and where it goes.
+struct Backward {
+  Tensor query, key, value, gradient, mask, most, total, output;
+  Gradients out;
+};
+
+void demand_agreement(const Setting& setting, const Backward& given) {
+  demand_agreement(setting, given.query, given.key, given.value, given.mask);
+  demand_type_of(given.query, "query", given.gradient, "dy");
+  demand_type_of(given.query, "query", given.output, "attentionIn");
+}
+
+void score_gradient(const Setting& setting, const Backward& given) {
+  demand_agreement(setting, given);
+  const auto key_heads = heads_of_keys(setting, given.query, given.key);
+  const auto q = [&](const Tensor& t) { return heads_first(t, setting.layout, setting.heads); };
+  const auto k = [&](const Tensor& t) { return heads_first(t, setting.layout, key_heads); };
+  differentiate(q(given.query), k(given.key), k(given.value), q(given.gradient), q(given.output),
+                given.most.select(-1, 0), given.total.select(-1, 0), setting.scale,
+                hidden_keys(setting, given.mask, q(given.query).size(2), k(given.key).size(2)),
+                {q(given.out.query), k(given.out.key), k(given.out.value)});
+}
+
+Tensor hidden_of_sequence(const Setting& setting, const Tensor& mask, int64_t queries, int64_t keys) {
+  const auto hidden = hidden_keys(setting, mask, queries, keys);
+  return hidden.defined() ? hidden.narrow(-2, 0, queries).narrow(-1, 0, keys) : hidden;
+}
+
+void packed_score(const Setting& setting, const Ints& query_ends, const Ints& key_ends, const Tensor& query,
+                  const Tensor& key, const Tensor& value, const Tensor& mask, const Tensor& most, const Tensor& total,
+                  const Tensor& out) {
+  demand_agreement(setting, query, key, value, mask);
+  each_sequence(query_ends, key_ends, [&](auto queries, auto keys) {
+    const auto q = queries(query), k = keys(key);
+    const auto sum = at::empty(q.sizes().slice(0, 3), at::kFloat), largest = at::empty_like(sum);
+    attend(q, k, keys(value), setting.scale, hidden_of_sequence(setting, mask, q.size(2), k.size(2)), largest, sum,
+           queries(out));
+    queries(most).copy_(largest.unsqueeze(-1).expand_as(queries(most)));
+    queries(total).copy_(sum.unsqueeze(-1).expand_as(queries(total)));
+  });
+}
+
+void packed_score_gradient(const Setting& setting, const Ints& query_ends, const Ints& key_ends,
+                           const Backward& given) {
+  demand_agreement(setting, given);
+  each_sequence(query_ends, key_ends, [&](auto queries, auto keys) {
+    const auto q = queries(given.query), k = keys(given.key);
+    differentiate(q, k, keys(given.value), queries(given.gradient), queries(given.output),
+                  queries(given.most).select(-1, 0), queries(given.total).select(-1, 0), setting.scale,
+                  hidden_of_sequence(setting, given.mask, q.size(2), k.size(2)),
+                  {queries(given.out.query), keys(given.out.key), keys(given.out.value)});
+  });
+}
+
+}  // namespace
+
+OP(FlashAttentionScore, [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor, Tensor padding, Tensor mask,
+                           Ints prefix, double scale, double kept, int64_t before, int64_t after, int64_t heads,
+                           std::string layout, int64_t, int64_t sparse_mode, Tensor most, Tensor total, Tensor,
+                           Tensor out) {
+  refuse_extras(pse, padding, prefix, kept);
+  score({scale, before, after, heads, layout, sparse_mode}, query, key, value, mask, most, total, out);
+})
+OP(FlashAttentionScoreV2, [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor, Tensor padding, Tensor mask,
+                             Ints prefix, Ints, Ints, double scale, double kept, int64_t before, int64_t after,
+                             int64_t heads, std::string layout, int64_t, int64_t sparse_mode, int64_t, Tensor most,
+                             Tensor total, Tensor, Tensor out) {
+  refuse_extras(pse, padding, prefix, kept);
+  score({scale, before, after, heads, layout, sparse_mode}, query, key, value, mask, most, total, out);
+})
+
+OP(FlashAttentionScoreGrad,
+   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor, Tensor padding, Tensor mask,
+      Tensor most, Tensor total, Tensor, Tensor output, Ints prefix, double scale, double kept, int64_t before,
+      int64_t after, int64_t heads, std::string layout, int64_t, int64_t sparse_mode, Tensor of_query, Tensor of_key,
+      Tensor of_value, Tensor) {
+     refuse_extras(pse, padding, prefix, kept);
+     score_gradient({scale, before, after, heads, layout, sparse_mode},
+                    {query, key, value, gradient, mask, most, total, output, {of_query, of_key, of_value}});
+   })
+OP(FlashAttentionScoreGradV2,
+   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor, Tensor padding, Tensor mask,
+      Tensor most, Tensor total, Tensor, Tensor output, Ints prefix, Ints, Ints, double scale, double kept,
+      int64_t before, int64_t after, int64_t heads, std::string layout, int64_t, int64_t sparse_mode, int64_t,
+      Tensor of_query, Tensor of_key, Tensor of_value, Tensor) {
+     refuse_extras(pse, padding, prefix, kept);
+     score_gradient({scale, before, after, heads, layout, sparse_mode},
+                    {query, key, value, gradient, mask, most, total, output, {of_query, of_key, of_value}});
+   })
+
+OP(FlashAttentionVarLenScore,
+   [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor, Tensor padding, Tensor mask, Ints prefix,
+      Ints query_ends, Ints key_ends, double scale, double kept, int64_t before, int64_t after, int64_t heads,
+      std::string layout, int64_t, int64_t sparse_mode, Tensor most, Tensor total, Tensor, Tensor out) {
+     refuse_extras(pse, padding, prefix, kept);
+     packed_score({scale, before, after, heads, layout, sparse_mode}, query_ends, key_ends, query, key, value, mask,
+                  most, total, out);
+   })
+OP(FlashAttentionVarLenScoreV2,
+   [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor, Tensor padding, Tensor mask, Ints prefix,
+      Ints query_ends, Ints key_ends, Ints, Ints, double scale, double kept, int64_t before, int64_t after,
+      int64_t heads, std::string layout, int64_t, int64_t sparse_mode, int64_t, Tensor most, Tensor total, Tensor,
+      Tensor out) {
+     refuse_extras(pse, padding, prefix, kept);
+     packed_score({scale, before, after, heads, layout, sparse_mode}, query_ends, key_ends, query, key, value, mask,
+                  most, total, out);
+   })
+
+OP(FlashAttentionUnpaddingScoreGrad,
+   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor, Tensor padding, Tensor mask,
+      Tensor most, Tensor total, Tensor, Tensor output, Ints prefix, Ints query_ends, Ints key_ends, double scale,
+      double kept, int64_t before, int64_t after, int64_t heads, std::string layout, int64_t, int64_t sparse_mode,
+      Tensor of_query, Tensor of_key, Tensor of_value, Tensor) {
+     refuse_extras(pse, padding, prefix, kept);
+     packed_score_gradient({scale, before, after, heads, layout, sparse_mode}, query_ends, key_ends,
+                           {query, key, value, gradient, mask, most, total, output, {of_query, of_key, of_value}});
+   })
+OP(FlashAttentionUnpaddingScoreGradV2,
+   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor, Tensor padding, Tensor mask,
+      Tensor most, Tensor total, Tensor, Tensor output, Ints prefix, Ints query_ends, Ints key_ends, Ints, Ints,
+      double scale, double kept, int64_t before, int64_t after, int64_t heads, std::string layout, int64_t,
+      int64_t sparse_mode, int64_t, Tensor of_query, Tensor of_key, Tensor of_value, Tensor) {
+     refuse_extras(pse, padding, prefix, kept);
+     packed_score_gradient({scale, before, after, heads, layout, sparse_mode}, query_ends, key_ends,
+                           {query, key, value, gradient, mask, most, total, output, {of_query, of_key, of_value}});
+   })
+
+// Merges attention over two parts of the keys by their largest scores and sums of exponentials, whose last dimension
+// holds copies: [batch, heads, positions, 8] for results of [positions, batch, heads * size], or [tokens, heads, 8].
+OP(RingAttentionUpdate, [](Tensor earlier, Tensor earlier_most, Tensor earlier_sum, Tensor other, Tensor other_most,
+                           Tensor other_sum, Tensor, std::string layout, Tensor out, Tensor most, Tensor sum) {
+  const auto largest = at::maximum(earlier_most, other_most);
+  const auto before = earlier_sum * (earlier_most - largest).exp(), now = other_sum * (other_most - largest).exp();
+  const auto total = before + now;
+  const auto shared = [&](const Tensor& result, const Tensor& part) {
+    auto share = (part / total).narrow(-1, 0, 1);
+    if (layout == "TND") return wide(result) * share;
+    share = share.permute({2, 0, 1, 3});
+    return (wide(result).unflatten(-1, {share.size(2), -1}) * share).flatten(2);
+  };
+  put(out, shared(earlier, before) + shared(other, now));
+  put(most, largest);
+  put(sum, total);
+})

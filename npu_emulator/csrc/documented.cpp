@@ -1,0 +1,153 @@
+// Refuses arguments that an operator's own document forbids, with the codes and in the words of CANN's argument checks,
+// where NPU_EMULATOR_STRICT asks for it.
+#include <cstdlib>
+#include <map>
+#include <sstream>
+#include <string_view>
+
+#include "operators.h"
+
+namespace cann {
+namespace {
+
+constexpr int kDtypes = 64, kRanks = 32;
+
+const char* dtype_name(int dtype) {
+  switch (dtype) {
+#define CANN_DTYPE(NAME, WORD) \
+  case ACL_##NAME: return "DT_" WORD;
+    CANN_DTYPE(FLOAT, "FLOAT") CANN_DTYPE(FLOAT16, "FLOAT16") CANN_DTYPE(BF16, "BFLOAT16")
+    CANN_DTYPE(DOUBLE, "DOUBLE") CANN_DTYPE(BOOL, "BOOL") CANN_DTYPE(STRING, "STRING")
+    CANN_DTYPE(INT4, "INT4") CANN_DTYPE(INT8, "INT8") CANN_DTYPE(INT16, "INT16")
+    CANN_DTYPE(INT32, "INT32") CANN_DTYPE(INT64, "INT64") CANN_DTYPE(UINT8, "UINT8")
+    CANN_DTYPE(UINT16, "UINT16") CANN_DTYPE(UINT32, "UINT32") CANN_DTYPE(UINT64, "UINT64")
+    CANN_DTYPE(COMPLEX32, "COMPLEX32") CANN_DTYPE(COMPLEX64, "COMPLEX64") CANN_DTYPE(COMPLEX128, "COMPLEX128")
+#undef CANN_DTYPE
+  }
+  return nullptr;
+}
+
+bool is_in(uint64_t bits, int at, int count) { return at >= 0 && at < count && bits >> at & 1; }
+
+bool is_of_16_bits(uint64_t dtypes) { return is_in(dtypes, ACL_FLOAT16, kDtypes) || is_in(dtypes, ACL_BF16, kDtypes); }
+
+void demand_dtype(const Demand& demand, int dtype, bool in_float32) {
+  if (!demand.dtypes || is_in(demand.dtypes, dtype, kDtypes)) return;
+  if (in_float32 && dtype == ACL_FLOAT && is_of_16_bits(demand.dtypes)) return;
+  std::ostringstream words;
+  const char* given = dtype_name(dtype);
+  words << "AclNN_Parameter_Error(EZ1001): Tensor " << demand.name << " not implemented for "
+        << (given ? given : "DT_UNDEFINED") << ", should be in dtype support list [";
+  for (int each = 0; each < kDtypes; ++each)
+    if (is_in(demand.dtypes, each, kDtypes)) words << dtype_name(each) << ",";
+  words << "].";
+  throw Refused(kInvalidArgument, words.str());
+}
+
+void demand_rank(const Demand& demand, const aclTensor& given) {
+  const int rank = given.dims.size();
+  if (!demand.ranks || is_in(demand.ranks, rank, kRanks)) return;
+  std::ostringstream words;
+  words << "AclNN_Parameter_Error(EZ1001): Expected";
+  const char* between = " ";
+  for (int each = 0; each < kRanks; ++each)
+    if (is_in(demand.ranks, each, kRanks)) {
+      words << between << each;
+      between = " or ";
+    }
+  words << " dimension input, but got " << demand.name << " with sizes " << c10::IntArrayRef(given.dims) << ".";
+  throw Refused(kInvalidArgument, words.str());
+}
+
+void demand_order(const Demand& demand, const aclTensor& given) {
+  if (!demand.contiguous) return;
+  int64_t expected = 1;
+  for (int at = static_cast<int>(given.dims.size()) - 1; at >= 0; --at) {
+    if (given.dims[at] == 0) return;
+    if (given.dims[at] != 1 && given.strides[at] != expected)
+      throw Refused(kInvalidArgument, std::string("AclNN_Parameter_Error(EZ1001): Tensor ") + demand.name +
+                                          " must be contiguous: its document takes no other.");
+    expected *= given.dims[at];
+  }
+}
+
+void demand_given(const Demand& demand, const char* kind, const void* given) {
+  if (demand.required && !given)
+    throw Refused(kNullPointer, std::string("AclNN_Parameter_Error(EZ1001): Expected a proper ") + kind +
+                                    " but got null for argument " + demand.name + ".");
+}
+
+// The demands on the parameters of "aclnnX".
+const std::map<std::string_view, std::vector<Demand>>& all_demands() {
+  static const std::map<std::string_view, std::vector<Demand>> all = {
+#include "documented.inc"
+  };
+  return all;
+}
+
+std::string_view mode() {
+  const char* text = std::getenv("NPU_EMULATOR_STRICT");
+  return text ? text : "";
+}
+
+}  // namespace
+
+const Demand* demands_on(const char* operator_name, size_t parameters) {
+  if (!is_strict()) return nullptr;
+  const auto found = all_demands().find(operator_name);
+  if (found == all_demands().end() || found->second.size() != parameters) return nullptr;
+  return found->second.data();
+}
+
+bool is_strict() { return !mode().empty() && mode() != "0"; }
+
+bool reference_runs() { return mode() == "float32"; }
+
+void demand_that(bool holds, const char* parameter, const char* words) {
+  TORCH_CHECK(holds || !is_strict(), "AclNN_Parameter_Error(EZ1001): ", parameter, " ", words, ".");
+}
+
+void demand_type_of(const Tensor& other, const char* other_parameter, const Tensor& given, const char* parameter) {
+  if (!given.defined() || !given.numel() || given.scalar_type() == other.scalar_type() || !is_strict()) return;
+  TORCH_CHECK(false, "AclNN_Parameter_Error(EZ1001): Tensor ", parameter, " must have the dtype of ", other_parameter,
+              ", ", other.scalar_type(), ", and has ", given.scalar_type(), ".");
+}
+
+void demand_16_bits(const Tensor& given, const char* parameter) {
+  const bool holds = at::isReducedFloatingType(given.scalar_type()) ||
+                     (reference_runs() && given.scalar_type() == at::kFloat);
+  demand_that(holds, parameter, "must be float16 or bfloat16");
+}
+
+void demand_int32(const Tensor& given, const char* parameter) {
+  demand_that(!given.defined() || given.scalar_type() == at::kInt, parameter, "must be int32");
+}
+
+bool is_of_float32(const aclTensor* given) {
+  return !given || (given->dtype != ACL_FLOAT16 && given->dtype != ACL_BF16 && given->dtype != ACL_DOUBLE);
+}
+
+bool is_of_float32(const aclTensorList* given) {
+  if (given)
+    for (const auto* each : given->values)
+      if (!is_of_float32(each)) return false;
+  return true;
+}
+
+void demand(const Demand& demand, const aclTensor* given, bool in_float32) {
+  demand_given(demand, "Tensor", given);
+  if (!given) return;
+  demand_dtype(demand, given->dtype, in_float32);
+  demand_rank(demand, *given);
+  demand_order(demand, *given);
+}
+
+void demand(const Demand& demand, const aclTensorList* given, bool in_float32) {
+  demand_given(demand, "TensorList", given);
+  if (!given) return;
+  Demand of_each = demand;
+  of_each.required = false;
+  for (const auto* each : given->values) cann::demand(of_each, each, in_float32);
+}
+
+}  // namespace cann

@@ -1,0 +1,130 @@
+// Activations, losses and norms, with their gradients.
+#include "operators.h"
+
+using namespace cann;
+
+OP(Gelu, [](Tensor self, Tensor out) { put(out, at::gelu(self)); })
+OP(GeluV2, [](Tensor self, int64_t approximate, Tensor out) {
+  put(out, at::gelu(self, approximate ? "tanh" : "none"));
+})
+OP(GeluBackward, [](Tensor gradient, Tensor self, Tensor out) { put(out, at::gelu_backward(gradient, self)); })
+OP(Softmax, [](Tensor self, int64_t dim, Tensor out) { put(out, at::softmax(self, dim, out.scalar_type())); })
+OP(SoftmaxBackward, [](Tensor gradient, Tensor result, int64_t dim, Tensor out) {
+  put(out, at::_softmax_backward_data(gradient, result, dim, result.scalar_type()));
+})
+OP(LogSoftmax, [](Tensor self, int64_t dim, Tensor out) { put(out, at::log_softmax(self, dim, out.scalar_type())); })
+OP(LogSoftmaxBackward, [](Tensor gradient, Tensor result, int64_t dim, Tensor out) {
+  put(out, at::_log_softmax_backward_data(gradient, result, dim, result.scalar_type()));
+})
+OP(SigmoidBackward, [](Tensor gradient, Tensor result, Tensor out) {
+  put(out, at::sigmoid_backward(gradient, result));
+})
+OP(TanhBackward, [](Tensor gradient, Tensor result, Tensor out) { put(out, at::tanh_backward(gradient, result)); })
+OP(SiluBackward, [](Tensor gradient, Tensor self, Tensor out) { put(out, at::silu_backward(gradient, self)); })
+OP(ThresholdBackward, [](Tensor gradient, Tensor self, Scalar threshold, Tensor out) {
+  put(out, at::threshold_backward(gradient, self, threshold));
+})
+OP(Softplus, [](Tensor self, Scalar beta, Scalar threshold, Tensor out) {
+  put(out, at::softplus(self, beta, threshold));
+})
+OP(SoftplusBackward, [](Tensor gradient, Tensor self, Scalar beta, Scalar threshold, Tensor out) {
+  put(out, at::softplus_backward(gradient, self, beta, threshold));
+})
+OP(LogSigmoidForward, [](Tensor self, Tensor out, Tensor) { put(out, at::log_sigmoid(self)); })
+OP(LeakyRelu, [](Tensor self, Scalar slope, Tensor out) { put(out, at::leaky_relu(self, slope)); })
+OP(LeakyReluBackward, [](Tensor gradient, Tensor self, Scalar slope, bool is_result, Tensor out) {
+  put(out, at::leaky_relu_backward(gradient, self, slope, is_result));
+})
+OP(Hardtanh, [](Tensor self, Scalar lowest, Scalar highest, Tensor out) {
+  put(out, at::hardtanh(self, lowest, highest));
+})
+OP(Threshold, [](Tensor self, Scalar threshold, Scalar value, Tensor out) {
+  put(out, at::threshold(self, threshold, value));
+})
+OP(Softshrink, [](Tensor self, Scalar lambda, Tensor out) { put(out, at::softshrink(self, lambda)); })
+OP(Hardshrink, [](Tensor self, Scalar lambda, Tensor out) { put(out, at::hardshrink(self, lambda)); })
+OP(MishBackward, [](Tensor gradient, Tensor self, Tensor out) { put(out, at::mish_backward(gradient, self)); })
+OP(HardswishBackward, [](Tensor gradient, Tensor self, Tensor out) {
+  put(out, at::hardswish_backward(gradient, self));
+})
+OP(HardsigmoidBackward, [](Tensor gradient, Tensor self, Tensor out) {
+  put(out, at::hardsigmoid_backward(gradient, self));
+})
+OP(Celu, [](Tensor self, Scalar alpha, Tensor out) { put(out, at::celu(self, alpha)); })
+OP(Glu, [](Tensor self, int64_t dim, Tensor out) { put(out, at::glu(self, dim)); })
+OP(Prelu, [](Tensor self, Tensor weight, Tensor out) { put(out, at::prelu(self, weight)); })
+OP(EluBackward, [](Tensor gradient, Scalar alpha, Scalar scale, Scalar input_scale, bool is_result, Tensor given,
+                   Tensor out) {
+  put(out, at::elu_backward(gradient, alpha, scale, input_scale, is_result, given));
+})
+OP(Elu, [](Tensor self, Scalar alpha, Scalar scale, Scalar input_scale, Tensor out) {
+  put(out, at::elu(self, alpha, scale, input_scale));
+})
+
+OP(NLLLoss, [](Tensor self, Tensor target, Tensor weight, int64_t reduction, int64_t ignored, Tensor out,
+               Tensor total) {
+  const auto [loss, sum] =
+      at::nll_loss_forward(wide(self), target.to(at::kLong), maybe(wide(weight)), reduction, ignored);
+  put(out, loss);
+  put(total, sum);
+})
+OP(NLLLossBackward, [](Tensor gradient, Tensor self, Tensor target, Tensor weight, int64_t reduction, int64_t ignored,
+                       Tensor total, Tensor out) {
+  put(out, at::nll_loss_backward(wide(gradient), wide(self), target.to(at::kLong), maybe(wide(weight)), reduction,
+                                 ignored, wide(total)));
+})
+OP(MseLoss, [](Tensor self, Tensor target, int64_t reduction, Tensor out) {
+  put(out, at::mse_loss(self, target, reduction));
+})
+OP(MseLossOut, [](Tensor self, Tensor target, int64_t reduction, Tensor out) {
+  put(out, at::mse_loss(self, target, reduction));
+})
+OP(MseLossBackward, [](Tensor gradient, Tensor self, Tensor target, int64_t reduction, Tensor out) {
+  put(out, at::mse_loss_backward(gradient, self, target, reduction));
+})
+OP(L1Loss, [](Tensor self, Tensor target, int64_t reduction, Tensor out) {
+  put(out, at::l1_loss(self, target, reduction));
+})
+OP(SmoothL1Loss, [](Tensor self, Tensor target, int64_t reduction, float beta, Tensor out) {
+  put(out, at::smooth_l1_loss(self, target, reduction, beta));
+})
+
+OP(L1LossBackward, [](Tensor gradient, Tensor self, Tensor target, int64_t reduction, Tensor out) {
+  const auto each = at::sign(self - target) * gradient;
+  put(out, reduction == at::Reduction::Mean ? each / static_cast<double>(self.numel()) : each);
+})
+OP(SmoothL1LossBackward, [](Tensor gradient, Tensor self, Tensor target, int64_t reduction, float beta, Tensor out) {
+  put(out, at::smooth_l1_loss_backward(gradient, self, target, reduction, beta));
+})
+OP(KlDiv, [](Tensor self, Tensor target, int64_t reduction, bool log_target, Tensor out) {
+  put(out, at::kl_div(self, target, reduction, log_target));
+})
+OP(BinaryCrossEntropy, [](Tensor self, Tensor target, Tensor weight, int64_t reduction, Tensor out) {
+  put(out, at::binary_cross_entropy(self, target, maybe(weight), reduction));
+})
+OP(BinaryCrossEntropyWithLogits, [](Tensor self, Tensor target, Tensor weight, Tensor positive, int64_t reduction,
+                                    Tensor out) {
+  put(out, at::binary_cross_entropy_with_logits(self, target, maybe(weight), maybe(positive), reduction));
+})
+OP(SoftMarginLoss, [](Tensor self, Tensor target, int64_t reduction, Tensor out) {
+  put(out, at::soft_margin_loss(self, target, reduction));
+})
+
+OP(LayerNorm, [](Tensor self, Ints shape, Tensor weight, Tensor bias, double epsilon, Tensor out, Tensor mean,
+                 Tensor inverse_deviation) {
+  const auto [normal, of_mean, of_inverse] = at::native_layer_norm(self, shape, maybe(weight), maybe(bias), epsilon);
+  put(out, normal);
+  put(mean, of_mean);
+  put(inverse_deviation, of_inverse);
+})
+OP(LayerNormBackward,
+   [](Tensor gradient, Tensor self, Ints shape, Tensor mean, Tensor inverse_deviation, Tensor weight, Tensor bias,
+      Bools wanted, Tensor of_self, Tensor of_weight, Tensor of_bias) {
+     const std::array<bool, 3> mask{wanted.at(0), wanted.at(1), wanted.at(2)};
+     const auto [to_self, to_weight, to_bias] = at::native_layer_norm_backward(
+         gradient, self, shape, mean.to(self.scalar_type()), inverse_deviation.to(self.scalar_type()), maybe(weight),
+         maybe(bias), mask);
+     if (mask[0]) put(of_self, to_self);
+     if (mask[1]) put(of_weight, to_weight.reshape(of_weight.sizes()));
+     if (mask[2]) put(of_bias, to_bias.reshape(of_bias.sizes()));
+   })

@@ -1,0 +1,313 @@
+// What every file of emulated operators needs: CANN's argument objects, their views as tensors of the host, and OP(),
+// which turns a lambda with ATen parameters into the two C functions of an aclnn operator.
+//
+// An aclnn operator is called in two steps. aclnnXGetWorkspaceSize(arguments..., &bytes, &executor) takes the
+// arguments; aclnnX(workspace, bytes, executor, stream) does the work. The C types of the first follow from the
+// lambda's parameters, so that an operator is one entry here:
+//
+//     OP(Add, [](Tensor self, Tensor other, Scalar alpha, Tensor out) { put(out, at::add(self, other, alpha)); })
+//
+// A wrong type would be read from the wrong register without notice: tests hold every entry against op-plugin's calls.
+#pragma once
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "runtime.h"
+
+struct aclTensor {
+  std::vector<int64_t> dims, strides;
+  int64_t offset;  // in elements
+  aclDataType dtype;
+  aclFormat format;
+  void* data;
+  std::vector<int64_t> storage;  // of a private format, the shape of its memory
+};
+struct aclScalar {
+  aclDataType dtype;
+  char bytes[16];
+};
+struct aclIntArray {
+  std::vector<int64_t> values;
+};
+struct aclFloatArray {
+  std::vector<float> values;
+};
+struct aclBoolArray {
+  std::vector<bool> values;
+};
+struct aclTensorList {
+  std::vector<const aclTensor*> values;
+};
+struct aclScalarList {
+  std::vector<const aclScalar*> values;
+};
+struct aclOpExecutor {
+  const char* name;
+  std::function<void()> run;
+};
+
+namespace cann {
+
+using at::Scalar;
+using at::Tensor;
+using Ints = std::vector<int64_t>;
+using Floats = std::vector<float>;
+using Bools = std::vector<bool>;
+using Tensors = std::vector<Tensor>;
+using Scalars = std::vector<Scalar>;
+using MaybeScalar = std::optional<Scalar>;
+
+// Throws for a type that torch does not have.
+at::ScalarType scalar_type(int acl_dtype);
+// Throws for a private format: its memory must not be read as if it were in plain order.
+Tensor view(const aclTensor* tensor);
+// What a tensor in NZ holds, in plain order. Throws for other private formats, and for a part of a tensor.
+Tensor plain_copy(const aclTensor& tensor);
+Scalar value(const aclScalar* scalar);
+
+struct DType {
+  int code;
+  operator at::ScalarType() const { return scalar_type(code); }
+};
+
+// A result whose shape depends on values: torch_npu makes room for the largest and then asks for the shape.
+struct Dynamic {
+  aclTensor* raw;
+  void fill(const Tensor& result) const;
+};
+
+// A matrix that is only read, and that may lie in memory in NZ. It is read when the operator runs.
+struct Weight {
+  Tensor plain;
+  std::optional<aclTensor> tiles;
+  operator Tensor() const { return tiles ? plain_copy(*tiles) : plain; }
+};
+Weight weight(const aclTensor* tensor);
+using Weights = std::vector<Weight>;
+
+// The C type of a parameter, its name in the table of calls, and how it is read.
+template <class T>
+struct Abi;
+#define CANN_PLAIN_ABI(TYPE, NAME)                 \
+  template <>                                      \
+  struct Abi<TYPE> {                               \
+    using C = TYPE;                                \
+    static constexpr const char* name = NAME;      \
+    static TYPE from(TYPE given) { return given; } \
+  };
+CANN_PLAIN_ABI(bool, "bool")
+CANN_PLAIN_ABI(int8_t, "int8")
+CANN_PLAIN_ABI(int32_t, "int32")
+CANN_PLAIN_ABI(int64_t, "int64")
+CANN_PLAIN_ABI(uint64_t, "uint64")
+CANN_PLAIN_ABI(float, "float")
+CANN_PLAIN_ABI(double, "double")
+#undef CANN_PLAIN_ABI
+
+#define CANN_ABI(TYPE, CTYPE, NAME, EXPRESSION)      \
+  template <>                                        \
+  struct Abi<TYPE> {                                 \
+    using C = CTYPE;                                 \
+    static constexpr const char* name = NAME;        \
+    static TYPE from(C given) { return EXPRESSION; } \
+  };
+template <class List, class Read>
+auto read_list(const List* list, Read read) {
+  std::vector<decltype(read(nullptr))> result;
+  if (list)
+    for (const auto* element : list->values) result.push_back(read(element));
+  return result;
+}
+CANN_ABI(Tensor, const aclTensor*, "Tensor", view(given))
+CANN_ABI(Weight, const aclTensor*, "Tensor", weight(given))
+CANN_ABI(Dynamic, const aclTensor*, "Tensor", Dynamic{const_cast<aclTensor*>(given)})
+CANN_ABI(Scalar, const aclScalar*, "Scalar", value(given))
+CANN_ABI(MaybeScalar, const aclScalar*, "Scalar", given ? MaybeScalar(value(given)) : std::nullopt)
+CANN_ABI(Ints, const aclIntArray*, "IntArray", given ? given->values : Ints())
+CANN_ABI(Floats, const aclFloatArray*, "FloatArray", given ? given->values : Floats())
+CANN_ABI(Bools, const aclBoolArray*, "BoolArray", given ? given->values : Bools())
+CANN_ABI(Tensors, const aclTensorList*, "TensorList", read_list(given, &view))
+CANN_ABI(Weights, const aclTensorList*, "TensorList", read_list(given, &weight))
+CANN_ABI(Scalars, const aclScalarList*, "ScalarList", read_list(given, &value))
+CANN_ABI(DType, int, "DataType", DType{given})
+CANN_ABI(std::string, const char*, "char*", given ? given : "")
+#undef CANN_ABI
+
+// What the document of an operator demands of one parameter: documented_rules.txt, which extract_rules.py explains.
+struct Demand {
+  const char* name;
+  uint64_t dtypes;  // a bit for each aclDataType that is allowed
+  uint32_t ranks;   // a bit for each number of dimensions
+  bool required, contiguous;
+};
+// The demands on an operator's parameters in their order; null where there is no document, or one of other parameters,
+// and outside strict mode.
+const Demand* demands_on(const char* operator_name, size_t parameters);
+// An argument that the kernel would not take: CANN's code, and its words.
+struct Refused : std::runtime_error {
+  int code;
+  Refused(int code, const std::string& words) : std::runtime_error(words), code(code) {}
+};
+// Whether this process is one of those that compute in float32 what kernels of 16 bits do: NPU_EMULATOR_STRICT=float32.
+bool reference_runs();
+// Whether a tensor or a list holds no floating-point numbers of another type than float32.
+bool is_of_float32(const aclTensor* given);
+bool is_of_float32(const aclTensorList* given);
+template <class Other>
+bool is_of_float32(Other) {
+  return true;
+}
+// Throw Refused. `in_float32`: all tensors of the call are of float32, which then is as good as 16 bits.
+void demand(const Demand& demand, const aclTensor* given, bool in_float32);
+void demand(const Demand& demand, const aclTensorList* given, bool in_float32);
+template <class Other>
+void demand(const Demand&, Other, bool) {}
+// What documents demand of sizes, values and of several parameters together, written beside the operators. Each throws
+// in strict mode alone: `words` go on after "Tensor x", or whatever `parameter` is.
+bool is_strict();
+void demand_that(bool holds, const char* parameter, const char* words);
+void demand_type_of(const Tensor& other, const char* other_parameter, const Tensor& given, const char* parameter);
+void demand_16_bits(const Tensor& given, const char* parameter);  // or float32, in reference runs
+void demand_int32(const Tensor& given, const char* parameter);
+
+// No autograd, no modes of the caller's thread, and the same in that thread and in the queue's.
+struct HostKernels {
+  c10::InferenceMode inference{true};
+  c10::impl::ExcludeDispatchKeyGuard modes{c10::DispatchKeySet(
+      {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::AutocastCPU})};
+};
+
+// Which operators are written, with the types of their parameters in order: "aclnnAdd" -> "Tensor Tensor Scalar Tensor".
+std::map<std::string, std::string>& signatures();
+
+int execute(void* workspace, uint64_t bytes, aclOpExecutor* executor, void* stream);
+
+// The kinds of operators. What is checked reports shapes that do not fit where the caller is, and not from the queue.
+struct Plain {
+  static constexpr bool is_checked = false;
+};
+struct Checked {
+  static constexpr bool is_checked = true;
+};
+template <class... Rest>
+void check_in_place(const Tensor& self, const Tensor& other, const Rest&...) {
+  const auto shape = at::infer_size(self.sizes(), other.sizes());
+  TORCH_CHECK(self.sizes() == shape, "output with shape ", self.sizes(), " doesn't match the broadcast shape ", shape);
+}
+template <class... Rest>
+void check_in_place(const Tensor&, const Rest&...) {}
+inline void keep(Plain, const char* name, std::function<void()> run, void** executor) {
+  *executor = new aclOpExecutor{name, std::move(run)};
+}
+inline void keep(Checked, const char* name, std::function<void()> run, void** executor) {
+  keep(Plain(), name, std::move(run), executor);
+}
+
+template <class Kind, class... Arguments>
+struct Entry {
+  static inline void (*body)(Arguments...);
+  static inline const char* name;
+
+  static int workspace(typename Abi<Arguments>::C... given, uint64_t* bytes, void** executor) {
+    const HostKernels guard;
+    try {
+      *bytes = 0;
+      static const Demand* const demands = demands_on(name, sizeof...(Arguments));
+      if (const Demand* next = demands) {
+        const bool in_float32 = reference_runs() && (is_of_float32(given) && ...);
+        (demand(*next++, given, in_float32), ...);
+      }
+      auto arguments = std::make_tuple(Abi<Arguments>::from(given)...);
+      if constexpr (Kind::is_checked) check_in_place(Abi<Arguments>::from(given)...);
+      keep(Kind(), name,
+           [arguments = std::move(arguments)] {
+             const HostKernels guard;
+             std::apply(body, arguments);
+           },
+           executor);
+      return 0;
+    } catch (const Refused& refused) {
+      return fail(refused.code, std::string(name) + ": " + refused.what());
+    } catch (const c10::Error& error) {
+      return fail(kInvalidArgument, std::string(name) + ": " + error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      return fail(kInvalidArgument, std::string(name) + ": " + error.what());
+    }
+  }
+};
+
+template <class Kind, class... Arguments>
+void* define(const char* name, void (*body)(Arguments...)) {
+  using Own = Entry<Kind, Arguments...>;
+  Own::body = body;
+  Own::name = name;
+  std::string types;
+  ((types += (types.empty() ? "" : " ") + std::string(Abi<Arguments>::name)), ...);
+  signatures()[name] = types;
+  return reinterpret_cast<void*>(&Own::workspace);
+}
+
+// Results. The shape must be the one that torch_npu made room for.
+inline void put(const Tensor& out, const Tensor& result) {
+  if (!out.defined()) return;
+  TORCH_CHECK(out.sizes() == result.sizes(), "the result of shape ", result.sizes(), " does not fit into ", out.sizes());
+  out.copy_(result);
+}
+inline void put(const Tensors& out, const Tensors& results) {
+  for (size_t index = 0; index < out.size(); ++index) put(out[index], results[index]);
+}
+// Results of in-place operators must fit the type of the tensor, as torch itself demands.
+inline void put_back(const Tensor& self, const Tensor& result) {
+  TORCH_CHECK(at::canCast(result.scalar_type(), self.scalar_type()), "result type ", result.scalar_type(),
+              " can't be cast to the desired output type ", self.scalar_type());
+  put(self, result);
+}
+inline void refuse_given(const char* name, const Tensor& tensor) {
+  TORCH_CHECK(!tensor.defined() || !tensor.numel(), name, " is not emulated");
+}
+inline std::optional<Tensor> maybe(const Tensor& tensor) {
+  return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
+}
+// What kernels that are fused compute in: they round once, when the result is stored.
+inline Tensor wide(const Tensor& tensor) {
+  return !tensor.defined() || tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
+}
+// An operand of a product of matrices, which adds numbers of 16 bits up in float32 and rounds once.
+inline Tensor operand(const Tensor& tensor) {
+  return tensor.defined() && at::isReducedFloatingType(tensor.scalar_type()) ? tensor.to(at::kFloat) : tensor;
+}
+inline Ints whole_numbers(const Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  const auto list = tensor.to(at::kLong).contiguous();
+  return {list.data_ptr<int64_t>(), list.data_ptr<int64_t>() + list.numel()};
+}
+
+}  // namespace cann
+
+// A C symbol whose type only the compiler knows: a jump through a slot leaves all arguments where they are.
+#if defined(__x86_64__)
+#define CANN_JUMP(SYMBOL, SLOT) \
+  asm(".text\n.globl " #SYMBOL "\n.type " #SYMBOL ",@function\n" #SYMBOL ":\n jmp *" #SLOT "(%rip)\n");
+#elif defined(__aarch64__)
+#define CANN_JUMP(SYMBOL, SLOT)                                                                                   \
+  asm(".text\n.globl " #SYMBOL "\n.type " #SYMBOL ",@function\n" #SYMBOL ":\n adrp x16, " #SLOT "\n ldr x16, [x16, " \
+      ":lo12:" #SLOT "]\n br x16\n");
+#endif
+#define CANN_FUNCTION(KIND, EXECUTE, NAME, ...)                                                               \
+  struct Kind_##NAME : KIND {};                                                                              \
+  extern "C" {                                                                                               \
+  __attribute__((visibility("hidden"), used)) void* first_##NAME = cann::define<Kind_##NAME>(#NAME, +__VA_ARGS__); \
+  __attribute__((visibility("hidden"), used)) void* second_##NAME = reinterpret_cast<void*>(&EXECUTE);       \
+  }                                                                                                          \
+  CANN_JUMP(NAME##GetWorkspaceSize, first_##NAME) CANN_JUMP(NAME, second_##NAME)
+#define OP(NAME, ...) CANN_FUNCTION(cann::Plain, cann::execute, aclnn##NAME, __VA_ARGS__)
+#define CHECKED_OP(NAME, ...) CANN_FUNCTION(cann::Checked, cann::execute, aclnn##NAME, __VA_ARGS__)

@@ -1,0 +1,73 @@
+"""The counters of the emulated CANN of this process, as `npu_emulator.meters` reads them."""
+
+import ctypes
+from collections.abc import Iterator
+
+from . import engine
+
+_COPY_KINDS, _GRAPH_NUMBERS = 4, 3
+_MEMORY = (
+    "capacity", "allocated", "peak_allocated", "allocations", "frees", "out_of_memory_errors", "beside_programs",
+)  # fmt: skip
+
+
+def _lines(function: str) -> Iterator[str]:
+    read = getattr(engine.library(), function)
+    read.restype = ctypes.c_char_p
+    return iter(read().decode().splitlines())
+
+
+def _numbers(function: str, count: int, *arguments: int) -> list[int]:
+    numbers = (ctypes.c_int64 * count)()
+    getattr(engine.library(), function)(*arguments, numbers)
+    return list(numbers)
+
+
+def operator_calls() -> dict[str, int]:
+    """By CANN's name; those of a graph count when it is replayed."""
+    calls = (line.split(" ", 1) for line in _lines("npu_emulator_cann_operator_calls"))
+    return {name: int(number) for number, name in calls}
+
+
+def copies() -> list[tuple[int, int]]:
+    """Count and bytes: host to device, device to host, on the device, and of the last those that transpose."""
+    numbers = _numbers("npu_emulator_cann_copies", 2 * _COPY_KINDS)
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def collectives() -> list[tuple[str, int, int, int]]:
+    """Kind, ranks of the group, count, and bytes that this rank gave, or, for ``recv``, got."""
+    found = (line.split() for line in _lines("npu_emulator_cann_collectives"))
+    return [(kind, int(ranks), int(count), int(size)) for kind, ranks, count, size in found]
+
+
+def graphs() -> list[int]:
+    """Captured, replayed, and how much replays have done."""
+    return _numbers("npu_emulator_cann_graphs", _GRAPH_NUMBERS)
+
+
+def device_count() -> int:
+    """How many devices this process sees."""
+    count = ctypes.c_uint32()
+    engine.library().aclrtGetDeviceCount(ctypes.byref(count))
+    return count.value
+
+
+def memory_statistics(device: int) -> dict[str, int]:
+    """Bytes that this process holds of a device, and how often it was given memory, gave it back and was refused.
+
+    ``beside_programs``: of those bytes, what CANN holds for its context and HCCL for its communicators.
+    """
+    return dict(zip(_MEMORY, _numbers("npu_emulator_cann_memory", len(_MEMORY), device), strict=True))
+
+
+def exchange_watermark(device: int, lowest: int) -> int:
+    """The most bytes held of a device since the last call; from now on counted from ``lowest``, or what is held."""
+    exchange = engine.library().npu_emulator_cann_exchange_watermark
+    exchange.argtypes, exchange.restype = (ctypes.c_int, ctypes.c_int64), ctypes.c_int64
+    return exchange(device, lowest)
+
+
+def is_initialized() -> bool:
+    """Whether this process has chosen a device."""
+    return bool(engine.library().npu_emulator_cann_is_used())

@@ -1,0 +1,97 @@
+"""Puts the emulated CANN beneath Huawei's own torch_npu, in every Python process of the environment.
+
+torch_npu's wheel stays as it was published. The emulated libraries are loaded into the process just before it is
+imported, so that it finds them by name and no search path is needed. Standard library only: ``npu_emulator.pth`` calls
+`prepare` when Python starts.
+"""
+
+import ctypes
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+FOLDER = Path(__file__).parent
+_CORE = "libnpu_emulator_cann.so"
+# What set_env.sh of CANN and of its transformer library set. torch_npu asks for these folders when it is imported.
+_TOOLKIT = FOLDER / "toolkit"
+_VARIABLES = {"ASCEND_HOME_PATH": _TOOLKIT, "ASCEND_OPP_PATH": _TOOLKIT / "opp", "ATB_HOME_PATH": _TOOLKIT / "atb"}
+
+
+def library() -> ctypes.CDLL:
+    """The emulated CANN of this process."""
+    return ctypes.CDLL(str(FOLDER / "lib" / _CORE))
+
+
+def _leave() -> None:
+    library().npu_emulator_cann_leave()
+
+
+def _load_libraries() -> None:
+    """Load every emulated library of CANN, after torch's own, whose kernels they use."""
+    autoload = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # torch would import torch_npu, which is on its way
+    try:
+        import torch  # noqa: F401
+    finally:
+        if autoload is None:
+            del os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]
+        else:
+            os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = autoload
+    for path in sorted((FOLDER / "lib").glob("*.so")):
+        ctypes.CDLL(str(path))
+    from .process_end import at_process_end
+
+    at_process_end(_leave)
+    path, tools = os.environ.get("PATH", ""), str(_TOOLKIT / "bin")
+    if tools not in path.split(os.pathsep):  # where set_env.sh puts msprof, which torch_npu's profiler calls
+        os.environ["PATH"] = f"{tools}{os.pathsep}{path}"
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        from .presence import refuse_real_npu
+
+        refuse_real_npu()
+        _load_libraries()
+        from . import meters
+
+        meters.start_writing()  # now, so that at the end it writes after torch_npu has done what waits in its queue
+        super().exec_module(module)
+
+
+class _GraphLoader(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        from . import graph_bridge
+
+        graph_bridge.install(module)
+
+
+_LOADERS = {"torch_npu": _Loader, "torchair.npu_fx_compiler": _GraphLoader}
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the wheel's torch_npu, and has the libraries loaded before it.
+
+    torchair's module that hands graphs to the graph engine, which is not emulated, gets a bridge when it is loaded.
+    """
+
+    def find_spec(self, name, path=None, target=None):
+        loader = _LOADERS.get(name)
+        if loader is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None:
+            spec.loader = loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+def prepare() -> None:
+    """Have the emulated libraries loaded when torch_npu is imported, and say where CANN is."""
+    # Whatever another toolkit has put there: the libraries are the emulated ones.
+    os.environ |= {name: str(folder) for name, folder in _VARIABLES.items()}
+    sys.meta_path.insert(0, _Finder())

@@ -1,1 +1,0 @@
-"""Optional additions to ``torch_npu``; nothing here is imported unless asked for."""

@@ -1,2 +1,0 @@
-def amp_definitely_not_available() -> bool:
-    return False

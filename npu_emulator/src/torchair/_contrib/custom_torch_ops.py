@@ -1,1 +1,0 @@
-"""Nothing to register: torch_npu has all operators."""

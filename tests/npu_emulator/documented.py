@@ -1,0 +1,73 @@
+"""Reads `documented_rules.txt`, the demands of operators' documents, with the exceptions taken away."""
+
+import importlib.util
+import sys
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+
+FOLDER = Path(__file__).parents[2] / "npu_emulator"
+RULES, EXCEPTIONS = FOLDER / "documented_rules.txt", FOLDER / "documented_exceptions.toml"
+# aclDataType of the element types that a tensor of torch can have.
+DTYPES = {
+    "FLOAT": 0, "FLOAT16": 1, "INT8": 2, "INT32": 3, "UINT8": 4, "INT16": 6, "INT64": 9, "DOUBLE": 11, "BOOL": 12,
+    "COMPLEX64": 16, "COMPLEX128": 17, "BFLOAT16": 27,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of an operator and what is demanded of it; an empty set demands nothing."""
+
+    name: str
+    kind: str
+    dtypes: frozenset[str]
+    ranks: frozenset[int]
+    required: bool
+    contiguous: bool
+
+
+def load(name: str) -> ModuleType:
+    """A program that lies beside the emulated CANN's sources, in no package."""
+    spec = importlib.util.spec_from_file_location(f"emulator_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def read_ranks(text: str) -> frozenset[int]:
+    first, between, last = text.partition("-")
+    return frozenset(range(int(first), int(last) + 1) if between else map(int, filter(None, text.split(","))))
+
+
+def read_rules(text: str, exceptions: str | None = None) -> dict[str, list[Parameter]]:
+    """The parameters of every operator, in order, without the demands that `exceptions` (the file's, if None) take."""
+    rules: dict[str, list[Parameter]] = {}
+    for line in text.splitlines():
+        operator, *words = line.split(" ")
+        rules[operator] = []
+        for word in words:
+            head, *parts = word.split("|")
+            dtypes, ranks, said = (*parts, "", "", "")[:3]
+            name, _, kind = head.partition(":")
+            rules[operator].append(
+                Parameter(
+                    name,
+                    kind,
+                    frozenset(filter(None, dtypes.split(","))) & DTYPES.keys(),
+                    read_ranks(ranks),
+                    "required" in said,
+                    "contiguous" in said,
+                )
+            )
+    for each in tomllib.loads(EXCEPTIONS.read_text() if exceptions is None else exceptions)["exception"]:
+        if each["operator"] not in rules:
+            continue
+        empty = frozenset() if each["demand"] in ("dtypes", "ranks") else False
+        rules[each["operator"]] = [
+            replace(parameter, **{each["demand"]: empty}) if parameter.name == each["parameter"] else parameter
+            for parameter in rules[each["operator"]]
+        ]
+    return rules

@@ -1,0 +1,156 @@
+"""Calls every emulated operator with arguments that its document takes, and for each demand with one that it forbids.
+
+Started by `test_documented_rules`. Only the first of an operator's two functions is called, which takes the arguments;
+nothing runs on a device.
+"""
+
+import ctypes
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch  # noqa: F401 - which brings what the library links
+
+from npu_emulator import engine
+from tests.npu_emulator.documented import DTYPES, Parameter, read_rules
+
+NULL_POINTER, INVALID = 161001, 161002
+MEMORY = ctypes.create_string_buffer(4096)
+LIBRARY = engine.library()
+NUMBERS = {
+    "bool": ctypes.c_bool, "int8": ctypes.c_int8, "int32": ctypes.c_int32, "int64": ctypes.c_int64,
+    "uint64": ctypes.c_uint64, "float": ctypes.c_float, "double": ctypes.c_double, "DataType": ctypes.c_int32,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What is passed for a parameter: a tensor of ones in every dimension, or of twos whose strides are exchanged."""
+
+    dtype: str = "FLOAT"
+    rank: int = 1
+    is_null: bool = False
+    is_turned: bool = False
+
+
+def pointer(name: str, *arguments: object) -> ctypes.c_void_p:
+    function = getattr(LIBRARY, name)
+    function.restype = ctypes.c_void_p
+    return ctypes.c_void_p(function(*arguments))
+
+
+def tensor(argument: Argument) -> ctypes.c_void_p:
+    sizes, strides = [1] * argument.rank, [1] * argument.rank
+    if argument.is_turned:
+        sizes[-2:], strides[-2:] = [2, 2], [1, 2]
+    shape = (ctypes.c_int64 * argument.rank)(*sizes)
+    return pointer(
+        "aclCreateTensor", shape, ctypes.c_uint64(argument.rank), DTYPES[argument.dtype],
+        (ctypes.c_int64 * argument.rank)(*strides), ctypes.c_int64(0), 2, shape, ctypes.c_uint64(argument.rank), MEMORY,
+    )  # fmt: skip
+
+
+def passed(kind: str, argument: Argument) -> object:
+    """The C value of an argument."""
+    if kind in NUMBERS:
+        return NUMBERS[kind](0)
+    if kind == "char*":
+        return ctypes.c_char_p(b"")
+    if argument.is_null:
+        return ctypes.c_void_p()
+    if kind == "Tensor":
+        return tensor(argument)
+    if kind == "TensorList":
+        return pointer("aclCreateTensorList", (ctypes.c_void_p * 1)(tensor(argument)), ctypes.c_uint64(1))
+    if kind == "Scalar":
+        return pointer("aclCreateScalar", MEMORY, DTYPES[argument.dtype])
+    return ctypes.c_void_p()  # no array is the empty one
+
+
+def call(operator: str, kinds: list[str], arguments: list[Argument]) -> tuple[int, str]:
+    """CANN's code for a call of an operator, and its words."""
+    function = getattr(LIBRARY, f"{operator}GetWorkspaceSize")
+    size, executor = ctypes.c_uint64(), ctypes.c_void_p()
+    values = [passed(kind, argument) for kind, argument in zip(kinds, arguments, strict=True)]
+    code = function(*values, ctypes.byref(size), ctypes.byref(executor))
+    LIBRARY.aclGetRecentErrMsg.restype = ctypes.c_char_p
+    return code, (LIBRARY.aclGetRecentErrMsg() or b"").decode()
+
+
+def legal(parameters: list[Parameter]) -> list[Argument]:
+    """An argument for each parameter that its demand allows, of float32 and two dimensions where it can be."""
+    return [
+        Argument(
+            "FLOAT" if not each.dtypes or "FLOAT" in each.dtypes else min(each.dtypes),
+            min(each.ranks, key=lambda rank: (abs(rank - 2), rank)) if each.ranks else 2,
+        )
+        for each in parameters
+    ]
+
+
+def in_float32(parameters: list[Parameter], arguments: list[Argument]) -> list[Argument]:
+    """Legal arguments, but with float32 wherever a type of 16 bits may be."""
+    return [
+        replace(argument, dtype="FLOAT") if parameter.dtypes & {"FLOAT16", "BFLOAT16"} else argument
+        for parameter, argument in zip(parameters, arguments, strict=True)
+    ]
+
+
+def illegal(parameter: Parameter, given: Argument) -> Iterator[tuple[str, Argument, int]]:
+    """For each demand on a parameter: what it is, an argument that breaks it alone, and CANN's code for that."""
+    if parameter.dtypes and (dtypes := sorted(set(DTYPES) - parameter.dtypes)):
+        # FLOAT where it is forbidden: what reference runs may give to kernels of 16 bits.
+        yield "dtypes", replace(given, dtype="FLOAT" if "FLOAT" in dtypes else dtypes[0]), INVALID
+    if parameter.ranks and (ranks := set(range(10)) - parameter.ranks):
+        yield "ranks", replace(given, rank=max(ranks)), INVALID
+    if parameter.required:
+        yield "required", replace(given, is_null=True), NULL_POINTER
+    if parameter.contiguous and max(parameter.ranks or {2}) >= 2:
+        yield "contiguous", replace(given, rank=max(2, given.rank), is_turned=True), INVALID
+
+
+def try_operator(operator: str, parameters: list[Parameter]) -> tuple[dict[str, int], list[str]]:
+    """How many demands of each kind were tried, and what was not as it should be."""
+    kinds, arguments = [each.kind for each in parameters], legal(parameters)
+    counts: dict[str, int] = {}
+    code, words = call(operator, kinds, arguments)
+    if code:
+        return counts, [f"{operator}: arguments that its document takes are refused with {code}: {words}"]
+    wrong = []
+    for at, parameter in enumerate(parameters):
+        for demand, argument, expected in illegal(parameter, arguments[at]):
+            counts[demand] = counts.get(demand, 0) + 1
+            code, words = call(operator, kinds, [*arguments[:at], argument, *arguments[at + 1 :]])
+            if code != expected or parameter.name not in words or operator not in words:
+                wrong.append(f"{operator}, {demand} of {parameter.name}: {code} {words}")
+    return counts, wrong
+
+
+def main() -> None:
+    results, rules = Path(sys.argv[1]), Path(sys.argv[2])
+    function = LIBRARY.npu_emulator_cann_operators
+    function.restype = ctypes.c_char_p
+    written = dict(line.split(": ") for line in function().decode().splitlines() if ": " in line)
+    documented = read_rules(rules.read_text())
+    counts: dict[str, int] = {}
+    wrong, different, refused_in_float32 = [], [], []
+    for operator in sorted(written.keys() & documented.keys()):
+        kinds = written[operator].split()
+        if kinds != [each.kind for each in documented[operator]]:
+            different.append(f"{operator}: written {kinds}, documented {[each.kind for each in documented[operator]]}")
+            continue
+        if call(operator, kinds, in_float32(documented[operator], legal(documented[operator])))[0]:
+            refused_in_float32.append(operator)
+        tried, found = try_operator(operator, documented[operator])
+        wrong += found
+        for demand, count in tried.items():
+            counts[demand] = counts.get(demand, 0) + count
+    undocumented = sorted(written.keys() - documented.keys())
+    answer = {"counts": counts, "wrong": wrong, "different": different, "undocumented": undocumented}
+    results.write_text(json.dumps(answer | {"refused_in_float32": refused_in_float32}))
+
+
+if __name__ == "__main__":
+    main()

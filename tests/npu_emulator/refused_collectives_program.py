@@ -1,0 +1,109 @@
+"""Runs on each of several ranks: what the process group and HCCL refuse. Nothing is sent, and all go on.
+
+`main(folder)` writes ``rank<r>.json`` as `collectives_program` does. With TASK_QUEUE_ENABLE=0 a refusal of HCCL is
+raised where it happens; torch_npu's queue would do nothing more after one.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+
+from npu_emulator import counters
+from tests.npu_emulator import collective_matmul_checks, expert_exchange_checks
+from tests.npu_emulator.collectives_program import NO_PRODUCTS, Ranks, equal, run
+from tests.npu_emulator.expert_exchange_checks import raises
+
+CHECKS = [*expert_exchange_checks.REFUSALS, *collective_matmul_checks.REFUSALS]
+
+
+def check(function: Callable[[Ranks], None]) -> Callable[[Ranks], None]:
+    """Adds a check that nothing of what the function has refused is sent, and that collectives go on."""
+
+    @functools.wraps(function)
+    def checked(ranks: Ranks) -> None:
+        before = counters.collectives()
+        function(ranks)
+        assert counters.collectives() == before, "something was sent"
+        own = ranks.own((3,))
+        dist.all_reduce(own)
+        equal(own, torch.stack(ranks.all((3,))).sum(0))
+        assert counters.collectives() != before
+
+    CHECKS.append(checked)
+    return checked
+
+
+@check
+def tensors_with_gaps(ranks):
+    gaps = ranks.own((6, 4))[::2, 1]
+    raises("Tensors must be contiguous", dist.all_reduce, gaps)
+    raises("Tensors must be contiguous", dist.broadcast, gaps, 0)
+    raises("Tensors must be contiguous", dist.irecv, gaps, (ranks.rank + 1) % ranks.size)
+
+
+@check
+def sums_of_types_that_hccl_does_not_add(ranks):
+    for dtype, name in ((torch.float64, "at::kDouble"), (torch.uint8, "at::kByte/at::kBool")):
+        tensor, refused = ranks.own((ranks.size,), dtype), f"Unsupported data type {name}"
+        raises(refused, dist.reduce_scatter_tensor, tensor[:1], tensor)
+        raises(refused, dist.reduce_scatter, tensor[:1], list(tensor.split(1)))
+        if dtype == torch.float64:  # the process group adds bytes as int32
+            raises(refused, dist.all_reduce, tensor)
+            raises(refused, dist.reduce, tensor, 0)
+        equal(tensor, ranks.of(ranks.rank, (ranks.size,), dtype))
+
+
+@check
+def products_of_types_that_hccl_does_not_multiply(ranks):
+    op, refused = dist.ReduceOp.PRODUCT, "there are no products of int16 and bfloat16"
+    for dtype in NO_PRODUCTS:
+        tensor = ranks.own((ranks.size,), dtype)
+        raises(refused, dist.all_reduce, tensor, op)
+        raises(refused, dist.reduce, tensor, 0, op)
+        raises(refused, dist.reduce_scatter_tensor, tensor[:1], tensor, op)
+        raises(refused, dist.reduce_scatter, tensor[:1], list(tensor.split(1)), op)
+        equal(tensor, ranks.of(ranks.rank, (ranks.size,), dtype))
+
+
+@check
+def other_reductions(ranks):
+    for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR):
+        raises(f"Cannot use ReduceOp.{op.name} with HCCL", dist.all_reduce, ranks.own((3,)), op)
+
+
+@check
+def wrong_splits(ranks):
+    even = [1] * ranks.size
+    cases = {
+        "Split sizes dosen't match total dim 0 size": (4, 3, even, even),
+        "Number of tensor splits not equal to group size": (4, 4, even[1:], even),
+        "Tensors are not equal in size or data type": (3, 4, None, None),
+        "Tensor's dim 0 does not divide equally across group size": (3, 3, None, None),
+    }
+    for text, (out_rows, in_rows, *splits) in cases.items():
+        out, given = torch.empty(out_rows, device=ranks.device), torch.empty(in_rows, device=ranks.device)
+        raises(text, dist.all_to_all_single, out, given, *splits)
+
+
+@check
+def messages_to_oneself(ranks):
+    raises("should not be the same as the rank of the current process", dist.send, ranks.own((3,)), ranks.rank)
+
+
+def an_accepted_call_is_noticed(ranks):
+    try:
+        raises("Tensors must be contiguous", dist.all_reduce, ranks.own((3,)))
+    except AssertionError:
+        return
+    raise AssertionError("what is accepted counts as refused")
+
+
+CHECKS.append(an_accepted_call_is_noticed)
+
+
+def main(folder: Path) -> None:
+    run(CHECKS, folder)

@@ -1,0 +1,186 @@
+"""What operators' documents demand: how it is extracted, that it is refused, and that what they allow is taken."""
+
+import json
+import tomllib
+
+import pytest
+
+from tests.npu_emulator.documented import EXCEPTIONS, FOLDER, RULES, load, read_rules
+from tests.npu_emulator.engine_process import finish, start
+
+extract_rules, documented = load("extract_rules"), load("documented")
+# The two forms of the documents, shortened: a table of parameters, and a list of them.
+TABLE = """
+```Cpp
+aclnnStatus aclnnScaleGetWorkspaceSize(
+  const aclTensor *x,
+  double           factor,
+  const aclTensor *indexOptional,
+  aclTensor       *out,
+  uint64_t        *workspaceSize,
+  aclOpExecutor  **executor)
+```
+## aclnnScaleGetWorkspaceSize
+- **参数说明：**
+  <table><thead>
+    <tr><th>参数名</th><th>输入/输出</th><th>描述</th><th>使用说明</th><th>数据类型</th><th>数据格式</th>
+    <th>维度(shape)</th><th>非连续Tensor</th></tr></thead>
+  <tbody>
+    <tr><td>x</td><td>输入</td><td>输入。</td><td><ul><li>支持空Tensor。</li></ul></td><td>FLOAT、FLOAT16</td>
+    <td>ND</td><td>1-3</td><td>×</td></tr>
+    <tr><td>factor</td><td>输入</td><td>系数。</td><td>-</td><td>DOUBLE</td><td>-</td><td>-</td><td>-</td></tr>
+    <tr><td>indexOptional</td><td>输入</td><td>索引。</td><td>-</td><td rowspan="2">与x一致</td><td>ND</td>
+    <td>0、2</td><td>√</td></tr>
+    <tr><td>out</td><td>输出</td><td>输出。</td><td>-</td><td>ND</td><td>不超过8维</td><td>√</td></tr>
+  </tbody></table>
+- **返回值：**
+  <table><tr><td>ACLNN_ERR_PARAM_NULLPTR</td><td>161001</td><td>传入的x或out是空指针。</td></tr>
+  <tr><td>ACLNN_ERR_PARAM_INVALID</td><td>161002</td><td>indexOptional的数据类型不在支持的范围之内。</td></tr></table>
+
+## aclnnScale
+"""
+LIST = """
+- `aclnnStatus aclnnScaleGetWorkspaceSize(const aclTensor *x, double factor, const aclTensor* indexOptional, \
+aclTensor *out, uint64_t *workspaceSize, aclOpExecutor **executor)`
+
+## aclnnScaleGetWorkspaceSize
+- **参数说明：**
+
+  - x(aclTensor*, 计算输入)：输入，shape支持1维-3维，数据格式支持ND。
+    - <term>Atlas 训练系列产品</term>：数据类型支持INT8。
+    - <term>Atlas A3 训练系列产品/Atlas A3 推理系列产品</term>：数据类型支持FLOAT、BFLOAT16，数据类型与out一致。
+  - factor(double, 计算输入)：系数。
+  - indexOptional(aclTensor*, 计算输入)：索引，数据类型支持INT32、INT64，数据维度不支持8维以上。
+  - out(aclTensor *, 计算输出)：输出，数据类型需要可转换。
+
+- **返回值：**
+
+  返回161001（ACLNN_ERR_PARAM_NULLPTR）：1. 传入的x为空指针，或者indexOptional、out全为空指针。
+  返回161002（ACLNN_ERR_PARAM_INVALID）：1. out的数据类型不在支持的范围之内。
+"""
+
+
+def extracted(document):
+    (found,) = extract_rules.operators_of(document, "Atlas A3")
+    assert found[0] == "aclnnScale"
+    return str(found[1]).split(" ")
+
+
+def test_a_table_is_read_with_its_ranks_strides_and_null_pointers():
+    assert extracted(TABLE) == [
+        "x:Tensor|FLOAT,FLOAT16|1-3|required,contiguous",
+        "factor:double",
+        "indexOptional:Tensor||0,2",
+        "out:Tensor||0-8|required",
+    ]
+
+
+def test_a_list_is_read_for_the_chip_alone():
+    assert extracted(LIST) == [
+        "x:Tensor|BFLOAT16,FLOAT|1-3|required",
+        "factor:double",
+        "indexOptional:Tensor|INT32,INT64|0-8",
+        "out:Tensor",
+    ]
+
+
+def test_what_is_said_of_each_parameter_of_a_list_is_its_own():
+    section = "".join(
+        f"- {name}(aclTensor*, 计算输入)：数据类型支持{kind}。\n"
+        for name, kind in (("x", "INT8"), ("y", "FLOAT16"), ("out", "INT64"))
+    )
+    found = {name: str(demand) for name, demand in extract_rules.from_list(section, "Atlas A3")}
+    assert found == {"x": "|INT8", "y": "|FLOAT16", "out": "|INT64"}
+
+
+def test_of_two_releases_what_one_allows_is_allowed(tmp_path):
+    for release, document in (("old", TABLE), ("new", LIST)):
+        folder = tmp_path / release / "ops-math" / "scale" / "docs"
+        folder.mkdir(parents=True)
+        (folder / "aclnnScale.md").write_text(document)
+    found = extract_rules.extract([tmp_path / "old", tmp_path / "new"], "Atlas A3")
+    assert str(found["aclnnScale"]).split(" ") == [
+        "x:Tensor|BFLOAT16,FLOAT,FLOAT16|1-3|required",
+        "factor:double",
+        "indexOptional:Tensor|INT32,INT64|0-8",
+        "out:Tensor||0-8",
+    ]
+
+
+def test_a_type_that_is_not_known_demands_nothing():
+    assert extract_rules.element_types("FLOAT、HIFLOAT8") == {"FLOAT", "HIFLOAT8"}
+    assert extract_rules.element_types("FLOAT、FLOAT13") is None
+    assert extract_rules.element_types("与self一致") is None
+
+
+def test_an_exception_takes_one_demand_away_and_must_be_of_one():
+    rules = "aclnnScale x:Tensor|BFLOAT16,FLOAT8_E5M2|1-2|required"
+    entry = {"operator": "aclnnScale", "parameter": "x", "demand": "ranks", "reason": "for this test"}
+    assert documented.demands(rules, []) == '{"aclnnScale", {{"x", 1ull << ACL_BF16, 6, true, false}}},\n'
+    assert documented.demands(rules, [entry]) == '{"aclnnScale", {{"x", 1ull << ACL_BF16, 0, true, false}}},\n'
+    with pytest.raises(ValueError, match="names what no document demands.*contiguous"):
+        documented.demands(rules, [entry | {"demand": "contiguous"}])
+
+
+def test_every_exception_has_its_reason():
+    entries = tomllib.loads(EXCEPTIONS.read_text())["exception"]
+    assert all(len(entry["reason"]) > 20 for entry in entries)
+    assert len({(entry["operator"], entry["parameter"], entry["demand"]) for entry in entries}) == len(entries)
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory):
+    """What `documented_program` found, of the committed rules."""
+    return try_all(tmp_path_factory.mktemp("documented") / "results.json", RULES)
+
+
+def try_all(results, rules, strict="1"):
+    finish(start("documented_program", results, rules, NPU_EMULATOR_STRICT=strict))
+    return json.loads(results.read_text())
+
+
+def test_what_a_document_forbids_is_refused_and_what_it_allows_is_taken(tried):
+    assert tried["wrong"] == []
+    assert tried["counts"]["dtypes"] > 900 and tried["counts"]["ranks"] > 600
+    assert tried["counts"]["required"] > 800 and tried["counts"]["contiguous"] > 40
+
+
+def test_parameters_are_those_of_the_documents(tried):
+    """The documents of five operators give one whole number another width than op-plugin passes it with."""
+    assert {each.partition(":")[0] for each in tried["different"]} == {
+        "aclnnAscendQuant", "aclnnAscendQuantV3", "aclnnDynamicQuantV2", "aclnnOneHot", "aclnnQuantMatmulWeightNz",
+    }  # fmt: skip
+    # The rules are of what op-plugin calls; MindSpeed's own kernels call more.
+    of_mindspeed = {line.split()[0] for line in (FOLDER / "mindspeed_calls.txt").read_text().splitlines()}
+    others = [name for name in tried["undocumented"] if name not in of_mindspeed]
+    assert others == ["AtbMLA", "AtbPagedCacheLoad", "AtbRingMLA"]
+
+
+def test_reference_runs_may_give_float32_where_kernels_take_16_bits(tried, tmp_path):
+    """And hardly anything else that strict mode refuses."""
+    found = try_all(tmp_path / "results.json", RULES, strict="float32")
+    assert {"aclnnKvRmsNormRopeCache", "aclnnFusedInferAttentionScoreV3"} < set(tried["refused_in_float32"])
+    assert found["refused_in_float32"] == [] and found["counts"] == tried["counts"]
+    # Where no other tensor of the call is of floating-point numbers, the one forbidden float32 is all of them.
+    assert {each.partition(",")[0] for each in found["wrong"]} == {
+        "aclnnDequantSwigluQuant", "aclnnGroupedMatmulWeightNz", "aclnnQuantMatmulV3", "aclnnQuantMatmulV4",
+    }  # fmt: skip
+
+
+def test_outside_strict_mode_everything_is_taken(tried, tmp_path):
+    found = try_all(tmp_path / "results.json", RULES, strict="0")
+    assert len(found["wrong"]) == sum(tried["counts"].values())
+
+
+def test_a_demand_that_nobody_holds_is_found(tmp_path):
+    """Control: rules that the emulated CANN was not built from."""
+    rules = tmp_path / "rules.txt"
+    rules.write_text("aclnnSilu self:Tensor|INT8|0-8 out:Tensor|BFLOAT16,FLOAT,FLOAT16|0-8\n")
+    (wrong,) = try_all(tmp_path / "results.json", rules)["wrong"]
+    assert "aclnnSilu: arguments that its document takes are refused with 161002" in wrong and "Tensor self" in wrong
+
+
+def test_rules_name_operators_once_and_every_demand_is_one_that_can_be_read():
+    rules = read_rules(RULES.read_text(), "exception = []")
+    assert len(rules) == len(RULES.read_text().splitlines()) > 600
+    assert sum(bool(parameter.dtypes) for each in rules.values() for parameter in each) > 1500

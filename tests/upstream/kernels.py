@@ -1,0 +1,47 @@
+"""MindSpeed's own kernels, which call CANN: compiled before the runs, by MindSpeed, and kept.
+
+MindSpeed compiles each when it is first called, against the headers of torch_npu and of CANN's toolkit, which takes
+minutes for all. ``python -m tests.upstream.kernels`` does so with the packages on PYTHONPATH, for TORCH_EXTENSIONS_DIR.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_TIME_LIMIT = 3000  # seconds
+# What training calls, by MindSpeed's names.
+_BUILDERS = (
+    "AlgorithmOpBuilder", "FusedEmaAdamWOpBuilder", "GMMOpBuilder", "GMMV2OpBuilder", "GroupMatmulAddOpBuilder",
+    "MatmulAddOpBuilder", "MoeTokenPermuteOpBuilder", "MoeTokenUnpermuteOpBuilder", "RingAttentionUpdateOpBuilder",
+    "RotaryPositionEmbeddingOpBuilder",
+)  # fmt: skip
+
+
+def compile_kernels(environment: dict[str, str]) -> None:
+    """Raises AssertionError with the end of the compiler's output where it cannot be done."""
+    extensions = Path(environment["TORCH_EXTENSIONS_DIR"])
+    extensions.mkdir(parents=True, exist_ok=True)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "tests.upstream.kernels"], env=os.environ | environment, text=True,
+            timeout=_TIME_LIMIT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    except BaseException:
+        # torch marks what is being compiled, and whoever finds the mark waits.
+        for mark in extensions.glob("*/lock"):
+            mark.unlink(missing_ok=True)
+        raise
+    assert ended.returncode == 0, ended.stdout[-6000:]
+
+
+def main() -> None:
+    from mindspeed import op_builder
+    from mindspeed.op_builder.fused_adamw_v2_builder import FusedAdamWV2OpBuilder
+
+    for builder in (*(getattr(op_builder, name) for name in _BUILDERS), FusedAdamWV2OpBuilder):
+        builder().load()
+
+
+if __name__ == "__main__":
+    main()
