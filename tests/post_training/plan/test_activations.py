@@ -17,7 +17,6 @@ from tests.post_training.plan.test_plan import job
 from tests.ranks import run_ranks
 
 LAYERS = 9
-# Short sequences: the emulated attention keeps its scores for the backward, which the NPU's operator does not.
 SEQUENCES, TOKENS = 128, 8
 # Widths at which a layer's activations outweigh its weights, and attention and experts do not hide the rest.
 SIZES = {
@@ -31,8 +30,6 @@ KINDS = {
     **{f"block {count}": Recomputation("full", "block", count) for count in (9, 8, 4, 1)},
     **{f"uniform {count}": Recomputation("full", "uniform", count) for count in (1, 3, 9)},
 }
-# The emulated norm keeps the normalised input in float32 for its backward; the NPU's keeps one number per token.
-NORMS_OF_A_LAYER = 2
 
 
 def of_megatron(how: Recomputation | None) -> dict:
@@ -70,10 +67,7 @@ def planned(config: dict, how: Recomputation | None) -> int:
         train=train, itemsize=4, micro_update=SEQUENCES, sequence_tokens=TOKENS, recomputation=how,
     )  # fmt: skip
     state = Rank.of(sized.table.megatron(train, 0)).elements * 8
-    again = 0 if how is None or how.granularity == "selective" else how.layers
-    there = {"uniform": again, "block": max(LAYERS - again, 1)}[how.method] if again else LAYERS
-    norms = there * NORMS_OF_A_LAYER * SEQUENCES * TOKENS // 2 * SIZES["hidden_size"] * 4
-    return state + training_activations(sized, 0) + norms
+    return state + training_activations(sized, 0)
 
 
 STAGES = "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list=[31,30]"
@@ -83,7 +77,7 @@ STAGES = "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer
 @pytest.mark.parametrize("name", KINDS)
 def test_the_peak_of_an_update_is_the_measured_one(measured, name):
     config, dies = measured
-    assert planned(config, KINDS[name]) == pytest.approx(max(die[name] for die in dies), rel=0.05)
+    assert planned(config, KINDS[name]) == pytest.approx(max(die[name] for die in dies), rel=0.02)
 
 
 @pytest.mark.slow
