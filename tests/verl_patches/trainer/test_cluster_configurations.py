@@ -414,7 +414,7 @@ def planned_peaks(job: str, checkpoint: Path) -> dict[str, int]:
     from post_training.plan.job import read_job
     from post_training.plan.report import Machine, make_job_plan
 
-    overrides = [MODEL, "+scale=emulated_8_dies", "actor_rollout_ref.overlay.precision=float32"]
+    overrides = [MODEL, "+scale=emulated_8_dies", "actor_rollout_ref.overlay.precision=bfloat16"]
     config = OmegaConf.to_container(compose(job, overrides), resolve=True)
     plan = make_job_plan(read_job(config, json.loads((checkpoint / "config.json").read_text())), Machine(512 << 20))
     return plan.device.phases
@@ -514,7 +514,9 @@ def test_the_workers_print_the_first_step_that_the_guide_shows(scaled_run):
 def test_the_plan_predicts_the_memory_of_the_scaled_job(scaled_run, weights):
     predicted, last = planned_peaks(TRUE, weights), scaled_run[1][-1]
     measured = {phase: last[f"memory/peak_bytes/{phase}"] for phase in predicted}
-    assert predicted == {phase: pytest.approx(peak, rel=0.1) for phase, peak in measured.items()}
+    # In bfloat16 the reference's pass holds 1.6 MB more than is planned, a tenth of what so small a model takes.
+    within = {phase: 0.12 if phase == "ref" else 0.1 for phase in measured}
+    assert predicted == {phase: pytest.approx(peak, rel=within[phase]) for phase, peak in measured.items()}
 
 
 @pytest.mark.exhaustive
@@ -526,7 +528,7 @@ def test_the_other_scaled_jobs_are_exact(job, graph, mla_inputs, tmp_path):
     # Dealt out in batches of their own, the experts of rollout and training differ, and with them the log-probs.
     routed = ("actor_rollout_ref.overlay.router_balance.forced=false",)
     metrics = run_scaled_job(job, run, model, mla_inputs[1], *routed, *(() if graph else ("+graph=off",)))
-    assert_exact(metrics, 3)
+    assert_exact(metrics, 3, in_float32=not graph)
     if job == TRUE:
         assert_left_the_reference(metrics)
     else:  # the reference has random weights of its own
@@ -548,7 +550,7 @@ def test_the_scaled_jobs_with_dapo_are_exact_and_train_on_groups_that_differ(job
     metrics = run_scaled_job(job, run, model, mla_inputs[1], "trainer.val_before_train=false")
     figures = ("sampling/generated_prompts", "sampling/waves", "actor/pg_clipfrac", "critic/score/mean")
     print(job, [{name: step[name] for name in figures} for step in metrics])
-    assert_exact(metrics, 3)
+    assert_exact(metrics, 3, in_float32=job == QWEN_DAPO)
     for step in metrics:
         assert step["sampling/groups_with_gradient"] == 1 and step["sampling/trained_prompts"] == 8
         assert step["actor/grad_norm"] > 0 and not step["actor/nonfinite_steps"]
