@@ -1,6 +1,7 @@
 // The older interface, operators by name: what torch_npu still moves data with, which is also how it changes the format
 // of a tensor, and few others. All else is refused by name.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <string>
@@ -22,7 +23,8 @@ struct aclDataBuffer {
   size_t bytes;
 };
 struct aclopAttr {
-  std::map<std::string, double> numbers;  // the others are read by no operator here
+  std::map<std::string, double> numbers;
+  std::map<std::string, Ints> lists;  // the others are read by no operator here
 };
 
 namespace {
@@ -67,6 +69,7 @@ std::function<void()> identity(const aclTensorDesc& in, const aclDataBuffer& fro
 struct NamedCall {
   Tensors in, out;
   std::map<std::string, double> attributes;
+  std::map<std::string, Ints> lists;
 };
 
 // Round to the nearest, then add the offset; the type of the result says how far numbers reach.
@@ -114,6 +117,55 @@ void apply_adam_w(const NamedCall& call) {
   put(call.out, {wide(call.in[0]) * (1 - rate * number(6)) - rate * step, mean, square});
 }
 
+// op-plugin writes infinity as the first or the last whole number of 32 bits.
+double power(const NamedCall& call) {
+  constexpr double kLargest = 2147483520;  // below these, and in float32
+  const auto p = call.attributes.at("p");
+  return std::abs(p) > kLargest ? std::copysign(INFINITY, p) : p;
+}
+// The first half of a norm: that of which the second takes the root.
+void sum_of_powers(const NamedCall& call) {
+  const auto p = power(call);
+  const auto& dims = call.lists.at("axes");
+  const bool keep = call.attributes.at("keepdim");
+  const auto sizes = at::abs(call.in[0]);
+  if (std::isinf(p)) return put(call.out[0], p > 0 ? at::amax(sizes, dims, keep) : at::amin(sizes, dims, keep));
+  put(call.out[0], at::sum(p == 0 ? (sizes != 0).to(sizes.scalar_type()) : at::pow(sizes, p), dims, keep));
+}
+void root_of_sum(const NamedCall& call) {
+  const auto p = power(call);
+  put(call.out[0], p == 0 || std::isinf(p) ? call.in[0] : at::pow(call.in[0], 1 / p));
+}
+void singular_values(const NamedCall& call) {
+  if (!call.attributes.at("compute_uv")) return put(call.out[0], at::linalg_svdvals(call.in[0]));
+  const auto [u, values, transposed_v] = at::linalg_svd(call.in[0], call.attributes.at("full_matrices"));
+  put(call.out, {values, u, transposed_v.mT()});
+}
+void triangular_solution(const NamedCall& call) {
+  const bool lower = call.attributes.at("lower"), transposed = call.attributes.at("adjoint");
+  put(call.out[0],
+      at::linalg_solve_triangular(transposed ? call.in[0].mT() : call.in[0], call.in[1], lower == transposed));
+}
+void powers_between(const NamedCall& call) {
+  const auto& of = call.attributes;
+  const auto options = call.out[0].options();
+  put(call.out[0], at::logspace(of.at("start"), of.at("end"), call.in[0].numel(), of.at("base"), options));
+}
+
+// Both get each row of one beside each row of the other; a negative power stands for infinity.
+double power_of_distance(const NamedCall& call) {
+  const auto p = call.attributes.at("p");
+  return p < 0 ? INFINITY : p;
+}
+void distances(const NamedCall& call) {
+  put(call.out[0], at::linalg_vector_norm(call.in[0] - call.in[1], power_of_distance(call), {-1}));
+}
+void gradient_of_distances(const NamedCall& call) {
+  const auto& in = call.in;
+  put(call.out[0], at::_cdist_backward(in[0].select(-1, 0), in[1].select(-2, 0), in[2].select(-3, 0),
+                                       power_of_distance(call), in[3].select(-1, 0)));
+}
+
 // Operators that torch_npu has in this interface only.
 const std::map<std::string, void (*)(const NamedCall&)> kNamed = {
     {"Quantize", &quantize},
@@ -121,6 +173,14 @@ const std::map<std::string, void (*)(const NamedCall&)> kNamed = {
     {"ScaledMaskedSoftmax", &scaled_masked_softmax},
     {"ScaledMaskedSoftmaxGrad", &scaled_masked_softmax_gradient},
     {"ApplyAdamW", &apply_adam_w},
+    {"LogSigmoid", [](const NamedCall& call) { put(call.out[0], at::log_sigmoid(call.in[0])); }},
+    {"LpNormReduceV2", &sum_of_powers},
+    {"LpNormUpdateV2", &root_of_sum},
+    {"Svd", &singular_values},
+    {"MatrixTriangularSolve", &triangular_solution},
+    {"LogSpaceD", &powers_between},
+    {"Cdist", &distances},
+    {"CdistGrad", &gradient_of_distances},
     {"LeftShift", [](const NamedCall& call) { put(call.out[0], at::bitwise_left_shift(call.in[0], call.in[1])); }},
     {"RightShift", [](const NamedCall& call) { put(call.out[0], at::bitwise_right_shift(call.in[0], call.in[1])); }},
 };
@@ -130,7 +190,9 @@ Tensors memories(int count, const aclTensorDesc* const descriptions[], const acl
   Tensors all;
   for (int index = 0; index < count; ++index) {
     if (!buffers[index]->data) {
-      all.emplace_back();
+      const auto& dims = descriptions[index]->plain;
+      const bool is_empty = std::find(dims.begin(), dims.end(), 0) != dims.end();  // and not one that was not given
+      all.push_back(is_empty ? at::empty(dims, scalar_type(descriptions[index]->dtype)) : Tensor());
       continue;
     }
     const auto seen = memory_of(*descriptions[index], *buffers[index], descriptions[index]->plain);
@@ -161,8 +223,8 @@ CANN_API aclError aclopCompileAndExecute(const char* name, int inputs, const acl
   if (found != kNamed.end() && all_plain(inputs, in_descriptions) && all_plain(outputs, out_descriptions)) {
     try {
       const HostKernels guard;
-      NamedCall call{memories(inputs, in_descriptions, in), memories(outputs, out_descriptions, out), {}};
-      if (attributes) call.attributes = attributes->numbers;
+      NamedCall call{memories(inputs, in_descriptions, in), memories(outputs, out_descriptions, out), {}, {}};
+      if (attributes) call.attributes = attributes->numbers, call.lists = attributes->lists;
       submit(stream, found->first.c_str(), [run = found->second, call = std::move(call)] {
         const HostKernels guard;
         run(call);
@@ -223,7 +285,10 @@ CANN_API aclError aclopSetAttrFloat(aclopAttr* attributes, const char* name, flo
 CANN_API aclError aclopSetAttrString(aclopAttr*, const char*, const char*) { return ACL_SUCCESS; }
 CANN_API aclError aclopSetAttrDataType(aclopAttr*, const char*, aclDataType) { return ACL_SUCCESS; }
 CANN_API aclError aclopSetAttrListBool(aclopAttr*, const char*, int, const uint8_t*) { return ACL_SUCCESS; }
-CANN_API aclError aclopSetAttrListInt(aclopAttr*, const char*, int, const int64_t*) { return ACL_SUCCESS; }
+CANN_API aclError aclopSetAttrListInt(aclopAttr* attributes, const char* name, int count, const int64_t* values) {
+  attributes->lists[name].assign(values, values + count);
+  return ACL_SUCCESS;
+}
 CANN_API aclError aclopSetAttrListFloat(aclopAttr*, const char*, int, const float*) { return ACL_SUCCESS; }
 CANN_API aclError aclopSetAttrListListInt(aclopAttr*, const char*, int, const int*, const int64_t* const[]) {
   return ACL_SUCCESS;

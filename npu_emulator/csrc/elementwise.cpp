@@ -1,6 +1,4 @@
 // Operators on one tensor, element by element, and what fills a tensor.
-#include <ATen/CPUGeneratorImpl.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -86,7 +84,7 @@ UNARY_IN_PLACE(Relu, at::relu)
 UNARY_IN_PLACE(Round, at::round)
 UNARY_IN_PLACE(Rsqrt, at::rsqrt)
 UNARY_IN_PLACE(Sigmoid, at::sigmoid)
-UNARY(Sign, at::sign)
+UNARY(Sign, at::sgn)
 UNARY(Signbit, at::signbit)
 UNARY(Silu, at::silu)
 UNARY_IN_PLACE(Sin, at::sin)
@@ -98,6 +96,14 @@ UNARY_IN_PLACE(Tanh, at::tanh)
 UNARY_IN_PLACE(Trunc, at::trunc)
 
 OP(RoundDecimals, [](Tensor self, int64_t decimals, Tensor out) { put(out, at::round(self, decimals)); })
+OP(AngleV2, [](Tensor self, Tensor out) { put(out, at::angle(self)); })
+// A negative bound stands for none.
+OP(Logit, [](Tensor self, double bound, Tensor out) {
+  put(out, at::logit(self, bound < 0 ? std::nullopt : std::optional<double>(bound)));
+})
+OP(LogitGrad, [](Tensor self, Tensor gradient, double bound, Tensor out) {
+  put(out, at::logit_backward(gradient, self, bound < 0 ? std::nullopt : std::optional<double>(bound)));
+})
 OP(NanToNum, [](Tensor self, float nan, float above, float below, Tensor out) {
   put(out, at::nan_to_num(self, nan, above, below));
 })
@@ -129,11 +135,6 @@ OP(InplaceTril, [](Tensor self, int64_t diagonal) { self.tril_(diagonal); })
 // ---- random numbers, from the seed and the offset that torch_npu's generator gives
 namespace {
 
-at::Generator generator(uint64_t seed, uint64_t offset) {
-  constexpr uint64_t kGoldenRatio = 0x9E3779B97F4A7C15;  // spreads seeds that differ by little
-  return at::detail::createCPUGenerator(seed * kGoldenRatio + offset);
-}
-
 // torch_npu draws the mask of dropout a bit for each element, in bytes.
 Tensor unpacked(const Tensor& bits, int64_t count) {
   const auto places = at::arange(8, at::kByte);
@@ -156,6 +157,18 @@ OP(InplaceBernoulli, [](Tensor self, Scalar p, int64_t seed, int64_t offset) {
 })
 OP(InplaceBernoulliTensor, [](Tensor self, Tensor p, int64_t seed, int64_t offset) {
   self.bernoulli_(p, generator(seed, offset));
+})
+OP(NormalTensorTensor, [](Tensor mean, Tensor deviation, int64_t seed, int64_t offset, Tensor out) {
+  put(out, at::normal(mean, deviation, generator(seed, offset)));
+})
+OP(NormalTensorFloat, [](Tensor mean, float deviation, int64_t seed, int64_t offset, Tensor out) {
+  put(out, at::normal(mean, deviation, generator(seed, offset)));
+})
+OP(NormalFloatTensor, [](float mean, Tensor deviation, int64_t seed, int64_t offset, Tensor out) {
+  put(out, at::normal(mean, deviation, generator(seed, offset)));
+})
+OP(NormalFloatFloat, [](float mean, float deviation, int64_t seed, int64_t offset, Tensor out) {
+  out.normal_(mean, deviation, generator(seed, offset));
 })
 OP(Randperm, [](int64_t count, int64_t seed, int64_t offset, Tensor out) {
   put(out, at::randperm(count, generator(seed, offset), out.options()));

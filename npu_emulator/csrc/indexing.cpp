@@ -74,6 +74,9 @@ OP(InplaceScatterValue, [](Tensor self, int64_t dim, Tensor index, Scalar value,
 OP(ScatterAdd, [](Tensor self, int64_t dim, Tensor index, Tensor source, Tensor out) {
   put(out, at::scatter_add(self, dim, index, source));
 })
+OP(InplacePut, [](Tensor self, Tensor index, Tensor source, bool accumulate) {
+  self.put_(index, source, accumulate);
+})
 OP(Take, [](Tensor self, Tensor index, Tensor out) { put(out, at::take(self, index)); })
 OP(MaskedSelect, [](Tensor self, Tensor mask, Dynamic out) { out.fill(at::masked_select(self, mask)); })
 OP(InplaceMaskedScatter, [](Tensor self, Tensor mask, Tensor source) { self.masked_scatter_(mask, source); })
@@ -103,6 +106,17 @@ OP(EmbeddingDenseBackward,
      put(out, at::embedding_dense_backward(gradient, indices, static_cast<int64_t>(count),
                                            static_cast<int64_t>(padding), by_frequency));
    })
+// What is not computed on the way has no room.
+OP(EmbeddingBag, [](Tensor weight, Tensor indices, Tensor offsets, bool by_frequency, int64_t mode, bool sparse,
+                    Tensor weights, bool last_offset, int64_t padding, Tensor out, Tensor bag_of_each, Tensor sizes,
+                    Tensor most) {
+  const auto [sums, bags, counts, at_index] = at::_embedding_bag(weight, indices, offsets, by_frequency, mode, sparse,
+                                                                 maybe(weights), last_offset, padding);
+  put(out, sums);
+  if (bag_of_each.sizes() == bags.sizes()) put(bag_of_each, bags);
+  if (sizes.sizes() == counts.sizes()) put(sizes, counts);
+  if (most.sizes() == at_index.sizes()) put(most, at_index);
+})
 OP(OneHot, [](Tensor self, int64_t classes, Tensor on, Tensor off, int64_t, Tensor out) {
   const auto hot = at::one_hot(self.to(at::kLong), classes).to(at::kBool);
   put(out, at::where(hot, on, off).to(out.scalar_type()));

@@ -1,7 +1,22 @@
 // Activations, losses and norms, with their gradients.
+#include <ATen/ExpandUtils.h>
+
+#include <algorithm>
+
 #include "operators.h"
 
 using namespace cann;
+
+namespace {
+
+// Of a weight for each channel, or one for all, beside a tensor whose second dimension is that of channels.
+Ints shape_by_channel(const Tensor& weight, const Tensor& tensor) {
+  Ints shape(tensor.dim(), 1);
+  if (weight.numel() > 1) shape.at(shape.size() > 1 ? 1 : 0) = weight.numel();
+  return shape;
+}
+
+}  // namespace
 
 OP(Gelu, [](Tensor self, Tensor out) { put(out, at::gelu(self)); })
 OP(GeluV2, [](Tensor self, int64_t approximate, Tensor out) {
@@ -52,13 +67,45 @@ OP(HardsigmoidBackward, [](Tensor gradient, Tensor self, Tensor out) {
 })
 OP(Celu, [](Tensor self, Scalar alpha, Tensor out) { put(out, at::celu(self, alpha)); })
 OP(Glu, [](Tensor self, int64_t dim, Tensor out) { put(out, at::glu(self, dim)); })
-OP(Prelu, [](Tensor self, Tensor weight, Tensor out) { put(out, at::prelu(self, weight)); })
+OP(Prelu, [](Tensor self, Tensor weight, Tensor out) {
+  put(out, at::_prelu_kernel(self, weight.reshape(shape_by_channel(weight, self))));
+})
 OP(EluBackward, [](Tensor gradient, Scalar alpha, Scalar scale, Scalar input_scale, bool is_result, Tensor given,
                    Tensor out) {
   put(out, at::elu_backward(gradient, alpha, scale, input_scale, is_result, given));
 })
 OP(Elu, [](Tensor self, Scalar alpha, Scalar scale, Scalar input_scale, Tensor out) {
   put(out, at::elu(self, alpha, scale, input_scale));
+})
+
+// ---- gradients of activations
+OP(HardtanhBackward, [](Tensor gradient, Tensor self, Scalar lowest, Scalar highest, Tensor out) {
+  put(out, at::hardtanh_backward(gradient, self, lowest, highest));
+})
+OP(SoftshrinkBackward, [](Tensor gradient, Tensor self, Scalar lambda, Tensor out) {
+  put(out, at::softshrink_backward(gradient, self, lambda));
+})
+OP(HardshrinkBackward, [](Tensor gradient, Tensor self, Scalar lambda, Tensor out) {
+  put(out, at::hardshrink_backward(gradient, self, lambda));
+})
+OP(LogSigmoidBackward, [](Tensor gradient, Tensor self, Tensor, Tensor out) {
+  put(out, gradient * at::sigmoid(-self));
+})
+OP(GluBackward, [](Tensor gradient, Tensor self, int64_t dim, Tensor out) {
+  put(out, at::glu_backward(gradient, self, dim));
+})
+OP(PreluBackward, [](Tensor gradient, Tensor self, Tensor weight, Tensor of_self, Tensor of_weight) {
+  const auto shape = shape_by_channel(weight, self);
+  const auto [to_self, to_weight] = at::_prelu_kernel_backward(gradient, self, weight.reshape(shape));
+  put(of_self, to_self);
+  put(of_weight, at::sum_to(to_weight, shape).reshape(of_weight.sizes()));
+})
+OP(RReluWithNoise, [](Tensor self, Tensor noise, Scalar lower, Scalar upper, bool training, int64_t seed,
+                      int64_t offset, Tensor out) {
+  put(out, at::rrelu_with_noise(self, noise, lower, upper, training, generator(seed, offset)));
+})
+OP(GeluBackwardV2, [](Tensor gradient, Tensor self, std::string approximate, Tensor out) {
+  put(out, at::gelu_backward(gradient, self, approximate));
 })
 
 OP(NLLLoss, [](Tensor self, Tensor target, Tensor weight, int64_t reduction, int64_t ignored, Tensor out,
@@ -108,6 +155,56 @@ OP(BinaryCrossEntropyWithLogits, [](Tensor self, Tensor target, Tensor weight, T
 })
 OP(SoftMarginLoss, [](Tensor self, Tensor target, int64_t reduction, Tensor out) {
   put(out, at::soft_margin_loss(self, target, reduction));
+})
+
+// ---- gradients of losses
+OP(KlDivBackward, [](Tensor gradient, Tensor self, Tensor target, int64_t reduction, bool log_target, Tensor out) {
+  const auto each = -gradient * (log_target ? at::exp(target) : at::where(target > 0, target, 0)).expand_as(self);
+  put(out, reduction == at::Reduction::Mean ? each / self.numel() : each);
+})
+OP(BinaryCrossEntropyBackward, [](Tensor gradient, Tensor self, Tensor target, Tensor weight, int64_t reduction,
+                                  Tensor out) {
+  put(out, at::binary_cross_entropy_backward(gradient, self, target, maybe(weight), reduction));
+})
+OP(BinaryCrossEntropyWithLogitsBackward, [](Tensor gradient, Tensor self, Tensor target, Tensor weight,
+                                            Tensor positive, int64_t reduction, Tensor out) {
+  const auto hits = positive.defined() ? positive * target : target;
+  auto each = gradient * ((hits + 1 - target) * at::sigmoid(self) - hits);
+  if (weight.defined()) each = each * weight;
+  put(out, reduction == at::Reduction::Mean ? each / self.numel() : each);
+})
+OP(SoftMarginLossBackward, [](Tensor gradient, Tensor self, Tensor target, int64_t reduction, Tensor out) {
+  put(out, at::soft_margin_loss_backward(gradient, self, target, reduction));
+})
+OP(MultilabelMarginLoss, [](Tensor self, Tensor target, int64_t reduction, Tensor out, Tensor is_target) {
+  const auto [loss, hits] = at::multilabel_margin_loss_forward(self, target.to(at::kLong), reduction);
+  put(out, loss);
+  put(is_target, hits);
+})
+OP(NLLLoss2d, [](Tensor self, Tensor target, Tensor weight, int64_t reduction, int64_t ignored, Tensor out,
+                 Tensor total) {
+  const auto [loss, sum] =
+      at::nll_loss2d_forward(wide(self), target.to(at::kLong), maybe(wide(weight)), reduction, ignored);
+  put(out, loss);
+  put(total, sum);
+})
+OP(NLLLoss2dBackward, [](Tensor gradient, Tensor self, Tensor target, Tensor weight, int64_t reduction,
+                         int64_t ignored, Tensor total, Tensor out) {
+  put(out, at::nll_loss2d_backward(wide(gradient), wide(self), target.to(at::kLong), maybe(wide(weight)), reduction,
+                                   ignored, wide(total)));
+})
+// Rows of log_alpha are as long as the kernel likes them.
+OP(CtcLoss, [](Tensor self, Tensor targets, Ints lengths, Ints target_lengths, int64_t blank, bool zero_infinity,
+               Tensor loss, Tensor log_alpha) {
+  const auto [each, alpha] = at::_ctc_loss(self, targets.to(at::kLong), lengths, target_lengths, blank, zero_infinity);
+  put(loss, each);
+  put(log_alpha.narrow(-1, 0, alpha.size(-1)), alpha);
+})
+OP(CtcLossBackward, [](Tensor gradient, Tensor self, Tensor targets, Ints lengths, Ints target_lengths, Tensor loss,
+                       Tensor log_alpha, int64_t blank, bool zero_infinity, Tensor out) {
+  const auto longest = *std::max_element(target_lengths.begin(), target_lengths.end());
+  put(out, at::_ctc_loss_backward(gradient, self, targets.to(at::kLong), lengths, target_lengths, loss,
+                                  log_alpha.narrow(-1, 0, 2 * longest + 1), blank, zero_infinity));
 })
 
 OP(LayerNorm, [](Tensor self, Ints shape, Tensor weight, Tensor bias, double epsilon, Tensor out, Tensor mean,

@@ -10,6 +10,7 @@
 // A wrong type would be read from the wrong register without notice: tests hold every entry against op-plugin's calls.
 #pragma once
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -270,6 +271,11 @@ inline void put_back(const Tensor& self, const Tensor& result) {
   TORCH_CHECK(at::canCast(result.scalar_type(), self.scalar_type()), "result type ", result.scalar_type(),
               " can't be cast to the desired output type ", self.scalar_type());
   put(self, result);
+}
+// Random numbers from the seed and the offset that torch_npu's generator gives.
+inline at::Generator generator(uint64_t seed, uint64_t offset) {
+  constexpr uint64_t kGoldenRatio = 0x9E3779B97F4A7C15;  // spreads seeds that differ by little
+  return at::detail::createCPUGenerator(seed * kGoldenRatio + offset);
 }
 inline void refuse_given(const char* name, const Tensor& tensor) {
   TORCH_CHECK(!tensor.defined() || !tensor.numel(), name, " is not emulated");

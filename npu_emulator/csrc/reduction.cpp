@@ -62,6 +62,21 @@ OP(Kthvalue, [](Tensor self, int64_t k, int64_t dim, bool keep, Tensor values, T
   put(values, found);
   put(indices, at_place);
 })
+OP(MedianDim, [](Tensor self, int64_t dim, bool keep, Tensor values, Tensor indices) {
+  const auto [found, at_place] = at::median(self, dim, keep);
+  put(values, found);
+  put(indices, at_place);
+})
+OP(NanMedianDim, [](Tensor self, int64_t dim, bool keep, Tensor values, Tensor indices) {
+  const auto [found, at_place] = at::nanmedian(self, dim, keep);
+  put(values, found);
+  put(indices, at_place);
+})
+OP(StdMeanCorrection, [](Tensor self, Ints dims, int64_t correction, bool keep, Tensor deviation, Tensor mean) {
+  const auto [of_std, of_mean] = at::std_mean(self, at::OptionalIntArrayRef(dims), Scalar(correction), keep);
+  put(deviation, of_std);
+  put(mean, of_mean);
+})
 OP(Std, [](Tensor self, Ints dims, int64_t correction, bool keep, Tensor out) {
   put(out, at::std(self, at::OptionalIntArrayRef(dims), Scalar(correction), keep));
 })
@@ -98,6 +113,11 @@ OP(Sort, [](Tensor self, bool, int64_t dim, bool descending, Tensor values, Tens
   const auto [sorted, order] = at::sort(self, std::optional<bool>(true), dim, descending);
   put(values, sorted);
   put(indices, order);
+})
+OP(Unique, [](Tensor self, bool sorted, bool inverted, Dynamic values, Tensor inverse) {
+  const auto [unique, where] = at::_unique(self, sorted, true);
+  values.fill(unique);
+  if (inverted) put(inverse, where);
 })
 // What is not asked for has no room.
 OP(Unique2, [](Tensor self, bool sorted, bool inverted, bool counted, Dynamic values, Dynamic inverse,

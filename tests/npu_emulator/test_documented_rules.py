@@ -146,14 +146,17 @@ def test_what_a_document_forbids_is_refused_and_what_it_allows_is_taken(tried):
 
 
 def test_parameters_are_those_of_the_documents(tried):
-    """The documents of five operators give one whole number another width than op-plugin passes it with."""
+    """The documents of six operators give one whole number another width than op-plugin passes it with."""
     assert {each.partition(":")[0] for each in tried["different"]} == {
-        "aclnnAscendQuant", "aclnnAscendQuantV3", "aclnnDynamicQuantV2", "aclnnOneHot", "aclnnQuantMatmulWeightNz",
+        "aclnnAscendQuant", "aclnnAscendQuantV3", "aclnnConvolutionBackward", "aclnnDynamicQuantV2", "aclnnOneHot",
+        "aclnnQuantMatmulWeightNz",
     }  # fmt: skip
     # The rules are of what op-plugin calls; MindSpeed's own kernels call more.
     of_mindspeed = {line.split()[0] for line in (FOLDER / "mindspeed_calls.txt").read_text().splitlines()}
     others = [name for name in tried["undocumented"] if name not in of_mindspeed]
-    assert others == ["AtbMLA", "AtbPagedCacheLoad", "AtbRingMLA"]
+    # Documents of what resizes images are in a repository that is not read.
+    others = [name for name in others if not name.startswith(("aclnnUpsample", "aclnnGridSampler"))]
+    assert others == ["AtbMLA", "AtbPagedCacheLoad", "AtbRingMLA", "aclStft", "aclnnIm2colBackward"]
 
 
 def test_reference_runs_may_give_float32_where_kernels_take_16_bits(tried, tmp_path):

@@ -12,9 +12,7 @@ from tests.npu_emulator.operators.compare import refused
 
 # One for each way in which torch_npu reaches the kernels of a device.
 NOT_EMULATED: dict[str, Callable[[torch.Tensor], object]] = {
-    "aclnnAdaptiveAvgPool2d is not emulated; it was called with self:Tensor=Float": lambda x: (
-        torch.nn.functional.adaptive_avg_pool2d(x.unsqueeze(0), (2, 2))
-    ),
+    "aclnnPdist is not emulated; it was called with self:Tensor=Float": torch.nn.functional.pdist,
     "the aclop operator CIoU is not emulated; its inputs are": lambda x: torch_npu.npu_ciou(x, x, True, False, 0),
     "QuantRmsNormOperation CreateOperation failed": lambda x: torch_npu._npu_quant_rms_norm(x, *[x[0]] * 5, 1e-6),
     "AtbMLAPreprocess": lambda x: torch_npu.atb.npu_mla_preprocess(*[x] * 16),

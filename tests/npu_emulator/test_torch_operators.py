@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 pytestmark = pytest.mark.slow
 
 SAMPLES = 2
-LEAST_EQUAL = 510
+LEAST_EQUAL = 640
 LISTED = Path(__file__).with_name("torch_operators.toml")
 _NOT_EMULATED = re.compile(r"(?:aclnn|aclop operator )(\w+) is not emulated")
 
@@ -45,6 +45,11 @@ def operator_list() -> dict:
     return {f"{op.name}.{op.variant_test_name}".rstrip("."): op for op in op_db}
 
 
+def absolute(values: torch.Tensor) -> torch.Tensor:
+    """Of complex numbers the square, since torch_npu has no gradient of their `abs`."""
+    return torch.view_as_real(values.resolve_conj()).square().sum(-1) if values.is_complex() else values.abs()
+
+
 def run(op, sample, device: str) -> list[torch.Tensor]:
     """Results and gradients of one sample on a device, on the host."""
     torch.manual_seed(0)
@@ -59,7 +64,7 @@ def run(op, sample, device: str) -> list[torch.Tensor]:
     results = [value for value in tree_leaves(op(*args, **kwargs)) if torch.is_tensor(value)]
     assert all(value.device.type == device for value in results), "a result on another device"
     leaves = [value for value in tree_leaves((args, kwargs)) if torch.is_tensor(value) and value.requires_grad]
-    losses = [value.abs().sum() for value in results if value.requires_grad]
+    losses = [absolute(value).sum() for value in results if value.requires_grad]
     gradients = torch.autograd.grad(losses, leaves, allow_unused=True) if losses and leaves else ()
     return [value.detach().cpu() for value in (*results, *gradients) if value is not None]
 
