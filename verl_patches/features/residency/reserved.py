@@ -37,11 +37,13 @@ class ReservedMemory:
         refuse_expandable_segments()
         self._allocator = allocator
         self._mapped = True
+        self._allocated = 0
 
     @property
     def unmapped_bytes(self) -> int:
-        """Bytes without physical memory, which torch's own counters still call allocated."""
-        return 0 if self._mapped else self._allocator.get_current_usage()
+        """Bytes without physical memory, which torch's own counters still call allocated: what tensors take of the
+        pool, whose segments are larger."""
+        return 0 if self._mapped else self._allocated
 
     def move(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """Give storages that are on the device memory of the pool, with their contents. Only once: the allocator holds
@@ -57,10 +59,12 @@ class ReservedMemory:
             for storage, _ in waiting:
                 storage.resize_(0)
             torch.npu.empty_cache()
+            before = torch.npu.memory_allocated()
             with self._allocator.use_memory_pool():
                 for storage, contents in waiting:
                     storage.resize_(contents.numel())
                     bytes_of(storage).copy_(contents)
+            self._allocated = torch.npu.memory_allocated() - before
         wanted, got = sum(contents.numel() for _, contents in waiting), self._allocator.get_current_usage()
         if got < wanted:
             raise RuntimeError(f"the memory pool holds {got} of {wanted} bytes; torch took the rest from elsewhere")

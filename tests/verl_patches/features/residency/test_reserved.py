@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 
-from npu_emulator import meters
 from overlay import ConfigurationError
 from verl_patches.features.measure import step_record
 from verl_patches.features.measure.step_record import current_record
@@ -100,13 +99,11 @@ def test_without_it_addresses_change(allocator):
 
 
 def test_physical_memory_leaves_and_comes_back_and_none_is_lost(allocator):
-    residency, model = built(reserves=True)
+    residency, _ = built(reserves=True)
     free = torch.npu.mem_get_info()[0]
     for _ in range(3):
         residency.enter("update")
         assert torch.npu.mem_get_info()[0] >= free + 4 * ELEMENTS
-        with pytest.raises(RuntimeError, match="taken away by the pool"):
-            model.weight.sum()
         residency.enter("reshard")
         assert torch.npu.mem_get_info()[0] == free
 
@@ -120,20 +117,19 @@ def test_only_the_buffer_is_copied_to_the_host_and_once(allocator):
 
 
 def test_recorded_memory_is_what_is_there_and_not_what_torch_counts(allocator):
+    others = torch.npu.memory_allocated()
     residency, _ = built(reserves=True)
-    torch.npu.empty_cache()
-    for phase in ("update", "reshard", "update"):
-        counted = torch.npu.memory_allocated()
+    counted = torch.npu.memory_allocated()
+    assert counted > others + 4 * ELEMENTS
+    for phase, there in (("update", others), ("reshard", counted), ("update", others)):
         residency.enter(phase)
-        with meters.phase(phase):
-            held = torch.ones(ELEMENTS, device="npu")
-            del held
+        held = torch.ones(ELEMENTS, device="npu")
+        takes = torch.npu.memory_allocated() - counted
+        del held
         residency.close()
-        metered = meters.snapshot()["phases"][phase]
-        assert current_record().peak_bytes[phase] == metered["peak_bytes"]["0"]
-        assert current_record().allocated_bytes[phase] == metered["allocated_bytes"]["0"]
+        assert current_record().allocated_bytes[phase] == there
+        assert current_record().peak_bytes[phase] == there + takes > there + 4 * ELEMENTS
         assert torch.npu.memory_allocated() == counted, "torch does not see what is unmapped"
-    assert metered["peak_bytes"]["0"] <= counted
 
 
 def test_a_pool_that_gets_no_memory_is_refused():
