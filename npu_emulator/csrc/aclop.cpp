@@ -166,6 +166,15 @@ void gradient_of_distances(const NamedCall& call) {
                                        power_of_distance(call), in[3].select(-1, 0)));
 }
 
+// A part of a tensor: in every dimension the first element, and how many.
+void slice(const NamedCall& call) {
+  const auto first = call.in[1].to(at::kLong), sizes = call.in[2].to(at::kLong);
+  auto part = call.in[0];
+  for (int64_t dim = 0; dim < part.dim(); ++dim)
+    part = part.narrow(dim, first[dim].item<int64_t>(), sizes[dim].item<int64_t>());
+  put(call.out[0], part);
+}
+
 // Operators that torch_npu has in this interface only.
 const std::map<std::string, void (*)(const NamedCall&)> kNamed = {
     {"Quantize", &quantize},
@@ -181,6 +190,8 @@ const std::map<std::string, void (*)(const NamedCall&)> kNamed = {
     {"LogSpaceD", &powers_between},
     {"Cdist", &distances},
     {"CdistGrad", &gradient_of_distances},
+    {"Slice", &slice},
+    {"BitwiseXor", [](const NamedCall& call) { put(call.out[0], at::bitwise_xor(call.in[0], call.in[1])); }},
     {"LeftShift", [](const NamedCall& call) { put(call.out[0], at::bitwise_left_shift(call.in[0], call.in[1])); }},
     {"RightShift", [](const NamedCall& call) { put(call.out[0], at::bitwise_right_shift(call.in[0], call.in[1])); }},
 };
