@@ -15,7 +15,7 @@ from verl_patches.workers.actor.megatron_actor import forward_backward_batch
 def test_whole_numbers_of_64_bits_get_storages_of_their_own():
     """TensorDict's own clone, the control, adds 0 to all of them by an operator that does not take 64 bits."""
     together = torch.arange(6, device="npu")
-    batch = TensorDict({"position_ids": together[:2], "responses": together[2:4]}, [2])
+    batch = TensorDict({"position_ids": together[:2], "responses": together[2:4]}, [2], device="npu")
     data = SimpleNamespace(batch=batch)
     seen = forward_backward_batch(lambda actor, data: data.batch, None, data)
     for name in ("position_ids", "responses"):
