@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -501,6 +501,7 @@ def cycle_weights(state: State, count: int) -> dict[str, int]:
     places, allocated, unmapped = [], [], {"update": [], "rollout": []}
     for _ in range(count):
         phase(state, "update")
+        torch.npu.synchronize()  # what work in torch_npu's queue still uses is allocated
         allocated.append(torch.npu.memory_allocated())
         unmapped["update"].append(_unmapped_bytes())
         for chunk in state["actor"].actor_module:
@@ -560,7 +561,7 @@ def graph_freezes_weights(state: State, cached: bool) -> bool:
         runner._get_torchair_lazy_compiled_model(8)
     runner.torchair_compiled_models.clear()
     options = cache_compile.call_args.kwargs if cached else backend.call_args.kwargs
-    return options["config" if cached else "compiler_config"].experimental_config.frozen_parameter
+    return options["config" if cached else "compiler_config"].experimental_config.frozen_parameter.value in (True, "1")
 
 
 def spoil_weight(state: State, rank: int) -> None:
@@ -662,28 +663,6 @@ def forward_agreements(state: State, count: int, graphs: bool) -> list[tuple[Any
     runner = _model_runner(state)
     with mock.patch.object(runner, "torchair_graph_enabled", graphs):
         return [_forward_agreement(runner, *forward) for forward in _random_forwards(state["rank"] // 2, count)]
-
-
-def decode_through_mc2(state: State) -> None:
-    """Let the engine exchange tokens by MC2 when it decodes, as it does on 16 ranks and more."""
-    import torch_npu
-    from vllm_ascend import ascend_forward_context
-
-    state_of, dispatch = ascend_forward_context.get_fused_moe_state, torch_npu.npu_moe_distribute_dispatch_v2
-    state["mc2"] = patches = ExitStack()
-    on_16_ranks = mock.patch.object(
-        ascend_forward_context, "get_fused_moe_state", lambda ranks, with_prefill: state_of(16, with_prefill)
-    )
-    patches.enter_context(on_16_ranks)
-    noted = mock.patch.object(torch_npu, "npu_moe_distribute_dispatch_v2", wraps=dispatch)
-    state["dispatched"] = patches.enter_context(noted).call_args_list
-
-
-def end_mc2(state: State) -> tuple[int, int]:
-    """Undo `decode_through_mc2`; how often tokens were dispatched, and how often with a mask as only an A3 takes it."""
-    state.pop("mc2").close()
-    calls = state.pop("dispatched")
-    return len(calls), sum(call.kwargs.get("x_active_mask") is not None for call in calls)
 
 
 def soc_version(state: State) -> str:

@@ -156,7 +156,7 @@ def forward_backward_whole_batch(
 def forward_backward_batch(
     upstream: Callable[..., dict[str, Any]], self: MegatronPPOActor, data: DataProto, *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
-    # A storage for each tensor. TensorDict's own clone adds 0 to all of them at once, which CANN does not do in 64 bits.
+    # A storage for each tensor. TensorDict's own clone adds 0 to all of them at once, which CANN does not in 64 bits.
     data.batch = data.batch.apply(lambda tensor: tensor.clone())
     return upstream(self, data, *args, **kwargs)
 
