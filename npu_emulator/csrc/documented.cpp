@@ -93,7 +93,6 @@ std::string_view mode() {
 }  // namespace
 
 const Demand* demands_on(const char* operator_name, size_t parameters) {
-  if (!is_strict()) return nullptr;
   const auto found = all_demands().find(operator_name);
   if (found == all_demands().end() || found->second.size() != parameters) return nullptr;
   return found->second.data();

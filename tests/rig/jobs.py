@@ -492,18 +492,18 @@ def _served_tensors(state: State) -> list[torch.Tensor]:
 def cycle_weights(state: State, count: int) -> dict[str, int]:
     """`count` times the phase update, in which the training weights change, and a reshard, but no generation.
 
-    Returns how many rollout weights there are and how many ever moved, names that ever differed from training, what is
-    allocated in the last update more than in the second one, and bytes that were allocated and not there: in the update
-    that had least of them, and in the rollout that had most.
+    Returns how many rollout weights there are and how many ever moved, names that ever differed from training, what
+    tensors take in the last update more than in the second one, and bytes that were allocated and not there: in the
+    update that had least of them, and in the rollout that had most.
     """
     from verl_patches.features.measure.step_record import current_record
 
-    places, allocated, unmapped = [], [], {"update": [], "rollout": []}
+    places, held, unmapped = [], [], {"update": [], "rollout": []}
     for _ in range(count):
         phase(state, "update")
-        torch.npu.synchronize()  # what work in torch_npu's queue still uses is allocated
-        allocated.append(torch.npu.memory_allocated())
+        torch.npu.synchronize()  # work in torch_npu's queue holds tensors
         unmapped["update"].append(_unmapped_bytes())
+        held.append(torch.npu.memory_stats()["requested_bytes.all.current"])
         for chunk in state["actor"].actor_module:
             for parameter in chunk.parameters():
                 parameter.data.mul_(1 + 2**-10)
@@ -514,7 +514,7 @@ def cycle_weights(state: State, count: int) -> dict[str, int]:
         "watched": len(places[0]),
         "moved": sum(len(set(of_one)) > 1 for of_one in zip(*places, strict=True)),
         "differing": int(current_record().counts["reshard/weights_differing"]),
-        "leaked": allocated[-1] - allocated[1],
+        "leaked": held[-1] - held[1],
         "unmapped_in_update": min(unmapped["update"]),
         "unmapped_in_rollout": max(unmapped["rollout"]),
     }

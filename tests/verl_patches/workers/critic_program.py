@@ -75,11 +75,14 @@ class Training:
         return list(device_storages(tensors).values())
 
     def resident(self) -> dict[str, int]:
-        """Bytes that are allocated in phases: without the critic, of its forward, and of its update; and its own."""
+        """Bytes that are asked for in phases, without the critic, of its forward, and of its update; and its own.
+
+        What is allocated is more: the allocator leaves up to 1 MiB at the end of what it took for a large tensor.
+        """
         found = {}
         for phase in ("ref", "values", "update_critic"):
             process_residency().enter(phase)
-            found[phase] = torch.npu.memory_allocated()
+            found[phase] = torch.npu.memory_stats()["requested_bytes.all.current"]
         whole = sum(storage.nbytes() for storage in self.storages(gradients=True))
         weights = device_storages(parameter_tensors(self.worker.critic_module)).values()
         return found | {"weights": sum(storage.nbytes() for storage in weights), "whole": whole}

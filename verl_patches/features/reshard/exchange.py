@@ -4,8 +4,7 @@ Packing reads through the layout's view and scattering writes through it, so a t
 declared change of type costs no pass of its own and touches only what travels.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ import torch.distributed as dist
 
 from post_training.layouts.layout import Piece
 from post_training.layouts.schedule import Chunk, Direction, Round
-from verl_patches.features.reshard.failure import Attempt, ReshardError, RollCall
+from verl_patches.features.reshard.failure import Attempt
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -101,28 +100,29 @@ class Exchange:
     slots: int
     device: torch.device
 
-    def run(self, attempt: Attempt, roll_call: RollCall) -> int:
+    def run(self, attempt: Attempt) -> int:
         """Run all rounds and return the bytes of staging memory that were held.
 
-        A failure of this rank is left in `attempt`. Raises ReshardError when a round's collective fails.
+        A failure of this rank is left in `attempt`. Raises what a collective does; HCCL's work is asynchronous, so that
+        may come in a later round than the one that failed, or after the last.
         """
         staging = Staging(self.rounds, self.slots, self.device)
         flying: tuple[int, dist.Work] | None = None
         for number in range(len(self.rounds)):
-            with self._naming_the_missing(number, roll_call):
-                work = self._launch(number, attempt, staging)
+            attempt.reached = self._where(number)
+            work = self._launch(number, attempt, staging)
             if self.slots == 1:
-                self._land(number, work, attempt, roll_call, staging)
+                self._land(number, work, attempt, staging)
             elif flying is not None:
-                self._land(*flying, attempt, roll_call, staging)
+                self._land(*flying, attempt, staging)
             flying = number, work
         if flying is not None and self.slots > 1:
-            self._land(*flying, attempt, roll_call, staging)
+            self._land(*flying, attempt, staging)
         return staging.bytes
 
     def _launch(self, number: int, attempt: Attempt, staging: Staging) -> dist.Work:
         slot, step = number % self.slots, self.rounds[number]
-        attempt.step(self._where(number), pack, self.source, step.send, staging.send[slot])
+        attempt.step(f"{self._where(number)}, ", pack, self.source, step.send, staging.send[slot])
         return dist.all_to_all_single(
             staging.receive[slot][: step.receive.size],
             staging.send[slot][: step.send.size],
@@ -132,30 +132,10 @@ class Exchange:
             async_op=True,
         )
 
-    def _land(self, number: int, work: dist.Work, attempt: Attempt, roll_call: RollCall, staging: Staging) -> None:
-        with self._naming_the_missing(number, roll_call):
-            work.wait()
+    def _land(self, number: int, work: dist.Work, attempt: Attempt, staging: Staging) -> None:
+        work.wait()
         received = self.rounds[number].receive
-        attempt.step(self._where(number), scatter, self.target, received, staging.receive[number % self.slots])
+        attempt.step(f"{self._where(number)}, ", scatter, self.target, received, staging.receive[number % self.slots])
 
     def _where(self, number: int) -> str:
-        return f"in round {number + 1} of {len(self.rounds)} of the {self.leg}, "
-
-    @contextmanager
-    def _naming_the_missing(self, number: int, roll_call: RollCall) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            missing = roll_call.missing()
-            waited = "; ".join(f"rank {rank} for {self._awaited(number, rank)}" for rank in missing)
-            raise ReshardError(
-                f"reshard: rank {dist.get_rank(self.group)} waited {self._where(number)}for "
-                f"{waited or 'a collective in which every rank took part'}: {error}"
-            ) from error
-
-    def _awaited(self, number: int, peer: int) -> str:
-        """What this round brings from `peer`, by the first weight."""
-        receive = self.rounds[number].receive
-        names = {self.target.pieces[c.piece].canonical: None for c in receive.chunks if receive.peer(c) == peer}
-        first = next(iter(names), "nothing of its own, only its part in the round")
-        return first + (f" and {len(names) - 1} more weights" if len(names) > 1 else "")
+        return f"in round {number + 1} of {len(self.rounds)} of the {self.leg}"

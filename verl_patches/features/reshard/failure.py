@@ -1,4 +1,8 @@
-"""When a rank fails in a reshard: every rank raises, and says in which round, with which peer, at which weight."""
+"""When a rank fails in a reshard, every rank raises.
+
+Of a rank whose packing or writing raised they all say in which round, with which peer, at which weight; of one that is
+gone, who it is, and how far the others had come.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +19,13 @@ class ReshardError(RuntimeError):
 
 class Attempt:
     """One run on this rank. After its first failure it writes and reads no weights any more, but goes on taking part
-    in the collectives, so that nobody waits for it and all learn of the failure when they agree at the end."""
+    in the collectives, so that nobody waits for it and all learn of the failure when they agree at the end.
+
+    reached: where this rank last began a collective."""
 
     def __init__(self) -> None:
         self.failure = ""
+        self.reached = "before the first round"
 
     def step(self, where: str, action: Callable[..., Any], *arguments: Any) -> None:
         """Run `action` unless this attempt has failed; its exception becomes the failure of the attempt."""

@@ -1,7 +1,8 @@
 """Training weights to rollout weights on the ranks that hold both, every step, from one plan that is made once."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,8 +132,9 @@ class Resharder:
         with torch.no_grad():
             attempt.step("before the first round, ", clear_padding, prepared.padding, prepared.target)
             attempt.step("before the first round, ", copy_local, prepared.copies, prepared.source, prepared.target)
-            staging = [exchange.run(attempt, roll_call) for exchange in prepared.exchanges]
-        self._agree(attempt, roll_call, prepared.device)
+            with self._naming_the_missing(attempt, roll_call):
+                staging = [exchange.run(attempt) for exchange in prepared.exchanges]
+                agree_on_success(attempt, self._group, prepared.device)
         rounds = sum(len(exchange.rounds) for exchange in prepared.exchanges)
         objects = PLANNING_COLLECTIVES if cold else 0
         return ReshardReport(
@@ -161,14 +163,17 @@ class Resharder:
                 prepared.source, prepared.target, self._train_layouts, self._group, self._bucket_bytes, prepared.device
             )
 
-    def _agree(self, attempt: Attempt, roll_call: RollCall, device: torch.device) -> None:
+    @contextmanager
+    def _naming_the_missing(self, attempt: Attempt, roll_call: RollCall) -> Iterator[None]:
         try:
-            agree_on_success(attempt, self._group, device)
+            yield
         except ReshardError:
             raise
         except Exception as error:
+            missing = roll_call.missing()
+            unheard = f"did not hear from ranks {missing}" if missing else "heard from all ranks, and a collective failed"
             raise ReshardError(
-                f"reshard: ranks {roll_call.missing()} did not say after the last round whether they succeeded: {error}"
+                f"reshard: rank {dist.get_rank(self._group)} {unheard}, {attempt.reached} or before it: {error}"
             ) from error
 
     def _prepare(self) -> _Prepared:

@@ -23,6 +23,7 @@ from verl_patches.features.reshard.generation import WeightsGeneration, WeightsN
 SEED, BUCKET = 5, 20_000
 CULPRIT = 2
 TIMEOUT = 8.0
+"""Seconds of torch_npu's watchdog, below which HCCL gives up as the environment files of the launchers have it."""
 
 
 def at_second_pack(act: Callable[[exchange.Side, exchange.Direction], None]) -> Callable:
@@ -67,6 +68,7 @@ def main(folder: Path) -> None:
     if rank == CULPRIT and (child := os.fork()):
         os.waitpid(child, 0)  # so that the harness does not see a rank killed, and end the others before they notice
         return
+    os.environ["HCCL_EXEC_TIMEOUT"] = str(int(TIMEOUT) // 2)
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl", timeout=datetime.timedelta(seconds=TIMEOUT))
     resharder.ROLL_CALL_SECONDS = 2.0

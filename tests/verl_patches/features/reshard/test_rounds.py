@@ -11,7 +11,7 @@ from post_training.layouts.layout import Piece
 from post_training.layouts.plan import Plan, make_plan
 from post_training.layouts.schedule import ALIGNMENT, Round, piece_origins, schedule
 from verl_patches.features.reshard.exchange import Exchange, Side, pack
-from verl_patches.features.reshard.failure import Attempt, ReshardError, RollCall
+from verl_patches.features.reshard.failure import Attempt
 
 NAMES = ("bias", "norm", "scale")
 TYPES = {"bias": torch.bfloat16, "norm": torch.bfloat16, "scale": torch.float32}
@@ -61,27 +61,12 @@ def no_answer(*_: object, **__: object) -> None:
     raise RuntimeError("no answer")
 
 
-@pytest.mark.parametrize(
-    ("sent", "missing", "waited"),
-    [
-        (HELD, [0], "for rank 0 for scale and 2 more weights: no answer"),
-        (HELD[:1], [0], "for rank 0 for bias: no answer"),
-        ([], [0], "for rank 0 for nothing of its own, only its part in the round: no answer"),
-        (HELD, [], "for a collective in which every rank took part: no answer"),
-    ],
-)
-def test_what_a_round_waited_for_is_named(
-    sent: list[Piece], missing: list[int], waited: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dist, "get_rank", _returning(1))
+def test_how_far_a_rank_came_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "all_to_all_single", no_answer)
-    (step,) = rounds_of(plan_of([sent, []], [[], sent]), rank=1)
-    side = Side(VALUES, HELD, TYPES)
+    (step,) = rounds_of(plan_of([HELD, []], [[], HELD]), rank=1)
+    side, attempt = Side(VALUES, HELD, TYPES), Attempt()
     exchange = Exchange("leg of the test", [step], side, side, Mock(dist.ProcessGroup), 1, torch.device("cpu"))
-    with pytest.raises(ReshardError) as refused:
-        exchange.run(Attempt(), Mock(RollCall, missing=_returning(missing)))
-    assert str(refused.value) == f"reshard: rank 1 waited in round 1 of 1 of the leg of the test, {waited}"
-
-
-def _returning(value: object) -> Callable[..., object]:
-    return lambda *_: value
+    assert attempt.reached == "before the first round"
+    with pytest.raises(RuntimeError, match="no answer"):
+        exchange.run(attempt)
+    assert attempt.reached == "in round 1 of 1 of the leg of the test"
