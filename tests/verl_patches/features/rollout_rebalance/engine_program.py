@@ -21,6 +21,7 @@ import verl_patches.prelude_patch as prelude
 
 prelude.activate()
 
+from tests.float32_exchange import exchange_in_float32  # noqa: E402
 from tests.npu_emulator.vllm_ascend_models import write_checkpoint  # noqa: E402
 from tests.npu_emulator.vllm_ascend_program import import_once  # noqa: E402
 from tests.ranks import fork_ranks  # noqa: E402
@@ -55,6 +56,7 @@ def generate(folder: Path, case: Case) -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     EngineArgs._is_v1_supported_oracle = lambda self, model_config: True  # float32 is for tests, says vLLM
+    exchange_in_float32()
     rank = int(os.environ["RANK"])
     activate(case, "off")
     torch.npu.set_device(rank)
