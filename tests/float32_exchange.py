@@ -7,21 +7,27 @@ would round the sum; it moves one expert's row unchanged where that one has the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 
 Kernel = Callable[..., Any]
 
 
-def exchange_in_float32() -> None:
-    """Let torch_npu's two functions of this process take float32, in graphs too."""
+@contextmanager
+def exchange_in_float32() -> Iterator[None]:
+    """Let torch_npu's two functions take float32, in graphs too."""
     import torch_npu
 
-    for name, wrapped in (("dispatch", _dispatch), ("combine", _combine)):
-        name = f"npu_moe_distribute_{name}_v2"
-        setattr(torch_npu, name, wrapped(getattr(torch_npu, name)))
+    dispatch, combine = torch_npu.npu_moe_distribute_dispatch_v2, torch_npu.npu_moe_distribute_combine_v2
+    with (
+        mock.patch.object(torch_npu, dispatch.__name__, _dispatch(dispatch)),
+        mock.patch.object(torch_npu, combine.__name__, _combine(combine)),
+    ):
+        yield
 
 
 def _parts(x: torch.Tensor) -> torch.Tensor:

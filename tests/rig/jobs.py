@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
+
+from tests.float32_exchange import exchange_in_float32
 
 State = dict[str, Any]
 
@@ -499,11 +502,11 @@ def cycle_weights(state: State, count: int) -> dict[str, int]:
     from verl_patches.features.measure.step_record import current_record
 
     places, held, unmapped = [], [], {"update": [], "rollout": []}
-    for _ in range(count):
+    for number in range(count):
         phase(state, "update")
-        torch.npu.synchronize()  # work in torch_npu's queue holds tensors
         unmapped["update"].append(_unmapped_bytes())
-        held.append(torch.npu.memory_stats()["requested_bytes.all.current"])
+        if number in (1, count - 1):
+            held.append(_held_bytes())
         for chunk in state["actor"].actor_module:
             for parameter in chunk.parameters():
                 parameter.data.mul_(1 + 2**-10)
@@ -514,10 +517,18 @@ def cycle_weights(state: State, count: int) -> dict[str, int]:
         "watched": len(places[0]),
         "moved": sum(len(set(of_one)) > 1 for of_one in zip(*places, strict=True)),
         "differing": int(current_record().counts["reshard/weights_differing"]),
-        "leaked": held[-1] - held[1],
+        "leaked": held[1] - held[0],
         "unmapped_in_update": min(unmapped["update"]),
         "unmapped_in_rollout": max(unmapped["rollout"]),
     }
+
+
+def _held_bytes() -> int:
+    """Device bytes of all tensors, when nothing else still holds some: Python's garbage, or work in torch_npu's queue."""
+    gc.collect()
+    torch.npu.synchronize()
+    torch.npu.empty_cache()
+    return torch.npu.memory_stats()["requested_bytes.all.current"]
 
 
 def _unmapped_bytes() -> int:
@@ -663,6 +674,30 @@ def forward_agreements(state: State, count: int, graphs: bool) -> list[tuple[Any
     runner = _model_runner(state)
     with mock.patch.object(runner, "torchair_graph_enabled", graphs):
         return [_forward_agreement(runner, *forward) for forward in _random_forwards(state["rank"] // 2, count)]
+
+
+def decode_through_mc2(state: State) -> None:
+    """Let the engine exchange tokens by MC2 when it decodes, as it does on 16 ranks and more."""
+    import torch_npu
+    from vllm_ascend import ascend_forward_context
+
+    state_of = ascend_forward_context.get_fused_moe_state
+    state["mc2"] = patches = ExitStack()
+    patches.enter_context(exchange_in_float32())
+    dispatch = torch_npu.npu_moe_distribute_dispatch_v2
+    on_16_ranks = mock.patch.object(
+        ascend_forward_context, "get_fused_moe_state", lambda ranks, with_prefill: state_of(16, with_prefill)
+    )
+    patches.enter_context(on_16_ranks)
+    noted = mock.patch.object(torch_npu, "npu_moe_distribute_dispatch_v2", wraps=dispatch)
+    state["dispatched"] = patches.enter_context(noted).call_args_list
+
+
+def end_mc2(state: State) -> tuple[int, int]:
+    """Undo `decode_through_mc2`; how often tokens were dispatched, and how often with a mask as only an A3 takes it."""
+    state.pop("mc2").close()
+    calls = state.pop("dispatched")
+    return len(calls), sum(call.kwargs.get("x_active_mask") is not None for call in calls)
 
 
 def soc_version(state: State) -> str:

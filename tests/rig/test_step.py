@@ -310,8 +310,16 @@ def test_an_engine_that_has_finished_goes_on_with_the_others(rig):
     assert len({count["agreements"] for count in counted}) == 1 and counted[0]["agreements"] > 2
 
 
-def test_the_engine_takes_the_dies_for_those_of_an_a3(rig):
+def test_decoding_through_mc2_as_on_an_a3_agrees_with_training(rig):
+    """MC2 needs 16 ranks; here the engine is told that it has them. On an A3 it masks the tokens that only pad."""
     assert rig.run(jobs.soc_version) == ["A3"] * 4
+    rig.run(jobs.decode_through_mc2)
+    try:
+        _, metrics = step(rig)
+    finally:
+        counted = rig.run(jobs.end_mc2)
+    assert 0 < metrics["training/rollout_logprob_diff_max"] < 1e-3
+    assert all(dispatched == masked > 0 for dispatched, masked in counted)
 
 
 def test_resharding_sends_an_expert_only_to_the_rank_that_serves_it(rig):

@@ -44,7 +44,8 @@ Request = tuple[int, list[int], Any]
 def main(folder: Path) -> None:
     """One rank of the case that the folder is named after."""
     os.environ["NPU_EMULATOR_STRICT"] = "0"  # the model's attention is narrower than what the kernels of graphs take
-    generate(folder, CASES[folder.name])
+    with exchange_in_float32():
+        generate(folder, CASES[folder.name])
     os._exit(0)
 
 
@@ -56,7 +57,6 @@ def generate(folder: Path, case: Case) -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     EngineArgs._is_v1_supported_oracle = lambda self, model_config: True  # float32 is for tests, says vLLM
-    exchange_in_float32()
     rank = int(os.environ["RANK"])
     activate(case, "off")
     torch.npu.set_device(rank)
