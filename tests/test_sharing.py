@@ -27,7 +27,44 @@ def test_who(name):
     with open(said / str(os.getpid()), "a") as file:
         file.write(__file__ + "\\n")
 """
+# A process that ends at its first test leaves that one and another file's; what the other process runs ends after it.
+CRASHING = {
+    "test_0.py": """
+import os, pathlib
+crashed = pathlib.Path(os.environ["SAID"]) / "crashed"
+
+def test_crash():
+    if not crashed.exists():
+        crashed.touch()
+        os.kill(os.getpid(), 9)
+""",
+    "test_1.py": """
+import os, pathlib, time
+crashed = pathlib.Path(os.environ["SAID"]) / "crashed"
+
+def test_wait():
+    while not crashed.exists():
+        time.sleep(0.01)
+""",
+    "test_2.py": """
+import os, pathlib
+
+def test_left():
+    (pathlib.Path(os.environ["SAID"]) / "left").touch()
+""",
+}
 FOLDERS = ("rig", "rig", "other", "other")
+
+
+def shared(folder: Path, conftest: str) -> subprocess.CompletedProcess[str]:
+    """Run the tests of a folder in two processes, which say in "said" what they did."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "said").mkdir()
+    (folder / "conftest.py").write_text(conftest)
+    command = [sys.executable, "-m", "pytest", "--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "SAID": str(folder / "said")}
+    command += ["--import-mode=importlib", "--timeout=60", "tests"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture
@@ -36,15 +73,9 @@ def runs(tmp_path):
     for number, folder in enumerate(FOLDERS):
         (tmp_path / "tests" / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / "tests" / folder / f"test_{number}.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "said").mkdir()
 
     def run(conftest: str) -> dict[str, set[str]]:
-        (tmp_path / "conftest.py").write_text(conftest)
-        command = [sys.executable, "-m", "pytest", "--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder"]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "SAID": str(tmp_path / "said")}
-        command += ["--import-mode=importlib", "--timeout=60", "tests"]
-        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        ended = shared(tmp_path, conftest)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         ran: dict[str, set[str]] = {}
         for process in (tmp_path / "said").iterdir():
@@ -67,3 +98,12 @@ def test_control_a_folder_that_need_not_stay_together_is_shared(runs):
     assert all(len(processes) == 1 for processes in ran.values())
     # The first two files in the order of names: each process gets one of them before either begins.
     assert ran["test_2.py"] != ran["test_3.py"]
+
+
+def test_what_a_crashed_process_leaves_is_run(tmp_path):
+    (tmp_path / "tests").mkdir()
+    for name, text in CRASHING.items():
+        (tmp_path / "tests" / name).write_text(text)
+    ended = shared(tmp_path, CONFTEST.format(together=()))
+    assert ended.returncode == 1 and "test_crash" in ended.stdout, ended.stdout + ended.stderr
+    assert "1 failed, 3 passed" in ended.stdout and (tmp_path / "said" / "left").exists()
