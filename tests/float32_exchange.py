@@ -1,8 +1,8 @@
 """vLLM-Ascend's fused exchange of tokens (MC2) in float32, for engines whose tokens are compared exactly.
 
-torch_npu gives the kernels 16 bits alone. Three bfloat16 numbers hold a float32 one exactly, with 8 bits of its 24 each:
-they travel as rows that are three times as wide. What comes back is summed here, an expert at a time, because the kernel
-would round the sum; it moves one expert's row unchanged where that one has the weight 1 and the others 0.
+torch_npu gives the kernels 16 bits alone. Three bfloat16 numbers hold a float32 one exactly, with 8 bits of its 24
+each: they travel as rows that are three times as wide. What comes back is summed here, an expert at a time, because the
+kernel would round the sum; it moves one expert's row unchanged where that one has the weight 1 and the others 0.
 """
 
 from __future__ import annotations

@@ -524,7 +524,7 @@ def cycle_weights(state: State, count: int) -> dict[str, int]:
 
 
 def _held_bytes() -> int:
-    """Device bytes of all tensors, when nothing else still holds some: Python's garbage, or work in torch_npu's queue."""
+    """Device bytes of all tensors that neither Python's garbage nor work in torch_npu's queue holds."""
     gc.collect()
     torch.npu.synchronize()
     torch.npu.empty_cache()

@@ -171,9 +171,9 @@ class Resharder:
             raise
         except Exception as error:
             missing = roll_call.missing()
-            unheard = f"did not hear from ranks {missing}" if missing else "heard from all ranks, and a collective failed"
+            found = f"did not hear from ranks {missing}" if missing else "heard from all ranks, and a collective failed"
             raise ReshardError(
-                f"reshard: rank {dist.get_rank(self._group)} {unheard}, {attempt.reached} or before it: {error}"
+                f"reshard: rank {dist.get_rank(self._group)} {found}, {attempt.reached} or before it: {error}"
             ) from error
 
     def _prepare(self) -> _Prepared:

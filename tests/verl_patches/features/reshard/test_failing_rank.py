@@ -58,5 +58,6 @@ def test_a_rank_that_is_gone_is_named(tmp_path: Path, way: str, number: int) -> 
         reached = re.search(said + r"(\d+) of \d+ of the leg from training weights or before it: ", text)
         assert reached and int(reached[1]) >= number, text
         # HCCL's own reason is kept, which names it too.
-        assert re.search(rf"HcclAlltoAllV on rank {rank} of {WORLD}: no answer after \S+ s from .*rank {CULPRIT} ", text), text
+        reason = rf"HcclAlltoAllV on rank {rank} of {WORLD}: no answer after \S+ s from .*rank {CULPRIT} "
+        assert re.search(reason, text), text
         assert told["reshard"]["seconds"] < TIMEOUT + 6

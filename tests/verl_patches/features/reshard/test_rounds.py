@@ -1,6 +1,6 @@
 """What a round stages and says, on layouts written down by hand, in one process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from unittest.mock import Mock
 
 import pytest
