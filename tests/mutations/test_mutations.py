@@ -244,29 +244,62 @@ def test_a_trial_asks_tier_by_tier_and_leaves_the_tree_as_it_was(tree):
     assert (tree / "product.py").read_text() == SOURCE
 
 
-@pytest.mark.slow
-def test_a_file_that_set_up_installs_is_planted_in_an_environment_of_its_own(tree, monkeypatch):
-    prefix, file = tree.parent / "prefix", "npu_emulator/src/acl/rt.py"
+# What stands for the emulator's build: the library is the text of its source, and a bad one does not compile.
+BUILD = """
+import sys
+
+def build_cann(wheel, package):
+    text = open("csrc/rt.cpp").read()
+    if "bad" in text:
+        sys.exit("error: bad")
+    (package / "lib").mkdir(parents=True, exist_ok=True)
+    (package / "lib" / "librt.so").write_text(text)
+"""
+
+
+@pytest.fixture
+def installed(tree, monkeypatch):
+    """An environment's packages, where those of the tree's emulator are installed."""
+    prefix = tree.with_name(f"{tree.name}-prefix")
     site = prefix / "lib" / "python3" / "site-packages"
     for folder in (tree / "npu_emulator/src", site):
-        (folder / "acl").mkdir(parents=True)
-        (folder / "acl" / "rt.py").write_text("DIES = 8\n")
-    (site / "acl" / "lib").mkdir()
+        (folder / "npu_emulator").mkdir(parents=True)
+        (folder / "npu_emulator" / "rt.py").write_text("DIES = 8\n")
+    (site / "npu_emulator" / "lib").mkdir()
+    (site / "npu_emulator" / "lib" / "librt.so").write_text("8 dies")
+    (tree / "npu_emulator/csrc").mkdir()
+    (tree / "npu_emulator/csrc/rt.cpp").write_text("8 dies")
+    (tree / "npu_emulator/build.py").write_text(BUILD)
+    (tree / "npu_emulator/setup.py").write_text("def installed_torch_npu(): ...\n")
     (site / "other.py").touch()
     (prefix / "bin").mkdir()
     (prefix / "bin" / "python").symlink_to(sys.executable)
     monkeypatch.setattr(sys, "prefix", str(prefix))
     monkeypatch.setattr(workbench, "get_path", lambda name: str(site))
+    return site
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["src/npu_emulator/rt.py", "csrc/rt.cpp"])
+def test_what_set_up_installs_is_planted_in_an_environment_of_its_own(tree, installed, file):
+    compiled = file.endswith("cpp")
     with SignalFlag() as signals, Workbench(signals, 60, tree) as bench:
         assert bench._interpreter("product.py") == sys.executable
-        python = Path(bench._interpreter(file))
-        (bench._tree / file).write_text("DIES = 9\n")
+        (bench._tree / "npu_emulator" / file).write_text("9 dies")
+        python = Path(bench._interpreter(f"npu_emulator/{file}"))
         made = python.parents[1] / "lib" / "python3" / "site-packages"
-        assert (made / "acl" / "rt.py").read_text() == "DIES = 9\n"
-        assert (made / "acl" / "lib").is_dir() and (made / "other.py").exists()
-        assert Path(bench._interpreter(file)) == python
+        assert (made / "npu_emulator" / "rt.py").read_text() == ("DIES = 8\n" if compiled else "9 dies")
+        assert (made / "npu_emulator/lib/librt.so").read_text() == ("9 dies" if compiled else "8 dies")
+        assert (made / "other.py").exists()
+        (bench._tree / "npu_emulator" / file).write_text("bad")
+        if compiled:
+            with pytest.raises(FaultError, match="does not compile: error: bad"):
+                bench._interpreter(f"npu_emulator/{file}")
+        else:
+            assert Path(bench._interpreter(f"npu_emulator/{file}")) == python
         assert python.resolve() == Path(sys.executable).resolve()
-    assert (site / "acl" / "rt.py").read_text() == "DIES = 8\n"
+    assert (installed / "npu_emulator/rt.py").read_text() == "DIES = 8\n"
+    assert (installed / "npu_emulator/lib/librt.so").read_text() == "8 dies"
 
 
 @pytest.mark.slow

@@ -26,6 +26,16 @@ _FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\w+)*)", re.MULTILIN
 _CHEAPEST_FIRST = "tests.mutations.cheapest_first"
 # Packages that set-up installs from the tree, and Python imports when it starts.
 _INSTALLED_FROM = "npu_emulator/src"
+_COMPILED_FROM = "npu_emulator/csrc"
+_COMPILE = """
+import sys
+from pathlib import Path
+
+from build import build_cann
+from setup import installed_torch_npu
+
+build_cann(installed_torch_npu(), Path(sys.argv[1]))
+"""
 
 
 class Outcome(StrEnum):
@@ -157,17 +167,17 @@ class Workbench:
         return {**read_environment(ENVIRONMENT_FILE), "PYTHONPATH": str(self._tree)}
 
     def _interpreter(self, file: str) -> str:
-        """The environment's Python; for a file that set-up installs, one of an environment which has the tree's."""
-        if not file.startswith(_INSTALLED_FROM):
+        """The environment's Python; for what set-up installs or compiles, one of an environment that has the tree's."""
+        compiled = file.startswith(_COMPILED_FROM)
+        if not compiled and not file.startswith(_INSTALLED_FROM):
             return sys.executable
-        prefix, sources, installed = (
-            self._folder / "environment",
-            self._tree / _INSTALLED_FROM,
-            Path(get_path("purelib")),
-        )
-        if not prefix.exists():
-            site = prefix / installed.relative_to(sys.prefix)
-            for package in filter(Path.is_dir, sources.iterdir()):
+        installed = Path(get_path("purelib"))
+        prefix = self._folder / ("compiled" if compiled else "environment")
+        site = prefix / installed.relative_to(sys.prefix)
+        if compiled:
+            self._compile(site / "npu_emulator")
+        if not (prefix / "bin").exists():
+            for package in filter(Path.is_dir, (self._tree / _INSTALLED_FROM).iterdir()):
                 _link_what_is_missing(package, site / package.name)
                 _link_what_is_missing(installed / package.name, site / package.name)  # what is built beside its modules
             for folder in (site, *site.parents):
@@ -175,6 +185,18 @@ class Workbench:
                 if folder == prefix:
                     break
         return str(prefix / "bin" / "python")
+
+    def _compile(self, package: Path) -> None:
+        """Compile what changed since the last time, and put the libraries into a package.
+
+        Raises:
+            FaultError: the tree's sources do not compile.
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", _COMPILE, package], cwd=self._tree / "npu_emulator", capture_output=True, text=True
+        )
+        if done.returncode:
+            raise FaultError(f"The fault does not compile: {(done.stdout + done.stderr)[-2000:]}")
 
 
 def _link_what_is_missing(source: Path, target: Path) -> None:

@@ -6,12 +6,14 @@ Each operator has a call that is legal, whose parameters say what else may be as
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch_npu
 
 from tests.npu_emulator.device_process import DeviceProcess
+from tests.npu_emulator.operators.compare import refused
 
 HALF, OTHER_HALF, FLOAT = torch.bfloat16, torch.float16, torch.float32
 NO_GROUP = "there is no communicator nobody in this process"
@@ -303,3 +305,12 @@ def test_reference_runs_go_by_the_types_of_a_whole_call(mode):
     assert ("Tensor kv not implemented for DT_FLOAT" in said) == (setting == "1") and (setting == "1" or not said)
     mixed = process(outcome, "latent_cache", {"dtype": FLOAT})
     assert ("EZ1001" in mixed) == (setting != "0")
+
+
+def test_strict_mode_is_asked_for_at_every_call(monkeypatch):
+    """Of an operator that has been called already, in a process that tests of several modes share."""
+    numbers = [torch.ones(2, dtype=torch.int64, device="npu")]
+    for strict in ("0", "1", "0"):
+        monkeypatch.setenv("NPU_EMULATOR_STRICT", strict)
+        with refused("not implemented for DT_INT64") if strict == "1" else nullcontext():
+            torch._foreach_add(numbers, 1)

@@ -8,6 +8,7 @@ import verl_patches.prelude_patch  # noqa: F401
 
 # isort: split
 import copy
+import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -54,6 +55,7 @@ def answered(config: Any, step: int, dropped: int) -> DataProto:
 
 def on_die() -> int:
     """Bytes of tensors that live, without what the allocator leaves at their ends."""
+    gc.collect()
     torch.npu.synchronize()
     torch.npu.empty_cache()  # what another stream used counts until the allocator looks at its event
     return torch.npu.memory_stats()["requested_bytes.all.current"]
