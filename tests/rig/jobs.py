@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -13,6 +12,7 @@ from unittest import mock
 
 import torch
 
+from tests.device_bytes import bytes_of_tensors
 from tests.float32_exchange import exchange_in_float32
 
 State = dict[str, Any]
@@ -506,7 +506,7 @@ def cycle_weights(state: State, count: int) -> dict[str, int]:
         phase(state, "update")
         unmapped["update"].append(_unmapped_bytes())
         if number in (1, count - 1):
-            held.append(_held_bytes())
+            held.append(bytes_of_tensors())
         for chunk in state["actor"].actor_module:
             for parameter in chunk.parameters():
                 parameter.data.mul_(1 + 2**-10)
@@ -521,14 +521,6 @@ def cycle_weights(state: State, count: int) -> dict[str, int]:
         "unmapped_in_update": min(unmapped["update"]),
         "unmapped_in_rollout": max(unmapped["rollout"]),
     }
-
-
-def _held_bytes() -> int:
-    """Device bytes of all tensors that neither Python's garbage nor work in torch_npu's queue holds."""
-    gc.collect()
-    torch.npu.synchronize()
-    torch.npu.empty_cache()
-    return torch.npu.memory_stats()["requested_bytes.all.current"]
 
 
 def _unmapped_bytes() -> int:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from verl import DataProto
 from verl.workers.megatron_workers import CriticWorker
 
+from tests.device_bytes import bytes_of_tensors
 from verl_patches.features import settings
 from verl_patches.features.measure.step_record import current_record
 from verl_patches.features.residency.live_tensors import gradient_tensors, optimizer_tensors, parameter_tensors
@@ -75,14 +76,11 @@ class Training:
         return list(device_storages(tensors).values())
 
     def resident(self) -> dict[str, int]:
-        """Bytes that are asked for in phases, without the critic, of its forward, and of its update; and its own.
-
-        What is allocated is more: the allocator leaves up to 1 MiB at the end of what it took for a large tensor.
-        """
+        """Bytes of tensors in phases: without the critic, of its forward, and of its update; and its own."""
         found = {}
         for phase in ("ref", "values", "update_critic"):
             process_residency().enter(phase)
-            found[phase] = torch.npu.memory_stats()["requested_bytes.all.current"]
+            found[phase] = bytes_of_tensors()
         whole = sum(storage.nbytes() for storage in self.storages(gradients=True))
         weights = device_storages(parameter_tensors(self.worker.critic_module)).values()
         return found | {"weights": sum(storage.nbytes() for storage in weights), "whole": whole}

@@ -8,7 +8,6 @@ import verl_patches.prelude_patch  # noqa: F401
 
 # isort: split
 import copy
-import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -23,6 +22,7 @@ from verl.utils import fsdp_utils
 from verl.workers.actor import dp_actor
 from verl.workers.fsdp_workers import ActorRolloutRefWorker
 
+from tests.device_bytes import bytes_of_tensors
 from verl_patches.features.compatibility.fully_sharded import release
 from verl_patches.trainer.main_ppo import compose
 
@@ -53,14 +53,6 @@ def answered(config: Any, step: int, dropped: int) -> DataProto:
     return batch
 
 
-def on_die() -> int:
-    """Bytes of tensors that live, without what the allocator leaves at their ends."""
-    gc.collect()
-    torch.npu.synchronize()
-    torch.npu.empty_cache()  # what another stream used counts until the allocator looks at its event
-    return torch.npu.memory_stats()["requested_bytes.all.current"]
-
-
 def run(config: Any, dropped: int) -> dict[str, Any]:
     node = config.actor_rollout_ref
     worker, reference = (ActorRolloutRefWorker(config=copy.deepcopy(node), role=role) for role in ("actor", "ref"))
@@ -71,10 +63,10 @@ def run(config: Any, dropped: int) -> dict[str, Any]:
     record_exact_norms(worker.actor, found["exact_norms"])
     for step in range(STEPS):
         batch = answered(config, step, dropped)
-        resting = on_die()
+        resting = bytes_of_tensors()
         batch.batch["old_log_probs"] = worker.compute_log_prob(copy.deepcopy(batch)).batch["old_log_probs"]
         batch.batch["ref_log_prob"] = reference.compute_ref_log_prob(copy.deepcopy(batch)).batch["ref_log_prob"]
-        found["left"] = on_die() - resting
+        found["left"] = bytes_of_tensors() - resting
         metrics = worker.update_actor(copy.deepcopy(batch)).meta_info["metrics"]
         found["norms"] += metrics["actor/grad_norm"]
         counted = batch.batch["attention_mask"][:, -config.data.max_response_length :]
@@ -109,9 +101,9 @@ def record_exact_norms(actor: Any, norms: list[float]) -> None:
 def gathered(model: torch.nn.Module) -> int:
     """Bytes that embeddings, norm and output layer take while they are gathered."""
     fsdp_utils.load_fsdp_model_to_gpu(model)
-    before = on_die()
+    before = bytes_of_tensors()
     model.unshard()
-    taken = on_die() - before
+    taken = bytes_of_tensors() - before
     release(model)
     return taken
 
@@ -120,13 +112,13 @@ def moved(model: torch.nn.Module) -> list[int]:
     """Bytes of this rank's weights, those that leave the die and come back, and those that leave it by verl alone."""
     fsdp_utils.load_fsdp_model_to_gpu(model)
     weights = sum(parameter.to_local().nbytes for parameter in model.parameters())
-    there = on_die()
+    there = bytes_of_tensors()
     fsdp_utils.offload_fsdp_model_to_cpu(model)
-    away = on_die()
+    away = bytes_of_tensors()
     fsdp_utils.load_fsdp_model_to_gpu(model)
-    back = on_die()
+    back = bytes_of_tensors()
     fsdp_utils.offload_fsdp2_model_to_cpu.__wrapped__(model)
-    return [weights, there - away, back - away, back - on_die()]
+    return [weights, there - away, back - away, back - bytes_of_tensors()]
 
 
 @contextmanager
