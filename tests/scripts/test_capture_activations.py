@@ -33,7 +33,9 @@ def capture(asked):
     rank = os.environ["RANK"]
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     given = {name: os.environ[name] for name in names}
-    (Path(asked["folder"]) / rank).write_text(json.dumps(given | {"prepared": prepared}))
+    writing = Path(asked["folder"]) / f"{rank}.writing"
+    writing.write_text(json.dumps(given | {"prepared": prepared}))
+    writing.rename(writing.with_name(rank))  # whole, whenever this rank is ended
     print(f" rank {rank} was here ", end="")
     if rank == str(asked.get("raises")):
         raise ValueError("two \\n lines " + "x" * 1000)
