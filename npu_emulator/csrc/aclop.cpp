@@ -166,6 +166,15 @@ void gradient_of_distances(const NamedCall& call) {
                                        power_of_distance(call), in[3].select(-1, 0)));
 }
 
+// The normalised tensor, and the mean and the reciprocal of the deviation of what was normalised together.
+void layer_norm(const NamedCall& call) {
+  const auto& in = call.in;
+  const auto first = static_cast<size_t>(call.attributes.at("begin_norm_axis"));
+  const auto [values, mean, deviation] =
+      at::native_layer_norm(wide(in[0]), in[0].sizes().slice(first), wide(in[1]), wide(in[2]), call.attributes.at("epsilon"));
+  put(call.out, {values, mean, deviation});
+}
+
 // A part of a tensor: in every dimension the first element, and how many.
 void slice(const NamedCall& call) {
   const auto first = call.in[1].to(at::kLong), sizes = call.in[2].to(at::kLong);
@@ -182,6 +191,7 @@ const std::map<std::string, void (*)(const NamedCall&)> kNamed = {
     {"ScaledMaskedSoftmax", &scaled_masked_softmax},
     {"ScaledMaskedSoftmaxGrad", &scaled_masked_softmax_gradient},
     {"ApplyAdamW", &apply_adam_w},
+    {"LayerNormV3", &layer_norm},
     {"LogSigmoid", [](const NamedCall& call) { put(call.out[0], at::log_sigmoid(call.in[0])); }},
     {"LpNormReduceV2", &sum_of_powers},
     {"LpNormUpdateV2", &root_of_sum},

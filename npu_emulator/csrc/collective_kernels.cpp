@@ -161,7 +161,7 @@ void combine(const Experts& experts, const Tensor& rows, const Tensor& ids, cons
       const auto pairs = entries.index_select(0, mine);
       const auto part = chosen.index_select(0, mine).remainder(local) * group.ranks + experts.rank;
       const auto starts = at::cat({at::zeros({1}, at::kLong), ends.narrow(0, 0, ends.numel() - 1)});
-      const auto places = starts.index_select(0, part) + info.to(at::kLong).index_select(0, pairs);
+      const auto places = starts.index_select(0, part) + info.flatten().to(at::kLong).index_select(0, pairs);
       choices.index_copy_(0, pairs, theirs.index_select(0, places).to(at::kFloat));
     }
   });

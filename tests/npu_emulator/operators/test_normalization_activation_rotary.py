@@ -55,6 +55,15 @@ def test_add_rms_norm_returns_the_sum_too():
     torch.testing.assert_close(total.cpu(), one + other)
 
 
+@pytest.mark.parametrize("shape", [(6,), (5, 6)])
+def test_layer_norm_for_inference(shape):
+    x, weight, bias = torch.randn(4, 5, 6), torch.randn(shape), torch.randn(shape)
+    found = torch_npu.npu_layer_norm_eval(x.to("npu"), shape, weight.to("npu"), bias.to("npu"), 1e-3)
+    torch.testing.assert_close(found.cpu(), functional.layer_norm(x, shape, weight, bias, 1e-3))
+    plain = torch_npu.npu_layer_norm_eval(x.half().to("npu"), shape)
+    torch.testing.assert_close(plain.cpu(), functional.layer_norm(x.half().float(), shape).half())
+
+
 @pytest.mark.parametrize("dim", [-1, 0])
 def test_swiglu_and_its_gradient(dim):
     def reference(x):
