@@ -59,7 +59,6 @@ bool reads_tiles(const Parameters&) {
 bool reads_tiles(const atb::infer::ReshapeAndCacheParam& parameters) { return parameters.kvCacheCfg == kBothInTiles; }
 
 void run(const atb::infer::ReshapeAndCacheParam& parameters, const Tensors& in, const Tensors&) {
-  TORCH_CHECK(parameters.compressType == 0, "compressType ", parameters.compressType, " is not emulated");
   const size_t caches = parameters.kvCacheCfg == kKeyOnly ? 1 : 2;
   if (in.at(0).scalar_type() != at::kChar) demand_16_bits(in[0], "Tensor key");
   demand_int32(in.at(2 * caches), "Tensor slotMapping");
@@ -97,54 +96,50 @@ void run(const atb::infer::RopeParam& parameters, const Tensors& in, const Tenso
   }
 }
 
-void run(const atb::infer::SelfAttentionParam& parameters, const Tensors& in, const Tensors& out) {
+void run(const atb::infer::SelfAttentionParam& of, const Tensors& in, const Tensors& out) {
   using Parameters = atb::infer::SelfAttentionParam;
-  TORCH_CHECK(parameters.quantType == 0, "quantType ", parameters.quantType, " is not emulated");
-  const int64_t heads = parameters.headNum, kv_heads = parameters.kvHeadNum ? parameters.kvHeadNum : heads;
+  const int64_t heads = of.headNum, kv_heads = of.kvHeadNum ? of.kvHeadNum : heads;
   demand_16_bits(in.at(0), "Tensor query");
   demand_int32(in.back(), "Tensor seqLen");
   const auto query = in.at(0).reshape({in[0].size(0), heads, -1});
   const auto result = out.at(0).view({out[0].size(0), heads, -1});
   int64_t start = 0;
-  if (parameters.calcType == Parameters::kPrefixEncoder) {
+  if (of.calcType == Parameters::kPrefixEncoder) {
     const auto queries = whole_numbers(in.at(5)), keys = whole_numbers(in.at(6));
     for (size_t index = 0; index < queries.size(); start += queries[index++]) {
       const auto key = of_blocks(in[1], in[3][index], keys[index]), value = of_blocks(in[2], in[3][index], keys[index]);
       result.narrow(0, start, queries[index])
-          .copy_(attend_sequence(query.narrow(0, start, queries[index]), key, value, parameters.qkScale,
+          .copy_(attend_sequence(query.narrow(0, start, queries[index]), key, value, of.qkScale,
                         future(queries[index], keys[index])));
     }
     return;
   }
-  TORCH_CHECK(parameters.calcType == Parameters::kPagedEncoder, "calcType ", int(parameters.calcType),
-              " is not emulated");
+  const bool has_mask = of.maskType != Parameters::kNoMask;
   const auto key = in.at(1).reshape({in[1].size(0), kv_heads, -1});
   const auto value = in.at(2).reshape({in[2].size(0), kv_heads, -1});
-  const bool has_mask = parameters.maskType != Parameters::kNoMask;
   for (const auto tokens : whole_numbers(in.at(has_mask ? 4 : 3))) {
     Tensor masked;
-    if (parameters.maskType == Parameters::kNormMask)
+    if (of.maskType == Parameters::kNormMask)
       masked = in[3].narrow(-2, 0, tokens).narrow(-1, 0, tokens).ne(0);
     else if (has_mask)
       masked = future(tokens, tokens);
     const auto part = [&](const Tensor& tensor) { return tensor.narrow(0, start, tokens); };
-    part(result).copy_(attend_sequence(part(query), part(key), part(value), parameters.qkScale, masked));
+    part(result).copy_(attend_sequence(part(query), part(key), part(value), of.qkScale, masked));
     start += tokens;
   }
 }
 
-void run(const atb::infer::PagedAttentionParam& parameters, Tensors in, const Tensors& out) {
+void run(const atb::infer::PagedAttentionParam& of, Tensors in, const Tensors& out) {
   using Parameters = atb::infer::PagedAttentionParam;
-  TORCH_CHECK(parameters.quantType == 0, "quantType ", parameters.quantType, " is not emulated");
-  if (parameters.mlaVHeadSize)  // latent attention: values are the first columns of the keys' cache
-    in.insert(in.begin() + 2, in.at(1).slice(-1, 0, parameters.mlaVHeadSize));
+  if (of.mlaVHeadSize)  // latent attention: values are the first columns of the keys' cache
+    in.insert(in.begin() + 2, in.at(1).slice(-1, 0, of.mlaVHeadSize));
   demand_16_bits(in.at(0), "Tensor query");
   demand_int32(in.at(3), "Tensor blockTables");
   demand_int32(in.at(4), "Tensor contextLens");
-  const auto query = in.at(0).reshape({in[0].size(0), parameters.headNum, -1});
-  const auto result = out.at(0).view({out[0].size(0), parameters.headNum, -1});
+  const auto query = in.at(0).reshape({in[0].size(0), of.headNum, -1});
+  const auto result = out.at(0).view({out[0].size(0), of.headNum, -1});
   const auto keys = whole_numbers(in.at(4));
-  const bool is_chunked = parameters.maskType == Parameters::kSpecMask;
+  const bool is_chunked = of.maskType == Parameters::kSpecMask;
   // vllm-ascend hands over more lengths than there are queries, one each, before it captures a graph.
   const auto queries = is_chunked ? whole_numbers(in.at(6)) : Ints(std::min<size_t>(keys.size(), query.size(0)), 1);
   int64_t start = 0;
@@ -154,7 +149,7 @@ void run(const atb::infer::PagedAttentionParam& parameters, Tensors in, const Te
     if (is_chunked) masked = in.at(5).narrow(0, start, queries[index]).narrow(1, 0, keys[index]).ne(0);
     const auto key = of_blocks(in[1], in[3][index], keys[index]), value = of_blocks(in[2], in[3][index], keys[index]);
     result.narrow(0, start, queries[index])
-        .copy_(attend_sequence(query.narrow(0, start, queries[index]), key, value, parameters.qkScale, masked));
+        .copy_(attend_sequence(query.narrow(0, start, queries[index]), key, value, of.qkScale, masked));
   }
 }
 
@@ -267,12 +262,60 @@ int execute_call(void*, uint64_t, atb::Operation* operation, atb::Context* conte
 
 #define CANN_SHOWN __attribute__((visibility("default")))
 namespace atb {
+namespace {
+
+// Parameters that change a result and are not honoured here: all but those that are 0.
+void demand_unset(std::initializer_list<std::pair<const char*, int64_t>> parameters) {
+  for (const auto& [name, value] : parameters) TORCH_CHECK(!value, name, " ", value, " is not emulated");
+}
+template <class Parameters>
+void demand_emulated(const Parameters&) {}
+void demand_emulated(const infer::ReshapeAndCacheParam& of) { demand_unset({{"compressType", of.compressType}}); }
+void demand_emulated(const infer::SelfAttentionParam& of) {
+  using Parameters = infer::SelfAttentionParam;
+  demand_unset({{"quantType", of.quantType}, {"clampType", of.clampType}, {"kvcacheCfg", of.kvcacheCfg},
+                {"scaleType", of.scaleType}, {"inputLayout", of.inputLayout}, {"cacheType", of.cacheType},
+                {"mlaVHeadSize", of.mlaVHeadSize}, {"windowSize", of.windowSize},
+                {"batchRunStatusEnable", of.batchRunStatusEnable}});
+  TORCH_CHECK(of.qScale == 1, "qScale ", of.qScale, " is not emulated");
+  const bool has_prefix = of.calcType == Parameters::kPrefixEncoder;
+  TORCH_CHECK(has_prefix || of.calcType == Parameters::kPagedEncoder, "calcType ", int(of.calcType), " is not emulated");
+  TORCH_CHECK(of.maskType == Parameters::kCompressedNormMask ||
+                  (!has_prefix && (of.maskType == Parameters::kNoMask || of.maskType == Parameters::kNormMask)),
+              "maskType ", int(of.maskType), " is not emulated");
+}
+void demand_emulated(const infer::PagedAttentionParam& of) {
+  using Parameters = infer::PagedAttentionParam;
+  demand_unset({{"quantType", of.quantType}, {"compressType", of.compressType}, {"scaleType", of.scaleType},
+                {"inputLayout", of.inputLayout}, {"batchRunStatusEnable", of.batchRunStatusEnable},
+                {"hasQuantOffset", of.hasQuantOffset}});
+  TORCH_CHECK(of.maskType == Parameters::kNoMask || of.maskType == Parameters::kSpecMask, "maskType ",
+              int(of.maskType), " is not emulated");
+}
+
+// op-plugin says only which operation could not be made; the warning says why.
+Status refuse_operation(const std::string& reason, Operation** operation) {
+  *operation = nullptr;
+  TORCH_WARN(reason);
+  return fail(kAtbFailed, reason);
+}
+template <class Parameters>
+Status create(const Parameters& parameters, const char* name, Operation** operation) {
+  try {
+    demand_emulated(parameters);
+  } catch (const c10::Error& error) {
+    return refuse_operation(std::string(name) + ": " + error.what_without_backtrace(), operation);
+  }
+  *operation = new EmulatedOperation<Parameters>(parameters, name);
+  return 0;
+}
+
+}  // namespace
 
 #define EMULATED(NAME)                                                                           \
   template <>                                                                                    \
   CANN_SHOWN Status CreateOperation(const infer::NAME##Param& parameters, Operation** operation) { \
-    *operation = new EmulatedOperation<infer::NAME##Param>(parameters, #NAME "Operation");       \
-    return 0;                                                                                    \
+    return create(parameters, #NAME "Operation", operation);                                     \
   }
 EMULATED(ReshapeAndCache)
 EMULATED(Rope)
@@ -284,8 +327,7 @@ EMULATED(GroupedMatmulInplaceAdd)
 #define NOT_EMULATED(NAME)                                                            \
   template <>                                                                         \
   CANN_SHOWN Status CreateOperation(const infer::NAME##Param&, Operation** operation) { \
-    *operation = nullptr;                                                             \
-    return fail(kAtbFailed, "ATB's " #NAME "Operation is not emulated");              \
+    return refuse_operation(#NAME "Operation is not emulated", operation);              \
   }
 NOT_EMULATED(LinearParallel)
 NOT_EMULATED(Elewise)

@@ -10,6 +10,20 @@ import torch_npu
 
 from tests.npu_emulator.operators.compare import refused
 
+
+def attention(x: torch.Tensor, **options) -> None:
+    x = x.half()
+    options |= {"scale_value": 1.0, "num_heads": 1, "num_kv_heads": 1, "kernel_type": 0, "out": torch.empty_like(x)}
+    torch_npu.atb._npu_flash_attention_v2(x, x, x, [4], **options)
+
+
+def paged_attention(x: torch.Tensor, **options) -> None:
+    x, blocks = x.half(), torch.zeros(4, 1, dtype=torch.int32, device="npu")
+    cache = x.view(1, 4, 1, 4)
+    options |= {"scale_value": 1.0, "num_heads": 1, "num_kv_heads": 1, "value_cache": cache, "out": torch.empty_like(x)}
+    torch_npu.atb._npu_paged_attention_v2(x, cache, blocks, [1, 2, 3, 4], **options)
+
+
 # One for each way in which torch_npu reaches the kernels of a device.
 NOT_EMULATED: dict[str, Callable[[torch.Tensor], object]] = {
     "aclnnPdist is not emulated; it was called with self:Tensor=Float": torch.nn.functional.pdist,
@@ -24,6 +38,17 @@ def test_an_operator_is_refused_by_name_and_the_process_goes_on(words):
     x = torch.ones(4, 4, device="npu")
     with refused(words):
         NOT_EMULATED[words](x)
+    assert (x + x).sum().item() == 32
+
+
+@pytest.mark.parametrize(("call", "emulated"), [(attention, 1), (paged_attention, 0)])
+def test_parameters_that_change_a_result_are_refused_by_name(call, emulated, capfd):
+    """A mask of slopes. op-plugin's error names the operation alone, and a line on standard error says why."""
+    x = torch.ones(4, 4, device="npu")
+    with refused("AttentionOperation CreateOperation failed"):
+        call(x, mask_type=2, mask=x.half())
+    assert "AttentionOperation: maskType 2 is not emulated" in capfd.readouterr().err
+    call(x, mask_type=emulated, mask=x.half())
     assert (x + x).sum().item() == 32
 
 

@@ -45,9 +45,9 @@ class _Result(unittest.TestResult):
 
 
 def _raised(traceback: str) -> str:
-    """The line of a traceback that says what was raised."""
+    """What was raised, without where: torch_npu's errors have several lines, and CANN's own words are the last."""
     lines = [line for line in traceback.splitlines() if line and not line[0].isspace()]
-    return next((line for line in lines if not line.startswith("Traceback")), traceback.strip())
+    return " ".join(line for line in lines if not line.startswith("Traceback")) or traceback.strip()
 
 
 def _use_shared_files() -> None:

