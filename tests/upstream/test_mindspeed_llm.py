@@ -57,9 +57,6 @@ SWITCHED_ON = {
     "attention with heads exchanged for positions": (
         Layout(context=2, extra=("--context-parallel-algo", "ulysses_cp_algo")), {"aclnnFlashAttentionScore"},
     ),
-    "a moving average of the weights": (
-        Layout(extra=("--optimizer-selection", "fused_ema_adamw")), {"aclnnApplyFusedEmaAdam"},
-    ),
 }  # fmt: skip
 
 Train = Callable[..., list[float]]
