@@ -1,8 +1,10 @@
 """Extensions in C++ that are compiled at run time against CANN, as MindSpeed does with its kernels."""
 
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -15,35 +17,54 @@ from npu_emulator import engine
 
 pytestmark = pytest.mark.slow
 
-WHEEL = Path(torch_npu.__file__).parent
-# Where MindSpeed says that everything is.
-INCLUDED = (WHEEL / "include", WHEEL / "include/third_party/acl/inc", WHEEL / "include/third_party/hccl/inc")
+PACKAGES = Path(torch_npu.__file__).parents[1]
 
 
-def linked() -> list[str]:
-    """What an extension links, with the folders that the variables of CANN give."""
-    cann, transformers = Path(os.environ["ASCEND_HOME_PATH"]), Path(os.environ["ATB_HOME_PATH"])
-    flags = [f"-L{cann / 'lib64'}", "-lascendcl", f"-L{WHEEL / 'lib'}", "-ltorch_npu"]
-    return [*flags, f"-L{transformers / 'lib'}", "-lasdops", "-llcal", "-latb"]
+@dataclass(frozen=True)
+class Build:
+    """A folder to build in, with a link to the installed packages: torch quotes none of the paths that it builds with,
+    and a checkout's own may hold spaces and quotes."""
+
+    folder: Path
+
+    def installed(self, path: Path | str) -> Path:
+        return self.folder / "packages" / Path(path).relative_to(PACKAGES)
+
+    def headers(self) -> list[str]:
+        """Where MindSpeed says that everything is."""
+        wheel, kits = PACKAGES / "torch_npu/include", (os.environ["ASCEND_HOME_PATH"], os.environ["ATB_HOME_PATH"])
+        places = [wheel, wheel / "third_party/acl/inc", wheel / "third_party/hccl/inc"]
+        return [str(self.installed(place)) for place in (*places, *(Path(kit, "include") for kit in kits))]
+
+    def linked(self) -> list[str]:
+        """What an extension links, with the folders that the variables of CANN give."""
+        cann, transformers = (self.installed(os.environ[name]) for name in ("ASCEND_HOME_PATH", "ATB_HOME_PATH"))
+        wheel = self.installed(PACKAGES / "torch_npu")
+        flags = [f"-L{cann / 'lib64'}", "-lascendcl", f"-L{wheel / 'lib'}", "-ltorch_npu"]
+        return [*flags, f"-L{transformers / 'lib'}", "-lasdops", "-llcal", "-latb"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("extension")
+def build(tmp_path_factory) -> Build:
+    folder = tmp_path_factory.mktemp("extension")
+    (folder / "packages").symlink_to(PACKAGES)
+    shutil.copy(Path(__file__).with_name("extension.cpp"), folder)
+    return Build(folder)
 
 
 @pytest.fixture(scope="module")
-def extension(folder) -> ModuleType:
-    headers = [*INCLUDED, Path(os.environ["ASCEND_HOME_PATH"], "include"), Path(os.environ["ATB_HOME_PATH"], "include")]
+def extension(build) -> ModuleType:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # where ninja is
+        patch.setattr(cpp_extension, "_TORCH_PATH", str(build.installed(PACKAGES / "torch")))
+        patch.setattr(cpp_extension, "TORCH_LIB_PATH", str(build.installed(PACKAGES / "torch/lib")))
         return cpp_extension.load(
             name="extension",
-            sources=[str(Path(__file__).with_name("extension.cpp"))],
-            extra_include_paths=[str(path) for path in headers],
+            sources=[str(build.folder / "extension.cpp")],
+            extra_include_paths=build.headers(),
             extra_cflags=["-O0"],
-            extra_ldflags=linked(),
-            build_directory=str(folder),
+            extra_ldflags=build.linked(),
+            build_directory=str(build.folder),
         )
 
 
@@ -54,19 +75,23 @@ def test_it_runs_on_the_emulated_libraries_of_the_process(extension):
     left, right = numbers.view(2, 3), numbers.view(3, 2)
     assert torch.equal(extension.product(left.npu(), right.npu()).cpu(), left @ right)
     maps = Path("/proc/self/maps").read_text().splitlines()
-    mapped = {Path(line.split()[-1]) for line in maps if line.endswith(("libascendcl.so", "libatb.so", "libopapi.so"))}
+    mapped = {
+        Path(line.split(maxsplit=5)[-1])
+        for line in maps
+        if line.endswith(("libascendcl.so", "libatb.so", "libopapi.so"))
+    }
     assert {path.parent for path in mapped} == {engine.FOLDER / "lib"}, "none is loaded a second time"
 
 
 @pytest.mark.parametrize("place", ["ASCEND_HOME_PATH", "ATB_HOME_PATH"])
-def test_it_does_not_link_without_the_toolkit(extension, folder, place):
+def test_it_does_not_link_without_the_toolkit(extension, build, place):
     compiler = cpp_extension.get_cxx_compiler()
 
     def link(flags: list[str]) -> subprocess.CompletedProcess[str]:
-        command = [compiler, "-shared", str(folder / "extension.o"), *flags, "-o", str(folder / "linked.so")]
-        return subprocess.run(command, capture_output=True, text=True)
+        command = [compiler, "-shared", "extension.o", *flags, "-o", "linked.so"]
+        return subprocess.run(command, cwd=build.folder, capture_output=True, text=True)
 
-    assert link(linked()).returncode == 0
-    lib = "lib64" if place == "ASCEND_HOME_PATH" else "lib"
-    without = link([flag for flag in linked() if flag != f"-L{os.environ[place]}/{lib}"])
+    assert link(build.linked()).returncode == 0
+    lib = build.installed(os.environ[place]) / ("lib64" if place == "ASCEND_HOME_PATH" else "lib")
+    without = link([flag for flag in build.linked() if flag != f"-L{lib}"])
     assert without.returncode and "cannot find -l" in without.stderr
