@@ -45,7 +45,7 @@ def message_of(call: Callable[[], object]) -> str:
 
 @check
 def loaded() -> dict:
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
+    mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
     return {"torch_npu": torch_npu.__file__, "version": torch_npu.__version__, "libraries": sorted(mapped)}
 
 
