@@ -18,6 +18,7 @@ from itertools import combinations, product
 from pathlib import Path
 
 from npu_emulator import engine
+from tests.float32_exchange import exchange_in_float32
 from tests.npu_emulator.vllm_ascend_models import write_checkpoint
 from tests.ranks import fork_ranks
 
@@ -277,6 +278,11 @@ def sleep_and_wake(llm) -> int:
 
 def main(folder: Path) -> None:
     """One rank of the case that the environment names."""
+    with exchange_in_float32():
+        run_rank(folder)
+
+
+def run_rank(folder: Path) -> None:
     from torch._dynamo.utils import counters
     from transformers import AutoModelForCausalLM
     from vllm import LLM, SamplingParams
