@@ -170,8 +170,8 @@ void gradient_of_distances(const NamedCall& call) {
 void layer_norm(const NamedCall& call) {
   const auto& in = call.in;
   const auto first = static_cast<size_t>(call.attributes.at("begin_norm_axis"));
-  const auto [values, mean, deviation] =
-      at::native_layer_norm(wide(in[0]), in[0].sizes().slice(first), wide(in[1]), wide(in[2]), call.attributes.at("epsilon"));
+  const auto [values, mean, deviation] = at::native_layer_norm(
+      wide(in[0]), in[0].sizes().slice(first), wide(in[1]), wide(in[2]), call.attributes.at("epsilon"));
   put(call.out, {values, mean, deviation});
 }
 

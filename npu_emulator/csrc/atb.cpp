@@ -279,7 +279,8 @@ void demand_emulated(const infer::SelfAttentionParam& of) {
                 {"batchRunStatusEnable", of.batchRunStatusEnable}});
   TORCH_CHECK(of.qScale == 1, "qScale ", of.qScale, " is not emulated");
   const bool has_prefix = of.calcType == Parameters::kPrefixEncoder;
-  TORCH_CHECK(has_prefix || of.calcType == Parameters::kPagedEncoder, "calcType ", int(of.calcType), " is not emulated");
+  TORCH_CHECK(has_prefix || of.calcType == Parameters::kPagedEncoder, "calcType ", int(of.calcType),
+              " is not emulated");
   TORCH_CHECK(of.maskType == Parameters::kCompressedNormMask ||
                   (!has_prefix && (of.maskType == Parameters::kNoMask || of.maskType == Parameters::kNormMask)),
               "maskType ", int(of.maskType), " is not emulated");

@@ -221,6 +221,18 @@ def point_to_point(ranks):
 
 
 @check
+def messages_of_a_pair_keep_their_order(ranks):
+    """So many that a receiver takes one while its sender still looks at which of the others may go."""
+    count, following, preceding = 200, (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
+    given = torch.arange(count, device=ranks.device) + 1000 * ranks.rank
+    received = torch.full_like(given, -1)
+    sends = [dist.P2POp(dist.isend, one, following) for one in given.split(1)]
+    for work in dist.batch_isend_irecv(sends + [dist.P2POp(dist.irecv, one, preceding) for one in received.split(1)]):
+        work.wait()
+    equal(received, torch.arange(count) + 1000 * preceding)
+
+
+@check
 def objects(ranks):
     gathered = [None] * ranks.size
     dist.all_gather_object(gathered, {"rank": ranks.rank, "text": "x" * ranks.rank})
@@ -299,9 +311,13 @@ def deferred_collectives_show_a_missing_wait(ranks):
                 assert (out == -1).all(), "visible without a wait"
                 finish(work)
                 equal(out, expected)
-        waited = ranks.own((4,))
+        waited, total = ranks.own((4,)), torch.stack(ranks.all((4,))).sum(0)
         dist.all_reduce(waited)
-        equal(waited, torch.stack(ranks.all((4,))).sum(0))
+        equal(waited, total)
+        twice = ranks.own((4,))
+        dist.all_reduce(twice, async_op=True)
+        dist.all_reduce(twice, async_op=True).wait()  # the stream of both keeps their order without a wait
+        equal(twice, total * ranks.size)
     for launch, expected in launches:
         equal(launched(launch)[0], expected)  # the control: nothing is deferred, and nothing waited for
 

@@ -22,6 +22,7 @@ import torch
 import torch_npu
 
 from npu_emulator import engine, meters
+from tests.npu_emulator.mapped_files import mapped_files
 
 DEVICE = "npu:0"
 MIB = 1 << 20
@@ -45,8 +46,8 @@ def message_of(call: Callable[[], object]) -> str:
 
 @check
 def loaded() -> dict:
-    mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
-    return {"torch_npu": torch_npu.__file__, "version": torch_npu.__version__, "libraries": sorted(mapped)}
+    libraries = [file for file in mapped_files() if ".so" in file]
+    return {"torch_npu": torch_npu.__file__, "version": torch_npu.__version__, "libraries": libraries}
 
 
 @check

@@ -16,12 +16,9 @@ import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401
 
+from tests.npu_emulator.mapped_files import mapped_files
+
 ELEMENTS = 100_000
-
-
-def mapped_files() -> list[str]:
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return sorted({line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6})
 
 
 def send(result: Path, ending: str) -> None:

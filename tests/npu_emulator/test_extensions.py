@@ -14,6 +14,7 @@ import torch_npu
 from torch.utils import cpp_extension
 
 from npu_emulator import engine
+from tests.npu_emulator.mapped_files import mapped_files
 
 pytestmark = pytest.mark.slow
 
@@ -74,13 +75,9 @@ def test_it_runs_on_the_emulated_libraries_of_the_process(extension):
     assert torch.equal(extension.negative(numbers.npu()).cpu(), -numbers)
     left, right = numbers.view(2, 3), numbers.view(3, 2)
     assert torch.equal(extension.product(left.npu(), right.npu()).cpu(), left @ right)
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    mapped = {
-        Path(line.split(maxsplit=5)[-1])
-        for line in maps
-        if line.endswith(("libascendcl.so", "libatb.so", "libopapi.so"))
-    }
-    assert {path.parent for path in mapped} == {engine.FOLDER / "lib"}, "none is loaded a second time"
+    libraries = ("libascendcl.so", "libatb.so", "libopapi.so")
+    folders = {Path(file).parent for file in mapped_files() if file.endswith(libraries)}
+    assert folders == {engine.FOLDER / "lib"}, "none is loaded a second time"
 
 
 @pytest.mark.parametrize("place", ["ASCEND_HOME_PATH", "ATB_HOME_PATH"])
