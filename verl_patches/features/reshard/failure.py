@@ -4,7 +4,8 @@ Of a rank whose packing or writing raised they all say in which round, with whic
 gone, who it is, and how far the others had come.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -79,3 +80,23 @@ def agree_on_success(attempt: Attempt, group: dist.ProcessGroup, device: torch.d
     dist.all_gather_object(failures, attempt.failure, group=group)
     texts = [f"rank {rank} failed {text}" for rank, text in enumerate(failures) if text]
     raise ReshardError(f"reshard: {texts[0]}" + (f" (and {len(texts) - 1} other ranks)" if len(texts) > 1 else ""))
+
+
+@contextmanager
+def naming_the_missing(attempt: Attempt, roll_call: RollCall) -> Iterator[None]:
+    """Whatever a collective raises inside becomes a ReshardError that names the ranks that do not answer.
+
+    HCCL's work is asynchronous: what it says of a rank that is gone may reach a step first, and be followed by another
+    error, which says less. Both are kept.
+    """
+    try:
+        yield
+    except ReshardError:
+        raise
+    except Exception as error:
+        missing = roll_call.missing()
+        found = f"did not hear from ranks {missing}" if missing else "heard from all ranks, and a collective failed"
+        reason = f"{attempt.failure}; then {error}" if attempt.failure else str(error)
+        raise ReshardError(
+            f"reshard: rank {dist.get_rank(roll_call.group)} {found}, {attempt.reached} or before it: {reason}"
+        ) from error

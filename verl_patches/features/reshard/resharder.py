@@ -1,8 +1,7 @@
 """Training weights to rollout weights on the ranks that hold both, every step, from one plan that is made once."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from post_training.layouts.schedule import piece_origins, round_count, schedule
 from post_training.models.families import table_for
 from verl_patches.features.reshard.agreement import Types, agree_on_plan, agree_on_types
 from verl_patches.features.reshard.exchange import Exchange, Side, Tensors
-from verl_patches.features.reshard.failure import Attempt, ReshardError, RollCall, agree_on_success
+from verl_patches.features.reshard.failure import Attempt, RollCall, agree_on_success, naming_the_missing
 from verl_patches.features.reshard.verification import differing_tensors
 
 ROLL_CALL_SECONDS = 10.0
@@ -132,7 +131,7 @@ class Resharder:
         with torch.no_grad():
             attempt.step("before the first round, ", clear_padding, prepared.padding, prepared.target)
             attempt.step("before the first round, ", copy_local, prepared.copies, prepared.source, prepared.target)
-            with self._naming_the_missing(attempt, roll_call):
+            with naming_the_missing(attempt, roll_call):
                 staging = [exchange.run(attempt) for exchange in prepared.exchanges]
                 agree_on_success(attempt, self._group, prepared.device)
         rounds = sum(len(exchange.rounds) for exchange in prepared.exchanges)
@@ -162,19 +161,6 @@ class Resharder:
             return differing_tensors(
                 prepared.source, prepared.target, self._train_layouts, self._group, self._bucket_bytes, prepared.device
             )
-
-    @contextmanager
-    def _naming_the_missing(self, attempt: Attempt, roll_call: RollCall) -> Iterator[None]:
-        try:
-            yield
-        except ReshardError:
-            raise
-        except Exception as error:
-            missing = roll_call.missing()
-            found = f"did not hear from ranks {missing}" if missing else "heard from all ranks, and a collective failed"
-            raise ReshardError(
-                f"reshard: rank {dist.get_rank(self._group)} {found}, {attempt.reached} or before it: {error}"
-            ) from error
 
     def _prepare(self) -> _Prepared:
         rank = dist.get_rank(self._group)

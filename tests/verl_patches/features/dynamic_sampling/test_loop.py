@@ -386,7 +386,7 @@ def test_one_bound_or_two_alike_are_accepted(bounds):
 
 
 def test_the_recipe_switches_dapo_on_in_a_rehearsal():
-    (recipe,) = [each for each in make_plan(Options(recipe="dapo"), "time").overrides if "recipe" in each]
+    (recipe,) = [each for each in make_plan(Options(recipe="dapo"), "time").overrides if each.startswith("+recipe=")]
     config = compose("rehearsal", [recipe])
     check_configuration(config)
     assert FilterGroups.of(config) == FilterGroups("acc", 10)
@@ -394,7 +394,7 @@ def test_the_recipe_switches_dapo_on_in_a_rehearsal():
     actor = config.actor_rollout_ref.actor
     assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.28, 10.0)
     assert not actor.use_kl_loss and actor.loss_agg_mode == "token-mean"
-    assert not [each for each in make_plan(Options(), "time").overrides if "recipe" in each]
+    assert not [each for each in make_plan(Options(), "time").overrides if each.startswith("+recipe=")]
 
 
 def test_the_prompts_of_the_script_are_as_verl_reads_them():

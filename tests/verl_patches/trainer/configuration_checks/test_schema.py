@@ -397,7 +397,7 @@ def test_a_critic_has_the_actors_layout_and_micro_batches():
     check_configuration(compose("rehearsal", [GAE]))
     critic = resolved(compose("rehearsal", [GAE]))["critic"]
     assert critic["megatron"]["pipeline_model_parallel_size"] == 2 and critic["ppo_micro_batch_size_per_gpu"] == 64
-    (recipe,) = [each for each in make_plan(Options(recipe="ppo"), "time").overrides if "recipe" in each]
+    (recipe,) = [each for each in make_plan(Options(recipe="ppo"), "time").overrides if each.startswith("+recipe=")]
     check_configuration(compose("rehearsal", [recipe, "trainer.critic_warmup=2", "algorithm.overlong_filtering=true"]))
     assert compose("rehearsal", [recipe]).algorithm.adv_estimator == "gae"
     dynamic = [f"actor_rollout_ref.actor.{each}" for each in ("use_dynamic_bsz=true", "ppo_max_token_len_per_gpu=20")]

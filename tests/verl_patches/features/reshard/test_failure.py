@@ -1,0 +1,49 @@
+"""What is said of a collective that fails in a reshard."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from verl_patches.features.reshard.failure import Attempt, ReshardError, RollCall, naming_the_missing
+
+
+@pytest.fixture
+def roll_call() -> Iterator[RollCall]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield RollCall(dist.group.WORLD, "reshard", seconds=1.0)
+    finally:
+        dist.destroy_process_group()
+
+
+def fail(text: str) -> None:
+    raise RuntimeError(text)
+
+
+def said(attempt: Attempt, roll_call: RollCall) -> str:
+    with pytest.raises(ReshardError) as raised, naming_the_missing(attempt, roll_call):
+        fail("connection closed by peer")
+    return str(raised.value)
+
+
+def test_a_failed_collective_says_how_far_the_rank_had_come(roll_call):
+    attempt = Attempt()
+    attempt.reached = "in round 2"
+    told = "reshard: rank 0 heard from all ranks, and a collective failed, in round 2 or before it: "
+    assert said(attempt, roll_call) == told + "connection closed by peer"
+
+
+def test_what_the_rank_was_told_first_is_kept(roll_call):
+    """As where HCCL's work fails while the next step of the host runs, which hears of it."""
+    attempt = Attempt()
+    attempt.step("in round 1, ", fail, "HcclAlltoAllV: no answer from rank 2")
+    told = (
+        "before the first round or before it: in round 1, HcclAlltoAllV: no answer from rank 2; then connection closed"
+    )
+    assert told in said(attempt, roll_call)
+
+
+def test_what_all_ranks_agreed_on_is_left_as_it_is(roll_call):
+    with pytest.raises(ReshardError, match="^agreed$"), naming_the_missing(Attempt(), roll_call):
+        raise ReshardError("agreed")
