@@ -1,7 +1,7 @@
 """Build the emulated CANN: one library with all of it, and the names under which torch_npu asks for its parts.
 
 setup.py calls this. torch_npu's wheel brings the public headers of CANN that the sources are compiled against. Object
-files are kept in ``build/`` beside this file, so that a second build compiles only what has changed.
+files are kept below ``build/`` beside this file, so that a second build compiles only what has changed.
 """
 
 import os
@@ -10,7 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # the headers are needed, and no device
 
@@ -19,7 +21,20 @@ from documented import documented_demands  # noqa: E402
 from torch.utils import cpp_extension  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent
-CANN_VERSION = "8.2.RC1"  # the one that torch_npu 2.5.1.post1 was released for; device.cpp says the same
+
+
+class Release(NamedTuple):
+    """A torch_npu that the emulator is for: the CANN beneath it, and the table of what its op-plugin calls."""
+
+    cann: str
+    calls: str
+
+
+# torch_npu 2.13.0 names no CANN; this is the newest whose documents are public.
+RELEASES = {
+    "2.5.1": Release("8.2.RC1", "op_plugin_calls.txt"),
+    "2.13.0": Release("9.1.0", "op_plugin_calls_2.13.txt"),
+}
 PARTS = 2  # that are compiled; what the headers cost is paid once a part, and not once a file
 CORE = "libnpu_emulator_cann.so"
 # Libraries of CANN that the wheel or an extension links or loads. Each is an empty library that depends on the one with
@@ -59,6 +74,15 @@ def refusals(calls: str) -> str:
     return "".join(f'REFUSED({name}, "{parameters}")\n' for name, parameters in sorted(quoted.items()))
 
 
+def release() -> Release:
+    """That of the installed torch_npu; ends the process with a sentence where it is none of those known."""
+    installed = re.split(r"\.post|\+", metadata.version("torch_npu"))[0]
+    if installed not in RELEASES:
+        known = " and ".join(RELEASES)
+        sys.exit(f"error: torch_npu {installed} is installed, and the emulator is for {known}: install one of these.")
+    return RELEASES[installed]
+
+
 def make_toolkit(folder: Path) -> None:
     """What torch_npu looks for in an installed CANN: folders, the file that says which version it is, and msprof.
 
@@ -71,7 +95,7 @@ def make_toolkit(folder: Path) -> None:
     shutil.copy(ROOT / "msprof.py", folder / "bin" / "msprof")
     (folder / "bin" / "msprof").chmod(0o755)
     information = folder / f"{platform.machine()}-linux" / "ascend_toolkit_install.info"
-    information.write_text(f"package_name=Ascend-cann-toolkit\nversion={CANN_VERSION}\n")
+    information.write_text(f"package_name=Ascend-cann-toolkit\nversion={release().cann}\n")
     headers = folder / "atb" / "include" / "atb"
     headers.mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / "csrc" / "atb_interface.h", headers)
@@ -112,6 +136,7 @@ def rules(sources: list[Path], wheel: Path, build: Path, out: Path) -> str:
     # torch's headers hold pragmas and unused variables that are not ours to mend.
     flags += ["-Wno-unknown-pragmas", "-Wno-unused-variable", "-Wno-unused-function"]
     flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
+    flags.append(f"'-DCANN_VERSION=\"{release().cann}\"'")
     flags += [f"-I{relative(folder)}" for folder in folders]
     flags += [f"-isystem {relative(folder)}" for folder in cpp_extension.include_paths()]
     libraries = relative(Path(torch.__file__).parent / "lib")
@@ -173,13 +198,13 @@ def build_cann(wheel: Path, folder: Path) -> None:
     `wheel` is the folder that torch_npu's wheel is installed in. Ends the process with the compiler's exit code, or
     with one sentence, where it cannot be done. MAX_JOBS says how many files are compiled at a time, as for torch.
     """
-    out, build = folder / "lib", ROOT / "build"
+    out, build = folder / "lib", ROOT / "build" / metadata.version("torch_npu")
     if not (wheel / "torch_npu" / "include").is_dir():
         sys.exit(f"error: {wheel} does not hold torch_npu's wheel: install torch_npu in the environment first.")
-    build.mkdir(exist_ok=True)
+    build.mkdir(parents=True, exist_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     make_toolkit(folder / "toolkit")
-    calls = "".join((ROOT / table).read_text() for table in ("op_plugin_calls.txt", "mindspeed_calls.txt"))
+    calls = "".join((ROOT / table).read_text() for table in (release().calls, "mindspeed_calls.txt"))
     write_if_changed(build / "refused.inc", refusals(calls))
     write_if_changed(build / "documented.inc", documented_demands())
     write_if_changed(build / "refused_graph_engine.inc", graph_engine_refusals(wheel))

@@ -42,7 +42,7 @@ _DECLARED = [
 _EXPRESSION = [
     (
         r"at::Tensor\(\)|apply_tensor|at::empty|at::zeros|at::ones|empty_like|\.to\(|\.contiguous\(|transpose"
-        r"|copy_scalar_to_device|unsqueeze|reshape|\.view\(|maybe_wrap|select\(|\.copy_\(",
+        r"|copy_scalar_to_device|unsqueeze|reshape|\.view\(|maybe_wrap(?!_dim)|select\(|\.copy_\(",
         "Tensor",
     ),
     (r"(at|c10)::Scalar|\.item\(", "Scalar"),
@@ -50,7 +50,7 @@ _EXPRESSION = [
     (r"scalar_type\(\)|dtype|ScalarType", "DataType"),
     (r"get_cube_math", "int8"),
     (r"\btrue\b|\bfalse\b", "bool"),
-    (r"generator|philox|\.first|\.second", "uint64"),
+    (r"generator|philox|\bpair\.(first|second)", "uint64"),
     (r"wrap_dim|\.size\(|\.dim\(\)", "int64"),
     (r"^[-\d]+$", "int32"),
     (r"^[-\d.e]+f$", "float"),
@@ -133,7 +133,7 @@ def _generated(root: Path) -> Iterator[str]:
     text = (root / "op_plugin/config/op_plugin_functions.yaml").read_text()
     for block in re.split(r"\n\s*- func: ", text)[1:]:
         schema = re.match(r"[\w.]+\s*\((.*)\)\s*->\s*(.*)$", block.splitlines()[0])
-        calls = re.findall(r"^\s+exec: (aclnn.*)$", block, re.M)
+        calls = re.findall(r"^\s+(?:- param: (\w+)\n\s+)?exec: (aclnn.*)$", block, re.M)
         if not schema or not calls:
             continue
         inside, results = schema.groups()
@@ -146,14 +146,15 @@ def _generated(root: Path) -> Iterator[str]:
         for name in re.findall(r"^ +(\w+):\n +(?:size|dtype):", block, re.M):
             types.setdefault(name, "Tensor")
         count = 0 if "!" in results or results == "()" else results.count("Tensor")
-        for call in calls:
+        for scalar, call in calls:
             name, *words = (word.strip() for word in call.split(","))
             if not words:
                 words = [*parameters, *(["out"] if count == 1 else [f"out{index}" for index in range(count)])]
             for word in words:
                 if re.fullmatch(r"out\d*", word):
                     types.setdefault(word, "Tensor")
-            yield " ".join([name, *(f"{word}:{types.get(word, '?')}" for word in words)])
+            told = types | ({scalar: "Scalar"} if scalar else {})  # a tensor of the host, given as the number in it
+            yield " ".join([name, *(f"{word}:{told.get(word, '?')}" for word in words)])
 
 
 def extract(op_plugin: Path, torch_npu: Path) -> list[str]:

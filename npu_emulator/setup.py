@@ -7,6 +7,8 @@ against Python.
 import importlib.util
 import os
 import sys
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -30,10 +32,16 @@ def check_machine(**places: Path) -> None:
 
 def installed_torch_npu() -> Path:
     """The folder that holds torch_npu's wheel, without importing it; where there is none, ends with a sentence."""
-    found = importlib.util.find_spec("torch_npu")
+    found = find_spec("torch_npu")
     if found is None or found.origin is None:
         sys.exit("error: torch_npu is not installed here, whose headers this is compiled against: install it first.")
     return Path(found.origin).parents[1]
+
+
+def requirements() -> list[str]:
+    """The torch_npu, and its torch, whose headers this is compiled against: it is for no other one."""
+    installed = {name: metadata.version(name).partition("+")[0] for name in ("torch", "torch_npu") if find_spec(name)}
+    return [f"{name}=={version}" for name, version in installed.items()]
 
 
 class BuildPackage(build_py):
@@ -63,4 +71,4 @@ class ForEveryPython(bdist_wheel):
 
 if __name__ == "__main__":
     check_machine()
-    setup(cmdclass={"build_py": BuildPackage, "bdist_wheel": ForEveryPython})
+    setup(install_requires=requirements(), cmdclass={"build_py": BuildPackage, "bdist_wheel": ForEveryPython})

@@ -27,3 +27,5 @@ fi
 "$project_root/.venv/bin/uv" "${options[@]}" trackers.in -o trackers.lock
 # As that one; see profiles.in.
 "$project_root/.venv/bin/uv" "${options[@]}" profiles.in -o profiles.lock
+# As those: another torch_npu, with a torch for the CPU alone. Where the index has none, UV_FIND_LINKS says who does.
+"$project_root/.venv/bin/uv" "${options[@]}" torch_npu_2.13.in -o torch_npu_2.13.lock

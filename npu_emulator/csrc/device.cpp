@@ -7,9 +7,11 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device.h"
@@ -45,6 +47,22 @@ std::vector<int> read_visible() {
     cursor = end + 1;
   }
   return dies;
+}
+
+// What was set of a context, or, for device -1, of the process.
+std::mutex options_mutex;
+std::map<std::pair<int, aclSysParamOpt>, int64_t> options;
+
+aclError keep_option(int device, aclSysParamOpt option, int64_t value) {
+  std::lock_guard<std::mutex> guard(options_mutex);
+  options[{device, option}] = value;
+  return ACL_SUCCESS;
+}
+aclError kept_option(int device, aclSysParamOpt option, int64_t* value) {
+  std::lock_guard<std::mutex> guard(options_mutex);
+  const auto found = options.find({device, option});
+  *value = found == options.end() ? 0 : found->second;
+  return ACL_SUCCESS;
 }
 
 // Read once a process: a forked one may have been given dies of its own before it used any.
@@ -95,6 +113,10 @@ int chosen_device() noexcept { return chosen; }
 uint32_t seconds_of_wait() { return wait_seconds; }
 
 int die_of(int device) { return visible_dies().at(device); }
+int device_on(int die) {
+  const auto& dies = visible_dies();
+  return static_cast<int>(std::find(dies.begin(), dies.end(), die) - dies.begin());
+}
 
 }  // namespace cann
 
@@ -179,7 +201,7 @@ CANN_API const char* aclrtGetSocName() {
 }
 CANN_API aclError aclsysGetCANNVersion(aclCANNPackageName package, aclCANNPackageVersion* version) {
   std::memset(version, 0, sizeof *version);
-  std::strncpy(version->version, package == ACL_PKG_NAME_DRIVER ? "25.2.0" : "8.2.RC1", sizeof version->version - 1);
+  std::strncpy(version->version, package == ACL_PKG_NAME_DRIVER ? "25.2.0" : CANN_VERSION, sizeof version->version - 1);
   return ACL_SUCCESS;
 }
 CANN_API aclError aclGetCannAttribute(aclCannAttr, int32_t* value) {
@@ -203,11 +225,19 @@ CANN_API aclError aclrtSetOpWaitTimeout(uint32_t seconds) {
   return ACL_SUCCESS;
 }
 
+// Of a context and of the process; whether sums are deterministic, which those of the host are. They can be asked for.
+CANN_API aclError aclrtSetSysParamOpt(aclSysParamOpt option, int64_t value) { return keep_option(-1, option, value); }
+CANN_API aclError aclrtGetSysParamOpt(aclSysParamOpt option, int64_t* value) { return kept_option(-1, option, value); }
+CANN_API aclError aclrtCtxSetSysParamOpt(aclSysParamOpt option, int64_t value) {
+  return keep_option(chosen, option, value);
+}
+CANN_API aclError aclrtCtxGetSysParamOpt(aclSysParamOpt option, int64_t* value) {
+  return kept_option(chosen, option, value);
+}
+
 // Settings of the hardware that host arithmetic does not have.
 CANN_API aclError aclrtSetOpExecuteTimeOut(uint32_t) { return ACL_SUCCESS; }
 CANN_API aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode) { return ACL_SUCCESS; }
-CANN_API aclError aclrtSetSysParamOpt(aclSysParamOpt, int64_t) { return ACL_SUCCESS; }
-CANN_API aclError aclrtCtxSetSysParamOpt(aclSysParamOpt, int64_t) { return ACL_SUCCESS; }
 CANN_API aclError aclrtGetLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
 CANN_API aclError aclrtPeekAtLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
 CANN_API aclError aclmdlInitDump() { return ACL_SUCCESS; }

@@ -1,6 +1,5 @@
 // HCCL over groups of processes that share memory. Reductions add up in the order of ranks, in float32 for the narrower
 // types, and round once.
-#include <hccl/hccl.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -8,6 +7,7 @@
 #include <memory>
 
 #include "device.h"
+#include "headers.h"
 #include "meters.h"
 #include "operators.h"
 #include "shared_group.h"
@@ -271,7 +271,7 @@ HCCL_API HcclResult HcclReduceScatter(void* in, void* out, uint64_t count, HcclD
                    [&] { reduce(ranks, out, count * ranks.rank, count, type, op); });
   });
 }
-HCCL_API HcclResult HcclReduceScatterV(const void* in, const void* counts, const void* starts, const void* out,
+HCCL_API HcclResult HcclReduceScatterV(HcclGivenData* in, const void* counts, const void* starts, HcclGivenData* out,
                                        uint64_t count, HcclDataType type, HcclReduceOp op, HcclComm communicator,
                                        aclrtStream stream) {
   auto& ranks = group(communicator);
@@ -294,7 +294,7 @@ HCCL_API HcclResult HcclAllGather(void* in, void* out, uint64_t count, HcclDataT
     });
   });
 }
-HCCL_API HcclResult HcclAllGatherV(const void* in, uint64_t count, const void* out, const void* counts,
+HCCL_API HcclResult HcclAllGatherV(HcclGivenData* in, uint64_t count, HcclGivenData* out, const void* counts,
                                    const void* starts, HcclDataType type, HcclComm communicator, aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t element = width(type), bytes = count * element;

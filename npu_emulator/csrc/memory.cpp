@@ -11,10 +11,12 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 
 #include "device.h"
 #include "die_memory.h"
 #include "frames.h"
+#include "headers.h"
 #include "meters.h"
 #include "node.h"
 #include "runtime.h"
@@ -118,13 +120,16 @@ class Ledger {
     auto found = blocks_.extract(address);
     return found ? std::move(found.mapped()) : Block{0, 0, {}};
   }
-  bool holds(const void* address) {
+  // The die of the block that `address` lies in.
+  std::optional<int> die_of(const void* address) {
     std::lock_guard<std::mutex> guard(mutex_);
     auto after = blocks_.upper_bound(const_cast<void*>(address));
-    if (after == blocks_.begin()) return false;
+    if (after == blocks_.begin()) return std::nullopt;
     const auto& [begin, block] = *--after;
-    return static_cast<const char*>(address) < static_cast<const char*>(begin) + block.bytes;
+    const bool is_inside = static_cast<const char*>(address) < static_cast<const char*>(begin) + block.bytes;
+    return is_inside ? std::optional(block.die) : std::nullopt;
   }
+  bool holds(const void* address) { return die_of(address).has_value(); }
 
  private:
   std::mutex mutex_;
@@ -244,6 +249,18 @@ CANN_API aclError aclrtHostUnregister(void* host) {
   return ACL_SUCCESS;
 }
 
+#if NPU_EMULATOR_CANN_9
+CANN_API aclError aclrtPointerGetAttributes(const void* address, aclrtPtrAttributes* attributes) {
+  *attributes = {};
+  auto die = device_blocks().die_of(address);
+  if (!die) die = mappings().die_of(address);
+  if (die) attributes->location = {static_cast<uint32_t>(device_on(*die)), ACL_MEM_LOCATION_TYPE_DEVICE};
+  else if (pinned_blocks().holds(address)) attributes->location.type = ACL_MEM_LOCATION_TYPE_HOST;
+  else attributes->location.type = ACL_MEM_LOCATION_TYPE_UNREGISTERED;
+  return ACL_SUCCESS;
+}
+#endif
+
 CANN_API aclError aclrtMemcpy(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind) {
   if (bytes > room) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMemcpy of more bytes than there is room for");
   if (const auto refused = check_at_once("aclrtMemcpy")) return refused;
@@ -287,7 +304,7 @@ CANN_API aclError aclrtReleaseMemAddress(void* address) {
   munmap(address, block.bytes);
   return ACL_SUCCESS;
 }
-CANN_API aclError aclrtMemGetAllocationGranularity(const aclrtPhysicalMemProp*, int, size_t* bytes) {
+CANN_API aclError aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp*, aclrtMemGranularityOptions, size_t* bytes) {
   *bytes = kFrameBytes;
   return ACL_SUCCESS;
 }
@@ -319,7 +336,7 @@ CANN_API aclError aclrtMapMem(void* address, size_t bytes, size_t offset, aclrtD
   const auto* mapped = mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, physical->file,
                             static_cast<off_t>(offset));
   if (mapped != address) return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "aclrtMapMem could not map physical memory");
-  mappings().add(address, {0, bytes, {}});
+  mappings().add(address, {physical->die, bytes, {}});
   return ACL_SUCCESS;
 }
 CANN_API aclError aclrtUnmapMem(void* address) {

@@ -62,6 +62,8 @@ Scalar value(const aclScalar* scalar) {
 
 void Dynamic::fill(const Tensor& result) const {
   if (!raw) return;
+  TORCH_CHECK(result.numel() <= c10::multiply_integers(raw->dims), "there is room for ",
+              c10::multiply_integers(raw->dims), " elements of ", result.numel());
   raw->dims = result.sizes().vec();
   at::from_blob(data_of(*raw), raw->dims, at::TensorOptions().dtype(scalar_type(raw->dtype))).copy_(result);
 }

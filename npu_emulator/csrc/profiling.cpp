@@ -2,7 +2,6 @@
 // the calls and device_N/data/tasks.csv the tasks, in nanoseconds. msprof.py makes of it what CANN's msprof exports.
 #include "profiling.h"
 
-#include <acl/acl_prof.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "headers.h"
 #include "runtime.h"
 
 struct aclprofConfig {
@@ -152,7 +152,7 @@ using namespace cann;
 CANN_API aclError aclprofInit(const char* path, size_t length) {
   return guarded("aclprofInit", [&](Recording& one) { one.folder = fs::path(std::string(path, length)); });
 }
-CANN_API aclprofConfig* aclprofCreateConfig(uint32_t* devices, uint32_t count, aclprofAicoreMetrics, aclprofAicoreEvents*,
+CANN_API aclprofConfig* aclprofCreateConfig(uint32_t* devices, uint32_t count, aclprofAicoreMetrics, aclprofGivenEvents*,
                                             uint64_t) {
   return new aclprofConfig{{devices, devices + count}};
 }
@@ -161,7 +161,7 @@ CANN_API aclError aclprofDestroyConfig(const aclprofConfig* config) {
   return ACL_SUCCESS;
 }
 // What is set is about counters of the hardware, which there are none of.
-CANN_API aclError aclprofSetConfig(int, const char*, size_t) { return ACL_SUCCESS; }
+CANN_API aclError aclprofSetConfig(aclprofConfigType, const char*, size_t) { return ACL_SUCCESS; }
 CANN_API aclError aclprofGetSupportedFeatures(size_t* size, void** features) {
   *size = 0;
   *features = nullptr;

@@ -2,6 +2,8 @@
 // products of such numbers, whose sums are exact; and norms and activations with either around them.
 #include "quantised.h"
 
+#include "headers.h"
+
 using namespace cann;
 
 namespace {
@@ -172,16 +174,21 @@ OP(QuantMatmulV4, [](Tensor self, Weight other, Tensor scale, Tensor offset, Ten
   TORCH_CHECK(!is_transposed && !other_is_transposed, "transposed operands are not emulated");
   quant_matmul(self, other, scale, offset, of_rows, bias, out);
 })
-OP(QuantMatmulWeightNz, [](Tensor self, Weight other, Tensor of_rows, Tensor scale, Tensor out_scale, Tensor self_offset,
-                           Tensor offset, Tensor out_offset, Tensor bias, bool is_transposed, bool other_is_transposed,
-                           int32_t group_size, Tensor out) {
-  TORCH_CHECK(!is_transposed && !other_is_transposed, "transposed operands are not emulated");
-  TORCH_CHECK(group_size == 0, "groupSize ", group_size, " is not emulated");
-  refuse("yScale", out_scale);
-  refuse("x1Offset", self_offset);
-  refuse("yOffset", out_offset);
-  quant_matmul(self, other, scale, offset, of_rows, bias, out);
-})
+#define QUANT_MATMUL_WITH_OFFSETS(NAME, WIDTH)                                                                            \
+  OP(NAME, [](Tensor self, Weight other, Tensor of_rows, Tensor scale, Tensor out_scale, Tensor self_offset,              \
+              Tensor offset, Tensor out_offset, Tensor bias, bool is_transposed, bool other_is_transposed,                \
+              WIDTH group_size, Tensor out) {                                                                             \
+    TORCH_CHECK(!is_transposed && !other_is_transposed, "transposed operands are not emulated");                          \
+    TORCH_CHECK(group_size == 0, "groupSize ", group_size, " is not emulated");                                           \
+    refuse("yScale", out_scale);                                                                                          \
+    refuse("x1Offset", self_offset);                                                                                      \
+    refuse("yOffset", out_offset);                                                                                        \
+    quant_matmul(self, other, scale, offset, of_rows, bias, out);                                                         \
+  })
+QUANT_MATMUL_WITH_OFFSETS(QuantMatmulWeightNz, int32_t)
+#if NPU_EMULATOR_CANN_9
+QUANT_MATMUL_WITH_OFFSETS(QuantMatmulV5, int64_t)
+#endif
 
 OP(AddRmsNormQuant, [](Tensor first, Tensor second, Tensor weight, Tensor scale1, Tensor scale2, Tensor offset1,
                        Tensor offset2, int64_t, double epsilon, bool divides, Tensor out1, Tensor out2, Tensor sum) {

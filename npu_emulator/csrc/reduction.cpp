@@ -127,12 +127,12 @@ OP(Unique2, [](Tensor self, bool sorted, bool inverted, bool counted, Dynamic va
   if (inverted || counted) inverse.fill(where.view(self.sizes()));
   if (counted) counts.fill(how_often);
 })
-OP(UniqueConsecutive, [](Tensor self, bool, bool counted, int64_t dim, Dynamic values, Dynamic inverse,
+OP(UniqueConsecutive, [](Tensor self, bool inverted, bool counted, int64_t dim, Dynamic values, Dynamic inverse,
                          Dynamic counts) {
   constexpr int64_t kFlat = 1000;  // op-plugin's way to say that no dimension was given
   const auto along = dim == kFlat ? std::nullopt : std::optional<int64_t>(dim);
   const auto [unique, where, how_often] = at::unique_consecutive(self, true, true, along);
   values.fill(unique);
-  inverse.fill(where);
+  if (inverted) inverse.fill(where);
   if (counted) counts.fill(how_often);
 })

@@ -48,5 +48,6 @@ bool is_on_device(const void* address);
 int chosen_device() noexcept;
 // The die of the machine that a device of this process is.
 int die_of(int device);
+int device_on(int die);  // the other way round
 
 }  // namespace cann

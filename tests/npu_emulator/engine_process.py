@@ -8,10 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def start(module: str, *arguments: object, **variables: str) -> subprocess.Popen[str]:
-    """A Python process that runs `module` of this folder, with more environment `variables`."""
+def start(
+    module: str, *arguments: object, python: str | Path = sys.executable, **variables: str
+) -> subprocess.Popen[str]:
+    """A process of `python` that runs `module` of this folder, with more environment `variables`."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", f"tests.npu_emulator.{module}", *map(str, arguments)]
+    command = [python, "-W", "ignore", "-m", f"tests.npu_emulator.{module}", *map(str, arguments)]
     return subprocess.Popen(
         command, env=environment | variables, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

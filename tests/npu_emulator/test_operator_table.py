@@ -1,6 +1,7 @@
 """Every emulated operator's parameters against the calls of it by op-plugin and MindSpeed, from committed extracts."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ UNKNOWN = {"?", "pointer"}
 WIDTHS = {"int8": 1, "uint8": 1, "int32": 4, "DataType": 4, "int64": 8, "uint64": 8}
 
 
-def read_calls() -> dict[str, list[list[str]]]:
+def read_calls(*tables: str) -> dict[str, list[list[str]]]:
     """By operator, the types of every form of its call."""
     calls: dict[str, list[list[str]]] = {}
-    for table in ("op_plugin_calls.txt", "mindspeed_calls.txt"):
+    for table in tables or ("op_plugin_calls.txt", "mindspeed_calls.txt"):
         for line in (EMULATOR / table).read_text().splitlines():
             name, *words = line.split(" ")
             calls.setdefault(name, []).append([word.rsplit(":", 1)[1] for word in words])
@@ -42,12 +43,16 @@ def is_same(ours: str, theirs: str) -> bool:
     return ours == theirs or (ours in WIDTHS and theirs in WIDTHS and WIDTHS[ours] <= WIDTHS[theirs])
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory) -> dict[str, list[str]]:
-    results = tmp_path_factory.mktemp("operators") / "results.json"
-    finish(start("device_program", results, "operators"))
+def read_written(results: Path, python: str | Path = sys.executable) -> dict[str, list[str]]:
+    """By emulated operator, the types of its parameters, as the libraries of an environment have them."""
+    finish(start("device_program", results, "operators", python=python))
     lines = json.loads(results.read_text())["operators"].splitlines()
     return {name: types.split() for name, types in (line.split(":") for line in lines)}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> dict[str, list[str]]:
+    return read_written(tmp_path_factory.mktemp("operators") / "results.json")
 
 
 def test_every_written_operator_has_the_parameters_of_its_calls(written):

@@ -1,11 +1,13 @@
 """Headers of the files that are written, against the library of their format."""
 
+import json
 import struct
 
 import pytest
 from safetensors import deserialize
 
-from post_training.checkpoint.safetensors_files import header
+from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.safetensors_files import header, read_header
 
 
 @pytest.mark.parametrize("length", range(1, 9))
@@ -15,3 +17,27 @@ def test_a_header_ends_at_a_multiple_of_eight_bytes(length):
     (size,) = struct.unpack("<Q", content[:8])
     assert size % 8 == 0 and len(content) == 8 + size
     assert deserialize(content) == []
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [2]},
+        {"dtype": "F33", "shape": [2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, 7]},
+        {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]},
+    ],
+)
+def test_a_header_that_says_what_cannot_be_is_refused(tmp_path, entry):
+    """A key that is missing, an unknown type, a size that is not that of the shape, a shape that is no list."""
+    path = tmp_path / "model.safetensors"
+    for told, is_refused in (({"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, False), (entry, True)):
+        content = json.dumps({"weight": told}).encode()
+        path.write_bytes(struct.pack("<Q", len(content)) + content + bytes(8))
+        if is_refused:
+            with pytest.raises(
+                CheckpointError, match=r"model\.safetensors: its header is damaged .*; download it again"
+            ):
+                read_header(path)
+        else:
+            assert read_header(path)["weight"].shape == (2,)

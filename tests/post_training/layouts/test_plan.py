@@ -134,6 +134,10 @@ def test_an_incomplete_source_is_refused() -> None:
     without = [[piece for piece in train[0] if piece.canonical != name]]
     with pytest.raises(LayoutError, match=name):
         make_plan(without, rollout, lambda name: 4)
+    later = "model.layers.1.mlp.experts.3.down_proj.weight"
+    both = [[piece for piece in without[0] if piece.canonical != later]]
+    with pytest.raises(LayoutError, match=f"^{name}: no training rank holds all of the region"):
+        make_plan(both, rollout, lambda name: 4)
 
 
 def test_overlapping_sources_are_refused() -> None:

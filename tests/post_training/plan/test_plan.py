@@ -81,6 +81,13 @@ def test_what_the_engine_holds_beside_weights_and_cache_follows_its_scheduler():
     one, other = (device_memory(each, DIE, 0).phases["idle"] for each in (chunked, whole))
     # A byte mask, and rows of 576 elements of two bytes: 4 blocks of 128 tokens for each of 8 sequences.
     assert one - other == 2048 * 2048 + 4 * 128 * 8 * 576 * 2
+    # Rows of eight full sequences, but no more than 128 * 1024.
+    for tokens, rows in ((8192, 8 * 8192), (32768, 128 * 1024)):
+        one, other = (
+            device_memory(dataclasses.replace(each, sequence_tokens=tokens), DIE, 0).phases["idle"]
+            for each in (chunked, whole)
+        )
+        assert one - other == 2048 * 2048 + rows * 576 * 2
 
 
 @cache

@@ -1,0 +1,18 @@
+// CANN's public headers, as the torch_npu at hand brings them, and names for what differs from release to release: those of
+// CANN 8.2, with torch_npu 2.5.1, and those of CANN 9, with torch_npu of 2026.
+#pragma once
+#include <acl/acl.h>
+#include <acl/acl_prof.h>
+#include <hccl/hccl.h>
+
+#if __has_include(<acl/acl_base_rt.h>)
+#define NPU_EMULATOR_CANN_9 1
+using aclprofGivenEvents = const aclprofAicoreEvents;
+using HcclGivenData = void;
+#else
+#define NPU_EMULATOR_CANN_9 0
+#include <acl/acl_msprof.h>
+using aclprofGivenEvents = aclprofAicoreEvents;
+using aclrtMemGranularityOptions = int;  // torch_npu has it, and the headers lack it
+using HcclGivenData = const void;
+#endif

@@ -1,0 +1,101 @@
+"""The emulator beneath a torch_npu of 2026, in .venv/torch_npu_2.13, beside the one of the pins."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.npu_emulator.engine_process import ROOT, finish, start
+from tests.npu_emulator.test_operator_table import differences, read_calls, read_written
+from tests.npu_emulator.test_wheel import TRAINS
+
+OTHER = ROOT / ".venv" / "torch_npu_2.13" / "bin" / "python"
+needs_the_other = pytest.mark.skipif(
+    not OTHER.exists(), reason="NOT RUN: requirements/torch_npu_2.13.lock is not installed in .venv/torch_npu_2.13"
+)
+pytestmark = pytest.mark.slow
+
+# What the device program finds is the same to the last digit, in words too.
+SAME = (
+    "chip arithmetic thread_without_device fused graph triangles routing layer_norm metered metered_memory"
+    " task_group_codes"
+).split()
+ASKS_FOR_WHAT_IS_NOT_EMULATED = """
+import torch, torch_npu
+from npu_emulator import engine
+library = engine.library()
+print(library.aclrtBinaryLoadFromData(None, 0, None, None))
+library.aclGetRecentErrMsg.restype = __import__("ctypes").c_char_p
+print(library.aclGetRecentErrMsg().decode())
+"""
+
+
+def asked_of_the_other(program: str, folder: Path) -> str:
+    """What a program prints there, outside the repository."""
+    ended = subprocess.run(
+        [OTHER, "-W", "ignore", "-c", program], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return ended.stdout
+
+
+@needs_the_other
+def test_a_step_of_training_equals_that_of_the_cpu(tmp_path):
+    assert asked_of_the_other(TRAINS, tmp_path) == "trained on 8\n"
+
+
+@needs_the_other
+def test_programs_find_what_they_find_on_the_pin(tmp_path):
+    found = []
+    for number, python in enumerate((OTHER, sys.executable)):
+        results = tmp_path / f"{number}.json"
+        variables = {"TASK_QUEUE_ENABLE": "0", "NPU_EMULATOR_CAPACITY_MB": "256", "NPU_EMULATOR_DEVICES": "2"}
+        finish(start("device_program", results, *SAME, python=python, **variables))
+        found.append(json.loads(results.read_text()))
+    assert not [check for check, answer in found[0].items() if "raised" in answer], found[0]
+    assert [check for check in SAME if found[0][check] != found[1][check]] == []
+
+
+@needs_the_other
+def test_operators_have_the_parameters_of_both_releases_calls(tmp_path):
+    written = read_written(tmp_path / "results.json", OTHER)
+    calls = read_calls("op_plugin_calls.txt", "op_plugin_calls_2.13.txt", "mindspeed_calls.txt")
+    assert len(written) > 500 and "aclnnQuantMatmulV5" in written, "which the pins' op-plugin does not call"
+    assert differences(written, calls) == []
+    assert differences(written | {"aclnnQuantMatmulV5": ["Tensor"]}, calls), "control: others are differences"
+
+
+@needs_the_other
+def test_what_it_asks_for_and_is_not_there_is_refused_by_name(tmp_path):
+    assert asked_of_the_other(ASKS_FOR_WHAT_IS_NOT_EMULATED, tmp_path).splitlines() == [
+        "207000", "aclrtBinaryLoadFromData is not emulated"
+    ]  # fmt: skip
+
+
+@needs_the_other
+def test_its_package_is_for_that_torch_npu_alone(tmp_path):
+    program = "from importlib import metadata; print(*metadata.requires('npu-emulator'))"
+    assert asked_of_the_other(program, tmp_path) == "torch==2.13.0 torch_npu==2.13.0\n"
+
+
+@pytest.mark.parametrize(
+    ("installed", "told"), [("2.5.1.post1", ""), ("2.13.0", ""), ("2.6.0", "error: torch_npu 2.6.0")]
+)
+def test_it_is_built_for_the_releases_that_it_knows(installed, told):
+    program = f"""
+import sys
+from importlib import metadata
+sys.path.insert(0, {str(ROOT / "npu_emulator")!r})
+metadata.version = lambda name: {installed!r}
+import build
+build.release()
+"""
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode == 0) == (not told)
+    assert not told or ended.stderr.splitlines()[-1] == (
+        f"{told} is installed, and the emulator is for 2.5.1 and 2.13.0: install one of these."
+    )

@@ -1,0 +1,52 @@
+"""What the workers' update says of a batch beside verl's own metrics."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from verl_patches.features.measure import serialized
+from verl_patches.features.measure.batch_figures import with_batch_figures
+
+END = 1
+
+
+class Batch:
+    """Three answers of two tokens, of which the last two are to one prompt, and the first does not end."""
+
+    def __init__(self) -> None:
+        self.batch = {
+            "responses": torch.tensor([[5, 6], [5, END], [5, END]]),
+            "attention_mask": torch.ones(3, 4, dtype=torch.long),
+            "token_level_scores": torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 0.0]]),
+        }
+        self.non_tensor_batch = {"uid": np.array(["a", "b", "b"], dtype=object)}
+
+    def __len__(self) -> int:
+        return len(self.batch["responses"])
+
+
+def test_figures_of_a_batch_join_the_metrics_of_its_update():
+    serialized.take()  # whatever tests before this one left
+    asked = []
+
+    def end_tokens() -> frozenset[int]:
+        asked.append(True)
+        return frozenset([END])
+
+    update = with_batch_figures(
+        lambda batch: SimpleNamespace(meta_info={"metrics": {"loss": 2.0}}),
+        end_tokens,
+        lambda: {"sampling/generated_prompts": 7},
+    )
+    for handed in (10, 0):
+        serialized.add(handed)
+        assert update(Batch()).meta_info["metrics"] == {
+            "loss": 2.0,
+            "sampling/trained_prompts": 2,
+            "sampling/generated_prompts": 7,
+            "sampling/groups_with_gradient": 0.5,
+            "sampling/truncated_share": torch.tensor(1 / 3).item(),
+            "perf/driver_bytes_per_sample": handed / 3,
+        }
+    assert asked == [True], "end tokens are asked for once"
