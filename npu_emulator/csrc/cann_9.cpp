@@ -24,10 +24,10 @@ aclError not_emulated(const std::string& function) {
 
 }  // namespace
 
-// Compiled kernels are for the cores of a device.
 #define NOT_EMULATED(FUNCTION, ...) \
   CANN_API aclError FUNCTION(__VA_ARGS__) { return not_emulated(#FUNCTION); }
 
+// Kernels that were compiled for the cores of a device.
 NOT_EMULATED(aclrtBinaryLoadFromData, const void*, size_t, const aclrtBinaryLoadOptions*, aclrtBinHandle*)
 NOT_EMULATED(aclrtBinaryGetFunction, aclrtBinHandle, const char*, aclrtFuncHandle*)
 NOT_EMULATED(aclrtGetFunctionAddr, aclrtFuncHandle, void**, void**)
@@ -51,7 +51,7 @@ CANN_API aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc function
   return ACL_SUCCESS;
 }
 
-// What a stream fails by, its priority, and what it keeps for a profile: of the hardware.
+// How a stream fails, its priority and what it keeps for a profile are settings of the hardware.
 CANN_API aclError aclrtSetStreamAttribute(aclrtStream, aclrtStreamAttr, aclrtStreamAttrValue*) { return ACL_SUCCESS; }
 
 CANN_API aclError aclrtDeviceGetBareTgid(int32_t* process) {

@@ -13,6 +13,6 @@ using HcclGivenData = void;
 #define NPU_EMULATOR_CANN_9 0
 #include <acl/acl_msprof.h>
 using aclprofGivenEvents = aclprofAicoreEvents;
-using aclrtMemGranularityOptions = int;  // torch_npu has it, and the headers lack it
+using aclrtMemGranularityOptions = int;  // these headers lack it
 using HcclGivenData = const void;
 #endif
