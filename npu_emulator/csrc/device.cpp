@@ -225,7 +225,7 @@ CANN_API aclError aclrtSetOpWaitTimeout(uint32_t seconds) {
   return ACL_SUCCESS;
 }
 
-// Of a context and of the process; whether sums are deterministic, which those of the host are. They can be asked for.
+// Options of a context and of the process, such as deterministic sums, which the host always has: kept to be asked for.
 CANN_API aclError aclrtSetSysParamOpt(aclSysParamOpt option, int64_t value) { return keep_option(-1, option, value); }
 CANN_API aclError aclrtGetSysParamOpt(aclSysParamOpt option, int64_t* value) { return kept_option(-1, option, value); }
 CANN_API aclError aclrtCtxSetSysParamOpt(aclSysParamOpt option, int64_t value) {

@@ -271,7 +271,7 @@ HCCL_API HcclResult HcclReduceScatter(void* in, void* out, uint64_t count, HcclD
                    [&] { reduce(ranks, out, count * ranks.rank, count, type, op); });
   });
 }
-HCCL_API HcclResult HcclReduceScatterV(HcclGivenData* in, const void* counts, const void* starts, HcclGivenData* out,
+HCCL_API HcclResult HcclReduceScatterV(GivenData* in, const void* counts, const void* starts, GivenData* out,
                                        uint64_t count, HcclDataType type, HcclReduceOp op, HcclComm communicator,
                                        aclrtStream stream) {
   auto& ranks = group(communicator);
@@ -294,7 +294,7 @@ HCCL_API HcclResult HcclAllGather(void* in, void* out, uint64_t count, HcclDataT
     });
   });
 }
-HCCL_API HcclResult HcclAllGatherV(HcclGivenData* in, uint64_t count, HcclGivenData* out, const void* counts,
+HCCL_API HcclResult HcclAllGatherV(GivenData* in, uint64_t count, GivenData* out, const void* counts,
                                    const void* starts, HcclDataType type, HcclComm communicator, aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t element = width(type), bytes = count * element;

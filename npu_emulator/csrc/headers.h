@@ -7,12 +7,16 @@
 
 #if __has_include(<acl/acl_base_rt.h>)
 #define NPU_EMULATOR_CANN_9 1
-using aclprofGivenEvents = const aclprofAicoreEvents;
-using HcclGivenData = void;
+namespace cann {
+using GivenEvents = const aclprofAicoreEvents;
+using GivenData = void;
+}  // namespace cann
 #else
 #define NPU_EMULATOR_CANN_9 0
 #include <acl/acl_msprof.h>
-using aclprofGivenEvents = aclprofAicoreEvents;
 using aclrtMemGranularityOptions = int;  // these headers lack it
-using HcclGivenData = const void;
+namespace cann {
+using GivenEvents = aclprofAicoreEvents;
+using GivenData = const void;
+}  // namespace cann
 #endif

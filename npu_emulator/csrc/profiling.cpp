@@ -152,7 +152,7 @@ using namespace cann;
 CANN_API aclError aclprofInit(const char* path, size_t length) {
   return guarded("aclprofInit", [&](Recording& one) { one.folder = fs::path(std::string(path, length)); });
 }
-CANN_API aclprofConfig* aclprofCreateConfig(uint32_t* devices, uint32_t count, aclprofAicoreMetrics, aclprofGivenEvents*,
+CANN_API aclprofConfig* aclprofCreateConfig(uint32_t* devices, uint32_t count, aclprofAicoreMetrics, GivenEvents*,
                                             uint64_t) {
   return new aclprofConfig{{devices, devices + count}};
 }

@@ -65,7 +65,7 @@ def test_buffers_that_do_not_fit_are_named_with_what_makes_them_smaller(tmp_path
     # Without torch_npu's queue, whose thread may tell of it after the host has waited: the host would be in the next
     # group's beginning by then, which waits for the other rank.
     small = {"HCCL_BUFFSIZE": "8", "NPU_EMULATOR_HCCL_BUFFERS": "1", "NPU_EMULATOR_CAPACITY_MB": "24"}
-    small["TASK_QUEUE_ENABLE"] = "0"
+    small |= {"TASK_QUEUE_ENABLE": "0"}
     for found in of_ranks(tmp_path, **small):
         assert found["held"] == [0, 16, 16]
         assert "two buffers of 8 MiB" in found["error"] and "lower HCCL_BUFFSIZE" in found["error"]

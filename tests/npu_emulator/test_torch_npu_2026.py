@@ -34,6 +34,37 @@ print(library.aclGetRecentErrMsg().decode())
 """
 
 
+# Kinds of memory (0 the host's, 1 a device's, 2 neither), an option, and a call of the host in the order of a stream.
+NEWER_FUNCTIONS = """
+import ctypes
+import torch, torch_npu
+from npu_emulator import engine
+library = engine.library()
+
+class Attributes(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_uint32), ("kind", ctypes.c_int), ("others", ctypes.c_uint32 * 5)]
+
+def memory(tensor):
+    found = Attributes()
+    assert library.aclrtPointerGetAttributes(ctypes.c_void_p(tensor.data_ptr()), ctypes.byref(found)) == 0
+    return found.kind, found.id
+
+print(memory(torch.ones(4, device="npu:1")), memory(torch.ones(4).pin_memory()), memory(torch.ones(4)))
+option, value = ctypes.c_int(0), ctypes.c_int64(-1)
+assert library.aclrtSetSysParamOpt(option, ctypes.c_int64(1)) == 0
+assert library.aclrtGetSysParamOpt(option, ctypes.byref(value)) == 0
+print(value.value)
+seen = []
+function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda given: seen.append((given, tensor.tolist())))
+tensor = torch.zeros(2).pin_memory()
+tensor.copy_(torch.ones(2, device="npu"), non_blocking=True)
+stream = ctypes.c_void_p(torch.npu.current_stream().npu_stream)
+assert library.aclrtLaunchHostFunc(stream, function, ctypes.c_void_p(7)) == 0
+torch.npu.synchronize()
+print(seen)
+"""
+
+
 def asked_of_the_other(program: str, folder: Path) -> str:
     """What a program prints there, outside the repository."""
     ended = subprocess.run(
@@ -73,6 +104,13 @@ def test_operators_have_the_parameters_of_both_releases_calls(tmp_path):
 def test_what_it_asks_for_and_is_not_there_is_refused_by_name(tmp_path):
     assert asked_of_the_other(ASKS_FOR_WHAT_IS_NOT_EMULATED, tmp_path).splitlines() == [
         "207000", "aclrtBinaryLoadFromData is not emulated"
+    ]  # fmt: skip
+
+
+@needs_the_other
+def test_functions_that_only_it_asks_for_do_what_its_headers_say(tmp_path):
+    assert asked_of_the_other(NEWER_FUNCTIONS, tmp_path).splitlines() == [
+        "(1, 1) (0, 0) (2, 0)", "1", "[(7, [1.0, 1.0])]"
     ]  # fmt: skip
 
 
