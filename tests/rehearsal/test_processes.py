@@ -14,7 +14,8 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from rehearsal import processes
-processes._REMAINING_GRACE_S = 0.2
+# Whoever waits for what has happened already waits longer than any test; what is left is not waited for long.
+processes._GRACE_S, processes._REMAINING_GRACE_S = 600, 0.2
 folder = Path(sys.argv[1])
 with processes.SignalFlag() as signals:
     try:
@@ -50,6 +51,11 @@ os.mkfifo(folder + "/running")
 open(folder + "/running", "w").close()
 time.sleep(600)
 """
+# Cleaning up takes until the test says so.
+CLEAN_UP_SLOWLY = CLEAN_UP_AT_SIGTERM.replace(
+    "def clean_up(*_):\n",
+    "def clean_up(*_):\n    open(folder + '/cleaning', 'w').close()\n    open(folder + '/proceed').close()\n",
+)
 
 
 class Launched:
@@ -120,6 +126,21 @@ def test_interrupt_lets_the_command_clean_up_and_ends_the_rest(tmp_path, number)
     assert launched.daemon_runs()
     launched.process.send_signal(number)
     assert launched.result() == f"interrupted {signal.Signals(number).name} []"
+    assert (tmp_path / "cleaned").exists() and not launched.daemon_runs()
+
+
+def test_a_command_that_cleans_up_is_waited_for_before_anything_of_it_is_ended(tmp_path):
+    for name in ("cleaning", "proceed"):
+        os.mkfifo(tmp_path / name)
+    launched = Launched(tmp_path, LEAVE_DAEMON + CLEAN_UP_SLOWLY)
+    launched.wait_until_running()
+    launched.process.send_signal(signal.SIGTERM)
+    (tmp_path / "cleaning").read_text()
+    with pytest.raises(subprocess.TimeoutExpired):
+        launched.process.wait(1)
+    assert launched.daemon_runs()
+    (tmp_path / "proceed").write_text("")
+    assert launched.result() == "interrupted SIGTERM []"
     assert (tmp_path / "cleaned").exists() and not launched.daemon_runs()
 
 

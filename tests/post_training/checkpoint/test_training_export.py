@@ -1,6 +1,7 @@
 """What a training saved, exported, is the model that transformers has: its weights, and its logits."""
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -113,6 +114,10 @@ def test_in_bfloat16_every_weight_is_rounded_once(name, tmp_path):
         # What no optimizer updates is left as it is.
         expected = value if tensor.endswith("correction_bias") else value.to(torch.bfloat16)
         assert found[tensor].dtype == expected.dtype and torch.equal(found[tensor], expected), tensor
+    # A file is as full as it may be: 100 kB unless one tensor is larger, and the next file's would not have fitted.
+    sizes = [[value.nbytes for value in load_file(file).values()] for file in files]
+    assert all(sum(of_file) <= 100_000 or len(of_file) == 1 for of_file in sizes)
+    assert all(sum(of_file) + max(following) > 100_000 for of_file, following in pairwise(sizes))
 
 
 @pytest.mark.parametrize(
