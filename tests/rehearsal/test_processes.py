@@ -42,6 +42,22 @@ if os.fork() == 0:
 open(folder + "/ready").close()
 os.unlink(folder + "/ready")
 """
+# Writes, for each process that is asked to end after the command, whether the command has cleaned up; it can only once
+# the launcher waits.
+RECORDING_LAUNCHER = LAUNCHER.replace(
+    "folder = Path(sys.argv[1])\n",
+    """folder, send, wait_until = Path(sys.argv[1]), processes.send, processes.wait_until
+def record(process, number):
+    with open(folder / "asked", "a") as asked:
+        print((folder / "cleaned").exists(), file=asked)
+    return send(process, number)
+def wait(*arguments):
+    processes.wait_until = wait_until
+    (folder / "proceed").write_text("")
+    return wait_until(*arguments)
+processes.send, processes.wait_until = record, wait
+""",
+)
 CLEAN_UP_AT_SIGTERM = """
 def clean_up(*_):
     open(folder + "/cleaned", "w").close()
@@ -51,21 +67,16 @@ os.mkfifo(folder + "/running")
 open(folder + "/running", "w").close()
 time.sleep(600)
 """
-# Cleaning up takes until the test says so.
-CLEAN_UP_SLOWLY = CLEAN_UP_AT_SIGTERM.replace(
-    "def clean_up(*_):\n",
-    "def clean_up(*_):\n    open(folder + '/cleaning', 'w').close()\n    open(folder + '/proceed').close()\n",
-)
 
 
 class Launched:
     """A launcher process whose command is the given source."""
 
-    def __init__(self, folder, source):
+    def __init__(self, folder, source, launcher=LAUNCHER):
         self.folder = folder
         (folder / "command.py").write_text(source)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, folder], cwd=ROOT, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", launcher, folder], cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
 
     def wait_until_running(self):
@@ -129,19 +140,14 @@ def test_interrupt_lets_the_command_clean_up_and_ends_the_rest(tmp_path, number)
     assert (tmp_path / "cleaned").exists() and not launched.daemon_runs()
 
 
-def test_a_command_that_cleans_up_is_waited_for_before_anything_of_it_is_ended(tmp_path):
-    for name in ("cleaning", "proceed"):
-        os.mkfifo(tmp_path / name)
-    launched = Launched(tmp_path, LEAVE_DAEMON + CLEAN_UP_SLOWLY)
+def test_a_command_cleans_up_before_anything_else_of_it_is_ended(tmp_path):
+    os.mkfifo(tmp_path / "proceed")
+    held = CLEAN_UP_AT_SIGTERM.replace("(*_):\n", "(*_):\n    open(folder + '/proceed').close()\n")
+    launched = Launched(tmp_path, LEAVE_DAEMON + held, RECORDING_LAUNCHER)
     launched.wait_until_running()
     launched.process.send_signal(signal.SIGTERM)
-    (tmp_path / "cleaning").read_text()
-    with pytest.raises(subprocess.TimeoutExpired):
-        launched.process.wait(1)
-    assert launched.daemon_runs()
-    (tmp_path / "proceed").write_text("")
     assert launched.result() == "interrupted SIGTERM []"
-    assert (tmp_path / "cleaned").exists() and not launched.daemon_runs()
+    assert set((tmp_path / "asked").read_text().split()) == {"True"}
 
 
 def test_second_interrupt_does_not_wait(tmp_path):

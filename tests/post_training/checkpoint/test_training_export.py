@@ -106,8 +106,8 @@ def test_in_bfloat16_every_weight_is_rounded_once(name, tmp_path):
     step = saved(model, tmp_path)
     options = ("--hf-dir", base(tmp_path / "base", model, "bfloat16"), "--max-file-gb", "0.0001")
     assert export("--load-dir", step / "actor", "--save-dir", tmp_path / "out", *options) == 0
-    files = sorted((tmp_path / "out").glob("*.safetensors"))
-    found = {tensor: value for file in files for tensor, value in load_file(file).items()}
+    files = [load_file(file) for file in sorted((tmp_path / "out").glob("*.safetensors"))]
+    found = {tensor: value for file in files for tensor, value in file.items()}
     weights = {tensor: value for tensor, value in model.state_dict().items() if tensor in found}
     assert found.keys() == table_for(model.config).shapes.keys() == weights.keys() and len(files) > 1
     for tensor, value in weights.items():
@@ -115,7 +115,7 @@ def test_in_bfloat16_every_weight_is_rounded_once(name, tmp_path):
         expected = value if tensor.endswith("correction_bias") else value.to(torch.bfloat16)
         assert found[tensor].dtype == expected.dtype and torch.equal(found[tensor], expected), tensor
     # A file is as full as it may be: 100 kB unless one tensor is larger, and the next file's would not have fitted.
-    sizes = [[value.nbytes for value in load_file(file).values()] for file in files]
+    sizes = [[value.nbytes for value in file.values()] for file in files]
     assert all(sum(of_file) <= 100_000 or len(of_file) == 1 for of_file in sizes)
     assert all(sum(of_file) + max(following) > 100_000 for of_file, following in pairwise(sizes))
 
