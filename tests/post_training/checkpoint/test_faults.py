@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -483,7 +484,7 @@ def test_disk_too_small_is_said_before_anything_is_written(monkeypatch, pristine
     real = os.statvfs(pristine)
     small = os.statvfs_result((real.f_bsize, real.f_frsize, *real[2:4], 2, *real[5:]))
     monkeypatch.setattr(os, "statvfs", lambda _: small)
-    assert_refused(convert(pristine, output, *OPTIONS), output, capsys, "GiB free")
+    assert_refused(convert(pristine, output, *OPTIONS), output, capsys, "GiB more, its disk has 0.00 GiB free")
     assert_untouched(output)
 
 
@@ -491,6 +492,17 @@ def test_memory_too_small_is_said_before_anything_is_written(monkeypatch, pristi
     monkeypatch.setattr(conversion, "_available_memory", lambda: 1 << 20)
     assert_refused(convert(pristine, output, *OPTIONS), output, capsys, "fewer --workers")
     assert_untouched(output)
+
+
+def test_what_will_be_needed_and_what_is_there_is_said_first(monkeypatch, pristine, output, capsys):
+    monkeypatch.setattr(conversion, "_available_memory", lambda: 7 << 28)
+    real = os.statvfs(pristine)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, *real[2:4], 5 << 17, *real[5:])))
+    monkeypatch.setattr(conversion, "WORKER_BYTES", 1 << 29)
+    assert convert(pristine, output, *OPTIONS, "--workers", "1") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"files to write: 0\.\d\d GiB on disk \(2\.50 GiB free\), up to 0\.5\d GiB of memory in 1 ", said)
+    assert "(1.75 GiB available)" in said
 
 
 def test_disk_that_fills_up(monkeypatch, pristine, output, expected, capsys):

@@ -13,7 +13,7 @@ from post_training.mismatch import points
 from post_training.mismatch.comparison import TOLERANCES, ComparisonError, Swap, Tolerance, compare
 from post_training.mismatch.dumps import Captured, TokenSequence
 from post_training.mismatch.points import in_order, in_words, of_layer, split
-from post_training.mismatch.report import as_json, render_page, sentence, table
+from post_training.mismatch.report import as_json, render_page, sentence, shown, table
 from tests.html_pages import StrictPage
 from tests.post_training.mismatch.synthetic import CHOSEN, EXPERTS, LAYERS, TOKENS, changed, dump
 
@@ -228,4 +228,6 @@ def test_of_many_points_the_table_has_those_around_the_first():
     many = {of_layer(layer, points.MLP): TRAINING.points[points.EMBEDDING] for layer in range(60)}
     given = replace(TRAINING, points=many)
     other = changed(replace(ROLLOUT, points=many), of_layer(30, points.MLP), lambda values: values + 1)
-    assert LAYERS and table(compare(other, given)).row_count < 20
+    found = compare(other, given)
+    numbers = [number for number, _ in shown(found)]
+    assert LAYERS and numbers == [*range(26, 35), *range(56, 60)] and table(found).row_count < 20

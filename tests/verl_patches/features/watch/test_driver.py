@@ -137,6 +137,14 @@ def test_a_process_that_only_has_its_number_is_left_alone(tmp_path, victim, monk
     assert driven.ended == 1 and sent == [victim.pid] * killed
 
 
+def test_a_process_that_has_ended_by_itself_ends_the_run_too(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    driven = Driven(tmp_path, process.pid, started=1.0)
+    driven.look_at(0, 21)
+    assert driven.ended == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
