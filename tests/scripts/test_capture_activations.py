@@ -92,6 +92,13 @@ def test_a_rank_that_was_started_by_another_program_captures_by_itself(tmp_path,
     assert capture_activations.main(request) == 0 and seen == [{"ranks": 2}]
 
 
+def test_the_program_reads_the_request_that_it_is_given(tmp_path):
+    request = tmp_path / "request.json"
+    request.write_text("no request")
+    ended = subprocess.run([sys.executable, capture_activations.__file__, request], capture_output=True, text=True)
+    assert ended.returncode and "JSONDecodeError" in ended.stderr.splitlines()[-1]
+
+
 class Worker:
     """verl's: keeps what is asked of it."""
 

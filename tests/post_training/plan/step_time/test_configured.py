@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from post_training.plan.job import read_job
+from post_training.plan.step_time import text
 from post_training.plan.step_time.configured import read_cluster, step_job
 from post_training.plan.step_time.job import Cluster
 from post_training.plan.step_time.model import STAGES, step_seconds
@@ -103,6 +104,13 @@ def test_the_picture_shows_the_largest_part_and_is_the_same_every_time(tmp_path)
     assert [text for text in texts if text in SIZES] == list(SIZES), "a quarter of the dies to four times as many"
     names = [name for name, _ in largest_parts(job_on(PUBLISHED_CLUSTER), PUBLISHED_CLUSTER)]
     assert [text for text in texts if text in names] == names[:8] and len(names) > 8
+
+
+def test_parts_of_less_than_ten_milliseconds_are_left_out(monkeypatch):
+    parts = {"rollout": {"decode": 0.5, "reshard": 0.01, "start": 0.0099}, "update": {"optimizer": 2.0, "norm": 0.0}}
+    monkeypatch.setattr(text, "step_parts", lambda job, cluster: parts)
+    found = largest_parts(published_job("true"), PUBLISHED_CLUSTER)
+    assert found == [("update: optimizer", 2.0), ("rollout: decode", 0.5), ("rollout: reshard", 0.01)]
 
 
 def test_the_command_prints_figures_that_add_up(capsys, tmp_path):

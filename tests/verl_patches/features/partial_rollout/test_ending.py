@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +12,13 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from verl_patches.features.dp_sync.lease import Offer, Progress, decide, encode
 from verl_patches.features.partial_rollout.engine import (
+    LEFT,
     Begun,
     Ending,
+    Row,
     Share,
     check_parameters,
+    generate,
     parameters_left,
     resumed_prompt,
 )
@@ -87,3 +91,60 @@ def test_parameters_that_look_at_the_beginning_are_refused(name, value):
     check_parameters(SimpleNamespace(**PLAIN))
     with pytest.raises(ValueError, match=f"the sampling parameter {name}="):
         check_parameters(SimpleNamespace(**PLAIN | {name: value}))
+
+
+class Engine:
+    """vLLM's, of one rank: the request that came first gets a token in each forward, and ends with its second."""
+
+    dp_group = None
+    vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
+
+    def __init__(self):
+        self.asked: dict[str, dict] = {}
+        self.states: dict[str, State] = {}
+        self.aborted: list[str] = []
+        self.output_processor = SimpleNamespace(request_states=self.states)
+
+    def add_request(self, name, prompt, params):
+        self.asked[name], self.states[name] = prompt, State()
+
+    def abort_request(self, names):
+        self.aborted += names
+        self.states.clear()
+
+    def has_unfinished_requests(self):
+        return bool(self.states)
+
+    def step(self):
+        name, state = next(iter(self.states.items()))
+        state.tokens.append(7)
+        if len(state.tokens) < 2:
+            return []
+        del self.states[name]
+        return [SimpleNamespace(request_id=name, outputs=[state.output("stop")])]
+
+
+class State:
+    def __init__(self):
+        self.tokens: list[int] = []
+
+    def output(self, reason):
+        logprobs = [{token: None} for token in self.tokens]
+        return SimpleNamespace(token_ids=self.tokens, logprobs=logprobs, finish_reason=reason)
+
+    def make_request_output(self, token_ids, reason, stop_reason):
+        return SimpleNamespace(outputs=[self.output(str(reason))])
+
+
+def test_an_engine_alone_goes_on_with_what_is_unfinished_until_enough_groups_are_finished():
+    engine = Engine()
+    llm = SimpleNamespace(llm_engine=engine, request_counter=itertools.count())
+    begun, finished = Begun([5], [-0.5]), Begun([8, 9], [-0.1, -0.2], finished=True)
+    rows = [Row([begun, finished]), Row([Begun(), Begun()])]
+    outputs = generate(llm, [[1, 2], [3]], SamplingParams(n=2, max_tokens=9), rows, Share(1, 2))
+    assert engine.asked == {
+        "0": {"prompt_token_ids": [1, 2, 5]}, "1": {"prompt_token_ids": [3]}, "2": {"prompt_token_ids": [3]}
+    }  # fmt: skip
+    assert engine.aborted == ["1", "2"], "the first group was finished, and one is enough"
+    assert [list(answer.token_ids) for output in outputs for answer in output.outputs] == [[5, 7, 7], [8, 9], [], []]
+    assert [answer.finish_reason for output in outputs for answer in output.outputs] == ["stop", "stop", LEFT, LEFT]
