@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from verl_patches.features import settings
 from verl_patches.features.profile.feature import ProfileSettings
 
@@ -22,6 +24,7 @@ class Recorder:
             self._profiler.stop()
             self._profiler = None
         if step is not None and rank in chosen.ranks:
+            torch.npu.synchronize()  # or kernels of what came before are recorded, too
             self._profiler = _profiler(folder / "profile" / f"step_{step}", f"rank_{rank}", chosen)
             self._profiler.start()
             self._profiler.add_metadata_json("training_step", str(step))
