@@ -25,14 +25,14 @@ Tensor tensor_of(const atb::Tensor& tensor) {
 
 // Scores of one sequence: query [n, heads, d] and key [m, kv heads, d] give [heads, n, m], -inf where `masked`.
 Tensor scores_of_sequence(const Tensor& query, const Tensor& key, double scale, const Tensor& masked) {
-  const auto shared = query.size(1) / key.size(1);
+  const auto shared = quotient(query.size(1), key.size(1));
   const auto keys = wide(key).transpose(0, 1).repeat_interleave(shared, 0);
   const auto scores = at::matmul(wide(query).transpose(0, 1), keys.transpose(1, 2)) * scale;
   return masked.defined() ? scores.masked_fill(masked, -std::numeric_limits<float>::infinity()) : scores;
 }
 // Weights [heads, n, m] and values [m, kv heads, d] give [n, heads, d].
 Tensor weighted(const Tensor& weights, const Tensor& value) {
-  const auto shared = weights.size(0) / value.size(1);
+  const auto shared = quotient(weights.size(0), value.size(1));
   return at::matmul(weights, wide(value).transpose(0, 1).repeat_interleave(shared, 0)).transpose(0, 1);
 }
 Tensor attend_sequence(const Tensor& query, const Tensor& key, const Tensor& value, double scale, const Tensor& masked) {
@@ -44,7 +44,7 @@ Tensor future(int64_t queries, int64_t keys) {
 }
 // The first `tokens` tokens of a sequence whose cache lies in `blocks`: [tokens, heads, d].
 Tensor of_blocks(const Tensor& cache, const Tensor& blocks, int64_t tokens) {
-  const auto block = cache.size(1), used = (tokens + block - 1) / block;
+  const auto used = blocks_for(tokens, cache.size(1));
   return cache.index_select(0, blocks.narrow(0, 0, used).to(at::kLong)).flatten(0, 1).narrow(0, 0, tokens);
 }
 
@@ -86,8 +86,8 @@ void run(const atb::infer::RopeParam& parameters, const Tensors& in, const Tenso
     const auto x = wide(in[index].reshape({in[index].size(0), -1, in[2].size(-1)}));
     Tensor turned;
     if (parameters.rotaryCoeff == 2) {
-      const auto halves = x.chunk(2, -1);
-      turned = at::cat({-halves[1], halves[0]}, -1);
+      const auto [first, second] = halves_of(x, -1);
+      turned = at::cat({-second, first}, -1);
     } else {
       const auto pairs = x.unflatten(-1, {-1, 2});
       turned = at::stack({-pairs.select(-1, 1), pairs.select(-1, 0)}, -1).flatten(-2);

@@ -50,12 +50,12 @@ Tensor heads_first(const Tensor& tensor, const std::string& layout, int64_t head
 int64_t heads_of_keys(const Setting& setting, const Tensor& query, const Tensor& key) {
   if (setting.layout == "BNSD") return key.size(1);
   if (setting.layout == "BSND") return key.size(2);
-  return setting.heads * key.size(-1) / query.size(-1);
+  return quotient(setting.heads * key.size(-1), query.size(-1));
 }
 
 // Scores [batch, heads, queries, keys] in float32; `shared` queries' heads have one key's head.
 Tensor scores_of(const Tensor& query, const Tensor& key, double scale, const Tensor& hidden) {
-  const auto keys = wide(key).repeat_interleave(query.size(1) / key.size(1), 1);
+  const auto keys = wide(key).repeat_interleave(quotient(query.size(1), key.size(1)), 1);
   const auto scores = at::matmul(wide(query), keys.transpose(-1, -2)) * scale;
   return hidden.defined() ? scores.masked_fill(hidden, -std::numeric_limits<float>::infinity()) : scores;
 }
@@ -78,7 +78,7 @@ void attend(const Tensor& query, const Tensor& key, const Tensor& value, double 
   const auto scores = scores_of(query, key, scale, hidden);
   const auto largest = scores.amax(-1, true).clamp_min(std::numeric_limits<float>::lowest());
   const auto exponentials = at::exp(scores - largest), sum = exponentials.sum(-1, true);
-  const auto values = wide(value).repeat_interleave(query.size(1) / value.size(1), 1);
+  const auto values = wide(value).repeat_interleave(quotient(query.size(1), value.size(1)), 1);
   out.copy_(at::matmul(exponentials / sum.clamp_min(1e-30), values));
   most.copy_(largest.squeeze(-1));
   total.copy_(sum.squeeze(-1));
@@ -96,7 +96,7 @@ struct Gradients {
 void differentiate(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& gradient,
                    const Tensor& output, const Tensor& most, const Tensor& total, double scale, const Tensor& hidden,
                    const Gradients& out) {
-  const auto key_heads = key.size(1), shared = query.size(1) / key_heads;
+  const auto key_heads = key.size(1), shared = quotient(query.size(1), key_heads);
   const auto weights =
       at::exp(scores_of(query, key, scale, hidden) - most.unsqueeze(-1)) / total.unsqueeze(-1).clamp_min(1e-30);
   const auto values = wide(value).repeat_interleave(shared, 1), keys = wide(key).repeat_interleave(shared, 1);

@@ -123,6 +123,9 @@ OP(InplaceFillTensor, [](Tensor self, Tensor value) { self.fill_(value.reshape({
 OP(Arange, [](Scalar start, Scalar end, Scalar step, Tensor out) {
   put(out, at::arange(start, end, step, out.options()));
 })
+OP(Range, [](Scalar start, Scalar end, Scalar step, Tensor out) {  // with its end
+  put(out, at::range(start, end, step, out.options()));
+})
 OP(Linspace, [](Scalar start, Scalar end, int64_t steps, Tensor out) {
   put(out, at::linspace(start, end, steps, out.options()));
 })

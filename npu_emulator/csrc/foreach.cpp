@@ -9,6 +9,7 @@ namespace {
 
 template <class Function, class... Lists>
 void each(const Tensors& out, Function function, const Lists&... lists) {
+  (demand_as_many(out.size(), lists.size()), ...);
   for (size_t index = 0; index < out.size(); ++index) put(out[index], function(lists[index]...));
 }
 
@@ -88,6 +89,7 @@ EACH_WITH_TWO_LISTS(Addcmul, at::addcmul)
 EACH_WITH_TWO_LISTS(Addcdiv, at::addcdiv)
 
 OP(ForeachNorm, [](Tensors self, Scalar p, Tensors out) {
+  demand_as_many(out.size(), self.size());
   for (size_t index = 0; index < self.size(); ++index)
     put(out[index], at::norm(self[index], p).reshape(out[index].sizes()));
 })

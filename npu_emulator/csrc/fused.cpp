@@ -18,6 +18,7 @@ Ints shared_dims(const Tensor& self, const Tensor& weight) {
   return dims;
 }
 Ints normal_dims(const Tensor& self, const Tensor& weight) {
+  TORCH_CHECK(weight.dim() <= self.dim(), "a weight of shape ", weight.sizes(), " for ", self.sizes());
   Ints dims;
   for (int64_t dim = self.dim() - weight.dim(); dim < self.dim(); ++dim) dims.push_back(dim);
   return dims;
@@ -58,15 +59,15 @@ OP(RmsNormGrad, [](Tensor gradient, Tensor self, Tensor inverse, Tensor weight, 
 })
 
 OP(SwiGlu, [](Tensor self, int64_t dim, Tensor out) {
-  const auto halves = wide(self).chunk(2, dim);
-  put(out, at::silu(halves[0]) * halves[1]);
+  const auto [gate, up] = halves_of(wide(self), dim);
+  put(out, at::silu(gate) * up);
 })
 OP(SwiGluGrad, [](Tensor gradient, Tensor self, int64_t dim, Tensor out) {
   demand_type_of(self, "x", gradient, "yGrad");
-  const auto halves = wide(self).chunk(2, dim);
-  const auto sigmoid = at::sigmoid(halves[0]);
-  const auto to_gate = wide(gradient) * halves[1] * (sigmoid * (1 + halves[0] * (1 - sigmoid)));
-  put(out, at::cat({to_gate, wide(gradient) * halves[0] * sigmoid}, dim));
+  const auto [gate, up] = halves_of(wide(self), dim);
+  const auto sigmoid = at::sigmoid(gate);
+  const auto to_gate = wide(gradient) * up * (sigmoid * (1 + gate * (1 - sigmoid)));
+  put(out, at::cat({to_gate, wide(gradient) * gate * sigmoid}, dim));
 })
 
 // ---- rotary position embeddings: mode 0 turns halves, 1 turns neighbours
@@ -74,8 +75,8 @@ namespace {
 
 Tensor turned(const Tensor& self, int64_t mode) {
   if (mode == 0) {
-    const auto halves = self.chunk(2, -1);
-    return at::cat({-halves[1], halves[0]}, -1);
+    const auto [first, second] = halves_of(self, -1);
+    return at::cat({-second, first}, -1);
   }
   TORCH_CHECK(mode == 1, "rotary mode ", mode, " is not emulated");
   const auto pairs = self.unflatten(-1, {-1, 2});
@@ -175,7 +176,9 @@ OP(MoeFinalizeRoutingV2, [](Tensor expanded, Tensor places, Tensor skip1, Tensor
                             Tensor experts, int64_t mode, Tensor out) {
   for (const auto& [tensor, name] : {std::pair(skip1, "x1"), {skip2, "x2"}, {bias, "bias"}, {scales, "scales"}})
     demand_type_of(expanded, "expandedX", tensor, name);
-  const auto tokens = out.size(0), k = places.numel() / tokens;
+  const auto tokens = out.size(0);
+  if (!tokens) return;
+  const auto k = quotient(places.numel(), tokens);
   const bool row_by_row = mode == 2 || mode == 3;  // else the first choices of all tokens come first
   const auto order = row_by_row ? places.view({tokens, k}) : places.view({k, tokens}).t();
   const auto places_in_order = order.reshape({-1}).to(at::kLong);  // -1: the row was dropped, and adds nothing
@@ -213,13 +216,13 @@ OP(MoeTokenPermute, [](Tensor tokens, Tensor indices, int64_t kept, bool padded,
 })
 OP(MoeTokenPermuteGrad, [](Tensor gradient, Tensor places, int64_t k, bool padded, Tensor out) {
   TORCH_CHECK(!padded, "padded_mode is not emulated");
-  put(out, rows_at(wide(gradient), places).view({places.numel() / k, k, -1}).sum(1));
+  put(out, rows_at(wide(gradient), places).view({quotient(places.numel(), k), k, -1}).sum(1));
 })
 // The rows of each token, weighted. A copy that was left out when tokens were permuted adds nothing.
 OP(MoeTokenUnpermute, [](Tensor permuted, Tensor places, Tensor weights, bool padded, Ints, Tensor out) {
   TORCH_CHECK(!padded, "padded_mode is not emulated");
   const auto k = weights.defined() ? weights.size(1) : 1;
-  auto of_tokens = rows_at(wide(permuted), places).view({places.numel() / k, k, -1});
+  auto of_tokens = rows_at(wide(permuted), places).view({quotient(places.numel(), k), k, -1});
   if (weights.defined()) of_tokens = of_tokens * wide(weights).unsqueeze(-1);
   put(out, of_tokens.sum(1));
 })

@@ -1,4 +1,6 @@
 // Convolutions, pools, padding, interpolation, and the norms over channels, with their gradients.
+#include <algorithm>
+
 #include "operators.h"
 
 using namespace cann;
@@ -62,6 +64,19 @@ CANN_FUNCTION(cann::Plain, cann::execute, aclStft,
               })
 
 // ---- pools
+namespace {
+
+// For gradients whose kernels in ATen trust their caller: `given` must have the type of `self`, and its dimensions but
+// for the last `free` ones.
+void demand_leading(const Tensor& given, const Tensor& self, int64_t free) {
+  TORCH_CHECK(given.scalar_type() == self.scalar_type(), "types ", given.scalar_type(), " and ", self.scalar_type());
+  TORCH_CHECK(given.dim() == self.dim() && self.dim() >= free &&
+                  given.sizes().slice(0, self.dim() - free) == self.sizes().slice(0, self.dim() - free),
+              "shapes ", given.sizes(), " and ", self.sizes(), " differ before their last ", free, " dimensions");
+}
+
+}  // namespace
+
 OP(AvgPool2d, [](Tensor self, Ints kernel, Ints stride, Ints padding, bool ceil, bool counts_padding, int64_t divisor,
                  int8_t, Tensor out) {
   put(out, at::avg_pool2d(self, kernel, stride, padding, ceil, counts_padding, maybe_divisor(divisor)));
@@ -82,10 +97,12 @@ OP(AvgPool3dBackward, [](Tensor gradient, Tensor self, Ints kernel, Ints stride,
 })
 OP(AdaptiveAvgPool2d, [](Tensor self, Ints size, Tensor out) { put(out, at::_adaptive_avg_pool2d(self, size)); })
 OP(AdaptiveAvgPool2dBackward, [](Tensor gradient, Tensor self, Tensor out) {
+  demand_leading(gradient, self, 2);
   put(out, at::_adaptive_avg_pool2d_backward(gradient, self));
 })
 OP(AdaptiveAvgPool3d, [](Tensor self, Ints size, Tensor out) { put(out, at::_adaptive_avg_pool3d(self, size)); })
 OP(AdaptiveAvgPool3dBackward, [](Tensor gradient, Tensor self, Tensor out) {
+  demand_leading(gradient, self, 3);
   put(out, at::_adaptive_avg_pool3d_backward(gradient, self));
 })
 OP(AdaptiveMaxPool2d, [](Tensor self, Ints size, Tensor out, Tensor indices) {
@@ -94,6 +111,8 @@ OP(AdaptiveMaxPool2d, [](Tensor self, Ints size, Tensor out, Tensor indices) {
   put(indices, at_index);
 })
 OP(AdaptiveMaxPool2dBackward, [](Tensor gradient, Tensor self, Tensor indices, Tensor out) {
+  demand_leading(gradient, self, 2);
+  demand_same_shape(indices, gradient);
   put(out, at::adaptive_max_pool2d_backward(gradient, self, indices.to(at::kLong)));
 })
 OP(AdaptiveMaxPool3d, [](Tensor self, Ints size, Tensor out, Tensor indices) {
@@ -102,6 +121,8 @@ OP(AdaptiveMaxPool3d, [](Tensor self, Ints size, Tensor out, Tensor indices) {
   put(indices, at_index);
 })
 OP(AdaptiveMaxPool3dBackward, [](Tensor gradient, Tensor self, Tensor indices, Tensor out) {
+  demand_leading(gradient, self, 3);
+  demand_same_shape(indices, gradient);
   put(out, at::adaptive_max_pool3d_backward(gradient, self, indices.to(at::kLong)));
 })
 // The mask is the kernel's own, bits that only its gradient reads; here that finds the places again.
@@ -129,18 +150,42 @@ OP(MaxUnpool3dBackward, [](Tensor gradient, Tensor, Tensor indices, Ints, Ints, 
 })
 
 // ---- padding
-#define PADDING(NAME, FUNCTION)                                                                 \
-  OP(NAME, [](Tensor self, Ints padding, Tensor out) { put(out, at::FUNCTION(self, padding)); }) \
-  OP(NAME##Backward, [](Tensor gradient, Tensor self, Ints padding, Tensor out) {               \
-    put(out, at::FUNCTION##_backward(gradient, self, padding));                                 \
+namespace {
+
+// Two sizes for each of the last `dims` dimensions, which ATen reads unasked.
+const Ints& for_dims(const Ints& padding, const Tensor& self, int64_t dims) {
+  TORCH_CHECK(padding.size() == static_cast<size_t>(2 * dims) && self.dim() >= dims, "padding has ", padding.size(),
+              " sizes, and ", dims, " dimensions of ", self.sizes(), " are padded");
+  return padding;
+}
+// Of what negative sizes leave, something must be there to be reflected.
+const Ints& reflecting(const Ints& padding, const Tensor& self, int64_t dims) {
+  for_dims(padding, self, dims);
+  for (int64_t dim = 0; dim < dims; ++dim) {
+    const auto taken_away = [&](int64_t side) { return std::min<int64_t>(padding[2 * dim + side], 0); };
+    TORCH_CHECK(self.size(-1 - dim) + taken_away(0) + taken_away(1) > 0, "padding ", padding, " leaves nothing of ",
+                self.sizes());
+  }
+  return padding;
+}
+
+}  // namespace
+
+#define PADDING(NAME, FUNCTION, DIMS, CHECKED)                                              \
+  OP(NAME##DIMS##d, [](Tensor self, Ints padding, Tensor out) {                             \
+    put(out, at::FUNCTION##DIMS##d(self, CHECKED(padding, self, DIMS)));                    \
+  })                                                                                        \
+  OP(NAME##DIMS##dBackward, [](Tensor gradient, Tensor self, Ints padding, Tensor out) {    \
+    demand_leading(gradient, self, DIMS);                                                   \
+    put(out, at::FUNCTION##DIMS##d_backward(gradient, self, CHECKED(padding, self, DIMS))); \
   })
 
-PADDING(ReflectionPad1d, reflection_pad1d)
-PADDING(ReflectionPad2d, reflection_pad2d)
-PADDING(ReflectionPad3d, reflection_pad3d)
-PADDING(ReplicationPad1d, replication_pad1d)
-PADDING(ReplicationPad2d, replication_pad2d)
-PADDING(ReplicationPad3d, replication_pad3d)
+PADDING(ReflectionPad, reflection_pad, 1, reflecting)
+PADDING(ReflectionPad, reflection_pad, 2, reflecting)
+PADDING(ReflectionPad, reflection_pad, 3, reflecting)
+PADDING(ReplicationPad, replication_pad, 1, for_dims)
+PADDING(ReplicationPad, replication_pad, 2, for_dims)
+PADDING(ReplicationPad, replication_pad, 3, for_dims)
 
 // ---- interpolation
 #define NEAREST_1D(NAME, BACKWARD, FLOAT, FUNCTION)                                              \
@@ -230,8 +275,23 @@ OP(GridSampler3DBackward, [](Tensor gradient, Tensor self, Tensor grid, int64_t 
 })
 
 // ---- norms over channels
+namespace {
+
+// ATen's kernels beneath trust their caller with these.
+void demand_channels(const Tensor& self, std::initializer_list<Tensor> of_channels) {
+  TORCH_CHECK(self.dim() >= 2, "shape ", self.sizes(), " has no channels");
+  for (const auto& tensor : of_channels)
+    TORCH_CHECK(!tensor.defined() || tensor.numel() == self.size(1), "a tensor of shape ", tensor.sizes(),
+                " for the channels of ", self.sizes());
+}
+
+}  // namespace
+
 OP(BatchNorm, [](Tensor self, Tensor weight, Tensor bias, Tensor running_mean, Tensor running_variance, bool training,
                  double momentum, double epsilon, Tensor out, Tensor mean, Tensor inverse_deviation) {
+  demand_channels(self, {weight, bias, running_mean, running_variance});
+  TORCH_CHECK(training || (running_mean.defined() && running_variance.defined()),
+              "runningMean or runningVar is a null pointer");
   const auto means = wide(running_mean), variances = wide(running_variance);  // which are written, too
   const auto [normal, of_mean, of_inverse] =
       at::native_batch_norm(wide(self), maybe(wide(weight)), maybe(wide(bias)), maybe(means), maybe(variances),
@@ -248,6 +308,12 @@ OP(BatchNormBackward,
       Tensor inverse_deviation, bool training, double epsilon, Bools wanted, Tensor of_self, Tensor of_weight,
       Tensor of_bias) {
      const auto mask = three(wanted);
+     const auto& used_mean = training ? mean : running_mean;  // the other one may be empty
+     const auto& used_deviation = training ? inverse_deviation : running_variance;
+     demand_channels(self, {weight, used_mean, used_deviation});
+     demand_same_shape(gradient, self);
+     TORCH_CHECK(used_mean.defined() && used_deviation.defined(),
+                 training ? "saveMean or saveInvstd" : "runningMean or runningVar", " is a null pointer");
      const auto [to_self, to_weight, to_bias] = at::native_batch_norm_backward(
          wide(gradient), wide(self), maybe(wide(weight)), maybe(wide(running_mean)), maybe(wide(running_variance)),
          maybe(wide(mean)), maybe(wide(inverse_deviation)), training, epsilon, mask);

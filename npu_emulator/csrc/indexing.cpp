@@ -1,4 +1,6 @@
 // What moves elements: concatenation, indices, gathering and scattering, repetition.
+#include <algorithm>
+
 #include "operators.h"
 
 using namespace cann;
@@ -110,6 +112,17 @@ OP(EmbeddingDenseBackward,
 OP(EmbeddingBag, [](Tensor weight, Tensor indices, Tensor offsets, bool by_frequency, int64_t mode, bool sparse,
                     Tensor weights, bool last_offset, int64_t padding, Tensor out, Tensor bag_of_each, Tensor sizes,
                     Tensor most) {
+  // ATen's kernel trusts its caller with all of these.
+  TORCH_CHECK(weight.dim() == 2 && indices.dim() == 1 && offsets.dim() == 1, "weight, indices and offsets of shapes ",
+              weight.sizes(), ", ", indices.sizes(), " and ", offsets.sizes());
+  const auto starts = whole_numbers(offsets), rows = whole_numbers(indices);
+  TORCH_CHECK(std::is_sorted(starts.begin(), starts.end()) && !starts.empty() && starts.front() == 0 &&
+                  starts.back() <= indices.numel(),
+              "offsets do not go up from 0 to at most ", indices.numel());
+  TORCH_CHECK(std::all_of(rows.begin(), rows.end(), [&](auto row) { return row >= 0 && row < weight.size(0); }),
+              "an index is not one of the ", weight.size(0), " rows");
+  TORCH_CHECK(mode >= 0 && mode <= 2, "there is no mode ", mode);
+  if (weights.defined()) demand_same_shape(weights, indices);
   const auto [sums, bags, counts, at_index] = at::_embedding_bag(weight, indices, offsets, by_frequency, mode, sparse,
                                                                  maybe(weights), last_offset, padding);
   put(out, sums);

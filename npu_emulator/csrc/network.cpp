@@ -25,10 +25,12 @@ OP(GeluV2, [](Tensor self, int64_t approximate, Tensor out) {
 OP(GeluBackward, [](Tensor gradient, Tensor self, Tensor out) { put(out, at::gelu_backward(gradient, self)); })
 OP(Softmax, [](Tensor self, int64_t dim, Tensor out) { put(out, at::softmax(self, dim, out.scalar_type())); })
 OP(SoftmaxBackward, [](Tensor gradient, Tensor result, int64_t dim, Tensor out) {
+  demand_same_shape(gradient, result);
   put(out, at::_softmax_backward_data(gradient, result, dim, result.scalar_type()));
 })
 OP(LogSoftmax, [](Tensor self, int64_t dim, Tensor out) { put(out, at::log_softmax(self, dim, out.scalar_type())); })
 OP(LogSoftmaxBackward, [](Tensor gradient, Tensor result, int64_t dim, Tensor out) {
+  demand_same_shape(gradient, result);
   put(out, at::_log_softmax_backward_data(gradient, result, dim, result.scalar_type()));
 })
 OP(SigmoidBackward, [](Tensor gradient, Tensor result, Tensor out) {
@@ -202,6 +204,8 @@ OP(CtcLoss, [](Tensor self, Tensor targets, Ints lengths, Ints target_lengths, i
 })
 OP(CtcLossBackward, [](Tensor gradient, Tensor self, Tensor targets, Ints lengths, Ints target_lengths, Tensor loss,
                        Tensor log_alpha, int64_t blank, bool zero_infinity, Tensor out) {
+  TORCH_CHECK(!target_lengths.empty() && log_alpha.dim() == 3, "a batch of no targets, or log_alpha of shape ",
+              log_alpha.sizes());
   const auto longest = *std::max_element(target_lengths.begin(), target_lengths.end());
   put(out, at::_ctc_loss_backward(gradient, self, targets.to(at::kLong), lengths, target_lengths, loss,
                                   log_alpha.narrow(-1, 0, 2 * longest + 1), blank, zero_infinity));

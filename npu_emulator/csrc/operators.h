@@ -20,6 +20,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "runtime.h"
@@ -262,7 +263,11 @@ inline void put(const Tensor& out, const Tensor& result) {
   TORCH_CHECK(out.sizes() == result.sizes(), "the result of shape ", result.sizes(), " does not fit into ", out.sizes());
   out.copy_(result);
 }
+inline void demand_as_many(size_t given, size_t results) {
+  TORCH_CHECK(given == results, "lists of ", given, " and ", results, " tensors or scalars do not go together");
+}
 inline void put(const Tensors& out, const Tensors& results) {
+  demand_as_many(out.size(), results.size());
   for (size_t index = 0; index < out.size(); ++index) put(out[index], results[index]);
 }
 // Results of in-place operators must fit the type of the tensor, as torch itself demands.
@@ -270,6 +275,26 @@ inline void put_back(const Tensor& self, const Tensor& result) {
   TORCH_CHECK(at::canCast(result.scalar_type(), self.scalar_type()), "result type ", result.scalar_type(),
               " can't be cast to the desired output type ", self.scalar_type());
   put(self, result);
+}
+// How often `part` goes into `whole`; throws where it does not.
+inline int64_t quotient(int64_t whole, int64_t part) {
+  TORCH_CHECK(part > 0 && whole % part == 0, whole, " cannot be divided into parts of ", part);
+  return whole / part;
+}
+// How many blocks of so many tokens are begun.
+inline int64_t blocks_for(int64_t tokens, int64_t block_size) {
+  TORCH_CHECK(block_size > 0, "blocks of ", block_size, " tokens");
+  return (tokens + block_size - 1) / block_size;
+}
+// For kernels of ATen that trust their caller.
+inline void demand_same_shape(const Tensor& given, const Tensor& self) {
+  TORCH_CHECK(given.sizes() == self.sizes(), "shapes ", given.sizes(), " and ", self.sizes(), " differ");
+}
+// The two halves of a tensor along a dimension; torch's chunk gives one of them alone where there is one element.
+inline std::pair<Tensor, Tensor> halves_of(const Tensor& tensor, int64_t dim) {
+  TORCH_CHECK(tensor.size(dim) % 2 == 0, "dimension ", dim, " of shape ", tensor.sizes(), " has no halves");
+  const auto half = tensor.size(dim) / 2;
+  return {tensor.narrow(dim, 0, half), tensor.narrow(dim, half, half)};
 }
 // Random numbers from the seed and the offset that torch_npu's generator gives.
 inline at::Generator generator(uint64_t seed, uint64_t offset) {

@@ -122,8 +122,8 @@ void dequant_swiglu_quant(const Tensor& self, const Tensor& weight_scale, const 
   auto values = wide(self);
   if (weight_scale.defined()) values = values * of_rows(weight_scale);
   if (row_scale.defined()) values = values * wide(row_scale).reshape({-1, 1});
-  const auto halves = values.chunk(2, -1);
-  auto result = at::silu(halves[is_left ? 0 : 1]) * halves[is_left ? 1 : 0];
+  const auto [left, right] = halves_of(values, -1);
+  auto result = is_left ? at::silu(left) * right : at::silu(right) * left;
   if (quant_scale.defined()) result = result * of_rows(quant_scale);
   if (is_dynamic) dynamic_quant(result, {}, {}, out, scale, {});
   else put_quantised(out, result);

@@ -127,6 +127,13 @@ OP(Unique2, [](Tensor self, bool sorted, bool inverted, bool counted, Dynamic va
   if (inverted || counted) inverse.fill(where.view(self.sizes()));
   if (counted) counts.fill(how_often);
 })
+OP(UniqueDim, [](Tensor self, bool sorted, bool inverted, int64_t dim, Dynamic values, Dynamic inverse,
+                 Dynamic counts) {
+  const auto [unique, where, how_often] = at::unique_dim(self, dim, sorted, true, true);
+  values.fill(unique);
+  if (inverted) inverse.fill(where);
+  counts.fill(how_often);
+})
 OP(UniqueConsecutive, [](Tensor self, bool inverted, bool counted, int64_t dim, Dynamic values, Dynamic inverse,
                          Dynamic counts) {
   constexpr int64_t kFlat = 1000;  // op-plugin's way to say that no dimension was given

@@ -41,7 +41,7 @@ Tensor from_blocks(const Tensor& cache, const Tensor& blocks, int64_t heads, int
   else paged = cache.unflatten(-1, {heads, -1});
   TORCH_CHECK(paged.size(1) == block_size, "block_size is ", block_size, ", and blocks of the cache hold ",
               paged.size(1), " tokens");
-  const auto used = (length + block_size - 1) / block_size;
+  const auto used = blocks_for(length, block_size);
   const auto tokens = paged.index_select(0, blocks.flatten().narrow(0, 0, used).to(at::kLong)).flatten(0, 1);
   return tokens.narrow(0, 0, length).transpose(0, 1);
 }
@@ -244,7 +244,7 @@ namespace {
 // Where each token goes, for an index that says where each block of a sequence begins: the number of the block counts,
 // and its first token goes to the beginning of the block. With blocks of 4, [8, 16] and 6 tokens: 8 9 10 11 16 17.
 Tensor slots_from_blocks(const Tensor& index, int64_t tokens, int64_t block_size) {
-  const auto starts = index.reshape({-1, (tokens + block_size - 1) / block_size}).to(at::kLong);
+  const auto starts = index.reshape({-1, blocks_for(tokens, block_size)}).to(at::kLong);
   const auto offsets = at::arange(tokens, at::kLong);
   const auto begins = starts.index_select(1, offsets.div(block_size, "floor"));
   const auto slots = begins.div(block_size, "floor") * block_size + offsets.remainder(block_size);
@@ -327,17 +327,17 @@ OP(RopeWithSinCosCache, [](Tensor positions, Tensor query, Tensor key, Tensor ta
       parts.push_back(axes[static_cast<int64_t>(axis)].narrow(-1, start, sections[axis]));
     rows = at::cat(parts, -1).flatten(1);
   }
-  const auto tables = rows.unsqueeze(1).chunk(2, -1);
+  const auto [cosines, sines] = halves_of(rows.unsqueeze(1), -1);
   const auto turn = [&](const Tensor& states, const Tensor& out) {
     const auto heads = wide(states).reshape({rows.size(0), -1, head_size});
     const auto part = heads.narrow(-1, 0, rows.size(-1)), rest = heads.slice(-1, rows.size(-1));
     Tensor first, second;
     if (is_neox) {
-      first = part.chunk(2, -1)[0], second = part.chunk(2, -1)[1];
+      std::tie(first, second) = halves_of(part, -1);
     } else {
       first = part.slice(-1, 0, std::nullopt, 2), second = part.slice(-1, 1, std::nullopt, 2);
     }
-    const auto x = first * tables[0] - second * tables[1], y = second * tables[0] + first * tables[1];
+    const auto x = first * cosines - second * sines, y = second * cosines + first * sines;
     const auto turned = is_neox ? at::cat({x, y}, -1) : at::stack({x, y}, -1).flatten(-2);
     put(out, at::cat({turned, rest}, -1).view(out.sizes()));
   };
