@@ -128,16 +128,21 @@ def try_operator(operator: str, parameters: list[Parameter]) -> tuple[dict[str, 
     return counts, wrong
 
 
-def main() -> None:
-    results, rules = Path(sys.argv[1]), Path(sys.argv[2])
+def written_operators() -> dict[str, list[str]]:
+    """The operators that are emulated, with the kinds of their parameters in order."""
     function = LIBRARY.npu_emulator_cann_operators
     function.restype = ctypes.c_char_p
-    written = dict(line.split(": ") for line in function().decode().splitlines() if ": " in line)
+    lines = (line.split(": ") for line in function().decode().splitlines() if ": " in line)
+    return {operator: kinds.split() for operator, kinds in lines}
+
+
+def main() -> None:
+    results, rules, written = Path(sys.argv[1]), Path(sys.argv[2]), written_operators()
     documented = read_rules(rules.read_text())
     counts: dict[str, int] = {}
     wrong, different, refused_in_float32 = [], [], []
     for operator in sorted(written.keys() & documented.keys()):
-        kinds = written[operator].split()
+        kinds = written[operator]
         if kinds != [each.kind for each in documented[operator]]:
             different.append(f"{operator}: written {kinds}, documented {[each.kind for each in documented[operator]]}")
             continue

@@ -24,10 +24,9 @@ from typing import Any
 import numpy
 import torch
 
-from npu_emulator import engine
 from tests.npu_emulator.documented import DTYPES, RULES, Parameter, read_rules
+from tests.npu_emulator.documented_program import LIBRARY, NUMBERS, written_operators
 
-LIBRARY = engine.library()
 WHOLE_NUMBERS = {"INT8": "i1", "UINT8": "u1", "BOOL": "?", "INT16": "i2", "INT32": "i4", "INT64": "i8"}
 FRACTIONS = {
     "FLOAT": torch.float32, "FLOAT16": torch.float16, "BFLOAT16": torch.bfloat16, "DOUBLE": torch.float64,
@@ -47,6 +46,12 @@ def c_function(name: str, result: Any = ctypes.c_int) -> Callable[..., Any]:
     function = getattr(LIBRARY, name)
     function.restype = result
     return function
+
+
+def small_ranks(parameter: Parameter) -> list[int]:
+    """Numbers of dimensions that a parameter may have: up to 5, or the smallest."""
+    allowed = parameter.ranks or _RANKS
+    return sorted(rank for rank in allowed if rank <= 5) or [min(allowed)]
 
 
 class GuardedMemory:
@@ -105,10 +110,8 @@ class Call:
         return values.to(FRACTIONS[dtype]).view(torch.uint8).numpy().tobytes() if count else b""
 
     def rank(self, parameter: Parameter) -> int:
-        allowed = parameter.ranks or _RANKS
-        if len(self.shape) in allowed:
-            return len(self.shape)
-        return self.draw.choice(sorted(rank for rank in allowed if rank <= 5) or [min(allowed)])
+        given = len(self.shape)
+        return given if given in (parameter.ranks or _RANKS) else self.draw.choice(small_ranks(parameter))
 
     def sizes(self, parameter: Parameter) -> tuple[int, ...]:
         """The call's shape for most tensors; what broadcasts with it, is turned, or has other sizes for the rest.
@@ -194,17 +197,18 @@ class Call:
             case "char*":
                 return ctypes.c_char_p(self.draw.choice(WORDS).encode())
             case "bool":
-                return ctypes.c_bool(self.draw.random() < 0.5)
+                number = self.draw.random() < 0.5
             case "float" | "double":
-                kind = ctypes.c_float if parameter.kind == "float" else ctypes.c_double
-                return kind(self.draw.choice(REAL))
+                number = self.draw.choice(REAL)
             case "DataType":
-                return ctypes.c_int32(DTYPES[self.draw.choice((self.dtype, "FLOAT", "INT64"))])
+                number = DTYPES[self.draw.choice((self.dtype, "FLOAT", "INT64"))]
             case "uint64":
-                return ctypes.c_uint64(self.draw.choice((0, 1, 2, 7)))
+                number = self.draw.choice((0, 1, 2, 7))
             case "int8" | "int32" | "int64":
-                return getattr(ctypes, f"c_{parameter.kind}")(self.draw.choice((*WHOLE, *self.shape)))
-        raise ValueError(f"{parameter.name} is of kind {parameter.kind}, which nothing is drawn for")
+                number = self.draw.choice((*WHOLE, *self.shape))
+            case _:
+                raise ValueError(f"{parameter.name} is of kind {parameter.kind}, which nothing is drawn for")
+        return NUMBERS[parameter.kind](number)
 
     def end(self) -> None:
         for destroy, made in self.destroy:
@@ -216,8 +220,7 @@ def draw_call(draw: random.Random, memory: GuardedMemory, parameters: list[Param
     """A type and a shape that the first tensor may have; the others follow it where they may."""
     anything = Parameter("", "", frozenset(), frozenset(), False, False)
     first = next((each for each in parameters if each.kind.startswith("Tensor")), anything)
-    ranks = sorted(rank for rank in first.ranks or _RANKS if rank <= 5) or [min(first.ranks)]
-    shape = tuple(draw.choices(SIZES, SIZE_WEIGHTS, k=draw.choice(ranks)))
+    shape = tuple(draw.choices(SIZES, SIZE_WEIGHTS, k=draw.choice(small_ranks(first))))
     return Call(draw, memory, draw.choice(sorted(first.dtypes or DTYPES)), shape, draw.choice((1, 2, 3)))
 
 
@@ -237,13 +240,11 @@ def run(operator: str, parameters: list[Parameter], call: Call, stream: ctypes.c
 
 def written_and_documented() -> dict[str, list[Parameter]]:
     """The parameters of the operators that are emulated and whose document gives the same ones."""
-    text = c_function("npu_emulator_cann_operators", ctypes.c_char_p)().decode()
-    written = dict(line.split(": ") for line in text.splitlines() if ": " in line)
-    rules = read_rules(RULES.read_text())
+    written, rules = written_operators(), read_rules(RULES.read_text())
     return {
         operator: rules[operator]
         for operator in sorted(written.keys() & rules.keys())
-        if written[operator].split() == [each.kind for each in rules[operator]]
+        if written[operator] == [each.kind for each in rules[operator]]
     }
 
 
