@@ -73,4 +73,4 @@ def shown_by_chromium(page: Path | str, profile: Path, fragment: str = "", milli
     ]
     address = page.as_uri() if isinstance(page, Path) else page
     command = [browser, *options, "--dump-dom", address + (f"#{quote(fragment, safe='=&')}" if fragment else "")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout

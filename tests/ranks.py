@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 
-def run_ranks(program: str, world_size: int, folder: Path, timeout: float) -> None:
+def run_ranks(program: str, world_size: int, folder: Path, timeout: float = 1500) -> None:
     """Raise AssertionError with the ranks' output when one of them fails or the time is over."""
     command = [sys.executable, "-m", __name__, program, str(world_size), str(folder)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

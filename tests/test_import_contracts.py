@@ -59,7 +59,7 @@ def lint(folder: Path) -> str:
     command = [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--no-logo", "--config", SETTINGS]
     # A room has no __init__.py: with the repository on the path too, its files there would count as well.
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    ended = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=300)
+    ended = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=600)
     assert "Contracts:" in ended.stdout, ended.stdout + ended.stderr
     return ended.stdout
 

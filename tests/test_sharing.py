@@ -63,8 +63,8 @@ def shared(folder: Path, conftest: str) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(conftest)
     command = [sys.executable, "-m", "pytest", "--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "SAID": str(folder / "said")}
-    command += ["--import-mode=importlib", "--timeout=60", "tests"]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    command += ["--import-mode=importlib", "--timeout=600", "tests"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture

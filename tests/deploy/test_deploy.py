@@ -111,7 +111,7 @@ def slurm(folder, *arguments):
         (folder / name).chmod(0o755)
     environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[3-99999]"}
     command = ["bash", str(DEPLOY / "slurm.sh"), *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_slurm_starts_the_launcher_on_every_node_with_its_first_one_as_the_head(tmp_path):

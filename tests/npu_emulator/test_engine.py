@@ -310,7 +310,7 @@ def test_dies_are_counted_without_the_libraries(machine, visible, count):
     environment = {**os.environ, "NPU_EMULATOR_DEVICES": machine}
     environment |= {} if visible is None else {"ASCEND_RT_VISIBLE_DEVICES": visible}
     program = "import acl, sys; print(acl.rt.get_device_count(), 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600)
     assert done.stdout == f"({count}, 0) False\n", done.stderr
 
 
@@ -322,8 +322,8 @@ def test_a_killed_process_gives_its_memory_back(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
     with subprocess.Popen(command, **pipes) as holder:
         assert holder.stdout.readline() == "held\n"
-        second = subprocess.run(command, env=environment, capture_output=True, text=True, input="\n", timeout=250)
+        second = subprocess.run(command, env=environment, capture_output=True, text=True, input="\n", timeout=600)
         assert second.returncode != 0 and "out of memory" in second.stderr, "control: the die is taken"
         holder.send_signal(signal.SIGKILL)
-    third = subprocess.run(command, env=environment, capture_output=True, text=True, input="\n", timeout=250)
+    third = subprocess.run(command, env=environment, capture_output=True, text=True, input="\n", timeout=600)
     assert third.returncode == 0, third.stderr

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def found_by(program: str, folder: Path) -> list[dict[str, str]]:
-    run_ranks(f"tests.npu_emulator.{program}", 4, folder, timeout=240)
+    run_ranks(f"tests.npu_emulator.{program}", 4, folder)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(4)]
 
 

@@ -27,8 +27,10 @@ def phase(name: str) -> Iterator[None]:
     """One that waits until what was asked of the device is done."""
     torch.npu.synchronize()
     with meters.phase(name):
-        yield
-        torch.npu.synchronize()
+        try:
+            yield
+        finally:
+            torch.npu.synchronize()
 
 
 def counted(name: str) -> dict:

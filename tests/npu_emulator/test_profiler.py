@@ -132,7 +132,7 @@ def folder(tmp_path) -> Path:
 
 def exported(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, MSPROF, *arguments, f"--output={folder}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 def test_every_number_of_a_known_recording(folder):
@@ -181,5 +181,5 @@ def test_a_folder_without_a_recording_is_one_sentence(tmp_path):
 
 def test_torch_npu_is_told_that_there_is_no_database():
     """It asks whether the help of msprof has an option for it."""
-    told = subprocess.run([sys.executable, MSPROF, "--help"], capture_output=True, text=True, timeout=60).stdout
+    told = subprocess.run([sys.executable, MSPROF, "--help"], capture_output=True, text=True, timeout=600).stdout
     assert "--export" in told and "--type" not in told

@@ -54,7 +54,7 @@ def test_what_an_operator_does_beyond_its_tensors_would_be_noticed(tmp_path):
     file = tmp_path / "outcomes.json"
     command = [sys.executable, "-W", "ignore", "-c", PLANTED, file, "1", "200"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NPU_EMULATOR_STRICT": "1"}
-    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=300)
+    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=600)
     assert ended.returncode == -signal.SIGSEGV
     number, operator = file.read_text().split()
     assert number.isdigit() and operator.startswith("aclnn")

@@ -27,7 +27,7 @@ def test_that_fails():
 def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "npu_emulator", "run", *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NPU_EMULATOR_")}
-    return subprocess.run(command, env=environment | settings, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment | settings, capture_output=True, text=True, timeout=600)
 
 
 def test_the_command_has_the_dies_that_were_asked_for_whatever_is_set_outside():

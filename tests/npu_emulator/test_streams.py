@@ -71,6 +71,6 @@ def test_storages_leave_and_come_back_whole(seed):
     environment = {**os.environ, "NPU_EMULATOR_STREAM_SEED": str(seed)}
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests],
-        cwd=ROOT, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
+        cwd=ROOT, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -68,7 +68,7 @@ print(seen)
 def asked_of_the_other(program: str, folder: Path) -> str:
     """What a program prints there, outside the repository."""
     ended = subprocess.run(
-        [OTHER, "-W", "ignore", "-c", program], cwd=folder, capture_output=True, text=True, timeout=300
+        [OTHER, "-W", "ignore", "-c", program], cwd=folder, capture_output=True, text=True, timeout=600
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     return ended.stdout
@@ -132,7 +132,7 @@ metadata.version = lambda name: {installed!r}
 import build
 build.release()
 """
-    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=600)
     assert (ended.returncode == 0) == (not told)
     assert not told or ended.stderr.splitlines()[-1] == (
         f"{told} is installed, and the emulator is for 2.5.1 and 2.13.0: install one of these."

@@ -131,7 +131,7 @@ def found(tmp_path_factory) -> dict[str, str | None]:
     file = tmp_path_factory.mktemp("operators") / "found.json"
     command = [sys.executable, "-W", "ignore", "-m", "tests.npu_emulator.test_torch_operators", file]
     environment = os.environ | {"NPU_EMULATOR_CAPACITY_MB": "2048", "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=580)
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=1500)
     return json.loads(file.read_text())
 
 

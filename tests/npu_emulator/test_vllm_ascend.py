@@ -122,7 +122,6 @@ def test_an_engine_that_has_slept_gives_the_same_tokens(found):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", ["", "1"], ids=["at once", "streams"])
 def test_attention_in_graphs_is_replaced_before_each_replay(tmp_path, monkeypatch, seed):
     """And where its update does nothing, the tokens are others."""

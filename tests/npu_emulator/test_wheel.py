@@ -58,7 +58,7 @@ def python(folder: Path, *arguments: str, **variables: str) -> subprocess.Comple
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     command = [folder / "bin" / "python", "-W", "ignore", *arguments]
     settings = kept | {"OMP_NUM_THREADS": "1"} | variables
-    return subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")

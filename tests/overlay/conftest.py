@@ -81,7 +81,7 @@ class Workbench:
         """Run a script in a fresh interpreter with the folder and the repository on its path; its standard output."""
         prelude = f"import sys; sys.path[:0] = [{str(self.folder)!r}, {str(REPOSITORY)!r}]\n"
         command = [sys.executable, "-c", prelude + textwrap.dedent(script), *arguments]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert result.returncode == 0, result.stderr
         return result.stdout
 

@@ -41,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
     options = ["--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(folder)]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "./overlay", *options], cwd=folder, check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "./overlay", *options], cwd=folder, check=True, timeout=600)
     (made,) = folder.glob("*.whl")
     return made
 
@@ -53,7 +53,7 @@ def interpreter(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
     install = ["-m", "pip", "--python", str(python), "install", "-q", "--no-index", "--no-deps", str(wheel)]
-    subprocess.run([sys.executable, *install], check=True, timeout=300)
+    subprocess.run([sys.executable, *install], check=True, timeout=600)
     (site,) = folder.glob("lib/python*/site-packages")
     for name in ("jinja2", "markupsafe"):
         for file in importlib.metadata.distribution(name).files or ():

@@ -139,5 +139,5 @@ def test_spawned_processes_are_patched_through_their_main_module(acme):
     )
     environment = {"PYTHONPATH": f"{acme.folder}:{REPOSITORY}"}
     command = [sys.executable, str(acme.folder / "program.py")]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=True)
     assert result.stdout.split("\n")[:2] == ["[('ours', 5)]"] * 2

@@ -33,7 +33,7 @@ def test_all_orders_end_in_the_same_state():
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=550,
+        timeout=1500,
         check=False,
     )
     assert result.returncode == 0, result.stderr[-3000:]

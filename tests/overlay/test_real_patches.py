@@ -101,7 +101,7 @@ def test_the_check_of_what_is_installed_is_clean():
     if any(sources_of(upstream.name) is None for upstream in PINS.upstreams if upstream.room and upstream.release):
         pytest.skip("not all upstreams are installed here")
     command = [sys.executable, "-m", "overlay", "check", "--json"]
-    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     answer = json.loads(result.stdout)
     assert answer["exit"] == 0 and len(answer["checked"]) >= 4
@@ -115,7 +115,7 @@ def test_the_check_refuses_what_it_cannot_read():
         ("nobody=/", "'nobody' is no upstream"),
     ]:
         command = [sys.executable, "-m", "overlay", "check", "--upstream", given]
-        result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600, check=False)
         assert result.returncode == 2 and message in result.stderr
 
 

@@ -38,7 +38,7 @@ def test_the_setup_hook_travels_to_a_worker():
 
 def command_line(*arguments):
     command = [sys.executable, "-m", "overlay", *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
 
 
 def test_the_command_line_lists_and_explains_the_real_patches():

@@ -17,7 +17,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, since building leaves files beside the sources; nothing is downloaded."""
     sources, folder = copied(tmp_path_factory.mktemp("sources")), tmp_path_factory.mktemp("wheel")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(folder)]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", ".", *options], cwd=sources, check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", ".", *options], cwd=sources, check=True, timeout=600)
     (made,) = folder.glob("*.whl")
     return made
 

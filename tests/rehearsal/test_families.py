@@ -9,7 +9,6 @@ from tests.rehearsal.command import rehearse
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", sorted(TINY_MODELS.keys() - {DEFAULT_MODEL_TYPE}))
 def test_a_family_is_rehearsed_and_passes_the_gate(model, tmp_path):
     precision = "actor_rollout_ref.overlay.precision=float32"

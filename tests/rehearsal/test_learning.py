@@ -1,4 +1,4 @@
-"""The default rehearsal learns, and with a learning rate of 0 it does not: the user's command, shortened to 8 steps."""
+"""The default rehearsal learns, and with a learning rate of 0 does not: the user's command, shortened to 12 steps."""
 
 import json
 from contextlib import nullcontext
@@ -54,7 +54,6 @@ def test_the_policy_learns_with_a_critic_which_learns_too(tmp_path):
     assert not any(step["critic/nonfinite_steps"] for step in steps)
 
 
-@pytest.mark.timeout(1800)
 @pytest.mark.exhaustive
 def test_late_in_a_run_most_groups_carry_a_gradient_with_dapo_and_few_without(tmp_path):
     """Of the last five of 25 steps, by when plain GRPO has answers that are all right to many a prompt."""
@@ -79,7 +78,6 @@ def test_without_a_learning_rate_the_policy_and_its_reward_stay(tmp_path):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("rate", [0.0, 1e-3])
 def test_answers_that_go_on_keep_the_log_probs_that_they_were_sampled_with(tmp_path, rate):
     """While weights stay, the gate of float32 holds for tokens of earlier steps; control: when they move it fails."""

@@ -86,7 +86,7 @@ class Launched:
         (self.folder / "running").read_text()
 
     def result(self):
-        return self.process.communicate(timeout=60)[0].strip()
+        return self.process.communicate(timeout=600)[0].strip()
 
     def daemon_runs(self):
         return is_running(int((self.folder / "daemon").read_text()))

@@ -82,7 +82,7 @@ def remove_fake_checkpoint():
 
 def test_good_run_shows_every_step_and_writes_the_report(tmp_path):
     running = start(tmp_path, "good", "--seed", "7")
-    output, errors = running.communicate(timeout=120)
+    output, errors = running.communicate(timeout=600)
     assert running.returncode == 0, errors
     rows = [line.split()[0] for line in output.splitlines() if "/3 " in line]
     assert rows == ["1/3", "2/3", "3/3"]
@@ -104,7 +104,7 @@ def test_good_run_shows_every_step_and_writes_the_report(tmp_path):
 )
 def test_failed_run_is_one_sentence_and_the_log(tmp_path, mode, message):
     running = start(tmp_path, mode)
-    _, errors = running.communicate(timeout=120)
+    _, errors = running.communicate(timeout=600)
     assert running.returncode == 1
     first, second = errors.splitlines()
     assert first.startswith("error: ") and message in first
@@ -126,7 +126,7 @@ def test_failed_run_is_one_sentence_and_the_log(tmp_path, mode, message):
 def test_metrics_that_no_good_run_has_make_it_fail(tmp_path, mode, message):
     """Although its own driver ended well: a second look at what it wrote."""
     running = start(tmp_path, mode)
-    output, errors = running.communicate(timeout=120)
+    output, errors = running.communicate(timeout=600)
     assert running.returncode == 1 and f"error: the run is not valid: {message}" in errors
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 3
 
@@ -164,7 +164,7 @@ def test_a_killed_rehearsal_leaves_a_folder_that_the_next_one_removes(tmp_path, 
     os.kill(worker, signal.SIGKILL)
     (tmp_path / "next").mkdir()
     following = start(tmp_path / "next", "good", TMPDIR=str(short_folder))
-    assert following.communicate(timeout=120) and following.returncode == 0
+    assert following.communicate(timeout=600) and following.returncode == 0
     assert not list(short_folder.iterdir()) and not account.exists()
 
 
@@ -180,7 +180,7 @@ def test_interrupt_leaves_nothing_running(tmp_path, short_folder):
     running = start(tmp_path, "endless", TMPDIR=str(short_folder))
     worker = wait_for_worker(tmp_path, running)
     running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=60)
+    _, errors = running.communicate(timeout=600)
     assert running.returncode == 130 and "has been stopped" in errors
     assert not is_running(worker)
     assert not list(short_folder.iterdir()) and not shared_memory_of(short_folder)
@@ -230,7 +230,7 @@ def test_what_a_family_does_not_have_is_refused_in_one_sentence():
 
 def test_refused_dies_end_the_launcher_before_anything_is_made(tmp_path):
     running = start(tmp_path, "good", "--dies", "3")
-    _, errors = running.communicate(timeout=120)
+    _, errors = running.communicate(timeout=600)
     assert running.returncode == 2
     assert errors.startswith("error: 3 dies cannot hold whole training replicas: TP x PP x CP is 4;")
     assert errors.count("\n") == 1 and not (tmp_path / "run").exists()
@@ -279,7 +279,7 @@ def read_only():
 @pytest.mark.parametrize("folder", ["/proc/foo", "/dev/null/x", "/dev/null", f"/tmp/{'n' * 300}", "/proc/1/a/b"])
 def test_an_output_that_cannot_be_written_is_one_sentence_before_anything(tmp_path, folder):
     running = start(tmp_path, "good", "--output", folder)
-    output, errors = running.communicate(timeout=120)
+    output, errors = running.communicate(timeout=600)
     assert (running.returncode, output, errors.count("\n")) == (2, "", 1)
     assert errors.startswith("error: ") and folder in errors and "choose" in errors
 

@@ -118,7 +118,7 @@ def test_a_killed_rehearsal_goes_on_to_its_last_step(tmp_path, marked):
         kill_all(mark)
         first.wait(60)
     ended = subprocess.run(
-        [*command, "--resume", str(output)], env=environment, capture_output=True, text=True, timeout=500
+        [*command, "--resume", str(output)], env=environment, capture_output=True, text=True, timeout=1500
     )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert "Going on after step" in ended.stdout and "Done in" in ended.stdout

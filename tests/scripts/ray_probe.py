@@ -102,7 +102,7 @@ def doctor(address: str, port: int, folder: Path, **changed: object) -> str:
         },
     )
     line = [sys.executable, ROOT / "scripts" / "doctor.py", "--cluster", cluster, "--ray", f"{address}:{port}"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=600)
     assert done.returncode in (0, 1), done.stderr
     return done.stdout
 

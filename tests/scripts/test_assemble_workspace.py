@@ -106,7 +106,7 @@ class Project:
         """Run the script."""
         environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "HOME": str(self.root)}
         command = ["bash", str(self.root / "scripts/assemble_workspace.sh"), *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
     def present(self) -> bool:
         """Whether anything of upstream, of the manifest or of the staging folder is in the fork."""

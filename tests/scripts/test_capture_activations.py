@@ -54,7 +54,7 @@ def ranks(folder: Path, **asked: object) -> tuple[subprocess.CompletedProcess[st
     """How the program ended, and what each rank was given."""
     (folder / "request.json").write_text(json.dumps({"folder": str(folder)} | asked))
     command = [sys.executable, "-c", RANKS, str(folder / "request.json")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
     return ended, [json.loads(file.read_text()) for file in sorted(folder.glob("[0-9]"))]
 
 

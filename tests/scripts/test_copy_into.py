@@ -63,7 +63,7 @@ def copy_into(folder: Path, *arguments: str, script: Path = ROOT / "scripts/copy
     command = ["bash", str(script), "--into", str(folder), *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     result = subprocess.run(
-        command, env={**environment, "PYTHON": sys.executable}, capture_output=True, text=True, timeout=120
+        command, env={**environment, "PYTHON": sys.executable}, capture_output=True, text=True, timeout=600
     )
     if result.returncode:
         assert result.returncode == 2 and result.stderr.splitlines()[-1].startswith("error: "), result.stderr
@@ -181,6 +181,6 @@ def test_wrong_arguments_are_one_sentence(tmp_path, arguments, sentence):
     given = [str(tmp_path) if each == "EMPTY" else each for each in arguments]
     command = ["bash", str(ROOT / "scripts/copy_into.sh"), *given]
     result = subprocess.run(
-        command, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True, timeout=60
+        command, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True, timeout=600
     )
     assert result.returncode == 2 and sentence in result.stderr and result.stderr.startswith("error: ")

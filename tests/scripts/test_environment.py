@@ -95,7 +95,7 @@ class Machine:
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         command = command or ("bash", "-c", ENSURE)
-        return subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=600)
 
     def take_calls(self) -> list[str]:
         calls = self.calls.read_text().split() if self.calls.exists() else []
@@ -189,7 +189,7 @@ def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number):
     sleeper = int((machine.tools / "hanging").read_text())
     assert Path(f"/proc/{sleeper}").exists()
     running.send_signal(number)
-    _, errors = running.communicate(timeout=60)
+    _, errors = running.communicate(timeout=600)
     assert running.returncode == 128 + number and "was interrupted" in errors
     wait_until_gone(sleeper)
     (machine.tools / "hang-uv").unlink()
@@ -217,7 +217,7 @@ def test_setup_that_runs_elsewhere_is_waited_for(machine):
         assert "waiting for it" in waiting.stdout.readline()
         assert machine.take_calls() == []
         holder.communicate()
-        waiting.communicate(timeout=60)
+        waiting.communicate(timeout=600)
         assert waiting.returncode == 0 and machine.take_calls()[-2:] == ["emulator", "check"]
     finally:
         holder.kill()

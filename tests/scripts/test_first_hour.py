@@ -142,8 +142,8 @@ def served(words: list[str]) -> bytes:
     )
     try:
         address = next(match[0] for line in server.stdout if (match := re.search(r"http://\S+:\d+/", line)))
-        with urllib.request.urlopen(address, timeout=60) as answer:
+        with urllib.request.urlopen(address, timeout=600) as answer:
             return answer.read()
     finally:
         os.killpg(server.pid, signal.SIGINT)
-        server.communicate(timeout=60)
+        server.communicate(timeout=600)

@@ -138,7 +138,6 @@ def without_the_overlay() -> tuple[str, ...]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(1800)
 def test_a_ray_that_runs_is_held_against_this_node_trained_on_and_left_alone(tmp_path):
     request = CheckpointRequest(PROBLEMS, 0, warm_start=None, model_type="qwen2")
     make_checkpoint(request, tmp_path / "model", lambda step, loss: None)

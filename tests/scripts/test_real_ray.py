@@ -80,7 +80,7 @@ def launch(tmp_path, port):
             "PROBE": json.dumps({"address": ADDRESS, "port": port, "folder": str(tmp_path), "doctor": doctor}),
         }
         line = ["bash", LAUNCHER, "--cluster", settings]
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=600)
         logs = "".join(log.read_text() for log in tmp_path.glob("output/*/ray.log"))
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:] + logs[-3000:]
         assert f"1 of 1 nodes with 2 NPUs each are there: {ADDRESS}" in done.stdout

@@ -95,6 +95,6 @@ def test_nothing_else_is_served_and_no_other_site_may_ask(server):
 @pytest.mark.parametrize("arguments", [[], ["absent"], [".", "--port", "x"], [".", "more"], [".", "--wrong"]])
 def test_watch_refuses_what_it_does_not_understand(arguments):
     ended = subprocess.run(
-        ["bash", "scripts/watch.sh", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
+        ["bash", "scripts/watch.sh", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600
     )
     assert ended.returncode == 2 and ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1

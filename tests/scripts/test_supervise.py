@@ -62,7 +62,7 @@ class Bench:
     def run(self, plan: list[dict], *options: str, **more) -> subprocess.CompletedProcess:
         command = self.command(plan, *options, **more)
         return subprocess.run(
-            command, cwd=ROOT, env=environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300
+            command, cwd=ROOT, env=environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=600
         )
 
     @property
@@ -115,7 +115,7 @@ def test_who_retries_everything_is_seen(bench, monkeypatch):
         "import sys; sys.path.insert(0, 'scripts'); import post_training.recovery.policy as p; "
         "p._USUAL.update(dict.fromkeys(p._USUAL, 'retry')); import supervise; sys.exit(supervise.main(sys.argv[1:]))"
     )
-    subprocess.run([command[0], "-c", patched, *command[2:]], cwd=ROOT, env=environment(), timeout=300, check=False)
+    subprocess.run([command[0], "-c", patched, *command[2:]], cwd=ROOT, env=environment(), timeout=600, check=False)
     assert len(bench.starts) > 1
 
 
@@ -185,7 +185,7 @@ def test_every_node_starts_again_with_the_head_and_ends_with_it(bench, another_n
     """Whatever the head does, its launcher ends with 0 there."""
     process, starts = another_node
     ended = bench.run([after(3, "worker_died"), after(5, "ray_died")])
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=600)
     assert ended.returncode == process.returncode == 0, ended.stdout + said
     assert len(bench.starts) == 3 and 1 <= len(starts.read_text().splitlines()) <= 3
     assert "the head's supervisor has ended the training with 0" in said
@@ -215,7 +215,7 @@ def test_only_a_node_that_waits_for_the_head_may_say_nothing_for_long(tmp_path, 
 def test_a_training_that_is_given_up_is_given_up_on_every_node(bench, another_node):
     process, _ = another_node
     ended = bench.run([after(3, "unknown")])
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=600)
     assert ended.returncode == process.returncode == 1, ended.stdout + said
     assert "the head's supervisor has ended the training with 1" in said
 
@@ -223,7 +223,7 @@ def test_a_training_that_is_given_up_is_given_up_on_every_node(bench, another_no
 def test_a_node_that_leaves_does_not_end_the_training(bench, another_node):
     process, _ = another_node
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 143
+    assert process.wait(timeout=600) == 143
     (left,) = [entry["left"] for entry in bench.record if "left" in entry]
     assert left == 143 and not [entry for entry in bench.record if "ended" in entry]
     assert bench.run([]).returncode == 0
@@ -249,7 +249,7 @@ def test_a_signal_ends_the_training_too_and_nothing_is_left(bench, how, number):
         if sign in line:
             break
     supervisor.send_signal(number)
-    output, _ = supervisor.communicate(timeout=60)
+    output, _ = supervisor.communicate(timeout=600)
     assert supervisor.returncode == 128 + number and "everything that this started has been stopped" in output
     assert wait_until(lambda: not processes_that_name(str(bench.folder)), 10)
 
@@ -280,7 +280,7 @@ def processes_that_name(text: str) -> list[str]:
 def test_what_cannot_be_supervised_is_refused_before_anything_starts(arguments, sentence):
     command = [sys.executable, "scripts/supervise.py", *arguments]
     ended = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120, check=False
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600, check=False
     )
     assert ended.returncode == 2 and sentence in ended.stderr and "Traceback" not in ended.stderr
 
@@ -291,7 +291,7 @@ def test_a_disk_without_space_is_told_before_anything_starts(bench):
         pytest.skip(f"NOT RUN, a full disk: {reason}")
     bench.output.mkdir()
     command = on_small_disk(bench.output, "32k", *bench.command([]))
-    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr and "a start;" not in ended.stdout
     assert f"error: the disk that holds {bench.output}" in ended.stderr and "is full" in ended.stderr
 
@@ -300,7 +300,7 @@ def test_a_dry_run_prints_the_command_and_makes_nothing(tmp_path):
     launcher = ["bash", "scripts/train_deepseekv3_256die_true_weight.sh", "--cluster", "file"]
     command = [sys.executable, "scripts/supervise.py", "--output", str(tmp_path / "it's"), "--dry-run", "--", *launcher]
     ended = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120, check=True
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600, check=True
     )
     words = subprocess.run(
         ["bash", "-c", f"printf '%s\\n' {ended.stdout}"], capture_output=True, text=True, check=True

@@ -119,7 +119,7 @@ def test_a_search_that_is_killed_goes_on_where_it_was(bench, capsys):
     )  # fmt: skip
     assert wait_until(lambda: len(list(folder.glob("out/trials/*/metrics.jsonl"))) == 2, 120)
     tuner.send_signal(signal.SIGKILL)
-    tuner.wait(timeout=60)
+    tuner.wait(timeout=600)
     (folder / "hold").unlink()
     assert main(arguments) == 0
     killed, again = starts(folder)[1:3]

@@ -27,7 +27,7 @@ def without_reason(source: str) -> list[str]:
 
 def check(*files: Path, cache: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--cache-dir", cache, *files]
-    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=300)
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=600)
 
 
 def test_nothing_is_ignored_without_its_code_and_a_reason():

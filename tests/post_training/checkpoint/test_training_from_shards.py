@@ -55,7 +55,7 @@ def results(tmp_path_factory):
     with torch.no_grad():
         logits = model(attention_mask=batch["attention_mask"].long(), **inputs).logits
     torch.save({"batch": batch, "logits": logits}, folder / "reference.pt")
-    run_ranks("tests.post_training.checkpoint.shard_program", RANKS, folder, timeout=240)
+    run_ranks("tests.post_training.checkpoint.shard_program", RANKS, folder)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 
 

@@ -53,7 +53,7 @@ def measured(tmp_path_factory) -> tuple[dict, list[dict[str, int]]]:
     variants = {name: of_megatron(how) for name, how in KINDS.items()}
     request = {"sequences": SEQUENCES, "tokens": TOKENS, "variants": variants}
     (folder / "request.json").write_text(json.dumps(request))
-    run_ranks("tests.post_training.plan.activation_memory_program", 2, folder, timeout=300)
+    run_ranks("tests.post_training.plan.activation_memory_program", 2, folder)
     return json.loads((folder / "config.json").read_text()), [
         json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)
     ]

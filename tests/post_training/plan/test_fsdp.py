@@ -202,7 +202,6 @@ ONE_STEP = (
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(1800)
 def test_a_whole_step_of_a_published_size_needs_what_the_plan_says(tmp_path):
     """With Ray and the engine, in bfloat16, on 494 million weights that nobody trained; takes 18 GB.
 

@@ -38,4 +38,4 @@ def test_every_line_is_as_documented_and_the_input_ends_it(worker):
     assert [json.loads(worker.stdout.readline()) for _ in range(2)] == [{"killed": True}, {"ready": True}]
     assert answered("{1,2}", "{2,1}") == {"equal": True}
     worker.stdin.close()
-    assert worker.wait(timeout=60) == 0 and worker.stdout.read() == b""
+    assert worker.wait(timeout=600) == 0 and worker.stdout.read() == b""

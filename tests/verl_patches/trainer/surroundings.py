@@ -115,7 +115,7 @@ class Surroundings:
         ports, folders = sorted({port for _, port in self.listened}), sorted(map(str, self.ray_folders))
         user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
         line = [*user, "/usr/bin/python3", "-c", STRANGER, json.dumps([ports, folders, str(mark)])]
-        done = subprocess.run(self.command(line), capture_output=True, text=True, timeout=120)
+        done = subprocess.run(self.command(line), capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

@@ -32,7 +32,6 @@ def write_data(folder: Path) -> list[str]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(1500)
 def test_the_published_command_line_trains_for_an_epoch(tmp_path):
     request = CheckpointRequest(PROBLEMS, 0, "bfloat16", model_type="qwen2", warm_start=None)
     model = make_checkpoint(request, tmp_path / "model", lambda step, loss: None).path

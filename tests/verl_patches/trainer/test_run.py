@@ -160,7 +160,7 @@ def test_ray_as_it_comes_listens_everywhere_and_runs_the_job_of_a_stranger(tmp_p
 @pytest.mark.parametrize("folder", ["/proc/foo", "/dev/null/x"])
 def test_a_folder_that_cannot_be_written_is_refused_before_ray_starts(inputs, tmp_path, folder):
     line, environment, _ = command(inputs, folder)
-    done = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr[-3000:]
     assert f"measure.output_dir={folder} cannot be written" in done.stderr.splitlines()[-1]
 
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_ray_starts(inputs, tm
 def test_fewer_dies_than_the_run_needs_are_told_before_verl_waits_for_them(inputs, tmp_path):
     line, environment, mark = command(inputs, tmp_path)
     environment["NPU_EMULATOR_DEVICES"] = "2"
-    done = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2, done.stderr[-3000:]
     assert "error: Ray has 2 of the 4 NPU slots that this run needs" in done.stderr
     assert not processes_with(mark)
@@ -287,7 +287,7 @@ def failed_run(inputs, output, *overrides, **variables):
     """Run with a fault in it, which must fail; returns the last error and everything that was printed."""
     line, environment, _ = command(inputs, output, "actor_rollout_ref.overlay.precision=float32", *overrides)
     environment |= variables
-    done = subprocess.run(line, env=environment, cwd=output, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(line, env=environment, cwd=output, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 1, done.stdout[-4000:] + done.stderr[-4000:]
     (error,) = [said for said in done.stderr.splitlines() if said.startswith("error: ")]
     return error, done.stdout + done.stderr

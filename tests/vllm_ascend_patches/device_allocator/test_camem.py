@@ -15,6 +15,6 @@ def test_weights_that_are_still_written_are_kept_as_they_become():
 
 def test_control_without_the_patch_they_are_kept_as_they_were_or_the_process_ends():
     process = start("sleep_program")
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     ended = "killed" if process.returncode == -signal.SIGSEGV else output.splitlines()[-1]
     assert ended in ("killed", "changed"), output

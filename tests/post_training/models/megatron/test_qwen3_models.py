@@ -28,7 +28,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], dict
     for name in LAYOUTS:
         (folder / name).mkdir()
         names[name] = write_checkpoint_and_reference(name, folder / name)
-    run_ranks("tests.post_training.models.megatron.qwen3_program", RANKS, folder, timeout=240)
+    run_ranks("tests.post_training.models.megatron.qwen3_program", RANKS, folder)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)], names
 
 

@@ -42,7 +42,7 @@ def results(tmp_path_factory) -> list[dict]:
     folder: Path = tmp_path_factory.mktemp("deepseek_v3")
     write_checkpoint_and_reference(folder)
     write_dense_checkpoint_and_reference(folder)
-    run_ranks("tests.post_training.models.megatron.training_models_program", RANKS, folder, timeout=240)
+    run_ranks("tests.post_training.models.megatron.training_models_program", RANKS, folder)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 
 

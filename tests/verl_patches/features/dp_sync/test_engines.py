@@ -12,7 +12,6 @@ from tests.verl_patches.features.rollout_rebalance.runs import Found, run_cases
 
 pytestmark = [
     pytest.mark.exhaustive,
-    pytest.mark.timeout(1500),
     pytest.mark.skipif(importlib.util.find_spec("vllm_ascend") is None, reason="vllm-ascend is not installed"),
 ]
 KINDS = ("long", "drawn")

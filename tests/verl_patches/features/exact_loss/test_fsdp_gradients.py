@@ -40,7 +40,7 @@ def found(request, tmp_path_factory):
         "limits": LIMITS,
     }
     (folder / "plan.json").write_text(json.dumps(plan))
-    run_ranks(PROGRAM, request.param, folder, timeout=500)
+    run_ranks(PROGRAM, request.param, folder)
     ranks = [json.loads((folder / f"rank{rank}of{request.param}.json").read_text()) for rank in range(request.param)]
     # Whole gradients and sums over ranks: every rank has the same, but for what upstream reports.
     assert all(rank[name] == ranks[0][name] for rank in ranks for name in CUTS | SEVERAL | OF_DAPO)

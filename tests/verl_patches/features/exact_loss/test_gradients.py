@@ -52,7 +52,7 @@ def measure(folder, world_size, updates, of_critic):
     write_value_reference(folder, MODES)
     plan = {"updates": updates, "critic": of_critic, "limits": [ALONE, *LIMITS]}
     (folder / "plan.json").write_text(json.dumps(plan))
-    run_ranks(PROGRAM, world_size, folder, timeout=500)
+    run_ranks(PROGRAM, world_size, folder)
     ranks = [json.loads((folder / f"rank{rank}of{world_size}.json").read_text()) for rank in range(world_size)]
     found = {
         layout: {name: combined([rank[layout][name] for rank in ranks]) for name in updates} for layout in ranks[0]

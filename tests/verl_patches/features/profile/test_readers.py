@@ -33,7 +33,7 @@ def step(tmp_path_factory) -> Path:
 def read(tmp_path: Path, *arguments: str | Path) -> subprocess.CompletedProcess:
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(READERS)}
     command = [sys.executable, READERS / "bin" / "msprof-analyze", *arguments]
-    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
 
 
 def complaints(ended: subprocess.CompletedProcess) -> list[str]:

@@ -45,7 +45,6 @@ def comparable(step: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("balanced", ["true", "false"])
 @pytest.mark.parametrize("updates", [(), TWO_UPDATES, WITHOUT_REFERENCE])
 def test_training_on_eight_dies_is_the_same(balanced, updates, tmp_path):
@@ -67,7 +66,6 @@ def test_training_on_eight_dies_is_the_same(balanced, updates, tmp_path):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(1800)
 def test_training_on_answers_that_go_on_is_the_same(tmp_path):
     """The workers keep what a step's rollout returns, answers of earlier steps whole among it."""
     found = {}

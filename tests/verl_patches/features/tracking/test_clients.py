@@ -31,7 +31,7 @@ def python(*arguments, tmp_path):
     command = ["unshare", "--net", "--map-root-user", sys.executable, *map(str, arguments)]
     if subprocess.run([*command[:3], "true"], capture_output=True).returncode:
         command = command[3:]  # a container that may not make namespaces
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "warning: the tracker" not in ended.stderr, ended.stderr[-3000:]
     return ended.stdout

@@ -33,7 +33,7 @@ print(*[fields[1].split(":")[0] for fields in lines if fields[3] == "0A" and fie
 
 def listening(mode: str, host: str) -> str:
     line = [sys.executable, "-c", PROGRAM, mode, host]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -80,7 +80,7 @@ def test_a_run_that_lives_keeps_its_folder(base, holder):
     outer, memory = holder.stdout.readline().split()
     with private_folder("outer", base):
         assert Path(outer).exists()
-    assert holder.communicate(timeout=60) and holder.returncode == 0
+    assert holder.communicate(timeout=600) and holder.returncode == 0
     assert not Path(outer).exists() and not (Path("/dev/shm") / memory).exists()
 
 

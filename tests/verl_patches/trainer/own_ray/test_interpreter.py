@@ -27,7 +27,7 @@ print(json.dumps({"found": found, "foretold": is_found_by_raylets()}))
 def asked(python: Path, way: str, seconds: int, folder: Path) -> dict:
     """What the program prints when Python is started by this path."""
     line = [python, "-c", PROGRAM, way, folder, str(seconds)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -34,7 +34,7 @@ print(workers, niceness - os.nice(0))
 @pytest.mark.parametrize(("way", "workers", "niceness"), [("ours", 0, 0), ("as it comes", 2, 15)])
 def test_the_driver_waits_for_no_worker_and_workers_for_nobody(way, workers, niceness):
     line = [sys.executable, "-c", PROGRAM, way]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert [int(word) for word in done.stdout.splitlines()[-1].split()] == [workers, niceness]
 
@@ -50,6 +50,6 @@ with own_ray() as own:
 @pytest.mark.slow
 def test_an_error_that_ends_the_driver_is_shown_without_ray():
     """Ray's own way is to wait a minute for its server, which has ended, and then to end the process instead."""
-    done = subprocess.run([sys.executable, "-c", FAILS], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", FAILS], capture_output=True, text=True, timeout=600)
     assert done.returncode == 1 and "GCS" not in done.stderr, done.stderr[-3000:]
     assert done.stderr.splitlines()[-1] == "ValueError: of the driver"

@@ -69,7 +69,7 @@ def children():
 
 
 def test_orphans_are_ended_with_the_others_and_what_is_kept_goes_on():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines() == ["2 [] True", "[]"], done.stderr
 
 
