@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "headers.h"
 #include "meters.h"
 #include "operators.h"
 
@@ -144,6 +145,15 @@ Tensor unpacked(const Tensor& bits, int64_t count) {
   return bits.flatten().unsqueeze(1).bitwise_right_shift(places).bitwise_and(1).flatten().narrow(0, 0, count).to(at::kBool);
 }
 
+void put_dropout_mask(const Ints& shape, double p, const at::Generator& random, const Tensor& out) {
+  int64_t count = 1;
+  for (const auto size : shape) count *= size;
+  auto bits = at::zeros({out.numel() * 8}, at::kByte);
+  bits.narrow(0, 0, count).bernoulli_(1 - p, random);
+  const auto places = at::arange(8, at::kByte);
+  put(out, bits.view({-1, 8}).bitwise_left_shift(places).sum(1, false, at::kByte).view(out.sizes()));
+}
+
 }  // namespace
 
 OP(InplaceNormal, [](Tensor self, float mean, float deviation, int64_t seed, int64_t offset) {
@@ -180,14 +190,44 @@ OP(Multinomial, [](Tensor self, int64_t samples, bool replacement, int64_t seed,
   put(out, at::multinomial(self, samples, replacement, generator(seed, offset)));
 })
 OP(DropoutGenMaskV2, [](Ints shape, double p, int64_t seed, int64_t offset, DType, Tensor out) {
-  int64_t count = 1;
-  for (const auto size : shape) count *= size;
-  auto bits = at::zeros({out.numel() * 8}, at::kByte);
-  bits.narrow(0, 0, count).bernoulli_(1 - p, generator(seed, offset));
-  const auto places = at::arange(8, at::kByte);
-  put(out, bits.view({-1, 8}).bitwise_left_shift(places).sum(1, false, at::kByte).view(out.sizes()));
+  put_dropout_mask(shape, p, generator(seed, offset), out);
 })
 OP(DropoutDoMask, [](Tensor self, Tensor mask, double p, Tensor out) {
   const auto kept = unpacked(mask, self.numel()).view(self.sizes());
   put(out, at::where(kept, p < 1 ? self / (1 - p) : at::zeros_like(self), at::zeros({}, self.options())));
 })
+
+#if NPU_EMULATOR_CANN_9
+// What a graph that is captured draws: seed and offset lie on the device, and torch_npu writes them before each replay.
+// `drawn` is what the graph has drawn before.
+namespace {
+
+at::Generator generator_of_graph(const Tensor& seed, const Tensor& offset, uint64_t drawn) {
+  return generator(seed.item<int64_t>(), offset.item<int64_t>() + drawn);
+}
+
+}  // namespace
+
+OP(InplaceNormalTensor, [](Tensor self, float mean, float deviation, Tensor seed, Tensor offset, uint64_t drawn) {
+  self.normal_(mean, deviation, generator_of_graph(seed, offset, drawn));
+})
+OP(InplaceUniformTensor, [](Tensor self, double low, double high, Tensor seed, Tensor offset, uint64_t drawn) {
+  self.uniform_(low, high, generator_of_graph(seed, offset, drawn));
+})
+OP(InplaceRandomTensor, [](Tensor self, int64_t low, int64_t high, Tensor seed, Tensor offset, uint64_t drawn) {
+  self.random_(low, high, generator_of_graph(seed, offset, drawn));
+})
+OP(InplaceRandomWithoutFromTo, [](Tensor self, uint64_t seed, uint64_t offset) {
+  self.random_(generator(seed, offset));
+})
+OP(InplaceRandomWithoutFromToTensor, [](Tensor self, Tensor seed, Tensor offset, uint64_t drawn) {
+  self.random_(generator_of_graph(seed, offset, drawn));
+})
+OP(MultinomialTensor, [](Tensor self, int64_t samples, bool replacement, Tensor seed, Tensor offset, uint64_t drawn,
+                         Tensor out) {
+  put(out, at::multinomial(self, samples, replacement, generator_of_graph(seed, offset, drawn)));
+})
+OP(DropoutGenMaskV2Tensor, [](Ints shape, double p, Tensor seed, Tensor offset, uint64_t drawn, DType, Tensor out) {
+  put_dropout_mask(shape, p, generator_of_graph(seed, offset, drawn), out);
+})
+#endif

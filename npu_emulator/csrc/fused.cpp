@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "grouped.h"
+#include "headers.h"
 #include "quantised.h"
 
 using namespace cann;
@@ -96,6 +97,14 @@ Tensor summed_to(const Tensor& product, at::IntArrayRef shape) { return at::sum_
 OP(RotaryPositionEmbedding, [](Tensor self, Tensor cos, Tensor sin, int64_t mode, Tensor out) {
   put(out, rotated(self, cos, sin, mode));
 })
+#if NPU_EMULATOR_CANN_9
+// A matrix may say how elements are turned, instead of the mode.
+OP(RotaryPositionEmbeddingV2, [](Tensor self, Tensor cos, Tensor sin, int64_t mode, Tensor rotate, Tensor out) {
+  if (!rotate.defined()) return put(out, rotated(self, cos, sin, mode));
+  const auto x = wide(self);
+  put(out, x * wide(cos) + at::matmul(x, wide(rotate)) * wide(sin));
+})
+#endif
 OP(RotaryPositionEmbeddingGrad, [](Tensor gradient, Tensor cos, Tensor sin, Tensor self, int64_t mode, Tensor of_self,
                                    Tensor of_cos, Tensor of_sin) {
   const auto given = wide(gradient);

@@ -190,21 +190,44 @@ QUANT_MATMUL_WITH_OFFSETS(QuantMatmulWeightNz, int32_t)
 QUANT_MATMUL_WITH_OFFSETS(QuantMatmulV5, int64_t)
 #endif
 
+namespace {
+
+struct Scaled {
+  Tensor scale, offset, out;
+};
+
+// `plain` takes what is normalised before the bias is added.
+void add_rms_norm_quant(const Tensor& added, const Tensor& weight, const Tensor& bias, double epsilon, bool divides,
+                        std::initializer_list<Scaled> results, const Tensor& plain) {
+  Ints dims;
+  for (auto dim = added.dim() - weight.dim(); dim < added.dim(); ++dim) dims.push_back(dim);
+  auto normal = added * at::rsqrt(added.square().mean(dims, true) + epsilon) * wide(weight);
+  if (plain.defined()) put(plain, normal);
+  if (bias.defined()) normal = normal + wide(bias);
+  for (const auto& [scale, offset, out] : results) {
+    if (!scale.defined() || !scale.numel()) continue;
+    const auto values = divides ? normal / wide(scale) : normal * wide(scale);
+    put_quantised(out, offset.defined() && offset.numel() ? values + wide(offset) : values);
+  }
+}
+
+}  // namespace
+
 OP(AddRmsNormQuant, [](Tensor first, Tensor second, Tensor weight, Tensor scale1, Tensor scale2, Tensor offset1,
                        Tensor offset2, int64_t, double epsilon, bool divides, Tensor out1, Tensor out2, Tensor sum) {
   const auto added = wide(first) + wide(second);
-  Ints dims;
-  for (auto dim = added.dim() - weight.dim(); dim < added.dim(); ++dim) dims.push_back(dim);
-  const auto normal = added * at::rsqrt(added.square().mean(dims, true) + epsilon) * wide(weight);
-  const auto store = [&](const Tensor& scale, const Tensor& offset, const Tensor& out) {
-    if (!scale.defined() || !scale.numel()) return;
-    const auto values = divides ? normal / wide(scale) : normal * wide(scale);
-    put_quantised(out, offset.defined() && offset.numel() ? values + wide(offset) : values);
-  };
-  store(scale1, offset1, out1);
-  store(scale2, offset2, out2);
+  add_rms_norm_quant(added, weight, {}, epsilon, divides, {{scale1, offset1, out1}, {scale2, offset2, out2}}, {});
   put(sum, added);
 })
+#if NPU_EMULATOR_CANN_9
+OP(AddRmsNormQuantV2, [](Tensor first, Tensor second, Tensor weight, Tensor scale1, Tensor scale2, Tensor offset1,
+                         Tensor offset2, Tensor bias, int64_t, double epsilon, bool divides, Tensor out1, Tensor out2,
+                         Tensor sum, Tensor plain) {
+  const auto added = wide(first) + wide(second);
+  add_rms_norm_quant(added, weight, bias, epsilon, divides, {{scale1, offset1, out1}, {scale2, offset2, out2}}, plain);
+  put(sum, added);
+})
+#endif
 
 OP(DequantSwigluQuant, [](Tensor self, Tensor weight_scale, Tensor row_scale, Tensor bias, Tensor quant_scale,
                           Tensor quant_offset, Tensor groups, bool is_left, std::string mode, Tensor out,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "attention.h"
+#include "headers.h"
 
 using namespace cann;
 
@@ -212,6 +213,27 @@ OP(FusedInferAttentionScoreV3,
 
 // What captured graphs are given, whose tasks are replaced by others of more tokens; here an operator needs no workspace.
 CANN_JUMP(aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize, first_aclnnFusedInferAttentionScoreV3)
+
+#if NPU_EMULATOR_CANN_9
+OP(FusedInferAttentionScoreV4,
+   [](Tensor query, Tensors keys, Tensors values, Tensor pse, Tensor mask, Ints query_lengths, Ints key_lengths,
+      Tensor dequant1, Tensor quant1, Tensor dequant2, Tensor quant_out, Tensor quant_offset, Tensor antiquant,
+      Tensor antiquant_offset, Tensor blocks, Tensor query_padding, Tensor key_padding, Tensor key_scale,
+      Tensor key_offset, Tensor value_scale, Tensor value_offset, Tensor key_prefix, Tensor value_prefix, Tensor,
+      Tensor query_rope, Tensor key_rope, Tensor rope_scale, Tensor query_scale, Tensor sink, int64_t heads,
+      double scale, int64_t before, int64_t after, std::string layout, int64_t key_heads, int64_t sparse_mode, int64_t,
+      int64_t block_size, int64_t, bool wants_sums, int64_t, int64_t, int64_t, Tensor out, Tensor sums) {
+     refuse_given("learnable_sink", sink);
+     fused_infer_attention({query, query_rope, key_rope, mask, blocks, keys, values, query_lengths, key_lengths, heads,
+                            key_heads, sparse_mode, block_size, scale, layout},
+                           pse,
+                           {{dequant1, quant1, dequant2, quant_out, quant_offset, antiquant, antiquant_offset,
+                             key_scale, key_offset, value_scale, value_offset, rope_scale, query_scale},
+                            query_padding, key_padding, key_prefix, value_prefix},
+                           before, after, wants_sums, out, sums);
+   })
+CANN_JUMP(aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize, first_aclnnFusedInferAttentionScoreV4)
+#endif
 
 OP(IncreFlashAttentionV4,
    [](Tensor query, Tensors keys, Tensors values, Tensor pse, Tensor mask, Ints key_lengths, Tensor dequant1,

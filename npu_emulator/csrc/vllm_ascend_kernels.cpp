@@ -39,14 +39,14 @@ CANN_SHOWN void rotary_embedding_impl(AscendType type, bool is_neox, void* strea
     const auto at_token = at::from_blob(positions, {tokens}, at::TensorOptions().dtype(at::kLong));
     const auto rows = at_token.numel() ? at_token.max().item<int64_t>() + 1 : 0;
     const auto all = of(table, {rows, rotated}, {rotated, 1}, dtype);
-    const auto parts = wide(all.index_select(0, at_token)).unsqueeze(1).chunk(2, -1);
-    const auto turn = [&](void* from, void* to, int64_t stride, int64_t stride_out, int64_t count) {
+    const auto [cosines, sines] = halves_of(wide(all.index_select(0, at_token)).unsqueeze(1), -1);
+    const auto turn = [&, cosines = cosines, sines = sines](void* from, void* to, int64_t stride, int64_t stride_out, int64_t count) {
       const auto x = of(from, {tokens, count, head_size}, {stride, head_size, 1}, dtype);
       const auto out = of(to, {tokens, count, head_size}, {stride_out, head_size, 1}, dtype);
       const auto turning = wide(x.narrow(-1, 0, rotated));
       const auto pairs = is_neox ? turning.unflatten(-1, {2, -1}).transpose(-1, -2) : turning.unflatten(-1, {-1, 2});
       const auto first = pairs.select(-1, 0), second = pairs.select(-1, 1);
-      const Tensors turned = {first * parts[0] - second * parts[1], second * parts[0] + first * parts[1]};
+      const Tensors turned = {first * cosines - second * sines, second * cosines + first * sines};
       const auto result = is_neox ? at::cat(turned, -1) : at::stack(turned, -1).flatten(-2);
       const auto rest = x.slice(-1, rotated).clone();
       out.narrow(-1, 0, rotated).copy_(result);

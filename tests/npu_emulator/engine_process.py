@@ -19,7 +19,7 @@ def start(
     )
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 300) -> str:
+def finish(process: subprocess.Popen[str], seconds: float = 900) -> str:
     """What the process printed; raises where it failed or took too long."""
     try:
         output, _ = process.communicate(timeout=seconds)

@@ -115,6 +115,15 @@ def test_functions_that_only_it_asks_for_do_what_its_headers_say(tmp_path):
 
 
 @needs_the_other
+def test_operators_that_only_it_calls_give_what_plain_torch_gives():
+    found = json.loads(finish(start("newer_operators_program", python=OTHER)).splitlines()[-1])
+    graphs = found.pop("graphs")
+    assert found.pop("attention") < 1e-3, "values of 16 bits"
+    assert found == {"halves": pytest.approx(0, abs=1e-6), "neighbours": pytest.approx(0, abs=1e-6), "quantised": 0}
+    assert len(graphs) == 6 and all(graphs.values()), graphs
+
+
+@needs_the_other
 def test_its_package_is_for_that_torch_npu_alone(tmp_path):
     program = "from importlib import metadata; print(*metadata.requires('npu-emulator'))"
     assert asked_of_the_other(program, tmp_path) == "torch==2.13.0 torch_npu==2.13.0\n"
