@@ -27,6 +27,14 @@ environment_find_python() {
     fail "Python $ENVIRONMENT_PYTHON_VERSION is needed ($found): install python$ENVIRONMENT_PYTHON_VERSION with its venv module and headers and put it on PATH."
 }
 
+# Fails with one sentence where a raylet, which takes the path of its workers' Python apart as a shell does, finds another.
+environment_check_path() {
+    local root=$1 python=$2
+    "$python" -c 'import shlex, subprocess, sys
+sys.exit(shlex.split(subprocess.list2cmdline(sys.argv[1:])) != sys.argv[1:])' "$root/.venv/bin/python" 2>/dev/null ||
+        fail "Ray starts no workers from $root/.venv, because it takes the quotes in that path for its own: move the project under a path without quotes and backslashes."
+}
+
 # Fails with one sentence unless the locks are for this machine, PYTHON can make environments, and its headers compile
 # with a C++17 compiler.
 environment_check_toolchain() {
@@ -151,6 +159,7 @@ environment_ensure() {
     emulator=$(environment_emulator_stamp "$root")
     if [[ $(cat "$stamps"/{packages,search,emulator} 2>/dev/null) != "$packages"$'\n'"$search"$'\n'"$emulator" ]]; then
         say "Setting up the environment in $root/.venv"
+        environment_check_path "$root" "$python"
         environment_check_toolchain "$python"
         : >"$log"
         if [[ $(cat "$stamps/packages" 2>/dev/null) != "$packages" ]]; then

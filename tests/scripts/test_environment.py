@@ -26,8 +26,9 @@ source scripts/lib/environment.sh
 environment_ensure "$PWD"
 """
 # Stands for python3.11: makes a ".venv" whose python and uv only write down how they were called.
-PYTHON_STUB = """#!/bin/bash
+PYTHON_STUB = f"""#!/bin/bash
 case "$*" in
+    *list2cmdline*) exec {shlex.quote(sys.executable)} "$@" ;;
     *version_info*) echo 3.11 ;;
     *sys.version*) echo "3.11 stub" ;;
     *ensurepip*) exit 0 ;;
@@ -69,8 +70,8 @@ SOURCES = (
 class Machine:
     """A checkout in a temporary folder, and a PATH that holds nothing but system commands and stubs."""
 
-    def __init__(self, folder: Path) -> None:
-        self.root, self.tools = folder / "check out", folder / "tools"
+    def __init__(self, folder: Path, name: str = "check out") -> None:
+        self.root, self.tools = folder / name, folder / "tools"
         self.calls = folder / "calls"
         shutil.copytree(ROOT / "scripts", self.root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(ROOT / "requirements", self.root / "requirements")
@@ -122,6 +123,16 @@ def test_first_run_installs_in_order_and_the_second_does_nothing(machine):
     assert machine.take_calls() == ["venv", "pip", "packages", "search", "emulator", "check"]
     second = machine.run()
     assert second.returncode == 0 and second.stdout == "" and machine.take_calls() == ["check"]
+
+
+@pytest.mark.parametrize("name", ["it's", "a\\b", "it's here", "a\\b c", "克隆"])
+def test_a_path_from_which_ray_starts_no_workers_is_refused_before_anything_is_made(tmp_path, name):
+    machine = Machine(tmp_path, name)
+    done = machine.run()
+    if name in ("it's", "a\\b"):
+        assert refused(done, f"{machine.root}/.venv", "path without quotes") and machine.take_calls() == []
+    else:
+        assert done.returncode == 0 and "packages" in machine.take_calls()
 
 
 def test_damaged_files_stop_a_run_whose_environment_is_ready(machine):
