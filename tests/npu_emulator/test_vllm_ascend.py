@@ -2,9 +2,6 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +19,7 @@ from tests.npu_emulator.vllm_ascend_program import (
     is_right,
     pairs_of,
 )
+from tests.vllm_process import run_vllm
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,20 +35,15 @@ PIECES = {
 IN_CHUNKS = [case for case in SELECTED if case.chunks]
 
 
-def run(folder: Path, *cases: str, seconds: float) -> dict:
+def run(folder: Path, *cases: str, seconds: float = 1500) -> dict:
     """What was found in the cases, which `folder` keeps; without any, in those that are selected."""
-    environment = os.environ | {"NPU_EMULATOR_CAPACITY_MB": "512", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.npu_emulator.vllm_ascend_program", folder, *cases],
-        env=environment, capture_output=True, text=True, timeout=seconds,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    run_vllm("tests.npu_emulator.vllm_ascend_program", folder, *cases, seconds=seconds)
     return json.loads((folder / "found.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict:
-    return run(tmp_path_factory.mktemp("vllm_ascend"), seconds=580)
+    return run(tmp_path_factory.mktemp("vllm_ascend"))
 
 
 def calls_of(operator: str, calls: dict[str, int]) -> int:
@@ -126,7 +119,7 @@ def test_an_engine_that_has_slept_gives_the_same_tokens(found):
 def test_attention_in_graphs_is_replaced_before_each_replay(tmp_path, monkeypatch, seed):
     """And where its update does nothing, the tokens are others."""
     monkeypatch.setenv("NPU_EMULATOR_STREAM_SEED", seed)
-    figures = run(tmp_path, *(case.name for case in FULL_GRAPHS), seconds=1200)
+    figures = run(tmp_path, *(case.name for case in FULL_GRAPHS))
     assert [case.name for case in FULL_GRAPHS if not is_right(case, figures[case.name])] == []
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.verl_patches.features.partial_rollout.cases import CASES, FAULTS, LONGEST
+from tests.vllm_process import run_vllm
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,12 +23,7 @@ Found = dict[str, list[dict[str, Any]]]
 def found(tmp_path_factory) -> Found:
     """By case, what every rank found."""
     folder = tmp_path_factory.mktemp("partial")
-    environment = os.environ | {"NPU_EMULATOR_CAPACITY_MB": "512", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.verl_patches.features.partial_rollout.engine_program", str(folder)],
-        env=environment, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    run_vllm("tests.verl_patches.features.partial_rollout.engine_program", folder)
     return {
         name: [json.loads((folder / name / f"found.{rank}.json").read_text()) for rank in range(case.ranks)]
         for name, case in CASES.items()
