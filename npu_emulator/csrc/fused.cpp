@@ -322,7 +322,7 @@ void grouped_matmul(const Grouped& call, const Tensors& out) {
   int64_t start = 0;
   for (size_t group = 0; group < groups; ++group) {
     const auto count = is_split ? call.self[group].size(0) : counts[group];
-    const auto rows = is_split ? call.self[group] : call.self[0].narrow(0, start, count);
+    const auto rows = is_split ? call.self[group] : call.self.at(0).narrow(0, start, count);
     const auto to = out.size() == 1 && groups > 1 ? out[0].narrow(0, start, count) : out.at(group);
     if (count) product_of_group(call, rows, start, group, to);
     start += count;

@@ -35,7 +35,7 @@ struct aclTensor {
 };
 struct aclScalar {
   aclDataType dtype;
-  char bytes[16];
+  alignas(16) char bytes[16];  // as any of its types may lie
 };
 struct aclIntArray {
   std::vector<int64_t> values;

@@ -23,7 +23,7 @@ def received_from_one_that(ending: str, folder: Path) -> object:
         start("message_program", rank, folder / "store", results[rank], gate, ending, **variables) for rank in range(2)
     )
     try:
-        output, _ = sender.communicate(timeout=600)
+        output, _ = sender.communicate(timeout=300)
         assert sender.returncode == (-signal.SIGKILL if ending == "killed" else 0), output
         with gate.open("r+b", buffering=0) as opened:  # which does not wait for somebody who reads
             opened.write(b"\n")

@@ -16,7 +16,7 @@ def reports(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("missing")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TASK_QUEUE_ENABLE", "0")
-        run_ranks("tests.npu_emulator.missing_rank_program", 3, folder)
+        run_ranks("tests.npu_emulator.missing_rank_program", 3, folder, timeout=300)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(3)]
 
 
