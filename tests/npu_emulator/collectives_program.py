@@ -98,6 +98,19 @@ def all_reduce_every_type_and_reduction(ranks):
 
 
 @check
+def sums_of_16_bits_are_rounded_once(ranks):
+    """Each of the last ranks adds less than the sum can show, and they do together."""
+    for dtype, large in ((torch.bfloat16, 256.0), (torch.float16, 2048.0)):
+        given = [torch.full((3,), 1.0 if rank else large, dtype=dtype) for rank in range(ranks.size)]
+        assert torch.equal(given[0] + given[1], given[0]), "of two ranks the sum is the first one's"
+        expected = torch.full((3,), large + ranks.size - 1).to(dtype)
+        tensor = given[ranks.rank].to(ranks.device)
+        dist.all_reduce(tensor)
+        equal(tensor, expected)
+        assert not torch.equal(expected, given[0])
+
+
+@check
 def broadcast_and_reduce(ranks):
     for number, shape, dtype in shapes(1):
         source = number % ranks.size
