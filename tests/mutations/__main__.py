@@ -70,8 +70,8 @@ def chosen_faults(values: argparse.Namespace) -> list[Fault]:
 class Results:
     """Verdicts of earlier runs on the same source and tests, one JSON object a line; an interrupted run goes on.
 
-    A changed file of tests takes back the verdicts of those who asked it. Whoever changes what several files of the
-    product do together removes the file.
+    A changed file of tests, or of programs in its folder, takes back the verdicts of those who asked it. Whoever
+    changes what several files of the product do together removes the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,7 +97,8 @@ class Results:
         digest = sha256(f"{fault.file}\n{fault.source}\n{fault.tiers}".encode())
         for selector in sorted({selector.partition("::")[0] for tier in fault.tiers for selector in tier}):
             path = ROOT / selector
-            for test in sorted(path.rglob("*.py")) if path.is_dir() else (path,):
+            beside = (program for program in path.parent.glob("*.py") if not program.name.startswith("test_"))
+            for test in sorted(path.rglob("*.py")) if path.is_dir() else (path, *sorted(beside)):
                 digest.update(test.read_bytes())
         return digest.hexdigest()
 

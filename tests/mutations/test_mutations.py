@@ -10,11 +10,13 @@ from unittest import mock
 import pytest
 
 from rehearsal.processes import SignalFlag
+from tests.mutations import __main__ as command_line
 from tests.mutations import cheapest_first, selection, workbench
+from tests.mutations.__main__ import Results
 from tests.mutations.drawn import _changes_something, draw
 from tests.mutations.fault import ROOT, Fault, FaultError, read_list
 from tests.mutations.selection import _using, tiers
-from tests.mutations.workbench import Outcome, Workbench
+from tests.mutations.workbench import Outcome, Verdict, Workbench
 
 SOURCE = "def double(x):\n    return 2 * x\n"
 ENTRY = """
@@ -52,6 +54,16 @@ def tree(tmp_path: Path) -> Path:
 
 def fault(*tiers: str, source: str = SOURCE.replace("2 * x", "x / 2")) -> Fault:
     return Fault("half", "product.py", source, tuple((f"tests/test_{tier}.py",) for tier in tiers))
+
+
+@pytest.mark.parametrize("changed", ["tests/test_product.py", "tests/program.py", None])
+def test_a_verdict_is_kept_until_its_test_or_a_program_beside_it_changes(tree, tmp_path, monkeypatch, changed):
+    monkeypatch.setattr(command_line, "ROOT", tree)
+    (tree / "tests/program.py").write_text("first\n")
+    verdict, kept = Verdict(Outcome.SURVIVED, (), 1.0), tmp_path / "kept" / "verdicts.jsonl"
+    Results(kept).add(fault("product"), verdict)
+    (tree / (changed or "tests/test_asleep.py")).write_text("second\n")
+    assert Results(kept).get(fault("product")) == (None if changed else verdict)
 
 
 def test_the_list_fits_the_tree():
