@@ -39,8 +39,9 @@ CANN_SHOWN void rotary_embedding_impl(AscendType type, bool is_neox, void* strea
     const auto at_token = at::from_blob(positions, {tokens}, at::TensorOptions().dtype(at::kLong));
     const auto rows = at_token.numel() ? at_token.max().item<int64_t>() + 1 : 0;
     const auto all = of(table, {rows, rotated}, {rotated, 1}, dtype);
-    const auto [cosines, sines] = halves_of(wide(all.index_select(0, at_token)).unsqueeze(1), -1);
-    const auto turn = [&, cosines = cosines, sines = sines](void* from, void* to, int64_t stride, int64_t stride_out, int64_t count) {
+    const auto halves = halves_of(wide(all.index_select(0, at_token)).unsqueeze(1), -1);
+    const auto &cosines = halves.first, &sines = halves.second;
+    const auto turn = [&](void* from, void* to, int64_t stride, int64_t stride_out, int64_t count) {
       const auto x = of(from, {tokens, count, head_size}, {stride, head_size, 1}, dtype);
       const auto out = of(to, {tokens, count, head_size}, {stride_out, head_size, 1}, dtype);
       const auto turning = wide(x.narrow(-1, 0, rotated));

@@ -30,8 +30,7 @@ environment_find_python() {
 # Fails with one sentence where a raylet, which takes the path of its workers' Python apart as a shell does, finds another.
 environment_check_path() {
     local root=$1 python=$2
-    "$python" -c 'import shlex, subprocess, sys
-sys.exit(shlex.split(subprocess.list2cmdline(sys.argv[1:])) != sys.argv[1:])' "$root/.venv/bin/python" 2>/dev/null ||
+    "$python" -I -S "$root/verl_patches/trainer/own_ray/interpreter.py" "$root/.venv/bin/python" ||
         fail "Ray starts no workers from $root/.venv, because it takes the quotes in that path for its own: move the project under a path without quotes and backslashes."
 }
 

@@ -27,7 +27,7 @@ _CHEAPEST_FIRST = "tests.mutations.cheapest_first"
 # Packages that set-up installs from the tree, and Python imports when it starts.
 _INSTALLED_FROM = "npu_emulator/src"
 _COMPILED_FROM = "npu_emulator/csrc"
-_COMPILE = """
+COMPILE = """
 import sys
 from pathlib import Path
 
@@ -193,7 +193,7 @@ class Workbench:
             FaultError: the tree's sources do not compile.
         """
         done = subprocess.run(
-            [sys.executable, "-c", _COMPILE, package], cwd=self._tree / "npu_emulator", capture_output=True, text=True
+            [sys.executable, "-c", COMPILE, package], cwd=self._tree / "npu_emulator", capture_output=True, text=True
         )
         if done.returncode:
             raise FaultError(f"The fault does not compile: {(done.stdout + done.stderr)[-2000:]}")

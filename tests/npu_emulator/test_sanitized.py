@@ -8,11 +8,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import torch_npu
 
+from tests.mutations.workbench import COMPILE
 from tests.npu_emulator.engine_process import ROOT
 from tests.npu_emulator.test_random_calls import draw
 
@@ -21,14 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.timeout(7200
 # Types of objects (vptr) are torch's, whose libraries hide them. Without optimization it is built much sooner.
 COMPILER = """#!/bin/sh
 exec c++ "$@" -fsanitize=address,undefined -fno-sanitize=vptr -fno-omit-frame-pointer -O0 -g1
-"""
-BUILD = """
-import sys
-from pathlib import Path
-
-from build import build_cann
-
-build_cann(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 WATCHED = ("tests/npu_emulator/operators", "tests/npu_emulator/test_torch_operators.py")
 PLANTED = {
@@ -68,7 +59,7 @@ def sanitized(tmp_path_factory) -> dict[str, str]:
     sources, packages = (tmp_path_factory.mktemp(name) for name in ("sources", "packages"))
     shutil.copytree(ROOT / "npu_emulator", sources, dirs_exist_ok=True, ignore=shutil.ignore_patterns("build"))
     shutil.copytree(sources / "src" / "npu_emulator", packages / "npu_emulator")
-    command = [sys.executable, "-c", BUILD, Path(torch_npu.__file__).parents[1], packages / "npu_emulator"]
+    command = [sys.executable, "-c", COMPILE, packages / "npu_emulator"]
     compiler = sources / "compiler"
     compiler.write_text(COMPILER)
     compiler.chmod(0o700)

@@ -28,7 +28,7 @@ environment_ensure "$PWD"
 # Stands for python3.11: makes a ".venv" whose python and uv only write down how they were called.
 PYTHON_STUB = f"""#!/bin/bash
 case "$*" in
-    *list2cmdline*) exec {shlex.quote(sys.executable)} "$@" ;;
+    *interpreter.py*) exec {shlex.quote(sys.executable)} "$@" ;;
     *version_info*) echo 3.11 ;;
     *sys.version*) echo "3.11 stub" ;;
     *ensurepip*) exit 0 ;;
@@ -78,6 +78,9 @@ class Machine:
         # A dry run needs what plans a run, and no more.
         for name in ("rehearsal", "post_training"):
             shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        asked = self.root / "verl_patches/trainer/own_ray/interpreter.py"
+        asked.parent.mkdir(parents=True)
+        shutil.copy(ROOT / asked.relative_to(self.root), asked)
         for source in SOURCES:
             (self.root / "npu_emulator" / source).parent.mkdir(parents=True, exist_ok=True)
             (self.root / "npu_emulator" / source).write_text("first\n")
