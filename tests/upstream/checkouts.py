@@ -50,11 +50,8 @@ def assemble_once(folder: Path, kept: Path) -> Path:
 
 
 def environment(packages: Path) -> dict[str, str]:
-    """Variables with which a process imports the packages and finds MindSpeed's kernels compiled."""
-    return {
-        "PYTHONPATH": os.pathsep.join([str(packages), str(_PROJECT)]),
-        "TORCH_EXTENSIONS_DIR": str(packages.with_suffix(".extensions")),
-    }
+    """Variables with which a process imports the packages."""
+    return {"PYTHONPATH": os.pathsep.join([str(packages), str(_PROJECT)])}
 
 
 def _link(source: str, destination: str) -> None:

@@ -1,6 +1,8 @@
 """The packages of the checkouts that train, with MindSpeed's kernels compiled."""
 
 import fcntl
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,14 +12,23 @@ from tests.upstream.kernels import compile_kernels
 
 
 @pytest.fixture(scope="session")
-def packages(upstream: Path, pytestconfig: pytest.Config) -> Path:
-    """The folder to import from. It and the compiled kernels are kept between runs of pytest, which takes turns."""
+def packages(upstream: Path, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder to import from. It and the compiled kernels are kept between runs of pytest, which takes turns.
+
+    What is started then finds a copy of the kernels: MindSpeed removes all of them when it is imported while another
+    process loads one.
+    """
     lacking = checkouts.missing(upstream)
     if lacking:
         pytest.fail(f"{upstream} has no {', '.join(lacking)}")
     kept = pytestconfig.cache.mkdir("upstream")
+    own = tmp_path_factory.mktemp("kernels")
     with (kept / "turn").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         folder = checkouts.assemble_once(upstream, kept)
-        compile_kernels(checkouts.environment(folder))
-    return folder
+        compiled = folder.with_suffix(".extensions")
+        compile_kernels(checkouts.environment(folder), compiled)
+        shutil.copytree(compiled, own, dirs_exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(own))
+        yield folder

@@ -18,13 +18,16 @@ _BUILDERS = (
 )  # fmt: skip
 
 
-def compile_kernels(environment: dict[str, str]) -> None:
-    """Raises AssertionError with the end of the compiler's output where it cannot be done."""
-    extensions = Path(environment["TORCH_EXTENSIONS_DIR"])
+def compile_kernels(environment: dict[str, str], extensions: Path) -> None:
+    """Compile into a folder, in a process with these variables; what is there and still right is left.
+
+    Raises AssertionError with the end of the compiler's output where it cannot be done.
+    """
     extensions.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | environment | {"TORCH_EXTENSIONS_DIR": str(extensions)}
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "tests.upstream.kernels"], env=os.environ | environment, text=True,
+            [sys.executable, "-m", "tests.upstream.kernels"], env=environment, text=True,
             timeout=_TIME_LIMIT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
     except BaseException:

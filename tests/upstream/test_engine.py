@@ -159,3 +159,29 @@ def test_experts_are_dealt_out_in_turn_where_the_key_says_so(forced, packages, m
     spread = max(max(call["shares"]) - min(call["shares"]) for call in calls)
     print(f"{len(calls)} calls of routers, shares of experts differ by {spread} at most")
     assert all(call["dealt"] is forced for call in calls) and (spread <= 1) is forced and len(calls) >= 2
+
+
+STARTS = {
+    "MindSpeed": "import mindspeed_llm.tasks.megatron_adaptor",
+    "the overlay": """
+import sys
+from pathlib import Path
+from tests.upstream.engine_program import Layout, start_engine
+start_engine(Path(sys.argv[1]), Layout("one die"), True)
+assert "mindspeed_llm.tasks.megatron_adaptor" in sys.modules
+""",
+}
+
+
+@pytest.mark.parametrize("who", STARTS)
+def test_a_rank_that_starts_while_another_compiles_leaves_the_kernels(who, packages, model, tmp_path):
+    """The control is MindSpeed's own start, which removes the kernels of everybody."""
+    (tmp_path / "matmul").mkdir()
+    (tmp_path / "matmul" / "matmul.so").touch()
+    with (tmp_path / "matmul" / "lock").open("x"):
+        ended = subprocess.run(
+            [sys.executable, "-c", STARTS[who], str(model / "checkpoint")], text=True, timeout=TIME_LIMIT, cwd=ROOT,
+            env=environment(packages) | {"TORCH_EXTENSIONS_DIR": str(tmp_path)}, capture_output=True,
+        )  # fmt: skip
+    assert (tmp_path / "matmul" / "matmul.so").exists() == (who == "the overlay")
+    assert ended.returncode == 0 or who == "MindSpeed", ended.stderr[-4000:]

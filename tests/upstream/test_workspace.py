@@ -93,9 +93,9 @@ def workspace(upstream, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def kernels(workspace) -> dict[str, str]:
     """Variables with which the job finds MindSpeed's kernels compiled."""
-    where = {"TORCH_EXTENSIONS_DIR": str(workspace.parent / "extensions")}
-    compile_kernels(where | {"PYTHONPATH": str(workspace)})
-    return where
+    folder = workspace.parent / "extensions"
+    compile_kernels({"PYTHONPATH": str(workspace)}, folder)
+    return {"TORCH_EXTENSIONS_DIR": str(folder)}
 
 
 def test_every_package_comes_from_the_workspace(workspace):

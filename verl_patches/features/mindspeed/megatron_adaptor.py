@@ -9,6 +9,7 @@ import torch
 
 import overlay
 from overlay.aliases import Replacement, copies, modules_of
+from verl_patches.features.mindspeed.kernel_cache import kept_kernels
 
 _CHANGED = ("megatron", "verl")
 
@@ -41,7 +42,7 @@ def start(words: Sequence[str], dtype: torch.dtype) -> None:
     """
     if "mindspeed_llm.tasks.megatron_adaptor" in sys.modules:
         return
-    with overlay.beneath(), _command_line(words), _own_compiler():
+    with overlay.beneath(), _command_line(words), _own_compiler(), kept_kernels():
         import mindspeed_llm.tasks.megatron_adaptor  # noqa: F401  (it acts on import, by sys.argv)
 
         rebind_copies()
