@@ -37,6 +37,21 @@ void to_tiles(const Tensor& matrix, const Tensor& tiles) {
                   .transpose(-4, -3));
 }
 
+Tensor from_channel_blocks(const Tensor& blocks, at::IntArrayRef shape) {
+  TORCH_CHECK(blocks.dim() == 5, "a tensor in NC1HWC0 has memory of the shape ", blocks.sizes());
+  const auto channels = quotient(c10::multiply_integers(shape), blocks.size(0) * blocks.size(2) * blocks.size(3));
+  return blocks.permute({0, 1, 4, 2, 3}).flatten(1, 2).narrow(1, 0, channels).reshape(shape);
+}
+
+void to_channel_blocks(const Tensor& tensor, const Tensor& blocks) {
+  TORCH_CHECK(blocks.dim() == 5, "a tensor in NC1HWC0 has memory of the shape ", blocks.sizes());
+  const auto rows = blocks.size(2), columns = blocks.size(3);
+  const auto channels = quotient(tensor.numel(), blocks.size(0) * rows * columns);
+  const auto filled = at::constant_pad_nd(tensor.reshape({blocks.size(0), channels, rows, columns}),
+                                          {0, 0, 0, 0, 0, blocks.size(1) * blocks.size(4) - channels});
+  blocks.copy_(filled.unflatten(1, {blocks.size(1), blocks.size(4)}).permute({0, 1, 3, 4, 2}));
+}
+
 Tensor plain_copy(const aclTensor& tensor) {
   TORCH_CHECK(tensor.format == ACL_FORMAT_FRACTAL_NZ, "private format ", static_cast<int>(tensor.format),
               " is not emulated");

@@ -152,6 +152,27 @@ def tiles() -> dict:
 
 
 @check
+def channel_blocks() -> list[dict]:
+    """Tensors in the private format NC1HWC0: their memory, and what they are when they are cast back."""
+    torch.npu.config.allow_internal_format = True
+    found = []
+    for shape in ((2, 20, 3, 4), (3, 16), (5,)):
+        plain = torch.randn(shape, generator=torch.Generator().manual_seed(5)).half()
+        cast = torch_npu.npu_format_cast(plain.to(DEVICE), 3)
+        torch.npu.synchronize()
+        memory = (ctypes.c_int16 * torch_npu.get_storage_size(cast)).from_address(cast.data_ptr())
+        found.append(
+            {
+                "format": torch_npu.get_npu_format(cast),
+                "memory": torch.tensor(memory[:], dtype=torch.int16).view(torch.float16).tolist(),
+                "plain": plain.tolist(),
+                "back": torch.equal(torch_npu.npu_format_cast(cast, 2).cpu(), plain),
+            }
+        )
+    return found
+
+
+@check
 def quantised() -> dict:
     """Operators on 8 and 4 bits beside exact ones."""
     generator = torch.Generator().manual_seed(5)

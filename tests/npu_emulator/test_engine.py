@@ -18,9 +18,9 @@ from tests.npu_emulator.engine_process import finish, start
 
 # Tiles first: whether private formats are allowed is asked once, before the first operator.
 CHECKS = (
-    "tiles refusals loaded chip arithmetic thread_without_device allocator graph training fused quantised"
-    " kernels_of_vllm_ascend torchair_graph layer_norm triangles routing added_products metered metered_memory"
-    " updated_graph task_group_codes paged_attention"
+    "tiles channel_blocks refusals loaded chip arithmetic thread_without_device allocator graph training fused"
+    " quantised kernels_of_vllm_ascend torchair_graph layer_norm triangles routing added_products metered"
+    " metered_memory updated_graph task_group_codes paged_attention"
 ).split()
 CAPACITY_MB = 256
 
@@ -118,6 +118,29 @@ def test_a_matrix_in_nz_lies_in_tiles_and_nobody_reads_it_as_plain(device):
     assert answer["caches"] == [[True] * 3] * 2, "two tokens are where their slots say, and nothing else is written"
     assert "format 29" in answer["sum"].lower()
     assert "the aclop operator MatMul is not emulated" in answer["product"]
+
+
+def in_channel_blocks(plain: list[float], sizes: tuple[int, int, int, int], block: int = 16) -> list[float]:
+    """A tensor [n, c, h, w] in blocks of channels: in each place, those of one block lie together."""
+    images, channels, height, width = sizes
+    return [
+        plain[((image * channels + channel) * height + row) * width + column] if channel < channels else 0.0
+        for image in range(images)
+        for first in range(0, channels, block)
+        for row in range(height)
+        for column in range(width)
+        for channel in range(first, first + block)
+    ]
+
+
+def test_a_tensor_in_nc1hwc0_lies_in_blocks_of_channels(device):
+    four_dimensions, matrix, vector = device["channel_blocks"]
+    flat = [number for image in four_dimensions["plain"] for channel in image for row in channel for number in row]
+    assert four_dimensions["memory"] == in_channel_blocks(flat, (2, 20, 3, 4))
+    assert matrix["memory"] == in_channel_blocks(sum(matrix["plain"], []), (1, 3, 16, 1))
+    assert vector["memory"] == in_channel_blocks(vector["plain"], (1, 5, 1, 1))
+    assert four_dimensions["memory"][: len(flat)] != flat, "control: plain order is another"
+    assert all(answer["format"] == 3 and answer["back"] for answer in device["channel_blocks"])
 
 
 def test_products_in_8_bits_are_summed_exactly_and_read_weights_in_tiles(device):

@@ -26,6 +26,7 @@ DIES = 16
 REACHED = Path(__file__).with_name("reached_operators.json")
 # Operators by which tests of others prepare what they give.
 PREPARING = {"npu_format_cast"}
+_CALL = re.compile(r"(?:torch_npu|torch_npu\.atb|torch\.ops\.\w+)\.(\w+)\(")
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,14 @@ def files(folder: Path, names: Iterable[str] = ()) -> list[Path]:
 
 def reached(folder: Path, chip: str = CHIP) -> list[str]:
     """The names of the files for a chip that call an operator which the pinned code bases reach."""
+    of_a3 = {path.name for path in files(folder) if f"SupportedDevices(['{A3[:10]}'])" in path.read_text()}
+    return [path.name for path in files(folder) if calls_reached(path) and (path.name in of_a3) == (chip == A3)]
+
+
+def calls_reached(test: Path) -> bool:
+    """Whether a file of tests calls an operator of torch_npu that the pinned code bases reach."""
     operators = {name.rpartition("::")[2] for name in json.loads(REACHED.read_text())["reached"]} - PREPARING
-    call = re.compile(r"(?:torch_npu|torch_npu\.atb|torch\.ops\.\w+)\.(\w+)\(")
-    texts = {path.name: path.read_text() for path in files(folder)}
-    of_a3 = {name for name, text in texts.items() if f"SupportedDevices(['{A3[:10]}'])" in text}
-    return [
-        name for name, text in texts.items() if operators & set(call.findall(text)) and (name in of_a3) == (chip == A3)
-    ]
+    return not operators.isdisjoint(_CALL.findall(test.read_text()))
 
 
 def share(outcomes: Iterable[Outcome]) -> tuple[int, int]:
