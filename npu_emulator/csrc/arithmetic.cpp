@@ -12,6 +12,12 @@ Tensor divided(const Tensor& self, const Divisor& other, int mode) {
   return at::div(self, other, c10::string_view(mode == 1 ? "trunc" : "floor"));
 }
 
+// Other than torch, CANN divides whole numbers in place (aclnn_div.cpp of ops-math asks whether their own type goes into
+// itself), and leaves out what is behind the point. torch_npu averages so over ranks.
+void put_quotient_back(const Tensor& self, const Tensor& quotient) {
+  at::isIntegralType(self.scalar_type(), false) ? put(self, quotient) : put_back(self, quotient);
+}
+
 }  // namespace
 
 #define OF_TENSORS(NAME, FUNCTION) \
@@ -32,8 +38,10 @@ OF_TENSORS_IN_PLACE(BitwiseOrTensor, at::bitwise_or)
 OF_SCALAR_IN_PLACE(BitwiseOrScalar, at::bitwise_or)
 OF_TENSORS_IN_PLACE(BitwiseXorTensor, at::bitwise_xor)
 OF_SCALAR_IN_PLACE(BitwiseXorScalar, at::bitwise_xor)
-OF_TENSORS_IN_PLACE(Div, at::div)
-OF_SCALAR_IN_PLACE(Divs, at::div)
+OF_TENSORS(Div, at::div)
+OF_SCALAR(Divs, at::div)
+CHECKED_OP(InplaceDiv, [](Tensor self, Tensor other) { put_quotient_back(self, at::div(self, other)); })
+CHECKED_OP(InplaceDivs, [](Tensor self, Scalar other) { put_quotient_back(self, at::div(self, other)); })
 OF_TENSORS_IN_PLACE(EqTensor, at::eq)
 OF_SCALAR_IN_PLACE(EqScalar, at::eq)
 OF_TENSORS_IN_PLACE(FloorDivide, at::floor_divide)

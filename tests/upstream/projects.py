@@ -1,7 +1,7 @@
 """Test suites of whole projects, run unmodified on the emulator, each failure with what it is for.
 
     python -m tests.upstream.projects --upstream FOLDER --project NAME [--file PART ...]
-        [--limit SECONDS] [--keep FOLDER] [--report FILE]
+        [--limit SECONDS] [--test-limit SECONDS] [--keep FOLDER] [--report FILE]
 
 FOLDER holds the checkouts, into which tests may write. Every file of tests is one
 ``python -m npu_emulator run -- python -m pytest FILE``; one that takes longer than the limit is ended with all its
@@ -27,6 +27,7 @@ from pathlib import Path
 from tests.upstream.op_plugin import Outcome, share
 
 TABLE = Path(__file__).with_name("projects.toml")
+STARTED = Path(__file__).with_name("started_processes")
 UNKNOWN = "not looked into"
 
 
@@ -82,10 +83,17 @@ def read_report(file: str, report: Path, ending: str) -> Outcome:
     return Outcome(file, passed, skipped, failed)
 
 
-def run_file(test: Path, folder: Path, project: Project, limit: float) -> Outcome:
-    """Run one file of tests on dies of its own, for at most `limit` seconds."""
+def run_file(test: Path, folder: Path, project: Project, limit: float, test_limit: float = 0) -> Outcome:
+    """Run one file of tests on dies of its own, for at most `limit` seconds, and each test for `test_limit`.
+
+    A test whose processes failed may wait for them without end. It is ended by pytest-timeout, and those after it run.
+    """
     root = folder / project.checkout
-    path = [*(str(folder / name) for name in project.on_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    path = [
+        str(STARTED),
+        *(str(folder / name) for name in project.on_path),
+        *os.environ.get("PYTHONPATH", "").split(os.pathsep),
+    ]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         # Tests start "python" and "torchrun" themselves.
@@ -100,6 +108,7 @@ def run_file(test: Path, folder: Path, project: Project, limit: float) -> Outcom
         command = [sys.executable, "-m", "npu_emulator", "run", "--chip", project.chip]
         command += ["--capacity", str(32 << 10), "--", sys.executable, "-W", "ignore", "-m", "pytest", "-q"]
         command += ["-p", "no:cacheprovider", f"--rootdir={root}", f"--junitxml={report}", str(test)]
+        command += [f"--timeout={test_limit}", "--timeout-method=signal"] if test_limit else []
         with Path(scratch, "output").open("w+") as output:
             process = subprocess.Popen(
                 command, cwd=test.parent, env=environment, stdout=output, stderr=output, start_new_session=True
@@ -135,6 +144,9 @@ def main() -> None:
     parser.add_argument("--project", choices=PROJECTS, required=True)
     parser.add_argument("--file", nargs="*", default=(), metavar="PART", help="only files with this in their path")
     parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="for one file")
+    parser.add_argument(
+        "--test-limit", type=float, default=0, metavar="SECONDS", help="for one test; needs pytest-timeout"
+    )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep outcomes, and go on where a run stopped")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write all outcomes as JSON")
     options = parser.parse_args()
@@ -149,7 +161,7 @@ def main() -> None:
         for test in tests:
             cache = kept / (str(test.relative_to(folder)).replace("/", "+") + ".json")
             if not cache.exists():
-                cache.write_text(json.dumps(vars(run_file(test, folder, project, options.limit))))
+                cache.write_text(json.dumps(vars(run_file(test, folder, project, options.limit, options.test_limit))))
             outcomes.append(Outcome(**json.loads(cache.read_text())))
             last = outcomes[-1]
             print(f"{last.file:70} {last.passed} passed, {len(last.failed)} failed, {len(last.skipped)} skipped")

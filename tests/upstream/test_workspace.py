@@ -47,7 +47,7 @@ OF_MINDSPEED = {"aclnnMoeTokenPermuteGrad", "aclnnMoeTokenUnpermuteGrad"}
 ADDITIONAL = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config"
 MODES = {
     "graph": (),
-    "eager": ("+graph=off",),
+    "eager": ("+graph=off", f"{ADDITIONAL}.torchair_graph_config.graph_batch_sizes=[]"),
     # The patch series makes it work where no prompt is cut.
     "graph with the private cache format": (
         f"{ADDITIONAL}.torchair_graph_config.enable_kv_nz=true",

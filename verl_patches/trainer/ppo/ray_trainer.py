@@ -244,7 +244,8 @@ def init_workers_that_keep_samples(upstream: Callable[..., None], self: RayPPOTr
     workers.compute_log_prob = driver.asking(workers.compute_log_prob)
     workers.update_actor = driver.updating(workers.update_actor)
     if self.use_reference_policy:
-        of_reference = workers if self.ref_in_actor else self.ref_policy_wg
+        in_actor = getattr(self, "ref_in_actor", False)  # verl's commit of the cluster knows no LoRA
+        of_reference = workers if in_actor else self.ref_policy_wg
         of_reference.compute_ref_log_prob = driver.asking(of_reference.compute_ref_log_prob)
 
 
