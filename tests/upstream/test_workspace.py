@@ -148,7 +148,7 @@ def test_the_job_trains_with_exact_weights(workspace, mla_inputs, tmp_path, layo
     )
     shown = ("reshard/weights_exact", "training/rollout_logprob_diff_max", "actor/kl_loss", "actor/grad_norm")
     print(*({name: step[name] for name in shown} for step in metrics), sep="\n")
-    assert_exact(metrics, steps)
+    assert_exact(metrics, steps, in_float32=mode == "eager")
     assert_left_the_reference(metrics)
     report = json.loads((tmp_path / "overlay.json").read_text())
     assert all(report["effective"].values()) and not report["drift"] and not report["problems"]
@@ -172,8 +172,9 @@ def test_the_job_trains_through_mindspeed_with_exact_weights(workspace, kernels,
         NPU_EMULATOR_METERS=str(tmp_path / "meters"), **kernels,
     )  # fmt: skip
     print(*metrics, sep="\n")
-    assert_exact(metrics, steps)
-    assert_left_the_reference(metrics)
+    assert_exact(metrics, steps, in_float32=mode == "eager")
+    # Graphs are rehearsed in bfloat16, where MindSpeed rounds a sum by what is packed beside it.
+    assert_left_the_reference(metrics, same=1e-6 if mode == "eager" else 3e-5)
     report = json.loads((tmp_path / "overlay.json").read_text())
     assert all(report["effective"].values()) and not report["drift"] and not report["problems"]
     assert ran_graphs(tmp_path) == (mode != "eager")

@@ -96,6 +96,9 @@ def assert_exact(metrics: list[dict], steps: int, in_float32: bool = False) -> N
         assert 0 < step["training/rollout_logprob_diff_max"] < (1e-3 if in_float32 else math.inf)
 
 
-def assert_left_the_reference(metrics: list[dict]) -> None:
-    """Training moved in every step: the policy has left the reference, which it was before the first."""
-    assert all(step["actor/kl_loss"] > 1e-4 for step in metrics[1:]) and metrics[0]["actor/kl_loss"] < 1e-6
+def assert_left_the_reference(metrics: list[dict], same: float = 1e-6) -> None:
+    """Training moved in every step: the policy has left the reference, which it was before the first.
+
+    `same` bounds the KL of one model with itself, whose tokens two passes pack into micro batches of other sizes.
+    """
+    assert all(step["actor/kl_loss"] > 1e-4 for step in metrics[1:]) and metrics[0]["actor/kl_loss"] < same
