@@ -66,10 +66,16 @@ def listed(base: str) -> dict[str, list[str]]:
     }
 
 
-def test_the_list_is_what_the_installed_vllm_ascend_says(tmp_path):
+def link_installed(folder: Path) -> CodeBase:
+    """Put the installed vllm-ascend into a folder, in the place of a checkout of its release."""
     package = Path(importlib.util.find_spec("vllm_ascend").origin).parent
     (base,) = (base for base in operator_scan.CODE_BASES if base.checkout == "vllm-ascend-0.9.1")
-    (tmp_path / base.checkout).symlink_to(package.parent)
+    (folder / base.checkout).symlink_to(package.parent)
+    return base
+
+
+def test_the_list_is_what_the_installed_vllm_ascend_says(tmp_path):
+    base = link_installed(tmp_path)
     found = scan(tmp_path, [base])["reached"]
     assert len(found) > 30 and found == listed(base.checkout)
 
@@ -80,7 +86,11 @@ def test_the_list_is_what_this_repository_says(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_list_is_what_the_checkouts_say(upstream):
-    found = scan(upstream, own=True)
+def test_the_list_is_what_the_checkouts_say(upstream, tmp_path):
+    others = {base.checkout for base in operator_scan.CODE_BASES} - {link_installed(tmp_path).checkout}
+    for checkout in others:
+        assert (upstream / checkout).is_dir(), f"{upstream} lacks {checkout}"
+        (tmp_path / checkout).symlink_to(upstream / checkout)
+    found = scan(tmp_path, own=True)
     assert found == operator_scan.reached_operators()
     assert "npu::npu_rms_norm" in found["reached"] and "npu::npu_quantize" in found["elsewhere"]
