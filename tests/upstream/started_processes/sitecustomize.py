@@ -1,10 +1,17 @@
-"""Read by every Python that a project's tests start: tensors that processes hand each other live in files.
+"""Read by every Python that a project's tests start.
 
-A rank may end before its result has been taken, and takes what it only lent with it.
+Tensors that processes hand each other live in files: a rank may end before its result has been taken, and takes what it
+only lent with it. And torch's own test module imports expecttest, for checks that no test of operators uses.
 """
 
 import importlib.util
+import sys
+import types
+import unittest
 
+if importlib.util.find_spec("expecttest") is None:
+    sys.modules["expecttest"] = types.ModuleType("expecttest")
+    sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
 if importlib.util.find_spec("torch"):
     import torch.multiprocessing
 
