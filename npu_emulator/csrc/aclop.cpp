@@ -1,5 +1,5 @@
 // The older interface, operators by name: what torch_npu still moves data with, which is also how it changes the format
-// of a tensor, and few others. All else is refused by name.
+// of a tensor, and those of named_operators.cpp. All else is refused by name.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -49,13 +49,13 @@ Tensor memory_of(const aclTensorDesc& description, const aclDataBuffer& buffer, 
 // The work of Identity, which also changes a format; empty where one of the formats is not known.
 std::function<void()> identity(const aclTensorDesc& in, const aclDataBuffer& from, const aclTensorDesc& out,
                                const aclDataBuffer& to) {
-  if (in.format == out.format || (is_plain(in.format) && is_plain(out.format)))
+  const bool from_plain = is_plain(in.format), to_plain = is_plain(out.format);
+  if (in.format == out.format || (from_plain && to_plain))
     return [=] { std::memmove(to.data, from.data, std::min(from.bytes, to.bytes)); };
-  const auto private_format = is_plain(in.format) ? out.format : in.format;
-  const bool is_known = private_format == ACL_FORMAT_FRACTAL_NZ || private_format == ACL_FORMAT_NC1HWC0;
-  if (!is_known || (!is_plain(in.format) && !is_plain(out.format))) return {};
+  const auto private_format = from_plain ? out.format : in.format;
   const bool in_tiles = private_format == ACL_FORMAT_FRACTAL_NZ;
-  if (is_plain(out.format))
+  if (from_plain == to_plain || !(in_tiles || private_format == ACL_FORMAT_NC1HWC0)) return {};
+  if (to_plain)
     return [=] {
       const HostKernels guard;
       const auto plain = memory_of(out, to, out.plain), stored = memory_of(in, from, in.dims);

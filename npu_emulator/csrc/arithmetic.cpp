@@ -12,10 +12,11 @@ Tensor divided(const Tensor& self, const Divisor& other, int mode) {
   return at::div(self, other, c10::string_view(mode == 1 ? "trunc" : "floor"));
 }
 
-// Other than torch, CANN divides whole numbers in place (aclnn_div.cpp of ops-math asks whether their own type goes into
-// itself), and leaves out what is behind the point. torch_npu averages so over ranks.
+// Unlike torch, CANN divides integers in place and truncates the quotient: aclnn_div.cpp of ops-math only asks whether the
+// type of the tensor can be cast to itself. torch_npu averages integers over ranks that way.
 void put_quotient_back(const Tensor& self, const Tensor& quotient) {
-  at::isIntegralType(self.scalar_type(), false) ? put(self, quotient) : put_back(self, quotient);
+  if (at::isIntegralType(self.scalar_type(), false)) put(self, quotient);
+  else put_back(self, quotient);
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ UNKNOWN = "not looked into"
 class Project:
     """Where a project's tests are.
 
-    `tests` are patterns of files in the checkout, `on_path` the folders below FOLDER that they are imported from.
+    `tests` are patterns of files in the checkout, `on_path` the folders to import from, below FOLDER or absolute.
     """
 
     checkout: str
@@ -47,7 +47,9 @@ class Project:
 PROJECTS = {
     "vllm-ascend": Project("vllm-ascend", ("tests/ut/**/test_*.py",)),
     "torch_npu": Project(
-        "pytorch", ("test/npu/test_*.py", "test/custom_ops/test_*.py", "test/distributed/test_*.py"), ("pytorch/test",)
+        "pytorch",
+        ("test/npu/test_*.py", "test/custom_ops/test_*.py", "test/distributed/test_*.py"),
+        ("pytorch/test", str(STARTED)),
     ),
     "MindSpeed": Project(
         "MindSpeed",
@@ -90,7 +92,6 @@ def run_file(test: Path, folder: Path, project: Project, limit: float, test_limi
     """
     root = folder / project.checkout
     path = [
-        str(STARTED),
         *(str(folder / name) for name in project.on_path),
         *os.environ.get("PYTHONPATH", "").split(os.pathsep),
     ]

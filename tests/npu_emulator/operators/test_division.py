@@ -1,4 +1,4 @@
-"""Division of whole numbers in place, which CANN takes and torch on the host refuses."""
+"""Division of integers in place, which CANN takes and torch on the host refuses."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 
 @pytest.mark.parametrize("divisor", [2, torch.tensor([2, 2, 4], dtype=torch.int32)], ids=["number", "tensor"])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
-def test_whole_numbers_are_divided_in_place_and_lose_what_is_behind_the_point(divisor, dtype):
+def test_integers_are_divided_in_place_and_truncated(divisor, dtype):
     x = torch.tensor([7, -7, 9], dtype=dtype, device="npu")
     x.div_(divisor.to("npu") if isinstance(divisor, torch.Tensor) else divisor)
     assert x.dtype == dtype and x.tolist() == [3, -3, 9 // (2 if isinstance(divisor, int) else 4)]

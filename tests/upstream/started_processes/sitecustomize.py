@@ -1,4 +1,4 @@
-"""Read by every Python that a project's tests start.
+"""Read by every Python that torch_npu's own tests start.
 
 Tensors that processes hand each other live in files: a rank may end before its result has been taken, and takes what it
 only lent with it. And torch's own test module imports expecttest, for checks that no test of operators uses.

@@ -43,7 +43,7 @@ def kept_kernels() -> Iterator[None]:
 def remove_abandoned_locks(folder: Path) -> list[Path]:
     """Remove, and return, the locks in `folder` that no process of this machine holds.
 
-    Other machines are not asked: the folder (``TORCH_EXTENSIONS_DIR``, or below ``~/.cache``) must be on its own disk.
+    Other machines are not asked: the folder (``TORCH_EXTENSIONS_DIR``, or below ``~/.cache``) must be on a local disk.
     """
     locks = [lock.resolve() for lock in folder.glob(f"*/{_LOCK}")]
     if not locks:
