@@ -82,6 +82,11 @@ CASES: dict[str, tuple[Callable, Callable, list[Tensor]]] = {
         torch.matmul,
         [torch.randn(2, 3, 4), torch.randn(2, 4, 5)],
     ),
+    "product of batches that lie transposed": (
+        lambda x, y: torch_npu.npu_bmmV2(x.transpose(1, 2), y.transpose(1, 2), []),
+        lambda x, y: x.transpose(1, 2) @ y.transpose(1, 2),
+        [torch.randn(2, 4, 3), torch.randn(2, 5, 4)],
+    ),
     "linear": (
         torch_npu.npu_linear,
         functional.linear,
@@ -124,8 +129,14 @@ def test_a_wrong_result_is_noticed():
 
 @pytest.mark.parametrize(
     "function",
-    [torch.mm, lambda x, y: x.abs() @ y, lambda x, y: torch.addmm(y[0], x, y), lambda x, y: x - 1.5],
-    ids=["product", "absolute values", "product and a vector", "difference"],
+    [
+        torch.mm,
+        lambda x, y: x @ y.t().contiguous().t(),
+        lambda x, y: x.abs() @ y,
+        lambda x, y: torch.addmm(y[0], x, y),
+        lambda x, y: x - 1.5,
+    ],
+    ids=["product", "product of what lies transposed", "absolute values", "product and a vector", "difference"],
 )
 def test_operators_of_torch_may_be_asked_for_by_name(compiled_operators, function):
     one, other = torch.randn(3, 4), torch.randn(4, 5)
