@@ -20,21 +20,24 @@ def demands(rules: str, exceptions: Sequence[Mapping[str, str]]) -> str:
     left = {(each["operator"], each["parameter"], each["demand"]) for each in exceptions}
     lines = []
     for line in rules.splitlines():
-        operator, *parameters = line.split(" ")
+        head, *parameters = line.split(" ")
+        operator, _, chip = head.partition("|")
         entries = []
         for parameter in parameters:
             head, *parts = parameter.split("|")
-            name = head.partition(":")[0]
+            typed, _, values = head.partition("=")
+            name = typed.partition(":")[0]
             dtypes, ranks, words = (*parts, "", "", "")[:3]
-            said = {"dtypes": dtypes, "ranks": ranks, **dict.fromkeys(filter(None, words.split(",")), "true")}
+            said = {"dtypes": dtypes, "ranks": ranks, "values": values}
+            said |= dict.fromkeys(filter(None, words.split(",")), "true")
             for demand in [demand for demand in said if said[demand] and (operator, name, demand) in left]:
                 left.remove((operator, name, demand))
                 del said[demand]
             entries.append(
                 f'{{"{name}", {_bits_of_dtypes(said.get("dtypes", ""))}, {_bits_of_ranks(said.get("ranks", ""))}, '
-                f"{said.get('required', 'false')}, {said.get('contiguous', 'false')}}}"
+                f'{said.get("required", "false")}, {said.get("contiguous", "false")}, "{said.get("values", "")}"}}'
             )
-        lines.append(f'{{"{operator}", {{{", ".join(entries)}}}}},\n')
+        lines.append(f'{{"{operator}", {{"{chip}", {{{", ".join(entries)}}}}}}},\n')
     if left:
         raise ValueError(f"documented_exceptions.toml names what no document demands: {sorted(left)}")
     return "".join(lines)

@@ -1,4 +1,4 @@
-"""Extract what the document of every aclnn operator demands of its arguments: element types, ranks, null, strides.
+"""Extract what the document of every aclnn operator demands: element types, ranks, null, strides, values, and chips.
 
     python extract_rules.py --calls op_plugin_calls.txt RELEASE... > documented_rules.txt
 
@@ -7,20 +7,25 @@ document ``docs/aclnnX.md`` beside each operator. One line for every operator th
 parameters in the order of the C function as ``name:type``, each followed by what is demanded of it:
 
     aclnnSilu self:Tensor|BFLOAT16,FLOAT,FLOAT16|0-8|required out:Tensor|BFLOAT16,FLOAT,FLOAT16|0-8|required
+    aclnnMatmulAllReduce|A2 x1:Tensor|BFLOAT16,FLOAT16|2-3|required ... reduceOp:char*=sum commTurn:int64=0 ...
 
-The parts after the type are element types, ranks (``0-8`` or ``1,3``), and words: ``required`` (not a null pointer) and
-``contiguous`` (in order in memory). An empty part demands nothing.
+After the type of a tensor are element types, ranks (``0-8`` or ``1,3``), and words: ``required`` (not a null pointer)
+and ``contiguous`` (in order in memory). An empty part demands nothing. After that of a number or a string are the
+values that it may have: ``0,2``, ``1..65535``, ``0..``, ``BSH,TND``; of a bool ``0`` or ``1``. After the operator's
+name is the one family of chips that has it, where the other has not.
 
-Documents have mistakes, and newer kernels take more: of several releases, what one allows is allowed. Left out is
-what is said in words alone, such as that two shapes agree; types of scalars, which torch_npu gives as they come from
-Python (DOUBLE or INT64) and kernels convert; and the tables of products, which exclude operators from a chip that the
-text below speaks of (aclnnSwiGlu on A3 at 8.5.0).
+Documents have mistakes, and newer kernels take more: of several releases, what one allows is allowed. A chip lacks an
+operator where its document's table of products says so in every release, and the sources beside it register kernels
+for the other family alone: the tables exclude operators from chips that they run on (aclnnForeachCopy on A3).
+
+Left out is what several parameters must be together, such as that two shapes agree; values under a condition; and
+types of scalars, which torch_npu gives as they come from Python (DOUBLE or INT64) and kernels convert.
 """
 
 import argparse
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -53,6 +58,55 @@ _LIST = r"[A-Z][A-Z0-9_]*(?:\s*[、，,和或/]\s*[A-Z][A-Z0-9_]*)*"
 _DTYPES_IN_WORDS = re.compile(rf"数据类型(?:仅)?(?:支持|为|是)\s*({_LIST})")
 _PROTOTYPE = re.compile(r"aclnnStatus\s+(aclnn\w+)GetWorkspaceSize\s*\(([^)]*)\)")
 _ITEM = re.compile(r"^ *[-*] +`?(?P<name>\w+)`?\s*[(（]", re.M)
+# Values in words. A list ends where a unit, a fraction or a word that it is part of would go on.
+_NUMBERS = r"(-?\d+(?:\s*[、,，/|和或]\s*-?\d+){least})(?![0-9A-Za-z_.%~*-]|的|维|位|倍|个)"
+_ONLY = r"(?:仅|只)(?:支持|能)(?:传入?|输入|取值?|配置值?|枚举值)*(?:等于|为)?\s*"
+_ONLY_NUMBERS = re.compile(_ONLY + _NUMBERS.replace("least", "0,"))
+_LISTED_NUMBERS = re.compile(r"取值(?:范围)?(?:为|是|支持|：|:)?\s*" + _NUMBERS.replace("least", "1,"))
+_RESERVED = re.compile(r"不支持，传入?(0)即可")
+_INTERVAL = re.compile(r"(?:范围|取值)\D{0,6}([\[(])\s*(-?\d+)\s*[,，]\s*(-?\d+)\s*([\])])")
+_FROM_TO = re.compile(r"取值范围为?(\d+)-(\d+)(?!\w)")
+_AT_LEAST = re.compile(r"(?:范围|取值|需|满足)\w{0,8}?(大于等于|不小于|大于)\s*0(?![\w.])")
+_ONLY_BOOL = re.compile(_ONLY + r"([Tt]rue|[Ff]alse)(?!\s*[或和、])")
+_WORD = r"[\"“`]?(?!Host)[A-Za-z]\w*(?![\w*])[\"”`]?"
+_ONLY_WORDS, _LISTED_WORDS = (
+    re.compile(begin + rf"({_WORD}(?:\s*[、，/和或]\s*{_WORD})*)(?!类型)", re.A)
+    for begin in (_ONLY, r"(?:支持(?:取值)?|可选值)为?\s*")
+)
+# A sentence with one of these speaks of a condition, or of what is not refused.
+_CONDITIONAL = re.compile(r"时|当|若|如果|场景|模式下|^在|建议|例如|不生效|类型(?:仅|只)?支持")
+# Families of chips: as the tables of products begin, and as the sources of kernels name them.
+CHIPS = {"A2": ("Atlas A2", "ascend910b"), "A3": ("Atlas A3", "ascend910_93")}
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a number or a string may be: those that are listed, or the whole numbers from `least` to `most`."""
+
+    listed: frozenset[str] = frozenset()
+    least: int | None = None
+    most: int | None = None
+
+    def or_else(self, other: "Values") -> "Values":
+        """At least what either allows."""
+        if self.listed and other.listed:
+            return Values(self.listed | other.listed)
+        lows, highs = zip(*(each.bounds() for each in (self, other)), strict=True)
+        return Values(
+            least=None if None in lows else min(low for low in lows if low is not None),
+            most=None if None in highs else max(high for high in highs if high is not None),
+        )
+
+    def bounds(self) -> tuple[int | None, int | None]:
+        """The least and the greatest number that is allowed."""
+        numbers = [int(each) for each in self.listed]
+        return (min(numbers), max(numbers)) if numbers else (self.least, self.most)
+
+    def __str__(self) -> str:
+        if self.listed:
+            numbers = all(re.fullmatch(r"-?\d+", each) for each in self.listed)
+            return ",".join(sorted(self.listed, key=int if numbers else str))
+        return f"{'' if self.least is None else self.least}..{'' if self.most is None else self.most}"
 
 
 @dataclass(frozen=True)
@@ -63,6 +117,7 @@ class Demand:
     ranks: frozenset[int] | None = None
     required: bool = False
     contiguous: bool = False
+    values: Values | None = None
 
     def or_else(self, other: "Demand") -> "Demand":
         """What is demanded where either may be right."""
@@ -71,9 +126,12 @@ class Demand:
             self.ranks | other.ranks if self.ranks and other.ranks else self.ranks or other.ranks,
             self.required and other.required,
             self.contiguous and other.contiguous,
+            self.values.or_else(other.values) if self.values and other.values else self.values or other.values,
         )
 
     def __str__(self) -> str:
+        if self.values:
+            return f"={self.values}"
         words = [word for word in ("required", "contiguous") if getattr(self, word)]
         parts = [",".join(sorted(self.dtypes or ())), _written_ranks(self.ranks), ",".join(words)]
         return "|".join(["", *parts]).rstrip("|")
@@ -171,36 +229,68 @@ def ranks_in_words(text: str) -> frozenset[int] | None:
     return None
 
 
-def from_table(section: str, chip: str) -> Iterator[tuple[str, Demand]]:
-    """The demands of a document that has a table of parameters."""
+def allowed_values(kind: str, text: str) -> Values | None:
+    """What a number, a bool (0 or 1) or a string may be, by the words of its description; None where they give nothing.
+
+    Sentences that begin with a condition are left out, and remarks in parentheses.
+    """
+    text = re.sub(r"[（(][^（）()\[\]]*[）)]", "", re.sub(r"当前版本|当前|目前", "", text))
+    sentences = [each for each in map(str.strip, re.split(r"[。；;\n]", text)) if not _CONDITIONAL.search(each)]
+
+    def first(*patterns: re.Pattern[str]) -> re.Match[str] | None:
+        return next((found for each in patterns for one in sentences if (found := each.search(one))), None)
+
+    if kind == "bool":
+        return Values(frozenset("1" if found[1].lower() == "true" else "0")) if (found := first(_ONLY_BOOL)) else None
+    if kind == "char*":
+        words = re.findall(r"[A-Za-z]\w*", found[1], re.A) if (found := first(_ONLY_WORDS, _LISTED_WORDS)) else []
+        return Values(frozenset(words)) if words else None
+    if "int" not in kind:
+        return None
+    if found := first(_ONLY_NUMBERS, _RESERVED, _LISTED_NUMBERS):
+        return Values(frozenset(re.findall(r"-?\d+", found[1])))
+    if found := first(_INTERVAL):
+        return Values(least=int(found[2]) + (found[1] == "("), most=int(found[3]) - (found[4] == ")"))
+    if found := first(_FROM_TO):
+        return Values(least=int(found[1]), most=int(found[2]))
+    if found := first(_AT_LEAST):
+        return Values(least=int(found[1] == "大于"))
+    return None
+
+
+def from_table(section: str, chip: str, kinds: Mapping[str, str]) -> Iterator[tuple[str, Demand]]:
+    """The demands of a document that has a table of parameters, whose types are `kinds`."""
     head, *rows = _Table(section).rows
     columns = {re.sub(r"[(（].*|张量", "", cell).strip().lower(): at for at, cell in enumerate(head)}
-    kinds, shapes = columns.get("数据类型"), columns.get("维度")
+    dtypes, shapes = columns.get("数据类型"), columns.get("维度")
     strides = columns.get("非连续tensor", columns.get("非连续"))
 
     def cell(row: list[str], column: int | None) -> str:
         return html.unescape(row[column]) if column is not None and column < len(row) else ""
 
     for row in rows:
-        described = cell(row, columns.get("描述")) + cell(row, columns.get("使用说明"))
+        described = cell(row, columns.get("描述")) + "\n" + cell(row, columns.get("使用说明"))
+        name = cell(row, 0).strip("` \n")
         yield (
-            cell(row, 0).strip("` \n"),
+            name,
             Demand(
-                element_types(for_chip(re.sub(r"^.*?</term>：", "", cell(row, kinds)), chip)),
+                element_types(for_chip(re.sub(r"^.*?</term>：", "", cell(row, dtypes)), chip)),
                 ranks(for_chip(cell(row, shapes), chip)) or ranks_in_words(described),
                 contiguous=cell(row, strides).strip() in ("×", "x"),
+                values=allowed_values(kinds.get(name, ""), for_chip(described, chip)),
             ),
         )
 
 
-def from_list(section: str, chip: str) -> Iterator[tuple[str, Demand]]:
-    """The demands of a document that has a list of parameters."""
+def from_list(section: str, chip: str, kinds: Mapping[str, str]) -> Iterator[tuple[str, Demand]]:
+    """The demands of a document that has a list of parameters, whose types are `kinds`."""
     ends = [match.start() for match in _ITEM.finditer(section)][1:] + [len(section)]
     for match, end in zip(_ITEM.finditer(section), ends, strict=False):
         text = section[match.start() : end]
         lists = [element_types(each) for each in _DTYPES_IN_WORDS.findall(for_chip(text, chip))]
-        kinds = None if not lists or None in lists else frozenset().union(*(each for each in lists if each))
-        yield match["name"], Demand(kinds, ranks_in_words(text))
+        dtypes = None if not lists or None in lists else frozenset().union(*(each for each in lists if each))
+        values = allowed_values(kinds.get(match["name"], ""), for_chip(text, chip))
+        yield match["name"], Demand(dtypes, ranks_in_words(text), values=values)
 
 
 def required_names(section: str) -> set[str]:
@@ -226,26 +316,40 @@ def parameters(prototype: str) -> list[tuple[str, str]] | None:
 
 @dataclass(frozen=True)
 class Operator:
-    """The parameters of an operator, in order: names, types, and what is demanded of each."""
+    """An operator's parameters in order, with names, types and what is demanded of each; and the chips that have it."""
 
     names: tuple[str, ...]
     types: tuple[str, ...]
     demands: tuple[Demand, ...]
+    chips: frozenset[str] = frozenset(CHIPS)
 
     def or_else(self, other: "Operator") -> "Operator":
         """What is demanded where either document may be right; this one's where their parameters differ."""
         if self.types != other.types:
             return self
         demands = tuple(ours.or_else(theirs) for ours, theirs in zip(self.demands, other.demands, strict=True))
-        return Operator(self.names, self.types, demands)
+        return Operator(self.names, self.types, demands, self.chips | other.chips)
 
     def __str__(self) -> str:
         parts = zip(self.names, self.types, self.demands, strict=True)
-        return " ".join(f"{name}:{kind}{demand}" for name, kind, demand in parts)
+        chips = "" if self.chips == CHIPS.keys() else "|" + ",".join(sorted(self.chips))
+        return " ".join([chips, *(f"{name}:{kind}{demand}" for name, kind, demand in parts)])
 
 
-def operators_of(document: str, chip: str) -> Iterator[tuple[str, Operator]]:
-    """The operators of one document, by name."""
+def chips_with(document: str, kernels: str) -> frozenset[str]:
+    """The chips that have the operators of a document, by its table of products and the sources of its kernels."""
+    have_kernels = {chip for chip, (_, name) in CHIPS.items() if f'AddConfig("{name}"' in kernels}
+
+    def is_refused(product: str) -> bool:
+        rows = re.findall(rf"^\|[^|\n]*{product}[^|\n]*\|\s*(\S+)\s*\|", document, re.M)
+        return bool(rows) and "√" not in rows
+
+    lacking = {chip for chip, (product, _) in CHIPS.items() if is_refused(product) and chip not in have_kernels}
+    return frozenset(CHIPS) - (lacking if have_kernels else set())
+
+
+def operators_of(document: str, chip: str, kernels: str = "") -> Iterator[tuple[str, Operator]]:
+    """The operators of one document, by name; `kernels` is the text that registers their kernels."""
     for name, prototype in dict(_PROTOTYPE.findall(document)).items():
         named = parameters(prototype)
         begin = re.search(rf"^#+ +`?{name}GetWorkspaceSize`?\s*$", document, re.M)
@@ -255,7 +359,7 @@ def operators_of(document: str, chip: str) -> Iterator[tuple[str, Operator]]:
         if end := re.search(rf"^#+ +`?{name}`?\s*$", section, re.M):
             section = section[: end.start()]
         described, _, results = section.partition("返回值")
-        demands = dict((from_table if "<table" in described else from_list)(described, chip))
+        demands = dict((from_table if "<table" in described else from_list)(described, chip, dict(named)))
         required = required_names(results)
         yield (
             name,
@@ -263,6 +367,7 @@ def operators_of(document: str, chip: str) -> Iterator[tuple[str, Operator]]:
                 tuple(name for name, _ in named),
                 tuple(kind for _, kind in named),
                 tuple(_of_type(kind, demands.get(name, Demand()), name in required) for name, kind in named),
+                chips_with(document, kernels),
             ),
         )
 
@@ -270,7 +375,7 @@ def operators_of(document: str, chip: str) -> Iterator[tuple[str, Operator]]:
 def _of_type(kind: str, said: Demand, required: bool) -> Demand:
     """Of what is said of a parameter, that which its type can keep or break."""
     if kind not in ("Tensor", "TensorList"):
-        return Demand()
+        return Demand(values=said.values)
     return Demand(said.dtypes, said.ranks, required, said.contiguous)
 
 
@@ -281,7 +386,9 @@ def extract(releases: list[Path], chip: str) -> dict[str, Operator]:
         own: dict[str, Operator] = {}
         documents = sorted(release.rglob("docs/aclnn*.md"), key=lambda path: ("experimental" in path.parts, path))
         for path in documents:
-            for name, operator in operators_of(path.read_text(errors="replace"), chip):
+            sources = sorted(path.parents[1].rglob("*_def.cpp"))
+            kernels = "".join(source.read_text(errors="replace") for source in sources)
+            for name, operator in operators_of(path.read_text(errors="replace"), chip, kernels):
                 own.setdefault(name, operator)
         for name, operator in own.items():
             found[name] = found[name].or_else(operator) if name in found else operator
@@ -292,11 +399,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("releases", type=Path, nargs="+")
     parser.add_argument("--calls", type=Path, required=True, help="what extract_calls.py wrote")
-    parser.add_argument("--chip", default="Atlas A3", help="the family of chips whose rules are extracted")
+    parser.add_argument("--chip", default="A3", choices=CHIPS, help="the family of chips whose rules are extracted")
     given = parser.parse_args()
     called = {line.split(" ", 1)[0] for line in given.calls.read_text().splitlines()}
-    found = extract(given.releases, given.chip)
-    print("\n".join(f"{name} {found[name]}" for name in sorted(called & set(found))))
+    found = extract(given.releases, CHIPS[given.chip][0])
+    print("\n".join(f"{name}{found[name]}" for name in sorted(called & set(found))))
 
 
 if __name__ == "__main__":

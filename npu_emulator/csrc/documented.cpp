@@ -1,5 +1,6 @@
 // Refuses arguments that an operator's own document forbids, with the codes and in the words of CANN's argument checks,
 // where NPU_EMULATOR_STRICT asks for it.
+#include <charconv>
 #include <cstdlib>
 #include <map>
 #include <sstream>
@@ -77,9 +78,46 @@ void demand_given(const Demand& demand, const char* kind, const void* given) {
                                     " but got null for argument " + demand.name + ".");
 }
 
-// The demands on the parameters of "aclnnX".
-const std::map<std::string_view, std::vector<Demand>>& all_demands() {
-  static const std::map<std::string_view, std::vector<Demand>> all = {
+// Calls `each` for the parts of "a,b" until it returns true; whether it did.
+template <class Each>
+bool any_part(std::string_view text, Each each) {
+  while (true) {
+    const auto end = text.find(',');
+    if (each(text.substr(0, end))) return true;
+    if (end == text.npos) return false;
+    text.remove_prefix(end + 1);
+  }
+}
+
+// A whole number, or `absent` where the text is empty.
+int64_t number(std::string_view text, int64_t absent) {
+  std::from_chars(text.data(), text.data() + text.size(), absent);
+  return absent;
+}
+
+bool allows(std::string_view values, int64_t given) {
+  const auto between = values.find("..");
+  if (between == values.npos)
+    return any_part(values, [&](std::string_view each) { return number(each, ~given) == given; });
+  return given >= number(values.substr(0, between), INT64_MIN) && given <= number(values.substr(between + 2), INT64_MAX);
+}
+
+template <class Given>
+[[noreturn]] void refuse_value(const Demand& demand, Given given) {
+  std::ostringstream words;
+  words << "AclNN_Parameter_Error(EZ1001): " << demand.name << " must be " << demand.values << ", but got " << given
+        << ".";
+  throw Refused(kInvalidArgument, words.str());
+}
+
+struct Document {
+  std::string_view chip;  // the only family that has the operator, A2 or A3; empty if both have
+  std::vector<Demand> parameters;
+};
+
+// The documents of "aclnnX".
+const std::map<std::string_view, Document>& documents() {
+  static const std::map<std::string_view, Document> all = {
 #include "documented.inc"
   };
   return all;
@@ -93,9 +131,23 @@ std::string_view mode() {
 }  // namespace
 
 const Demand* demands_on(const char* operator_name, size_t parameters) {
-  const auto found = all_demands().find(operator_name);
-  if (found == all_demands().end() || found->second.size() != parameters) return nullptr;
-  return found->second.data();
+  const auto found = documents().find(operator_name);
+  if (found == documents().end() || found->second.parameters.size() != parameters) return nullptr;
+  return found->second.parameters.data();
+}
+
+bool has_kernel(const char* operator_name) {
+  const auto found = documents().find(operator_name);
+  if (found == documents().end() || found->second.chip.empty()) return true;
+  const std::string_view name = aclrtGetSocName();
+  return found->second.chip == (name.substr(0, 11) == "Ascend910_9" ? "A3" : "A2");
+}
+
+void refuse_kernel(const char* operator_name) {
+  const std::string name = operator_name + std::string_view("aclnn").size();
+  throw Refused(kNoKernel, "Op " + name + " does not has any binary. Of its document and sources only Atlas " +
+                               std::string(documents().at(operator_name).chip) + " has it, and this is " +
+                               aclrtGetSocName() + ".");
 }
 
 bool is_strict() { return !mode().empty() && mode() != "0"; }
@@ -147,6 +199,15 @@ void demand(const Demand& demand, const aclTensorList* given, bool in_float32) {
   Demand of_each = demand;
   of_each.required = false;
   for (const auto* each : given->values) cann::demand(of_each, each, in_float32);
+}
+
+void demand(const Demand& demand, const char* given, bool) {
+  if (!given || !*given || !*demand.values) return;
+  if (!any_part(demand.values, [&](std::string_view each) { return each == given; })) refuse_value(demand, given);
+}
+
+void demand_number(const Demand& demand, int64_t given) {
+  if (*demand.values && !allows(demand.values, given)) refuse_value(demand, given);
 }
 
 }  // namespace cann

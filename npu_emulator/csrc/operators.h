@@ -150,9 +150,13 @@ struct Demand {
   uint64_t dtypes;  // a bit for each aclDataType that is allowed
   uint32_t ranks;   // a bit for each number of dimensions
   bool required, contiguous;
+  const char* values;  // of a number or a string: "0,2", "1..65535", "0..", "BSH,TND"; empty demands nothing
 };
 // The demands on an operator's parameters in their order; null where there is no document, or one of other parameters.
 const Demand* demands_on(const char* operator_name, size_t parameters);
+// Whether this chip has an operator, as far as its document and its sources say; and the refusal where it has not.
+bool has_kernel(const char* operator_name);
+[[noreturn]] void refuse_kernel(const char* operator_name);
 // An argument that the kernel would not take: CANN's code, and its words.
 struct Refused : std::runtime_error {
   int code;
@@ -170,8 +174,12 @@ bool is_of_float32(Other) {
 // Throw Refused. `in_float32`: all tensors of the call are of float32, which then is as good as 16 bits.
 void demand(const Demand& demand, const aclTensor* given, bool in_float32);
 void demand(const Demand& demand, const aclTensorList* given, bool in_float32);
+void demand(const Demand& demand, const char* given, bool);
+void demand_number(const Demand& demand, int64_t given);
 template <class Other>
-void demand(const Demand&, Other, bool) {}
+void demand(const Demand& demand, Other given, bool) {
+  if constexpr (std::is_integral_v<Other>) demand_number(demand, static_cast<int64_t>(given));
+}
 // What documents demand of sizes, values and of several parameters together, written beside the operators. Each throws
 // in strict mode alone: `words` go on after "Tensor x", or whatever `parameter` is.
 bool is_strict();
@@ -223,7 +231,10 @@ struct Entry {
     try {
       *bytes = 0;
       static const Demand* const demands = demands_on(name, sizeof...(Arguments));
-      if (const Demand* next = is_strict() ? demands : nullptr) {
+      static const bool is_on_this_chip = has_kernel(name);
+      const bool strict = is_strict();
+      if (strict && !is_on_this_chip) refuse_kernel(name);
+      if (const Demand* next = strict ? demands : nullptr) {
         const bool in_float32 = reference_runs() && (is_of_float32(given) && ...);
         (demand(*next++, given, in_float32), ...);
       }

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of an operator and what is demanded of it; an empty set demands nothing."""
+    """A parameter of an operator and what is demanded of it; an empty set or text demands nothing."""
 
     name: str
     kind: str
@@ -26,6 +27,17 @@ class Parameter:
     ranks: frozenset[int]
     required: bool
     contiguous: bool
+    values: str = ""
+
+    def allowed(self, numbers: Iterable[int]) -> list[int]:
+        """Those of some whole numbers that this one may be; where it may be none of them, another."""
+        if not self.values:
+            return list(numbers)
+        low, between, high = self.values.partition("..")
+        if not between:
+            return [int(each) for each in self.values.split(",")]
+        among = (number for number in numbers if (not low or number >= int(low)) and (not high or number <= int(high)))
+        return list(among) or [int(low or high)]
 
 
 def load(name: str) -> ModuleType:
@@ -42,16 +54,24 @@ def read_ranks(text: str) -> frozenset[int]:
     return frozenset(range(int(first), int(last) + 1) if between else map(int, filter(None, text.split(","))))
 
 
+def read_chips(text: str) -> dict[str, str]:
+    """The family of chips, A2 or A3, of every operator that the other family has not."""
+    heads = (line.split(" ", 1)[0].split("|") for line in text.splitlines())
+    return {head[0]: head[1] for head in heads if len(head) == 2}
+
+
 def read_rules(text: str, exceptions: str | None = None) -> dict[str, list[Parameter]]:
     """The parameters of every operator, in order, without the demands that `exceptions` (the file's, if None) take."""
     rules: dict[str, list[Parameter]] = {}
     for line in text.splitlines():
-        operator, *words = line.split(" ")
+        first, *words = line.split(" ")
+        operator = first.partition("|")[0]
         rules[operator] = []
         for word in words:
             head, *parts = word.split("|")
             dtypes, ranks, said = (*parts, "", "", "")[:3]
-            name, _, kind = head.partition(":")
+            typed, _, values = head.partition("=")
+            name, _, kind = typed.partition(":")
             rules[operator].append(
                 Parameter(
                     name,
@@ -60,12 +80,13 @@ def read_rules(text: str, exceptions: str | None = None) -> dict[str, list[Param
                     read_ranks(ranks),
                     "required" in said,
                     "contiguous" in said,
+                    values,
                 )
             )
     for each in tomllib.loads(EXCEPTIONS.read_text() if exceptions is None else exceptions)["exception"]:
         if each["operator"] not in rules:
             continue
-        empty = frozenset() if each["demand"] in ("dtypes", "ranks") else False
+        empty = {"dtypes": frozenset(), "ranks": frozenset(), "values": ""}.get(each["demand"], False)
         rules[each["operator"]] = [
             replace(parameter, **{each["demand"]: empty}) if parameter.name == each["parameter"] else parameter
             for parameter in rules[each["operator"]]

@@ -6,6 +6,8 @@ nothing runs on a device.
 
 import ctypes
 import json
+import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,7 +16,7 @@ from pathlib import Path
 import torch  # noqa: F401 - which brings what the library links
 
 from npu_emulator import engine
-from tests.npu_emulator.documented import DTYPES, Parameter, read_rules
+from tests.npu_emulator.documented import DTYPES, Parameter, read_chips, read_rules
 
 NULL_POINTER, INVALID = 161001, 161002
 MEMORY = ctypes.create_string_buffer(4096)
@@ -27,12 +29,14 @@ NUMBERS = {
 
 @dataclass(frozen=True)
 class Argument:
-    """What is passed for a parameter: a tensor of ones in every dimension, or of twos whose strides are exchanged."""
+    """What is passed for a parameter: a tensor of ones in every dimension, or of twos whose strides are exchanged; or
+    `value`, if it is a number or a string."""
 
     dtype: str = "FLOAT"
     rank: int = 1
     is_null: bool = False
     is_turned: bool = False
+    value: str = ""
 
 
 def pointer(name: str, *arguments: object) -> ctypes.c_void_p:
@@ -55,9 +59,9 @@ def tensor(argument: Argument) -> ctypes.c_void_p:
 def passed(kind: str, argument: Argument) -> object:
     """The C value of an argument."""
     if kind in NUMBERS:
-        return NUMBERS[kind](0)
+        return NUMBERS[kind](int(argument.value or 0))
     if kind == "char*":
-        return ctypes.c_char_p(b"")
+        return ctypes.c_char_p(argument.value.encode())
     if argument.is_null:
         return ctypes.c_void_p()
     if kind == "Tensor":
@@ -85,6 +89,7 @@ def legal(parameters: list[Parameter]) -> list[Argument]:
         Argument(
             "FLOAT" if not each.dtypes or "FLOAT" in each.dtypes else min(each.dtypes),
             min(each.ranks, key=lambda rank: (abs(rank - 2), rank)) if each.ranks else 2,
+            value=re.split(r",|\.\.", each.values)[0],
         )
         for each in parameters
     ]
@@ -98,6 +103,18 @@ def in_float32(parameters: list[Parameter], arguments: list[Argument]) -> list[A
     ]
 
 
+def beyond(parameter: Parameter) -> str:
+    """A value that a number or a string may not have."""
+    if parameter.kind == "char*":
+        return "nonsense"
+    if parameter.kind == "bool":
+        return str(1 - int(parameter.values))
+    low, between, high = parameter.values.partition("..")
+    if between:
+        return str(int(low) - 1 if low else int(high) + 1)
+    return str(max(map(int, low.split(","))) + 1)
+
+
 def illegal(parameter: Parameter, given: Argument) -> Iterator[tuple[str, Argument, int]]:
     """For each demand on a parameter: what it is, an argument that breaks it alone, and CANN's code for that."""
     if parameter.dtypes and (dtypes := sorted(set(DTYPES) - parameter.dtypes)):
@@ -109,6 +126,8 @@ def illegal(parameter: Parameter, given: Argument) -> Iterator[tuple[str, Argume
         yield "required", replace(given, is_null=True), NULL_POINTER
     if parameter.contiguous and max(parameter.ranks or {2}) >= 2:
         yield "contiguous", replace(given, rank=max(2, given.rank), is_turned=True), INVALID
+    if parameter.values:
+        yield "values", replace(given, value=beyond(parameter)), INVALID
 
 
 def try_operator(operator: str, parameters: list[Parameter]) -> tuple[dict[str, int], list[str]]:
@@ -138,11 +157,15 @@ def written_operators() -> dict[str, list[str]]:
 
 def main() -> None:
     results, rules, written = Path(sys.argv[1]), Path(sys.argv[2]), written_operators()
-    documented = read_rules(rules.read_text())
+    documented, chips = read_rules(rules.read_text()), read_chips(rules.read_text())
+    chip = "A2" if "910B" in os.environ.get("NPU_EMULATOR_CHIP", "") else "A3"
     counts: dict[str, int] = {}
-    wrong, different, refused_in_float32 = [], [], []
+    wrong, different, refused_in_float32, absent = [], [], [], []
     for operator in sorted(written.keys() & documented.keys()):
         kinds = written[operator]
+        if chips.get(operator, chip) != chip:
+            absent.append([operator, *call(operator, kinds, legal(documented[operator]))])
+            continue
         if kinds != [each.kind for each in documented[operator]]:
             different.append(f"{operator}: written {kinds}, documented {[each.kind for each in documented[operator]]}")
             continue
@@ -154,7 +177,7 @@ def main() -> None:
             counts[demand] = counts.get(demand, 0) + count
     undocumented = sorted(written.keys() - documented.keys())
     answer = {"counts": counts, "wrong": wrong, "different": different, "undocumented": undocumented}
-    results.write_text(json.dumps(answer | {"refused_in_float32": refused_in_float32}))
+    results.write_text(json.dumps(answer | {"refused_in_float32": refused_in_float32, "absent": absent}))
 
 
 if __name__ == "__main__":

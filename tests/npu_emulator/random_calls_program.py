@@ -195,9 +195,10 @@ class Call:
             case "BoolArray":
                 return self.array("aclCreateBoolArray", "aclDestroyBoolArray", ctypes.c_bool, (False, True))
             case "char*":
-                return ctypes.c_char_p(self.draw.choice(WORDS).encode())
+                words = parameter.values.split(",") if parameter.values else WORDS
+                return ctypes.c_char_p(self.draw.choice(words).encode())
             case "bool":
-                number = self.draw.random() < 0.5
+                number = self.draw.random() < 0.5 if not parameter.values else parameter.values == "1"
             case "float" | "double":
                 number = self.draw.choice(REAL)
             case "DataType":
@@ -205,7 +206,7 @@ class Call:
             case "uint64":
                 number = self.draw.choice((0, 1, 2, 7))
             case "int8" | "int32" | "int64":
-                number = self.draw.choice((*WHOLE, *self.shape))
+                number = self.draw.choice(parameter.allowed((*WHOLE, *self.shape)))
             case _:
                 raise ValueError(f"{parameter.name} is of kind {parameter.kind}, which nothing is drawn for")
         return NUMBERS[parameter.kind](number)

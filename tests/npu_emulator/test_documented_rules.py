@@ -11,10 +11,17 @@ from tests.npu_emulator.engine_process import finish, start
 extract_rules, documented = load("extract_rules"), load("documented")
 # The two forms of the documents, shortened: a table of parameters, and a list of them.
 TABLE = """
+| 产品 | 是否支持 |
+| :--- | :---: |
+| <term>Atlas A3 训练系列产品/Atlas A3 推理系列产品</term> | × |
+| <term>Atlas A2 训练系列产品/Atlas A2 推理系列产品</term> | √ |
+| <term>Atlas 200I/500 A2 推理产品</term> | × |
+
 ```Cpp
 aclnnStatus aclnnScaleGetWorkspaceSize(
   const aclTensor *x,
   double           factor,
+  int64_t          turns,
   const aclTensor *indexOptional,
   aclTensor       *out,
   uint64_t        *workspaceSize,
@@ -29,6 +36,8 @@ aclnnStatus aclnnScaleGetWorkspaceSize(
     <tr><td>x</td><td>输入</td><td>输入。</td><td><ul><li>支持空Tensor。</li></ul></td><td>FLOAT、FLOAT16</td>
     <td>ND</td><td>1-3</td><td>×</td></tr>
     <tr><td>factor</td><td>输入</td><td>系数。</td><td>-</td><td>DOUBLE</td><td>-</td><td>-</td><td>-</td></tr>
+    <tr><td>turns</td><td>输入</td><td>切分数。</td><td>当前版本仅支持输入0。</td><td>INT64</td><td>-</td><td>-</td>
+    <td>-</td></tr>
     <tr><td>indexOptional</td><td>输入</td><td>索引。</td><td>-</td><td rowspan="2">与x一致</td><td>ND</td>
     <td>0、2</td><td>√</td></tr>
     <tr><td>out</td><td>输出</td><td>输出。</td><td>-</td><td>ND</td><td>不超过8维</td><td>√</td></tr>
@@ -40,8 +49,8 @@ aclnnStatus aclnnScaleGetWorkspaceSize(
 ## aclnnScale
 """
 LIST = """
-- `aclnnStatus aclnnScaleGetWorkspaceSize(const aclTensor *x, double factor, const aclTensor* indexOptional, \
-aclTensor *out, uint64_t *workspaceSize, aclOpExecutor **executor)`
+- `aclnnStatus aclnnScaleGetWorkspaceSize(const aclTensor *x, double factor, int64_t turns, \
+const aclTensor* indexOptional, aclTensor *out, uint64_t *workspaceSize, aclOpExecutor **executor)`
 
 ## aclnnScaleGetWorkspaceSize
 - **参数说明：**
@@ -50,6 +59,7 @@ aclTensor *out, uint64_t *workspaceSize, aclOpExecutor **executor)`
     - <term>Atlas 训练系列产品</term>：数据类型支持INT8。
     - <term>Atlas A3 训练系列产品/Atlas A3 推理系列产品</term>：数据类型支持FLOAT、BFLOAT16，数据类型与out一致。
   - factor(double, 计算输入)：系数。
+  - turns(int64_t, 计算输入)：切分数，取值范围为[0, 4]。
   - indexOptional(aclTensor*, 计算输入)：索引，数据类型支持INT32、INT64，数据维度不支持8维以上。
   - out(aclTensor *, 计算输出)：输出，数据类型需要可转换。
 
@@ -60,16 +70,17 @@ aclTensor *out, uint64_t *workspaceSize, aclOpExecutor **executor)`
 """
 
 
-def extracted(document):
-    (found,) = extract_rules.operators_of(document, "Atlas A3")
+def extracted(document, kernels=""):
+    (found,) = extract_rules.operators_of(document, "Atlas A3", kernels)
     assert found[0] == "aclnnScale"
-    return str(found[1]).split(" ")
+    return str(found[1]).split(" ")[1:]
 
 
 def test_a_table_is_read_with_its_ranks_strides_and_null_pointers():
     assert extracted(TABLE) == [
         "x:Tensor|FLOAT,FLOAT16|1-3|required,contiguous",
         "factor:double",
+        "turns:int64=0",
         "indexOptional:Tensor||0,2",
         "out:Tensor||0-8|required",
     ]
@@ -79,6 +90,7 @@ def test_a_list_is_read_for_the_chip_alone():
     assert extracted(LIST) == [
         "x:Tensor|BFLOAT16,FLOAT|1-3|required",
         "factor:double",
+        "turns:int64=0..4",
         "indexOptional:Tensor|INT32,INT64|0-8",
         "out:Tensor",
     ]
@@ -89,7 +101,7 @@ def test_what_is_said_of_each_parameter_of_a_list_is_its_own():
         f"- {name}(aclTensor*, 计算输入)：数据类型支持{kind}。\n"
         for name, kind in (("x", "INT8"), ("y", "FLOAT16"), ("out", "INT64"))
     )
-    found = {name: str(demand) for name, demand in extract_rules.from_list(section, "Atlas A3")}
+    found = {name: str(demand) for name, demand in extract_rules.from_list(section, "Atlas A3", {})}
     assert found == {"x": "|INT8", "y": "|FLOAT16", "out": "|INT64"}
 
 
@@ -99,12 +111,66 @@ def test_of_two_releases_what_one_allows_is_allowed(tmp_path):
         folder.mkdir(parents=True)
         (folder / "aclnnScale.md").write_text(document)
     found = extract_rules.extract([tmp_path / "old", tmp_path / "new"], "Atlas A3")
-    assert str(found["aclnnScale"]).split(" ") == [
+    assert str(found["aclnnScale"]).split(" ")[1:] == [
         "x:Tensor|BFLOAT16,FLOAT,FLOAT16|1-3|required",
         "factor:double",
+        "turns:int64=0..4",
         "indexOptional:Tensor|INT32,INT64|0-8",
         "out:Tensor||0-8",
     ]
+
+
+# What the documents say, as they say it.
+@pytest.mark.parametrize(
+    ("kind", "said", "values"),
+    [
+        ("int64", "通信数据切分数，即总数据量/单次通信量。当前版本仅支持输入0。", "0"),
+        ("int64", "表示分组类型。仅支持2（K轴分组）。", "2"),
+        ("int64", "输出结果计算方式。仅支持0,1,2三个值：\n0表示不做任何操作", "0,1,2"),
+        ("int64", "表示不同模式取值为-1、0和2\n0：表示 comsum 模式", "-1,0,2"),
+        ("int64", "表示使用的索引类型取值为0、1（性能模板仅支持1）", "0,1"),
+        ("int32", "指定输出的数据类型。\n支持取值2，3，29，分别表示INT8，INT32，INT4。", "2,3,29"),
+        ("int64", "预留参数。当前版本不支持，传0即可。", "0"),
+        ("int64", "MoE专家数量。取值范围(0, 512]，且满足整除。", "1..512"),
+        ("int64", "代表groupList输入的分组方式。取值范围0-2。", "0..2"),
+        ("int64", "直方图bins的数量。取值范围需大于0。", "1.."),
+        ("int64", "表示每个专家能够处理的tokens数取值范围大于等于0", "0.."),
+        ("bool", "左矩阵是否转置，仅支持false。", "0"),
+        ("char*", 'reduce操作类型。当前版本仅支持输入"sum"。', "sum"),
+        ("char*", "支持BSH、SBH、BSND、BNSD、TND。\n当前仅支持TND。", "TND"),
+        ("char*", "表示支持的量化类型，目前仅支持`page`和`contiguous`，默认为`page`。", "contiguous,page"),
+        ("char*", '仅支持char*类型\n可选值为"PA_BSND"、"PA_NZ"', "PA_BSND,PA_NZ"),
+        # Conditions, relations, fractions, units, and what is not refused.
+        ("int64", "在mx量化模式，仅支持32。", None),
+        ("int64", "动态量化时只支持1。", None),
+        ("int64", "指定的维度。取值范围为[-self.dim(), self.dim()-1]。", None),
+        ("int64", "仅支持取值为16的整数倍，最大支持到128。", None),
+        ("int64", "取值仅支持1e-5。", None),
+        ("int64", "当前仅支持-1，传其他值均不生效。", None),
+        ("bool", "仅支持取值true或false。", None),
+        ("double", "取值范围为(0, 1]。", None),
+    ],
+)
+def test_what_a_number_or_a_string_may_be_is_read_from_a_sentence(kind, said, values):
+    found = extract_rules.allowed_values(kind, said)
+    assert (found and str(found)) == values
+
+
+def test_of_two_lists_of_values_all_are_allowed_and_of_a_range_what_lies_between():
+    values = extract_rules.Values
+    assert str(values(frozenset({"TND"})).or_else(values(frozenset({"BSH"})))) == "BSH,TND"
+    assert str(values(frozenset({"-1", "2"})).or_else(values(least=0, most=1))) == "-1..2"
+    assert str(values(least=1).or_else(values(least=0, most=5))) == "0.."
+
+
+def test_a_chip_lacks_an_operator_where_its_document_and_the_sources_of_its_kernels_say_so():
+    both = 'AddConfig("ascend910b"); AddConfig("ascend910_93", x)'
+    assert extract_rules.chips_with(TABLE, 'AddConfig("ascend910b")') == {"A2"}
+    for kernels in (both, "", 'AddConfig("ascend950")'):
+        assert extract_rules.chips_with(TABLE, kernels) == {"A2", "A3"}
+    assert extract_rules.chips_with(LIST, 'AddConfig("ascend910b")') == {"A2", "A3"}
+    ((_, operator),) = extract_rules.operators_of(TABLE, "Atlas A3", 'AddConfig("ascend910b")')
+    assert str(operator).startswith("|A2 x:Tensor|")
 
 
 def test_a_type_that_is_not_known_demands_nothing():
@@ -114,10 +180,14 @@ def test_a_type_that_is_not_known_demands_nothing():
 
 
 def test_an_exception_takes_one_demand_away_and_must_be_of_one():
-    rules = "aclnnScale x:Tensor|BFLOAT16,FLOAT8_E5M2|1-2|required"
+    rules = "aclnnScale|A2 x:Tensor|BFLOAT16,FLOAT8_E5M2|1-2|required turns:int64=0,2"
     entry = {"operator": "aclnnScale", "parameter": "x", "demand": "ranks", "reason": "for this test"}
-    assert documented.demands(rules, []) == '{"aclnnScale", {{"x", 1ull << ACL_BF16, 6, true, false}}},\n'
-    assert documented.demands(rules, [entry]) == '{"aclnnScale", {{"x", 1ull << ACL_BF16, 0, true, false}}},\n'
+    turns = '{"turns", 0, 0, false, false, "0,2"}'
+    source = f'{{"aclnnScale", {{"A2", {{{{"x", 1ull << ACL_BF16, 6, true, false, ""}}, {turns}}}}}}},\n'
+    assert documented.demands(rules, []) == source
+    assert documented.demands(rules, [entry]) == source.replace("BF16, 6", "BF16, 0")
+    entry_of_values = entry | {"parameter": "turns", "demand": "values"}
+    assert documented.demands(rules, [entry_of_values]) == source.replace("0,2", "")
     with pytest.raises(ValueError, match="names what no document demands.*contiguous"):
         documented.demands(rules, [entry | {"demand": "contiguous"}])
 
@@ -134,8 +204,8 @@ def tried(tmp_path_factory):
     return try_all(tmp_path_factory.mktemp("documented") / "results.json", RULES)
 
 
-def try_all(results, rules, strict="1"):
-    finish(start("documented_program", results, rules, NPU_EMULATOR_STRICT=strict))
+def try_all(results, rules, strict="1", chip="Ascend910_9391"):
+    finish(start("documented_program", results, rules, NPU_EMULATOR_STRICT=strict, NPU_EMULATOR_CHIP=chip))
     return json.loads(results.read_text())
 
 
@@ -143,6 +213,19 @@ def test_what_a_document_forbids_is_refused_and_what_it_allows_is_taken(tried):
     assert tried["wrong"] == []
     assert tried["counts"]["dtypes"] > 900 and tried["counts"]["ranks"] > 600
     assert tried["counts"]["required"] > 800 and tried["counts"]["contiguous"] > 40
+    assert tried["counts"]["values"] > 40
+
+
+def test_an_operator_that_a_chip_lacks_is_refused_there_alone(tried, tmp_path):
+    """Sums of products over ranks are an Atlas A2's."""
+    assert {name: code for name, code, _ in tried["absent"]} == {
+        "aclnnMatmulAllReduce": 561112, "aclnnMatmulAllReduceV2": 561112, "aclnnQuantMatmulAllReduce": 561112,
+        "aclnnQuantMatmulAllReduceV2": 561112, "aclnnWeightQuantMatmulAllReduce": 561112,
+    }  # fmt: skip
+    assert "Op MatmulAllReduce does not has any binary" in tried["absent"][0][2]
+    found = try_all(tmp_path / "results.json", RULES, chip="Ascend910B3")
+    assert found["absent"] == found["wrong"] == []
+    assert found["counts"]["values"] > tried["counts"]["values"]
 
 
 def test_parameters_are_those_of_the_documents(tried):

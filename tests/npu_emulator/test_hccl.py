@@ -26,6 +26,7 @@ def refusals(tmp_path_factory) -> list[dict[str, str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TASK_QUEUE_ENABLE", "0")
         patch.setenv("NPU_EMULATOR_STRICT", "1")
+        patch.setenv("NPU_EMULATOR_CHIP", "Ascend910B3")  # which has the products that are summed over ranks
         return found_by("refused_collectives_program", tmp_path_factory.mktemp("refused"))
 
 
