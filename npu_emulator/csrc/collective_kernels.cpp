@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "operators.h"
+#include "quantised.h"
 #include "shared_group.h"
 
 using namespace cann;
@@ -219,13 +220,11 @@ Tensor product(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   return bias.defined() ? result + bias : result;
 }
 
-// `turns`: how often the kernel is to divide its collective; it does so once.
-void demand_factors(const Tensor& x, const Tensor& weight, int64_t turns) {
+void demand_factors(const Tensor& x, const Tensor& weight) {
   constexpr int64_t kNarrowest = 256, kWidest = 65534;
   demand_that(x.size(-1) >= kNarrowest && x.size(-1) <= kWidest, "Tensor x1", "must have 256 to 65534 columns");
   demand_that(x.is_contiguous(), "Tensor x1", "must not be transposed");
   demand_type_of(x, "x1", weight, "x2");
-  demand_that(turns == 0, "commTurn", "must be 0");
 }
 
 // With a gathered input or a scattered result, kernels take no bias but zeros.
@@ -254,11 +253,32 @@ void sum_rows(const char* name, const std::string& group, const std::string& op,
   });
 }
 
+// Sums over ranks of products of whole numbers with their scales, `of_rows` among them, and of what each rank adds.
+void sum_quantised(const char* name, const Tensor& self, const Tensor& weight, const Tensor& bias, const Tensor& added,
+                   const Tensor& scale, const Tensor& of_rows, const std::string& group, const std::string& op,
+                   const Tensor& out) {
+  auto own = at::empty(out.sizes(), out.options());
+  quant_matmul(self.flatten(0, -2), weight, scale, {}, of_rows, bias, own.flatten(0, -2));
+  sum_rows(name, group, op, added.defined() ? own + added : own, out, false);
+}
+
+// What a weight of 8 or 4 bits stands for, in float32: a scale and an offset are for all, for a column, or for
+// `group_size` rows of one.
+Tensor dequantised(const Tensor& weight, const Tensor& scale, const Tensor& offset, int64_t group_size) {
+  const auto numbers = whole_operand(weight).to(at::kFloat);
+  const auto of_rows = [&](const Tensor& given) {
+    const auto factors = wide(given);
+    if (factors.dim() < 2 || factors.size(0) == 1) return factors;
+    return factors.repeat_interleave(group_size, 0).narrow(0, 0, numbers.size(0));
+  };
+  return (offset.defined() ? numbers + of_rows(offset) : numbers) * of_rows(scale);
+}
+
 }  // namespace
 
 OP(AllGatherMatmul, [](Tensor self, Tensor weight, Tensor bias, std::string group, int64_t gathered_input,
-                       int64_t turns, int64_t, Tensor out, Tensor gathered) {
-  demand_factors(self, weight, turns);
+                       int64_t, int64_t, Tensor out, Tensor gathered) {
+  demand_factors(self, weight);
   demand_no_bias(bias);
   TORCH_CHECK(gathered_input == 0, "gather_index ", gathered_input, " is not emulated");
   auto& ranks = group_named(group);
@@ -275,20 +295,36 @@ OP(AllGatherMatmul, [](Tensor self, Tensor weight, Tensor bias, std::string grou
   put(out, product(rows, weight, bias));
   if (gathered.defined() && gathered.numel()) put(gathered, rows);
 })
-OP(MatmulReduceScatter, [](Tensor self, Tensor weight, Tensor bias, std::string group, std::string op, int64_t turns,
+OP(MatmulReduceScatter, [](Tensor self, Tensor weight, Tensor bias, std::string group, std::string op, int64_t,
                            int64_t, Tensor out) {
-  demand_factors(self, weight, turns);
+  demand_factors(self, weight);
   demand_no_bias(bias);
   sum_rows("MatmulReduceScatter", group, op, product(self, weight, bias), out, true);
 })
-OP(MatmulAllReduce, [](Tensor self, Tensor weight, Tensor bias, std::string group, std::string op, int64_t turns,
+OP(MatmulAllReduce, [](Tensor self, Tensor weight, Tensor bias, std::string group, std::string op, int64_t,
                        int64_t, Tensor out) {
-  demand_factors(self, weight, turns);
+  demand_factors(self, weight);
   sum_rows("MatmulAllReduce", group, op, product(self, weight, bias), out, false);
 })
 OP(MatmulAllReduceV2, [](Tensor self, Tensor weight, Tensor bias, Tensor added, std::string group, std::string op,
-                         int64_t turns, int64_t, Tensor out) {
-  demand_factors(self, weight, turns);
+                         int64_t, int64_t, Tensor out) {
+  demand_factors(self, weight);
   const auto result = product(self, weight, bias);
   sum_rows("MatmulAllReduceV2", group, op, added.defined() ? result + added : result, out, false);
+})
+OP(QuantMatmulAllReduce, [](Tensor self, Tensor weight, Tensor bias, Tensor added, Tensor scale, std::string group,
+                            std::string op, int64_t, int64_t, Tensor out) {
+  sum_quantised("QuantMatmulAllReduce", self, weight, bias, added, scale, {}, group, op, out);
+})
+OP(QuantMatmulAllReduceV2, [](Tensor self, Tensor weight, Tensor bias, Tensor added, Tensor scale, Tensor of_rows,
+                              std::string group, std::string op, int64_t, int64_t, Tensor out) {
+  sum_quantised("QuantMatmulAllReduceV2", self, weight, bias, added, scale, of_rows, group, op, out);
+})
+OP(WeightQuantMatmulAllReduce, [](Tensor self, Tensor weight, Tensor bias, Tensor scale, Tensor offset, Tensor added,
+                                  std::string group, std::string op, int64_t, int64_t, int64_t group_size,
+                                  Tensor out) {
+  auto own = at::matmul(wide(self), dequantised(weight, scale, offset, group_size));
+  if (bias.defined()) own = own + wide(bias);
+  if (added.defined()) own = own + wide(added);
+  sum_rows("WeightQuantMatmulAllReduce", group, op, own.to(out.scalar_type()), out, false);
 })

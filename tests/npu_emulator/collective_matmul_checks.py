@@ -54,6 +54,42 @@ def products_are_summed_and_scattered_or_given_to_all(ranks):
     close(batched[0], total - sum(bias) + sum(others))
 
 
+def whole_numbers(ranks, *shape, seed: int = 0) -> list[Tensor]:
+    """A tensor of 8 bits for each rank, the same on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(-9, 10, shape, generator=generator, dtype=torch.int8) for _ in range(ranks.size)]
+
+
+def quantised_products_are_summed(ranks):
+    """Of tokens in 8 bits with scales for columns and for rows, and of weights alone, with scales for 32 rows each.
+
+    Scales are powers of two and offsets whole, so that ranks round nothing before the sum.
+    """
+    device, name = ranks.device, name_of(ranks)
+    xs, weights = whole_numbers(ranks, 3, 64), whole_numbers(ranks, 64, COLUMNS, seed=1)
+    x, weight = xs[ranks.rank].to(device), weights[ranks.rank].to(device)
+    columns, rows = torch.tensor([0.5, 0.25, 1, 2]), torch.tensor([1, 0.5, 0.25])
+    bias, added = torch.arange(COLUMNS, dtype=torch.int32), torch.arange(3.0 * COLUMNS).view(3, COLUMNS)
+    sums = [left.double() @ right.double() for left, right in zip(xs, weights, strict=True)]
+
+    scale = columns.bfloat16().to(device)
+    given = torch_npu.npu_mm_all_reduce_base(x, weight, name, dequant_scale=scale, bias=bias.to(device))
+    expected = sum(((one + bias) * columns).bfloat16().double() for one in sums)
+    assert torch.equal(given.cpu(), expected.bfloat16())
+    options = {"dequant_scale": columns.to(device), "pertoken_scale": rows.to(device)}
+    given = torch_npu.npu_mm_all_reduce_base(x, weight, name, x3=added.half().to(device), **options)
+    expected = sum((one * columns * rows.unsqueeze(1)).half().double() + added for one in sums)
+    assert torch.equal(given.cpu(), expected.half())
+
+    groups = torch.tensor([[0.5, 1, 2, 0.25], [1, 0.5, 0.25, 2]])
+    offsets = torch.tensor([[1.0, -2, 0, 3], [-1, 4, 2, 0]])
+    options = {"antiquant_scale": groups.half().to(device), "antiquant_offset": offsets.half().to(device)}
+    given = torch_npu.npu_mm_all_reduce_base(x.half(), weight, name, antiquant_group_size=32, **options)
+    of_rows = [each.double().repeat_interleave(32, 0) for each in (groups, offsets)]
+    products = [left.double() @ ((right + of_rows[1]) * of_rows[0]) for left, right in zip(xs, weights, strict=True)]
+    assert torch.equal(given.cpu(), sum(one.half().double() for one in products).half())
+
+
 class Column(Function):
     """A column-parallel layer under sequence parallelism, as training code writes it with these operators."""
 
@@ -112,9 +148,9 @@ def what_products_with_a_collective_refuse(ranks):
     def reduce(left=x, **options):
         return torch_npu.npu_mm_all_reduce_base(left, weight, name, **options)
 
-    raises("gather_index 1 is not emulated", gather, gather_index=1)
+    raises("gatherIndex must be 0, but got 1", gather, gather_index=1)
     raises("there is no communicator nobody in this process", gather, group="nobody")
-    raises("reduce_op max is not emulated", reduce, reduce_op="max")
+    raises("reduceOp must be sum, but got max", reduce, reduce_op="max")
     raises("The M-axis in input of Matmul should be be divisible by world_size", scatter, x[:3])
     raises("world_size should be in [2, 4, 8, 16, 32]", scatter, world_size=3)
     raises("4 rows for 4 ranks of the communicator do not give 2 to each", scatter, world_size=2)
@@ -140,6 +176,7 @@ def what_documents_of_products_with_a_collective_forbid(ranks):
 CHECKS = [
     rows_are_gathered_before_the_product,
     products_are_summed_and_scattered_or_given_to_all,
+    quantised_products_are_summed,
     layers_of_sequence_parallelism_have_the_gradients_of_whole_layers,
 ]
 REFUSALS = [what_products_with_a_collective_refuse, what_documents_of_products_with_a_collective_forbid]
