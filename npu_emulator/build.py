@@ -49,6 +49,7 @@ NAMES = [
     "libascend_protobuf.so",
     "libhccl.so",
     "libopapi.so",
+    "libnnopbase.so",
     "libmsprofiler.so",
     "libascend_hal.so",
     # What vllm-ascend's compiled module links beside them; of these its kernels are found here, too.

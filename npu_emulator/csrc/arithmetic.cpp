@@ -152,7 +152,9 @@ OP(Addbmm, [](Tensor self, Tensor a, Tensor b, Scalar beta, Scalar alpha, Tensor
 OP(Addr, [](Tensor self, Tensor a, Tensor b, Scalar beta, Scalar alpha, Tensor out) {
   put(out, at::addr(operand(self), operand(a), operand(b), beta, alpha));
 })
-OP(LinalgCross, [](Tensor self, Tensor other, int64_t dim, Tensor out) { put(out, at::linalg_cross(self, other, dim)); })
+OP(LinalgCross, [](Tensor self, Tensor other, int64_t dim, Tensor out) {
+  put(out, at::linalg_cross(operand(self), operand(other), dim));
+})
 OP(XLogYTensor, [](Tensor self, Tensor other, Tensor out) { put(out, at::xlogy(self, other)); })
 OP(Gcd, [](Tensor self, Tensor other, Tensor out) { put(out, at::gcd(self, other)); })
 OP(Complex, [](Tensor real, Tensor imaginary, Tensor out) { put(out, at::complex(real, imaginary)); })

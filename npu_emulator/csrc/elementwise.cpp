@@ -100,10 +100,11 @@ OP(RoundDecimals, [](Tensor self, int64_t decimals, Tensor out) { put(out, at::r
 OP(AngleV2, [](Tensor self, Tensor out) { put(out, at::angle(self)); })
 // A negative bound stands for none.
 OP(Logit, [](Tensor self, double bound, Tensor out) {
-  put(out, at::logit(self, bound < 0 ? std::nullopt : std::optional<double>(bound)));
+  put(out, at::logit(operand(self), bound < 0 ? std::nullopt : std::optional<double>(bound)));
 })
 OP(LogitGrad, [](Tensor self, Tensor gradient, double bound, Tensor out) {
-  put(out, at::logit_backward(gradient, self, bound < 0 ? std::nullopt : std::optional<double>(bound)));
+  const auto kept = bound < 0 ? std::nullopt : std::optional<double>(bound);
+  put(out, at::logit_backward(operand(gradient), operand(self), kept));
 })
 OP(NanToNum, [](Tensor self, float nan, float above, float below, Tensor out) {
   put(out, at::nan_to_num(self, nan, above, below));

@@ -100,10 +100,10 @@ OP(AdaptiveAvgPool2dBackward, [](Tensor gradient, Tensor self, Tensor out) {
   demand_leading(gradient, self, 2);
   put(out, at::_adaptive_avg_pool2d_backward(gradient, self));
 })
-OP(AdaptiveAvgPool3d, [](Tensor self, Ints size, Tensor out) { put(out, at::_adaptive_avg_pool3d(self, size)); })
+OP(AdaptiveAvgPool3d, [](Tensor self, Ints size, Tensor out) { put(out, at::_adaptive_avg_pool3d(operand(self), size)); })
 OP(AdaptiveAvgPool3dBackward, [](Tensor gradient, Tensor self, Tensor out) {
   demand_leading(gradient, self, 3);
-  put(out, at::_adaptive_avg_pool3d_backward(gradient, self));
+  put(out, at::_adaptive_avg_pool3d_backward(operand(gradient), operand(self)));
 })
 OP(AdaptiveMaxPool2d, [](Tensor self, Ints size, Tensor out, Tensor indices) {
   const auto [most, at_index] = at::adaptive_max_pool2d(self, size);
@@ -238,19 +238,19 @@ BETWEEN_2D_BACKWARD(UpsampleBicubic2dBackward, upsample_bicubic2d_backward)
 BETWEEN_2D(UpsampleBicubic2dAA, _upsample_bicubic2d_aa)
 BETWEEN_2D_BACKWARD(UpsampleBicubic2dAAGrad, _upsample_bicubic2d_aa_backward)
 OP(UpsampleLinear1d, [](Tensor self, Ints size, bool corners, double w, Tensor out) {
-  put(out, at::upsample_linear1d(self, size, corners, factor(w, self.sizes().vec(), size, 1)));
+  put(out, at::upsample_linear1d(operand(self), size, corners, factor(w, self.sizes().vec(), size, 1)));
 })
 OP(UpsampleLinear1dBackward, [](Tensor gradient, Ints size, Ints in, bool corners, double w, Tensor out) {
-  put(out, at::upsample_linear1d_backward(gradient, size, in, corners, factor(w, in, size, 1)));
+  put(out, at::upsample_linear1d_backward(operand(gradient), size, in, corners, factor(w, in, size, 1)));
 })
 OP(UpsampleTrilinear3d, [](Tensor self, Ints size, bool corners, double d, double h, double w, Tensor out) {
   const auto in = self.sizes().vec();
-  put(out, at::upsample_trilinear3d(self, size, corners, factor(d, in, size, 3), factor(h, in, size, 2),
+  put(out, at::upsample_trilinear3d(operand(self), size, corners, factor(d, in, size, 3), factor(h, in, size, 2),
                                     factor(w, in, size, 1)));
 })
 OP(UpsampleTrilinear3dBackward,
    [](Tensor gradient, Ints size, Ints in, bool corners, double d, double h, double w, Tensor out) {
-     put(out, at::upsample_trilinear3d_backward(gradient, size, in, corners, factor(d, in, size, 3),
+     put(out, at::upsample_trilinear3d_backward(operand(gradient), size, in, corners, factor(d, in, size, 3),
                                                 factor(h, in, size, 2), factor(w, in, size, 1)));
    })
 OP(GridSampler2D, [](Tensor self, Tensor grid, int64_t mode, int64_t padding, bool corners, Tensor out) {

@@ -103,6 +103,11 @@ OP(ConstantPadNd, [](Tensor self, Ints padding, Scalar value, Tensor out) {
   put(out, at::constant_pad_nd(self, padding, value));
 })
 OP(Embedding, [](Tensor weight, Tensor indices, Tensor out) { put(out, at::embedding(weight, indices)); })
+OP(EmbeddingRenorm, [](Tensor self, Tensor indices, double largest_norm, double p) {
+  TORCH_CHECK(self.dim() == 2, "a table of rows has ", self.dim(), " dimensions");
+  auto rows = wide(self).clone();
+  put(self, at::embedding_renorm_(rows, indices, largest_norm, p));
+})
 OP(EmbeddingDenseBackward,
    [](Tensor gradient, Tensor indices, uint64_t count, uint64_t padding, bool by_frequency, Tensor out) {
      put(out, at::embedding_dense_backward(gradient, indices, static_cast<int64_t>(count),

@@ -226,24 +226,34 @@ constexpr NamedOperator kNamed[] = {
     {"BatchMatMul", [](const NamedCall& call) { product(call, "adj_x1", "adj_x2"); }},
     {"BroadcastTo",
      [](const NamedCall& call) { put(call.out.at(0), call.in.at(0).expand(whole_numbers(call.in.at(1)))); }},
+    {"Cast", [](const NamedCall& call) { put(call.out.at(0), call.in.at(0)); }},
     {"ConfusionTransposeD", &confusion_transpose},
     {"Fill", [](const NamedCall& call) { put(call.out.at(0), call.in.at(1).expand(call.out.at(0).sizes())); }},
+    {"IsFinite", [](const NamedCall& call) { put(call.out.at(0), at::isfinite(call.in.at(0))); }},
     {"MatMul", [](const NamedCall& call) { product(call, "transpose_x1", "transpose_x2"); }},
     {"MatMulV2", [](const NamedCall& call) { product(call, "transpose_x1", "transpose_x2"); }},
     {"Mish", [](const NamedCall& call) { put(call.out.at(0), at::mish(wide(call.in.at(0)))); }},
     {"MishGrad",
      [](const NamedCall& call) { put(call.out.at(0), at::mish_backward(wide(call.in.at(0)), wide(call.in.at(1)))); }},
+    {"Mul", [](const NamedCall& call) { put(call.out.at(0), at::mul(call.in.at(0), call.in.at(1))); }},
     {"OneHot", &one_hot<2>},
     {"OneHotD", &one_hot<1>},
     {"Pad", &pad},
     {"SignBitsUnpack", &unpack_signs},
     {"SoftmaxCrossEntropyWithLogits", &softmax_cross_entropy},
+    {"SoftmaxV2",
+     [](const NamedCall& call) {
+       const auto& axes = call.lists.at("axes");
+       TORCH_CHECK(axes.size() == 1, "SoftmaxV2 over ", axes.size(), " dimensions is not emulated");
+       put(call.out.at(0), at::softmax(operand(call.in.at(0)), axes[0]));
+     }},
     {"StridedSlice", &strided_slice},
     {"Sub", [](const NamedCall& call) { put(call.out.at(0), at::sub(call.in.at(0), call.in.at(1))); }},
     {"Swish", &swish},
     {"SwishGrad", &swish_gradient},
     {"Transpose",
      [](const NamedCall& call) { put(call.out.at(0), call.in.at(0).permute(whole_numbers(call.in.at(1)))); }},
+    {"ZerosLike", [](const NamedCall& call) { call.out.at(0).zero_(); }},
 };
 
 }  // namespace

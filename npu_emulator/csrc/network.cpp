@@ -23,15 +23,15 @@ OP(GeluV2, [](Tensor self, int64_t approximate, Tensor out) {
   put(out, at::gelu(self, approximate ? "tanh" : "none"));
 })
 OP(GeluBackward, [](Tensor gradient, Tensor self, Tensor out) { put(out, at::gelu_backward(gradient, self)); })
-OP(Softmax, [](Tensor self, int64_t dim, Tensor out) { put(out, at::softmax(self, dim, out.scalar_type())); })
+OP(Softmax, [](Tensor self, int64_t dim, Tensor out) { put(out, at::softmax(operand(self), dim)); })
 OP(SoftmaxBackward, [](Tensor gradient, Tensor result, int64_t dim, Tensor out) {
   demand_same_shape(gradient, result);
-  put(out, at::_softmax_backward_data(gradient, result, dim, result.scalar_type()));
+  put(out, at::_softmax_backward_data(operand(gradient), operand(result), dim, operand(result).scalar_type()));
 })
-OP(LogSoftmax, [](Tensor self, int64_t dim, Tensor out) { put(out, at::log_softmax(self, dim, out.scalar_type())); })
+OP(LogSoftmax, [](Tensor self, int64_t dim, Tensor out) { put(out, at::log_softmax(operand(self), dim)); })
 OP(LogSoftmaxBackward, [](Tensor gradient, Tensor result, int64_t dim, Tensor out) {
   demand_same_shape(gradient, result);
-  put(out, at::_log_softmax_backward_data(gradient, result, dim, result.scalar_type()));
+  put(out, at::_log_softmax_backward_data(operand(gradient), operand(result), dim, operand(result).scalar_type()));
 })
 OP(SigmoidBackward, [](Tensor gradient, Tensor result, Tensor out) {
   put(out, at::sigmoid_backward(gradient, result));
@@ -123,63 +123,66 @@ OP(NLLLossBackward, [](Tensor gradient, Tensor self, Tensor target, Tensor weigh
                                  ignored, wide(total)));
 })
 OP(MseLoss, [](Tensor self, Tensor target, int64_t reduction, Tensor out) {
-  put(out, at::mse_loss(self, target, reduction));
+  put(out, at::mse_loss(operand(self), operand(target), reduction));
 })
 OP(MseLossOut, [](Tensor self, Tensor target, int64_t reduction, Tensor out) {
-  put(out, at::mse_loss(self, target, reduction));
+  put(out, at::mse_loss(operand(self), operand(target), reduction));
 })
 OP(MseLossBackward, [](Tensor gradient, Tensor self, Tensor target, int64_t reduction, Tensor out) {
-  put(out, at::mse_loss_backward(gradient, self, target, reduction));
+  put(out, at::mse_loss_backward(operand(gradient), operand(self), operand(target), reduction));
 })
 OP(L1Loss, [](Tensor self, Tensor target, int64_t reduction, Tensor out) {
-  put(out, at::l1_loss(self, target, reduction));
+  put(out, at::l1_loss(operand(self), operand(target), reduction));
 })
 OP(SmoothL1Loss, [](Tensor self, Tensor target, int64_t reduction, float beta, Tensor out) {
-  put(out, at::smooth_l1_loss(self, target, reduction, beta));
+  put(out, at::smooth_l1_loss(operand(self), operand(target), reduction, beta));
 })
 
 OP(L1LossBackward, [](Tensor gradient, Tensor self, Tensor target, int64_t reduction, Tensor out) {
-  const auto each = at::sign(self - target) * gradient;
+  const auto each = at::sign(operand(self) - operand(target)) * operand(gradient);
   put(out, reduction == at::Reduction::Mean ? each / static_cast<double>(self.numel()) : each);
 })
 OP(SmoothL1LossBackward, [](Tensor gradient, Tensor self, Tensor target, int64_t reduction, float beta, Tensor out) {
-  put(out, at::smooth_l1_loss_backward(gradient, self, target, reduction, beta));
+  put(out, at::smooth_l1_loss_backward(operand(gradient), operand(self), operand(target), reduction, beta));
 })
 OP(KlDiv, [](Tensor self, Tensor target, int64_t reduction, bool log_target, Tensor out) {
-  put(out, at::kl_div(self, target, reduction, log_target));
+  put(out, at::kl_div(operand(self), operand(target), reduction, log_target));
 })
 OP(BinaryCrossEntropy, [](Tensor self, Tensor target, Tensor weight, int64_t reduction, Tensor out) {
-  put(out, at::binary_cross_entropy(self, target, maybe(weight), reduction));
+  put(out, at::binary_cross_entropy(operand(self), operand(target), maybe(operand(weight)), reduction));
 })
 OP(BinaryCrossEntropyWithLogits, [](Tensor self, Tensor target, Tensor weight, Tensor positive, int64_t reduction,
                                     Tensor out) {
-  put(out, at::binary_cross_entropy_with_logits(self, target, maybe(weight), maybe(positive), reduction));
+  put(out, at::binary_cross_entropy_with_logits(operand(self), operand(target), maybe(operand(weight)),
+                                                 maybe(operand(positive)), reduction));
 })
 OP(SoftMarginLoss, [](Tensor self, Tensor target, int64_t reduction, Tensor out) {
-  put(out, at::soft_margin_loss(self, target, reduction));
+  put(out, at::soft_margin_loss(operand(self), operand(target), reduction));
 })
 
 // ---- gradients of losses
 OP(KlDivBackward, [](Tensor gradient, Tensor self, Tensor target, int64_t reduction, bool log_target, Tensor out) {
-  const auto each = -gradient * (log_target ? at::exp(target) : at::where(target > 0, target, 0)).expand_as(self);
+  const auto goal = operand(target);
+  const auto each = -operand(gradient) * (log_target ? at::exp(goal) : at::where(goal > 0, goal, 0)).expand_as(self);
   put(out, reduction == at::Reduction::Mean ? each / self.numel() : each);
 })
 OP(BinaryCrossEntropyBackward, [](Tensor gradient, Tensor self, Tensor target, Tensor weight, int64_t reduction,
                                   Tensor out) {
-  put(out, at::binary_cross_entropy_backward(gradient, self, target, maybe(weight), reduction));
+  put(out, at::binary_cross_entropy_backward(operand(gradient), operand(self), operand(target), maybe(operand(weight)),
+                                              reduction));
 })
 OP(BinaryCrossEntropyWithLogitsBackward, [](Tensor gradient, Tensor self, Tensor target, Tensor weight,
                                             Tensor positive, int64_t reduction, Tensor out) {
-  const auto hits = positive.defined() ? positive * target : target;
-  auto each = gradient * ((hits + 1 - target) * at::sigmoid(self) - hits);
-  if (weight.defined()) each = each * weight;
+  const auto goal = operand(target), hits = positive.defined() ? operand(positive) * goal : goal;
+  auto each = operand(gradient) * ((hits + 1 - goal) * at::sigmoid(operand(self)) - hits);
+  if (weight.defined()) each = each * operand(weight);
   put(out, reduction == at::Reduction::Mean ? each / self.numel() : each);
 })
 OP(SoftMarginLossBackward, [](Tensor gradient, Tensor self, Tensor target, int64_t reduction, Tensor out) {
-  put(out, at::soft_margin_loss_backward(gradient, self, target, reduction));
+  put(out, at::soft_margin_loss_backward(operand(gradient), operand(self), operand(target), reduction));
 })
 OP(MultilabelMarginLoss, [](Tensor self, Tensor target, int64_t reduction, Tensor out, Tensor is_target) {
-  const auto [loss, hits] = at::multilabel_margin_loss_forward(self, target.to(at::kLong), reduction);
+  const auto [loss, hits] = at::multilabel_margin_loss_forward(operand(self), target.to(at::kLong), reduction);
   put(out, loss);
   put(is_target, hits);
 })

@@ -89,6 +89,12 @@ int execute(void*, uint64_t, aclOpExecutor* executor, void* stream) {
 
 using namespace cann;
 
+// Of a call whose workspace alone was asked for: one that was executed has been destroyed with that.
+CANN_API int aclDestroyAclOpExecutor(aclOpExecutor* executor) {
+  delete executor;
+  return 0;
+}
+
 CANN_API aclTensor* aclCreateTensor(const int64_t* dims, uint64_t count, aclDataType dtype, const int64_t* strides,
                                     int64_t offset, aclFormat format, const int64_t* storage, uint64_t storage_count,
                                     void* data) {

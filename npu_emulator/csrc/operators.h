@@ -322,7 +322,7 @@ inline std::optional<Tensor> maybe(const Tensor& tensor) {
 inline Tensor wide(const Tensor& tensor) {
   return !tensor.defined() || tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
 }
-// An operand of a product of matrices, which adds numbers of 16 bits up in float32 and rounds once.
+// An operand of what computes with numbers of 16 bits in float32 and rounds once: products of matrices, losses, variances.
 inline Tensor operand(const Tensor& tensor) {
   return tensor.defined() && at::isReducedFloatingType(tensor.scalar_type()) ? tensor.to(at::kFloat) : tensor;
 }

@@ -3,6 +3,16 @@
 
 using namespace cann;
 
+namespace {
+
+// What is computed in for a result of `dtype`, which for 16 bits is float32.
+at::ScalarType summed(DType dtype) {
+  const auto type = at::ScalarType(dtype);
+  return at::isReducedFloatingType(type) ? at::kFloat : type;
+}
+
+}  // namespace
+
 OP(ReduceSum, [](Tensor self, Ints dims, bool keep, DType dtype, Tensor out) {
   put(out, at::sum(self, dims, keep, at::ScalarType(dtype)));
 })
@@ -35,19 +45,19 @@ OP(All, [](Tensor self, Ints dims, bool keep, Tensor out) {
 OP(Any, [](Tensor self, Ints dims, bool keep, Tensor out) {
   put(out, at::any(self, at::OptionalIntArrayRef(dims), keep));
 })
-OP(Prod, [](Tensor self, DType dtype, Tensor out) { put(out, at::prod(self, at::ScalarType(dtype))); })
+OP(Prod, [](Tensor self, DType dtype, Tensor out) { put(out, at::prod(operand(self), summed(dtype))); })
 OP(ProdDim, [](Tensor self, int64_t dim, bool keep, DType dtype, Tensor out) {
-  put(out, at::prod(self, dim, keep, at::ScalarType(dtype)));
+  put(out, at::prod(operand(self), dim, keep, summed(dtype)));
 })
 OP(Norm, [](Tensor self, Scalar p, Ints dims, bool keep, Tensor out) { put(out, at::norm(self, p, dims, keep)); })
 OP(LinalgVectorNorm, [](Tensor self, Scalar p, Ints dims, bool keep, DType dtype, Tensor out) {
   put(out, at::linalg_vector_norm(self, p, dims, keep, at::ScalarType(dtype)));
 })
 OP(VarCorrection, [](Tensor self, Ints dims, int64_t correction, bool keep, Tensor out) {
-  put(out, at::var(self, at::OptionalIntArrayRef(dims), Scalar(correction), keep));
+  put(out, at::var(operand(self), at::OptionalIntArrayRef(dims), Scalar(correction), keep));
 })
 OP(VarMean, [](Tensor self, Ints dims, int64_t correction, bool keep, Tensor var, Tensor mean) {
-  const auto [of_var, of_mean] = at::var_mean(self, at::OptionalIntArrayRef(dims), Scalar(correction), keep);
+  const auto [of_var, of_mean] = at::var_mean(operand(self), at::OptionalIntArrayRef(dims), Scalar(correction), keep);
   put(var, of_var);
   put(mean, of_mean);
 })
@@ -73,14 +83,14 @@ OP(NanMedianDim, [](Tensor self, int64_t dim, bool keep, Tensor values, Tensor i
   put(indices, at_place);
 })
 OP(StdMeanCorrection, [](Tensor self, Ints dims, int64_t correction, bool keep, Tensor deviation, Tensor mean) {
-  const auto [of_std, of_mean] = at::std_mean(self, at::OptionalIntArrayRef(dims), Scalar(correction), keep);
+  const auto [of_std, of_mean] = at::std_mean(operand(self), at::OptionalIntArrayRef(dims), Scalar(correction), keep);
   put(deviation, of_std);
   put(mean, of_mean);
 })
 OP(Std, [](Tensor self, Ints dims, int64_t correction, bool keep, Tensor out) {
-  put(out, at::std(self, at::OptionalIntArrayRef(dims), Scalar(correction), keep));
+  put(out, at::std(operand(self), at::OptionalIntArrayRef(dims), Scalar(correction), keep));
 })
-OP(LogSumExp, [](Tensor self, Ints dims, bool keep, Tensor out) { put(out, at::logsumexp(self, dims, keep)); })
+OP(LogSumExp, [](Tensor self, Ints dims, bool keep, Tensor out) { put(out, at::logsumexp(operand(self), dims, keep)); })
 OP(Cumsum, [](Tensor self, int64_t dim, DType dtype, Tensor out) {
   put(out, self.cumsum(dim, at::ScalarType(dtype)));
 })

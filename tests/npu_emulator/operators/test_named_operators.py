@@ -135,13 +135,32 @@ def test_a_wrong_result_is_noticed():
         lambda x, y: x.abs() @ y,
         lambda x, y: torch.addmm(y[0], x, y),
         lambda x, y: x - 1.5,
+        lambda x, y: x * x,
+        lambda x, y: x.softmax(0),
+        lambda x, y: torch.zeros_like(x),
+        lambda x, y: x.half(),
     ],
-    ids=["product", "product of what lies transposed", "absolute values", "product and a vector", "difference"],
+    ids=[
+        "product",
+        "product of what lies transposed",
+        "absolute values",
+        "product and a vector",
+        "difference",
+        "elementwise product",
+        "softmax",
+        "zeros",
+        "another type",
+    ],  # fmt: skip
 )
 def test_operators_of_torch_may_be_asked_for_by_name(compiled_operators, function):
     one, other = torch.randn(3, 4), torch.randn(4, 5)
     got = function(one.to("npu"), other.to("npu")).cpu()
     torch.testing.assert_close(got, function(one, other))
+
+
+def test_what_is_finite_may_be_asked_for_by_name(compiled_operators):
+    numbers = torch.tensor([1, float("inf"), float("nan"), 0])
+    assert torch.isfinite(numbers.to("npu")).cpu().tolist() == [True, False, False, True]
 
 
 def test_a_filled_tensor_may_be_asked_for_by_name(compiled_operators):

@@ -1,6 +1,7 @@
-"""Fused operators compute in float32 and round once, as the references of op-plugin's tests do."""
+"""Fused operators, losses and variances compute in float32 and round once, as the references of upstream's tests do."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -43,6 +44,17 @@ def latent_cache(latent_and_rope: Tensor, gamma: Tensor, cos: Tensor, sin: Tenso
     return torch.cat(caches, -1)
 
 
+def with_logits(x: Tensor, target: Tensor, weight: Tensor, positive: Tensor) -> Tensor:
+    loss = functional.binary_cross_entropy_with_logits
+    return loss(x, (target > 0).to(x.dtype), weight=weight, pos_weight=positive)
+
+
+def with_logits_gradient(x: Tensor, target: Tensor) -> Tensor:
+    leaf = x.detach().requires_grad_()
+    functional.binary_cross_entropy_with_logits(leaf, (target > 0).to(x.dtype), reduction="sum").backward()
+    return leaf.grad
+
+
 # The operator, and the shapes of its random arguments.
 OPERATORS: dict[str, tuple[Callable, list[tuple[int, ...]]]] = {
     "swiglu": (torch_npu.npu_swiglu, [(64, 128)]),
@@ -56,6 +68,16 @@ OPERATORS: dict[str, tuple[Callable, list[tuple[int, ...]]]] = {
     "moe_finalize_routing": (finalize, [(24, 32), (8, 32), (8, 3)]),
     "moe_token_unpermute": (unpermute, [(24, 32), (8, 3)]),
     "kv_rmsnorm_rope_cache": (latent_cache, [(8, 1, 1, 576), (512,), (8, 1, 1, 64), (8, 1, 1, 64)]),
+    "binary_cross_entropy_with_logits": (with_logits, [(64, 32), (64, 32), (64, 1), (32,)]),
+    "binary_cross_entropy_with_logits, its gradient": (with_logits_gradient, [(64, 32), (64, 32)]),
+    "kl_div": (partial(functional.kl_div, reduction="sum", log_target=True), [(64, 32), (64, 32)]),
+    "mse_loss": (functional.mse_loss, [(64, 32), (64, 32)]),
+    "soft_margin_loss": (functional.soft_margin_loss, [(64, 32), (64, 32)]),
+    "log_softmax": (partial(torch.log_softmax, dim=-1), [(64, 32)]),
+    "var": (partial(torch.var, dim=-1), [(64, 32)]),
+    "prod": (partial(torch.prod, dim=-1), [(64, 32)]),
+    "logit": (partial(torch.logit, eps=0.01), [(64, 32)]),
+    "cross": (torch.linalg.cross, [(64, 3), (64, 3)]),
 }
 
 
