@@ -22,7 +22,7 @@ CANNOT = {
     "test_script_npu_bert_apply_adam_out": "ApplyAdamV2",
     "test_trace_npu_bert_apply_adam_out": "ApplyAdamV2",
     "test_creat_tensor": "StatelessRandomNormalV2",
-    "test_aclop_op_with_multi_device": "IsFinite",
+    "test_aclop_op_with_multi_device": "ReduceAll",
     # With a scale of 128, scores are thousands: its reference rounds them to 16 bits, the emulator once and at the end.
     "test_opapi_op_with_multi_device": "result error",
 }
