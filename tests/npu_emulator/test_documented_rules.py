@@ -70,8 +70,8 @@ const aclTensor* indexOptional, aclTensor *out, uint64_t *workspaceSize, aclOpEx
 """
 
 
-def extracted(document, kernels=""):
-    (found,) = extract_rules.operators_of(document, "Atlas A3", kernels)
+def extracted(document):
+    (found,) = extract_rules.operators_of(document, "Atlas A3")
     assert found[0] == "aclnnScale"
     return str(found[1]).split(" ")[1:]
 

@@ -150,7 +150,7 @@ def test_a_wrong_result_is_noticed():
         "softmax",
         "zeros",
         "another type",
-    ],  # fmt: skip
+    ],
 )
 def test_operators_of_torch_may_be_asked_for_by_name(compiled_operators, function):
     one, other = torch.randn(3, 4), torch.randn(4, 5)
