@@ -8,6 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 # aclDataType's names where they are not those of the documents; what its header lacks, no tensor can be.
 _ENUMERATORS = {"BFLOAT16": "BF16"}
+_AGREEMENTS = {
+    "shape": "kShape", "broadcasts": "kBroadcasts", "broadcast_of": "kBroadcastOf", "dtype": "kDtype",
+}  # fmt: skip
 _NOT_IN_THE_HEADER = re.compile(r"FLOAT8_|FLOAT4_|HIFLOAT8")
 
 
@@ -22,6 +25,7 @@ def demands(rules: str, exceptions: Sequence[Mapping[str, str]]) -> str:
     for line in rules.splitlines():
         head, *parameters = line.split(" ")
         operator, _, chip = head.partition("|")
+        places = {parameter.partition(":")[0]: at for at, parameter in enumerate(parameters)}
         entries = []
         for parameter in parameters:
             head, *parts = parameter.split("|")
@@ -29,18 +33,32 @@ def demands(rules: str, exceptions: Sequence[Mapping[str, str]]) -> str:
             name = typed.partition(":")[0]
             dtypes, ranks, words = (*parts, "", "", "")[:3]
             said = {"dtypes": dtypes, "ranks": ranks, "values": values}
-            said |= dict.fromkeys(filter(None, words.split(",")), "true")
+            relations: dict[str, list[str]] = {}
+            for word in filter(None, words.split(",")):
+                word, _, others = word.partition("=")
+                said[word] = "true"
+                relations.setdefault(word, []).append(others)
             for demand in [demand for demand in said if said[demand] and (operator, name, demand) in left]:
                 left.remove((operator, name, demand))
                 del said[demand]
             entries.append(
                 f'{{"{name}", {_bits_of_dtypes(said.get("dtypes", ""))}, {_bits_of_ranks(said.get("ranks", ""))}, '
-                f'{said.get("required", "false")}, {said.get("contiguous", "false")}, "{said.get("values", "")}"}}'
+                f'{said.get("required", "false")}, {said.get("contiguous", "false")}, "{said.get("values", "")}", '
+                f"{{{_relations({word: relations[word] for word in _AGREEMENTS if word in said}, places)}}}}}"
             )
         lines.append(f'{{"{operator}", {{"{chip}", {{{", ".join(entries)}}}}}}},\n')
     if left:
         raise ValueError(f"documented_exceptions.toml names what no document demands: {sorted(left)}")
     return "".join(lines)
+
+
+def _relations(named: Mapping[str, Sequence[str]], places: Mapping[str, int]) -> str:
+    """Relations, with the names of other parameters by word, as source text; `places` has the number of each."""
+    return ", ".join(
+        f"{{Agreement::{_AGREEMENTS[word]}, {' | '.join(f'1ull << {places[name]}' for name in others.split('+'))}}}"
+        for word, all_of_them in named.items()
+        for others in all_of_them
+    )
 
 
 def _bits_of_dtypes(names: str) -> str:

@@ -1,4 +1,4 @@
-"""Extract what the document of every aclnn operator demands: element types, ranks, null, strides, values, and chips.
+"""Extract what the document of every aclnn operator demands of its arguments, and which chips have it.
 
     python extract_rules.py --calls op_plugin_calls.txt RELEASE... > documented_rules.txt
 
@@ -9,26 +9,29 @@ parameters in the order of the C function as ``name:type``, each followed by wha
     aclnnSilu self:Tensor|BFLOAT16,FLOAT,FLOAT16|0-8|required out:Tensor|BFLOAT16,FLOAT,FLOAT16|0-8|required
     aclnnMatmulAllReduce|A2 x1:Tensor|BFLOAT16,FLOAT16|2-3|required ... reduceOp:char*=sum commTurn:int64=0 ...
 
-After the type of a tensor are element types, ranks (``0-8`` or ``1,3``), and words: ``required`` (not a null pointer)
-and ``contiguous`` (in order in memory). An empty part demands nothing. After that of a number or a string are the
-values that it may have: ``0,2``, ``1..65535``, ``0..``, ``BSH,TND``; of a bool ``0`` or ``1``. After the operator's
-name is the one family of chips that has it, where the other has not.
+After the type of a tensor are element types, ranks (``0-8`` or ``1,3``), and words: ``required`` (not a null pointer),
+``contiguous`` (in order in memory), and how it goes together with others, such as ``shape=self``
+(`documented_relations`). An empty part demands nothing. After that of a number or a string are the values that it may
+have: ``0,2``, ``1..65535``, ``0..``, ``BSH,TND``; of a bool ``0`` or ``1``. After the operator's name is the one family
+of chips that has it, where the other has not.
 
 Documents have mistakes, and newer kernels take more: of several releases, what one allows is allowed. A chip lacks an
 operator where its document's table of products says so in every release, and the sources beside it register kernels
 for the other family alone: the tables exclude operators from chips that they run on (aclnnForeachCopy on A3).
 
-Left out is what several parameters must be together, such as that two shapes agree; values under a condition; and
-types of scalars, which torch_npu gives as they come from Python (DOUBLE or INT64) and kernels convert.
+Left out is what is demanded of single dimensions or under a condition; and types of scalars, which torch_npu gives as
+they come from Python (DOUBLE or INT64) and kernels convert.
 """
 
 import argparse
 import html
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
+
+from documented_relations import KINDS, known, of_parameter, of_refusals, renamed_in, weaker
 
 # Names of element types in the documents, as torch_npu's headers name them.
 ELEMENT_TYPES = {
@@ -118,6 +121,7 @@ class Demand:
     required: bool = False
     contiguous: bool = False
     values: Values | None = None
+    relations: frozenset[tuple[str, str]] = frozenset()
 
     def or_else(self, other: "Demand") -> "Demand":
         """What is demanded where either may be right."""
@@ -127,12 +131,16 @@ class Demand:
             self.required and other.required,
             self.contiguous and other.contiguous,
             self.values.or_else(other.values) if self.values and other.values else self.values or other.values,
+            weaker(self.relations, other.relations),
         )
 
     def __str__(self) -> str:
         if self.values:
             return f"={self.values}"
         words = [word for word in ("required", "contiguous") if getattr(self, word)]
+        words += [
+            f"{kind}={names}" for kind, names in sorted(self.relations, key=lambda each: (KINDS.index(each[0]), each))
+        ]
         parts = [",".join(sorted(self.dtypes or ())), _written_ranks(self.ranks), ",".join(words)]
         return "|".join(["", *parts]).rstrip("|")
 
@@ -206,11 +214,18 @@ def element_types(words: str) -> frozenset[str] | None:
     return frozenset(ELEMENT_TYPES[name] for name in names)
 
 
+def _from_to(least: int, most: int) -> frozenset[int]:
+    """What a range of numbers of dimensions allows. "1-8" is said of many operators that take scalars: the sources of
+    these check the greatest number alone.
+    """
+    return frozenset(range(0 if (least, most) == (1, 8) else least, most + 1))
+
+
 def ranks(text: str) -> frozenset[int] | None:
     """The numbers of dimensions that a table's cell allows; None where it gives no numbers."""
     text = text.strip(" 。维\n")
     if match := re.fullmatch(r"(\d)\s*维?[-~到至]\s*(\d)(?:维.*)?", text):
-        return frozenset(range(int(match[1]), int(match[2]) + 1))
+        return _from_to(int(match[1]), int(match[2]))
     if re.fullmatch(r"\d(、\d)*", text):
         return frozenset(map(int, text.split("、")))
     if match := re.fullmatch(r"不(?:超过|高于|大于|支持)\s*(\d)(?:维以上)?", text):
@@ -221,7 +236,7 @@ def ranks(text: str) -> frozenset[int] | None:
 def ranks_in_words(text: str) -> frozenset[int] | None:
     """The numbers of dimensions that a sentence allows."""
     if match := re.search(r"shape(?:维度)?(?:只|仅)?支持\s*(\d)\s*维?[-~到至](\d)\s*维", text):
-        return frozenset(range(int(match[1]), int(match[2]) + 1))
+        return _from_to(int(match[1]), int(match[2]))
     if match := re.search(r"维度?(?:不支持(\d)维以上|不(?:高于|超过|大于)(\d)维?)", text):
         return frozenset(range(int(match[1] or match[2]) + 1))
     if match := re.search(r"要求为(?:一个)?(\d)D\s*(?:的)?Tensor", text):
@@ -270,7 +285,7 @@ def from_table(section: str, chip: str, kinds: Mapping[str, str]) -> Iterator[tu
 
     for row in rows:
         described = cell(row, columns.get("描述")) + "\n" + cell(row, columns.get("使用说明"))
-        name = cell(row, 0).strip("` \n")
+        name = re.sub(r"[(（].*", "", cell(row, 0), flags=re.S).strip("` \n")
         yield (
             name,
             Demand(
@@ -278,6 +293,11 @@ def from_table(section: str, chip: str, kinds: Mapping[str, str]) -> Iterator[tu
                 ranks(for_chip(cell(row, shapes), chip)) or ranks_in_words(described),
                 contiguous=cell(row, strides).strip() in ("×", "x"),
                 values=allowed_values(kinds.get(name, ""), for_chip(described, chip)),
+                relations=frozenset(
+                    of_parameter(for_chip(described, chip))
+                    | of_parameter(for_chip(cell(row, shapes), chip), "shape")
+                    | of_parameter(for_chip(cell(row, dtypes), chip), "dtype")
+                ),
             ),
         )
 
@@ -290,7 +310,8 @@ def from_list(section: str, chip: str, kinds: Mapping[str, str]) -> Iterator[tup
         lists = [element_types(each) for each in _DTYPES_IN_WORDS.findall(for_chip(text, chip))]
         dtypes = None if not lists or None in lists else frozenset().union(*(each for each in lists if each))
         values = allowed_values(kinds.get(match["name"], ""), for_chip(text, chip))
-        yield match["name"], Demand(dtypes, ranks_in_words(text), values=values)
+        relations = frozenset(of_parameter(for_chip(text, chip).partition("：")[2]))
+        yield match["name"], Demand(dtypes, ranks_in_words(text), values=values, relations=relations)
 
 
 def required_names(section: str) -> set[str]:
@@ -327,7 +348,11 @@ class Operator:
         """What is demanded where either document may be right; this one's where their parameters differ."""
         if self.types != other.types:
             return self
-        demands = tuple(ours.or_else(theirs) for ours, theirs in zip(self.demands, other.demands, strict=True))
+        renamed = dict(zip(other.names, self.names, strict=True))
+        demands = tuple(
+            ours.or_else(replace(theirs, relations=renamed_in(theirs.relations, renamed)))
+            for ours, theirs in zip(self.demands, other.demands, strict=True)
+        )
         return Operator(self.names, self.types, demands, self.chips | other.chips)
 
     def __str__(self) -> str:
@@ -350,33 +375,39 @@ def chips_with(document: str, kernels: str) -> frozenset[str]:
 
 def operators_of(document: str, chip: str, kernels: str = "") -> Iterator[tuple[str, Operator]]:
     """The operators of one document, by name; `kernels` is the text that registers their kernels."""
-    for name, prototype in dict(_PROTOTYPE.findall(document)).items():
+    for operator, prototype in dict(_PROTOTYPE.findall(document)).items():
         named = parameters(prototype)
-        begin = re.search(rf"^#+ +`?{name}GetWorkspaceSize`?\s*$", document, re.M)
+        begin = re.search(rf"^#+ +`?{operator}GetWorkspaceSize`?\s*$", document, re.M)
         if named is None or begin is None:
             continue
+        kinds = dict(named)
         section = document[begin.end() :]
-        if end := re.search(rf"^#+ +`?{name}`?\s*$", section, re.M):
+        if end := re.search(rf"^#+ +`?{operator}`?\s*$", section, re.M):
             section = section[: end.start()]
-        described, _, results = section.partition("返回值")
-        demands = dict((from_table if "<table" in described else from_list)(described, chip, dict(named)))
-        required = required_names(results)
         yield (
-            name,
+            operator,
             Operator(
-                tuple(name for name, _ in named),
-                tuple(kind for _, kind in named),
-                tuple(_of_type(kind, demands.get(name, Demand()), name in required) for name, kind in named),
+                tuple(kinds),
+                tuple(kinds.values()),
+                tuple(_demands(section, chip, kinds)),
                 chips_with(document, kernels),
             ),
         )
 
 
-def _of_type(kind: str, said: Demand, required: bool) -> Demand:
-    """Of what is said of a parameter, that which its type can keep or break."""
-    if kind not in ("Tensor", "TensorList"):
-        return Demand(values=said.values)
-    return Demand(said.dtypes, said.ranks, required, said.contiguous)
+def _demands(section: str, chip: str, kinds: Mapping[str, str]) -> Iterator[Demand]:
+    """What a section demands of each parameter in turn: of what is said, that which its type can keep or break."""
+    described, _, results = section.partition("返回值")
+    found = dict((from_table if "<table" in described else from_list)(described, chip, kinds))
+    required, refused = required_names(results), list(of_refusals(for_chip(results, chip)))
+    for name, kind in kinds.items():
+        said = found.get(name, Demand())
+        if kind not in ("Tensor", "TensorList"):
+            yield Demand(values=said.values)
+            continue
+        also = {(relation, names) for parameter, relation, names in refused if parameter == name}
+        relations = known(name, said.relations | also, kinds)
+        yield Demand(said.dtypes, said.ranks, name in required, said.contiguous, relations=relations)
 
 
 def extract(releases: list[Path], chip: str) -> dict[str, Operator]:
@@ -398,10 +429,10 @@ def extract(releases: list[Path], chip: str) -> dict[str, Operator]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("releases", type=Path, nargs="+")
-    parser.add_argument("--calls", type=Path, required=True, help="what extract_calls.py wrote")
+    parser.add_argument("--calls", type=Path, nargs="+", required=True, help="what extract_calls.py wrote")
     parser.add_argument("--chip", default="A3", choices=CHIPS, help="the family of chips whose rules are extracted")
     given = parser.parse_args()
-    called = {line.split(" ", 1)[0] for line in given.calls.read_text().splitlines()}
+    called = {line.split(" ", 1)[0] for calls in given.calls for line in calls.read_text().splitlines()}
     found = extract(given.releases, CHIPS[given.chip][0])
     print("\n".join(f"{name}{found[name]}" for name in sorted(called & set(found))))
 

@@ -1,5 +1,6 @@
 // Refuses arguments that an operator's own document forbids, with the codes and in the words of CANN's argument checks,
 // where NPU_EMULATOR_STRICT asks for it.
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <map>
@@ -11,7 +12,7 @@
 namespace cann {
 namespace {
 
-constexpr int kDtypes = 64, kRanks = 32;
+constexpr int kDtypes = 64, kRanks = 32, kParameters = 64;
 
 const char* dtype_name(int dtype) {
   switch (dtype) {
@@ -31,6 +32,9 @@ const char* dtype_name(int dtype) {
 bool is_in(uint64_t bits, int at, int count) { return at >= 0 && at < count && bits >> at & 1; }
 
 bool is_of_16_bits(uint64_t dtypes) { return is_in(dtypes, ACL_FLOAT16, kDtypes) || is_in(dtypes, ACL_BF16, kDtypes); }
+
+// op-plugin passes an empty vector for what an operator does not use.
+bool is_left_out(const aclTensor* given) { return !given || (given->dims.size() == 1 && given->dims[0] == 0); }
 
 void demand_dtype(const Demand& demand, int dtype, bool in_float32) {
   if (!demand.dtypes || is_in(demand.dtypes, dtype, kDtypes)) return;
@@ -107,6 +111,49 @@ template <class Given>
   std::ostringstream words;
   words << "AclNN_Parameter_Error(EZ1001): " << demand.name << " must be " << demand.values << ", but got " << given
         << ".";
+  throw Refused(kInvalidArgument, words.str());
+}
+
+bool broadcasts(c10::IntArrayRef ours, c10::IntArrayRef theirs) {
+  for (size_t back = 1; back <= std::min(ours.size(), theirs.size()); ++back) {
+    const auto own = ours[ours.size() - back], other = theirs[theirs.size() - back];
+    if (own != other && own != 1 && other != 1) return false;
+  }
+  return true;
+}
+
+void demand_agreement(const Demand& demand, const aclTensor& given, Agreement agreement, const Demand& of_other,
+                      const aclTensor& other) {
+  const c10::IntArrayRef ours(given.dims), theirs(other.dims);
+  std::ostringstream words;
+  words << "AclNN_Parameter_Error(EZ1001): ";
+  if (agreement == Agreement::kDtype && given.dtype != other.dtype) {
+    const char *own = dtype_name(given.dtype), *expected = dtype_name(other.dtype);
+    words << "Expected both tensors to have same dtype, but found " << demand.name << " "
+          << (own ? own : "DT_UNDEFINED") << " and " << of_other.name << " " << (expected ? expected : "DT_UNDEFINED");
+  } else if (agreement == Agreement::kShape && ours != theirs) {
+    words << "Expected tensor for " << demand.name << " to have same size as tensor for " << of_other.name << ", but "
+          << ours << " does not equal " << theirs;
+  } else if (agreement == Agreement::kBroadcasts && !broadcasts(ours, theirs)) {
+    words << "The size of tensor " << demand.name << " " << ours << " must match the size of tensor " << of_other.name
+          << " " << theirs;
+  } else {
+    return;
+  }
+  throw Refused(kInvalidArgument, words.str() + ".");
+}
+
+void demand_broadcast(const Demand& demand, const aclTensor& given, const std::vector<const aclTensor*>& others) {
+  Ints result;
+  for (const auto* other : others) {
+    if (is_left_out(other)) return;
+    if (!broadcasts(result, other->dims)) return;  // which the relations of the others say better
+    result = at::infer_size(result, other->dims);
+  }
+  if (given.dims == result) return;
+  std::ostringstream words;
+  words << "AclNN_Parameter_Error(EZ1001): Expected tensor for " << demand.name << " to have same size as "
+        << c10::IntArrayRef(result) << ", but got " << c10::IntArrayRef(given.dims) << ".";
   throw Refused(kInvalidArgument, words.str());
 }
 
@@ -198,7 +245,8 @@ void demand(const Demand& demand, const aclTensorList* given, bool in_float32) {
   if (!given) return;
   Demand of_each = demand;
   of_each.required = false;
-  for (const auto* each : given->values) cann::demand(of_each, each, in_float32);
+  for (const auto* each : given->values)
+    if (!is_left_out(each)) cann::demand(of_each, each, in_float32);
 }
 
 void demand(const Demand& demand, const char* given, bool) {
@@ -208,6 +256,32 @@ void demand(const Demand& demand, const char* given, bool) {
 
 void demand_number(const Demand& demand, int64_t given) {
   if (*demand.values && !allows(demand.values, given)) refuse_value(demand, given);
+}
+
+std::vector<const aclTensor*> tensors_of(const aclTensor* given) { return {given}; }
+
+std::vector<const aclTensor*> tensors_of(const aclTensorList* given) {
+  return given ? given->values : std::vector<const aclTensor*>();
+}
+
+bool has_relations(const Demand* demands, size_t parameters) {
+  return demands && std::any_of(demands, demands + parameters, [](const auto& each) { return !each.relations.empty(); });
+}
+
+void demand_relations(const Demand* demands, const std::vector<std::vector<const aclTensor*>>& given) {
+  for (size_t at = 0; at < given.size(); ++at)
+    for (const auto& relation : demands[at].relations)
+      for (size_t index = 0; index < given[at].size(); ++index) {
+        if (is_left_out(given[at][index])) continue;
+        std::vector<const aclTensor*> others;
+        for (size_t other = 0; other < given.size(); ++other) {
+          if (!is_in(relation.others, other, kParameters) || given[other].size() != given[at].size()) continue;
+          others.push_back(given[other][index]);
+          if (relation.agreement != Agreement::kBroadcastOf && !is_left_out(others.back()))
+            demand_agreement(demands[at], *given[at][index], relation.agreement, demands[other], *others.back());
+        }
+        if (relation.agreement == Agreement::kBroadcastOf) demand_broadcast(demands[at], *given[at][index], others);
+      }
 }
 
 }  // namespace cann

@@ -40,9 +40,6 @@ OP(RmsNorm, [](Tensor self, Tensor weight, double epsilon, Tensor out, Tensor in
   rms_norm(self, weight, epsilon, out, inverse);
 })
 OP(AddRmsNorm, [](Tensor first, Tensor second, Tensor weight, double epsilon, Tensor out, Tensor inverse, Tensor sum) {
-  demand_type_of(first, "x1", second, "x2");
-  demand_type_of(first, "x1", weight, "gamma");
-  demand_that(first.sizes() == second.sizes(), "Tensor x2", "must have the shape of x1");
   const auto added = at::add(first, second);
   rms_norm(added, weight, epsilon, out, inverse);
   put(sum, added);
@@ -122,8 +119,6 @@ OP(ApplyRotaryPosEmb, [](Tensor query, Tensor key, Tensor cos, Tensor sin, int64
 OP(InterleaveRope, [](Tensor self, Tensor cos, Tensor sin, Tensor out) {
   constexpr int64_t kRope = 64;
   demand_that(self.size(-1) == kRope, "Tensor x", "must have 64 elements in its last dimension");
-  demand_type_of(self, "x", cos, "cos");
-  demand_type_of(self, "x", sin, "sin");
   const auto halves = wide(self).unflatten(-1, {-1, 2}).transpose(-1, -2).flatten(-2);
   put(out, halves * wide(cos) + turned(halves, 0) * wide(sin));
 })

@@ -91,6 +91,10 @@ OP(RepeatInterleave, [](Tensor self, Tensor counts, int64_t, Tensor out) {
 OP(RepeatInterleaveWithDim, [](Tensor self, Tensor counts, int64_t dim, int64_t, Tensor out) {
   put(out, at::repeat_interleave(self, counts, dim));
 })
+OP(RepeatInterleaveGrad, [](Tensor gradient, Tensor counts, int64_t dim, Tensor out) {
+  const auto sums = at::zeros(out.sizes(), operand(gradient).options());
+  put(out, sums.index_add(dim, at::repeat_interleave(counts.to(at::kLong)), operand(gradient)));
+})
 OP(RepeatInterleaveInt, [](Tensor self, int64_t count, int64_t, Tensor out) {
   put(out, at::repeat_interleave(self, count));
 })

@@ -144,6 +144,12 @@ CANN_ABI(DType, int, "DataType", DType{given})
 CANN_ABI(std::string, const char*, "char*", given ? given : "")
 #undef CANN_ABI
 
+// How a tensor must go with others, whose parameters `others` has a bit for each of.
+enum class Agreement { kShape, kBroadcasts, kBroadcastOf, kDtype };
+struct Relation {
+  Agreement agreement;
+  uint64_t others;
+};
 // What the document of an operator demands of one parameter: documented_rules.txt, which extract_rules.py explains.
 struct Demand {
   const char* name;
@@ -151,6 +157,7 @@ struct Demand {
   uint32_t ranks;   // a bit for each number of dimensions
   bool required, contiguous;
   const char* values;  // of a number or a string: "0,2", "1..65535", "0..", "BSH,TND"; empty demands nothing
+  std::vector<Relation> relations;
 };
 // The demands on an operator's parameters in their order; null where there is no document, or one of other parameters.
 const Demand* demands_on(const char* operator_name, size_t parameters);
@@ -180,7 +187,17 @@ template <class Other>
 void demand(const Demand& demand, Other given, bool) {
   if constexpr (std::is_integral_v<Other>) demand_number(demand, static_cast<int64_t>(given));
 }
-// What documents demand of sizes, values and of several parameters together, written beside the operators. Each throws
+// The tensors of an argument: one, those of a list, or none.
+std::vector<const aclTensor*> tensors_of(const aclTensor* given);
+std::vector<const aclTensor*> tensors_of(const aclTensorList* given);
+template <class Other>
+std::vector<const aclTensor*> tensors_of(Other) {
+  return {};
+}
+// Throws Refused where tensors of several parameters do not go together.
+void demand_relations(const Demand* demands, const std::vector<std::vector<const aclTensor*>>& given);
+bool has_relations(const Demand* demands, size_t parameters);
+// What else documents demand of sizes, values and of several parameters together, written beside the operators. Each throws
 // in strict mode alone: `words` go on after "Tensor x", or whatever `parameter` is.
 bool is_strict();
 void demand_that(bool holds, const char* parameter, const char* words);
@@ -231,12 +248,14 @@ struct Entry {
     try {
       *bytes = 0;
       static const Demand* const demands = demands_on(name, sizeof...(Arguments));
+      static const bool has_related = has_relations(demands, sizeof...(Arguments));
       static const bool is_on_this_chip = has_kernel(name);
       const bool strict = is_strict();
       if (strict && !is_on_this_chip) refuse_kernel(name);
       if (const Demand* next = strict ? demands : nullptr) {
         const bool in_float32 = reference_runs() && (is_of_float32(given) && ...);
         (demand(*next++, given, in_float32), ...);
+        if (has_related) demand_relations(demands, {tensors_of(given)...});
       }
       auto arguments = std::make_tuple(Abi<Arguments>::from(given)...);
       if constexpr (Kind::is_checked) check_in_place(Abi<Arguments>::from(given)...);

@@ -321,8 +321,7 @@ OP(KvRmsNormRopeCache, [](Tensor kv, Tensor weight, Tensor cos, Tensor sin, Tens
   static const std::vector<std::string> kModes = {"Norm", "PA", "PA_BNSD", "PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ"};
   TORCH_CHECK(std::find(kModes.begin(), kModes.end(), mode) != kModes.end(), "there is no cache_mode ", mode);
   demand_widths(kv, weight, key_cache, index, mode);
-  for (const auto& [tensor, name] : {std::pair(weight, "gamma"), {cos, "cos"}, {sin, "sin"},
-                                     {key_cache, "kCacheRef"}, {latent_cache, "ckvCacheRef"}})
+  for (const auto& [tensor, name] : {std::pair(key_cache, "kCacheRef"), {latent_cache, "ckvCacheRef"}})
     demand_type_of(kv, "kv", tensor, name);
   const auto size = weight.size(0);
   const auto x = wide(kv.narrow(-1, 0, size));

@@ -16,6 +16,8 @@ DTYPES = {
     "COMPLEX64": 16, "COMPLEX128": 17, "BFLOAT16": 27,
 }  # fmt: skip
 
+RELATIONS = ("shape", "broadcasts", "broadcast_of", "dtype")
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -23,11 +25,15 @@ class Parameter:
 
     name: str
     kind: str
-    dtypes: frozenset[str]
-    ranks: frozenset[int]
-    required: bool
-    contiguous: bool
+    dtypes: frozenset[str] = frozenset()
+    ranks: frozenset[int] = frozenset()
+    required: bool = False
+    contiguous: bool = False
     values: str = ""
+    relations: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """What it must be with others: ("dtype", ("self",)), ("broadcast_of", ("self", "other"))."""
+    can_be_given: bool = True
+    """False for a tensor of types that torch has not."""
 
     def allowed(self, numbers: Iterable[int]) -> list[int]:
         """Those of some whole numbers that this one may be; where it may be none of them, another."""
@@ -41,7 +47,9 @@ class Parameter:
 
 
 def load(name: str) -> ModuleType:
-    """A program that lies beside the emulated CANN's sources, in no package."""
+    """A program that lies beside the emulated CANN's sources, in no package, as those that it imports do."""
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
     spec = importlib.util.spec_from_file_location(f"emulator_{name}", FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for it
@@ -72,23 +80,42 @@ def read_rules(text: str, exceptions: str | None = None) -> dict[str, list[Param
             dtypes, ranks, said = (*parts, "", "", "")[:3]
             typed, _, values = head.partition("=")
             name, _, kind = typed.partition(":")
+            alone = [each for each in said.split(",") if "=" not in each]
+            related = [each.split("=") for each in said.split(",") if "=" in each]
+            possible = frozenset(filter(None, dtypes.split(","))) & DTYPES.keys()
+            if dtypes and not possible:
+                rules[operator].append(Parameter(name, kind, can_be_given=False))
+                continue
             rules[operator].append(
                 Parameter(
                     name,
                     kind,
-                    frozenset(filter(None, dtypes.split(","))) & DTYPES.keys(),
+                    possible,
                     read_ranks(ranks),
-                    "required" in said,
-                    "contiguous" in said,
+                    "required" in alone,
+                    "contiguous" in alone,
                     values,
+                    tuple((relation, tuple(others.split("+"))) for relation, others in related),
                 )
             )
+        absent = {each.name for each in rules[operator] if not each.can_be_given}
+        rules[operator] = [
+            replace(each, relations=tuple(one for one in each.relations if absent.isdisjoint(one[1])))
+            for each in rules[operator]
+        ]
     for each in tomllib.loads(EXCEPTIONS.read_text() if exceptions is None else exceptions)["exception"]:
         if each["operator"] not in rules:
             continue
-        empty = {"dtypes": frozenset(), "ranks": frozenset(), "values": ""}.get(each["demand"], False)
         rules[each["operator"]] = [
-            replace(parameter, **{each["demand"]: empty}) if parameter.name == each["parameter"] else parameter
+            without(parameter, each["demand"]) if parameter.name == each["parameter"] else parameter
             for parameter in rules[each["operator"]]
         ]
     return rules
+
+
+def without(parameter: Parameter, demand: str) -> Parameter:
+    """The parameter less one kind of what is demanded of it."""
+    if demand in RELATIONS:
+        return replace(parameter, relations=tuple(each for each in parameter.relations if each[0] != demand))
+    empty = {"dtypes": frozenset(), "ranks": frozenset(), "values": ""}.get(demand, False)
+    return replace(parameter, **{demand: empty})

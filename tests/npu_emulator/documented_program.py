@@ -29,11 +29,12 @@ NUMBERS = {
 
 @dataclass(frozen=True)
 class Argument:
-    """What is passed for a parameter: a tensor of ones in every dimension, or of twos whose strides are exchanged; or
-    `value`, if it is a number or a string."""
+    """What is passed for a parameter: a tensor with `size` elements in every dimension, or one of twos whose strides
+    are exchanged; or `value`, if it is a number or a string."""
 
     dtype: str = "FLOAT"
     rank: int = 1
+    size: int = 1
     is_null: bool = False
     is_turned: bool = False
     value: str = ""
@@ -46,7 +47,8 @@ def pointer(name: str, *arguments: object) -> ctypes.c_void_p:
 
 
 def tensor(argument: Argument) -> ctypes.c_void_p:
-    sizes, strides = [1] * argument.rank, [1] * argument.rank
+    sizes = [argument.size] * argument.rank
+    strides = [argument.size ** (argument.rank - at - 1) for at in range(argument.rank)]
     if argument.is_turned:
         sizes[-2:], strides[-2:] = [2, 2], [1, 2]
     shape = (ctypes.c_int64 * argument.rank)(*sizes)
@@ -84,15 +86,42 @@ def call(operator: str, kinds: list[str], arguments: list[Argument]) -> tuple[in
 
 
 def legal(parameters: list[Parameter]) -> list[Argument]:
-    """An argument for each parameter that its demand allows, of float32 and two dimensions where it can be."""
+    """An argument for each parameter that all demands allow, of float32 and two dimensions where it can be."""
+    dtypes = common(parameters, [each.dtypes or frozenset(DTYPES) for each in parameters], {"dtype"})
+    ranks = common(parameters, [each.ranks or frozenset(range(9)) for each in parameters], {"shape", "broadcast_of"})
     return [
         Argument(
-            "FLOAT" if not each.dtypes or "FLOAT" in each.dtypes else min(each.dtypes),
-            min(each.ranks, key=lambda rank: (abs(rank - 2), rank)) if each.ranks else 2,
+            "FLOAT" if "FLOAT" in of_types else min(of_types),
+            min(of_ranks, key=lambda rank: (abs(rank - 2), rank)),
+            is_null=not each.can_be_given,
             value=re.split(r",|\.\.", each.values)[0],
         )
-        for each in parameters
+        for each, of_types, of_ranks in zip(parameters, dtypes, ranks, strict=True)
     ]
+
+
+def common(parameters: list[Parameter], allowed: list[frozenset], relations: set[str]) -> list[frozenset]:
+    """Of what each parameter may be, that which those that it is related to may be too, however indirectly.
+
+    Raises:
+        ValueError: nothing is left for a parameter.
+    """
+    names, left = [each.name for each in parameters], list(allowed)
+    related = [
+        (at, names.index(other))
+        for at, each in enumerate(parameters)
+        for relation, others in each.relations
+        for other in others
+        if relation in relations
+    ]
+    for _ in parameters:  # as often as the longest chain of relations may need
+        for one, other in related:
+            left[one] = left[other] = left[one] & left[other]
+    if not all(left):
+        raise ValueError(
+            f"no {' or '.join(relations)} is allowed for {names[left.index(frozenset())]} and its relations"
+        )
+    return left
 
 
 def in_float32(parameters: list[Parameter], arguments: list[Argument]) -> list[Argument]:
@@ -130,9 +159,26 @@ def illegal(parameter: Parameter, given: Argument) -> Iterator[tuple[str, Argume
         yield "values", replace(given, value=beyond(parameter)), INVALID
 
 
-def try_operator(operator: str, parameters: list[Parameter]) -> tuple[dict[str, int], list[str]]:
-    """How many demands of each kind were tried, and what was not as it should be."""
-    kinds, arguments = [each.kind for each in parameters], legal(parameters)
+def unrelated(
+    parameters: list[Parameter], arguments: list[Argument], at: int
+) -> Iterator[tuple[str, list[Argument], str]]:
+    """For each relation of a parameter: its kind, arguments that break it alone, and a word that CANN says then."""
+    parameter, given = parameters[at], arguments[at]
+    for relation in sorted({relation for relation, _ in parameter.relations}):
+        if relation == "dtype":
+            others = (parameter.dtypes or frozenset(DTYPES)) - {given.dtype}
+            if others:
+                yield relation, [*arguments[:at], replace(given, dtype=min(others)), *arguments[at + 1 :]], "same dtype"
+        elif given.rank:
+            of_twos = [replace(each, size=2) for each in arguments]
+            yield relation, [*of_twos[:at], replace(given, size=3), *of_twos[at + 1 :]], "size"
+
+
+def try_operator(
+    operator: str, parameters: list[Parameter], arguments: list[Argument]
+) -> tuple[dict[str, int], list[str]]:
+    """How many demands of each kind were tried beside legal arguments, and what was not as it should be."""
+    kinds = [each.kind for each in parameters]
     counts: dict[str, int] = {}
     code, words = call(operator, kinds, arguments)
     if code:
@@ -143,6 +189,11 @@ def try_operator(operator: str, parameters: list[Parameter]) -> tuple[dict[str, 
             counts[demand] = counts.get(demand, 0) + 1
             code, words = call(operator, kinds, [*arguments[:at], argument, *arguments[at + 1 :]])
             if code != expected or parameter.name not in words or operator not in words:
+                wrong.append(f"{operator}, {demand} of {parameter.name}: {code} {words}")
+        for demand, changed, word in unrelated(parameters, arguments, at):
+            counts[demand] = counts.get(demand, 0) + 1
+            code, words = call(operator, kinds, changed)
+            if code != INVALID or not re.search(rf"\b{parameter.name}\b.*{word}|{word}.*\b{parameter.name}\b", words):
                 wrong.append(f"{operator}, {demand} of {parameter.name}: {code} {words}")
     return counts, wrong
 
@@ -163,15 +214,20 @@ def main() -> None:
     wrong, different, refused_in_float32, absent = [], [], [], []
     for operator in sorted(written.keys() & documented.keys()):
         kinds = written[operator]
+        try:
+            arguments = legal(documented[operator])
+        except ValueError as contradiction:
+            wrong.append(f"{operator}: {contradiction}")
+            continue
         if chips.get(operator, chip) != chip:
-            absent.append([operator, *call(operator, kinds, legal(documented[operator]))])
+            absent.append([operator, *call(operator, kinds, arguments)])
             continue
         if kinds != [each.kind for each in documented[operator]]:
             different.append(f"{operator}: written {kinds}, documented {[each.kind for each in documented[operator]]}")
             continue
-        if call(operator, kinds, in_float32(documented[operator], legal(documented[operator])))[0]:
+        if call(operator, kinds, in_float32(documented[operator], arguments))[0]:
             refused_in_float32.append(operator)
-        tried, found = try_operator(operator, documented[operator])
+        tried, found = try_operator(operator, documented[operator], arguments)
         wrong += found
         for demand, count in tried.items():
             counts[demand] = counts.get(demand, 0) + count

@@ -5,10 +5,10 @@ import tomllib
 
 import pytest
 
-from tests.npu_emulator.documented import EXCEPTIONS, FOLDER, RULES, load, read_rules
+from tests.npu_emulator.documented import EXCEPTIONS, RULES, load, read_rules
 from tests.npu_emulator.engine_process import finish, start
 
-extract_rules, documented = load("extract_rules"), load("documented")
+extract_rules, documented, relations = load("extract_rules"), load("documented"), load("documented_relations")
 # The two forms of the documents, shortened: a table of parameters, and a list of them.
 TABLE = """
 | 产品 | 是否支持 |
@@ -81,14 +81,14 @@ def test_a_table_is_read_with_its_ranks_strides_and_null_pointers():
         "x:Tensor|FLOAT,FLOAT16|1-3|required,contiguous",
         "factor:double",
         "turns:int64=0",
-        "indexOptional:Tensor||0,2",
-        "out:Tensor||0-8|required",
+        "indexOptional:Tensor||0,2|dtype=x",
+        "out:Tensor||0-8|required,dtype=x",
     ]
 
 
 def test_a_list_is_read_for_the_chip_alone():
     assert extracted(LIST) == [
-        "x:Tensor|BFLOAT16,FLOAT|1-3|required",
+        "x:Tensor|BFLOAT16,FLOAT|1-3|required,dtype=out",
         "factor:double",
         "turns:int64=0..4",
         "indexOptional:Tensor|INT32,INT64|0-8",
@@ -112,11 +112,11 @@ def test_of_two_releases_what_one_allows_is_allowed(tmp_path):
         (folder / "aclnnScale.md").write_text(document)
     found = extract_rules.extract([tmp_path / "old", tmp_path / "new"], "Atlas A3")
     assert str(found["aclnnScale"]).split(" ")[1:] == [
-        "x:Tensor|BFLOAT16,FLOAT,FLOAT16|1-3|required",
+        "x:Tensor|BFLOAT16,FLOAT,FLOAT16|1-3|required,dtype=out",
         "factor:double",
         "turns:int64=0..4",
-        "indexOptional:Tensor|INT32,INT64|0-8",
-        "out:Tensor||0-8",
+        "indexOptional:Tensor|INT32,INT64|0-8|dtype=x",
+        "out:Tensor||0-8|dtype=x",
     ]
 
 
@@ -156,6 +156,66 @@ def test_what_a_number_or_a_string_may_be_is_read_from_a_sentence(kind, said, va
     assert (found and str(found)) == values
 
 
+# What the documents say of two tensors, as they say it.
+@pytest.mark.parametrize(
+    ("said", "column", "expected"),
+    [
+        ("shape需要与self一致。", "", "shape=self"),
+        ("数据类型、数据格式和shape与入参`x1`的数据类型、数据格式和shape一致。", "", "dtype=x1 shape=x1"),
+        ("shape、数据类型与输入`x1`的shape、数据类型保持一致。", "", "dtype=x1 shape=x1"),
+        ("gradOutput、self与gradInput的数据类型和shape一致。", "", "dtype=gradInput dtype=gradOutput dtype=self "
+         "shape=gradInput shape=gradOutput shape=self"),
+        ("数据类型需要是self可转换的数据类型，shape与self相同。", "", "shape=self"),
+        ("数据类型要和x保持一致。", "", "dtype=x"),
+        ("与`self`保持一致", "shape", "shape=self"),
+        ("与x一致", "dtype", "dtype=x"),
+        ("与x一致", "", ""),
+        ("shape需要与self满足[broadcast关系](../../docs/zh/context/broadcast关系.md)。", "", "broadcasts=self"),
+        ("self与x、y的shape满足broadcast关系。", "", "broadcasts=self broadcasts=x broadcasts=y"),
+        ("shape可以broadcast到self的shape。", "", "broadcasts=self"),
+        ("shape需要是self与other broadcast之后的shape。", "", "broadcast_of=self+other"),
+        ("out与self、tensor1、tensor2 broadcast之后的tensor的shape一致", "", "broadcast_of=self+tensor1+tensor2"),
+        # Conditions, single dimensions, batches of products, and advice.
+        ("当groupType为0时，shape与x一致。", "", ""),
+        ("其他类型时，shape与x一致", "", ""),
+        ("shape需要与`x1`后几维保持一致，后几维为`x1`需要norm的维度。", "", ""),
+        ("shape为[N]，长度与x的N维长度一致", "", ""),
+        ("需要与mat2满足broadcast关系。", "", ""),
+        ("noise需要不小于self（shape建议与self一致）。", "", ""),
+    ],
+)  # fmt: skip
+def test_how_two_tensors_go_together_is_read_from_a_sentence(said, column, expected):
+    found = relations.of_parameter(said, column)
+    assert " ".join(sorted(f"{kind}={names}" for kind, names in found)) == expected
+
+
+def test_how_two_tensors_go_together_is_read_from_what_is_refused():
+    refused = (
+        "self和out的shape不一致",
+        "self和mask的shape无法做broadcast",
+        "x1、x2的数据类型不相同",
+        "out的shape不是self与other broadcast之后的shape",
+        "当reduction为0时，self和out的shape不一致",
+    )
+    said = "".join(f"{number}. {each}。\n" for number, each in enumerate(refused, 1))
+    assert list(relations.of_refusals(said)) == [
+        ("out", "shape", "self"),
+        ("mask", "broadcasts", "self"),
+        ("x2", "dtype", "x1"),
+        ("out", "broadcast_of", "self+other"),
+    ]
+
+
+def test_where_documents_contradict_each_other_less_is_demanded():
+    same, fits = ("shape", "self"), ("broadcasts", "self")
+    assert relations.weaker(frozenset({same}), frozenset()) == {same}
+    assert relations.weaker(frozenset({same}), frozenset({fits})) == {fits}
+    assert relations.weaker(frozenset({same}), frozenset({("shape", "other")})) == frozenset()
+    assert relations.weaker(frozenset({same}), frozenset({("dtype", "self")})) == {same, ("dtype", "self")}
+    kinds = {"self": "Tensor", "out": "Tensor", "list": "TensorList", "dim": "int64"}
+    assert relations.known("out", [same, fits, ("shape", "list"), ("dtype", "N"), ("dtype", "out")], kinds) == {fits}
+
+
 def test_of_two_lists_of_values_all_are_allowed_and_of_a_range_what_lies_between():
     values = extract_rules.Values
     assert str(values(frozenset({"TND"})).or_else(values(frozenset({"BSH"})))) == "BSH,TND"
@@ -180,12 +240,18 @@ def test_a_type_that_is_not_known_demands_nothing():
 
 
 def test_an_exception_takes_one_demand_away_and_must_be_of_one():
-    rules = "aclnnScale|A2 x:Tensor|BFLOAT16,FLOAT8_E5M2|1-2|required turns:int64=0,2"
+    x = "x:Tensor|BFLOAT16,FLOAT8_E5M2|1-2|required,broadcast_of=y+z,dtype=z"
+    rules = f"aclnnScale|A2 {x} turns:int64=0,2 y:Tensor z:Tensor"
     entry = {"operator": "aclnnScale", "parameter": "x", "demand": "ranks", "reason": "for this test"}
-    turns = '{"turns", 0, 0, false, false, "0,2"}'
-    source = f'{{"aclnnScale", {{"A2", {{{{"x", 1ull << ACL_BF16, 6, true, false, ""}}, {turns}}}}}}},\n'
+    related = "{Agreement::kBroadcastOf, 1ull << 2 | 1ull << 3}, {Agreement::kDtype, 1ull << 3}"
+    entries = [f'{{"x", 1ull << ACL_BF16, 6, true, false, "", {{{related}}}}}']
+    for name, values in (("turns", "0,2"), ("y", ""), ("z", "")):
+        entries.append(f'{{"{name}", 0, 0, false, false, "{values}", {{}}}}')
+    source = f'{{"aclnnScale", {{"A2", {{{", ".join(entries)}}}}}}},\n'
     assert documented.demands(rules, []) == source
     assert documented.demands(rules, [entry]) == source.replace("BF16, 6", "BF16, 0")
+    without_dtype = related.partition("}, ")[0] + "}"
+    assert documented.demands(rules, [entry | {"demand": "dtype"}]) == source.replace(related, without_dtype)
     entry_of_values = entry | {"parameter": "turns", "demand": "values"}
     assert documented.demands(rules, [entry_of_values]) == source.replace("0,2", "")
     with pytest.raises(ValueError, match="names what no document demands.*contiguous"):
@@ -214,6 +280,8 @@ def test_what_a_document_forbids_is_refused_and_what_it_allows_is_taken(tried):
     assert tried["counts"]["dtypes"] > 900 and tried["counts"]["ranks"] > 600
     assert tried["counts"]["required"] > 800 and tried["counts"]["contiguous"] > 40
     assert tried["counts"]["values"] > 40
+    assert tried["counts"]["shape"] > 250 and tried["counts"]["broadcasts"] > 150
+    assert tried["counts"]["broadcast_of"] > 30 and tried["counts"]["dtype"] > 300
 
 
 def test_an_operator_that_a_chip_lacks_is_refused_there_alone(tried, tmp_path):
@@ -234,11 +302,8 @@ def test_parameters_are_those_of_the_documents(tried):
         "aclnnAscendQuant", "aclnnAscendQuantV3", "aclnnConvolutionBackward", "aclnnDynamicQuantV2", "aclnnOneHot",
         "aclnnQuantMatmulWeightNz",
     }  # fmt: skip
-    # The rules are of what op-plugin calls; MindSpeed's own kernels call more.
-    of_mindspeed = {line.split()[0] for line in (FOLDER / "mindspeed_calls.txt").read_text().splitlines()}
-    others = [name for name in tried["undocumented"] if name not in of_mindspeed]
     # Documents of what resizes images are in a repository that is not read.
-    others = [name for name in others if not name.startswith(("aclnnUpsample", "aclnnGridSampler"))]
+    others = [name for name in tried["undocumented"] if not name.startswith(("aclnnUpsample", "aclnnGridSampler"))]
     assert others == ["AtbMLA", "AtbPagedCacheLoad", "AtbRingMLA", "aclStft", "aclnnIm2colBackward"]
 
 

@@ -200,15 +200,15 @@ def summed_product(width=256, weight=HALF, turns=0):
 # What is asked of an operator that its document forbids, and the words that refuse it.
 FORBIDDEN: list[tuple[str, dict[str, object], str]] = [
     ("rms_norm", {"gamma": OTHER_HALF}, "aclnnRmsNorm: .* gamma must have the dtype of x or be float32"),
-    ("add_rms_norm", {"other": FLOAT}, "Tensor x2 must have the dtype of x1, BFloat16, and has Float"),
-    ("add_rms_norm", {"gamma": FLOAT}, "Tensor gamma must have the dtype of x1"),
-    ("add_rms_norm", {"rows": 1}, "aclnnAddRmsNorm: .* Tensor x2 must have the shape of x1"),
+    ("add_rms_norm", {"other": FLOAT}, "aclnnAddRmsNorm: .* same dtype, but found x2 DT_FLOAT and x1 DT_BFLOAT16"),
+    ("add_rms_norm", {"gamma": FLOAT}, "same dtype, but found gamma DT_FLOAT and x1 DT_BFLOAT16"),
+    ("add_rms_norm", {"rows": 1}, "Expected tensor for x2 to have same size as tensor for x1"),
     ("swiglu_gradient", {"gradient": FLOAT}, "aclnnSwiGluGrad: .* Tensor yGrad must have the dtype of x"),
     ("interleave_rope", {"size": 4}, "aclnnInterleaveRope: .* Tensor x must have 64 elements"),
-    ("interleave_rope", {"table": FLOAT}, "Tensor cos must have the dtype of x"),
+    ("interleave_rope", {"table": FLOAT}, "same dtype, but found cos DT_FLOAT and x DT_BFLOAT16"),
     ("latent_cache", {"size": 48, "latent": 32}, "aclnnKvRmsNormRopeCache: .* Tensor kv must have 576 elements"),
     ("latent_cache", {"latent": 560}, "Tensor gamma must have 512 elements"),
-    ("latent_cache", {"gamma": OTHER_HALF}, "Tensor gamma must have the dtype of kv"),
+    ("latent_cache", {"gamma": OTHER_HALF}, "same dtype, but found gamma DT_FLOAT16 and kv DT_BFLOAT16"),
     ("latent_cache", {"mode": "PA_BLK_NZ"}, "Tensor index must name beginnings of blocks"),
     ("gating", {"kept": 2}, "aclnnMoeGatingTopK: .* kGroup must be at most groupCount"),
     ("gating", {"experts": 4096}, "Tensor x must have at most 2048 experts"),
@@ -251,7 +251,10 @@ FORBIDDEN: list[tuple[str, dict[str, object], str]] = [
         for product in ("gathered_product", "scattered_product", "summed_product")
         for rest in (
             ({"width": 128}, "Tensor x1 must have 256 to 65534 columns"),
-            ({"weight": OTHER_HALF}, "Tensor x2 must have the dtype of x1"),
+            (
+                {"weight": OTHER_HALF},
+                "x2 must have the dtype of x1|same dtype, but found x1 DT_BFLOAT16 and x2 DT_FLOAT16",
+            ),
             ({"turns": 1}, "commTurn must be 0"),
             ({"is_turned": True}, "Tensor x1 must not be transposed"),
             ({"has_bias": True}, "Tensor bias must be zero"),

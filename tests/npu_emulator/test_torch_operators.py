@@ -3,11 +3,12 @@
 What does not is in torch_operators.toml with its reason: the operator of CANN that is not emulated, what torch_npu
 makes of it, what strict mode refuses besides, or why it is not to be compared. An operator that fails and is not
 listed, or is listed and does not fail so, is an error. ``python -m tests.npu_emulator.test_torch_operators FILE``
-writes what is found as JSON.
+writes what is found as JSON, and with ``--together`` what `unrelated` finds.
 """
 
 import functools
 import importlib.util
+import itertools
 import json
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ import tomllib
 import types
 import unittest
 import warnings
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -33,6 +35,14 @@ LEAST_EQUAL, LEAST_EQUAL_IN_STRICT_MODE = 640, 635
 LISTED = Path(__file__).with_name("torch_operators.toml")
 _NOT_EMULATED = re.compile(r"(?:aclnn|aclop operator )(\w+) is not emulated")
 _FORBIDDEN = re.compile(r"EZ1001\): (.+)")
+# How two tensors of a call go together, in CANN's words.
+_UNRELATED = re.compile(r"aclnn\w+: .*EZ1001\): .*(?:same dtype|same size|must match the size).*")
+TYPES = (
+    torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.int64, torch.int32, torch.uint8,
+    torch.bool,
+)  # fmt: skip
+WITH_GRADIENTS = TYPES[:3]
+MOST_SAMPLES = 12  # of an operator in a type; all of them take three times as long, and found no more
 
 
 @functools.cache
@@ -88,22 +98,43 @@ def difference(op) -> str | None:
     return None
 
 
-def _serve(names: list[str], answers: Connection) -> None:
+def unrelated(op) -> str | None:
+    """The first call of an operator that strict mode refuses since two of its tensors do not go together.
+
+    torch's samples, in all types, are calls that torch_npu makes of its own; other refusals do not count.
+    """
+    for dtype in (each for each in TYPES if each in op.dtypes):
+        torch.manual_seed(0)
+        with_gradient = op.supports_autograd and dtype in WITH_GRADIENTS
+        try:
+            samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=with_gradient), MOST_SAMPLES))
+        except Exception:  # which some operators do not make in some types
+            continue
+        for sample in samples:
+            try:
+                run(op, sample, "npu")
+            except Exception as error:
+                if refused := _UNRELATED.search(str(error)):
+                    return refused[0]
+    return None
+
+
+def _serve(names: list[str], answers: Connection, find: Callable[[object], str | None]) -> None:
     os.environ["TASK_QUEUE_ENABLE"] = "0"  # so that a refusal is raised by the call that it refuses
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     for name in names:
-        answers.send((name, difference(operator_list()[name])))
+        answers.send((name, find(operator_list()[name])))
     os._exit(0)
 
 
-def differences(names: list[str]) -> dict[str, str | None]:
-    """`difference` of each, from a forked process; where an operator ends that, another one goes on after it."""
+def differences(names: list[str], find: Callable[[object], str | None] | None = None) -> dict[str, str | None]:
+    """What `find` finds of each, from a forked process; where an operator ends that, another one goes on after it."""
     found: dict[str, str | None] = {}
     while len(found) < len(names):
         waiting = names[len(found) :]
         ours, theirs = multiprocessing.Pipe(False)
-        process = multiprocessing.get_context("fork").Process(target=_serve, args=(waiting, theirs))
+        process = multiprocessing.get_context("fork").Process(target=_serve, args=(waiting, theirs, find or difference))
         process.start()
         theirs.close()
         try:
@@ -131,22 +162,47 @@ def wrongly_listed(found: dict[str, str | None], expected: dict[str, str]) -> di
     return wrong | {name: "equal, and listed" for name in expected if found.get(name) is None}
 
 
-@pytest.mark.parametrize("is_strict", [False, True], ids=["", "strict"])
-def test_operators_equal_the_cpu_or_are_listed_with_their_reason(tmp_path, is_strict):
-    """Found in a process that has touched no device, since those are forked.
-
-    In strict mode it shows which of the documents' demands torch_npu itself does not keep to.
-    """
-    file = tmp_path / "found.json"
-    command = [sys.executable, "-W", "ignore", "-m", "tests.npu_emulator.test_torch_operators", file]
+def found_by_a_process(folder: Path, is_strict: bool, *options: str) -> dict[str, str | None]:
+    """What ``python -m`` this module finds: a process that has touched no device, since those are forked."""
+    file = folder / "found.json"
+    command = [sys.executable, "-W", "ignore", "-m", "tests.npu_emulator.test_torch_operators", file, *options]
     environment = os.environ | {"NPU_EMULATOR_CAPACITY_MB": "2048", "OMP_NUM_THREADS": "1"}
     environment |= {"NPU_EMULATOR_STRICT": str(int(is_strict))}
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=1500)
-    found = json.loads(file.read_text())
+    return json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("is_strict", [False, True], ids=["", "strict"])
+def test_operators_equal_the_cpu_or_are_listed_with_their_reason(tmp_path, is_strict):
+    """In strict mode it shows which of the documents' demands torch_npu itself does not keep to."""
+    found = found_by_a_process(tmp_path, is_strict)
     expected, not_compared = read_list(is_strict)
     assert not_compared | expected.keys() <= operator_list().keys()
     assert wrongly_listed(found, expected) == {}
     assert sum(words is None for words in found.values()) >= (LEAST_EQUAL_IN_STRICT_MODE if is_strict else LEAST_EQUAL)
+
+
+def test_strict_mode_takes_what_torch_npu_puts_together(tmp_path):
+    """Types and shapes of several tensors: of what documents say of these, more is wrong than of single ones."""
+    found = found_by_a_process(tmp_path, True, "--together")
+    assert {name: words for name, words in found.items() if words} == {}
+    assert len(found) > 600
+
+
+def test_what_does_not_go_together_would_be_noticed(monkeypatch):
+    class Unrelated:
+        dtypes = {torch.float32}
+        supports_autograd = False
+
+        def sample_inputs(self, *args, **kwargs):
+            yield types.SimpleNamespace(input=torch.ones(2, 4), args=(torch.ones(3, 4), torch.ones(4)), kwargs={})
+
+        def __call__(self, x, other, weight):
+            return torch_npu.npu_add_rms_norm(x, other, weight)
+
+    monkeypatch.setenv("NPU_EMULATOR_STRICT", "1")
+    monkeypatch.setenv("TASK_QUEUE_ENABLE", "0")
+    assert "aclnnAddRmsNorm" in unrelated(Unrelated())
 
 
 def test_a_list_that_does_not_fit_would_be_noticed():
@@ -185,4 +241,6 @@ def test_a_wrong_kernel_would_be_noticed():
 
 if __name__ == "__main__":
     _, left_out = read_list(is_strict=False)
-    Path(sys.argv[1]).write_text(json.dumps(differences([name for name in operator_list() if name not in left_out])))
+    compared = [name for name in operator_list() if name not in left_out]
+    together = sys.argv[2:] == ["--together"]
+    Path(sys.argv[1]).write_text(json.dumps(differences(compared, unrelated if together else difference)))

@@ -78,10 +78,12 @@ def run(
 ) -> list[Outcome]:
     """Run the files of op-plugin's checkout in `folder`, `jobs` at a time, on a chip.
 
-    The queue of the real torch_npu is off: a refusal there would end all later work of a file. `keep` is a folder for
-    the outcome of each file; a file that has one there is not run again.
+    The queue of the real torch_npu is off: a refusal there would end all later work of a file. Strict mode is on: these
+    tests keep to what documents demand, and show where these are wrong. `keep` is a folder for the outcome of each
+    file; a file that has one there is not run again.
     """
     settings = {
+        "NPU_EMULATOR_STRICT": "1",
         "TASK_QUEUE_ENABLE": "0",
         "NPU_EMULATOR_CHIP": chip,
         "NPU_EMULATOR_CAPACITY_MB": str(64 << 10),
