@@ -24,7 +24,8 @@ struct aclDataBuffer {
 };
 struct aclopAttr {
   std::map<std::string, double> numbers;
-  std::map<std::string, Ints> lists;  // the others are read by no operator here
+  std::map<std::string, Ints> lists;
+  std::map<std::string, std::string> words;  // the others are read by no operator here
 };
 
 namespace {
@@ -42,50 +43,73 @@ std::string described(int count, const aclTensorDesc* const* descriptions) {
   return text;
 }
 
+// Whole numbers without a sign, which torch has no operators for, are seen as those with one.
 Tensor memory_of(const aclTensorDesc& description, const aclDataBuffer& buffer, const Ints& dims) {
-  return at::from_blob(buffer.data, dims, at::TensorOptions().dtype(scalar_type(description.dtype)));
+  const auto dtype = description.dtype == ACL_UINT64 ? at::kLong : scalar_type(description.dtype);
+  return at::from_blob(buffer.data, dims, at::TensorOptions().dtype(dtype));
 }
 
-// The work of Identity, which also changes a format; empty where one of the formats is not known.
-std::function<void()> identity(const aclTensorDesc& in, const aclDataBuffer& from, const aclTensorDesc& out,
-                               const aclDataBuffer& to) {
-  const bool from_plain = is_plain(in.format), to_plain = is_plain(out.format);
-  if (in.format == out.format || (from_plain && to_plain))
-    return [=] { std::memmove(to.data, from.data, std::min(from.bytes, to.bytes)); };
-  const auto private_format = from_plain ? out.format : in.format;
-  const bool in_tiles = private_format == ACL_FORMAT_FRACTAL_NZ;
-  if (from_plain == to_plain || !(in_tiles || private_format == ACL_FORMAT_NC1HWC0)) return {};
-  if (to_plain)
-    return [=] {
-      const HostKernels guard;
-      const auto plain = memory_of(out, to, out.plain), stored = memory_of(in, from, in.dims);
-      plain.copy_(in_tiles ? from_tiles(stored, plain.size(-2), plain.size(-1)).reshape(plain.sizes())
-                           : from_channel_blocks(stored, plain.sizes()));
-    };
-  return [=] {
-    const HostKernels guard;
-    (in_tiles ? to_tiles : to_channel_blocks)(memory_of(in, from, in.plain), memory_of(out, to, out.dims));
-  };
-}
+// A tensor of a call: its memory, undefined where there is none, and how it lies there.
+struct Stored {
+  Tensor memory;
+  aclFormat format;
+  Ints shape;
 
-// Tensors of a call. Numbers lie on the host, which may have given their memory to others when the operator runs.
-Tensors memories(int count, const aclTensorDesc* const descriptions[], const aclDataBuffer* const buffers[]) {
-  Tensors all;
+  bool is_private() const { return memory.defined() && !is_plain(format); }
+};
+
+// Numbers lie on the host, which may have given their memory to others when the operator runs.
+std::vector<Stored> stored(int count, const aclTensorDesc* const descriptions[], const aclDataBuffer* const buffers[]) {
+  std::vector<Stored> all;
   for (int index = 0; index < count; ++index) {
-    if (!buffers[index]->data) {
-      const auto& dims = descriptions[index]->plain;
-      const bool is_empty = std::find(dims.begin(), dims.end(), 0) != dims.end();  // and not one that was not given
-      all.push_back(is_empty ? at::empty(dims, scalar_type(descriptions[index]->dtype)) : Tensor());
-      continue;
-    }
-    const auto seen = memory_of(*descriptions[index], *buffers[index], descriptions[index]->plain);
-    all.push_back(may_run_later() && !is_on_device(buffers[index]->data) ? seen.clone() : seen);
+    const auto& given = *descriptions[index];
+    const auto& buffer = *buffers[index];
+    const bool is_empty = std::find(given.plain.begin(), given.plain.end(), 0) != given.plain.end();
+    Tensor memory;  // which is none where a tensor was not given, unless it has no elements
+    if (buffer.data) memory = memory_of(given, buffer, is_plain(given.format) ? given.plain : given.dims);
+    else if (is_empty) memory = at::empty(given.plain, scalar_type(given.dtype));
+    if (buffer.data && may_run_later() && !is_on_device(buffer.data)) memory = memory.clone();
+    all.push_back({std::move(memory), buffer.data ? given.format : ACL_FORMAT_ND, given.plain});
   }
   return all;
 }
 
-bool all_plain(int count, const aclTensorDesc* const* descriptions) {
-  return std::all_of(descriptions, descriptions + count, [](const auto* each) { return is_plain(each->format); });
+NamedCall call_with(const aclopAttr* attributes) {
+  if (!attributes) return {};
+  return {{}, {}, attributes->numbers, attributes->lists, attributes->words};
+}
+
+Tensors in_plain_order(const std::vector<Stored>& stored) {
+  Tensors all;
+  for (const auto& each : stored)
+    all.push_back(each.is_private() ? from_memory(each.memory, each.format, each.shape) : each.memory);
+  return all;
+}
+
+// Runs an operator on tensors in plain order, whatever the formats of its arguments are.
+void run_plainly(const NamedOperator& operation, NamedCall call, const std::vector<Stored>& in,
+                 const std::vector<Stored>& out) {
+  const HostKernels guard;
+  call.in = in_plain_order(in);
+  for (const auto& each : out)
+    call.out.push_back(each.is_private() ? at::empty(each.shape, each.memory.options()) : each.memory);
+  operation.run(call);
+  for (size_t index = 0; index < out.size(); ++index)
+    if (out[index].is_private()) to_memory(call.out[index], out[index].memory, out[index].format);
+}
+
+// Identity moves bytes where the format stays the same, and else changes it.
+bool moves_bytes(const std::string& name, const aclTensorDesc& in, const aclTensorDesc& out) {
+  return name == "Identity" && (in.format == out.format || (is_plain(in.format) && is_plain(out.format)));
+}
+
+bool has_known_formats(int count, const aclTensorDesc* const* descriptions) {
+  return std::all_of(descriptions, descriptions + count, [](const auto* each) { return is_known(each->format); });
+}
+
+aclError refuse(const std::string& name, const std::string& inputs, const std::string& results) {
+  return fail(kOpNotFound, "the aclop operator " + name + " is not emulated; its inputs are " + inputs +
+                               ", its results " + results);
 }
 
 }  // namespace
@@ -95,31 +119,55 @@ CANN_API aclError aclopCompileAndExecute(const char* name, int inputs, const acl
                                          const aclTensorDesc* const out_descriptions[], aclDataBuffer* const out[],
                                          const aclopAttr* attributes, aclopEngineType, aclopCompileType, const char*,
                                          aclrtStream stream) {
-  if (std::string(name) == "Identity" && inputs > 0 && outputs == 1) {
-    auto work = identity(*in_descriptions[0], *in[0], *out_descriptions[0], *out[0]);
-    if (work) {
-      submit(stream, "Identity", std::move(work));
-      return ACL_SUCCESS;
-    }
+  if (inputs > 0 && outputs > 0 && moves_bytes(name, *in_descriptions[0], *out_descriptions[0])) {
+    submit(stream, "Identity", [from = *in[0], to = *out[0]] {
+      std::memmove(to.data, from.data, std::min(from.bytes, to.bytes));
+    });
+    return ACL_SUCCESS;
   }
   const auto* found = named_operator(name);
-  if (found && all_plain(inputs, in_descriptions) && all_plain(outputs, out_descriptions)) {
+  if (found && has_known_formats(inputs, in_descriptions) && has_known_formats(outputs, out_descriptions)) {
     try {
       const HostKernels guard;
-      NamedCall call{memories(inputs, in_descriptions, in), memories(outputs, out_descriptions, out), {}, {}};
-      if (attributes) call.attributes = attributes->numbers, call.lists = attributes->lists;
-      submit(stream, found->name, [run = found->run, call = std::move(call)] {
-        const HostKernels guard;
-        run(call);
-      });
+      submit(stream, found->name,
+             [found, call = call_with(attributes), ins = stored(inputs, in_descriptions, in),
+              outs = stored(outputs, out_descriptions, out)] { run_plainly(*found, call, ins, outs); });
       return ACL_SUCCESS;
     } catch (const c10::Error& error) {
       return fail(ACL_ERROR_INVALID_PARAM, std::string(name) + ": " + error.what_without_backtrace());
     }
   }
-  return fail(kOpNotFound, std::string("the aclop operator ") + name + " is not emulated; its inputs are " +
-                               described(inputs, in_descriptions) + ", its results " +
-                               described(outputs, out_descriptions));
+  return refuse(name, described(inputs, in_descriptions), described(outputs, out_descriptions));
+}
+
+// For operators whose results have sizes that depend on values: there is room for the largest, and the descriptions say
+// afterwards what is there. Nothing else is asked for so.
+CANN_API aclError aclopCompileAndExecuteV2(const char* name, int inputs, aclTensorDesc* in_descriptions[],
+                                           aclDataBuffer* in[], int outputs, aclTensorDesc* out_descriptions[],
+                                           aclDataBuffer* out[], aclopAttr* attributes, aclopEngineType,
+                                           aclopCompileType, const char*, aclrtStream stream) {
+  const auto* found = sized_operator(name);
+  if (!found || !has_known_formats(inputs, in_descriptions))
+    return refuse(name, described(inputs, in_descriptions), described(outputs, out_descriptions));
+  if (const auto refused = aclrtSynchronizeStream(stream)) return refused;
+  try {
+    const HostKernels guard;
+    auto call = call_with(attributes);
+    call.in = in_plain_order(stored(inputs, in_descriptions, in));
+    const auto results = found->run(call);
+    for (int index = 0; index < outputs; ++index) {
+      const auto& result = results.at(index);
+      if (!result.defined() || !out[index]->data) continue;
+      const auto bytes = static_cast<size_t>(result.numel()) * c10::elementSize(scalar_type(out_descriptions[index]->dtype));
+      TORCH_CHECK(bytes <= out[index]->bytes, "there is no room for a result of shape ", result.sizes());
+      const Ints shape = result.sizes().vec();
+      if (result.numel()) memory_of(*out_descriptions[index], *out[index], shape).copy_(result);
+      out_descriptions[index]->dims = out_descriptions[index]->plain = shape;
+    }
+    return ACL_SUCCESS;
+  } catch (const c10::Error& error) {
+    return fail(ACL_ERROR_INVALID_PARAM, std::string(name) + ": " + error.what_without_backtrace());
+  }
 }
 
 CANN_API aclTensorDesc* aclCreateTensorDesc(aclDataType dtype, int dims, const int64_t* sizes, aclFormat format) {
@@ -165,7 +213,10 @@ CANN_API aclError aclopSetAttrFloat(aclopAttr* attributes, const char* name, flo
   attributes->numbers[name] = value;
   return ACL_SUCCESS;
 }
-CANN_API aclError aclopSetAttrString(aclopAttr*, const char*, const char*) { return ACL_SUCCESS; }
+CANN_API aclError aclopSetAttrString(aclopAttr* attributes, const char* name, const char* value) {
+  attributes->words[name] = value;
+  return ACL_SUCCESS;
+}
 CANN_API aclError aclopSetAttrDataType(aclopAttr*, const char*, aclDataType) { return ACL_SUCCESS; }
 CANN_API aclError aclopSetAttrListBool(aclopAttr*, const char*, int, const uint8_t*) { return ACL_SUCCESS; }
 CANN_API aclError aclopSetAttrListInt(aclopAttr* attributes, const char* name, int count, const int64_t* values) {

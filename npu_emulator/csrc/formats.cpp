@@ -7,6 +7,8 @@
 //     8 9 a b
 #include "formats.h"
 
+#include <algorithm>
+
 namespace cann {
 
 bool is_plain(aclFormat format) {
@@ -20,6 +22,11 @@ bool is_plain(aclFormat format) {
     case ACL_FORMAT_NCL: return true;
     default: return false;
   }
+}
+
+bool is_known(aclFormat format) {
+  return is_plain(format) || format == ACL_FORMAT_FRACTAL_NZ || format == ACL_FORMAT_NC1HWC0 ||
+         format == ACL_FORMAT_FRACTAL_Z;
 }
 
 Tensor from_tiles(const Tensor& tiles, int64_t rows, int64_t columns) {
@@ -37,19 +44,56 @@ void to_tiles(const Tensor& matrix, const Tensor& tiles) {
                   .transpose(-4, -3));
 }
 
-Tensor from_channel_blocks(const Tensor& blocks, at::IntArrayRef shape) {
-  TORCH_CHECK(blocks.dim() == 5, "a tensor in NC1HWC0 has memory of the shape ", blocks.sizes());
-  const auto channels = quotient(c10::multiply_integers(shape), blocks.size(0) * blocks.size(2) * blocks.size(3));
-  return blocks.permute({0, 1, 4, 2, 3}).flatten(1, 2).narrow(1, 0, channels).reshape(shape);
+namespace {
+
+// As torch_npu counts dimensions: a vector is all channels, a matrix [c, h].
+Ints with_channels(at::IntArrayRef shape) {
+  TORCH_CHECK(shape.size() <= 4, "a tensor of shape ", shape, " has no channels in blocks");
+  Ints whole{1, 1, 1, 1};
+  std::copy(shape.begin(), shape.end(), whole.begin() + (shape.size() < 4));
+  return whole;
+}
+// Memory of either format as [n, c, h, w], with as many rows and channels as there is room for. NC1HWC0 is
+// [n, c1, h, w, c0], FRACTAL_Z is [c1 * h * w, n1, n0, c0].
+Tensor in_order(const Tensor& memory, aclFormat format, const Ints& shape) {
+  if (format == ACL_FORMAT_NC1HWC0) return memory.permute({0, 1, 4, 2, 3}).flatten(1, 2);
+  return memory.unflatten(0, {-1, shape[2], shape[3]}).permute({3, 4, 0, 5, 1, 2}).flatten(2, 3).flatten(0, 1);
+}
+void demand_blocks(const Tensor& memory, aclFormat format) {
+  TORCH_CHECK(format == ACL_FORMAT_NC1HWC0 || format == ACL_FORMAT_FRACTAL_Z, "private format ",
+              static_cast<int>(format), " is not emulated");
+  TORCH_CHECK(memory.dim() == (format == ACL_FORMAT_NC1HWC0 ? 5 : 4), "memory with channels in blocks has the shape ",
+              memory.sizes());
 }
 
-void to_channel_blocks(const Tensor& tensor, const Tensor& blocks) {
-  TORCH_CHECK(blocks.dim() == 5, "a tensor in NC1HWC0 has memory of the shape ", blocks.sizes());
-  const auto rows = blocks.size(2), columns = blocks.size(3);
-  const auto channels = quotient(tensor.numel(), blocks.size(0) * rows * columns);
-  const auto filled = at::constant_pad_nd(tensor.reshape({blocks.size(0), channels, rows, columns}),
-                                          {0, 0, 0, 0, 0, blocks.size(1) * blocks.size(4) - channels});
-  blocks.copy_(filled.unflatten(1, {blocks.size(1), blocks.size(4)}).permute({0, 1, 3, 4, 2}));
+}  // namespace
+
+Tensor from_memory(const Tensor& memory, aclFormat format, at::IntArrayRef shape) {
+  if (!c10::multiply_integers(shape)) return at::empty(shape, memory.options());
+  if (format == ACL_FORMAT_FRACTAL_NZ) {
+    const int64_t rows = shape.size() < 2 ? c10::multiply_integers(shape) : shape[shape.size() - 2];
+    return from_tiles(memory, rows, shape.size() < 2 ? 1 : shape.back()).reshape(shape);
+  }
+  demand_blocks(memory, format);
+  const auto whole = with_channels(shape);
+  return in_order(memory, format, whole).narrow(0, 0, whole[0]).narrow(1, 0, whole[1]).reshape(shape);
+}
+
+void to_memory(const Tensor& tensor, const Tensor& memory, aclFormat format) {
+  if (format == ACL_FORMAT_FRACTAL_NZ) return to_tiles(tensor.dim() < 2 ? tensor.reshape({-1, 1}) : tensor, memory);
+  demand_blocks(memory, format);
+  memory.zero_();
+  if (!tensor.numel()) return;
+  const auto whole = with_channels(tensor.sizes());
+  const auto room = in_order(memory, format, whole);
+  const auto rows = at::constant_pad_nd(
+      tensor.reshape(whole), {0, 0, 0, 0, 0, room.size(1) - whole[1], 0, room.size(0) - whole[0]});
+  if (format == ACL_FORMAT_NC1HWC0) {
+    memory.copy_(rows.unflatten(1, {memory.size(1), memory.size(4)}).permute({0, 1, 3, 4, 2}));
+    return;
+  }
+  const auto blocks = rows.unflatten(1, {-1, memory.size(3)}).unflatten(0, {memory.size(1), memory.size(2)});
+  memory.copy_(blocks.permute({2, 4, 5, 0, 1, 3}).reshape(memory.sizes()));
 }
 
 Tensor plain_copy(const aclTensor& tensor) {

@@ -54,6 +54,27 @@ void apply_adam_w(const NamedCall& call) {
   put(call.out, {wide(call.in.at(0)) * (1 - rate * number(6)) - rate * step, mean, square});
 }
 
+// As the document of CANN's ApplyAdamV2 has it, which corrects no bias. op-plugin gives a largest norm below zero where
+// gradients are not to be made shorter, and a step of its own in the mode "mbart_adam" alone.
+void apply_adam_v2(const NamedCall& call) {
+  const auto number = [&](size_t index) { return call.in.at(index).item<double>(); };
+  const double rate = number(3), beta1 = number(4), beta2 = number(5), most = number(8), norm = number(9);
+  const bool of_mbart = call.words.at("adam_mode") == "mbart_adam";
+  const auto gradient = wide(call.in.at(7)) * (!of_mbart && most > 0 && norm > most ? most / norm : 1.0);
+  const auto mean = wide(call.in.at(1)) * beta1 + gradient * (1 - beta1);
+  const auto square = wide(call.in.at(2)) * beta2 + gradient.square() * (1 - beta2);
+  const auto update = mean / (square.sqrt() + number(6));
+  const double step = of_mbart && call.in.size() > 11 ? number(11) : rate;
+  put(call.out, {wide(call.in.at(0)) * (1 - rate * number(10)) - step * update, mean, square});
+}
+
+// Numbers from the generator's seed, the only key, and its offset, the second part of the counter.
+void random_normal(const NamedCall& call) {
+  const auto word = [&](size_t input, size_t at) { return static_cast<const uint64_t*>(call.in.at(input).data_ptr())[at]; };
+  const auto& out = call.out.at(0);
+  out.copy_(at::empty(out.sizes(), at::kFloat).normal_(0, 1, generator(word(1, 0), word(2, 1))));
+}
+
 // op-plugin writes infinity as the first or the last whole number of 32 bits.
 double power(const NamedCall& call) {
   constexpr double kLargest = 2147483520;  // below these, and in float32
@@ -214,7 +235,9 @@ constexpr NamedOperator kNamed[] = {
      [](const NamedCall& call) { put(call.out.at(0), at::bitwise_left_shift(call.in.at(0), call.in.at(1))); }},
     {"RightShift",
      [](const NamedCall& call) { put(call.out.at(0), at::bitwise_right_shift(call.in.at(0), call.in.at(1))); }},
+    {"ApplyAdamV2", &apply_adam_v2},
     {"Abs", [](const NamedCall& call) { put(call.out.at(0), at::abs(call.in.at(0))); }},
+    {"Add", [](const NamedCall& call) { put(call.out.at(0), at::add(call.in.at(0), call.in.at(1))); }},
     {"ArgMaxWithValue",
      [](const NamedCall& call) {
        along_dimension(call, [](const auto& x, int64_t dim, bool keep) { return at::max(x, dim, keep); });
@@ -228,17 +251,33 @@ constexpr NamedOperator kNamed[] = {
      [](const NamedCall& call) { put(call.out.at(0), call.in.at(0).expand(whole_numbers(call.in.at(1)))); }},
     {"Cast", [](const NamedCall& call) { put(call.out.at(0), call.in.at(0)); }},
     {"ConfusionTransposeD", &confusion_transpose},
+    {"Equal", [](const NamedCall& call) { put(call.out.at(0), at::eq(call.in.at(0), call.in.at(1))); }},
     {"Fill", [](const NamedCall& call) { put(call.out.at(0), call.in.at(1).expand(call.out.at(0).sizes())); }},
+    {"Greater", [](const NamedCall& call) { put(call.out.at(0), at::gt(call.in.at(0), call.in.at(1))); }},
+    {"GreaterEqual", [](const NamedCall& call) { put(call.out.at(0), at::ge(call.in.at(0), call.in.at(1))); }},
+    {"Identity", [](const NamedCall& call) { put(call.out.at(0), call.in.at(0).view(call.out.at(0).sizes())); }},
     {"IsFinite", [](const NamedCall& call) { put(call.out.at(0), at::isfinite(call.in.at(0))); }},
+    {"Less", [](const NamedCall& call) { put(call.out.at(0), at::lt(call.in.at(0), call.in.at(1))); }},
+    {"LessEqual", [](const NamedCall& call) { put(call.out.at(0), at::le(call.in.at(0), call.in.at(1))); }},
     {"MatMul", [](const NamedCall& call) { product(call, "transpose_x1", "transpose_x2"); }},
     {"MatMulV2", [](const NamedCall& call) { product(call, "transpose_x1", "transpose_x2"); }},
     {"Mish", [](const NamedCall& call) { put(call.out.at(0), at::mish(wide(call.in.at(0)))); }},
     {"MishGrad",
      [](const NamedCall& call) { put(call.out.at(0), at::mish_backward(wide(call.in.at(0)), wide(call.in.at(1)))); }},
     {"Mul", [](const NamedCall& call) { put(call.out.at(0), at::mul(call.in.at(0), call.in.at(1))); }},
+    {"NotEqual", [](const NamedCall& call) { put(call.out.at(0), at::ne(call.in.at(0), call.in.at(1))); }},
     {"OneHot", &one_hot<2>},
     {"OneHotD", &one_hot<1>},
     {"Pad", &pad},
+    {"RealDiv", [](const NamedCall& call) { put(call.out.at(0), at::div(call.in.at(0), call.in.at(1))); }},
+    {"ReduceAll",
+     [](const NamedCall& call) {
+       put(call.out.at(0), at::all(call.in.at(0), whole_numbers(call.in.at(1)), call.attributes.at("keep_dims")));
+     }},
+    {"ReduceMax",
+     [](const NamedCall& call) {
+       put(call.out.at(0), at::amax(call.in.at(0), whole_numbers(call.in.at(1)), call.attributes.at("keep_dims")));
+     }},
     {"SignBitsUnpack", &unpack_signs},
     {"SoftmaxCrossEntropyWithLogits", &softmax_cross_entropy},
     {"SoftmaxV2",
@@ -247,18 +286,58 @@ constexpr NamedOperator kNamed[] = {
        TORCH_CHECK(axes.size() == 1, "SoftmaxV2 over ", axes.size(), " dimensions is not emulated");
        put(call.out.at(0), at::softmax(operand(call.in.at(0)), axes[0]));
      }},
+    {"StatelessRandomNormalV2", &random_normal},
     {"StridedSlice", &strided_slice},
     {"Sub", [](const NamedCall& call) { put(call.out.at(0), at::sub(call.in.at(0), call.in.at(1))); }},
     {"Swish", &swish},
     {"SwishGrad", &swish_gradient},
+    {"TensorEqual",
+     [](const NamedCall& call) { call.out.at(0).fill_(at::equal(call.in.at(0), call.in.at(1))); }},
     {"Transpose",
      [](const NamedCall& call) { put(call.out.at(0), call.in.at(0).permute(whole_numbers(call.in.at(1)))); }},
     {"ZerosLike", [](const NamedCall& call) { call.out.at(0).zero_(); }},
 };
 
+// Rows that are equal are one; with it, where each row of the input went, and how many went there.
+Tensors unique_rows(const NamedCall& call) {
+  const auto dim = call.in.at(1).item<int64_t>();
+  const auto [rows, inverse, counts] =
+      at::unique_dim(call.in.at(0), dim, call.attributes.at("sorted"), call.attributes.at("return_inverse"), true);
+  return {rows, Tensor(), counts, inverse};
+}
+Tensors unique_values(const NamedCall& call) {
+  const bool inverse = call.attributes.at("return_inverse"), counts = call.attributes.at("return_counts");
+  const auto [values, places, each] = at::_unique2(call.in.at(0), true, inverse, counts);
+  return {values, inverse ? places : Tensor(), counts ? each : Tensor()};
+}
+Tensors unique_runs(const NamedCall& call) {
+  const bool inverse = call.attributes.at("return_idx"), counts = call.attributes.at("return_counts");
+  const auto axis = call.attributes.find("axis");
+  const auto dim = axis == call.attributes.end() ? std::nullopt : std::optional<int64_t>(axis->second);
+  const auto [values, places, each] = at::unique_consecutive(call.in.at(0), inverse, counts, dim);
+  return {values, inverse ? places : Tensor(), counts ? each : Tensor()};
+}
+
+constexpr SizedOperator kSized[] = {
+    {"MaskedSelect", [](const NamedCall& call) { return Tensors{at::masked_select(call.in.at(0), call.in.at(1))}; }},
+    {"NonZero",
+     [](const NamedCall& call) {
+       const auto places = at::nonzero(call.in.at(0));
+       return Tensors{call.attributes.at("transpose") ? places.t() : places};
+     }},
+    {"UniqueConsecutive", &unique_runs},
+    {"UniqueWithCountsAndSorting", &unique_values},
+    {"UniqueWithCountsExt2", &unique_rows},
+};
+
+template <class Operators>
+auto find_by_name(const Operators& operators, const std::string& name) -> decltype(std::begin(operators)) {
+  const auto found =
+      std::find_if(std::begin(operators), std::end(operators), [&](const auto& each) { return name == each.name; });
+  return found == std::end(operators) ? nullptr : found;
+}
+
 }  // namespace
 
-const NamedOperator* cann::named_operator(const std::string& name) {
-  const auto found = std::find_if(std::begin(kNamed), std::end(kNamed), [&](const auto& each) { return name == each.name; });
-  return found == std::end(kNamed) ? nullptr : found;
-}
+const NamedOperator* cann::named_operator(const std::string& name) { return find_by_name(kNamed, name); }
+const SizedOperator* cann::sized_operator(const std::string& name) { return find_by_name(kSized, name); }

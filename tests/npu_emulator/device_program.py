@@ -8,6 +8,7 @@ Each check returns what the test asserts on. RESULTS becomes a JSON object: by c
 
 import copy
 import ctypes
+import itertools
 import json
 import sys
 import threading
@@ -146,27 +147,32 @@ def tiles() -> dict:
         "memory": torch.tensor(memory[:], dtype=torch.int16).view(torch.float16).tolist(),
         "plain": plain.tolist(),
         "back": torch.equal(torch_npu.npu_format_cast(cast, 2).cpu(), plain),
-        "sum": message_of(lambda: cast + 1),
-        "product": message_of(lambda: torch.ones(5, 24, dtype=torch.float16, device=DEVICE) @ cast),
+        "sum": torch.equal(torch_npu.npu_format_cast(cast + 1, 2).cpu(), plain + 1),
+        "product": torch.equal(
+            (torch.ones(5, 24, dtype=torch.float16, device=DEVICE) @ cast).cpu(), plain.sum(0).expand(5, 40)
+        ),
+        "sine": message_of(lambda: cast.sin()),
     }
 
 
 @check
 def channel_blocks() -> list[dict]:
-    """Tensors in the private format NC1HWC0: their memory, and what they are when they are cast back."""
+    """Tensors in the private formats NC1HWC0 and FRACTAL_Z: their memory, what they are when they are cast back, and
+    what an operator makes of two of them, which torch_npu asks for by name."""
     torch.npu.config.allow_internal_format = True
     found = []
-    for shape in ((2, 20, 3, 4), (3, 16), (5,)):
+    for name, shape in itertools.product((3, 4), ((2, 20, 3, 4), (3, 16), (5,), (0, 3, 2, 2))):
         plain = torch.randn(shape, generator=torch.Generator().manual_seed(5)).half()
-        cast = torch_npu.npu_format_cast(plain.to(DEVICE), 3)
+        cast = torch_npu.npu_format_cast(plain.to(DEVICE), name)
         torch.npu.synchronize()
         memory = (ctypes.c_int16 * torch_npu.get_storage_size(cast)).from_address(cast.data_ptr())
         found.append(
             {
                 "format": torch_npu.get_npu_format(cast),
                 "memory": torch.tensor(memory[:], dtype=torch.int16).view(torch.float16).tolist(),
-                "plain": plain.tolist(),
+                "plain": plain.flatten().tolist(),
                 "back": torch.equal(torch_npu.npu_format_cast(cast, 2).cpu(), plain),
+                "difference": torch.equal(torch_npu.npu_format_cast(cast - plain.to(DEVICE) * 2, 2).cpu(), -plain),
             }
         )
     return found

@@ -127,35 +127,72 @@ def test_a_wrong_result_is_noticed():
         assert_like_reference(torch_npu.npu_silu, functional.mish, [torch.randn(3, 5)])
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        torch.mm,
-        lambda x, y: x @ y.t().contiguous().t(),
-        lambda x, y: x.abs() @ y,
-        lambda x, y: torch.addmm(y[0], x, y),
-        lambda x, y: x - 1.5,
-        lambda x, y: x * x,
-        lambda x, y: x.softmax(0),
-        lambda x, y: torch.zeros_like(x),
-        lambda x, y: x.half(),
-    ],
-    ids=[
-        "product",
-        "product of what lies transposed",
-        "absolute values",
-        "product and a vector",
-        "difference",
-        "elementwise product",
-        "softmax",
-        "zeros",
-        "another type",
-    ],
-)
-def test_operators_of_torch_may_be_asked_for_by_name(compiled_operators, function):
+def repeated(x: Tensor) -> Tensor:
+    """Rows of whole numbers, some of them equal, on the device of `x`."""
+    return torch.tensor([[1.0, 1, 2], [0, 3, 3], [1, 1, 2], [1, 1, 2]]).to(x.device)
+
+
+# Results of several tensors are compared one by one.
+BY_NAME: dict[str, Callable] = {
+    "product": torch.mm,
+    "product of what lies transposed": lambda x, y: x @ y.t().contiguous().t(),
+    "absolute values": lambda x, y: x.abs() @ y,
+    "product and a vector": lambda x, y: torch.addmm(y[0], x, y),
+    "difference": lambda x, y: x - 1.5,
+    "sum": lambda x, y: x + x[0],
+    "elementwise product": lambda x, y: x * x,
+    "quotient": lambda x, y: x / x[0],
+    "softmax": lambda x, y: x.softmax(0),
+    "zeros": lambda x, y: torch.zeros_like(x),
+    "another type": lambda x, y: x.half(),
+    "comparisons": lambda x, y: (x == x[0], x != x[0], x > x[0], x >= x[0], x < x[0], x <= x[0]),
+    "all of them": lambda x, y: (x > -9).all(0),
+    "the largest": lambda x, y: x.amax((0, 1)),
+    "places": lambda x, y: (x > 0).nonzero(),
+    "what a mask selects": lambda x, y: x.masked_select(x > 0),
+    "different values": lambda x, y: repeated(x).unique(True, True, True),
+    "different values that follow each other": lambda x, y: repeated(x).unique_consecutive(True, True),
+    "different rows": lambda x, y: repeated(x).unique(True, True, True, dim=0),
+}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_operators_of_torch_may_be_asked_for_by_name(compiled_operators, name):
     one, other = torch.randn(3, 4), torch.randn(4, 5)
-    got = function(one.to("npu"), other.to("npu")).cpu()
-    torch.testing.assert_close(got, function(one, other))
+    got, expected = (BY_NAME[name](*given) for given in ((one.to("npu"), other.to("npu")), (one, other)))
+    for ours, theirs in zip(*((each if isinstance(each, tuple) else (each,)) for each in (got, expected)), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs)
+
+
+def test_equality_of_tensors_may_be_asked_for_by_name(compiled_operators):
+    x = torch.arange(4.0).to("npu")
+    assert torch.equal(x, x * 1) and not torch.equal(x, x * 2)
+
+
+def test_normal_numbers_that_are_asked_for_by_name_are_drawn_from_the_seed(compiled_operators):
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.npu.manual_seed(seed)
+        drawn.append(torch.empty(10_000, device="npu").normal_(3, 2).cpu())
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert abs(drawn[0].mean() - 3) < 0.1 and abs(drawn[0].std() - 2) < 0.1
+
+
+@pytest.mark.parametrize(("largest_norm", "shortened"), [(-1.0, 1.0), (2.0, 0.5), (8.0, 1.0)])
+@pytest.mark.parametrize("of_mbart", [False, True])
+def test_adam_of_bert(largest_norm, shortened, of_mbart):
+    """By the formula of the operator's document, of gradients whose norm is 4."""
+    weights, mean, square, gradient = (torch.randn(5) for _ in range(4))
+    given = [weights.to("npu"), mean.to("npu"), square.abs().to("npu")]
+    torch_npu.npu_bert_apply_adam(
+        0.1, 0.9, 0.99, 1e-6, gradient.to("npu"), largest_norm, 4.0, 0.01, 0.03, int(of_mbart), out=tuple(given)
+    )
+    gradient = gradient * (1 if of_mbart else shortened)
+    mean = 0.9 * mean + 0.1 * gradient
+    square = 0.99 * square.abs() + 0.01 * gradient**2
+    step = (0.03 if of_mbart else 0.1) * mean / (square.sqrt() + 1e-6)
+    expected = [weights - step - 0.1 * 0.01 * weights, mean, square]
+    torch.testing.assert_close([each.cpu() for each in given], expected)
 
 
 def test_what_is_finite_may_be_asked_for_by_name(compiled_operators):
