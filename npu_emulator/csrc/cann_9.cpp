@@ -6,11 +6,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <ctime>
 #include <functional>
+#include <mutex>
+#include <set>
 #include <string>
+#include <thread>
 
 #include "runtime.h"
 
@@ -21,6 +25,9 @@ namespace {
 aclError not_emulated(const std::string& function) {
   return fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, function + " is not emulated");
 }
+
+std::mutex subscribed_mutex;
+std::set<aclrtStream> subscribed;
 
 }  // namespace
 
@@ -41,13 +48,44 @@ NOT_EMULATED(aclrtMemExportToShareableHandle, aclrtDrvMemHandle, aclrtMemHandleT
 NOT_EMULATED(aclrtMemImportFromShareableHandle, uint64_t, int32_t, aclrtDrvMemHandle*)
 NOT_EMULATED(aclrtMemSetPidToShareableHandle, uint64_t, int32_t*, size_t)
 
-// Dumps of what operators were given, and the older way to call functions of the host from a stream.
-NOT_EMULATED(aclrtProcessReport, int32_t)
+// Dumps of what operators were given.
 NOT_EMULATED(aclopStartDumpArgs, uint32_t, const char*)
 NOT_EMULATED(aclopStopDumpArgs, uint32_t)
 
 CANN_API aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc function, void* given) {
   submit(stream, "aclrtLaunchHostFunc", [=] { function(given); });
+  return ACL_SUCCESS;
+}
+
+// The older way to call functions of the host from a stream, which a thread subscribes for. Here they are called where
+// the stream's work is done, so that none waits for a thread that waits for Python, and a report never comes.
+CANN_API aclError aclrtSubscribeReport(uint64_t, aclrtStream stream) {
+  std::lock_guard<std::mutex> guard(subscribed_mutex);
+  subscribed.insert(stream);
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtUnSubscribeReport(uint64_t, aclrtStream stream) {
+  std::lock_guard<std::mutex> guard(subscribed_mutex);
+  if (subscribed.erase(stream)) return ACL_SUCCESS;
+  return fail(ACL_ERROR_STREAM_NOT_SUBSCRIBE, "aclrtUnSubscribeReport: no thread subscribed for this stream");
+}
+CANN_API aclError aclrtLaunchCallback(aclrtCallback function, void* given, aclrtCallbackBlockType, aclrtStream stream) {
+  {
+    std::lock_guard<std::mutex> guard(subscribed_mutex);
+    if (!subscribed.count(stream))
+      return fail(ACL_ERROR_STREAM_NOT_SUBSCRIBE, "aclrtLaunchCallback: no thread subscribed for this stream");
+  }
+  submit(stream, "aclrtLaunchCallback", [=] { function(given); });
+  return ACL_SUCCESS;
+}
+CANN_API aclError aclrtProcessReport(int32_t milliseconds) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(std::max(milliseconds, 1)));
+  return ACL_ERROR_WAIT_CALLBACK_TIMEOUT;
+}
+
+// The longest time of an operator: none is ended here, and what is asked for is what is set.
+CANN_API aclError aclrtSetOpExecuteTimeOutV2(uint64_t microseconds, uint64_t* set) {
+  *set = microseconds;
   return ACL_SUCCESS;
 }
 

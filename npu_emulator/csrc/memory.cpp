@@ -250,6 +250,11 @@ CANN_API aclError aclrtHostUnregister(void* host) {
 }
 
 #if NPU_EMULATOR_CANN_9
+CANN_API aclError aclrtHostRegisterV2(void* host, uint64_t bytes, uint32_t) {
+  if (!host || !bytes) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtHostRegisterV2: no memory is given");
+  pinned_blocks().add(host, {0, bytes, {}});
+  return ACL_SUCCESS;
+}
 CANN_API aclError aclrtPointerGetAttributes(const void* address, aclrtPtrAttributes* attributes) {
   *attributes = {};
   auto die = device_blocks().die_of(address);

@@ -56,6 +56,15 @@ def quantised_norm() -> int:
     return int((found.cpu() != (normal / scale.float()).round().clamp(-128, 127)).sum())
 
 
+def fast_gelu() -> float:
+    """With its gradient."""
+    x = torch.randn(TOKENS, SIZE)
+    ours, theirs = x.to(DEVICE).requires_grad_(), x.clone().requires_grad_()
+    found, expected = torch_npu.npu_fast_gelu(ours), theirs * torch.sigmoid(1.702 * theirs)
+    found.sum().backward(), expected.sum().backward()
+    return max(largest_difference(found.detach(), expected.detach()), largest_difference(ours.grad, theirs.grad))
+
+
 def drawn(graph: torch.npu.NPUGraph, results: list[torch.Tensor], seed: int | None) -> list[list[float]]:
     if seed is not None:
         torch.npu.manual_seed(seed)
@@ -97,6 +106,7 @@ def main() -> None:
         "halves": rotary(neighbours=False),
         "neighbours": rotary(neighbours=True),
         "quantised": quantised_norm(),
+        "fast GELU": fast_gelu(),
         "graphs": numbers_of_graphs(),
     }
     print(json.dumps(found))

@@ -108,11 +108,11 @@ def test_memory_returned_to_the_die_is_there_for_others(start):
 
 
 def test_dies_are_those_of_the_machine_whatever_their_number_in_the_process(start):
-    first, second = start(visible="2,5"), start(visible="5,1")
-    assert first(hold, 5, 1) == ""
-    assert second(hold, 5, 0), "both mean die 5"
-    assert second(hold, 5, 1) == "" and first(hold, 5, 0) == ""
-    assert first(free, 1) == second(free, 0) == 3 * PIECE
+    first, second = start(visible="5,6"), start(visible="1,5")
+    assert first(hold, 5, 0) == ""
+    assert second(hold, 5, 1), "both mean die 5"
+    assert second(hold, 5, 0) == "" and first(hold, 5, 1) == ""
+    assert first(free, 0) == second(free, 1) == 3 * PIECE
 
 
 def test_other_nodes_have_dies_of_their_own(start):
