@@ -127,7 +127,8 @@ class Workplace:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         losses = [float(found) for found in _LOSS.findall(ended.stdout)]
-        assert ended.returncode == 0 and len(losses) == tiny.ITERATIONS, ended.stdout[-4000:]
+        told = f"exit code {ended.returncode}, losses {losses}: {ended.stdout[-4000:]}"
+        assert ended.returncode == 0 and len(losses) == tiny.ITERATIONS, told
         return losses
 
     def _environment(self, folder: Path) -> dict[str, str]:

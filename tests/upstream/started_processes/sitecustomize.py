@@ -1,18 +1,20 @@
 """Read by every Python that torch_npu's own tests start.
 
-Tensors that processes hand each other live in files: a rank may end before its result has been taken, and takes what it
-only lent with it. And torch's own test module imports expecttest, for checks that no test of operators uses.
+Tensors that ranks of distributed tests hand each other live in files: a rank may end before its result has been taken,
+and takes what it only lent with it. And torch's own test module imports expecttest, for checks that no test of
+operators uses.
 """
 
 import importlib.util
 import sys
 import types
 import unittest
+from pathlib import Path
 
 if importlib.util.find_spec("expecttest") is None:
     sys.modules["expecttest"] = types.ModuleType("expecttest")
     sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
-if importlib.util.find_spec("torch"):
+if Path.cwd().name == "distributed" and importlib.util.find_spec("torch"):
     import torch.multiprocessing
 
     torch.multiprocessing.set_sharing_strategy("file_system")
