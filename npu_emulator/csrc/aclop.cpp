@@ -158,7 +158,8 @@ CANN_API aclError aclopCompileAndExecuteV2(const char* name, int inputs, aclTens
     for (int index = 0; index < outputs; ++index) {
       const auto& result = results.at(index);
       if (!result.defined() || !out[index]->data) continue;
-      const auto bytes = static_cast<size_t>(result.numel()) * c10::elementSize(scalar_type(out_descriptions[index]->dtype));
+      const auto width = c10::elementSize(scalar_type(out_descriptions[index]->dtype));
+      const auto bytes = static_cast<size_t>(result.numel()) * width;
       TORCH_CHECK(bytes <= out[index]->bytes, "there is no room for a result of shape ", result.sizes());
       const Ints shape = result.sizes().vec();
       if (result.numel()) memory_of(*out_descriptions[index], *out[index], shape).copy_(result);

@@ -14,15 +14,26 @@ struct Setting {
   int64_t before, after, heads;
   std::string layout;
   int64_t sparse_mode;
+  double kept;       // the share of weights that dropout leaves
+  Tensor kept_bits;  // and which: a bit for each of [batch, heads, queries, keys], one sequence after the other
 };
 
 enum SparseMode : int64_t { kMask = 0, kWholeMask = 1, kLeftUpCausal = 2, kRightDownCausal = 3, kBand = 4 };
 
-void refuse_extras(const Tensor& position_encoding, const Tensor& padding_mask, const Ints& prefix, double kept) {
+void refuse_extras(const Tensor& position_encoding, const Tensor& padding_mask, const Ints& prefix) {
   TORCH_CHECK(!position_encoding.defined() || !position_encoding.numel(), "a position encoding (pse) is not emulated");
   TORCH_CHECK(!padding_mask.defined() || !padding_mask.numel(), "padding_mask is not emulated");
   TORCH_CHECK(prefix.empty(), "prefix is not emulated");
-  TORCH_CHECK(kept == 1, "dropout (keep_prob ", kept, ") is not emulated");
+}
+
+// What weights of a shape are multiplied with, whose bits begin with `first`: undefined without dropout.
+Tensor factors_of_dropout(const Setting& setting, int64_t first, at::IntArrayRef shape) {
+  if (setting.kept == 1) return {};
+  const auto count = c10::multiply_integers(shape);
+  TORCH_CHECK(setting.kept_bits.defined() && setting.kept_bits.numel() * 8 >= first + count,
+              "dropout with keep_prob ", setting.kept, " needs a bit for each of ", first + count, " weights");
+  const auto bits = unpacked_bits(setting.kept_bits, first + count).narrow(0, first, count).view(shape);
+  return setting.kept > 0 ? bits / setting.kept : bits.to(at::kFloat);
 }
 
 // True where a key is hidden from a query: undefined, or something that broadcasts to [batch, heads, queries, keys].
@@ -53,6 +64,11 @@ int64_t heads_of_keys(const Setting& setting, const Tensor& query, const Tensor&
   return quotient(setting.heads * key.size(-1), query.size(-1));
 }
 
+// [batch, heads, queries, keys]
+Ints weights_of(const Tensor& query, const Tensor& key) {
+  return {query.size(0), query.size(1), query.size(2), key.size(2)};
+}
+
 // Scores [batch, heads, queries, keys] in float32; `shared` queries' heads have one key's head.
 Tensor scores_of(const Tensor& query, const Tensor& key, double scale, const Tensor& hidden) {
   const auto keys = wide(key).repeat_interleave(quotient(query.size(1), key.size(1)), 1);
@@ -74,12 +90,13 @@ void demand_mask(int64_t sparse_mode, const Tensor& mask) {
 }
 
 void attend(const Tensor& query, const Tensor& key, const Tensor& value, double scale, const Tensor& hidden,
-            const Tensor& most, const Tensor& total, const Tensor& out) {
+            const Tensor& most, const Tensor& total, const Tensor& out, const Tensor& factors) {
   const auto scores = scores_of(query, key, scale, hidden);
   const auto largest = scores.amax(-1, true).clamp_min(std::numeric_limits<float>::lowest());
   const auto exponentials = at::exp(scores - largest), sum = exponentials.sum(-1, true);
   const auto values = wide(value).repeat_interleave(quotient(query.size(1), value.size(1)), 1);
-  out.copy_(at::matmul(exponentials / sum.clamp_min(1e-30), values));
+  const auto weights = exponentials / sum.clamp_min(1e-30);
+  out.copy_(at::matmul(factors.defined() ? weights * factors : weights, values));
   most.copy_(largest.squeeze(-1));
   total.copy_(sum.squeeze(-1));
 }
@@ -92,27 +109,30 @@ struct Gradients {
   Tensor query, key, value;
 };
 
-// With P the weights and dO the gradient of the output O: dV = P^T dO, and of the scores P * (dO V^T - rowsum(dO * O)).
+// With P the weights, F the factors of dropout (or ones) and dO the gradient of the output O: dV = (P * F)^T dO, and of
+// the scores P * (F * dO V^T - rowsum(dO * O)).
 void differentiate(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& gradient,
                    const Tensor& output, const Tensor& most, const Tensor& total, double scale, const Tensor& hidden,
-                   const Gradients& out) {
+                   const Tensor& factors, const Gradients& out) {
   const auto key_heads = key.size(1), shared = quotient(query.size(1), key_heads);
   const auto weights =
       at::exp(scores_of(query, key, scale, hidden) - most.unsqueeze(-1)) / total.unsqueeze(-1).clamp_min(1e-30);
   const auto values = wide(value).repeat_interleave(shared, 1), keys = wide(key).repeat_interleave(shared, 1);
   const auto of_output = wide(gradient);
   const auto along = (of_output * wide(output)).sum(-1, true);
-  const auto of_scores = weights * (at::matmul(of_output, values.transpose(-1, -2)) - along) * scale;
+  const auto dropped = [&](const Tensor& weights) { return factors.defined() ? weights * factors : weights; };
+  const auto of_scores = weights * (dropped(at::matmul(of_output, values.transpose(-1, -2))) - along) * scale;
   const auto joined = [&](const Tensor& part) { return part.unflatten(1, {key_heads, shared}).sum(2); };
   out.query.copy_(at::matmul(of_scores, keys));
   out.key.copy_(joined(at::matmul(of_scores.transpose(-1, -2), wide(query))));
-  out.value.copy_(joined(at::matmul(weights.transpose(-1, -2), of_output)));
+  out.value.copy_(joined(at::matmul(dropped(weights).transpose(-1, -2), of_output)));
 }
 
-// Calls `one(queries, keys)` with the part of each sequence of a packed batch: ends are running totals of lengths.
+// Calls `one(queries, keys, first)` with the part of each sequence of a packed batch, and how many weights of one head
+// are before it: ends are running totals of lengths.
 template <class One>
 void each_sequence(const Ints& query_ends, const Ints& key_ends, One one) {
-  int64_t query_start = 0, key_start = 0;
+  int64_t query_start = 0, key_start = 0, first = 0;
   for (size_t index = 0; index < query_ends.size(); ++index) {
     const auto of_queries = [&](const Tensor& t) {
       return t.narrow(0, query_start, query_ends[index] - query_start).transpose(0, 1).unsqueeze(0);
@@ -120,7 +140,8 @@ void each_sequence(const Ints& query_ends, const Ints& key_ends, One one) {
     const auto of_keys = [&](const Tensor& t) {
       return t.narrow(0, key_start, key_ends.at(index) - key_start).transpose(0, 1).unsqueeze(0);
     };
-    one(of_queries, of_keys);
+    one(of_queries, of_keys, first);
+    first += (query_ends[index] - query_start) * (key_ends.at(index) - key_start);
     query_start = query_ends[index];
     key_start = key_ends[index];
   }
@@ -146,7 +167,7 @@ void score(const Setting& setting, const Tensor& query, const Tensor& key, const
   const auto sum = at::empty(most.sizes().slice(0, 3), at::kFloat), largest = at::empty_like(sum);
   attend(q, k, heads_first(value, setting.layout, key_heads), setting.scale,
          hidden_keys(setting, mask, q.size(2), k.size(2)), largest, sum,
-         heads_first(out, setting.layout, setting.heads));
+         heads_first(out, setting.layout, setting.heads), factors_of_dropout(setting, 0, weights_of(q, k)));
   most.copy_(largest.unsqueeze(-1).expand_as(most));
   total.copy_(sum.unsqueeze(-1).expand_as(total));
 }
@@ -171,6 +192,7 @@ void score_gradient(const Setting& setting, const Backward& given) {
   differentiate(q(given.query), k(given.key), k(given.value), q(given.gradient), q(given.output),
                 given.most.select(-1, 0), given.total.select(-1, 0), setting.scale,
                 hidden_keys(setting, given.mask, q(given.query).size(2), k(given.key).size(2)),
+                factors_of_dropout(setting, 0, weights_of(q(given.query), k(given.key))),
                 {q(given.out.query), k(given.out.key), k(given.out.value)});
 }
 
@@ -183,11 +205,11 @@ void packed_score(const Setting& setting, const Ints& query_ends, const Ints& ke
                   const Tensor& key, const Tensor& value, const Tensor& mask, const Tensor& most, const Tensor& total,
                   const Tensor& out) {
   demand_agreement(setting, query, key, value, mask);
-  each_sequence(query_ends, key_ends, [&](auto queries, auto keys) {
+  each_sequence(query_ends, key_ends, [&](auto queries, auto keys, int64_t first) {
     const auto q = queries(query), k = keys(key);
     const auto sum = at::empty(q.sizes().slice(0, 3), at::kFloat), largest = at::empty_like(sum);
     attend(q, k, keys(value), setting.scale, hidden_of_sequence(setting, mask, q.size(2), k.size(2)), largest, sum,
-           queries(out));
+           queries(out), factors_of_dropout(setting, first * q.size(1), weights_of(q, k)));
     queries(most).copy_(largest.unsqueeze(-1).expand_as(queries(most)));
     queries(total).copy_(sum.unsqueeze(-1).expand_as(queries(total)));
   });
@@ -196,85 +218,86 @@ void packed_score(const Setting& setting, const Ints& query_ends, const Ints& ke
 void packed_score_gradient(const Setting& setting, const Ints& query_ends, const Ints& key_ends,
                            const Backward& given) {
   demand_agreement(setting, given);
-  each_sequence(query_ends, key_ends, [&](auto queries, auto keys) {
+  each_sequence(query_ends, key_ends, [&](auto queries, auto keys, int64_t first) {
     const auto q = queries(given.query), k = keys(given.key);
     differentiate(q, k, keys(given.value), queries(given.gradient), queries(given.output),
                   queries(given.most).select(-1, 0), queries(given.total).select(-1, 0), setting.scale,
                   hidden_of_sequence(setting, given.mask, q.size(2), k.size(2)),
+                  factors_of_dropout(setting, first * q.size(1), weights_of(q, k)),
                   {queries(given.out.query), keys(given.out.key), keys(given.out.value)});
   });
 }
 
 }  // namespace
 
-OP(FlashAttentionScore, [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor, Tensor padding, Tensor mask,
-                           Ints prefix, double scale, double kept, int64_t before, int64_t after, int64_t heads,
-                           std::string layout, int64_t, int64_t sparse_mode, Tensor most, Tensor total, Tensor,
-                           Tensor out) {
-  refuse_extras(pse, padding, prefix, kept);
-  score({scale, before, after, heads, layout, sparse_mode}, query, key, value, mask, most, total, out);
+OP(FlashAttentionScore, [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor bits, Tensor padding,
+                           Tensor mask, Ints prefix, double scale, double kept, int64_t before, int64_t after,
+                           int64_t heads, std::string layout, int64_t, int64_t sparse_mode, Tensor most, Tensor total,
+                           Tensor, Tensor out) {
+  refuse_extras(pse, padding, prefix);
+  score({scale, before, after, heads, layout, sparse_mode, kept, bits}, query, key, value, mask, most, total, out);
 })
-OP(FlashAttentionScoreV2, [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor, Tensor padding, Tensor mask,
-                             Ints prefix, Ints, Ints, double scale, double kept, int64_t before, int64_t after,
-                             int64_t heads, std::string layout, int64_t, int64_t sparse_mode, int64_t, Tensor most,
-                             Tensor total, Tensor, Tensor out) {
-  refuse_extras(pse, padding, prefix, kept);
-  score({scale, before, after, heads, layout, sparse_mode}, query, key, value, mask, most, total, out);
+OP(FlashAttentionScoreV2, [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor bits, Tensor padding,
+                             Tensor mask, Ints prefix, Ints, Ints, double scale, double kept, int64_t before,
+                             int64_t after, int64_t heads, std::string layout, int64_t, int64_t sparse_mode, int64_t,
+                             Tensor most, Tensor total, Tensor, Tensor out) {
+  refuse_extras(pse, padding, prefix);
+  score({scale, before, after, heads, layout, sparse_mode, kept, bits}, query, key, value, mask, most, total, out);
 })
 
 OP(FlashAttentionScoreGrad,
-   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor, Tensor padding, Tensor mask,
+   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor bits, Tensor padding, Tensor mask,
       Tensor most, Tensor total, Tensor, Tensor output, Ints prefix, double scale, double kept, int64_t before,
       int64_t after, int64_t heads, std::string layout, int64_t, int64_t sparse_mode, Tensor of_query, Tensor of_key,
       Tensor of_value, Tensor) {
-     refuse_extras(pse, padding, prefix, kept);
-     score_gradient({scale, before, after, heads, layout, sparse_mode},
+     refuse_extras(pse, padding, prefix);
+     score_gradient({scale, before, after, heads, layout, sparse_mode, kept, bits},
                     {query, key, value, gradient, mask, most, total, output, {of_query, of_key, of_value}});
    })
 OP(FlashAttentionScoreGradV2,
-   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor, Tensor padding, Tensor mask,
+   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor bits, Tensor padding, Tensor mask,
       Tensor most, Tensor total, Tensor, Tensor output, Ints prefix, Ints, Ints, double scale, double kept,
       int64_t before, int64_t after, int64_t heads, std::string layout, int64_t, int64_t sparse_mode, int64_t,
       Tensor of_query, Tensor of_key, Tensor of_value, Tensor) {
-     refuse_extras(pse, padding, prefix, kept);
-     score_gradient({scale, before, after, heads, layout, sparse_mode},
+     refuse_extras(pse, padding, prefix);
+     score_gradient({scale, before, after, heads, layout, sparse_mode, kept, bits},
                     {query, key, value, gradient, mask, most, total, output, {of_query, of_key, of_value}});
    })
 
 OP(FlashAttentionVarLenScore,
-   [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor, Tensor padding, Tensor mask, Ints prefix,
+   [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor bits, Tensor padding, Tensor mask, Ints prefix,
       Ints query_ends, Ints key_ends, double scale, double kept, int64_t before, int64_t after, int64_t heads,
       std::string layout, int64_t, int64_t sparse_mode, Tensor most, Tensor total, Tensor, Tensor out) {
-     refuse_extras(pse, padding, prefix, kept);
-     packed_score({scale, before, after, heads, layout, sparse_mode}, query_ends, key_ends, query, key, value, mask,
-                  most, total, out);
+     refuse_extras(pse, padding, prefix);
+     packed_score({scale, before, after, heads, layout, sparse_mode, kept, bits}, query_ends, key_ends, query, key,
+                  value, mask, most, total, out);
    })
 OP(FlashAttentionVarLenScoreV2,
-   [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor, Tensor padding, Tensor mask, Ints prefix,
+   [](Tensor query, Tensor key, Tensor value, Tensor pse, Tensor bits, Tensor padding, Tensor mask, Ints prefix,
       Ints query_ends, Ints key_ends, Ints, Ints, double scale, double kept, int64_t before, int64_t after,
       int64_t heads, std::string layout, int64_t, int64_t sparse_mode, int64_t, Tensor most, Tensor total, Tensor,
       Tensor out) {
-     refuse_extras(pse, padding, prefix, kept);
-     packed_score({scale, before, after, heads, layout, sparse_mode}, query_ends, key_ends, query, key, value, mask,
-                  most, total, out);
+     refuse_extras(pse, padding, prefix);
+     packed_score({scale, before, after, heads, layout, sparse_mode, kept, bits}, query_ends, key_ends, query, key,
+                  value, mask, most, total, out);
    })
 
 OP(FlashAttentionUnpaddingScoreGrad,
-   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor, Tensor padding, Tensor mask,
+   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor bits, Tensor padding, Tensor mask,
       Tensor most, Tensor total, Tensor, Tensor output, Ints prefix, Ints query_ends, Ints key_ends, double scale,
       double kept, int64_t before, int64_t after, int64_t heads, std::string layout, int64_t, int64_t sparse_mode,
       Tensor of_query, Tensor of_key, Tensor of_value, Tensor) {
-     refuse_extras(pse, padding, prefix, kept);
-     packed_score_gradient({scale, before, after, heads, layout, sparse_mode}, query_ends, key_ends,
+     refuse_extras(pse, padding, prefix);
+     packed_score_gradient({scale, before, after, heads, layout, sparse_mode, kept, bits}, query_ends, key_ends,
                            {query, key, value, gradient, mask, most, total, output, {of_query, of_key, of_value}});
    })
 OP(FlashAttentionUnpaddingScoreGradV2,
-   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor, Tensor padding, Tensor mask,
+   [](Tensor query, Tensor key, Tensor value, Tensor gradient, Tensor pse, Tensor bits, Tensor padding, Tensor mask,
       Tensor most, Tensor total, Tensor, Tensor output, Ints prefix, Ints query_ends, Ints key_ends, Ints, Ints,
       double scale, double kept, int64_t before, int64_t after, int64_t heads, std::string layout, int64_t,
       int64_t sparse_mode, int64_t, Tensor of_query, Tensor of_key, Tensor of_value, Tensor) {
-     refuse_extras(pse, padding, prefix, kept);
-     packed_score_gradient({scale, before, after, heads, layout, sparse_mode}, query_ends, key_ends,
+     refuse_extras(pse, padding, prefix);
+     packed_score_gradient({scale, before, after, heads, layout, sparse_mode, kept, bits}, query_ends, key_ends,
                            {query, key, value, gradient, mask, most, total, output, {of_query, of_key, of_value}});
    })
 

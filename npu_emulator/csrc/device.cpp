@@ -30,7 +30,9 @@ std::string error_of_any_thread;
 std::mutex error_mutex;
 
 // How many dies this machine has.
-int dies_here() { return std::min(static_cast<int>(npu::environment_integer("NPU_EMULATOR_DEVICES", 8)), npu::kMaxDevices); }
+int dies_here() {
+  return std::min(static_cast<int>(npu::environment_integer("NPU_EMULATOR_DEVICES", 8)), npu::kMaxDevices);
+}
 
 std::vector<int> read_visible() {
   const int machine = dies_here();

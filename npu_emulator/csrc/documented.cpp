@@ -265,7 +265,8 @@ std::vector<const aclTensor*> tensors_of(const aclTensorList* given) {
 }
 
 bool has_relations(const Demand* demands, size_t parameters) {
-  return demands && std::any_of(demands, demands + parameters, [](const auto& each) { return !each.relations.empty(); });
+  const auto has_some = [](const Demand& demand) { return !demand.relations.empty(); };
+  return demands && std::any_of(demands, demands + parameters, has_some);
 }
 
 void demand_relations(const Demand* demands, const std::vector<std::vector<const aclTensor*>>& given) {

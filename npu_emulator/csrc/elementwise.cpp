@@ -141,11 +141,6 @@ OP(InplaceTril, [](Tensor self, int64_t diagonal) { self.tril_(diagonal); })
 namespace {
 
 // torch_npu draws the mask of dropout a bit for each element, in bytes.
-Tensor unpacked(const Tensor& bits, int64_t count) {
-  const auto places = at::arange(8, at::kByte);
-  return bits.flatten().unsqueeze(1).bitwise_right_shift(places).bitwise_and(1).flatten().narrow(0, 0, count).to(at::kBool);
-}
-
 void put_dropout_mask(const Ints& shape, double p, const at::Generator& random, const Tensor& out) {
   int64_t count = 1;
   for (const auto size : shape) count *= size;
@@ -194,7 +189,7 @@ OP(DropoutGenMaskV2, [](Ints shape, double p, int64_t seed, int64_t offset, DTyp
   put_dropout_mask(shape, p, generator(seed, offset), out);
 })
 OP(DropoutDoMask, [](Tensor self, Tensor mask, double p, Tensor out) {
-  const auto kept = unpacked(mask, self.numel()).view(self.sizes());
+  const auto kept = unpacked_bits(mask, self.numel()).view(self.sizes());
   put(out, at::where(kept, p < 1 ? self / (1 - p) : at::zeros_like(self), at::zeros({}, self.options())));
 })
 

@@ -191,8 +191,8 @@ CANN_API aclError aclmdlRIDebugJsonPrint(aclmdlRI model, const char* path, uint3
   const auto& tasks = *static_cast<Graph*>(model)->tasks;
   std::ofstream file(path);
   for (size_t index = 0; index < tasks.size(); ++index)
-    file << (index ? ",\n" : "[\n") << R"({"name": ")" << tasks.name(index) << R"(", "ph": "X", "pid": 0, "tid": 0, "ts": )"
-         << index << R"(, "dur": 1})";
+    file << (index ? ",\n" : "[\n") << R"({"name": ")" << tasks.name(index)
+         << R"(", "ph": "X", "pid": 0, "tid": 0, "ts": )" << index << R"(, "dur": 1})";
   file << (tasks.size() ? "\n]\n" : "[]\n");
   file.close();
   return file ? ACL_SUCCESS : fail(ACL_ERROR_RT_PARAM_INVALID, std::string("the file ") + path + " cannot be written");

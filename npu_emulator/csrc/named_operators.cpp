@@ -70,9 +70,9 @@ void apply_adam_v2(const NamedCall& call) {
 
 // Numbers from the generator's seed, the only key, and its offset, the second part of the counter.
 void random_normal(const NamedCall& call) {
-  const auto word = [&](size_t input, size_t at) { return static_cast<const uint64_t*>(call.in.at(input).data_ptr())[at]; };
+  const auto key = whole_numbers(call.in.at(1)), counter = whole_numbers(call.in.at(2));
   const auto& out = call.out.at(0);
-  out.copy_(at::empty(out.sizes(), at::kFloat).normal_(0, 1, generator(word(1, 0), word(2, 1))));
+  out.copy_(at::empty(out.sizes(), at::kFloat).normal_(0, 1, generator(key.at(0), counter.at(1))));
 }
 
 // op-plugin writes infinity as the first or the last whole number of 32 bits.

@@ -197,8 +197,8 @@ std::vector<const aclTensor*> tensors_of(Other) {
 // Throws Refused where tensors of several parameters do not go together.
 void demand_relations(const Demand* demands, const std::vector<std::vector<const aclTensor*>>& given);
 bool has_relations(const Demand* demands, size_t parameters);
-// What else documents demand of sizes, values and of several parameters together, written beside the operators. Each throws
-// in strict mode alone: `words` go on after "Tensor x", or whatever `parameter` is.
+// What else documents demand of sizes, values and of several parameters together, written beside the operators. Each
+// throws in strict mode alone: `words` go on after "Tensor x", or whatever `parameter` is.
 bool is_strict();
 void demand_that(bool holds, const char* parameter, const char* words);
 void demand_type_of(const Tensor& other, const char* other_parameter, const Tensor& given, const char* parameter);
@@ -344,6 +344,11 @@ inline Tensor wide(const Tensor& tensor) {
 // An operand of what computes with numbers of 16 bits in float32 and rounds once: products of matrices, losses, variances.
 inline Tensor operand(const Tensor& tensor) {
   return tensor.defined() && at::isReducedFloatingType(tensor.scalar_type()) ? tensor.to(at::kFloat) : tensor;
+}
+// The first bits of a mask of dropout, from the lowest of each byte.
+inline Tensor unpacked_bits(const Tensor& bytes, int64_t count) {
+  const auto bits = bytes.flatten().unsqueeze(1).bitwise_right_shift(at::arange(8, at::kByte)).bitwise_and(1);
+  return bits.flatten().narrow(0, 0, count).to(at::kBool);
 }
 inline Ints whole_numbers(const Tensor& tensor) {
   if (!tensor.defined()) return {};

@@ -257,6 +257,56 @@ def test_fusion_attention_reports_softmax_statistics():
     torch.testing.assert_close((largest[..., 0] + total[..., 0].log()).cpu(), scores.logsumexp(-1))
 
 
+SHAPE = (2, 4, 5, 8)  # batch, heads, tokens of queries, and of keys
+ENDS, KEY_ENDS = [3, 5], [4, 8]  # of two packed sequences
+
+
+def with_dropout(q, k, v, layout, kept):
+    """Each time with the same mask: that of the seed."""
+    torch.npu.manual_seed(3)
+    ends = {"actual_seq_qlen": ENDS, "actual_seq_kvlen": KEY_ENDS} if layout == "TND" else {}
+    return torch_npu.npu_fusion_attention(q, k, v, q.shape[1], layout, scale=SCALE, keep_prob=kept, **ends)[0]
+
+
+def weights_of(q, k, layout):
+    """[batch, heads, queries, keys]; of packed sequences those of the others are zero."""
+    if layout != "TND":
+        return (q @ k.mT * SCALE).softmax(-1)
+    hidden = torch.ones(ENDS[-1], KEY_ENDS[-1], dtype=torch.bool)
+    for start, stop, first, last in zip([0, *ENDS], ENDS, [0, *KEY_ENDS], KEY_ENDS, strict=False):
+        hidden[start:stop, first:last] = False
+    scores = q.transpose(0, 1) @ k.transpose(0, 1).mT * SCALE
+    return scores.masked_fill(hidden, float("-inf")).softmax(-1)
+
+
+@pytest.mark.parametrize("layout", ["BNSD", "TND"])
+@pytest.mark.parametrize("kept", [0.6, 0.9])
+def test_weights_that_dropout_leaves_are_made_larger_and_the_same_in_the_gradient(layout, kept):
+    """Values that are rows of one show the weights themselves, and by these which are left."""
+    batch, heads, queries, keys = SHAPE
+    shapes = (
+        [(queries, heads, keys), (keys, heads, keys)]
+        if layout == "TND"
+        else [(*SHAPE[:3], keys), (batch, heads, keys, keys)]
+    )
+    q, k, v = torch.randn(shapes[0]), torch.randn(shapes[1]), torch.randn(shapes[1])
+    ones = torch.eye(keys).unsqueeze(1).expand(shapes[1]) if layout == "TND" else torch.eye(keys).expand(shapes[1])
+    shown = with_dropout(q.to("npu"), k.to("npu"), ones.contiguous().to("npu"), layout, kept).cpu()
+    shown = shown.transpose(0, 1) if layout == "TND" else shown
+    weights = weights_of(q, k, layout)
+    left = shown != 0
+    torch.testing.assert_close(shown, left * weights / kept)
+    possible = weights != 0
+    assert abs(left[possible].float().mean() - kept) < 0.2
+
+    def reference(q, k, v):
+        values = v.transpose(0, 1) if layout == "TND" else v
+        out = (weights_of(q, k, layout) * left / kept) @ values
+        return out.transpose(0, 1) if layout == "TND" else out
+
+    assert_like_reference(lambda q, k, v: with_dropout(q, k, v, layout, kept), reference, [q, k, v])
+
+
 def attend(_: dict, options: dict) -> None:
     q = torch.randn(1, 2, 4, 8, device="npu")
     torch_npu.npu_fusion_attention(q, q, q, 2, **{"input_layout": "BNSD"} | options)
@@ -267,7 +317,6 @@ def test_what_fusion_attention_does_not_do_is_said():
     with DeviceProcess(TASK_QUEUE_ENABLE="0") as process:
         process(attend, {})
         for words, options in {
-            r"dropout \(keep_prob 0.9\) is not emulated": {"keep_prob": 0.9},
             "prefix is not emulated": {"prefix": [1]},
             "sparse_mode 6 is not emulated": {"sparse_mode": 6},
             "input_layout": {"input_layout": "NBSD"},

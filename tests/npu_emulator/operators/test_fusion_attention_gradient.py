@@ -150,6 +150,5 @@ def differentiate(_: dict, call, options: dict) -> None:
 def test_what_is_refused(call):
     with DeviceProcess(TASK_QUEUE_ENABLE="0") as process:
         process(differentiate, call, {})
-        for options, words in (({"keep_prob": 0.9}, "dropout"), ({"prefix": [1]}, "prefix")):
-            with pytest.raises(RuntimeError, match=f"aclnnFlashAttentionScoreGrad.*: {words}.* is not emulated"):
-                process(differentiate, call, options)
+        with pytest.raises(RuntimeError, match="aclnnFlashAttentionScoreGrad.*: prefix is not emulated"):
+            process(differentiate, call, {"prefix": [1]})
