@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -34,22 +35,25 @@ int dies_here() {
   return std::min(static_cast<int>(npu::environment_integer("NPU_EMULATOR_DEVICES", 8)), npu::kMaxDevices);
 }
 
+// As torch_npu's own tests say that CANN reads the list: up to what is neither a digit nor a comma, or to a die that is not
+// there; none where numbers do not ascend.
 std::vector<int> read_visible() {
-  const int machine = dies_here();
-  const char* list = std::getenv("ASCEND_RT_VISIBLE_DEVICES");
   std::vector<int> dies;
+  const char* list = std::getenv("ASCEND_RT_VISIBLE_DEVICES");
   if (!list) {
-    dies.resize(machine);
+    dies.resize(dies_here());
     std::iota(dies.begin(), dies.end(), 0);
     return dies;
   }
-  for (const char* cursor = list; *cursor;) {
-    char* end = nullptr;
-    const auto die = std::strtoll(cursor, &end, 10);
-    if (end == cursor || die < 0 || die >= machine) break;
-    dies.push_back(static_cast<int>(die));
-    if (*end != ',') break;
-    cursor = end + 1;
+  const char *cursor = list, *end = list + std::strspn(list, "0123456789,");
+  for (int die = 0; cursor < end; ++cursor) {
+    const auto read = std::from_chars(cursor, end, die);
+    if (read.ptr == cursor) break;
+    const bool is_there = read.ec == std::errc() && die < dies_here();
+    if (is_there && !dies.empty() && die <= dies.back()) return {};
+    if (!is_there) break;
+    dies.push_back(die);
+    cursor = read.ptr;
   }
   return dies;
 }

@@ -41,13 +41,28 @@ def test_visible_dies_are_counted(monkeypatch, devices, visible, count):
     assert acl.rt.get_device_count() == (count, 0)
 
 
-def test_torch_and_acl_count_the_same_in_a_new_process():
-    program = "import torch, acl; print(torch.npu.device_count(), acl.rt.get_device_count()[0])"
-    environment = {"NPU_EMULATOR_DEVICES": "4", "ASCEND_RT_VISIBLE_DEVICES": "1,3,9", "PATH": "/usr/bin"}
+# Those of torch_npu's own test, which asks whether it counts dies of the list as CANN does.
+LISTS = ("", ",", " ,", ", ", "0,", ",0", "0, ", "0, 1", "0 ,1", "0,1", "0,32,1", "0,32,0", "0,0", "0,1,1", "npu0",
+         "1,0")  # fmt: skip
+
+
+def test_torch_cann_and_acl_count_the_same_dies_of_every_list():
+    program = f"""
+import os, torch, torch_npu, acl
+for visible in {LISTS}:
+    if os.fork() == 0:
+        os.environ["ASCEND_RT_VISIBLE_DEVICES"] = visible
+        print(torch.npu.device_count(), torch_npu._C._npu_getDeviceCount(), acl.rt.get_device_count()[0], flush=True)
+        os._exit(0)
+    os.wait()
+"""
+    environment = {"NPU_EMULATOR_DEVICES": "4", "PATH": "/usr/bin"}
     printed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
     )
-    assert printed.stdout.split() == ["2", "2"]
+    counted = [line.split() for line in printed.stdout.splitlines()]
+    assert all(len(set(each)) == 1 for each in counted)
+    assert "".join(each[0] for each in counted) == "0000101112110000"
 
 
 def test_a_process_forked_before_use_has_the_dies_that_it_was_given_since():

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 
 from npu_emulator import engine
 
@@ -12,12 +13,14 @@ def get_device_count() -> tuple[int, int]:
     visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
     if visible is None:
         return machine, 0
-    count = 0
-    for entry in visible.split(","):
-        if not entry.strip().isdigit() or int(entry) >= machine:
+    dies: list[int] = []
+    for entry in re.sub("[^0-9,].*", "", visible, flags=re.S).split(","):
+        if not entry or int(entry) >= machine:
             break
-        count += 1
-    return count, 0
+        if dies and int(entry) <= dies[-1]:
+            return 0, 0
+        dies.append(int(entry))
+    return len(dies), 0
 
 
 def memcpy(to: int, room: int, source: int, count: int, kind: int) -> int:
