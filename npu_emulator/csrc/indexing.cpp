@@ -19,6 +19,9 @@ c10::List<std::optional<Tensor>> places(const Tensors& indices) {
 
 enum Reduction : int64_t { kReplace = 0, kAdd = 1, kMultiply = 2 };
 
+// CANN takes indices of 32 bits too, and ATen here those of 64 alone.
+Tensor of_64_bits(const Tensor& index) { return index.to(at::kLong); }
+
 Tensor scattered(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source, int64_t reduction) {
   if (reduction == kReplace) return self.scatter(dim, index, source);
   return reduction == kAdd ? self.scatter_add(dim, index, source) : self.scatter(dim, index, source, "multiply");
@@ -49,10 +52,10 @@ OP(IndexAdd, [](Tensor self, int64_t dim, Tensor index, Tensor source, Scalar al
   put(out, at::index_add(self, dim, index, source, alpha));
 })
 OP(IndexCopy, [](Tensor self, int64_t dim, Tensor index, Tensor source, Tensor out) {
-  put(out, at::index_copy(self, dim, index, source));
+  put(out, at::index_copy(self, dim, of_64_bits(index), source));
 })
 OP(InplaceIndexCopy, [](Tensor self, int64_t dim, Tensor index, Tensor source) {
-  self.index_copy_(dim, index, source);
+  self.index_copy_(dim, of_64_bits(index), source);
 })
 OP(IndexFillTensor, [](Tensor self, int64_t dim, Ints index, Scalar value, Tensor out) {
   put(out, at::index_fill(self, dim, at::tensor(index, at::kLong), value));
@@ -60,26 +63,26 @@ OP(IndexFillTensor, [](Tensor self, int64_t dim, Ints index, Scalar value, Tenso
 OP(InplaceIndexFillTensor, [](Tensor self, int64_t dim, Ints index, Scalar value) {
   self.index_fill_(dim, at::tensor(index, at::kLong), value);
 })
-OP(Gather, [](Tensor self, int64_t dim, Tensor index, Tensor out) { put(out, at::gather(self, dim, index)); })
+OP(Gather, [](Tensor self, int64_t dim, Tensor index, Tensor out) { put(out, at::gather(self, dim, of_64_bits(index))); })
 OP(Scatter, [](Tensor self, int64_t dim, Tensor index, Tensor source, int64_t reduction, Tensor out) {
-  put(out, scattered(self, dim, index, source, reduction));
+  put(out, scattered(self, dim, of_64_bits(index), source, reduction));
 })
 OP(InplaceScatter, [](Tensor self, int64_t dim, Tensor index, Tensor source, int64_t reduction) {
-  put(self, scattered(self, dim, index, source, reduction));
+  put(self, scattered(self, dim, of_64_bits(index), source, reduction));
 })
 OP(ScatterValue, [](Tensor self, int64_t dim, Tensor index, Scalar value, int64_t reduction, Tensor out) {
-  put(out, scattered(self, dim, index, value, reduction));
+  put(out, scattered(self, dim, of_64_bits(index), value, reduction));
 })
 OP(InplaceScatterValue, [](Tensor self, int64_t dim, Tensor index, Scalar value, int64_t reduction) {
-  put(self, scattered(self, dim, index, value, reduction));
+  put(self, scattered(self, dim, of_64_bits(index), value, reduction));
 })
 OP(ScatterAdd, [](Tensor self, int64_t dim, Tensor index, Tensor source, Tensor out) {
-  put(out, at::scatter_add(self, dim, index, source));
+  put(out, at::scatter_add(self, dim, of_64_bits(index), source));
 })
 OP(InplacePut, [](Tensor self, Tensor index, Tensor source, bool accumulate) {
-  self.put_(index, source, accumulate);
+  self.put_(of_64_bits(index), source, accumulate);
 })
-OP(Take, [](Tensor self, Tensor index, Tensor out) { put(out, at::take(self, index)); })
+OP(Take, [](Tensor self, Tensor index, Tensor out) { put(out, at::take(self, of_64_bits(index))); })
 OP(MaskedSelect, [](Tensor self, Tensor mask, Dynamic out) { out.fill(at::masked_select(self, mask)); })
 OP(InplaceMaskedScatter, [](Tensor self, Tensor mask, Tensor source) { self.masked_scatter_(mask, source); })
 OP(Nonzero, [](Tensor self, Dynamic out) { out.fill(self.nonzero()); })
