@@ -226,7 +226,8 @@ OP(CtcLossBackward, [](Tensor gradient, Tensor self, Tensor targets, Ints length
 
 OP(LayerNorm, [](Tensor self, Ints shape, Tensor weight, Tensor bias, double epsilon, Tensor out, Tensor mean,
                  Tensor inverse_deviation) {
-  const auto [normal, of_mean, of_inverse] = at::native_layer_norm(self, shape, maybe(weight), maybe(bias), epsilon);
+  const auto [normal, of_mean, of_inverse] =
+      at::native_layer_norm(operand(self), shape, maybe(operand(weight)), maybe(operand(bias)), epsilon);
   if (!self.numel()) return;  // op-plugin gives its means another shape then
   put(out, normal);
   put(mean, of_mean);
@@ -236,9 +237,11 @@ OP(LayerNormBackward,
    [](Tensor gradient, Tensor self, Ints shape, Tensor mean, Tensor inverse_deviation, Tensor weight, Tensor bias,
       Bools wanted, Tensor of_self, Tensor of_weight, Tensor of_bias) {
      const std::array<bool, 3> mask{wanted.at(0), wanted.at(1), wanted.at(2)};
-     const auto [to_self, to_weight, to_bias] = at::native_layer_norm_backward(
-         gradient, self, shape, mean.to(self.scalar_type()), inverse_deviation.to(self.scalar_type()), maybe(weight),
-         maybe(bias), mask);
+     const auto x = operand(self);  // types of the others may differ from it and from each other
+     const auto alike = [&](const Tensor& tensor) { return tensor.defined() ? tensor.to(x.scalar_type()) : tensor; };
+     const auto [to_self, to_weight, to_bias] =
+         at::native_layer_norm_backward(alike(gradient), x, shape, alike(mean), alike(inverse_deviation),
+                                        maybe(alike(weight)), maybe(alike(bias)), mask);
      if (mask[0]) put(of_self, to_self);
      if (mask[1]) put(of_weight, to_weight.reshape(of_weight.sizes()));
      if (mask[2]) put(of_bias, to_bias.reshape(of_bias.sizes()));

@@ -175,3 +175,18 @@ def test_top_k_top_p_keeps_the_smallest_sufficient_set():
             kept.append(index)
             mass += weight
         assert got[row].isfinite().nonzero().flatten().tolist() == sorted(kept)
+
+
+@pytest.mark.parametrize("of_input", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("of_weights", [torch.float32, torch.float16, torch.bfloat16])
+def test_layer_norm_of_mixed_types_rounds_once(of_input, of_weights):
+    given = [torch.randn(4, 8).to(of_input), torch.rand(8).to(of_weights), torch.randn(8).to(of_weights)]
+    ours = [each.to("npu").requires_grad_() for each in given]
+    theirs = [each.double().requires_grad_() for each in given]
+    found, expected = (functional.layer_norm(x, (8,), weight, bias) for x, weight, bias in (ours, theirs))
+    gradient = torch.randn(4, 8).to(found.dtype)
+    found.backward(gradient.to("npu"))
+    expected.backward(gradient.double())
+    pairs = [(found, expected), *((one.grad, other.grad) for one, other in zip(ours, theirs, strict=True))]
+    for one, other in pairs:
+        torch.testing.assert_close(one.detach().cpu(), other.detach().to(one.dtype), rtol=8e-3, atol=1e-3)
