@@ -125,20 +125,22 @@ bool broadcasts(c10::IntArrayRef ours, c10::IntArrayRef theirs) {
 void demand_agreement(const Demand& demand, const aclTensor& given, Agreement agreement, const Demand& of_other,
                       const aclTensor& other) {
   const c10::IntArrayRef ours(given.dims), theirs(other.dims);
+  const bool agree = agreement == Agreement::kDtype   ? given.dtype == other.dtype
+                     : agreement == Agreement::kShape ? ours == theirs
+                                                      : broadcasts(ours, theirs);
+  if (agree) return;
   std::ostringstream words;
   words << "AclNN_Parameter_Error(EZ1001): ";
-  if (agreement == Agreement::kDtype && given.dtype != other.dtype) {
+  if (agreement == Agreement::kDtype) {
     const char *own = dtype_name(given.dtype), *expected = dtype_name(other.dtype);
     words << "Expected both tensors to have same dtype, but found " << demand.name << " "
           << (own ? own : "DT_UNDEFINED") << " and " << of_other.name << " " << (expected ? expected : "DT_UNDEFINED");
-  } else if (agreement == Agreement::kShape && ours != theirs) {
+  } else if (agreement == Agreement::kShape) {
     words << "Expected tensor for " << demand.name << " to have same size as tensor for " << of_other.name << ", but "
           << ours << " does not equal " << theirs;
-  } else if (agreement == Agreement::kBroadcasts && !broadcasts(ours, theirs)) {
+  } else {
     words << "The size of tensor " << demand.name << " " << ours << " must match the size of tensor " << of_other.name
           << " " << theirs;
-  } else {
-    return;
   }
   throw Refused(kInvalidArgument, words.str() + ".");
 }

@@ -40,7 +40,7 @@ aclnnStatus aclnnScaleGetWorkspaceSize(
     <td>-</td></tr>
     <tr><td>indexOptional</td><td>输入</td><td>索引。</td><td>-</td><td rowspan="2">与x一致</td><td>ND</td>
     <td>0、2</td><td>√</td></tr>
-    <tr><td>out</td><td>输出</td><td>输出。</td><td>-</td><td>ND</td><td>不超过8维</td><td>√</td></tr>
+    <tr><td>out（aclTensor*）</td><td>输出</td><td>输出。</td><td>-</td><td>ND</td><td>不超过8维</td><td>√</td></tr>
   </tbody></table>
 - **返回值：**
   <table><tr><td>ACLNN_ERR_PARAM_NULLPTR</td><td>161001</td><td>传入的x或out是空指针。</td></tr>
