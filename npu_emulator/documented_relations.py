@@ -124,8 +124,7 @@ def _weaker(
     if not own or not other:
         return own | other
     fit = {each for each in own ^ other if each[0] == "broadcasts"}
-    stronger = {name for _, names in own | other for name in names.split("+")}
-    return own & other | {each for each in fit if each[1] in stronger and _in_both(each[1], own, other)}
+    return own & other | {each for each in fit if _in_both(each[1], own, other)}
 
 
 def _in_both(name: str, ours: Iterable[tuple[str, str]], theirs: Iterable[tuple[str, str]]) -> bool:

@@ -1,6 +1,6 @@
 """Extract what the document of every aclnn operator demands of its arguments, and which chips have it.
 
-    python extract_rules.py --calls op_plugin_calls.txt RELEASE... > documented_rules.txt
+    python extract_rules.py RELEASE... --calls *_calls*.txt > documented_rules.txt
 
 RELEASE is a folder with checkouts of CANN's operators (ops-math, ops-nn, ops-transformer) at one release, which have a
 document ``docs/aclnnX.md`` beside each operator. One line for every operator that is called: its name, then its

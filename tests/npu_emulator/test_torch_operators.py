@@ -42,7 +42,7 @@ TYPES = (
     torch.bool,
 )  # fmt: skip
 WITH_GRADIENTS = TYPES[:3]
-MOST_SAMPLES = 12  # of an operator in a type; all of them take three times as long, and found no more
+MOST_SAMPLES = 12  # of an operator in a type; all of them take twice as long, and found no more
 
 
 @functools.cache
