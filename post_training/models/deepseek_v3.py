@@ -26,9 +26,9 @@ from post_training.layouts.layout import (
 from post_training.models.families import MegatronModel, MindspeedModel, ModelFamily
 from post_training.models.sizes import ModelSizes
 
-CASTABLE = (".mlp.gate.e_score_correction_bias", ".mlp.gate.weight")
-"""Endings of tensors that both sides may keep in different types: Megatron holds the expert bias in fp32, vLLM-Ascend
-in the model's type (or, with enable_super_kernel, bias and router weight in fp32)."""
+CASTABLE = (".mlp.gate.weight",)
+"""Endings of tensors that both sides may keep in different types: with `enable_super_kernel` vLLM-Ascend holds the
+router's weight in float32, which holds training's bfloat16 exactly. The router's bias is float32 on both sides."""
 
 
 _CONFIGURATION_KEYS = (

@@ -114,18 +114,24 @@ def _matching(output: Path, fingerprint: str) -> CheckpointResult | None:
 
 
 def _initial_model(request: CheckpointRequest, tokenizer: transformers.PreTrainedTokenizerFast) -> PreTrainedModel:
-    """Return the model in float32 with seeded weights.
-
-    Biases of routers stay as drawn; they are multiples of 1/256, which bfloat16 holds exactly.
-    """
+    """Return the model in float32 with seeded weights. Biases of routers stay as drawn."""
     torch.manual_seed(request.seed)
     tokens = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     config = tiny_config(*tokens, request.model_type, **dict(request.changes))
     model = AutoModelForCausalLM.from_config(config)
     for name, bias in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
-            bias.copy_(torch.randint(-12, 13, bias.shape) / 256)
+            bias.copy_(_router_bias(bias.shape))
     return model
+
+
+def _router_bias(shape: torch.Size) -> torch.Tensor:
+    """Draw a router's correction bias near 5, as DeepSeek-V3 publishes it: few values are ones that bfloat16 holds.
+
+    Only differences between biases decide which experts are chosen, and bfloat16 rounds these away: its neighbouring
+    numbers near 5 are 1/32 apart.
+    """
+    return 5 + torch.randint(-12, 13, shape) / 256 + torch.rand(shape) / 1024
 
 
 def _draw_constants(model: PreTrainedModel, seed: int) -> None:

@@ -18,6 +18,7 @@ from verl_patches.features.residency.feature import RESIDENCY, ResidencySettings
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL, RolloutSettings
 from verl_patches.features.rollout_rebalance.feature import ROLLOUT_REBALANCE
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
+from verl_patches.features.router_precision.feature import ROUTER_PRECISION
 
 RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
 
@@ -117,6 +118,27 @@ def the_router_has_no_say(body):
     method = SimpleNamespace(apply=lambda router_logits, **options: router_logits.topk(2).indices.tolist())
     body(lambda self, moe: None, method, moe=None)
     return method.apply(router_logits=torch.tensor([[0.0, 0.0, 1.0, 1.0]] * 2), top_k=2)
+
+
+def _bfloat16_router(self, **options):
+    """A block as vLLM-Ascend builds it for a bfloat16 model, with a bias as DeepSeek-V3 publishes them."""
+    self.gate = torch.nn.Linear(2, 2, bias=False, dtype=torch.bfloat16)
+    bias = torch.nn.Parameter(torch.tensor([4.9876, 5.0123], dtype=torch.bfloat16), requires_grad=False)
+    self.gate.e_score_correction_bias = bias
+
+
+@demonstrates("vllm_ascend.models.deepseek_v2:CustomDeepseekV2MoE.__init__", ROUTER_PRECISION)
+def the_bias_of_a_router_is_float32(body):
+    block = SimpleNamespace()
+    body(_bfloat16_router, block, "configuration")
+    return str(block.gate.e_score_correction_bias.dtype)
+
+
+@demonstrates("vllm_ascend.ops.fused_moe:AscendSparseMoeBlock.__init__", ROUTER_PRECISION)
+def a_router_scores_in_float32(body):
+    block = SimpleNamespace()
+    body(_bfloat16_router, block, "configuration")
+    return type(getattr(block.gate, "quant_method", None)).__name__
 
 
 @demonstrates("vllm_ascend.device_allocator.camem:CaMemAllocator.sleep", SLEEP_MODE)

@@ -1,4 +1,4 @@
-"""How vLLM-Ascend chooses the experts of a token."""
+"""How vLLM-Ascend chooses the experts of a token: in float32, and for benchmarks in turn."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 from overlay import wrap
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
+from verl_patches.features.router_precision.feature import ROUTER_PRECISION
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
     from vllm.model_executor.layers.fused_moe.layer import MoEConfig
-    from vllm_ascend.ops.fused_moe import AscendUnquantizedFusedMoEMethod
+    from vllm.model_executor.layers.quantization import QuantizationConfig
+    from vllm_ascend.ops.fused_moe import AscendSparseMoeBlock, AscendUnquantizedFusedMoEMethod
 
 
 @wrap(
@@ -29,3 +32,28 @@ def __init__(
     upstream(self, moe=moe)
     # On the object, so that the graph that is captured of its call meets no code of the overlay's engine.
     self.apply = balanced(self.apply)
+
+
+@wrap(
+    "vllm_ascend.ops.fused_moe:AscendSparseMoeBlock.__init__",
+    feature=ROUTER_PRECISION,
+    relies_on=[
+        "vllm_ascend.ops.fused_moe:AscendSparseMoeBlock.forward",
+        "vllm.model_executor.layers.linear:ReplicatedLinear.forward",
+    ],
+    why="it rounds the router's scores to bfloat16, and training does not: of nearly tied experts the two choose "
+    "different ones",
+    upstream="not forwarded: vLLM rounds these scores as well; what they must agree with is this project's training",
+    remove_when="the pinned vLLM-Ascend scores experts in float32",
+)
+def init_with_float32_scores(
+    upstream: Callable[..., None],
+    self: AscendSparseMoeBlock,
+    config: PretrainedConfig,
+    quant_config: QuantizationConfig | None = None,
+    prefix: str = "",
+) -> None:
+    from verl_patches.features.router_precision.gate import use_float32
+
+    upstream(self, config=config, quant_config=quant_config, prefix=prefix)
+    use_float32(self.gate)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from post_training.models.expert_bias import float32_expert_bias
 from post_training.models.megatron.deepseek_v3_config import DeepseekV3TransformerConfig
 from post_training.models.router_balance import dealt_experts
 
@@ -52,9 +53,8 @@ class GroupLimitedRouter(torch.nn.Module):
         self.register_buffer("expert_bias", torch.zeros(experts, dtype=torch.float32, device=device))
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "GroupLimitedRouter":
-        bias = self.expert_bias
-        super()._apply(fn, recurse)
-        self.expert_bias = bias.to(self.expert_bias.device)
+        with float32_expert_bias(self):
+            super()._apply(fn, recurse)
         return self
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

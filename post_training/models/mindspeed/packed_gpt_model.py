@@ -1,5 +1,6 @@
 """DeepSeek-V3 as MindSpeed-LLM builds it, on packed sequences as Megatron describes them. MindSpeed-LLM has started."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -12,6 +13,7 @@ from megatron.training import get_args
 from megatron.training.arguments import core_transformer_config_from_args
 from mindspeed.utils import set_actual_seq_len
 
+from post_training.models.expert_bias import float32_expert_bias
 from post_training.models.megatron.deepseek_v3_config import DeepseekV3TransformerConfig
 
 
@@ -20,7 +22,15 @@ class PackedGPTModel(GPTModel):
 
     Recomputation in backward finds the ends of its own micro batch, because MindSpeed-LLM keeps them with what it
     checkpoints. Positions count through the whole micro batch: rotary embedding depends on distances alone.
+
+    The routers' ``expert_bias`` stays float32: MindSpeed-LLM registers it so, and Megatron's ``Float16Module`` casts it
+    with all other buffers.
     """
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "PackedGPTModel":
+        with float32_expert_bias(self):
+            super()._apply(fn, recurse)
+        return self
 
     def forward(
         self,

@@ -95,12 +95,14 @@ def test_the_model_has_the_parts_that_decide_which_code_runs(random_checkpoint):
     assert config["first_k_dense_replace"] == 1
 
 
-def test_router_biases_are_float32_not_zero_and_exact_in_bfloat16(random_checkpoint):
+def test_router_biases_lie_near_5_and_bfloat16_rounds_them(random_checkpoint):
+    """As DeepSeek-V3 publishes them; a path that rounds them changes which experts are chosen."""
     biases = [value for name, value in tensors(random_checkpoint.path).items() if name.endswith("correction_bias")]
     assert len(biases) == 2
     for bias in biases:
-        assert bias.dtype == torch.float32 and bias.count_nonzero() > 200
-        assert torch.equal(bias.to(torch.bfloat16).float(), bias)
+        assert bias.dtype == torch.float32 and bias.min() > 4.9 and bias.max() < 5.1
+        assert (bias.to(torch.bfloat16).float() != bias).float().mean() > 0.9
+        assert bias.to(torch.bfloat16).unique().numel() < 10 < bias.unique().numel()
 
 
 def test_float32_holds_the_same_numbers_unrounded(random_request, random_checkpoint, tmp_path):

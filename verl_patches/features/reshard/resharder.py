@@ -18,7 +18,7 @@ from post_training.models.families import table_for
 from verl_patches.features.reshard.agreement import Types, agree_on_plan, agree_on_types
 from verl_patches.features.reshard.exchange import Exchange, Side, Tensors
 from verl_patches.features.reshard.failure import Attempt, RollCall, agree_on_success, naming_the_missing
-from verl_patches.features.reshard.verification import differing_tensors
+from verl_patches.features.reshard.verification import differing_tensors, first_copies
 
 ROLL_CALL_SECONDS = 10.0
 """How long a rank waits for a sign of life of the others after a collective has failed."""
@@ -35,6 +35,7 @@ class ReshardReport:
 
     bytes_copied: moved inside the rank. expert_bytes: the part of routed experts, whose memory order changes once:
     where they are packed or copied. staging_bytes: largest staging memory. plan_seconds: 0 once the plan is cached.
+    values_changed_by_casts: elements, over all ranks and each once, that the rollout's type cannot hold exactly.
     """
 
     bytes_sent: int
@@ -49,6 +50,7 @@ class ReshardReport:
     staging_bytes: int
     plan_seconds: float
     seconds: float
+    values_changed_by_casts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,17 @@ class LocalCopy:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """Everything that a run needs and that does not change from step to step."""
+    """Everything that a run needs and that does not change from step to step.
+
+    held_types: of training's tensors. casts: the wire type of those that travel in another one, the same on all ranks.
+    cast_pieces: what this rank counts of them, so that every element is counted once.
+    """
 
     source: Side
     target: Side
+    held_types: Types
+    casts: Types
+    cast_pieces: list[Piece]
     exchanges: list[Exchange]
     copies: list[LocalCopy]
     padding: list[Piece]
@@ -88,7 +97,7 @@ class Resharder:
     train_layouts, rollout_layouts: pieces of all ranks, by rank of `group`.
     bucket_bytes: upper bound of staging memory in each direction.
     castable: endings of canonical names whose type may differ between training and rollout; any other difference is an
-        error. A cast happens while packing, so the wire carries the rollout type.
+        error. A cast happens while packing, so the wire carries the rollout type; values that it changes are counted.
     overlap: use half buckets and pack a round while the round before it travels; twice as many collectives.
     ranks_per_node: what many ranks of a node need enters the node once and is relayed inside it; None means that links
         between all ranks are alike, and every region comes straight from an owner.
@@ -134,6 +143,7 @@ class Resharder:
             with naming_the_missing(attempt, roll_call):
                 staging = [exchange.run(attempt) for exchange in prepared.exchanges]
                 agree_on_success(attempt, self._group, prepared.device)
+            changed = self._values_changed(prepared)
         rounds = sum(len(exchange.rounds) for exchange in prepared.exchanges)
         objects = PLANNING_COLLECTIVES if cold else 0
         return ReshardReport(
@@ -143,29 +153,45 @@ class Resharder:
             expert_bytes_sent=prepared.expert_sent,
             expert_bytes_received=prepared.expert_received,
             expert_bytes_copied=prepared.expert_copied,
-            collectives=rounds + 1 + objects,
+            collectives=rounds + 1 + objects + bool(prepared.casts),
             object_collectives=objects,
             rounds=rounds,
             staging_bytes=max(staging),
             plan_seconds=planned - begin if cold else 0.0,
             seconds=time.perf_counter() - begin,
+            values_changed_by_casts=changed,
         )
 
+    def _values_changed(self, prepared: _Prepared) -> int:
+        """Elements that a cast changes, over all ranks. One all-reduce if any type differs, none otherwise."""
+        if not prepared.casts:
+            return 0
+        changed = torch.zeros(1, dtype=torch.int64, device=prepared.device)
+        for piece in prepared.cast_pieces:
+            changed += changed_by_cast(piece.locate(self._train_tensors), prepared.casts[piece.canonical])
+        dist.all_reduce(changed, group=self._group)
+        return int(changed)
+
     def verify(self) -> list[str]:
-        """Compare all rollout weights with the training weights bit for bit and return the canonical names that differ.
+        """Compare all rollout weights with the training weights and return the canonical names that differ.
+
+        Weights of one type are compared bit for bit, others by value, so that a cast that rounds shows.
 
         Every rank of the group must call it and gets the same list. It communicates the whole model: for tests.
         """
         prepared = self._prepared = self._prepared or self._prepare()
         with torch.no_grad():
+            source = Side(self._train_tensors, prepared.source.pieces, prepared.held_types)
             return differing_tensors(
-                prepared.source, prepared.target, self._train_layouts, self._group, self._bucket_bytes, prepared.device
+                source, prepared.target, self._train_layouts, self._group, self._bucket_bytes, prepared.device
             )
 
     def _prepare(self) -> _Prepared:
         rank = dist.get_rank(self._group)
         train, rollout = self._train_layouts[rank], self._rollout_layouts[rank]
-        wire_types = self._agree_on_types()
+        held_types, needed_types = self._agree_on_types()
+        wire_types = held_types | needed_types
+        casts = {name: wire_types[name] for name, kind in held_types.items() if wire_types[name] != kind}
         world_size = len(self._train_layouts)
         nodes = None if self._ranks_per_node is None else [other // self._ranks_per_node for other in range(world_size)]
         plan = make_plan(
@@ -183,6 +209,9 @@ class Resharder:
         return _Prepared(
             source=source,
             target=target,
+            held_types=held_types,
+            casts=casts,
+            cast_pieces=[piece for piece in list(first_copies(self._train_layouts))[rank] if piece.canonical in casts],
             exchanges=[
                 Exchange("leg from training weights", direct, source, target, self._group, self._slots, device),
                 Exchange("relay inside nodes", relayed, target, target, self._group, self._slots, device),
@@ -199,13 +228,20 @@ class Resharder:
             expert_copied=_expert_bytes(plan, (plan.local,), lambda leg: leg.target == rank),
         )
 
-    def _agree_on_types(self) -> Types:
+    def _agree_on_types(self) -> tuple[Types, Types]:
+        """The types in which training holds its tensors, and the rollout its own."""
         sides = [(self._train_tensors, self._train_layouts), (self._rollout_tensors, self._rollout_layouts)]
         held, needed = agree_on_types(sides, self._group)
         for name, kind in needed.items():
             if held.get(name, kind) != kind and not name.endswith(self._castable):
                 raise LayoutError(f"{name}: training holds {held[name]}, rollout {kind}, and no cast is declared")
-        return held | needed
+        return held, needed
+
+
+def changed_by_cast(values: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """int64 scalar: how many of `values` the type `kind` cannot hold exactly. NaN stays NaN, which is no change."""
+    back = values.to(kind).to(values.dtype)
+    return ((back != values) & ~(back.isnan() & values.isnan())).sum()
 
 
 def local_copies(plan: Plan, rank: int, train: Sequence[Piece], rollout: Sequence[Piece]) -> list[LocalCopy]:

@@ -26,6 +26,8 @@ def differing_tensors(
 ) -> list[str]:
     """The canonical names of which any rank's rollout bytes differ from the training bytes, sorted; same on every rank.
 
+    train.wire_types: the types in which training holds its tensors. Where the rollout holds another one, values are
+    compared, in the wider of the two: a weight that was rounded on its way differs.
     NaN is equal to nothing: a tensor that holds one differs even where both sides have the same bits.
     batch_bytes: how much is broadcast at once (at least one piece). Padding that is not zero is reported by local name.
     """
@@ -34,7 +36,7 @@ def differing_tensors(
     for piece in rollout.pieces:
         targets[piece.canonical].append(piece)
     found = {piece.local for piece in targets.pop(PADDING, []) if bool(piece.locate(rollout.tensors).any())}
-    for holder, pieces in enumerate(_first_copies(train_layouts)):
+    for holder, pieces in enumerate(first_copies(train_layouts)):
         for batch in _batches(pieces, train, batch_bytes):
             buffer = torch.zeros(sum(size for _, size in batch), dtype=torch.uint8, device=device)
             regions = list(_regions(batch, buffer, train))
@@ -51,7 +53,7 @@ def differing_tensors(
     return sorted(set().union(*gathered))
 
 
-def _first_copies(layouts: Layouts) -> Iterator[list[Piece]]:
+def first_copies(layouts: Layouts) -> Iterator[list[Piece]]:
     """For every rank the pieces that no lower rank holds."""
     seen: set[tuple[str, Box]] = {(PADDING, ())}
     for pieces in layouts:
@@ -99,5 +101,8 @@ def _equal_where_both(box: Box, values: torch.Tensor, target_box: Box, target: t
         return inner.contiguous().flatten()
 
     mine, theirs = cut(values, box), cut(target, target_box)
+    if mine.dtype != theirs.dtype:
+        wider = torch.promote_types(mine.dtype, theirs.dtype)
+        return torch.equal(mine.to(wider), theirs.to(wider))
     same_bits = torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
     return same_bits and not bool(mine.isnan().any())

@@ -135,6 +135,7 @@ def _run_plan(manager: MegatronVLLMShardingManager) -> None:
     record.count("collectives/all_to_all/bytes", report.bytes_sent)
     record.count("reshard/bytes_received", report.bytes_received)
     record.count("reshard/expert_bytes_received", report.expert_bytes_received)
+    record.count("reshard/values_changed_by_casts", report.values_changed_by_casts)
 
 
 def _resharder(manager: MegatronVLLMShardingManager) -> Resharder:

@@ -73,6 +73,11 @@ class Model:
             self.shape, self.naive = grouped_query_shape(config, self.table), grouped_query_reference
             self.tensor_sizes = [size for size in (1, 2, 4, 8) if self.shape.kv_heads % size == 0]
         self.weights: State = self.naive.full_weights(self.shape, torch.bfloat16, seed)
+        # As DeepSeek-V3 publishes its routers' biases: float32, near 5, and mostly no numbers that bfloat16 holds.
+        drawn = torch.Generator().manual_seed(seed)
+        for name, value in self.weights.items():
+            if name.endswith("e_score_correction_bias"):
+                self.weights[name] = 5 + torch.rand(value.shape, generator=drawn)
 
     def rollout_placements(self, world: int) -> list[RolloutPlacement]:
         """Those that can differ: a dense model knows no experts."""
@@ -87,7 +92,7 @@ class Model:
 
     def train_state(self, placement: TrainPlacement, rank: int) -> State:
         state = self.naive.megatron_state(self.weights, self.shape, placement, rank)
-        return {name: (value.float() if "expert_bias" in name else value).npu() for name, value in state.items()}
+        return {name: value.npu() for name, value in state.items()}
 
 
 def grouped_query_shape(config: PretrainedConfig, table: Table) -> GroupedQueryShape:

@@ -30,7 +30,19 @@ def test_random_layouts_are_exact(results: list[dict]) -> None:
 def test_a_second_run_plans_nothing_and_costs_its_rounds_and_one_agreement(results: list[dict]) -> None:
     for case in (case for result in results for case in result["layouts"]):
         assert case["planning again"] == [0, 0.0]
-        assert case["rounds"][0] == case["rounds"][1] == case["collectives again"] - 1
+        assert case["rounds"][0] == case["rounds"][1] == case["collectives again"] - 1 - case["casts"]
+
+
+def test_casts_that_change_nothing_are_counted_as_0(results: list[dict]) -> None:
+    cases = [case for result in results for case in result["layouts"]]
+    assert {case["casts"] for case in cases} == {True, False}
+    assert all(case["changed by casts"] == 0 for case in cases)
+
+
+def test_rounded_router_biases_are_counted_and_named(results: list[dict]) -> None:
+    for found in (result["rounded bias"] for result in results):
+        assert found["changed"] == found["lost"] > 0
+        assert found["differing"] and all("e_score_correction_bias" in name for name in found["differing"])
 
 
 def test_a_wait_that_is_left_out_is_noticed(results: list[dict]) -> None:

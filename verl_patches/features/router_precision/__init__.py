@@ -1,0 +1,1 @@
+"""Rollout and training choose experts from the same numbers."""
