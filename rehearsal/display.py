@@ -161,6 +161,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], output: Path) ->
         "weights": exact[summary["weights_exact"]],
         "log-probs": f"rollout and training differ by at most {_shown(summary['rollout_logprob_diff_max'], '.2e')}"
         + _PRECISION_NOTES.get(summary["precision"], ""),
+        "experts": _experts_in_words(summary["expert_sets_differ"], summary["expert_sets_compared"]),
         "patches": f"{_shown(summary['patches_applied'], 'd')} applied, {_shown(summary['patches_effective'], 'd')} "
         "effective",
         "device peak": ", ".join(f"{phase} {size / 2**20:.0f} MiB" for phase, size in peaks.items()) or "not measured",
@@ -171,6 +172,15 @@ def print_summary(console: Console, summary: Mapping[str, Any], output: Path) ->
     console.print(Text(f"\nDone in {format_duration(summary['wall_s'])}: {title}", style="bold"))
     for name, value in rows.items():
         console.print(_wrapped(name, value), markup=False)
+
+
+def _experts_in_words(share: float | None, compared: int | None) -> str:
+    """How often rollout and training chose different experts for the same token; a dense model has no experts."""
+    if share is None:
+        return "not compared in this run"
+    if not share:
+        return f"the same in rollout and training, in all {compared:,} tokens x layers compared"
+    return f"rollout and training chose others for at most {share:.2%} of a step's tokens x layers"
 
 
 def _wrapped(name: str, value: str) -> str:

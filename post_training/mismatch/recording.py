@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import torch
@@ -131,7 +131,7 @@ class _PackedRows:
 class _ShardKeeper:
     """Makes hooks for outputs that hold all tokens, or under sequence parallelism this rank's share of them."""
 
-    def __init__(self, recorder: Recorder, tp_rank: int, tp: int) -> None:
+    def __init__(self, recorder: Any, tp_rank: int, tp: int) -> None:
         self._recorder, self._tp_rank, self._tp = recorder, tp_rank, tp
 
     def keep(self, point: str, values: torch.Tensor) -> None:
@@ -186,12 +186,44 @@ def _router_hook(keep: _ShardKeeper, number: int) -> Callable[..., None]:
         tokens = arguments[0].reshape(-1, arguments[0].shape[-1])
         logits = functional.linear(tokens.float(), router.weight.float())
         keep.keep(of_layer(number, points.ROUTER_LOGITS), logits)
-        chosen = output[1]
-        if chosen.dtype == torch.bool:  # later releases of Megatron return a map [tokens, experts]
-            chosen = chosen.nonzero()[:, 1].reshape(len(chosen), -1)
-        keep.keep(of_layer(number, points.EXPERTS), chosen.long())
+        keep.keep(of_layer(number, points.EXPERTS), _chosen(output))
 
     return hook
+
+
+def _chosen(output: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """int64 [tokens, experts per token]: what a router of Megatron's returns as its choice."""
+    chosen = output[1]
+    if chosen.dtype == torch.bool:  # later releases of Megatron return a map [tokens, experts]
+        chosen = chosen.nonzero()[:, 1].reshape(len(chosen), -1)
+    return chosen.long()
+
+
+class ChoiceSink(Protocol):
+    """What records choices of experts. `rows` names the tokens of the forward that runs, as in `Recorder`."""
+
+    rows: torch.Tensor | None
+
+    def record(self, point: str, values: torch.Tensor, rows: torch.Tensor) -> None:
+        """Keep `values` of the tokens `rows`, which has one entry for each row of `values`."""
+
+
+@contextmanager
+def recorded_training_choices(
+    chunks: Sequence[nn.Module], slots: Sequence[LayerSlot], tp_rank: int, tp: int, recorder: ChoiceSink
+) -> Iterator[None]:
+    """Record the experts that the routers of Megatron's model chunks of this rank choose, and nothing else."""
+    models, keep = [unwrapped(chunk) for chunk in chunks], _ShardKeeper(recorder, tp_rank, tp)
+
+    def hook(number: int) -> Callable[..., None]:
+        return lambda router, arguments, output: keep.keep(of_layer(number, points.EXPERTS), _chosen(output))
+
+    with _Hooks() as hooks:
+        for slot in slots:
+            router = getattr(models[slot.chunk].decoder.layers[slot.position].mlp, "router", None)
+            if router is not None:
+                hooks.after(router, hook(slot.layer))
+        yield
 
 
 # ---- rollout
@@ -305,6 +337,18 @@ def _hook_rollout_model(hooks: _Hooks, recorder: Recorder, decoder: nn.Module) -
     choices.watch(hooks)
 
 
+@contextmanager
+def recorded_rollout_choices(decoder: nn.Module, recorder: ChoiceSink) -> Iterator[None]:
+    """Record the experts that vLLM-Ascend chooses in the layers of `decoder`, and nothing else."""
+    choices = _Choices(recorder)
+    with _Hooks() as hooks:
+        for number, layer in enumerate(decoder.layers):
+            if (gate := getattr(layer.mlp, "gate", None)) is not None:
+                hooks.after(gate, choices.of_gate(number))
+        choices.watch(hooks)
+        yield
+
+
 class _Choices:
     """The experts that vLLM-Ascend's operators choose.
 
@@ -312,7 +356,7 @@ class _Choices:
     this engine are found again by their logits, bit for bit: equal ones are given equal experts.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: ChoiceSink) -> None:
         self._recorder = recorder
         self._asked: tuple[int, torch.Tensor, dict[bytes, list[int]]] | None = None
 
@@ -321,8 +365,10 @@ class _Choices:
             rows, places = self._recorder.rows, defaultdict[bytes, list[int]](list)
             self._asked = None
             if rows is not None:
+                wanted = (rows != NO_TOKEN).tolist()
                 for index, bits in enumerate(_bits(_first(output)[: len(rows)])):
-                    places[bits].append(index)
+                    if wanted[index]:
+                        places[bits].append(index)
                 self._asked = number, rows, dict(places)
 
         return hook

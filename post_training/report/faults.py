@@ -10,10 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from post_training.report.metrics import LOGPROB_DIFFERENCE, SKIPPED_UPDATES, UPDATE_SECONDS, WEIGHTS_EXACT
+from post_training.report.metrics import (
+    EXPERT_SETS_DIFFER,
+    LOGPROB_DIFFERENCE,
+    SKIPPED_UPDATES,
+    UPDATE_SECONDS,
+    WEIGHTS_EXACT,
+)
 
 # In float32 rollout and training compute the same function; what is left of a difference is summation order.
 FLOAT32_GATE = 1e-3
+# With router biases near 5, float32 scores lie 4.8e-7 apart, and the order of a sum decides between tied experts: up to
+# 0.2 % of tokens x layers with random weights. Biases rounded to bfloat16 give 25 % and more.
+FLOAT32_EXPERTS_GATE = 5e-3
 REWARD_ERROR = "reward_error"
 NOT_ANSWERING = "not_answering"
 INVALID = "the run is not valid"
@@ -28,7 +37,8 @@ class RunFaults:
 
     Args:
         precision: data type of the weights. In float32 log-probs of rollout and training differ by less than
-            `FLOAT32_GATE`; in bfloat16 a near tie between experts may be decided either way.
+            `FLOAT32_GATE`, and both choose the same experts but for ties (`FLOAT32_EXPERTS_GATE`); in bfloat16 a near
+            tie may be decided either way.
     """
 
     precision: str
@@ -37,6 +47,7 @@ class RunFaults:
     uncompared: list[int] = field(default_factory=list)
     differing: list[int] = field(default_factory=list)
     beyond_gate: dict[int, float] = field(default_factory=dict)
+    other_experts: dict[int, float] = field(default_factory=dict)
     reward_errors: dict[int, list[str]] = field(default_factory=dict)
 
     def add(self, step: int, metrics: Mapping[str, Any], reward_errors: Sequence[str] = ()) -> dict[str, str]:
@@ -67,6 +78,9 @@ class RunFaults:
             and difference >= FLOAT32_GATE
         ):
             self.beyond_gate[step] = difference
+        share = metrics.get(EXPERT_SETS_DIFFER)
+        if self.precision == "float32" and share is not None and share >= FLOAT32_EXPERTS_GATE:
+            self.other_experts[step] = share
         if WEIGHTS_EXACT in metrics and metrics[WEIGHTS_EXACT] != 1:
             self.differing.append(step)
 
@@ -77,7 +91,7 @@ class RunFaults:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Begin with what `state` returned; steps are numbers again."""
         for name, value in state.items():
-            by_step = name in ("skipped", "beyond_gate", "reward_errors")
+            by_step = name in ("skipped", "beyond_gate", "other_experts", "reward_errors")
             setattr(self, name, {int(step): each for step, each in value.items()} if by_step else value)
 
     @property
@@ -110,6 +124,12 @@ class RunFaults:
             found["log_probs_differ"] = (
                 f"log-probs of rollout and training differed by up to {max(self.beyond_gate.values()):.2e} at "
                 f"{steps_in_words(self.beyond_gate)}, and in float32 less than {FLOAT32_GATE:g} is right"
+            )
+        if self.other_experts:
+            found["experts_differ"] = (
+                f"rollout and training chose different experts for up to {max(self.other_experts.values()):.2%} of the "
+                f"compared tokens and layers at {steps_in_words(self.other_experts)}, and in float32 less than "
+                f"{FLOAT32_EXPERTS_GATE:.1%} is right"
             )
         if self.nonfinite:
             found["metric_not_finite"] = self._nonfinite_in_words()

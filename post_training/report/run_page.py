@@ -101,6 +101,13 @@ _CURVES = (
         {"training/rollout_logprob_diff_max": "largest", "training/rollout_logprob_diff_mean": "mean"},
         logarithmic=True,
     ),
+    _Curves(
+        "Experts of rollout and training",
+        "Share of the compared tokens x layers that the two send to different sets of experts. In float32 only ties, "
+        "in bfloat16 those whose scores are nearly tied.",
+        {"rollout/expert_sets_differ": "different"},
+        zero=True,
+    ),
     _Curves("Gradient norm", "Before clipping.", {"actor/grad_norm": "norm"}, zero=True),
     _Curves("Policy loss", "Of the update.", {"actor/pg_loss": "loss"}),
     _Curves("Learning rate", "Of the update.", {"actor/lr": "rate"}, zero=True),

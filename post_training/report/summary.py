@@ -13,6 +13,8 @@ from post_training.report.metrics import (
     DATA_COLLECTIVES,
     DECODE_STEPS,
     DRIVER_BYTES,
+    EXPERT_SETS_COMPARED,
+    EXPERT_SETS_DIFFER,
     GENERATED_PROMPTS,
     GROUPS_WITH_GRADIENT,
     LOGPROB_DIFFERENCE,
@@ -27,6 +29,7 @@ from post_training.report.metrics import (
     STEP_SECONDS,
     TRAINED_PROMPTS,
     TRUNCATED_SHARE,
+    VALUES_CHANGED_BY_CASTS,
     WEIGHTS_EXACT,
     StepRecord,
     training_steps,
@@ -66,6 +69,9 @@ def summarise(
     A run that failed has one too, of the steps that it finished, if any. ``failure`` is the sentence with which it
     ended and ``faults`` are the entries of its faults.jsonl.
 
+    ``expert_sets_differ`` is the highest share of a step's compared tokens and layers for which rollout and training
+    chose different experts, and ``expert_sets_compared`` how many were compared in the run.
+
     ``groups_with_gradient`` is the share of trained groups whose rewards differ, a mean over the last steps;
     ``generated_prompts`` and ``trained_prompts`` are totals of the run, ``truncated_share`` is of the trained answers.
     ``stage_seconds`` are means a step over all steps but the first, which also compiles and fills caches (over the
@@ -96,7 +102,10 @@ def summarise(
         "step_seconds": _mean(_values(steady, STEP_SECONDS)),
         "stage_seconds": _mean_stages(steady),
         "rollout_logprob_diff_max": _highest(records, LOGPROB_DIFFERENCE),
+        "expert_sets_differ": _highest(records, EXPERT_SETS_DIFFER),
+        "expert_sets_compared": _total(_values(records, EXPERT_SETS_COMPARED)),
         "weights_exact": _all_true(_values(records, WEIGHTS_EXACT)),
+        "values_changed_by_casts": _total(_values(records, VALUES_CHANGED_BY_CASTS)),
         "patches_applied": None if overlay is None else len(overlay["applied"]),
         "patches_effective": None if overlay is None else sum(map(bool, overlay["effective"].values())),
         "patches_executed": None if overlay is None else len(overlay.get("executed", ())),

@@ -35,6 +35,7 @@ from verl_patches.features.dynamic_sampling import source as prompt_source
 from verl_patches.features.dynamic_sampling.feature import DYNAMIC_SAMPLING
 from verl_patches.features.exact_loss import schedule
 from verl_patches.features.exact_loss.feature import EXACT_LOSS
+from verl_patches.features.expert_sets.feature import EXPERT_SETS
 from verl_patches.features.first_placement.feature import FIRST_PLACEMENT
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure import serialized, step_record
@@ -652,6 +653,46 @@ def training_state_is_away_while_the_engine_starts(body):
         with mock.patch(f"{registration}.register_rollout"), mock.patch(rewritten):
             body(lambda self: (rollout, "manager"), worker)
     return entered
+
+
+@demonstrates(f"{WORKER}._build_rollout", EXPERT_SETS)
+def the_rollouts_choices_are_watched(body):
+    from verl_patches.features.expert_sets.records import StepChoices
+
+    layer = SimpleNamespace(mlp=SimpleNamespace(gate="router"))
+    model = torch.nn.Identity()
+    model.model = SimpleNamespace(layers=[layer])
+    runner = SimpleNamespace(get_model=lambda: model, _dummy_run=None)
+    worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
+    engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
+    rollout = SimpleNamespace(inference_engine=SimpleNamespace(llm_engine=engine))
+    with mock.patch("verl_patches.features.expert_sets.records._choices", StepChoices()):
+        body(lambda self: (rollout, "manager"), "worker")
+    return len(model._forward_pre_hooks)
+
+
+@demonstrates(f"{ACTOR}.forward_backward_batch", EXPERT_SETS)
+def the_update_of_an_on_policy_run_is_recorded(body):
+    recorded = []
+
+    @contextlib.contextmanager
+    def recording(*arguments):
+        recorded.append(arguments[0])
+        yield
+
+    actor = SimpleNamespace(actor_optimizer="optimizer", actor_module="model", tf_config=None)
+    with mock.patch("verl_patches.features.expert_sets.training.recorded_pass", recording):
+        body(Upstream(), actor, "batch", forward_only=False)
+        body(Upstream(), actor, "batch", forward_only=True)
+    return recorded
+
+
+@demonstrates("verl.models.mcore.model_forward:gptmodel_forward", EXPERT_SETS)
+def the_tokens_of_a_micro_batch_are_named(body):
+    named = mock.MagicMock()
+    with mock.patch("verl_patches.features.expert_sets.training.micro_batch", named):
+        body(Upstream(), "model", "tokens", "mask")
+    return str(named.call_args)
 
 
 @demonstrates(f"{WORKER}.init_model", PHASES)

@@ -55,6 +55,7 @@ def overrides(checkpoint: Path, description: Path) -> list[str]:
         "actor_rollout_ref.overlay.precision=float32",
         "actor_rollout_ref.overlay.residency.rollout_addresses=reserved",
         "actor_rollout_ref.overlay.measure.output_dir=''",
+        "actor_rollout_ref.overlay.expert_sets.share=1.0",
     ]
 
 

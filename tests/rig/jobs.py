@@ -427,8 +427,23 @@ def leave_out_absorbed_refresh(state: State) -> None:
     mla_refresh.refresh_absorbed_weights = lambda model: 0
 
 
+def round_router_biases(state: State) -> None:
+    """Let the rollout's routers have bfloat16 biases from the next reshard on, as vLLM-Ascend builds them."""
+    from verl_patches.features.reshard import mla_refresh
+
+    state["refresh"] = refresh = mla_refresh.refresh_absorbed_weights
+
+    def refresh_and_round(model: Any) -> int:
+        for name, weight in model.named_parameters():
+            if name.endswith("e_score_correction_bias"):
+                weight.data.copy_(weight.data.bfloat16())
+        return refresh(model)
+
+    mla_refresh.refresh_absorbed_weights = refresh_and_round
+
+
 def put_back_absorbed_refresh(state: State) -> None:
-    """Undo `leave_out_absorbed_refresh`."""
+    """Undo `leave_out_absorbed_refresh` or `round_router_biases`."""
     from verl_patches.features.reshard import mla_refresh
 
     mla_refresh.refresh_absorbed_weights = state["refresh"]

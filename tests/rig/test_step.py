@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from post_training.plan.device import device_memory
 from post_training.plan.job import read_job
+from post_training.report.faults import FLOAT32_EXPERTS_GATE
 from tests.rig import jobs
 from tests.rig.conftest import PROMPTS, overrides
 from tests.rig.processes import ByRank
@@ -47,7 +48,11 @@ def test_rollout_and_training_agree_after_every_update(rig):
     seen = set()
     for number in range(3):
         rollout, metrics = step(rig, seed=number)
-        assert metrics["reshard/weights_differing"] == 0
+        assert metrics["reshard/weights_differing"] == metrics["reshard/values_changed_by_casts"] == 0
+        assert (
+            metrics["rollout/expert_sets_differ"] < FLOAT32_EXPERTS_GATE
+            and metrics["rollout/expert_sets_compared"] > 100
+        )
         assert 0 < metrics["training/rollout_logprob_diff_max"] < 1e-3
         assert 0 < metrics["training/rollout_logprob_diff_mean"] <= metrics["training/rollout_logprob_diff_max"]
         assert metrics["actor/grad_norm"][0] > 0
@@ -64,6 +69,17 @@ def test_stale_absorbed_weights_are_found_by_the_difference(rig):
     finally:
         rig.run(jobs.put_back_absorbed_refresh)
     assert metrics["training/rollout_logprob_diff_max"] > 1e-3
+
+
+def test_rounded_router_biases_send_tokens_to_other_experts(rig):
+    rig.run(jobs.switch, measure={"verify_weights": True})
+    rig.run(jobs.round_router_biases)
+    try:
+        _, metrics = step(rig)
+    finally:
+        rig.run(jobs.put_back_absorbed_refresh)
+    assert metrics["rollout/expert_sets_differ"] > 0.2
+    assert metrics["reshard/weights_differing"] == 2
 
 
 def test_a_single_wrong_weight_is_found_by_the_comparison(rig):

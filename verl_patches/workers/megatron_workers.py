@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from overlay import add, wrap
 from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import SETTINGS
+from verl_patches.features.expert_sets.feature import EXPERT_SETS
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.mindspeed.feature import MINDSPEED
@@ -161,6 +162,30 @@ def build_rollout(
     runner = engine.model_executor.driver_worker.worker.model_runner
     register_rollout(residency, runner, _rewritten_weights(engine, runner))
     residency.enter("init")
+    return rollout, manager
+
+
+@wrap(
+    f"{_WORKER}._build_rollout",
+    feature=EXPERT_SETS,
+    evidence="executed",
+    why="vLLM does not say which experts it chose; hooks on the model of its runner do, from its first forward on",
+    upstream=_OURS,
+    remove_when="vLLM-Ascend returns the experts that it chose",
+)
+def build_watched_rollout(
+    upstream: Callable[..., tuple[vLLMRollout, MegatronVLLMShardingManager]],
+    self: ActorRolloutRefWorker,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[vLLMRollout, MegatronVLLMShardingManager]:
+    from verl_patches.features.expert_sets.records import process_choices
+    from verl_patches.features.expert_sets.rollout import RunnerChoices
+
+    rollout, manager = upstream(self, *args, **kwargs)
+    runner = rollout.inference_engine.llm_engine.model_executor.driver_worker.worker.model_runner
+    choices = process_choices()
+    choices.watched = RunnerChoices(runner, choices.rollout, settings.current().expert_sets.share).install()
     return rollout, manager
 
 

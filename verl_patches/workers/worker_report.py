@@ -27,6 +27,7 @@ def report_start(worker: Any, measure: MeasureSettings) -> None:
 
 def finish_update(metrics: dict[str, Any], rank: int, measure: MeasureSettings) -> None:
     """Add the figures of the step, agreed over the ranks, to the metrics of an update. Collective."""
+    from verl_patches.features.expert_sets.records import process_choices
     from verl_patches.features.measure.step_record import current_record, finish_step
 
     report, record = overlay.report(), current_record()
@@ -34,7 +35,7 @@ def finish_update(metrics: dict[str, Any], rank: int, measure: MeasureSettings) 
     record.count("overlay/patches_ineffective", len(report.applied) - sum(report.effective.values()))
     files = RunFiles(measure.output_dir)
     files.memory(rank, record.peak_bytes, record.allocated_bytes)
-    figures = finish_step()
+    figures = finish_step() | process_choices().metrics()
     if "reshard/weights_differing" in figures:
         figures["reshard/weights_exact"] = float(figures["reshard/weights_differing"] == 0)
     metrics.update(figures)

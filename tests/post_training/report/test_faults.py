@@ -16,6 +16,7 @@ GOOD = {
     "text": "[1 2]",
 }
 DIFFERENCE = "training/rollout_logprob_diff_max"
+EXPERTS = "rollout/expert_sets_differ"
 
 
 def faults_of(*steps, precision="bfloat16", rewards=()):
@@ -41,6 +42,11 @@ def test_a_good_run_has_none():
         ({"reshard/weights_exact": 0.5}, "weights_differ", "differed from training weights at step 2"),
         ({DIFFERENCE: ...}, "not_compared", "no log-prob of rollout and training was compared at step 2"),
         ({DIFFERENCE: 1e-3}, "log_probs_differ", "differed by up to 1.00e-03 at step 2, and in float32"),
+        (
+            {EXPERTS: 0.41},
+            "experts_differ",
+            "chose different experts for up to 41.00% of the compared tokens and layers",
+        ),
         ({DIFFERENCE: math.nan}, "metric_not_finite", f"metrics were not finite: {DIFFERENCE} at step 2"),
         ({DIFFERENCE: None}, "metric_not_finite", f"metrics were not finite: {DIFFERENCE} at step 2"),
         ({"actor/grad_norm": np.float32("inf")}, "metric_not_finite", "metrics were not finite: actor/grad_norm"),
@@ -50,6 +56,11 @@ def test_each_fault_is_named_with_its_step(changes, kind, says):
     faults = faults_of({}, changes, {}, precision="float32")
     assert list(faults.clauses()) == [kind] and says in faults.sentence()
     assert faults.sentence().startswith("the run is not valid: ") and "\n" not in faults.sentence()
+
+
+def test_ties_between_experts_are_no_fault():
+    assert not faults_of({EXPERTS: 2e-3}, precision="float32").clauses()
+    assert not faults_of({EXPERTS: 0.41}, precision="bfloat16").clauses()
 
 
 def test_in_bfloat16_a_large_difference_is_no_fault():

@@ -1,11 +1,18 @@
-"""Log-probs of training at the temperature of the rollout."""
+"""Log-probs of training at the temperature of the rollout, and the experts of its tokens."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
 from verl_patches.features import settings
+from verl_patches.features.expert_sets.feature import EXPERT_SETS
 from verl_patches.features.temperature.feature import TEMPERATURE
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 @wrap(
@@ -24,3 +31,26 @@ def gptmodel_forward(
     if logits_processor is not None:
         logits_processor = at_temperature(logits_processor, settings.current().rollout_temperature)
     return upstream(*args, logits_processor=logits_processor, **kwargs)
+
+
+@wrap(
+    "verl.models.mcore.model_forward:gptmodel_forward",
+    feature=EXPERT_SETS,
+    evidence="executed",
+    relies_on=["verl.models.mcore.util:preprocess_packed_seqs"],
+    why="stages after the first see packed hidden states and no tokens; here every stage still has the micro batch",
+    upstream="not forwarded: part of this project's features",
+    remove_when="see MegatronPPOActor.forward_backward_batch",
+)
+def gptmodel_forward_recorded(
+    upstream: Callable[..., Any],
+    model: nn.Module,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    from verl_patches.features.expert_sets.training import micro_batch
+
+    with micro_batch(input_ids, attention_mask):
+        return upstream(model, input_ids, attention_mask, *args, **kwargs)

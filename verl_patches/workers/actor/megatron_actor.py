@@ -11,6 +11,7 @@ from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import ENTROPY_BONUS, VERL_ON_NPU
 from verl_patches.features.dynamic_batches.feature import DYNAMIC_BATCHES
 from verl_patches.features.exact_loss.feature import EXACT_LOSS
+from verl_patches.features.expert_sets.feature import EXPERT_SETS
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY
@@ -142,6 +143,31 @@ def forward_backward_whole_batch(
     if asked:
         output["indices"] = [range(rows)]  # in order already
     return output
+
+
+@wrap(
+    f"{_ACTOR}.forward_backward_batch",
+    feature=EXPERT_SETS,
+    evidence="executed",
+    why="the pass whose log-probs are compared with the rollout's is the one whose experts are",
+    upstream="not forwarded: part of this project's features",
+    remove_when="the pinned verl compares the experts of rollout and training",
+)
+def forward_backward_recorded(
+    upstream: Callable[..., dict[str, Any]],
+    self: MegatronPPOActor,
+    data: DataProto,
+    forward_only: bool = False,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    from verl_patches.features.expert_sets.training import recorded_pass
+
+    in_force = settings.current()
+    compared = self.actor_optimizer is not None and forward_only == in_force.recompute_old_log_prob
+    if not compared:
+        return upstream(self, data, forward_only=forward_only, **kwargs)
+    with recorded_pass(self.actor_module, self.tf_config, in_force.expert_sets.share):
+        return upstream(self, data, forward_only=forward_only, **kwargs)
 
 
 @wrap(

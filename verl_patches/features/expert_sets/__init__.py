@@ -1,0 +1,1 @@
+"""How often rollout and training send the same token to different experts."""

@@ -1,0 +1,75 @@
+"""Recording which experts Megatron's model chooses in the pass whose log-probs are compared with the rollout's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from post_training.layouts.placements import train_placement
+from post_training.mismatch.recording import recorded_training_choices
+from verl_patches.features.expert_sets.keys import drawn, prefix_keys
+from verl_patches.features.expert_sets.records import ChoiceRecorder, process_choices
+
+_pass: MicroBatches | None = None
+
+
+class MicroBatches:
+    """The micro batches of one pass of a model, whose packed rows are named for `recorder`."""
+
+    def __init__(self, recorder: ChoiceRecorder, share: float) -> None:
+        self._recorder, self._share = recorder, share
+
+    @contextmanager
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, alignment: int) -> Iterator[None]:
+        """The block is the forward of a micro batch, [sequences, length] with a mask of its tokens.
+
+        verl packs sequences end to end, each padded to a multiple of `alignment`.
+        """
+        keys, real = [], []
+        for tokens, mask in zip(input_ids.cpu().numpy(), attention_mask.bool().cpu().numpy(), strict=True):
+            own = prefix_keys(tokens[mask])
+            padding = np.zeros(-len(own) % alignment, np.uint64)
+            keys += [own, padding]
+            real += [np.ones(len(own), bool), np.zeros(len(padding), bool)]
+        packed, is_token = np.concatenate(keys), np.concatenate(real)
+        self._recorder.begin(packed, drawn(packed, self._share) & is_token)
+        try:
+            yield
+        finally:
+            self._recorder.end()
+
+
+@contextmanager
+def recorded_pass(chunks: list[nn.Module], transformer_config: Any, share: float) -> Iterator[None]:
+    """Record what the routers of Megatron's model chunks of this rank choose in the block's forwards.
+
+    Recomputation in backward comes between forwards, where nothing is recorded.
+    """
+    global _pass
+    rank = torch.distributed.get_rank()
+    placement = train_placement(transformer_config)
+    choices = process_choices()
+    if not choices.watched:
+        yield
+        return
+    slots = placement.layers(rank)
+    with recorded_training_choices(chunks, slots, placement.tp_rank(rank), placement.tp, choices.training):
+        _pass = MicroBatches(choices.training, share)
+        try:
+            yield
+        finally:
+            _pass = None
+
+
+def micro_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+    """A context for the forward of this micro batch; it does nothing outside of a recorded pass."""
+    if _pass is None:
+        return nullcontext()
+    from megatron.core import parallel_state
+
+    return _pass.forward(input_ids, attention_mask, parallel_state.get_tensor_model_parallel_world_size())
