@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -86,7 +87,8 @@ def large_tensors(elements: int | None) -> Result:
         return LEFT_OUT, f"{3 * count / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB free"
     # Where a counter of 31 or of 32 bits ends, and at the end.
     marks = sorted({0, count // 2, min(2**31 - 1, count - 2), min(2**31, count - 2), count - 1})
-    values, copied = (torch.ones(count, dtype=torch.int8, device="npu") for _ in range(2))
+    # Neither is 0 or 1 before, so that what a call leaves out is seen.
+    values, copied = (torch.full((count,), 2, dtype=torch.int8, device="npu") for _ in range(2))
     values.zero_()
     values[marks] = 1
     copied.copy_(values)
@@ -139,6 +141,7 @@ def empty_all_to_all(rank: int, store: Path) -> Result:
     """All-to-all in which ranks send nothing to some, to all, or at all."""
     if torch.npu.device_count() < RANKS:
         return LEFT_OUT, f"it needs {RANKS} dies, and there is {torch.npu.device_count()}"
+    problem = ""
     dist.init_process_group("hccl", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     for sent in _SENT:
         parts = [_message(rank, target, sent[rank][target]) for target in range(RANKS)]
@@ -146,9 +149,18 @@ def empty_all_to_all(rank: int, store: Path) -> Result:
         incoming = torch.full_like(wanted, -1).npu()
         received = [sent[origin][rank] for origin in range(RANKS)]
         dist.all_to_all_single(incoming, torch.cat(parts).npu(), received, sent[rank])
-        if not torch.equal(incoming.cpu(), wanted):
-            return BAD, f"rank {rank} of {RANKS} received {incoming.tolist()} and must have {wanted.tolist()}"
-    return OK, f"between {RANKS} dies, with parts that are empty"
+        if not torch.equal(incoming.cpu(), wanted):  # the other rank goes on, and waits for this one
+            problem = problem or f"rank {rank} received {incoming.tolist()} and must have {wanted.tolist()}"
+    _wait_for_all(rank, store)
+    return (BAD, problem) if problem else (OK, f"between {RANKS} dies, with parts that are empty")
+
+
+def _wait_for_all(rank: int, store: Path) -> None:
+    """Return when every rank is here: one that ends early would take memory away from which another still reads."""
+    here = [store.with_name(f"{store.name}.{each}.done") for each in range(RANKS)]
+    here[rank].touch()
+    while not all(file.exists() for file in here):
+        time.sleep(0.01)
 
 
 def _message(origin: int, target: int, count: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ PROGRAM = (sys.executable, "-m", "scripts.examination.device_checks")
 START_SECONDS, CHECK_SECONDS = 120.0, 10.0
 """To import torch_npu and open the die; and for all checks together from then on."""
 
-_START = "start"
+_START, _EXCHANGE = "start", "empty all-to-all"
 _RANKS = 2
 _KILL_SECONDS = 5.0
 _REPORT = "install the driver and CANN of the pins, try another die, and give the finding to the vendor"
@@ -31,7 +31,7 @@ _REMEDIES = {
     "non-finite check": f"updates with bad gradients would not be skipped: {_REPORT}",
     "large tensors": f"gradient buffers of large models would be wrong: {_REPORT}",
     "event order": f"weights would be read while they are written: {_REPORT}",
-    "empty all-to-all": f"reshard and sample handles would mix their parts: {_REPORT}",
+    _EXCHANGE: f"reshard and sample handles would mix their parts: {_REPORT}",
 }
 _OF_HANG = "look at dmesg and the plogs of the die, end what uses it, and reset it"
 _OF_END = "source CANN's set_env.sh, and mend what is BAD above; the same command alone prints more"
@@ -138,9 +138,11 @@ def _findings(ranks: Sequence[_Rank], hangs: Sequence[_Rank], seconds: float) ->
             each = _finding(name, state or "", line["said"])
             if name not in found or each.remedy:
                 found[name] = each
-    others = [_hanging(rank, seconds) for rank in hangs]
-    others += [_ended(rank) for rank in ranks if rank.process.poll() not in (0, None)]
-    return [*found.values(), *others]
+    stopped = {rank.number: _hanging(rank, seconds) for rank in hangs}
+    stopped |= {rank.number: _ended(rank) for rank in ranks if rank.process.poll() not in (0, None)}
+    if 0 in stopped and ranks[0].running() != _EXCHANGE and ranks[1].running() in ("", _EXCHANGE):
+        stopped.pop(1, None)  # it waits for die 0
+    return [*found.values(), *stopped.values()]
 
 
 def _finding(name: str, state: str, said: str) -> Finding:
