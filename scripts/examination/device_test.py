@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import IO
 
 from scripts.examination.finding import Finding
+from scripts.examination.node import emulated
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = (sys.executable, "-m", "scripts.examination.device_checks")
-START_SECONDS, CHECK_SECONDS = 120.0, 10.0
-"""To import torch_npu and open the die; and for all checks together from then on."""
+START_SECONDS, CHECK_SECONDS, EMULATED_SECONDS = 120.0, 10.0, 120.0
+"""To import torch_npu and open the die; for all checks together from then on; and for them on emulated dies, which take
+the longer the busier this machine is."""
 
 _START, _EXCHANGE = "start", "empty all-to-all"
 _RANKS = 2
@@ -71,14 +73,16 @@ class _Rank:
 
 
 def examine_device(
-    program: Sequence[str] = PROGRAM, start_s: float = START_SECONDS, check_s: float = CHECK_SECONDS
+    program: Sequence[str] = PROGRAM, start_s: float = START_SECONDS, check_s: float | None = None
 ) -> list[Finding]:
     """Let two children try dies 0 and 1; one finding of each check, and one of a die that hangs or ends.
 
     Args:
         program: the command of a child, to which its rank and a file are added.
-        start_s: seconds until torch_npu has opened a die. check_s: seconds for all checks after that.
+        start_s: seconds until torch_npu has opened a die.
+        check_s: seconds for all checks after that; None is `CHECK_SECONDS`, or `EMULATED_SECONDS`.
     """
+    allowed = check_s or (EMULATED_SECONDS if emulated() else CHECK_SECONDS)
     if importlib.util.find_spec("torch_npu") is None:
         return [Finding("device self-test", "not run: torch_npu is not installed", known=False)]
     with tempfile.TemporaryDirectory(prefix="device-test-") as folder:
@@ -89,7 +93,7 @@ def examine_device(
                 time.sleep(0.05)
             seconds = start_s
             if all(rank.is_ready() for rank in ranks):
-                began, seconds = time.monotonic(), check_s
+                began, seconds = time.monotonic(), allowed
             while any(rank.process.poll() is None for rank in ranks) and time.monotonic() - began < seconds:
                 time.sleep(0.05)
             hangs = [rank for rank in ranks if rank.process.poll() is None]
