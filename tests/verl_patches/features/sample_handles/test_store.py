@@ -45,7 +45,7 @@ def reference(batch: DataProto) -> DataProto:
 
 
 @pytest.mark.parametrize("with_log_probs", [False, True])
-@pytest.mark.parametrize("one_advantage", [False, True], ids=["of tokens", "of answers"])
+@pytest.mark.parametrize("one_advantage", [True, False], ids=["of answers", "of tokens"])
 def test_cut_answers_count_nowhere_in_the_update(lone_rank, with_log_probs, one_advantage):
     """The update's batch is the one that verl would have sent through the same filter, in every column."""
     store, driver = SampleStore(), DriverOfHandles(lambda each: each, lambda: 1)
