@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -13,7 +14,11 @@ from verl import DataProto
 
 from post_training.plan.first_placement import first_placement
 from tests.verl_patches.features.overlong.test_overlong import END, batch_of
+from verl_patches.features import settings
 from verl_patches.features.learning_rate.rates import STEP
+from verl_patches.features.partial_rollout.columns import ROWS
+from verl_patches.features.request_noise.seeds import SEED, Seeds
+from verl_patches.features.settings import OverlaySettings
 from verl_patches.features.training_checkpoint.kept_states import KeptStates
 from verl_patches.trainer.ppo import ray_trainer
 
@@ -27,6 +32,7 @@ class Workers:
 
     def __init__(self, world_size: int = 4) -> None:
         self.world_size, self.asked, self.updates = world_size, [], []
+        self.sent: list[torch.Tensor] = []
         self.generate_sequences = self._answer
         self.update_actor = self.update_critic = self.updates.append
         self.compute_ref_log_prob = self.compute_log_prob = self.updates.append
@@ -34,6 +40,7 @@ class Workers:
     def _answer(self, prompts: DataProto) -> DataProto:
         lengths = prompts.batch["input_ids"]
         self.asked.append(lengths.flatten().tolist())
+        self.sent += [prompts.batch[SEED]] if SEED in prompts.batch.keys() else []
         mask = (torch.arange(WIDTH)[None] < lengths).long()
         attention = torch.cat((torch.ones_like(lengths), mask), -1)
         return DataProto.from_dict({"responses": mask, "attention_mask": attention})
@@ -152,3 +159,38 @@ def test_no_critic_is_asked_for_where_there_is_none(use_critic):
             del trainer.use_critic
         patch(begin, trainer)
         assert callable(trainer.actor_rollout_wg.update_actor)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_requests_are_seeded_by_run_and_step(seed):
+    """The rollout's own seed, 0 where verl has none, and the step; answers that go on keep the seeds that they had."""
+    trainer = Trainer()
+    trainer.config.actor_rollout_ref.rollout.seed = seed
+    ray_trainer.init_workers_that_seed_requests(Trainer.begin, trainer)
+    workers, own = trainer.actor_rollout_wg, Seeds(seed or 0, lambda: trainer.global_steps)
+    for trainer.global_steps in (3, 4):
+        workers.generate_sequences(prompts([1, 2]))
+        assert workers.sent[-1].tolist() == own.draw(2).tolist()
+    assert workers.sent[0].tolist() != workers.sent[1].tolist()
+    going_on = prompts([1, 2])
+    going_on.non_tensor_batch[ROWS] = np.array([0, 1], dtype=object)
+    workers.generate_sequences(going_on)
+    assert len(workers.sent) == 2
+
+
+def test_correction_is_capped_by_its_setting(monkeypatch):
+    chosen = {"overlay": {"rollout_correction": {"enabled": True, "cap": 3.0}}}
+    monkeypatch.setattr(settings, "_current", OverlaySettings.from_config(chosen))
+    ones = torch.ones(1, 2)
+    columns = {"old_log_probs": ones * 0, "rollout_log_probs": ones * -5, "advantages": ones}
+    output = SimpleNamespace(meta_info={"metrics": {}})
+    seen: list[DataProto] = []
+    trainer = Trainer()
+    ray_trainer.init_workers_that_correct(
+        lambda each: each.begin() or setattr(each.actor_rollout_wg, "update_actor", lambda b: seen.append(b) or output),
+        trainer,
+    )
+    trainer.actor_rollout_wg.update_actor(
+        DataProto.from_dict(columns | {"attention_mask": torch.ones(1, 3, dtype=torch.long)})
+    )
+    assert seen[0].batch["advantages"].tolist() == [[3.0, 3.0]]
