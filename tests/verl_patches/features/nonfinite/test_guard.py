@@ -62,6 +62,23 @@ def test_nonfinite_norm_skips_step(lone_rank, norm):
     assert not vars(optimizer).keys() & {"get_grad_norm", "clip_grad_norm", "step_with_ready_grads"}
 
 
+def test_nonfinite_norm_of_another_rank_skips_step(lone_rank, monkeypatch):
+    """The first reduction is that of elements, which are finite everywhere; the second that of norms."""
+    upstream, calls = torch.distributed.all_reduce, []
+
+    def with_another_rank(flag, *args, **options):
+        calls.append(flag.item())
+        upstream(flag, *args, **options)
+        if len(calls) == 2:
+            flag.fill_(1)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", with_another_rank)
+    optimizer = Optimizer()
+    guard = NonfiniteGuard(optimizer, lambda: [torch.ones(10).npu()])
+    assert guard.step() == (True, 2.0, None)
+    assert calls == [0, 0] and (optimizer.steps, guard.skipped) == (0, 1)
+
+
 def test_step_that_cannot_be_skipped_raises(lone_rank):
     guard = NonfiniteGuard(OtherOptimizer(math.inf), list)
     with pytest.raises(RuntimeError, match="OtherOptimizer stepped with a gradient norm of inf"):
