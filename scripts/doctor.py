@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Examines this node for a job, and with --ray ADDRESS all nodes of a Ray that runs against each other.
 
+Its dies 0 and 1 are tested in child processes, at most ten seconds once they have started: leave that out with
+--no-self-test where a job has the dies.
 Every line that begins with BAD ends with what to do. Exit codes: 0 nothing is bad, 1 something is, 2 the cluster's file
 cannot be read.
 """
@@ -17,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from post_training.environment_files import read_environment  # noqa: E402
 from scripts.examination.cluster import ask_nodes, compare_nodes  # noqa: E402
+from scripts.examination.device_test import examine_device  # noqa: E402
 from scripts.examination.node import examine_node  # noqa: E402
 
 
@@ -25,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cluster", type=Path, default=ROOT / "scripts" / "env" / "a3_256_dies.env")
     parser.add_argument("--ray", metavar="ADDRESS", help="HOST:PORT of a Ray that runs")
+    parser.add_argument("--no-self-test", action="store_true", help="leave out the test of dies 0 and 1")
     options = parser.parse_args(arguments)
     try:
         settings = read_settings(options.cluster)
@@ -34,6 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if not options.no_self_test:
+        findings += examine_device()
     if options.ray:
         findings += compare_nodes(ask_nodes(options.ray, ROOT), int(settings["NODES"]), int(settings["DIES_PER_NODE"]))
     for finding in findings:

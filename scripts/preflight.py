@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Looks at a job before it asks for an NPU: every check of a start, the plan's memory and disks, this node against the
-cluster's file, and the job itself on at most 8 emulated dies: trained, killed, resumed, validated, exported, evaluated.
+cluster's file, a test of two of its dies, and the job itself on at most 8 emulated dies: trained, killed, resumed,
+validated, exported, evaluated.
 
 Examples, on any machine; what comes behind is what the training would get:
   scripts/preflight.py --config-name deepseek_v3_256die_true_weight --cluster FILE
@@ -36,6 +37,7 @@ from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa:
 from rehearsal.stages import last_error  # noqa: E402
 from rehearsal.twin import Twin  # noqa: E402
 from scripts import doctor  # noqa: E402
+from scripts.examination.device_test import examine_device  # noqa: E402
 from scripts.plan import CANN_MEMORY, configuration_of, make_plan, outside_torch, read_model  # noqa: E402
 from verl_patches.trainer import main_ppo  # noqa: E402
 
@@ -128,6 +130,7 @@ def _stages(options: argparse.Namespace, given: list[str], signals: SignalFlag) 
         ("plan", "memory of a die by phase, of hosts, and checkpoints against free space",
          lambda: _plan(options, given)),
         ("node", "this node against the cluster's file, as doctor.py does it", lambda: _node(options)),
+        ("device", "dies 0 and 1: NaN, large tensors, events and all-to-all, as doctor.py tests them", _device),
     ]  # fmt: skip
     emulated: list[tuple[str, str, Callable[[], tuple[str, str]]]] = [
         ("twin", "the job on at most 8 emulated dies: trained, killed, gone on with, and compared bit for bit",
@@ -199,9 +202,21 @@ def _node(options: argparse.Namespace) -> tuple[str, str]:
         return LEFT_OUT, "no --cluster was given"
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = doctor.main(["--cluster", str(options.cluster)])
+        code = doctor.main(["--cluster", str(options.cluster), "--no-self-test"])
     lines = said.getvalue().splitlines()
     return (PASSED, said.getvalue()) if code == 0 else (FAILED, "\n".join(x for x in lines if not x.startswith("ok")))
+
+
+def _device() -> tuple[str, str]:
+    """The self-test of this machine's dies, if it has any."""
+    findings = examine_device()
+    bad = [finding.line() for finding in findings if finding.remedy]
+    if bad:
+        return FAILED, "\n".join(bad)
+    looked = any(finding.known for finding in findings)
+    return (PASSED if looked else LEFT_OUT), "\n".join(
+        finding.line() if looked else finding.detail for finding in findings
+    )
 
 
 def _run(command: Sequence[str], log: Path, signals: SignalFlag) -> tuple[str, str]:

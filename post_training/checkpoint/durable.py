@@ -12,6 +12,8 @@ PARTIAL_SUFFIX = ".partial"
 
 _READ_BYTES = 4 << 20
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
+"""What fsync(2) of a folder answers where a file system has none; of a file, each of them is an error."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,13 @@ def hash_file(path: Path, progress: Callable[[int], None]) -> Written:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the names in a folder durable, where its file system can: some of FUSE's and some mounts of NFS cannot."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC_OF_FOLDERS:
+            raise
     finally:
         os.close(descriptor)
 

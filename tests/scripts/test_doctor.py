@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 import subprocess
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -282,6 +283,7 @@ def test_the_command_on_the_emulator(tmp_path, capsys, monkeypatch):
     cluster = write_cluster_file(tmp_path / "c.env", OUTPUT_DIR=tmp_path / "out", **given)
     monkeypatch.setattr(node, "OPEN_FILES", 16)
     monkeypatch.setattr(node, "OBJECT_STORE_SHARE", 0.0)
+    monkeypatch.setattr(sys.modules[main.__module__], "examine_device", lambda: [Finding("event order", "kept")])
     monkeypatch.setenv("NPU_EMULATOR_DEVICES", "2")
     assert main(["--cluster", str(cluster)]) == 0 and "2 emulated" in capsys.readouterr().out
     monkeypatch.setenv("NPU_EMULATOR_DEVICES", "1")

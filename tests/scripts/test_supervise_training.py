@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from post_training.report.metrics import read_entries
 from rehearsal.plan import ROOT, Options, Plan, make_plan
 from rehearsal.processes import remove_emulated_dies
 from rehearsal.resume_proof.comparison import MEASURED, OF_A_START, compare, metrics_of
 from tests.scripts.namespaces import on_small_disk, reason_why_not
+from verl_patches.features.measure.run_files import read_patches
 from verl_patches.trainer.own_ray import private_folder
 from verl_patches.trainer.own_ray.processes import descendants
 
@@ -102,7 +102,7 @@ def of_name(below: int, name: str) -> list[int]:
 
 def workers(below: int, output: Path) -> list[int]:
     """The processes below another that are verl's workers of a rank, as the run says; the trainer's is none."""
-    entries = read_entries(output / "patches.jsonl")
+    entries = read_patches(output)
     ran = {each["process"] for each in entries if any("RolloutRefWorker.__init__" in name for name in each["executed"])}
     return [process for process in descendants(below) if process in ran]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from post_training.checkpoint.durable import hash_file, write_durably
+from post_training.checkpoint.durable import hash_file, sync_folder, write_durably
 
 CONTENT = [b"one", b"two" * 1000, b""]
 SIZE = sum(map(len, CONTENT))
@@ -75,3 +75,39 @@ def test_space_that_cannot_be_reserved_is_an_error_but_where_nothing_can_be(monk
         with pytest.raises(OSError, match=re.escape(os.strerror(code))):
             write_durably(path, iter(CONTENT), 1 << 20, lambda _: None)
         assert list(tmp_path.iterdir()) == []
+
+
+def refusing_fsync(monkeypatch, of_folders: bool, code: int) -> None:
+    """fsync(2) as a file system answers it that cannot sync folders, or files."""
+    fsync = os.fsync
+
+    def answered(descriptor):
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir() is of_folders:
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", answered)
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EBADF])
+def test_folder_that_cannot_be_synced_is_tolerated(tmp_path, monkeypatch, code):
+    """FUSE file systems answer EINVAL to fsync(2) of a folder."""
+    refusing_fsync(monkeypatch, True, code)
+    written = write_durably(tmp_path / "file", iter(CONTENT), SIZE, lambda _: None)
+    assert written.bytes == SIZE == (tmp_path / "file").stat().st_size
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_folder_whose_sync_fails_is_an_error(tmp_path, monkeypatch, code):
+    refusing_fsync(monkeypatch, True, code)
+    with pytest.raises(OSError) as raised:
+        sync_folder(tmp_path)
+    assert raised.value.errno == code
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EIO])
+def test_file_that_cannot_be_synced_is_an_error(tmp_path, monkeypatch, code):
+    refusing_fsync(monkeypatch, False, code)
+    with pytest.raises(OSError):
+        write_durably(tmp_path / "file", iter(CONTENT), SIZE, lambda _: None)
+    assert not list(tmp_path.iterdir())

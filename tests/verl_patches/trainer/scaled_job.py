@@ -12,6 +12,7 @@ from pathlib import Path
 from post_training.overrides import setting
 from rehearsal.jobs import scale_of
 from rehearsal.plan import run_environment
+from verl_patches.features.measure.run_files import read_executed
 
 ROOT = Path(__file__).parents[3]
 RANDOM, TRUE = "deepseek_v3_256die_random_init", "deepseek_v3_256die_true_weight"
@@ -75,8 +76,7 @@ def run_scaled_job(
 
 def executed(folder: Path) -> set[str]:
     """The patches that some process of the run called."""
-    lines = (folder / "patches.jsonl").read_text().splitlines()
-    return {name for line in lines for name in json.loads(line)["executed"]}
+    return set(read_executed(folder))
 
 
 def ran_graphs(folder: Path) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from tests.demonstrations.vllm_patches import module_with
 from verl_patches.utils.model import load_megatron_gptmodel_weights
 
-DEEPSEEK = SimpleNamespace(architectures=["DeepseekV3ForCausalLM"])
+DEEPSEEK = SimpleNamespace(architectures=["DeepseekV3ForCausalLM"], initializer_range=0.02)
 TABLE = SimpleNamespace(megatron=lambda placement, rank: "pieces", shapes={})
 
 
@@ -31,7 +31,9 @@ def at_the_release(path, use_shm=False):
     return f"copy of {path}" + " in shared memory" * use_shm
 
 
-def folder_read(copy_to_local, model: dict[str, object], load_from_hf: str | None = None) -> str:
+def folder_read(
+    copy_to_local, model: dict[str, object], load_from_hf: str | None = None, is_value_model: bool = False
+) -> str:
     """The folder that the weights are read from, with this `copy_to_local` of verl's."""
     read = mock.Mock()
     parts = {
@@ -43,11 +45,14 @@ def folder_read(copy_to_local, model: dict[str, object], load_from_hf: str | Non
         "post_training.checkpoint.loading.load_from_huggingface": read,
         "verl_patches.features.settings.current": lambda: SimpleNamespace(load_from_hf=load_from_hf),
         "torch.distributed.get_rank": lambda: 0,
+        "post_training.layouts.value_model.without_head": mock.Mock(),
+        "verl_patches.features.critic.head.begin_head": mock.Mock(),
     }
     with module_with("verl.utils.fs", copy_to_local=copy_to_local), ExitStack() as stack:
         for name, part in parts.items():
             stack.enter_context(mock.patch(name, part))
-        load_megatron_gptmodel_weights(never, SimpleNamespace(model=Node(model)), DEEPSEEK, ["chunk"], None)
+        config = SimpleNamespace(model=Node(model), megatron=SimpleNamespace(seed=1))
+        load_megatron_gptmodel_weights(never, config, DEEPSEEK, ["chunk"], None, is_value_model)
     return read.call_args.args[0]
 
 
@@ -62,6 +67,13 @@ def test_shared_memory_is_asked_for_where_verl_has_it():
     assert folder_read(at_the_release, model) == "copy of folder in shared memory"
     with pytest.raises(TypeError, match="use_shm"):
         folder_read(at_the_pin, model)
+
+
+@pytest.mark.parametrize("load_from_hf", [None, "actors_weights"])
+def test_critic_reads_its_own_path(load_from_hf):
+    """`actor.load_from_hf` names the actor's weights; a critic may begin from a reward model's."""
+    found = folder_read(at_the_release, {"path": "critics"}, load_from_hf, is_value_model=True)
+    assert found == "copy of critics"
 
 
 def test_weights_of_their_own_are_not_copied():

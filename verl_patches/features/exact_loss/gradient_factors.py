@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from verl_patches.features.exact_loss.schedule import TOKEN_MEANS
 from verl_patches.features.exact_loss.shares import TOKEN_MEAN, Amounts, count, share
+from verl_patches.features.exact_loss.sums import sums_over_ranks
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,14 @@ class UpdateFactors:
 
     def report(self, metrics: dict[str, Any], reported: Reported) -> None:
         """Put the mean over the updates in the place of verl's means of micro batches. Collective: one all-reduce."""
-        names = [name for name in (reported.loss, *reported.token_means) if name in metrics]
+        names = (reported.loss, *reported.token_means)
         updates = self._row / self._mini_rows
         # [micro batches, 2]: the shares in the loss and in the tokens.
         shares = torch.tensor(self._shares) / updates
-        sums = [shares[:, int(name != reported.loss)] @ torch.tensor(metrics[name]) for name in names]
-        found = torch.stack(sums).to(self._device)
-        dist.all_reduce(found, group=self._group)
-        metrics.update((name, [value]) for name, value in zip(names, found.tolist(), strict=True))
+        mine = {
+            name: (shares[:, int(name != reported.loss)] @ torch.tensor(metrics[name])).item()
+            for name in names
+            if name in metrics
+        }
+        whole = sums_over_ranks(mine, names, self._device, self._group)
+        metrics.update((name, [value]) for name, value in whole.items())

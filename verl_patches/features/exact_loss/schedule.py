@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from verl_patches.features.exact_loss.shares import TOKEN_MEAN, Amounts, count, share
+from verl_patches.features.exact_loss.sums import sums_over_ranks
 
 # What verl reports of every micro batch: terms of the loss, aggregated like it, and means over tokens.
 LOSSES = ("actor/pg_loss", "actor/kl_loss", "critic/vf_loss")
@@ -117,9 +118,8 @@ class _Update:
         told = [_metrics_of(output) for output in outputs]
         names = [name for name in (*LOSSES, *TOKEN_MEANS) if name in told[0]]
         values = torch.tensor([[_number(metrics[name]) for name in names] for metrics in told]).sum(dim=0)
-        values = values.to(self._device)
-        dist.all_reduce(values, group=self._group)
-        for name, value in zip(names, values.tolist(), strict=True):
+        mine = dict(zip(names, values.tolist(), strict=True))
+        for name, value in sums_over_ranks(mine, (*LOSSES, *TOKEN_MEANS), self._device, self._group).items():
             listed = isinstance(told[0][name], list)
             for metrics in told:
                 del metrics[name]

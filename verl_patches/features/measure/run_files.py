@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 from post_training.report.metrics import MEMORY, read_entries
 from post_training.report.samples import FIRST, LAST, Sample
+
+PATCHES = "patches"
 
 # Of this process: what it has written, and the most of its device's memory by phase.
 _written: set[str] = set()
@@ -27,7 +30,9 @@ class RunFiles:
     faults.jsonl    one object a fault: {"time": unix seconds, "kind": name, "step": int, "message": clause, ...}
     alerts.jsonl    one object a rule that was met: {"time": unix seconds, "step": int, "alert": name, "message": ...}
     overlay.json    the patches of a worker process
-    patches.jsonl   one object whenever patches ran for the first time in a process: {"process": id, "executed": labels}
+    patches/HOST.PROCESS.jsonl
+                    one object whenever patches ran for the first time in a process: {"process": id, "executed": labels}
+                    Every process has its own file: appends of two nodes to one file of NFS overwrite each other
     samples.first.json, samples.last.json
                     {"step": int, "samples": [...]}: some responses of the first and of the last step, with rewards
     memory/RANK.json
@@ -92,16 +97,18 @@ class RunFiles:
         """Append those of the executed patches that this process has not written yet."""
         new = sorted(set(labels) - _written)
         if new:
-            self._append("patches.jsonl", {"process": os.getpid(), "executed": new})
+            name = f"{PATCHES}/{socket.gethostname()}.{os.getpid()}.jsonl"
+            self._append(name, {"process": os.getpid(), "executed": new})
             _written.update(new)
 
     def _append(self, name: str, entry: Mapping[str, Any]) -> None:
         if self._folder is None:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        # One write of a whole line in append mode: lines of several processes do not mix.
+        file = self._folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # One write of a whole line in append mode: lines of several processes of a node do not mix.
         line = (json.dumps(entry, allow_nan=False) + "\n").encode()
-        descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             os.write(descriptor, line)
         finally:
@@ -110,7 +117,12 @@ class RunFiles:
 
 def read_executed(folder: Path) -> list[str]:
     """The labels of the patches that ran in any process of the run in `folder`, sorted; none if it recorded nothing."""
-    return sorted({label for entry in read_entries(folder / "patches.jsonl") for label in entry["executed"]})
+    return sorted({label for entry in read_patches(folder) for label in entry["executed"]})
+
+
+def read_patches(folder: Path) -> list[dict[str, Any]]:
+    """What the processes of the run in `folder` have written of the patches that ran in them, process by process."""
+    return [entry for file in sorted((folder / PATCHES).glob("*.jsonl")) for entry in read_entries(file)]
 
 
 def read_faults(folder: Path) -> list[dict[str, Any]]:

@@ -6,17 +6,25 @@ collective, so that whichever rank verl reads its metrics from reports the slowe
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 import torch
 import torch.distributed as dist
 
+from post_training.report.run_error import RunError
+
 _FIRST, _LAST = "start/first/", "start/last/"
 _FAR_AHEAD = 2.0**33  # Unix seconds, in the year 2242
+
+
+class FiguresDifferError(RunError):
+    """Ranks have figures of different names; the message is one sentence."""
 
 
 @dataclass
@@ -31,8 +39,10 @@ class LogProbDifference:
         """Take in one micro batch; the tensors are [batch, response length], `mask` marks the response's tokens."""
         difference = (rollout.float() - training.detach().float()).abs()[mask.bool()]
         if difference.numel():
-            self.largest = _larger(self.largest, difference.max().item())
-            self.total += difference.sum().item()
+            total = difference.sum().item()
+            # A sum has NaN in it by arithmetic; that a device's maximum has is documented for torch alone.
+            self.largest = _larger(self.largest, difference.max().item() if total == total else math.nan)
+            self.total += total
             self.tokens += difference.numel()
 
 
@@ -94,8 +104,7 @@ def agreed(record: StepRecord, group: dist.ProcessGroup | None = None) -> dict[s
     """`record.metrics()` with the largest value over the ranks of `group`, plus the mean log-prob difference and the
     seconds between the first and the last rank's start of a stage, by the clocks of their nodes.
 
-    Collective: two all-reduces on the device. Every rank must hold the same names, which holds because every rank goes
-    through the same phases.
+    Collective: three all-reduces on the device. Every rank must hold the same names, which `largest_over_ranks` checks.
     """
     # The largest distance to a moment far ahead is the first start.
     last = {f"{_LAST}{stage}": start for stage, start in record.starts.items()}
@@ -116,10 +125,16 @@ def agreed(record: StepRecord, group: dist.ProcessGroup | None = None) -> dict[s
 def largest_over_ranks(figures: Mapping[str, float], group: dist.ProcessGroup | None = None) -> dict[str, float]:
     """The largest value of every figure over the ranks; NaN counts as largest. Values must not be negative.
 
+    Collective: two all-reduces, the first of which finds ranks with other names, so that no two figures are mixed.
+
     The bit pattern of a non-negative IEEE double, read as int64, grows with its value, so one integer maximum serves
     byte counts and seconds alike without losing digits; devices reduce int64 but not double.
+
+    Raises:
+        FiguresDifferError: the ranks have figures of different names; on every rank.
     """
     names = sorted(figures)
+    agree_on_names(names, group)
     values = torch.tensor([float(figures[name]) for name in names], dtype=torch.float64)
     if (values < 0).any():
         raise ValueError(f"negative figure among {dict(figures)}")
@@ -128,6 +143,38 @@ def largest_over_ranks(figures: Mapping[str, float], group: dist.ProcessGroup | 
     bits = values.view(torch.int64).npu()
     dist.all_reduce(bits, op=dist.ReduceOp.MAX, group=group)
     return dict(zip(names, bits.cpu().view(torch.float64).tolist(), strict=True))
+
+
+def agree_on_names(names: Sequence[str], group: dist.ProcessGroup | None = None) -> None:
+    """Compare the names of figures over the ranks before anything is reduced in their order.
+
+    Collective: one all-reduce of a digest; where digests differ, an object collective names the difference.
+
+    Raises:
+        FiguresDifferError: on every rank alike.
+    """
+    # 63 bits, so that the digest and its negative are both an int64: the largest and the smallest in one reduction.
+    digest = int.from_bytes(sha256(json.dumps(names).encode()).digest()[:8], "big") >> 1
+    bounds = torch.tensor([digest, -digest], dtype=torch.int64).npu()
+    dist.all_reduce(bounds, op=dist.ReduceOp.MAX, group=group)
+    largest, negative_smallest = bounds.tolist()
+    if largest == -negative_smallest:
+        return
+    gathered: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(gathered, list(names), group=group)
+    raise FiguresDifferError(
+        f"ranks measured different figures in one step: {_difference(gathered)}; give every node the same code and "
+        "settings, which scripts/doctor.py --ray ADDRESS compares"
+    )
+
+
+def _difference(gathered: Sequence[Sequence[str]]) -> str:
+    """How the first rank whose names are not those of rank 0 differs from it."""
+    first = set(gathered[0])
+    rank, theirs = next((rank, set(found)) for rank, found in enumerate(gathered) if set(found) != first)
+    parts = [f"lacks {', '.join(sorted(first - theirs)[:3])}"] * bool(first - theirs)
+    parts += [f"alone has {', '.join(sorted(theirs - first)[:3])}"] * bool(theirs - first)
+    return f"compared with rank 0, rank {rank} {' and '.join(parts)}"
 
 
 _record = StepRecord()

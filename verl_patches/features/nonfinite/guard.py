@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from verl_patches.features.nonfinite.finite import all_finite
+from verl_patches.features.nonfinite.norm import deciding_by_norm
+
 StepResult = tuple[bool, float | None, int | None]
 
 
 class NonfiniteGuard:
-    """Stands for a Megatron optimizer whose gradients may hold inf or nan.
+    """Stands for a Megatron optimizer whose gradients may hold inf or nan, or be so large that their norm is.
 
-    `step` looks at the gradients first. If any rank found a non-finite value no rank steps: weights, main weights and
-    optimizer state keep their bits. Everything else goes to the optimizer.
+    `step` looks at the gradients first, and at their norm once the optimizer knows it. If either is not finite on any
+    rank, no rank steps: weights, main weights and optimizer state keep their bits. FSDP skips by the norm as well.
 
     Args:
-        optimizer: has `step() -> (successful, grad_norm, zeros)`.
+        optimizer: Megatron's, one or several in a chain.
         gradients: the gradients as the backward pass left them on this rank, evaluated at every step.
         group: the ranks that step together; None is the world.
     """
@@ -38,23 +42,36 @@ class NonfiniteGuard:
         return getattr(self._optimizer, name)
 
     def step(self) -> StepResult:
-        """Step, or skip: then the result is successful with a gradient norm of NaN, and `skipped` grows by one."""
-        if not any_nonfinite(self._gradients(), self._group):
-            return self._optimizer.step()
-        self.skipped += 1
-        return True, float("nan"), None
+        """Step, or skip: then the result is successful with a gradient norm of inf or NaN, and `skipped` grows by one.
+
+        Raises:
+            RuntimeError: the optimizer stepped although the norm is not finite, by a way that is not Megatron's.
+        """
+        if any_nonfinite(self._gradients(), self._group):
+            self.skipped += 1
+            return True, math.nan, None
+        with deciding_by_norm(self._optimizer, self._group) as decision:
+            successful, norm, zeros = self._optimizer.step()
+        if decision.skipped:
+            self.skipped += 1
+            return True, decision.norm, None
+        if norm is None:  # nothing was clipped, and verl takes the mean of the norms of its updates
+            norm = decision.norm
+        if successful and not math.isfinite(norm):
+            raise RuntimeError(
+                f"{type(self._optimizer).__name__} stepped with a gradient norm of {norm}: it has no "
+                "step_with_ready_grads to skip; set actor_rollout_ref.overlay.nonfinite.enabled=False to train with it"
+            )
+        return successful, norm, zeros
 
 
 def any_nonfinite(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> bool:
     """Whether any tensor on any rank of `group` holds inf or nan. Collective: one all-reduce on the device.
 
-    The largest and the smallest element say it (both become NaN if one element is), so no mask as large as the
-    gradients is made.
+    The host waits for the device once, at the end.
     """
     found = torch.zeros(1, dtype=torch.int32, device="npu")
     for tensor in tensors:
-        if tensor.numel():
-            extremes = torch.stack([tensor.max(), tensor.min()])
-            found.logical_or_(~torch.isfinite(extremes).all())
+        found.logical_or_(~all_finite(tensor))
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
     return bool(found.item())

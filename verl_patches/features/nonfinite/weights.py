@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from post_training.report.run_error import RunError
+from verl_patches.features.nonfinite.finite import all_finite
 
 _SHOWN = 3
 
@@ -39,20 +40,15 @@ def check_weights(
 
 
 def nonfinite_weights(chunks: Iterable[torch.nn.Module]) -> list[str]:
-    """The names of tensors that hold inf or nan.
-
-    The largest and the smallest element say it (both become NaN if one element is), so no mask as large as a weight is
-    made; the host waits for the device once.
-    """
-    names, extremes = [], []
+    """The names of tensors that hold inf or nan. The host waits for the device once."""
+    names, found = [], []
     for name, tensor in _weights(chunks):
-        if tensor.is_floating_point() and tensor.numel():
+        if tensor.is_floating_point():
             names.append(name)
-            extremes.append(torch.stack([tensor.detach().max(), tensor.detach().min()]).float())
+            found.append(all_finite(tensor))
     if not names:
         return []
-    finite = torch.isfinite(torch.stack(extremes)).all(dim=1).tolist()
-    return [name for name, good in zip(names, finite, strict=True) if not good]
+    return [name for name, finite in zip(names, torch.stack(found).tolist(), strict=True) if not finite]
 
 
 def _weights(chunks: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:

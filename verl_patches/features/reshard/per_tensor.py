@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from post_training.layouts.layout import PADDING, Box, Piece
 from post_training.layouts.plan import Layouts
+from post_training.tensor_parts import copy_in_parts, parts_of
 from verl_patches.features.reshard.agreement import agree_on_types
 from verl_patches.features.reshard.exchange import Tensors
 
@@ -40,7 +41,8 @@ def full_tensors(
             region = full[tuple(slice(*interval) for interval in box)]
             values = torch.empty_like(region, memory_format=torch.contiguous_format)
             if holder == dist.get_rank(group):
-                values.copy_(own[name, box].locate(tensors))
-            dist.broadcast(values, dist.get_global_rank(group, holder), group=group)
-            region.copy_(values)
+                copy_in_parts(values, own[name, box].locate(tensors))
+            for part in parts_of(values):
+                dist.broadcast(part, dist.get_global_rank(group, holder), group=group)
+            copy_in_parts(region, values)
         yield name, full

@@ -15,6 +15,7 @@ from post_training.layouts.model_tensors import rollout_tensors, train_tensors
 from post_training.layouts.plan import LayoutError, Layouts, Plan, Transfers, make_plan
 from post_training.layouts.schedule import piece_origins, round_count, schedule
 from post_training.models.families import table_for
+from post_training.tensor_parts import PART_ELEMENTS, copy_in_parts, zero_in_parts
 from verl_patches.features.reshard.agreement import Types, agree_on_plan, agree_on_types
 from verl_patches.features.reshard.exchange import Exchange, Side, Tensors
 from verl_patches.features.reshard.failure import Attempt, RollCall, agree_on_success, naming_the_missing
@@ -95,7 +96,8 @@ class Resharder:
     train_tensors, rollout_tensors: live tensors of this rank by local name. The tensor objects are kept and `.data` is
         read at every run, so offloading may replace it in between.
     train_layouts, rollout_layouts: pieces of all ranks, by rank of `group`.
-    bucket_bytes: upper bound of staging memory in each direction.
+    bucket_bytes: upper bound of staging memory in each direction. At most `PART_ELEMENTS` of it are used, so that no
+        collective and no copy counts 2**30 elements.
     castable: endings of canonical names whose type may differ between training and rollout; any other difference is an
         error. A cast happens while packing, so the wire carries the rollout type; values that it changes are counted.
     overlap: use half buckets and pack a round while the round before it travels; twice as many collectives.
@@ -119,7 +121,8 @@ class Resharder:
             raise ValueError(f"reshard bucket_bytes must be positive, not {bucket_bytes}")
         self._train_tensors, self._rollout_tensors = train_tensors, rollout_tensors
         self._train_layouts, self._rollout_layouts = train_layouts, rollout_layouts
-        self._group, self._bucket_bytes, self._castable = group, bucket_bytes, castable
+        self._group, self._castable = group, castable
+        self._bucket_bytes = min(bucket_bytes, PART_ELEMENTS)
         self._slots, self._ranks_per_node = 2 if overlap else 1, ranks_per_node
         self._prepared: _Prepared | None = None
         self._runs = 0
@@ -258,14 +261,14 @@ def local_copies(plan: Plan, rank: int, train: Sequence[Piece], rollout: Sequenc
 def clear_padding(padding: Iterable[Piece], target: Side) -> None:
     """Memory that belongs to no HuggingFace tensor is zero."""
     for piece in padding:
-        piece.locate(target.tensors).zero_()
+        zero_in_parts(piece.locate(target.tensors))
 
 
 def copy_local(copies: Iterable[LocalCopy], source: Side, target: Side) -> None:
     """Carry out the copies between live tensors."""
     for copy in copies:
         values = copy.source.locate(source.tensors)[copy.taken]
-        copy.target.locate(target.tensors)[copy.filled].copy_(values)
+        copy_in_parts(copy.target.locate(target.tensors)[copy.filled], values)
 
 
 def _inside(region: tuple[tuple[int, int], ...], piece: Piece) -> tuple[slice, ...]:

@@ -13,7 +13,11 @@ import torch.distributed as dist
 from post_training.layouts.layout import PADDING, Box, Piece
 from post_training.layouts.plan import Layouts
 from post_training.layouts.schedule import ALIGNMENT
+from post_training.tensor_parts import PART_ELEMENTS, copy_in_parts, parts_of
 from verl_patches.features.reshard.exchange import Side
+
+_COMPARED_ELEMENTS = PART_ELEMENTS // 8
+"""Elements of at most 8 bytes each, which are compared as bytes."""
 
 
 def differing_tensors(
@@ -42,8 +46,9 @@ def differing_tensors(
             regions = list(_regions(batch, buffer, train))
             if rank == holder:
                 for piece, region in regions:
-                    region.copy_(piece.locate(train.tensors))
-            dist.broadcast(buffer, dist.get_global_rank(group, holder), group=group)
+                    copy_in_parts(region, piece.locate(train.tensors))
+            for part in parts_of(buffer):  # one piece may be larger than a batch
+                dist.broadcast(part, dist.get_global_rank(group, holder), group=group)
             for piece, region in regions:
                 for target in targets[piece.canonical]:
                     if not _equal_where_both(piece.box, region, target.box, target.locate(rollout.tensors)):
@@ -103,6 +108,8 @@ def _equal_where_both(box: Box, values: torch.Tensor, target_box: Box, target: t
     mine, theirs = cut(values, box), cut(target, target_box)
     if mine.dtype != theirs.dtype:
         wider = torch.promote_types(mine.dtype, theirs.dtype)
-        return torch.equal(mine.to(wider), theirs.to(wider))
-    same_bits = torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
-    return same_bits and not bool(mine.isnan().any())
+        mine, theirs = mine.to(wider), theirs.to(wider)
+    return all(
+        torch.equal(part.view(torch.uint8), other.view(torch.uint8)) and not bool(part.isnan().any())
+        for part, other in zip(parts_of(mine, _COMPARED_ELEMENTS), parts_of(theirs, _COMPARED_ELEMENTS), strict=True)
+    )

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from post_training.tensor_parts import copy_in_parts, host_copy
 from verl_patches.features.residency.absorbed import absorbed_tensors
 from verl_patches.features.residency.feature import refuse_expandable_segments
 from verl_patches.features.residency.live_tensors import parameter_tensors
@@ -55,7 +56,7 @@ class ReservedMemory:
             RuntimeError: the pool did not get the memory.
         """
         with torch.inference_mode(False), torch.no_grad():
-            waiting = [(storage, bytes_of(storage).cpu()) for storage in storages]
+            waiting = [(storage, host_copy(bytes_of(storage))) for storage in storages]
             for storage, _ in waiting:
                 storage.resize_(0)
             torch.npu.empty_cache()
@@ -63,7 +64,7 @@ class ReservedMemory:
             with self._allocator.use_memory_pool():
                 for storage, contents in waiting:
                     storage.resize_(contents.numel())
-                    bytes_of(storage).copy_(contents)
+                    copy_in_parts(bytes_of(storage), contents)
             self._allocated = torch.npu.memory_allocated() - before
         wanted, got = sum(contents.numel() for _, contents in waiting), self._allocator.get_current_usage()
         if got < wanted:

@@ -13,6 +13,8 @@ from typing import Literal, Protocol
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from post_training.tensor_parts import copy_in_parts, zero_in_parts
+
 Contents = Literal["kept", "zeroed", "rebuilt"]
 Tensors = Callable[[], Iterable[torch.Tensor]]
 Storages = dict[int, torch.UntypedStorage]
@@ -103,9 +105,9 @@ class StorageGroup:
                 if self._gives_back:
                     storage.resize_(size)
                 if self._contents == "kept":
-                    bytes_of(storage).copy_(self._host[key], non_blocking=True)
+                    copy_in_parts(bytes_of(storage), self._host[key], non_blocking=True)
                 elif self._contents == "zeroed":
-                    bytes_of(storage).zero_()
+                    zero_in_parts(bytes_of(storage))
             torch.npu.synchronize()
         copied = sum(size for _, size in self._away.values()) if self._contents == "kept" else 0
         self._away.clear()
@@ -122,7 +124,7 @@ class StorageGroup:
             return 0
         stale = self._without_copy(present, changed)
         for key, storage in stale.items():
-            self._host_copy(key, storage.nbytes()).copy_(bytes_of(storage), non_blocking=True)
+            copy_in_parts(self._host_copy(key, storage.nbytes()), bytes_of(storage), non_blocking=True)
         torch.npu.synchronize()
         return sum(storage.nbytes() for storage in stale.values())
 

@@ -9,6 +9,7 @@ is w on the loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +19,8 @@ NEEDED = ("old_log_probs", "rollout_log_probs", "advantages")
 
 
 def truncated_ratios(old: torch.Tensor, rollout: torch.Tensor, cap: float) -> torch.Tensor:
-    """min(exp(old - rollout), cap) of log-probs of the same shape, without overflow."""
-    return (old - rollout).clamp(max=torch.tensor(cap).log()).exp()
+    """min(exp(old - rollout), cap) of log-probs of the same shape; a ratio that overflows is the cap as well."""
+    return (old - rollout).exp().clamp(max=cap)
 
 
 def corrected(batch: Any, cap: float) -> tuple[Any, dict[str, float]]:
@@ -38,11 +39,12 @@ def corrected(batch: Any, cap: float) -> tuple[Any, dict[str, float]]:
     tensors = batch.batch.clone(recurse=False)
     # Behind the end of an answer neither log-prob means anything.
     tensors["advantages"] = torch.where(counted, advantages * weights, advantages)
-    ratios = (old - rollout)[counted].exp()
+    logs = (old - rollout)[counted]
     figures = {
         "rollout_correction/weight_mean": weights[counted].mean().item(),
-        "rollout_correction/ratio_max": ratios.max().item(),
-        "rollout_correction/capped_share": (ratios > cap).float().mean().item(),
+        "rollout_correction/ratio_max": logs.max().exp().item(),
+        # Of the log-probs' own difference: its exponential in float32 is rounded to the cap from either side.
+        "rollout_correction/capped_share": (logs.double() > math.log(cap)).double().mean().item(),
     }
     return DataProto(batch=tensors, non_tensor_batch=batch.non_tensor_batch, meta_info=batch.meta_info), figures
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from post_training.checkpoint.durable import Written
+from post_training.tensor_parts import host_copy
 from verl_patches.features.training_checkpoint.saving import RankFile
 
 GROUPS = {"actor": ("actor_params", "optimizer"), "critic": ("critic_params", "critic_optimizer")}
@@ -60,7 +61,7 @@ def _host_view(tensor: torch.Tensor, on_host: OnHost) -> torch.Tensor:
     if tensor.is_cpu:
         return tensor
     held = on_host(tensor)
-    return tensor.cpu() if held is None else held
+    return host_copy(tensor) if held is None else held
 
 
 _writer = BackgroundWriter()

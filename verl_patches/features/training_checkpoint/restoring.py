@@ -25,6 +25,7 @@ from post_training.checkpoint.training_files import (
     read_whole,
 )
 from post_training.layouts.layout import PADDING
+from post_training.tensor_parts import copy_in_parts
 from verl_patches.features.training_checkpoint.rank import TrainingRank, agree, by_local, parts_of_shard
 from verl_patches.features.training_checkpoint.saving import STEPS
 
@@ -114,4 +115,4 @@ def _fill_optimizer(files: TrainingFiles, rank: TrainingRank) -> None:
                     continue
                 values = torch.empty(target.shape, dtype=torch.float32)
                 files.sources[state].read_into(part.canonical, part.box, values)
-                target.copy_(values)
+                copy_in_parts(target, values)

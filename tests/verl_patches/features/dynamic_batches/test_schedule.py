@@ -1,13 +1,18 @@
 """How a batch passes Megatron's schedule, which is stood in for: cut anew on the way in, in order on the way out."""
 
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from overlay import ConfigurationError
 from verl_patches.features.dynamic_batches import schedule as dynamic
 from verl_patches.features.dynamic_batches.feature import TokenLimits
-from verl_patches.features.dynamic_batches.schedule import Agreement, limited, with_dynamic_batches
+from verl_patches.features.dynamic_batches.packing import first_fit
+from verl_patches.features.dynamic_batches.schedule import Agreement, limited, micro_batches, with_dynamic_batches
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
@@ -76,6 +81,25 @@ def test_a_longer_sequence_is_alone_and_tokens_of_alignment_count(lone_rank):
     assert all(sum(-(-length // 4) * 4 for length in each) <= 8 for each in aligned if len(each) > 1)
 
 
+def test_two_padded_sequences_beyond_the_limit_part(lone_rank):
+    """5 and 5 are 10 of 12 tokens, and 16 once tensor-parallel ranks pad them to multiples of 4."""
+    mask = (torch.arange(8) < 5).expand(2, -1).npu()
+    assert micro_batches(mask, 12, Agreement(lone_rank, alignment=4)) == [[0], [1]]
+    assert micro_batches(mask, 12, Agreement(lone_rank)) == [[0, 1]]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 60), st.sampled_from([1, 2, 4, 8, 16]))
+def test_micro_batches_pack_padded_lengths(lone_rank, lengths, limit, alignment):
+    """What is packed are the lengths that Megatron's forward pads, whose sum the limit bounds."""
+    padded = [math.ceil(length / alignment) * alignment for length in lengths]
+    mask = torch.arange(40) < torch.tensor(lengths)[:, None]
+    found = micro_batches(mask.npu(), limit, Agreement(lone_rank, alignment))
+    assert sorted(sum(found, [])) == list(range(len(lengths)))
+    assert all(sum(padded[row] for row in each) <= limit for each in found if len(each) > 1)
+    assert len(found) == len(first_fit(padded, limit))
+
+
 def test_without_a_limit_nothing_is_touched(lone_rank):
     upstream, iterator = MegatronSchedule(), iter(whole_batch().split(4))
     with_dynamic_batches(upstream, Agreement(lone_rank))(data_iterator=iterator, num_microbatches=2, forward_only=False)
@@ -110,6 +134,6 @@ def test_what_does_not_go_together_is_refused(other, says):
 
 
 def test_passes_of_which_nothing_is_said_follow_the_update():
-    settings = OverlaySettings.from_config({"actor": {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 96}})
-    assert TokenLimits.of(settings) == TokenLimits(96, 96, 96)
+    chosen = OverlaySettings.from_config({"actor": {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 96}})
+    assert TokenLimits.of(chosen) == TokenLimits(96, 96, 96)
     assert TokenLimits.of(OverlaySettings()) == TokenLimits()

@@ -5,7 +5,7 @@ import torch
 
 from verl_patches.features.measure import run_files
 from verl_patches.features.measure.reported_names import true_metrics
-from verl_patches.features.measure.run_files import RunFiles, read_executed, read_faults
+from verl_patches.features.measure.run_files import RunFiles, read_executed, read_faults, read_patches
 
 
 def lines(path):
@@ -29,10 +29,26 @@ def test_executed_patches_are_written_once_and_read_from_all_processes(tmp_path,
     files.executed(["b", "a"])
     files.executed(["a", "b"])
     files.executed(["b", "c"])
-    assert [entry["executed"] for entry in lines(tmp_path / "patches.jsonl")] == [["a", "b"], ["c"]]
+    assert [entry["executed"] for entry in read_patches(tmp_path)] == [["a", "b"], ["c"]]
+    # A process of another node, which may have the same number there.
     monkeypatch.setattr(run_files, "_written", set())
+    monkeypatch.setattr(run_files.socket, "gethostname", lambda: "other")
     files.executed(["a", "d"])
     assert read_executed(tmp_path) == ["a", "b", "c", "d"] and read_executed(tmp_path / "absent") == []
+
+
+def test_no_two_processes_append_to_one_file_of_patches(tmp_path, monkeypatch):
+    """Appends of two nodes to one file of NFS overwrite each other: each process has a file of its own."""
+    files, written = RunFiles(str(tmp_path)), {}
+    for host, process in (("a", 7), ("b", 7), ("a", 8)):
+        monkeypatch.setattr(run_files, "_written", set())
+        monkeypatch.setattr(run_files.socket, "gethostname", lambda name=host: name)
+        monkeypatch.setattr(run_files.os, "getpid", lambda number=process: number)
+        files.executed([f"{host}{process}"])
+        written[host, process] = {path.name for path in (tmp_path / "patches").iterdir()}
+    assert [len(names) for names in written.values()] == [1, 2, 3]
+    assert read_executed(tmp_path) == ["a7", "a8", "b7"]
+    assert sorted(entry["process"] for entry in read_patches(tmp_path)) == [7, 7, 8]
 
 
 def test_events_and_overlay(tmp_path):

@@ -36,6 +36,7 @@ def test_nan_of_one_rank_is_larger_than_the_figure_of_another(lone_rank, monkeyp
     def with_another_rank(bits, op, group):
         bits.clamp_(min=torch.tensor(1.0, dtype=torch.float64).view(torch.int64).item())
 
+    monkeypatch.setattr(step_record, "agree_on_names", lambda names, group: None)
     monkeypatch.setattr(step_record.dist, "all_reduce", with_another_rank)
     assert step_record.largest_over_ranks({"a": 0.5}) == {"a": 1.0}
     assert math.isnan(step_record.largest_over_ranks({"a": math.copysign(float("nan"), sign)})["a"])
@@ -56,6 +57,15 @@ def test_difference_does_not_hide_nan():
     difference.add(ones, ones * float("nan"), ones)
     difference.add(ones, ones, ones)
     assert math.isnan(difference.largest)
+
+
+def test_difference_of_device_that_drops_nan_is_nan(monkeypatch):
+    """CANN does not document that a maximum hands on NaN."""
+    upstream = torch.Tensor.max
+    monkeypatch.setattr(torch.Tensor, "max", lambda tensor: upstream(tensor.nan_to_num(0.0)))
+    difference, ones = LogProbDifference(), torch.ones(1, 2)
+    difference.add(ones, torch.tensor([[float("nan"), 2.0]]), ones)
+    assert math.isnan(difference.largest) and math.isnan(difference.total)
 
 
 def test_a_step_is_reported_once_and_the_next_begins_empty(lone_rank, monkeypatch):
@@ -96,5 +106,6 @@ def test_a_start_counts_once_and_the_skew_is_from_the_first_to_the_last(lone_ran
             other = torch.tensor([step_record._FAR_AHEAD - 1002.5, 1002.5, 0.0], dtype=torch.float64).view(torch.int64)
             tensor.copy_(torch.maximum(tensor.cpu(), other))
 
+    monkeypatch.setattr(step_record, "agree_on_names", lambda names, group: None)
     monkeypatch.setattr(step_record.dist, "all_reduce", with_a_later_rank)
     assert agreed(record) == {"timing_start_skew/ref": 2.5}

@@ -4,20 +4,40 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 
+from verl_patches.features.nonfinite import finite
 from verl_patches.features.nonfinite.guard import NonfiniteGuard, any_nonfinite
+from verl_patches.features.nonfinite.weights import nonfinite_weights
 
 
 class Optimizer:
-    """Counts its steps."""
+    """Counts its steps; of Megatron's methods it has those by which a step is decided."""
 
     param_groups = [{"lr": 0.5}]
 
-    def __init__(self):
-        self.steps = 0
+    def __init__(self, norm=2.0):
+        self.steps, self._norm = 0, norm
+
+    def get_grad_norm(self):
+        return self._norm
+
+    def clip_grad_norm(self, most):
+        return self._norm
+
+    def step_with_ready_grads(self):
+        self.steps += 1
+        return True
+
+    def step(self):
+        norm = self.clip_grad_norm(1.0)
+        return self.step_with_ready_grads(), norm, None
+
+
+class OtherOptimizer(Optimizer):
+    """Steps by a way of its own."""
 
     def step(self):
         self.steps += 1
-        return True, 2.0, None
+        return True, self._norm, None
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -33,8 +53,70 @@ def test_one_bad_value_anywhere_skips_the_step(lone_rank, bad, where):
     assert (optimizer.steps, guard.skipped) == (1, 1)
 
 
+@pytest.mark.parametrize("norm", [math.inf, math.nan])
+def test_nonfinite_norm_skips_step(lone_rank, norm):
+    optimizer = Optimizer(norm)
+    guard = NonfiniteGuard(optimizer, lambda: [torch.ones(10).npu()])
+    successful, found, _ = guard.step()
+    assert successful and not math.isfinite(found) and (optimizer.steps, guard.skipped) == (0, 1)
+    assert not vars(optimizer).keys() & {"get_grad_norm", "clip_grad_norm", "step_with_ready_grads"}
+
+
+def test_nonfinite_norm_of_another_rank_skips_step(lone_rank, monkeypatch):
+    """The first reduction is that of elements, which are finite everywhere; the second that of norms."""
+    upstream, calls = torch.distributed.all_reduce, []
+
+    def with_another_rank(flag, *args, **options):
+        calls.append(flag.item())
+        upstream(flag, *args, **options)
+        if len(calls) == 2:
+            flag.fill_(1)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", with_another_rank)
+    optimizer = Optimizer()
+    guard = NonfiniteGuard(optimizer, lambda: [torch.ones(10).npu()])
+    assert guard.step() == (True, 2.0, None)
+    assert calls == [0, 0] and (optimizer.steps, guard.skipped) == (0, 1)
+
+
+def test_step_that_cannot_be_skipped_raises(lone_rank):
+    guard = NonfiniteGuard(OtherOptimizer(math.inf), list)
+    with pytest.raises(RuntimeError, match="OtherOptimizer stepped with a gradient norm of inf"):
+        guard.step()
+    assert NonfiniteGuard(OtherOptimizer(), list).step() == (True, 2.0, None)
+
+
 def test_everything_else_is_the_optimizers():
     assert NonfiniteGuard(Optimizer(), list).param_groups == [{"lr": 0.5}]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_every_part_of_large_gradient_checked(lone_rank, monkeypatch, bad):
+    """Parts of 8 of 30 elements, in the shapes in which gradients and weights come."""
+    monkeypatch.setattr(finite, "CHECKED_ELEMENTS", 8)
+    for where in range(30):
+        for shape in ((30,), (3, 10), (15, 2)):
+            gradient = torch.ones(30).npu()
+            assert not any_nonfinite([gradient.view(shape)])
+            gradient[where] = bad
+            assert any_nonfinite([gradient.view(shape)]) and any_nonfinite([gradient.view(shape).t()])
+
+
+def test_device_without_nan_in_maxima_is_no_matter(lone_rank, monkeypatch):
+    """CANN documents of no maximum that it hands on NaN."""
+
+    def ignoring_nan(tensor):
+        return torch.where(tensor.isnan(), 0.0, tensor).sum().mul(0)
+
+    for name in ("max", "min", "amax", "amin"):
+        monkeypatch.setattr(torch.Tensor, name, ignoring_nan)
+    assert any_nonfinite([torch.tensor([1.0, float("nan")]).npu()])
+    assert nonfinite_weights([torch.nn.Linear(1, 1).npu().requires_grad_(False).apply(_spoilt)]) == ["weight", "bias"]
+
+
+def _spoilt(module):
+    for parameter in module.parameters():
+        parameter.fill_(float("nan"))
 
 
 def test_large_finite_values_are_finite(lone_rank):

@@ -1,5 +1,6 @@
 """An update behind the guard is skipped and counted; after that alone, weights that are not finite end the run."""
 
+import functools
 import math
 from types import SimpleNamespace
 
@@ -20,29 +21,63 @@ def own_step(lone_rank):
 
 
 class Optimizer:
+    """Of Megatron's methods it has those by which a step is decided."""
+
+    def get_grad_norm(self):
+        return 2.0
+
+    def clip_grad_norm(self, most):
+        return 2.0
+
+    def step_with_ready_grads(self):
+        return True
+
     def step(self):
-        return True, 2.0, None
+        return self.step_with_ready_grads(), 2.0, None
 
 
-def trained(gradient, weight):
-    """An actor of one chunk whose flat gradient is `gradient`, and which has one weight."""
+def trained(gradient, weight, role="actor"):
+    """An actor or critic of one chunk whose flat gradient is `gradient`, and which has one weight."""
     chunk = torch.nn.Linear(1, 1, bias=False, device="npu")
     chunk.weight.data.fill_(weight)
     chunk.buffers = [SimpleNamespace(grad_data=torch.tensor([gradient], device="npu"))]
-    return SimpleNamespace(actor_module=[chunk], actor_optimizer=Optimizer())
+    return SimpleNamespace(**{f"{role}_module": [chunk], f"{role}_optimizer": Optimizer()})
 
 
-def update(actor):
-    return {"grad_norm": actor.actor_optimizer.step()[1]}
+def update(trained, role="actor"):
+    return {"grad_norm": getattr(trained, f"{role}_optimizer").step()[1]}
 
 
+@pytest.mark.parametrize("role", ["actor", "critic"])
 @pytest.mark.parametrize(("gradient", "norm", "skipped"), [(1.0, 2.0, 0), (math.inf, math.nan, 1)])
-def test_an_update_of_bad_gradients_is_skipped_and_counted(gradient, norm, skipped):
-    actor = trained(gradient, 1.0)
-    own = actor.actor_optimizer
-    found = guarded(actor, "actor", lambda: update(actor))["grad_norm"]
+def test_an_update_of_bad_gradients_is_skipped_and_counted(gradient, norm, skipped, role):
+    model = trained(gradient, 1.0, role)
+    own = getattr(model, f"{role}_optimizer")
+    found = guarded(model, role, lambda: update(model, role))["grad_norm"]
     assert found == norm or math.isnan(found) and math.isnan(norm)
-    assert current_record().counts == {"actor/nonfinite_steps": skipped} and actor.actor_optimizer is own
+    assert current_record().counts == {f"{role}/nonfinite_steps": skipped}
+    assert getattr(model, f"{role}_optimizer") is own
+
+
+def test_actor_and_critic_of_a_step_count_apart():
+    """Both are trained in one step of PPO, in one process."""
+    actor, critic = trained(1.0, 1.0), trained(math.nan, 1.0, "critic")
+    for _ in range(2):
+        guarded(critic, "critic", lambda: update(critic, "critic"))
+        guarded(actor, "actor", lambda: update(actor))
+    assert current_record().counts == {"actor/nonfinite_steps": 0, "critic/nonfinite_steps": 2}
+
+
+def test_bad_gradient_of_any_chunk_skips():
+    """A virtual pipeline stage is a chunk of its own, and experts have buffers of their own."""
+    for chunk in range(2):
+        for experts in (False, True):
+            model = trained(1.0, 1.0)
+            model.actor_module += trained(1.0, 1.0).actor_module
+            bad = [SimpleNamespace(grad_data=torch.tensor([math.inf], device="npu"))]
+            setattr(model.actor_module[chunk], "expert_parallel_buffers" if experts else "buffers", bad)
+            guarded(model, "actor", functools.partial(update, model))
+    assert current_record().counts == {"actor/nonfinite_steps": 4}
 
 
 def test_weights_are_looked_at_after_an_update_that_was_skipped_and_only_then():

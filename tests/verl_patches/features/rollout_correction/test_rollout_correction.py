@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -90,6 +91,27 @@ def test_what_lies_behind_an_answer_has_no_part():
 def test_ratios_do_not_overflow():
     far = truncated_ratios(torch.tensor([0.0, -1.0]), torch.tensor([-1e4, -1.0]), CAP)
     torch.testing.assert_close(far, torch.tensor([2.0, 1.0]))
+
+
+@pytest.mark.parametrize("cap", [1.0, 1.5, 2.0, 3.0, 5.0, 10.0])
+def test_share_at_the_cap_is_that_of_exact_ratios(cap):
+    """Float32 log-probs, as both sides report them, whose ratio lies a few roundings below and above the cap."""
+    at = torch.tensor(math.log(cap), dtype=torch.float32)
+    near = [at]
+    for direction in (-torch.inf, torch.inf):
+        each = at
+        for _ in range(4):
+            each = torch.nextafter(each, torch.tensor(direction))
+            near.append(each)
+    for apart in near:
+        old = torch.stack([torch.zeros(()), apart, torch.tensor(-1.0)])[None]
+        rollout = torch.tensor([[0.0, 0.0, -1.0]])
+        columns = {"old_log_probs": old, "rollout_log_probs": rollout, "advantages": torch.ones(1, 3)}
+        batch = DataProto.from_dict(columns | {"attention_mask": torch.ones(1, 4, dtype=torch.long)})
+        changed, figures = corrected(batch, cap)
+        exact = [float(each) for each in (old - rollout).flatten()]
+        assert figures["rollout_correction/capped_share"] == sum(each > math.log(cap) for each in exact) / 3
+        assert changed.batch["advantages"].max() <= cap
 
 
 def test_the_update_gets_the_corrected_batch_and_reports():

@@ -1,0 +1,64 @@
+"""Two ranks agree on figures of a step, some of which one rank has under other names; test_figures.py judges them.
+
+Every rank writes ``rank<n>.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+
+from post_training.report.run_error import RunError
+from verl_patches.features.exact_loss.sums import sums_over_ranks
+from verl_patches.features.measure.step_record import StepRecord, agreed, largest_over_ranks
+
+ONE = {"samples/bytes_received": 4096.0, "timing_s/update": 2.0}
+KNOWN = ("actor/pg_loss", "actor/kl_loss", "actor/ppo_kl")
+# What rank 1 has in place of ONE, by case: as many figures under other names is what no size gives away.
+OTHERS = {
+    "same": ONE,
+    "lacks": {"timing_s/update": 3.0},
+    "more": ONE | {"timing_s/ref": 1.0},
+    "renamed": {"samples/bytes_received": 4096.0, "timing_s/values": 9.0},
+}
+REPORTED = {
+    "same": ({"actor/pg_loss": 1.0, "actor/ppo_kl": 0.5}, {"actor/pg_loss": 2.0, "actor/ppo_kl": 0.25}),
+    "other": ({"actor/pg_loss": 1.0, "actor/ppo_kl": 0.5}, {"actor/pg_loss": 2.0, "actor/kl_loss": 0.25}),
+}
+
+
+def told(call: Callable[[], Any]) -> Any:
+    """What `call` returns, or the sentence that it raises."""
+    try:
+        return call()
+    except RunError as error:
+        return str(error)
+
+
+def started(stages: tuple[str, ...]) -> StepRecord:
+    record = StepRecord()
+    for stage in stages:
+        record.began(stage)
+    return record
+
+
+def main(folder: Path) -> None:
+    rank = int(os.environ["RANK"])
+    torch.npu.set_device(rank)
+    dist.init_process_group("cpu:gloo,npu:hccl")
+    found: dict[str, Any] = {
+        name: told(lambda o=o: largest_over_ranks(o if rank else ONE)) for name, o in OTHERS.items()
+    }
+    found["step"] = told(lambda: agreed(started(("ref", "update") if rank else ("rollout", "update"))))
+    device = torch.device("npu", rank)
+    for name, of_ranks in REPORTED.items():
+        found[f"sums {name}"] = told(lambda of=of_ranks: sums_over_ranks(of[rank], KNOWN, device, None))
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    dist.barrier()

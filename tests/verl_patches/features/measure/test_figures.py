@@ -1,0 +1,44 @@
+"""Figures of two dies: equal names are reduced, and others end the run with what differs, on both alike."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.ranks import run_ranks
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict]:
+    folder = tmp_path_factory.mktemp("figures")
+    run_ranks("tests.verl_patches.features.measure.figures_program", 2, folder, 120)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_same_names_give_largest_values(ranks):
+    assert [rank["same"] for rank in ranks] == [{"samples/bytes_received": 4096.0, "timing_s/update": 2.0}] * 2
+
+
+@pytest.mark.parametrize(
+    ("case", "difference"),
+    [
+        ("lacks", "lacks samples/bytes_received"),
+        ("more", "alone has timing_s/ref"),
+        ("renamed", "lacks timing_s/update and alone has timing_s/values"),
+        ("step", "lacks start/first/rollout, start/last/rollout and alone has start/first/ref, start/last/ref"),
+    ],
+)
+def test_other_names_rejected_with_the_difference(ranks, case, difference):
+    """Without the check, `timing_s/values` of one rank is compared with `timing_s/update` of the other."""
+    sentence = (
+        f"ranks measured different figures in one step: compared with rank 0, rank 1 {difference}; give every node the "
+        "same code and settings, which scripts/doctor.py --ray ADDRESS compares"
+    )
+    assert [rank[case] for rank in ranks] == [sentence] * 2
+
+
+def test_reported_sums_are_of_the_same_name(ranks):
+    assert [rank["sums same"] for rank in ranks] == [{"actor/pg_loss": 3.0, "actor/ppo_kl": 0.75}] * 2
+    for rank in ranks:
+        assert rank["sums other"].startswith("actor/kl_loss is reported by 1 of 2 ranks that train together; give ")

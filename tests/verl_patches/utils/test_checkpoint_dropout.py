@@ -1,0 +1,17 @@
+"""A run with dropout that goes on drops what the unbroken one does, by Megatron's own tracker of random numbers."""
+
+from __future__ import annotations
+
+import json
+
+from tests.ranks import run_ranks
+
+
+def test_dropout_goes_on_where_it_was_saved(tmp_path):
+    run_ranks("tests.verl_patches.utils.checkpoint_dropout_program", 1, tmp_path, 120)
+    found = json.loads((tmp_path / "rank0.json").read_text())
+    first, second = found["saved"]
+    assert {"everywhere", "model-parallel-rng", "expert-parallel-rng"} <= first.keys()
+    for name, elements in first.items():
+        assert 0 < len(elements) < 300 and elements != second[name]
+    assert found["loaded"] == found["saved"]

@@ -1,0 +1,42 @@
+"""Sums of what verl reports, over ranks that have reported the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from post_training.report.run_error import RunError
+
+
+class ReportsDifferError(RunError):
+    """Ranks report different metrics of one update; the message is one sentence."""
+
+
+def sums_over_ranks(
+    found: Mapping[str, float], known: Sequence[str], device: torch.device, group: dist.ProcessGroup | None
+) -> dict[str, float]:
+    """Return the sum of every figure over the ranks of `group`, in float32.
+
+    Collective: one all-reduce whose size and order depend on `known` alone, whatever this rank has found, so that no
+    figure of one rank is added to another figure of the next.
+
+    Args:
+        found: this rank's figures, each under one of the names in `known`.
+
+    Raises:
+        ReportsDifferError: some ranks have a figure and some have not; on every rank alike.
+    """
+    values = [float(found.get(name, 0.0)) for name in known] + [float(name in found) for name in known]
+    summed = torch.tensor(values, dtype=torch.float32).to(device)
+    dist.all_reduce(summed, group=group)
+    sums, ranks = summed.view(2, len(known)).tolist()
+    everywhere = dist.get_world_size(group)
+    for name, count in zip(known, ranks, strict=True):
+        if 0 < count < everywhere:
+            raise ReportsDifferError(
+                f"{name} is reported by {int(count)} of {everywhere} ranks that train together; give every node the "
+                "same code and settings, which scripts/doctor.py --ray ADDRESS compares"
+            )
+    return {name: value for name, value in zip(known, sums, strict=True) if name in found}
