@@ -71,21 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--emulated", action="store_true", help="dies of the emulated NPU: no HCCL buffers, no CANN")
     parser.add_argument("--json", action="store_true", help="print bytes of a die, or with --time seconds, as JSON")
-    parser.add_argument(
-        "--time",
-        action="store_true",
-        help="instead, the seconds of a step on the dies of --cluster, modelled from published figures",
-    )
-    parser.add_argument("--prompt-tokens", type=float, default=78, help="mean of a prompt (default: %(default)s)")
-    parser.add_argument("--response-tokens", type=float, help="mean of a response (default: as long as allowed)")
-    parser.add_argument(
-        "--response-spread",
-        type=float,
-        metavar="SIGMA",
-        help="standard deviation of the logarithm of a response's length, which is log-normal "
-        f"(default: {SPREAD:g}, as published for DeepScaleR)",
-    )
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="with --time: draw where a step goes")
+    _add_time_options(parser)
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     try:
@@ -103,6 +89,24 @@ def main(arguments: list[str] | None = None) -> int:
     text = describe_fsdp(plan) if isinstance(plan, FsdpPlan) else describe(plan)
     print(json.dumps(plan.device_figures(), indent=1) if options.json else text)
     return 1 if plan.problems() else 0
+
+
+def _add_time_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--time",
+        action="store_true",
+        help="instead, the seconds of a step on the dies of --cluster, modelled from published figures",
+    )
+    parser.add_argument("--prompt-tokens", type=float, default=78, help="mean of a prompt (default: %(default)s)")
+    parser.add_argument("--response-tokens", type=float, help="mean of a response (default: as long as allowed)")
+    parser.add_argument(
+        "--response-spread",
+        type=float,
+        metavar="SIGMA",
+        help="standard deviation of the logarithm of a response's length, which is log-normal "
+        f"(default: {SPREAD:g}, as published for DeepScaleR)",
+    )
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="with --time: draw where a step goes")
 
 
 def make_plan(config: dict[str, Any], model: Mapping[str, Any], swaps: bool, machine: Machine) -> JobPlan | FsdpPlan:

@@ -68,13 +68,11 @@ def summarise(
 
     ``groups_with_gradient`` is the share of trained groups whose rewards differ, a mean over the last steps;
     ``generated_prompts`` and ``trained_prompts`` are totals of the run, ``truncated_share`` is of the trained answers.
-    ``stage_seconds`` are means a step over all steps but the first, which also compiles and fills caches (over the
-    first where it is the only one), and so are ``step_seconds`` of whole steps and ``step_seconds_training`` of steps
-    without saving and validation. ``overlay`` is the overlay's own report (applied, pending, effective) with
-    the patches that ran (executed);
-    ``emulator`` are the meters of the emulated NPU (see meters.py), which count every collective; the overlay counts
-    only its own. ``driver_bytes_per_sample`` is what the driver serializes for workers in a step, and ``start_skew_s``
-    by stage how long after the first rank the last begins it: both are means over the same steps as ``stage_seconds``.
+    ``stage_seconds``, ``step_seconds`` of whole steps and ``step_seconds_training`` without saving and validation are
+    means over all steps but the first, which also compiles (over the first where it is the only one). ``overlay`` is
+    the overlay's own report (applied, pending, effective) with the patches that ran (executed); ``emulator`` are the
+    meters of the emulated NPU, which count every collective; the overlay counts only its own. Means over the same
+    steps are ``driver_bytes_per_sample``, which the driver serializes for workers, and ``start_skew_s``, by stage.
     """
     records = training_steps(records)
     rewards = _values(records, REWARD)

@@ -58,16 +58,7 @@ def step_job(
         )
     overlay, data = config["actor_rollout_ref"]["overlay"], config["data"]
     longest = data["max_response_length"]
-    if not 0 <= prompt_tokens <= job.sequence_tokens or not 0 < response_tokens <= longest:
-        raise ValueError(
-            f"--prompt-tokens {prompt_tokens:g} and --response-tokens {response_tokens:g} must lie within "
-            f"{job.sequence_tokens} and {longest} tokens, which the configuration allows"
-        )
-    if not 0 <= spread <= MOST_SPREAD:
-        raise ValueError(
-            f"--response-spread={spread:g} is invalid: a spread lies between 0 and {MOST_SPREAD:g}. Set it to "
-            f"{SPREAD:g} or to that of your answers."
-        )
+    _check_lengths(job, longest, prompt_tokens, response_tokens, spread)
     agreed, recomputation = overlay["dp_sync"], job.recomputation
     pp, tp = min(job.train.pp, cluster.dies), min(job.rollout.tp, cluster.dies)
     sizes, without = _graphs(config, job)
@@ -99,6 +90,20 @@ def step_job(
         a_forward=1 / agreed["lease_steps"] if agreed["enabled"] else 2,
         without=without,
     )
+
+
+def _check_lengths(job: Job, longest: int, prompt_tokens: float, response_tokens: float, spread: float) -> None:
+    """Raises ValueError for means beyond the limits of the configuration, or a spread that no lengths have."""
+    if not 0 <= prompt_tokens <= job.sequence_tokens or not 0 < response_tokens <= longest:
+        raise ValueError(
+            f"--prompt-tokens {prompt_tokens:g} and --response-tokens {response_tokens:g} must lie within "
+            f"{job.sequence_tokens} and {longest} tokens, which the configuration allows"
+        )
+    if not 0 <= spread <= MOST_SPREAD:
+        raise ValueError(
+            f"--response-spread={spread:g} is invalid: a spread lies between 0 and {MOST_SPREAD:g}. Set it to "
+            f"{SPREAD:g} or to that of your answers."
+        )
 
 
 def _graphs(config: Mapping[str, Any], job: Job) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -45,8 +45,7 @@ class StepJob:
     Lengths of answers are log-normal and cut at `longest`. spread: standard deviation of their logarithm. alike: the
     share of its square that the samples of a prompt have in common. samples: answers of a prompt, which lie on one
     rank, or on different ones if `interleaved`. rebalance_every: decode steps between two looks at what should change
-    ranks.
-    empty_rows_routed: rows of a graph without a sequence go to experts like tokens, all of them to the same ones, as in
+    ranks. empty_rows_routed: rows of a graph without a sequence go to experts like tokens, all to the same ones, as in
     vLLM-Ascend before its pull request 1642 of July 2025.
     """
 
