@@ -110,10 +110,16 @@ def test_several_graphs_and_rebalance_reach_the_seconds(true_weights):
         engine = node["rollout"]["engine_kwargs"]["vllm"]
         engine["additional_config"]["torchair_graph_config"]["graph_batch_sizes"] = sizes
         node["overlay"]["rollout_rebalance"]["enabled"] = moves
-        step = step_job(config, read_job(config, DEEPSEEK), DEEPSEEK, PUBLISHED_CLUSTER, 78, 1000)
+        step = step_job(config, read_job(config, DEEPSEEK), DEEPSEEK, PUBLISHED_CLUSTER, 78, 1576.6)
         return step_seconds(step, PUBLISHED_CLUSTER)["rollout"]
 
-    assert rollout([64], False) > rollout([4, 8, 16, 32, 64], False) > rollout([4, 8, 16, 32, 64], True)
+    sizes = [8, 16, 32, 64]
+    found = [rollout([64], False), rollout(sizes, False), rollout(sizes, True)]
+    assert found == sorted(found, reverse=True) and len(set(found)) == 3
+    for document in ("rollout.md", "rollout.zh.md"):
+        before, _, behind = (ROOT / "docs" / document).read_text().partition("1,576.6")
+        shown = re.findall(r"(\d+) s", before[-300:] + behind[:200])
+        assert set(shown) >= {f"{seconds:.0f}" for seconds in found}
 
 
 def test_text_and_json_say_what_is_not_known(true_weights):

@@ -193,6 +193,24 @@ def test_the_document_shows_what_the_model_says(document: Path):
     ]
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_document_says_what_other_choices_would_give(document: Path):
+    """Of the masks, agreements and likeness that no published page gives, what each would make of the four gains."""
+
+    def gains(constants=None, **changes):
+        changed = [(replace(row.job, **changes), replace(row.slower, **changes)) for row in GAINS]
+        made = [replace(row, job=job, slower=slower) for row, (job, slower) in zip(GAINS, changed, strict=True)]
+        return [f"{modelled(row, constants):.2f}" for row in made]
+
+    (full,) = (row for row in rows() if row.name == "rollout, random weights")
+    table = replace(fitted(), given=replace(given(), scheduling=0.0), row=0.022 / 63 / 61, layer=0.0)
+    table = replace(table, layer=(full.value - modelled(full, table)) / 3072 / 61)
+    section = document.read_text().rpartition("\n### ")[2]
+    few, many = gains(alike=0.5), gains(alike=0.9)
+    said = [gains(empty_rows_routed=False)[0], *gains(agreements="gloo"), *few, *many, *gains(table)[:2]]
+    assert not [figure for figure in said if not re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", section)]
+
+
 def shown_figure(value):
     return f"{value:.1f}" if value >= 10 else f"{value:.3f}"
 
