@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from math import isclose, log2
 from typing import Any
@@ -131,7 +131,7 @@ def _solve(row: Row, found: Constants) -> float:
     A cost is a factor of what it adds. A rate divides what it adds, which is nothing while it is infinite. An imbalance
     is a factor of all but the skew.
     """
-    (neutral,) = (field.default for field in fields(Constants) if field.name == row.fits)
+    neutral: float = getattr(Constants, row.fits)  # its default
     without = modelled(row, _with(found, row.fits, neutral))
     if row.fits.endswith("imbalance"):
         skew = _skew(row.job, row.cluster, found, row.of)

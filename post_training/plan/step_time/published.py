@@ -15,7 +15,7 @@ from post_training.report.published import CARDS, DEEPSEEK_V3
 
 Use = Literal["fitted", "held out", "repeated", "missed", "beside"]
 PUBLISHED_CLUSTER = Cluster(dies=2 * CARDS)
-QWEN3_235B: Mapping[str, Any] = QWEN3_MOE.published["qwen3-235b-a22b"] | {"model_type": "qwen3_moe"}
+QWEN3_235B: Mapping[str, Any] = {**QWEN3_MOE.published["qwen3-235b-a22b"], "model_type": "qwen3_moe"}
 _MODELS = {"DeepSeek-V3": DEEPSEEK_V3, "Qwen3-235B-A22B": QWEN3_235B}
 _FILE = Path(__file__).with_name("published.toml")
 

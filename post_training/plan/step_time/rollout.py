@@ -118,7 +118,7 @@ def _draw(rollout: _Rollout, lengths: NDArray[np.float64]) -> list[tuple[float, 
     begins = _starts(lengths, rollout.slots)
     starts, ends = begins.ravel(), (begins + lengths).ravel()
     rank_of = np.repeat(np.arange(rollout.ranks), lengths.shape[1])
-    total, checked, found = float(ends.max()), 0, []
+    total, checked, found = float(ends.max()), 0.0, []
     for index in range(_MOMENTS):
         step = (index + 0.5) / _MOMENTS * total
         running = (starts <= step) & (step < ends)
