@@ -195,7 +195,7 @@ def test_the_document_shows_what_the_model_says(document: Path):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_document_says_what_other_choices_would_give(document: Path):
-    """Of the masks, agreements and likeness that no published page gives, what each would make of the four gains."""
+    """No page gives masks, agreements or likeness: each document says what another choice would make of the gains."""
 
     def gains(constants=None, **changes):
         changed = [(replace(row.job, **changes), replace(row.slower, **changes)) for row in GAINS]
