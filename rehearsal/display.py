@@ -147,6 +147,12 @@ def format_duration(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
+def _step_seconds(summary: Mapping[str, Any]) -> str:
+    """Of whole steps, and without saving and validation where those took time."""
+    whole, training = (_shown(summary[name], ".2f") for name in ("step_seconds", "step_seconds_training"))
+    return whole if whole == training else f"{whole}, {training} without saving and validation"
+
+
 def print_summary(console: Console, summary: Mapping[str, Any], output: Path) -> None:
     """Prints the end of a successful run."""
     stages = {name: value for name, value in summary["stage_seconds"].items() if value is not None}
@@ -155,7 +161,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], output: Path) ->
     rows = {
         "reward": f"{_shown(summary['reward_first'], '.3f')} -> {_shown(summary['reward_last'], '.3f')} (means of the "
         "first and the last 5 steps)",
-        "seconds a step": f"{_shown(summary['step_seconds'], '.2f')}: "
+        "seconds a step": f"{_step_seconds(summary)}: "
         + ", ".join(f"{name} {value:.2f}" for name, value in stages.items()),
         "start-up": f"{_shown(summary['startup_s'], '.1f')} s from the command to the first step",
         "weights": exact[summary["weights_exact"]],

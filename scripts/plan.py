@@ -27,7 +27,7 @@ from post_training.plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch  # no
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import JobPlan, Machine, describe, make_job_plan  # noqa: E402
 from post_training.plan.step_time.configured import read_cluster, step_job  # noqa: E402
-from post_training.plan.step_time.job import Cluster, StepJob  # noqa: E402
+from post_training.plan.step_time.job import SPREAD, Cluster, StepJob  # noqa: E402
 from post_training.plan.step_time.picture import draw_time  # noqa: E402
 from post_training.plan.step_time.text import describe_time, time_figures  # noqa: E402
 from verl_patches.trainer.configuration_checks.values import resolved  # noqa: E402
@@ -71,14 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--emulated", action="store_true", help="dies of the emulated NPU: no HCCL buffers, no CANN")
     parser.add_argument("--json", action="store_true", help="print bytes of a die, or with --time seconds, as JSON")
-    parser.add_argument(
-        "--time",
-        action="store_true",
-        help="instead, the seconds of a step on the dies of --cluster, modelled from published figures",
-    )
-    parser.add_argument("--prompt-tokens", type=float, default=78, help="mean of a prompt (default: %(default)s)")
-    parser.add_argument("--response-tokens", type=float, help="mean of a response (default: as long as allowed)")
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="with --time: draw where a step goes")
+    _add_time_options(parser)
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     try:
@@ -96,6 +89,24 @@ def main(arguments: list[str] | None = None) -> int:
     text = describe_fsdp(plan) if isinstance(plan, FsdpPlan) else describe(plan)
     print(json.dumps(plan.device_figures(), indent=1) if options.json else text)
     return 1 if plan.problems() else 0
+
+
+def _add_time_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--time",
+        action="store_true",
+        help="instead, the seconds of a step on the dies of --cluster, modelled from published figures",
+    )
+    parser.add_argument("--prompt-tokens", type=float, default=78, help="mean of a prompt (default: %(default)s)")
+    parser.add_argument("--response-tokens", type=float, help="mean of a response (default: as long as allowed)")
+    parser.add_argument(
+        "--response-spread",
+        type=float,
+        metavar="SIGMA",
+        help="standard deviation of the logarithm of a response's length, which is log-normal "
+        f"(default: {SPREAD:g}, as published for DeepScaleR)",
+    )
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="with --time: draw where a step goes")
 
 
 def make_plan(config: dict[str, Any], model: Mapping[str, Any], swaps: bool, machine: Machine) -> JobPlan | FsdpPlan:
@@ -155,7 +166,9 @@ def _time(options: argparse.Namespace) -> str:
     job, config = _job(options)
     model, cluster = read_model(options.model), read_cluster(options.cluster)
     response = options.response_tokens
-    lengths = options.prompt_tokens, config["data"]["max_response_length"] if response is None else response
+    spread = SPREAD if options.response_spread is None else options.response_spread
+    longest = config["data"]["max_response_length"]
+    lengths = options.prompt_tokens, longest if response is None else response, spread
 
     def job_on(dies: Cluster) -> StepJob:
         return step_job(config, job, model, dies, *lengths)

@@ -2,8 +2,9 @@
 """Prints the recipe's own table for runs, on any machine, beside the published rows and their conditions.
 
 Seconds by stage with the reshard apart from the rollout, tokens a second of a card and of a die, MFU, lengths. Figures
-are means of all steps but the first, which also compiles. verl's own perf/throughput is of a die, and its
-perf/mfu/actor is 0 on an A3. Exit codes: 0 done, 2 a folder that is no run, or has no step that ended.
+are means of all steps but the first, which also compiles. Tokens a second of the system are given twice: of whole
+steps, and of steps without their saving and validation. verl's own perf/throughput is of a die, and its perf/mfu/actor
+is 0 on an A3. Exit codes: 0 done, 2 a folder that is no run, or has no step that ended.
 """
 
 import argparse

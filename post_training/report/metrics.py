@@ -33,6 +33,8 @@ EXPERT_SETS_DIFFER, EXPERT_SETS_COMPARED = "rollout/expert_sets_differ", "rollou
 SKIPPED_UPDATES = ("actor/nonfinite_steps", "critic/nonfinite_steps")
 GENERATED_PROMPTS, TRAINED_PROMPTS = "sampling/generated_prompts", "sampling/trained_prompts"
 GROUPS_WITH_GRADIENT, TRUNCATED_SHARE = "sampling/groups_with_gradient", "sampling/truncated_share"
+# Inside verl's timer of a step, and no part of training: every so many steps it also validates and saves.
+ASIDE = ("timing_s/save_checkpoint", "timing_s/testing")
 UPDATE_SECONDS = STAGES["update"]
 PEAK_BYTES_PREFIX = "memory/peak_bytes/"
 ALLOCATED_BYTES_PREFIX = "memory/allocated_bytes/"
@@ -78,6 +80,15 @@ class StepRecord:
             if part is not None and whole is not None:
                 seconds[outer] = max(0.0, whole - part)
         return seconds
+
+    def aside_seconds(self) -> float:
+        """Seconds of this step in which it saved a checkpoint or validated; 0 for a step that did neither."""
+        return sum(self.metrics.get(name) or 0.0 for name in ASIDE)
+
+    def training_seconds(self) -> float | None:
+        """Seconds of this step without saving and validation; None where the step was not timed."""
+        step = self.metrics.get(STEP_SECONDS)
+        return None if step is None else max(0.0, step - self.aside_seconds())
 
 
 def read_records(path: Path) -> list[StepRecord]:

@@ -3,6 +3,7 @@
     rollout  = tokens of the responses / seconds of the rollout / cards
     training = tokens of prompts and responses / seconds of the update / cards
     system   = tokens of prompts and responses / seconds of the step / cards
+    trained  = the same with the seconds of the step without saving and validation
 
 For example the published row with true weights: 512 x 16 sequences of 77.8 + 1576.6 tokens in 859.68 s on 128 cards are
 13,552,845 / 859.68 / 128 = 123.16 tokens a second and card.
@@ -21,7 +22,8 @@ COLUMNS = ("rollout", "old_log_prob", "ref", "reward", "adv", "update", "reshard
 class StepFigures:
     """A step, or the mean of several. Tokens are means a sequence, seconds go by COLUMNS; None is not measured.
 
-    truncated: share of the responses that were cut at their greatest length.
+    truncated: share of the responses that were cut at their greatest length. aside: seconds of the total that went into
+    saving and validation.
     """
 
     sequences: int
@@ -30,6 +32,7 @@ class StepFigures:
     truncated: float | None
     seconds: Mapping[str, float | None]
     total: float
+    aside: float | None = None
 
     @property
     def tokens(self) -> float:
@@ -39,15 +42,20 @@ class StepFigures:
 
 @dataclass(frozen=True)
 class Rates:
-    """Tokens a second of one card or one die; None where the seconds were not measured or are 0."""
+    """Tokens a second of one card or one die; None where the seconds were not measured or are 0.
+
+    system: of whole steps. trained: of steps without their saving and validation.
+    """
 
     rollout: float | None
     training: float | None
     system: float | None
+    trained: float | None = None
 
     def over(self, parts: float) -> Rates:
         """Of one of so many equal parts."""
-        return Rates(*(None if rate is None else rate / parts for rate in (self.rollout, self.training, self.system)))
+        found = (self.rollout, self.training, self.system, self.trained)
+        return Rates(*(None if rate is None else rate / parts for rate in found))
 
 
 def rates(figures: StepFigures, units: float) -> Rates:
@@ -57,6 +65,7 @@ def rates(figures: StepFigures, units: float) -> Rates:
         rollout=_rate(responses, figures.seconds.get("rollout"), units),
         training=_rate(figures.tokens, figures.seconds.get("update"), units),
         system=_rate(figures.tokens, figures.total, units),
+        trained=None if figures.aside is None else _rate(figures.tokens, figures.total - figures.aside, units),
     )
 
 

@@ -82,11 +82,13 @@ def render(columns: Sequence[Column], peak: float, source: str) -> str:
     lines = [row("", lambda column: column.name), row("", lambda column: column.steps), "seconds"]
     for name, label in _SECONDS.items():
         lines.append(row(f"  {label}", partial(_seconds, name)))
+    lines.append(row("  saving and validation", lambda column: column.figures.aside))
     lines.append(row("  total", lambda column: column.figures.total))
     for unit in ("card", "die"):
         lines.append(f"tokens a second and {unit}")
         for name in ("rollout", "training", "system"):
             lines.append(row(f"  {name}", attrgetter(f"per_{unit}.{name}")))
+        lines.append(row("  system, training only", attrgetter(f"per_{unit}.trained")))
     lines += [
         row("MFU of the update, %", lambda column: None if column.mfu is None else 100 * column.mfu, 3),
         row("tokens in, mean", lambda column: column.figures.prompt_tokens, 1),
@@ -97,6 +99,7 @@ def render(columns: Sequence[Column], peak: float, source: str) -> str:
         "",
         f"MFU takes {peak:g} TFLOPS a die for dense BF16 ({source}).",
         "What is recomputed does not count as work. Offload etc. is the part of the total that no other line holds.",
+        "The total and system include saving and validation; training only leaves them out.",
     ]
     for column in columns:
         lines += ["", f"{column.name}:"]

@@ -114,10 +114,11 @@ def _figures(records: Sequence[StepRecord], sequences: int, folder: Path) -> Ste
         means[name] = fmean(values)
     seconds = {name: _mean(record.stage_seconds().get(name) for record in records) for name in COLUMNS[:-1]}
     # Offload is no summand: what moves does so at the beginning of a stage, within its seconds.
-    seconds["rest"] = max(0.0, means[STEP_SECONDS] - sum(value or 0.0 for value in seconds.values()))
+    aside = fmean(record.aside_seconds() for record in records)
+    seconds["rest"] = max(0.0, means[STEP_SECONDS] - aside - sum(value or 0.0 for value in seconds.values()))
     prompt, response = (means[name] for name in LENGTHS)
     truncated = _mean(record.metrics.get(TRUNCATED) for record in records)
-    return StepFigures(sequences, prompt, response, truncated, seconds, means[STEP_SECONDS])
+    return StepFigures(sequences, prompt, response, truncated, seconds, means[STEP_SECONDS], aside)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -112,7 +112,10 @@ _CURVES = (
     _Curves("Policy loss", "Of the update.", {"actor/pg_loss": "loss"}),
     _Curves("Learning rate", "Of the update.", {"actor/lr": "rate"}, zero=True),
     _Curves(
-        "Tokens a second", "Prompts and responses of a step, for each die.", {"perf/throughput": "tokens"}, zero=True
+        "Tokens a second",
+        "Prompts and responses of a step, for each die; steps that save or validate are slower.",
+        {"perf/throughput": "tokens"},
+        zero=True,
     ),
     _Curves(
         "Memory by phase",

@@ -74,12 +74,11 @@ def summarise(
 
     ``groups_with_gradient`` is the share of trained groups whose rewards differ, a mean over the last steps;
     ``generated_prompts`` and ``trained_prompts`` are totals of the run, ``truncated_share`` is of the trained answers.
-    ``stage_seconds`` are means a step over all steps but the first, which also compiles and fills caches (over the
-    first where it is the only one). ``overlay`` is the overlay's own report (applied, pending, effective) with
-    the patches that ran (executed);
-    ``emulator`` are the meters of the emulated NPU (see meters.py), which count every collective; the overlay counts
-    only its own. ``driver_bytes_per_sample`` is what the driver serializes for workers in a step, and ``start_skew_s``
-    by stage how long after the first rank the last begins it: both are means over the same steps as ``stage_seconds``.
+    ``stage_seconds``, ``step_seconds`` of whole steps and ``step_seconds_training`` without saving and validation are
+    means over all steps but the first, which also compiles (over the first where it is the only one). ``overlay`` is
+    the overlay's own report (applied, pending, effective) with the patches that ran (executed); ``emulator`` are the
+    meters of the emulated NPU, which count every collective; the overlay counts only its own. Means over the same
+    steps are ``driver_bytes_per_sample``, which the driver serializes for workers, and ``start_skew_s``, by stage.
     """
     records = training_steps(records)
     rewards = _values(records, REWARD)
@@ -100,6 +99,7 @@ def summarise(
         "trained_prompts": _total(_values(records, TRAINED_PROMPTS)),
         "truncated_share": _mean(_values(records, TRUNCATED_SHARE)),
         "step_seconds": _mean(_values(steady, STEP_SECONDS)),
+        "step_seconds_training": _mean(_known(record.training_seconds() for record in steady)),
         "stage_seconds": _mean_stages(steady),
         "rollout_logprob_diff_max": _highest(records, LOGPROB_DIFFERENCE),
         "expert_sets_differ": _highest(records, EXPERT_SETS_DIFFER),
@@ -132,6 +132,10 @@ def moving_means(values: Sequence[float], window: int) -> list[float]:
 def _values(records: Iterable[StepRecord], name: str) -> list[float]:
     """The finite values of a metric; a step whose value was not finite holds None."""
     return [value for record in records if (value := record.metrics.get(name)) is not None]
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _total(values: Sequence[float]) -> int | None:

@@ -71,8 +71,11 @@ class OfRuns:
 
 
 def tokens_a_second(folder: Path) -> float:
-    """Of prompts and responses, of the whole job: the mean of all steps but the first, which also compiles."""
-    rate = rates(read_run(folder).figures, 1).system
+    """Of prompts and responses, of the whole job: the mean of all steps but the first, which also compiles.
+
+    Seconds of saving and validation do not count: settings do not change them, and not every trial has as many.
+    """
+    rate = rates(read_run(folder).figures, 1).trained
     return float("nan") if rate is None else rate
 
 

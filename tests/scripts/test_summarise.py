@@ -90,7 +90,8 @@ def test_a_run_like_the_published_one_has_the_published_columns(tmp_path, capsys
     seconds = found["figures"]["seconds"]
     assert seconds == pytest.approx(true["figures"]["seconds"], abs=0.03)
     assert sum(seconds.values()) == pytest.approx(found["figures"]["total"])
-    assert found["per_card"] == pytest.approx({"rollout": 270.05, "training": 331.6, "system": 123.16}, abs=0.05)
+    system = {"system": 123.16, "trained": 123.16}
+    assert found["per_card"] == pytest.approx({"rollout": 270.05, "training": 331.6, **system}, abs=0.05)
     assert found["per_die"] == pytest.approx({name: rate / 2 for name, rate in found["per_card"].items()})
     # What verl prints: the rate of a die, and no MFU.
     assert found["per_die"]["system"] == pytest.approx(metrics(TRUE_WEIGHTS)["perf/throughput"])
@@ -101,6 +102,20 @@ def test_a_run_like_the_published_one_has_the_published_columns(tmp_path, capsys
         "4 layers of a stage recomputed",
         "20.00 s of moving tensors to and from the host are part of the stages",
     ]
+
+
+def test_saving_and_validation_are_told_apart(tmp_path, capsys):
+    """One of two steps validates for 200 s and saves for 100 s, inside verl's timer of the step."""
+    longer = {"timing_s/testing": 200.0, "timing_s/save_checkpoint": 100.0}
+    longer["timing_s/step"] = TRUE_WEIGHTS.figures.total + 300.0
+    run = write_run(tmp_path / "run", metrics(TRUE_WEIGHTS), metrics(TRUE_WEIGHTS, **longer), metrics(TRUE_WEIGHTS))
+    found, true, _ = columns(capsys, str(run))
+    figures, total = found["figures"], TRUE_WEIGHTS.figures.total
+    assert figures["aside"] == pytest.approx(150.0) and figures["total"] == pytest.approx(total + 150.0)
+    assert figures["seconds"]["rest"] == pytest.approx(true["figures"]["seconds"]["rest"], abs=0.03)
+    assert found["per_card"]["trained"] == pytest.approx(123.16, abs=0.01)
+    assert found["per_card"]["system"] == pytest.approx(123.16 * total / (total + 150.0), abs=0.01)
+    assert true["figures"]["aside"] is None and true["per_card"]["trained"] is None
 
 
 def test_one_step_and_several_runs(tmp_path, capsys):

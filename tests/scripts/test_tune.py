@@ -33,6 +33,7 @@ from rehearsal.tiny_model.architecture import TINY_MODELS
 from scripts.tune import main
 from scripts.tuning.objectives import OfRuns, tokens_a_second
 from scripts.tuning.subject import describe_rehearsal
+from tests.scripts.test_summarise import TRUE_WEIGHTS, metrics, write_run
 from tests.scripts.tuned_training import MICRO, SHARE
 from verl_patches.trainer.own_ray.processes import wait_until
 
@@ -50,6 +51,15 @@ SPACE = (
     Choice(SEQUENCES, tuple({SEQUENCES: number} for number in (8, 16, 32, 64, 128))),
 )
 EVERYTHING = [{**micro, **layout, **last} for micro, layout, last in product(*(each.options for each in SPACE))]
+
+
+def test_saving_does_not_slow_a_setting_down(tmp_path):
+    saved = metrics(
+        TRUE_WEIGHTS, **{"timing_s/save_checkpoint": 60.0, "timing_s/step": TRUE_WEIGHTS.figures.total + 60}
+    )
+    plain = write_run(tmp_path / "plain", *[metrics(TRUE_WEIGHTS)] * 3)
+    saving = write_run(tmp_path / "saving", *[metrics(TRUE_WEIGHTS)] * 2, saved)
+    assert tokens_a_second(saving) == pytest.approx(tokens_a_second(plain))
 
 
 def speed(settings):

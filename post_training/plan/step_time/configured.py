@@ -8,9 +8,10 @@ from typing import Any
 
 from post_training.environment_files import read_environment
 from post_training.plan.job import Job
-from post_training.plan.step_time.job import OPTIMIZATIONS, Cluster, StepJob
+from post_training.plan.step_time.job import OPTIMIZATIONS, SPREAD, Cluster, StepJob
 
 MOST_DIES = 4096
+MOST_SPREAD = 3.0
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -39,14 +40,16 @@ def step_job(
     cluster: Cluster,
     prompt_tokens: float,
     response_tokens: float,
+    spread: float = SPREAD,
 ) -> StepJob:
     """The job's step on a cluster: with more dies data parallelism grows, and what does not fit shrinks.
 
     config, model: verl's resolved configuration and the model's config.json, which `job` was read from.
-    prompt_tokens, response_tokens: means of a sequence.
+    prompt_tokens, response_tokens: means of a sequence. spread: standard deviation of the logarithm of an answer's
+    length.
 
     Raises:
-        ValueError: the means lie beyond what the configuration allows, or a critic is trained, which is not modelled.
+        ValueError: the lengths lie beyond what the configuration allows, or a critic is trained, which is not modelled.
     """
     if job.critic is not None:
         raise ValueError(
@@ -55,11 +58,7 @@ def step_job(
         )
     overlay, data = config["actor_rollout_ref"]["overlay"], config["data"]
     longest = data["max_response_length"]
-    if not 0 <= prompt_tokens <= job.sequence_tokens or not 0 < response_tokens <= longest:
-        raise ValueError(
-            f"--prompt-tokens {prompt_tokens:g} and --response-tokens {response_tokens:g} must lie within "
-            f"{job.sequence_tokens} and {longest} tokens, which the configuration allows"
-        )
+    _check_lengths(job, longest, prompt_tokens, response_tokens, spread)
     agreed, recomputation = overlay["dp_sync"], job.recomputation
     pp, tp = min(job.train.pp, cluster.dies), min(job.rollout.tp, cluster.dies)
     sizes, without = _graphs(config, job)
@@ -75,6 +74,9 @@ def step_job(
         engine_sequences=job.engine_sequences,
         graph_sizes=sizes,
         rebalanced=overlay["rollout_rebalance"]["enabled"],
+        rebalance_every=agreed["lease_steps"],
+        samples=config["actor_rollout_ref"]["rollout"]["n"],
+        spread=spread,
         pp=pp,
         dp=max(1, cluster.dies // (job.train.tp * pp)),
         micro=job.micro_update,
@@ -88,6 +90,20 @@ def step_job(
         a_forward=1 / agreed["lease_steps"] if agreed["enabled"] else 2,
         without=without,
     )
+
+
+def _check_lengths(job: Job, longest: int, prompt_tokens: float, response_tokens: float, spread: float) -> None:
+    """Raises ValueError for means beyond the limits of the configuration, or a spread that no lengths have."""
+    if not 0 <= prompt_tokens <= job.sequence_tokens or not 0 < response_tokens <= longest:
+        raise ValueError(
+            f"--prompt-tokens {prompt_tokens:g} and --response-tokens {response_tokens:g} must lie within "
+            f"{job.sequence_tokens} and {longest} tokens, which the configuration allows"
+        )
+    if not 0 <= spread <= MOST_SPREAD:
+        raise ValueError(
+            f"--response-spread={spread:g} is invalid: a spread lies between 0 and {MOST_SPREAD:g}. Set it to "
+            f"{SPREAD:g} or to that of your answers."
+        )
 
 
 def _graphs(config: Mapping[str, Any], job: Job) -> tuple[tuple[int, ...], tuple[str, ...]]:

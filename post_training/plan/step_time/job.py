@@ -15,6 +15,11 @@ DataPath = Literal["driver", "shared", "dies"]
 OPTIMIZATIONS = ("graphs", "transpose and cumsum", "streams", "exchange", "KV cache in NZ")
 """The recipe's, of a decode step: its sections 6.1, 6.5, 6.2, 6.3 and 6.4."""
 BFLOAT16 = 2
+SPREAD = 0.6
+"""Of the logarithm of an answer's length. LONG (see published.toml) draws 256 answers of a rank (2.1) and 6520 of a
+step (3.2) of Qwen3-235B to DeepScaleR: 0.65 and 0.57. DeepSeek-V3's to OpenR1-Math have 1.05 (its picture in 2.3.1)."""
+ALIKE = 0.7
+"""Chosen, to one digit, on the published gain of samples on many ranks over samples side by side (LONG 2.3.3)."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,12 @@ class StepJob:
     are recomputed. old_log_prob: it has a forward of its own. balanced: every expert gets as many tokens. data: how
     batches reach the ranks. agreements: the back-end of agreements between rollout ranks; a_forward: how many a decode
     step has. without: those of OPTIMIZATIONS that are off.
+
+    Lengths of answers are log-normal and cut at `longest`. spread: standard deviation of their logarithm. alike: the
+    share of its square that the samples of a prompt have in common. samples: answers of a prompt, which lie on one
+    rank, or on different ones if `interleaved`. rebalance_every: decode steps between two looks at what should change
+    ranks. empty_rows_routed: rows of a graph without a sequence go to experts like tokens, all to the same ones, as in
+    vLLM-Ascend before its pull request 1642 of July 2025.
     """
 
     model: Mapping[str, Any]
@@ -49,6 +60,12 @@ class StepJob:
     engine_sequences: int = 64
     graph_sizes: tuple[int, ...] = (64,)
     rebalanced: bool = False
+    rebalance_every: int = 16
+    empty_rows_routed: bool = False
+    samples: int = 16
+    spread: float = SPREAD
+    alike: float = ALIKE
+    interleaved: bool = False
     pp: int = 8
     dp: int = 8
     micro: int = 1

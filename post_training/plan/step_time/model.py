@@ -5,32 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from math import log2
+from math import isclose, log2
 from typing import Any
 
-from post_training.plan.step_time.job import Cluster, StepJob, weights_of
+from post_training.plan.step_time.job import BFLOAT16, Cluster, StepJob, weights_of
 from post_training.plan.step_time.published import PUBLISHED_CLUSTER, Given, Row, given, rows
-from post_training.plan.step_time.rollout import Moment, decode_moments
+from post_training.plan.step_time.rollout import Moment, answers, decode_moments
 from post_training.report.flops import FORWARD_AND_BACKWARD, PEAK, forward_flops
 
 STAGES = ("rollout", "old_log_prob", "ref", "reward", "update", "reshard", "offload")
 PUBLISHED_LAYERS = 61
 Parts = Mapping[str, float]
 _INT64, _FLOAT32 = 8, 4
+_PASSES = 200
 
 
 @dataclass(frozen=True)
 class Constants:
     """Given ones, and those that are fitted on rows of published.toml, which name them.
 
-    layer: seconds of a layer in a decode step that its bytes and FLOPs do not explain. ref_flops, update_flops: FLOPs a
-    second and die. *_imbalance: how much longer a stage takes where experts are not balanced. reshard_of_layer: seconds
-    of a layer that links do not explain. offload_bytes: a second and die, between device and host. reward_of_token: a
-    second for a response token. driver_bytes: that the driver hands to workers in a second.
+    layer, row: seconds of a layer in a decode step, and of a layer for each row of the graph, that bytes and FLOPs do
+    not explain, with multi-head latent attention. grouped_layer, grouped_row: the same with grouped queries, the host's
+    work included; grouped_cache: how much longer reading the cache takes there than memory needs. ref_flops,
+    update_flops: FLOPs a second and die. *_imbalance: how much longer a stage takes where experts are not balanced.
+    reshard_of_layer: seconds of a layer that links do not explain. offload_bytes: a second and die, between device and
+    host. reward_of_token: a second for a response token. driver_bytes: that the driver hands to workers in a second.
     """
 
     given: Given
     layer: float = 0.0
+    row: float = 0.0
+    grouped_layer: float = 0.0
+    grouped_row: float = 0.0
+    grouped_cache: float = 0.0
     ref_flops: float = float("inf")
     update_flops: float = float("inf")
     ref_imbalance: float = 1.0
@@ -56,6 +63,8 @@ def step_parts(job: StepJob, cluster: Cluster, constants: Constants | None = Non
 
 
 def _parts(stage: str, job: StepJob, cluster: Cluster, found: Constants) -> Parts:
+    if stage == "decode step":
+        return _decode(job, cluster, found)
     if stage == "rollout":
         return _rollout(job, cluster, found)
     if stage == "reward":
@@ -77,22 +86,32 @@ def fitted() -> Constants:
 
 
 def fit(known: Given) -> Constants:
-    """Each row gives one constant: the one with which the model meets it, all others being what they are by then."""
-    found = Constants(known)
-    for row in rows():
-        if row.use == "fitted":
+    """Each fitted row gives one constant: the one with which the model meets it, all others being what they are.
+
+    Several decide the same rollouts, so rows are gone through until no constant changes.
+    """
+    found, given_by = Constants(known), [row for row in rows() if row.use == "fitted"]
+    for _ in range(_PASSES):
+        before = found
+        for row in given_by:
             found = _with(found, row.fits, _solve(row, found))
+        if all(isclose(getattr(found, row.fits), getattr(before, row.fits), rel_tol=1e-9) for row in given_by):
+            break
     return found
 
 
 def modelled(row: Row, constants: Constants | None = None) -> float:
-    """The figure of a row as the model has it: seconds, or tokens a second and card."""
-    found, cluster = constants or fitted(), PUBLISHED_CLUSTER
+    """The figure of a row as the model has it: seconds, tokens a second and card, or a ratio of seconds."""
+    found, cluster = constants or fitted(), row.cluster
     if row.of.startswith("skew of "):
         return _skew(row.job, cluster, found, row.of.removeprefix("skew of "))
     if row.of == "step rate":
         return step_rate(row.job, cluster, step_seconds(row.job, cluster, found))
-    seconds = sum(_parts(row.of.removesuffix(" rate"), row.job, cluster, found).values())
+    seconds = sum(_parts(row.of.removesuffix(" rate").removesuffix(" gain"), row.job, cluster, found).values())
+    if row.slower is not None:
+        return sum(_parts("rollout", row.slower, cluster, found).values()) / seconds
+    if row.of == "decode step":
+        return seconds / answers(row.job, cluster).steps
     return row.job.sequences * row.job.longest / seconds / (cluster.dies / 2) if row.of == "rollout rate" else seconds
 
 
@@ -112,37 +131,62 @@ def _solve(row: Row, found: Constants) -> float:
     A cost is a factor of what it adds. A rate divides what it adds, which is nothing while it is infinite. An imbalance
     is a factor of all but the skew.
     """
-    without = modelled(row, found)
+    neutral: float = getattr(Constants, row.fits)  # its default
+    without = modelled(row, _with(found, row.fits, neutral))
     if row.fits.endswith("imbalance"):
-        skew = _skew(row.job, PUBLISHED_CLUSTER, found, row.of)
+        skew = _skew(row.job, row.cluster, found, row.of)
         return (row.value - skew) / (without - skew)
     one = modelled(row, _with(found, row.fits, 1.0)) - without
     rest = row.value - without
-    return rest / one if getattr(found, row.fits) == 0 else one / rest
+    return rest / one if neutral == 0 else one / rest
 
 
 def _rollout(job: StepJob, cluster: Cluster, found: Constants) -> Parts:
+    """Prompts aside, a mean over draws of the answers' lengths."""
+    prompts = job.sequences * forward_flops(job.model, job.prompt_tokens) / cluster.dies
+    return {**_decode(job, cluster, found), "prompts": prompts / found.ref_flops}
+
+
+def _decode(job: StepJob, cluster: Cluster, found: Constants) -> Parts:
+    """A graph costs what its rows cost, whether or not a sequence is in them."""
     known, sizes = found.given, job.sizes
     moments = decode_moments(job, cluster)
     steps = sum(moment.steps for moment in moments)
-    prompts = job.sequences * forward_flops(job.model, job.prompt_tokens) / cluster.dies
+    rows = sum(moment.steps * moment.slots for moment in moments)
+    layer, row = (found.layer, found.row) if sizes.mla else (found.grouped_layer, found.grouped_row)
+    # With grouped queries nothing published tells the host's work from the operators', and the constants hold both.
+    scheduling = rows / known.scheduling_rows * known.scheduling if sizes.mla else 0.0
     return {
-        "operators and their launches": steps * sizes.layers * found.layer,
+        "operators and their launches": steps * sizes.layers * layer,
+        "rows of the graphs": rows * sizes.layers * row,
+        "rows without a sequence, at experts": sum(
+            moment.steps * _routed(job, cluster, known, moment) for moment in moments
+        ),
         "optimizations that are off": steps * _slower(job, known),
-        "reading weights and cache": sum(moment.steps * _read(job, known, moment) for moment in moments),
-        "scheduling": steps * known.scheduling,
+        "reading weights and cache": sum(moment.steps * _read(job, found, moment) for moment in moments),
+        "scheduling": scheduling,
         "agreements": steps * _agreement(job, cluster, known),
-        "prompts": prompts / found.ref_flops,
     }
 
 
-def _read(job: StepJob, known: Given, moment: Moment) -> float:
+def _routed(job: StepJob, cluster: Cluster, known: Given, moment: Moment) -> float:
+    """Rows without a sequence are alike and choose the same experts, whose dies receive them all over one link."""
+    sizes = job.sizes
+    if not (job.empty_rows_routed and sizes.experts):
+        return 0.0
+    models = max(1, cluster.dies // job.rollout_ep)
+    there_and_back = 2 * moment.empty / models * sizes.hidden * BFLOAT16
+    return (sizes.layers - sizes.dense_layers) * there_and_back / known.link_bytes_a_second
+
+
+def _read(job: StepJob, found: Constants, moment: Moment) -> float:
     """A die reads its weights once a step, or computes, whichever takes longer, and reads its cache."""
-    sizes, slots = job.sizes, moment.slots
+    known, sizes, slots = found.given, job.sizes, moment.slots
     weights = weights_of(sizes).in_rollout(job) / known.die_bytes_a_second
     computing = 2 * sizes.weights_met * slots / job.rollout_tp / (PEAK.teraflops * 1e12)
-    cache_bytes = moment.cached_tokens * sizes.cache(job.rollout_tp) * sizes.layers * 2
-    return max(weights, computing) + cache_bytes / known.die_bytes_a_second
+    cache_bytes = moment.cached_tokens * sizes.cache(job.rollout_tp) * sizes.layers * BFLOAT16
+    longer = 1.0 if sizes.mla else found.grouped_cache
+    return max(weights, computing) + longer * cache_bytes / known.die_bytes_a_second
 
 
 def _slower(job: StepJob, known: Given) -> float:

@@ -9,11 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from post_training.models.qwen3_moe import FAMILY as QWEN3_MOE
 from post_training.plan.step_time.job import Cluster, StepJob
 from post_training.report.published import CARDS, DEEPSEEK_V3
 
-Use = Literal["fitted", "held out", "repeated", "missed"]
+Use = Literal["fitted", "held out", "repeated", "missed", "beside"]
 PUBLISHED_CLUSTER = Cluster(dies=2 * CARDS)
+QWEN3_235B: Mapping[str, Any] = {**QWEN3_MOE.published["qwen3-235b-a22b"], "model_type": "qwen3_moe"}
+_MODELS = {"DeepSeek-V3": DEEPSEEK_V3, "Qwen3-235B-A22B": QWEN3_235B}
 _FILE = Path(__file__).with_name("published.toml")
 
 
@@ -28,6 +31,7 @@ class Given:
     agreement_gloo: float
     agreement_hccl: float
     scheduling: float
+    scheduling_rows: float
     graph_of_layer: float
     transpose_of_layer: float
     streams: float
@@ -39,7 +43,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Row:
-    """One published figure, and the job that it was measured with on 256 dies."""
+    """One published figure, and the job and the dies that it was measured with. slower: the job that a gain is over."""
 
     name: str
     use: Use
@@ -47,6 +51,8 @@ class Row:
     value: float
     source: str
     job: StepJob
+    cluster: Cluster = PUBLISHED_CLUSTER
+    slower: StepJob | None = None
     fits: str = ""
     why: str = ""
 
@@ -59,21 +65,24 @@ def given() -> Given:
 
 @cache
 def rows() -> tuple[Row, ...]:
-    return tuple(
-        Row(
-            **{key: value for key, value in row.items() if key not in ("conditions", "changes")},
-            job=published_job(row["conditions"], row.get("changes", {})),
-        )
-        for row in _read()["rows"]
-    )
+    return tuple(_row(row) for row in _read()["rows"])
+
+
+def _row(row: Mapping[str, Any]) -> Row:
+    values = {key: value for key, value in row.items() if key not in ("conditions", "changes", "slower")}
+    conditions, dies = row["conditions"], _read()["conditions"][row["conditions"]].get("dies", PUBLISHED_CLUSTER.dies)
+    slower = published_job(conditions, row["slower"]) if "slower" in row else None
+    job = published_job(conditions, row.get("changes", {}))
+    return Row(**values, job=job, cluster=Cluster(dies), slower=slower)
 
 
 def published_job(conditions: str, changes: Mapping[str, Any] | None = None) -> StepJob:
-    """The job of the published rows with `random` or `true` weights, with some fields changed."""
+    """The job of published rows, by the name of their conditions, with some fields changed."""
     values = _read()["conditions"][conditions] | dict(changes or {})
-    if "without" in values:
-        values |= {"without": tuple(values["without"])}
-    return StepJob(model=DEEPSEEK_V3, **values)
+    values |= {key: tuple(values[key]) for key in ("without", "graph_sizes") if key in values}
+    model = _MODELS[values.pop("model", "DeepSeek-V3")]
+    values.pop("dies", None)
+    return StepJob(model=model, **values)
 
 
 @cache

@@ -3,75 +3,165 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from post_training.plan.rebalance import bucket
+from post_training.plan.rebalance import bucket, rebalance
 from post_training.plan.step_time.job import Cluster, StepJob
 
 _MOMENTS = 128
-_GOLDEN = 0.6180339887498949
+_DRAWS = 8
+_HALVINGS = 60
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Decode steps that are alike. slots: size of the graph that all ranks run. cached_tokens: of the rank that has
-    most of them."""
+    """Decode steps in graphs of one size, with means over them.
+
+    slots: rows of the graph that all ranks run. cached_tokens: of the rank that has most of them. empty: rows of all
+    ranks without a sequence: padding of a graph, and the dummy batches of ranks that have finished.
+    """
 
     steps: float
     slots: int
     cached_tokens: float
+    empty: float
 
 
-def decode_moments(job: StepJob, cluster: Cluster) -> list[Moment]:
-    """The decode steps of a rollout from first to last, in 128 parts."""
-    ranks = job.rollout_ranks(cluster)
-    lengths = _lengths(job, ranks)
-    starts = _starts(lengths, job.engine_sequences)
-    ends = starts + lengths
-    total = float(ends.max())
-    sizes = sorted({*job.graph_sizes, job.engine_sequences})
+@dataclass(frozen=True)
+class Answers:
+    """What is known of the lengths of a rollout's answers: means over draws.
+
+    at_limit: share of the answers that reach the limit. first_rank_ends: after which share of the decode steps the
+    first rank has none left. steps: from the first to the last.
+    """
+
+    at_limit: float
+    first_rank_ends: float
+    steps: float
+
+
+@dataclass(frozen=True)
+class _Rollout:
+    """The part of a job that decides its decode steps."""
+
+    ranks: int
+    sequences: int
+    samples: int
+    prompt_tokens: float
+    response_tokens: float
+    spread: float
+    alike: float
+    longest: int
+    slots: int
+    sizes: tuple[int, ...]
+    every: int
+    interleaved: bool
+
+
+def decode_moments(job: StepJob, cluster: Cluster) -> tuple[Moment, ...]:
+    """The decode steps of a rollout by graph size, largest first; a mean over draws of lengths."""
+    return _moments(_rollout(job, cluster))
+
+
+def answers(job: StepJob, cluster: Cluster) -> Answers:
+    """The lengths with which `decode_moments` reckons."""
+    rollout = _rollout(job, cluster)
     found = []
+    for draw in range(_DRAWS):
+        lengths = _lengths(rollout, draw)
+        ends = (_starts(lengths, rollout.slots) + lengths).max(axis=1)
+        # A factor found by bisection may leave what is cut by a rounding error below the limit.
+        cut = lengths > job.longest * (1 - 1e-9)
+        found.append((cut.mean(), ends.min() / ends.max(), ends.max()))
+    return Answers(*(float(value) for value in np.mean(found, axis=0)))
+
+
+def _rollout(job: StepJob, cluster: Cluster) -> _Rollout:
+    return _Rollout(
+        ranks=job.rollout_ranks(cluster),
+        sequences=job.sequences,
+        samples=job.samples,
+        prompt_tokens=job.prompt_tokens,
+        response_tokens=job.response_tokens,
+        spread=job.spread,
+        alike=job.alike,
+        longest=job.longest,
+        slots=job.engine_sequences,
+        sizes=tuple(sorted({*job.graph_sizes, job.engine_sequences})),
+        every=job.rebalance_every if job.rebalanced else 0,
+        interleaved=job.interleaved,
+    )
+
+
+@lru_cache(maxsize=256)
+def _moments(rollout: _Rollout) -> tuple[Moment, ...]:
+    """One list for all draws: steps by slots, and cached tokens and empty rows weighted by steps."""
+    totals: dict[int, NDArray[np.float64]] = {}
+    for draw in range(_DRAWS):
+        for steps, slots, cached, empty in _draw(rollout, _lengths(rollout, draw)):
+            one = np.array([steps, steps * cached, steps * empty]) / _DRAWS
+            totals[slots] = totals.get(slots, np.zeros(3)) + one
+    return tuple(
+        Moment(float(steps), slots, float(cached / steps), float(empty / steps))
+        for slots, (steps, cached, empty) in sorted(totals.items(), reverse=True)
+    )
+
+
+def _draw(rollout: _Rollout, lengths: NDArray[np.float64]) -> list[tuple[float, int, float, float]]:
+    """(steps, slots, cached tokens of the fullest rank, empty rows) of 128 equal parts of a rollout.
+
+    Unfinished sequences change ranks as `rebalance` says, every so many steps and not before all have begun.
+    """
+    begins = _starts(lengths, rollout.slots)
+    starts, ends = begins.ravel(), (begins + lengths).ravel()
+    rank_of = np.repeat(np.arange(rollout.ranks), lengths.shape[1])
+    total, checked, found = float(ends.max()), 0.0, []
     for index in range(_MOMENTS):
         step = (index + 0.5) / _MOMENTS * total
         running = (starts <= step) & (step < ends)
-        counts = running.sum(axis=1)
-        most = -(-int(counts.sum()) // ranks) if job.rebalanced else int(counts.max())
-        cached = (running * (job.prompt_tokens + step - starts)).sum(axis=1)
-        found.append(Moment(total / _MOMENTS, bucket(most, sizes), float(cached.max())))
+        counts = np.bincount(rank_of[running], minlength=rollout.ranks)
+        if rollout.every and step // rollout.every > checked and step >= starts.max():
+            checked = step // rollout.every
+            for move in rebalance(counts.tolist(), rollout.sizes):
+                moved = np.flatnonzero(running & (rank_of == move.source))[-move.sequences :]
+                rank_of[moved] = move.target
+            counts = np.bincount(rank_of[running], minlength=rollout.ranks)
+        slots = bucket(int(counts.max()), rollout.sizes)
+        ages = rollout.prompt_tokens + step - starts[running]
+        cached = np.bincount(rank_of[running], weights=ages, minlength=rollout.ranks).max()
+        found.append((total / _MOMENTS, slots, float(cached), float(rollout.ranks * slots - counts.sum())))
     return found
 
 
-def _lengths(job: StepJob, ranks: int) -> NDArray[np.float64]:
-    """(ranks, sequences of a rank): exponential with the job's mean, cut at its longest, the same at every call."""
-    each = max(1, -(-job.sequences // ranks))
-    place = (np.arange(ranks * each) * _GOLDEN + 0.5) % 1.0
-    return _quantiles(place, job.response_tokens / job.longest).reshape(ranks, each) * job.longest
+def _lengths(rollout: _Rollout, draw: int) -> NDArray[np.float64]:
+    """(ranks, sequences of a rank): log-normal, cut at the limit, with exactly the mean that was asked for.
+
+    The samples of a prompt share a part of what makes an answer long. verl repeats prompts one beside the other, so
+    all samples of a prompt lie on one rank; `interleaved` repeats the whole batch instead. The same at every call.
+    """
+    each = max(1, -(-rollout.sequences // rollout.ranks))
+    number = rollout.ranks * each
+    random = np.random.default_rng(draw)
+    prompts = -(-number // rollout.samples)
+    prompt = random.standard_normal((prompts, 1))
+    sample = random.standard_normal((prompts, rollout.samples))
+    normal = np.sqrt(rollout.alike) * prompt + np.sqrt(1 - rollout.alike) * sample
+    placed = (normal.T if rollout.interleaved else normal).ravel()[:number]
+    return _with_mean(rollout.spread * placed, rollout.response_tokens, rollout.longest).reshape(rollout.ranks, each)
 
 
-def _quantiles(place: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
-    """Of the exponential distribution on [0, 1] with this mean; with 0.5 it is the uniform one."""
-    if mean >= 0.999:
-        return np.ones_like(place)
-    low, high = -1000.0, 1000.0
-    for _ in range(100):
-        rate = (low + high) / 2
-        low, high = (rate, high) if _mean(rate) > mean else (low, rate)
-    if abs(rate) < 1e-6:
-        return place
-    # From 1, or from 0, whichever keeps the exponential small.
-    if rate < 0:
-        return 1 + np.log(1 - (1 - place) * -np.expm1(rate)) / -rate
-    return -np.log(1 - place * -np.expm1(-rate)) / rate
-
-
-def _mean(rate: float) -> float:
-    """Of density ~ exp(-rate x) on [0, 1]."""
-    if abs(rate) < 1e-6:
-        return 0.5
-    return 1 - _mean(-rate) if rate < 0 else 1 / rate - exp(-rate) / -np.expm1(-rate)
+def _with_mean(deviations: NDArray[np.float64], mean: float, longest: int) -> NDArray[np.float64]:
+    """exp(deviation) times one factor, cut at `longest`, whose mean is `mean`; the factor is found by bisection."""
+    low, high = -50.0, np.log(longest) - deviations.min()
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        short = np.minimum(np.exp(middle + deviations), longest).mean() < mean
+        low, high = (middle, high) if short else (low, middle)
+    cut: NDArray[np.float64] = np.minimum(np.exp(high + deviations), longest)
+    return cut
 
 
 def _starts(lengths: NDArray[np.float64], slots: int) -> NDArray[np.float64]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from post_training.plan.step_time.job import Cluster, StepJob
+from post_training.plan.step_time.job import SPREAD, Cluster, StepJob
 from post_training.plan.step_time.model import step_parts, step_rate
+from post_training.plan.step_time.published import QWEN3_235B, given
+from post_training.plan.step_time.rollout import answers, decode_moments
 from post_training.report.flops import FORWARD_AND_BACKWARD, PEAK, forward_flops
+from post_training.report.published import DEEPSEEK_V3
 
-_BAR, _SHOWN = 40, 5
+_BAR, _SHOWN, _SHOWN_GRAPHS = 40, 5, 12
 
 
 def largest_parts(job: StepJob, cluster: Cluster) -> list[tuple[str, float]]:
@@ -22,6 +26,36 @@ def largest_parts(job: StepJob, cluster: Cluster) -> list[tuple[str, float]]:
     return sorted(every.items(), key=lambda item: -item[1])
 
 
+def unknowns(job: StepJob, cluster: Cluster) -> list[str]:
+    """What of this step no published figure decides, a sentence each."""
+    found = []
+    if job.spread == SPREAD and job.response_tokens < job.longest:
+        found.append(
+            f"the spread {SPREAD:g} of answers' lengths is that of DeepScaleR; give --response-spread with yours"
+        )
+    whose, published = ("DeepSeek-V3", DEEPSEEK_V3) if job.sizes.mla else ("Qwen3-235B-A22B", QWEN3_235B)
+    if any(job.model.get(key) != published[key] for key in ("hidden_size", "num_hidden_layers")):
+        found.append(f"decode steps of this model are not published: their operators are those of {whose}")
+    if not job.sizes.mla:
+        found.append("training of this model is not published: FLOPs a second are those of DeepSeek-V3")
+    if job.sequences > job.engine_sequences * job.rollout_ranks(cluster):
+        found.append(
+            "sequences wait for a place: published rollouts with waiting took 1.4 to 1.5 times what is modelled"
+        )
+    if job.rebalanced:
+        found.append("what it takes to move requests is not published, and is not in the rollout")
+    if cluster.dies > given().supernode_dies:
+        found.append(f"nothing is published beyond {given().supernode_dies:g} dies: this is an extrapolation")
+    return found
+
+
+def _graphs(job: StepJob, cluster: Cluster) -> dict[int, float]:
+    """Share of the decode steps by rows of the graph that they run in, largest first."""
+    moments = decode_moments(job, cluster)
+    every = sum(moment.steps for moment in moments)
+    return {moment.slots: moment.steps / every for moment in moments}
+
+
 def time_figures(job: StepJob, cluster: Cluster) -> dict[str, Any]:
     """Everything that the text says, for programs. Seconds; rates are tokens a second and card of two dies."""
     parts = step_parts(job, cluster)
@@ -33,6 +67,8 @@ def time_figures(job: StepJob, cluster: Cluster) -> dict[str, Any]:
         "tokens_a_second_and_card": step_rate(job, cluster, seconds),
         "stages_s": seconds,
         "parts_s": parts,
+        "answers": {**asdict(answers(job, cluster)), "spread": job.spread, "graphs": _graphs(job, cluster)},
+        "unknown": unknowns(job, cluster),
     }
 
 
@@ -51,7 +87,22 @@ def describe_time(job: StepJob, cluster: Cluster) -> str:
     )
     for name, value in largest_parts(job, cluster)[:_SHOWN]:
         lines.append(f"    {value:>9.1f} s {value / total:>5.0%}  {name}")
+    lines += _rollout_lines(job, cluster)
     work = FORWARD_AND_BACKWARD * job.sequences * forward_flops(job.model, job.prompt_tokens + job.response_tokens)
     share = work / seconds["update"] / cluster.dies / (PEAK.teraflops * 1e12)
     lines.append(f"  the update at {share:.0%} of {PEAK.teraflops:g} TFLOPS a die, without what is recomputed")
+    lines += [f"  not known: {sentence}" for sentence in unknowns(job, cluster)]
     return "\n".join(lines)
+
+
+def _rollout_lines(job: StepJob, cluster: Cluster) -> list[str]:
+    """The lengths that the rollout is modelled with, and the graphs that its steps run in."""
+    lengths, graphs = answers(job, cluster), _graphs(job, cluster)
+    shown = ", ".join(f"{rows}: {share:.0%}" for rows, share in graphs.items() if share >= 0.005)
+    many = "" if len(graphs) <= _SHOWN_GRAPHS else f"; the largest has {max(graphs)} rows"
+    return [
+        f"  answers: log-normal with spread {job.spread:g}, mean {job.response_tokens:g}, {lengths.at_limit:.1%} at "
+        f"the limit of {job.longest};",
+        f"    the first rank ends after {lengths.first_rank_ends:.0%} of {lengths.steps:.0f} decode steps",
+        f"  decode steps by rows of their graph: {'one for each number of sequences' + many if many else shown}",
+    ]

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,24 @@ def test_the_engines_own_limit_of_sequences_counts(capsys, tmp_path):
     assert figures(capsys, tmp_path, ONE_CARD, "1.5B", name)[1] == found
     _, limited = figures(capsys, tmp_path, ONE_CARD, "1.5B", f"+{name.replace('max_', 'engine_kwargs.vllm.max_')}")
     assert limited["kv_tokens"] < found["kv_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("ulysses", "micro", "micro_batches"), [(1, 20, 2), (1, 40, 1), (2, 40, 2), (2, 80, 1), (4, 80, 2), (2, 20, 4)]
+)
+def test_sequence_parallelism_makes_fewer_replicas(ulysses, micro, micro_batches, tmp_path):
+    """64 prompts x 5 answers over 8 dies: dies of one Ulysses group share their sequences, so a replica has more.
+
+    With several micro batches gradients stay from the first one on, which an update of one has no need of.
+    """
+    actor = "actor_rollout_ref.actor"
+    overrides = [f"{actor}.ulysses_sequence_parallel_size={ulysses}", f"{actor}.ppo_micro_batch_size_per_gpu={micro}"]
+    config = resolved(compose(EIGHT_DIES, [*overrides, "actor_rollout_ref.model.use_remove_padding=true"]))
+    job = read_fsdp_job(config, json.loads(described(tmp_path, "0.5B").read_text()))
+    assert 64 * 5 // (8 // ulysses) // micro == micro_batches
+    assert job.accumulates == (micro_batches > 1)
+    several, one = (fsdp_memory(replace(job, accumulates=flag), 61 << 30) for flag in (True, False))
+    assert several.phases["update"] > one.phases["update"]
 
 
 GAE = ("algorithm.adv_estimator=gae",)

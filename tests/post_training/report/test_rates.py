@@ -24,6 +24,15 @@ def test_a_worked_example():
     assert rates(figures(), 2).over(2) == rates(figures(), 4) == Rates(5.0, 5.0, 2.5)
 
 
+def test_saving_and_validation_count_in_one_of_two_rates():
+    """80 tokens in 8 s on two cards, of which 3 s are no training."""
+    found = rates(figures(aside=3.0), 2)
+    assert (found.system, found.trained) == (5.0, 8.0)
+    assert found.over(2).trained == 4.0
+    assert rates(figures(aside=0.0), 2).trained == 5.0
+    assert rates(figures(), 2).trained is None, "what was published does not say"
+
+
 @pytest.mark.parametrize("seconds", [{}, {"rollout": None, "update": None}, {"rollout": 0.0, "update": 0.0}])
 def test_what_was_not_measured_has_no_rate(seconds):
     assert rates(figures(seconds=seconds), 2) == Rates(None, None, 5.0)

@@ -13,9 +13,10 @@ SECONDS = {
     "rollout": 859.68, "old_log_prob": 0.0, "ref": 45.5, "reward": 1.25, "adv": None,
     "update": 400.0, "reshard": 12.0, "rest": 30.125,
 }  # fmt: skip
-FIGURES = StepFigures(8192, 77.8, 1576.6, 0.25, SECONDS, 1348.555)
+FIGURES = StepFigures(8192, 77.8, 1576.6, 0.25, SECONDS, 1348.555, aside=348.555)
 PEAK = 353.0
-# Rates from the definitions of rates.py: 8192 x 1576.6 / 859.68 / 128, 8192 x 1654.4 / 400 / 128, and so on.
+# Rates from the definitions of rates.py: 8192 x 1576.6 / 859.68 / 128, 8192 x 1654.4 / 400 / 128, and so on; training
+# only 8192 x 1654.4 / 1000 / 128.
 PRINTED = """\
                                            night   published, true
                                        steps 2-4            step 2
@@ -28,15 +29,18 @@ seconds
   update                                  400.00            319.30
   reshard                                  12.00             11.50
   offload etc.                             30.12              5.50
+  saving and validation                   348.56                 -
   total                                  1348.56            859.68
 tokens a second and card
   rollout                                 117.37            271.05
   training                                264.70            331.60
   system                                   78.51            123.16
+  system, training only                   105.88                 -
 tokens a second and die
   rollout                                  58.69            135.53
   training                                132.35            165.80
   system                                   39.26             61.58
+  system, training only                    52.94                 -
 MFU of the update, %                           -            10.904
 tokens in, mean                             77.8              77.8
 tokens out, mean                          1576.6            1576.6
@@ -46,6 +50,7 @@ dies                                         256               256
 
 MFU takes 353 TFLOPS a die for dense BF16 (a data sheet).
 What is recomputed does not count as work. Offload etc. is the part of the total that no other line holds.
+The total and system include saving and validation; training only leaves them out.
 
 night:
   - random weights

@@ -69,12 +69,25 @@ def test_stage_seconds_leave_out_the_first_step_and_count_nothing_twice():
     assert summarise([slow], FACTS)["stage_seconds"]["rollout"] == pytest.approx(89.0)
 
 
+def test_step_seconds_with_and_without_saving_and_validation():
+    """verl's timer of a step holds both; each is every few steps, and the first step counts for nothing."""
+    steps = [
+        record(1, timing_s__step=50.0, timing_s__testing=40.0),
+        record(2, timing_s__step=4.0),
+        record(3, timing_s__step=9.0, timing_s__testing=3.0, timing_s__save_checkpoint=2.0),
+    ]
+    summary = summarise(steps, FACTS)
+    assert (summary["step_seconds"], summary["step_seconds_training"]) == (6.5, 4.0)
+    unknown = summarise([record(1), record(2, timing_s__testing=3.0)], FACTS)
+    assert unknown["step_seconds_training"] is None
+
+
 def test_unmeasured_is_none_and_never_zero():
     summary = summarise([record(1)], FACTS)
     unmeasured = ["reward_first", "reward_last", "rollout_logprob_diff_max", "weights_exact", "patches_applied",
                   "patches_effective", "peak_device_bytes", "device_memory", "collectives", "emulator",
-                  "step_seconds", "groups_with_gradient", "generated_prompts", "trained_prompts",
-                  "truncated_share"]  # fmt: skip
+                  "step_seconds", "step_seconds_training", "groups_with_gradient", "generated_prompts",
+                  "trained_prompts", "truncated_share"]  # fmt: skip
     assert {name: summary[name] for name in unmeasured} == dict.fromkeys(unmeasured)
     assert set(summary["stage_seconds"].values()) == {None}
     assert json.loads(json.dumps(summary)) == summary

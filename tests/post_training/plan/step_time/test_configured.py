@@ -13,10 +13,11 @@ from post_training.plan.job import read_job
 from post_training.plan.step_time import text
 from post_training.plan.step_time.configured import read_cluster, step_job
 from post_training.plan.step_time.job import Cluster
-from post_training.plan.step_time.model import STAGES, step_seconds
+from post_training.plan.step_time.model import STAGES, fitted, step_parts, step_seconds
 from post_training.plan.step_time.picture import draw_time
 from post_training.plan.step_time.published import PUBLISHED_CLUSTER, published_job
 from post_training.plan.step_time.text import describe_time, largest_parts
+from post_training.report.flops import forward_flops
 from tests.post_training.plan.test_plan import MODEL
 from tests.scripts.cluster_files import ROOT, load_script
 from verl_patches.trainer.configuration_checks.values import resolved
@@ -87,6 +88,63 @@ def test_whether_requests_change_engines_reaches_the_model(enabled, true_weights
     config["actor_rollout_ref"]["overlay"]["rollout_rebalance"]["enabled"] = enabled
     step = step_job(config, read_job(config, DEEPSEEK), DEEPSEEK, PUBLISHED_CLUSTER, 78, 1500)
     assert step.rebalanced == enabled
+
+
+@pytest.mark.parametrize(("dies", "replicas"), [(32, 1), (64, 2), (256, 8), (512, 16)])
+def test_data_parallelism_grows_with_the_cluster(dies, replicas, true_weights):
+    """Replicas are the dies over tensor 4 x pipeline 8; a replica's micro batches decide the pipeline's bubble."""
+    cluster = Cluster(dies)
+    step = step_job(true_weights, read_job(true_weights, DEEPSEEK), DEEPSEEK, cluster, 78, 1500)
+    assert step.dp == replicas
+    batches = 512 * 16 / replicas
+    work = 8192 * forward_flops(DEEPSEEK, 1578) / dies * (8 * 8 / 61) * (batches + 7) / batches
+    passes = 3 + step.recomputed / 8
+    computing = step_parts(step, cluster)["update"]["computing"]
+    assert computing == pytest.approx(passes * work / fitted().update_flops * fitted().update_imbalance)
+
+
+def test_several_graphs_and_rebalance_reach_the_seconds(true_weights):
+    def rollout(sizes, moves):
+        config = copy.deepcopy(true_weights)
+        node = config["actor_rollout_ref"]
+        engine = node["rollout"]["engine_kwargs"]["vllm"]
+        engine["additional_config"]["torchair_graph_config"]["graph_batch_sizes"] = sizes
+        node["overlay"]["rollout_rebalance"]["enabled"] = moves
+        step = step_job(config, read_job(config, DEEPSEEK), DEEPSEEK, PUBLISHED_CLUSTER, 78, 1576.6)
+        return step_seconds(step, PUBLISHED_CLUSTER)["rollout"]
+
+    sizes = [8, 16, 32, 64]
+    found = [rollout([64], False), rollout(sizes, False), rollout(sizes, True)]
+    assert found == sorted(found, reverse=True) and len(set(found)) == 3
+    for document in ("rollout.md", "rollout.zh.md"):
+        before, _, behind = (ROOT / "docs" / document).read_text().partition("1,576.6")
+        shown = re.findall(r"(\d+) s", before[-300:] + behind[:200])
+        assert set(shown) >= {f"{seconds:.0f}" for seconds in found}
+
+
+def test_text_and_json_say_what_is_not_known(true_weights):
+    step = step_job(true_weights, read_job(true_weights, DEEPSEEK), DEEPSEEK, PUBLISHED_CLUSTER, 78, 1500)
+    printed = describe_time(step, PUBLISHED_CLUSTER)
+    assert (
+        "answers: log-normal with spread 0.6, mean 1500" in printed and "give --response-spread with yours" in printed
+    )
+    assert text.unknowns(replace(step, spread=1.0, rebalanced=False), PUBLISHED_CLUSTER) == []
+    figures = text.time_figures(step, PUBLISHED_CLUSTER)
+    assert figures["unknown"] == text.unknowns(step, PUBLISHED_CLUSTER)
+    assert sum(figures["answers"]["graphs"].values()) == pytest.approx(1)
+    other = published_job("qwen", {"model": "Qwen3-235B-A22B"})
+    smaller = replace(other, model={**other.model, "num_hidden_layers": 48})
+    assert any("operators are those of Qwen3-235B" in line for line in text.unknowns(smaller, Cluster(1024)))
+    assert any("beyond 768 dies" in line for line in text.unknowns(smaller, Cluster(1024)))
+    waiting = replace(step, engine_sequences=8)
+    assert any("wait for a place" in line for line in text.unknowns(waiting, PUBLISHED_CLUSTER))
+
+
+@pytest.mark.parametrize("spread", ["-1", "nan", "4"])
+def test_invalid_response_spread_rejected(spread, capsys):
+    script = load_script(ROOT / "scripts" / "plan.py")
+    assert script.main([*LINE, "--time", f"--response-spread={spread}"]) == 2
+    assert re.match(r"error: --response-spread=\S+ is invalid: a spread lies between 0 and 3", capsys.readouterr().err)
 
 
 def test_the_picture_shows_the_largest_part_and_is_the_same_every_time(tmp_path):
