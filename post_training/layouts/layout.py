@@ -300,6 +300,7 @@ class Table:
     layers: transformer layers. shapes: name and shape of every HuggingFace tensor.
     megatron, vllm_ascend: the pieces of one rank; they raise ValueError for a placement that does not fit.
     castable: endings of names whose type may differ between training and rollout.
+    float32: endings of names that training, rollout, checkpoints and exports keep in float32 in every job.
     ignored_in_files: prefixes of tensors that a checkpoint may have and no layout uses.
     prediction_layer: name and shape of the HuggingFace tensors of a layer for multi-token prediction, by its number;
         None for a model that has no such layers.
@@ -310,5 +311,6 @@ class Table:
     megatron: Callable[[TrainPlacement, int], list[Piece]]
     vllm_ascend: Callable[[RolloutPlacement, int], list[Piece]]
     castable: tuple[str, ...] = ()
+    float32: tuple[str, ...] = ()
     ignored_in_files: tuple[str, ...] = ()
     prediction_layer: Callable[[int], Mapping[str, tuple[int, ...]]] | None = None

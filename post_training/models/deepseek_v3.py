@@ -28,7 +28,10 @@ from post_training.models.sizes import ModelSizes
 
 CASTABLE = (".mlp.gate.weight",)
 """Endings of tensors that both sides may keep in different types: with `enable_super_kernel` vLLM-Ascend holds the
-router's weight in float32, which holds training's bfloat16 exactly. The router's bias is float32 on both sides."""
+router's weight in float32, which holds training's bfloat16 exactly."""
+
+FLOAT32 = (".mlp.gate.e_score_correction_bias",)
+"""Published in float32 near 5; bfloat16 rounds away what the biases decide (`post_training.models.expert_bias`)."""
 
 
 _CONFIGURATION_KEYS = (
@@ -110,6 +113,7 @@ def table(shape: DeepseekV3Shape) -> Table:
         megatron=partial(megatron, shape),
         vllm_ascend=partial(vllm_ascend, shape),
         castable=CASTABLE,
+        float32=FLOAT32,
         ignored_in_files=ignored_in_files(shape),
         prediction_layer=partial(mtp_shapes, shape),
     )

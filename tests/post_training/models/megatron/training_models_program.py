@@ -28,6 +28,7 @@ from verl.models.mcore import get_mcore_forward_fn, hf_to_mcore_config, init_mco
 from verl.utils.model import load_megatron_gptmodel_weights
 
 from post_training.layouts.layout import Piece, TrainPlacement
+from post_training.layouts.model_tensors import train_tensors
 from post_training.models.families import table_for
 
 LEARNING_RATE = 0.01
@@ -87,6 +88,9 @@ class Trial:
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
         if dtype != torch.float32:
             module = Float16Module(self.config, module)  # as verl's get_model wraps it
+            for name, weight in train_tensors([module]).items():
+                kept = torch.float32 if name.endswith("expert_bias") else dtype
+                assert weight.dtype == kept, (name, weight.dtype)
         self.module = module
         self.model = DistributedDataParallel(
             config=self.config,

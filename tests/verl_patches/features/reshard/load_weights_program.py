@@ -33,7 +33,7 @@ from vllm_ascend.ascend_config import init_ascend_config
 from vllm_ascend.distributed.parallel_state import init_ascend_model_parallel
 
 from post_training.layouts.grouped_query import GroupedQueryShape
-from post_training.layouts.layout import RolloutPlacement, Table, TrainPlacement
+from post_training.layouts.layout import Piece, RolloutPlacement, Table, TrainPlacement
 from post_training.layouts.model_tensors import rollout_tensors
 from post_training.layouts.placements import rollout_placement
 from post_training.models.deepseek_v3 import DeepseekV3Shape
@@ -150,6 +150,13 @@ def differing(tensors: State, expected: State) -> list[str]:
     return [name for name, tensor in tensors.items() if not same_bits(tensor.data.cpu(), expected[name])]
 
 
+def check_types(model: Model, tensors: State, pieces: list[Piece]) -> None:
+    """vLLM-Ascend holds in float32 what the family's table says, and everything else in the model's type."""
+    for piece in pieces:
+        kind = torch.float32 if piece.canonical.endswith(model.table.float32) else torch.bfloat16
+        assert tensors[piece.local].dtype == kind, (piece.local, tensors[piece.local].dtype)
+
+
 def draws(model: Model, placement: RolloutPlacement, request: Request) -> Iterator[TrainPlacement]:
     draw = random.Random(f"{model.folder.name} {placement}")
     padded = -(-model.shape.vocab // 64) * 64
@@ -229,6 +236,7 @@ def check_model(model: Model, rank: int, request: Request) -> tuple[Counter, int
             assert dataclasses.replace(read, lm_head_tp=None) == placement, (read, placement)
         target = rollout_tensors(rollout)
         expected = upstream_weights(model, rollout)
+        check_types(model, target, model.table.vllm_ascend(read, rank))
         for number, train in enumerate(draws(model, placement, request)):
             source = model.train_state(train, rank)
             run = resharder(model, train, read, source, target)
