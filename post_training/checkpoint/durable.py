@@ -4,13 +4,17 @@ import ctypes
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 PARTIAL_SUFFIX = ".partial"
 
+PART_BYTES = 64 << 20
+"""The most that is written between two calls of `progress`."""
+
 _READ_BYTES = 4 << 20
+_SYNC_BYTES = 256 << 20
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -28,20 +32,25 @@ def write_durably(
     """Write a file under a temporary name, sync it, and rename it to `path`.
 
     space: bytes to reserve first, so that a full disk is noticed before any work is done.
-    progress: called with the number of bytes after each write.
+    progress: called with the number of bytes after each write of at most PART_BYTES. The file is synced every 256 MiB:
+        otherwise most of a large file lies in the page cache when the last write returns, and the sync at the end is
+        most of the time, in which nothing could be reported.
     Raises OSError (ENOSPC, EFBIG, ...); the temporary file is removed then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}{PARTIAL_SUFFIX}")
-    digest, size = hashlib.sha256(), 0
+    digest, size, unsynced = hashlib.sha256(), 0, 0
     try:
         with partial.open("wb", buffering=0) as file:
             _reserve(file.fileno(), space)
-            for chunk in chunks:
-                digest.update(chunk)
-                _write_all(file.fileno(), chunk)
-                size += len(chunk)
-                progress(len(chunk))
+            for part in _parts(chunks):
+                digest.update(part)
+                _write_all(file.fileno(), part)
+                size, unsynced = size + len(part), unsynced + len(part)
+                if unsynced >= _SYNC_BYTES:
+                    os.fdatasync(file.fileno())
+                    unsynced = 0
+                progress(len(part))
             file.truncate(size)
             os.fsync(file.fileno())
         partial.rename(path)
@@ -77,6 +86,13 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _parts(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    """The chunks, cut into parts of at most PART_BYTES."""
+    for chunk in chunks:
+        view = memoryview(chunk)
+        yield from (view[start : start + PART_BYTES] for start in range(0, len(view), PART_BYTES))
 
 
 def _write_all(descriptor: int, chunk: bytes | memoryview) -> None:

@@ -1,4 +1,5 @@
-"""The driver's side: a thread that follows the signs of life, names who has stopped, and ends the run in the end."""
+"""The driver's side: a thread that follows the heartbeats, names who has stopped, ends the run in the end, and keeps
+the run's own heartbeat in its folder."""
 
 from __future__ import annotations
 
@@ -33,12 +34,14 @@ class Watcher:
     def __init__(self, watch: Watch, received: Callable[[], Iterable[bytes]], files: RunFiles, end: Callable[[], None]):
         self._watch, self._received, self._files, self._end = watch, received, files, end
         self._named: dict[str, Stop] = {}
+        self._shown = 0
         self.sentence = ""
 
     def look(self) -> None:
         """Take in all signs; name those that have stopped since the last look, and those that go on again."""
         for content in self._received():
             self._watch.hear(Sign.unpacked(content))
+        self._show_progress()
         stops = {stop.name: stop for stop in self._watch.stopped()}
         for name in [name for name in self._named if name not in stops]:
             stop = self._named.pop(name)
@@ -54,6 +57,17 @@ class Watcher:
                 self._write(stop)
                 _kill_if_here(stop)
             self._end()
+
+    def _show_progress(self) -> None:
+        """Write the run's heartbeat where anybody has made progress since it was written."""
+        newest, progress = self._watch.newest, self._watch.progress
+        if newest is None or progress == self._shown:
+            return
+        try:
+            self._files.heartbeat(progress, self._watch.step, newest.name, newest.phase)
+        except OSError as error:  # hangs are still seen here, and a disk that is full ends the run by itself
+            print(f"warning: the run's heartbeat cannot be written ({error.strerror})", file=sys.stderr, flush=True)
+        self._shown = progress
 
     def _say(self, stop: Stop) -> None:
         print(f"warning: {stop.sentence()}", file=sys.stderr, flush=True)
