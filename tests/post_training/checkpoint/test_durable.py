@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from post_training.checkpoint import durable
 from post_training.checkpoint.durable import hash_file, write_durably
 
 CONTENT = [b"one", b"two" * 1000, b""]
@@ -55,6 +56,18 @@ def test_what_the_system_takes_in_parts_is_written_whole(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:100]))
     written = write_durably(path, iter(CONTENT), 0, lambda _: None)
     assert path.read_bytes() == b"".join(CONTENT) and written == hash_file(path, lambda _: None)
+
+
+def test_a_large_chunk_is_reported_and_synced_in_parts(monkeypatch, tmp_path):
+    """A tensor of the host is one chunk, and the page cache takes all of it long before the disk has it."""
+    synced, reported, path = [], [], tmp_path / "file"
+    monkeypatch.setattr(durable, "PART_BYTES", 10)
+    monkeypatch.setattr(durable, "_SYNC_BYTES", 25)
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    chunks = [memoryview(bytes(range(64))), b"end"]
+    written = write_durably(path, iter(chunks), 0, reported.append)
+    assert reported == [10, 10, 10, 10, 10, 10, 4, 3] and synced == [30, 60]
+    assert path.read_bytes() == bytes(range(64)) + b"end" and written == hash_file(path, lambda _: None)
 
 
 @pytest.mark.parametrize(

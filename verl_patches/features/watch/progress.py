@@ -51,16 +51,16 @@ def finished_forward(output: Any) -> None:
     """Count the forward of a micro batch, and later its backward.
 
     Args:
-        output: a tensor, or several in a mapping or a sequence. The backward counts once, when it has computed the
-            gradient of the first of them, which is where the backward of the micro batch begins.
+        output: a tensor, or several in a mapping or a sequence. The backward counts once, when it has ended.
     """
     process_signs().progress()
-    counted: list[bool] = []
+    began: list[bool] = []
 
     def began_backward(_: torch.Tensor) -> None:
-        if not counted:
-            counted.append(True)
-            process_signs().progress()
+        if not began:
+            began.append(True)
+            # Runs at the end of this backward, as FSDP's own callback does.
+            torch.autograd.Variable._execution_engine.queue_callback(process_signs().progress)
 
     for tensor in _tensors(output):
         if tensor.requires_grad:
