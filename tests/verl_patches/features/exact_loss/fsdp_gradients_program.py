@@ -24,6 +24,7 @@ from tests.verl_patches.features.exact_loss.whole_pass import CLIP, ENTROPY, KL,
 from verl_patches.features import settings
 from verl_patches.features.exact_loss.feature import ExactLossSettings
 from verl_patches.features.overlong.filtering import without_truncated
+from verl_patches.features.watch.feature import WatchSettings
 from verl_patches.features.watch.signs import process_signs
 
 CONFIGURATION = {
@@ -166,7 +167,7 @@ class ValueUpdates(Updates):
 def main(folder: Path) -> None:
     torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("hccl")
-    settings.activate(replace(settings.current(), precision="float32"))
+    settings.activate(replace(settings.current(), precision="float32", watch=WatchSettings()))
     plan = json.loads((folder / "plan.json").read_text())
     updates, values = Updates(folder), ValueUpdates(folder)
     results = {name: updates.run(**options) for name, options in plan["actor"].items()}

@@ -35,6 +35,7 @@ from verl_patches.features import settings
 from verl_patches.features.dynamic_batches import schedule as dynamic
 from verl_patches.features.exact_loss.feature import ExactLossSettings
 from verl_patches.features.overlong.filtering import without_truncated
+from verl_patches.features.watch.feature import WatchSettings
 from verl_patches.features.watch.signs import process_signs
 
 LAYOUTS = [
@@ -158,7 +159,7 @@ class Updates:
 
     def _choose(self, limit: int | None, **chosen: Any) -> None:
         tokens = {"dynamic_update": limit is not None, "update_tokens": limit}
-        settings.activate(replace(settings.current(), **tokens, **chosen))
+        settings.activate(replace(settings.current(), watch=WatchSettings(), **tokens, **chosen))
         self._trained.config.use_dynamic_bsz = limit is not None
 
     def _batch(self, mini: int, micro: int) -> DataProto:
