@@ -185,7 +185,6 @@ def file_parts_written(folder, spend, count):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(durable, "PART_BYTES", 1 << 10)
         patch.setattr(durable, "_write_all", lambda *_: spend())
-        patch.setattr(durable.os, "fdatasync", lambda _: None)
         file = saving.RankFile(folder, "rank.safetensors", True, {"master/a[0:1]": torch.ones(count << 8)}, {})
         assert file.write()[0] == ""
 
