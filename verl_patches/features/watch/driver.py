@@ -11,14 +11,21 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any, Protocol
 
 from post_training.report.faults import NOT_ANSWERING
-from verl_patches.features.measure.run_files import RunFiles
 from verl_patches.features.watch.feature import WatchSettings
 from verl_patches.features.watch.limits import Stop, Watch
 from verl_patches.features.watch.signs import Sign, process_start
 
 _JOIN_S = 10.0
+
+
+class Records(Protocol):
+    """What is written of stops and of progress; `measure.run_files.RunFiles` has it."""
+
+    def fault(self, kind: str, message: str, step: int | None, **facts: Any) -> None: ...
+    def heartbeat(self, progress: int, step: int | None, process: str, phase: str | None) -> None: ...
 
 
 class Watcher:
@@ -31,7 +38,7 @@ class Watcher:
         end: called once, when the second limit is passed.
     """
 
-    def __init__(self, watch: Watch, received: Callable[[], Iterable[bytes]], files: RunFiles, end: Callable[[], None]):
+    def __init__(self, watch: Watch, received: Callable[[], Iterable[bytes]], files: Records, end: Callable[[], None]):
         self._watch, self._received, self._files, self._end = watch, received, files, end
         self._named: dict[str, Stop] = {}
         self._shown = 0
@@ -80,7 +87,7 @@ class Watcher:
 
 
 @contextmanager
-def watching(settings: WatchSettings, ranks: int, files: RunFiles, own_ray: bool) -> Iterator[Watcher]:
+def watching(settings: WatchSettings, ranks: int, files: Records, own_ray: bool) -> Iterator[Watcher]:
     """Watch over the Ray job of this process in the block.
 
     When the second limit is passed the main thread is interrupted as by SIGTERM, for which it must have a handler;

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from verl_patches.features.watch import signs
 from verl_patches.features.watch.signs import process_signs
 
 _optimizer_hooks: list[Any] = []
@@ -72,6 +74,12 @@ def _tensors(output: Any) -> list[torch.Tensor]:
         output = list(output.values())
     found = output if isinstance(output, list | tuple) else [output]
     return [each for each in found if isinstance(each, torch.Tensor)]
+
+
+def start_worker(interval_s: float) -> None:
+    """Start sending as the worker of the rank that verl's environment names, and count its optimizer steps."""
+    count_optimizer_steps()
+    signs.start_in_ray(os.environ["RANK"], interval_s)
 
 
 def count_optimizer_steps() -> None:

@@ -116,14 +116,6 @@ def process_signs() -> Signs:
     return _signs
 
 
-def start_worker(interval_s: float) -> None:
-    """Start sending as the worker of the rank that verl's environment names, and count its optimizer steps."""
-    from verl_patches.features.watch.progress import count_optimizer_steps
-
-    count_optimizer_steps()
-    start_in_ray(os.environ["RANK"], interval_s)
-
-
 def start_in_ray(name: str, interval_s: float) -> None:
     """Start sending to the driver of this Ray job; without Ray there is nobody to send to."""
     import ray
