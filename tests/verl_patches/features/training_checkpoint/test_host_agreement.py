@@ -2,13 +2,14 @@
 
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.manifest import Manifest
-from verl_patches.features.training_checkpoint import host_agreement
+from verl_patches.features.training_checkpoint import host_agreement, restoring
 from verl_patches.features.training_checkpoint.host_agreement import HostAgreement
 from verl_patches.features.watch import signs
 
@@ -180,3 +181,30 @@ def test_a_rank_that_agrees_is_seen_to_wait():
     with pytest.raises(CheckpointError):
         HostAgreement(store := Asked(), 1, 2, SILENCE_S, store.clock).exchange(None)
     assert seen and all(place.startswith("waits in host_agreement.py:") for place in seen)
+
+
+@pytest.mark.parametrize("error", [CheckpointError("damaged"), OSError("stale handle")])
+def test_a_reader_that_fails_tells_all_ranks(monkeypatch, error):
+    """The others would go on to a collective in which it is missing."""
+    said = []
+    monkeypatch.setattr(restoring, "agree", lambda problem: said.append(problem))
+
+    def fail():
+        raise error
+
+    with pytest.raises(type(error)):
+        restoring._on_all_ranks(fail)
+    assert restoring._on_all_ranks(lambda: 7) == 7
+    assert said == [str(error), ""]
+
+
+def test_no_rank_leaves_a_load_before_all_have_read(monkeypatch, tmp_path):
+    """The next collective on the device waits 1500 s, and a slow reader may need longer."""
+    done = []
+    monkeypatch.setattr(restoring, "agree", lambda problem: done.append("agreed"))
+    for name in ("_fill_weights", "_fill_optimizer"):
+        monkeypatch.setattr(restoring, name, lambda *_, name=name: done.append(name))
+    files = SimpleNamespace(random={}, metadata={"rank-00000-of-00001.safetensors": {}})
+    monkeypatch.setattr(restoring, "_checked", lambda *_: files)
+    restoring.load_training(tmp_path, SimpleNamespace(rank=0, world_size=1))
+    assert done == ["agreed", "_fill_weights", "_fill_optimizer", "agreed"]
