@@ -283,7 +283,7 @@ class Silence:
         clock: seconds, from any beginning.
     """
 
-    def __init__(self, progress: Callable[[], int | None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, progress: Callable[[], int | None], clock: Callable[[], float]) -> None:
         self._progress, self._clock = progress, clock
         self._seen, self._alive_at, self._read_at = progress(), clock(), clock()
 
@@ -309,7 +309,7 @@ def _start(
     progress: Callable[[], int | None],
 ) -> int | None:
     """Run the command, with what it prints in the log and on the terminal; its exit status, None where it hung."""
-    shown, silence = 0, Silence(progress)
+    shown, silence = 0, Silence(progress, time.monotonic)
 
     def show() -> None:
         nonlocal shown

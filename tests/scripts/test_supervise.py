@@ -261,7 +261,7 @@ def test_only_a_node_that_waits_for_the_head_may_say_nothing_for_long(tmp_path, 
     monkeypatch.setattr(supervise, "time", SimpleNamespace(monotonic=clock))
     wait = ["bash", "-c", 'echo "$1"; until [[ -e $2 ]]; do sleep 0.05; done', "-", said, str(over)]
     with SignalFlag() as signals:
-        assert supervise._start(wait, log, 3600, signals) == status
+        assert supervise._start(wait, log, 3600, signals, lambda: None) == status
 
 
 def test_a_training_that_is_given_up_is_given_up_on_every_node(bench, another_node):
