@@ -215,7 +215,7 @@ def _prove_one(shrunk: Shrunk, unbroken: Path, point: Point, signals: SignalFlag
     folder = shrunk.folder / f"point-{time.time_ns()}"
     try:
         after = train_killed(shrunk, folder.name, point, signals)
-        result = compare(unbroken, folder, after + 1, STEPS)
+        result = compare(unbroken, folder, STEPS)
     except (ProofError, ValueError) as error:
         after, result = -1, Comparison(0, 0, (str(error),))
     if not result.differing:

@@ -19,10 +19,11 @@ import shutil
 import sys
 import tarfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from importlib.metadata import distributions
 from itertools import count, islice
 from pathlib import Path
@@ -36,6 +37,7 @@ from post_training.overrides import setting  # noqa: E402
 from post_training.recovery.causes import Failure, classify  # noqa: E402
 from post_training.recovery.decision import Again, Attempt, Supervision  # noqa: E402
 from post_training.recovery.policy import Policy, PolicyError, read_policy  # noqa: E402
+from post_training.report.heartbeat import read_progress  # noqa: E402
 from post_training.report.metrics import ENDED, ReportError, read_entries, read_records, training_steps  # noqa: E402
 from post_training.report.run_folder import CONFIGURATION, METRICS, read_configuration  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
@@ -46,6 +48,7 @@ _OUTPUT, _CHECKPOINTS = "actor_rollout_ref.overlay.measure.output_dir", "trainer
 _RESUME = "trainer.resume_mode"
 _RECORD = "supervision.jsonl"
 _LOG_BYTES, _SIGNALLED = 400_000, 128
+_HEARTBEAT_S = 1.0
 # What a launcher says on a node that gives its dies to another one's training, and seconds after the end of a start in
 # which the supervisor of that one has said what follows.
 _WORKER = re.compile(r"\bnode \S+ is the worker\b")
@@ -95,8 +98,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         default=7200,
         metavar="S",
-        help="seconds without output after which the whole training hangs (default: 7200); a rank that hangs is seen "
-        "by the training itself",
+        help="seconds without output and without progress of any rank (heartbeat.json) after which the whole training "
+        "hangs (default: 7200); a rank that hangs is seen by the training itself",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the first command, and start nothing")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="a launcher or entry point")
@@ -191,7 +194,8 @@ def _start_once(
     """One start; the exit code where it was the last one."""
     began = time.time()
     _say(supervised, f"a start; its output is in {log}", start=log.name, overrides=dict(overrides))
-    code = _start(supervised.command(overrides), log, silent_after, signals)
+    progress = partial(read_progress, supervised.folder)
+    code = _start(supervised.command(overrides), log, silent_after, signals, progress)
     if _is_worker(log):
         elsewhere = head.ended(_DECIDED_S if code == 0 else 0, signals)
         if elsewhere is not None:
@@ -203,7 +207,7 @@ def _start_once(
     if code == 0:
         _say(supervised, "the training came to its end", **_end(log, 0))
         return 0
-    hang = None if code is not None else f"nothing was printed for {silent_after:g} s"
+    hang = None if code is not None else f"no output and no progress of any rank for {silent_after:g} s"
     attempt = supervised.attempt(code or 1, log, began, hang)
     decided = supervision.decide(attempt)
     facts = {"code": code, "cause": attempt.failure.cause, "stage": attempt.failure.stage, "step": attempt.step}
@@ -265,22 +269,58 @@ def _new_log(folder: Path) -> Path:
 
 
 class _Silent(Exception):
-    """Nothing was printed for so long that the training hangs as a whole."""
+    """Nothing was printed and no rank made progress for so long that the training hangs as a whole."""
 
 
-def _start(command: Sequence[str], log: Path, silent_after: float, signals: SignalFlag) -> int | None:
+class Silence:
+    """How long a training has shown no life: neither output nor progress of a rank.
+
+    A training whose hang detector is off keeps no heartbeat, and its output alone counts.
+
+    Args:
+        progress: reads the run's counter, see `post_training.report.heartbeat`. What it is at first an earlier start
+            may have left; only a change is life.
+        clock: seconds, from any beginning.
+    """
+
+    def __init__(self, progress: Callable[[], int | None], clock: Callable[[], float]) -> None:
+        self._progress, self._clock = progress, clock
+        self._seen, self._alive_at, self._read_at = progress(), clock(), clock()
+
+    def output(self) -> None:
+        """The training has printed something."""
+        self._alive_at = self._clock()
+
+    def seconds(self) -> float:
+        """Since the last output or progress. The file is read every `_HEARTBEAT_S` seconds: it may lie on NFS."""
+        now = self._clock()
+        if now - self._read_at >= _HEARTBEAT_S:
+            seen, self._read_at = self._progress(), now
+            if seen is not None and seen != self._seen:
+                self._seen, self._alive_at = seen, now
+        return now - self._alive_at
+
+
+def _start(
+    command: Sequence[str],
+    log: Path,
+    silent_after: float,
+    signals: SignalFlag,
+    progress: Callable[[], int | None],
+) -> int | None:
     """Run the command, with what it prints in the log and on the terminal; its exit status, None where it hung."""
-    shown, changed = 0, time.monotonic()
+    shown, silence = 0, Silence(progress, time.monotonic)
 
     def show() -> None:
-        nonlocal shown, changed
+        nonlocal shown
         with log.open("rb") as file:
             file.seek(shown)
             text = file.read()
         if text:
-            shown, changed = shown + len(text), time.monotonic()
+            shown += len(text)
+            silence.output()
             os.write(sys.stdout.fileno(), text)
-        elif time.monotonic() - changed > silent_after and not _is_worker(log):
+        elif silence.seconds() > silent_after and not _is_worker(log):
             raise _Silent
 
     try:

@@ -4,13 +4,19 @@ import ctypes
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 PARTIAL_SUFFIX = ".partial"
 
+PART_BYTES = 64 << 20
+"""The most that is written between two calls of `progress`."""
+
 _READ_BYTES = 4 << 20
+# What the disk may be behind at most twice.
+_WINDOW_BYTES = 256 << 20
+_BEGIN_WRITING, _WAIT_FOR_WRITING = 2, 7  # flags of sync_file_range(2)
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 """What fsync(2) of a folder answers where a file system has none; of a file, each of them is an error."""
@@ -30,20 +36,25 @@ def write_durably(
     """Write a file under a temporary name, sync it, and rename it to `path`.
 
     space: bytes to reserve first, so that a full disk is noticed before any work is done.
-    progress: called with the number of bytes after each write.
+    progress: called with the number of bytes after each write of at most PART_BYTES. The disk is at most 512 MiB
+        behind: otherwise most of a large file lies in the page cache when the last write returns, and the sync at the
+        end is most of the time, in which nothing could be reported.
     Raises OSError (ENOSPC, EFBIG, ...); the temporary file is removed then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}{PARTIAL_SUFFIX}")
-    digest, size = hashlib.sha256(), 0
+    digest, size, begun = hashlib.sha256(), 0, 0
     try:
         with partial.open("wb", buffering=0) as file:
             _reserve(file.fileno(), space)
-            for chunk in chunks:
-                digest.update(chunk)
-                _write_all(file.fileno(), chunk)
-                size += len(chunk)
-                progress(len(chunk))
+            for part in _parts(chunks):
+                digest.update(part)
+                _write_all(file.fileno(), part)
+                size += len(part)
+                if size - begun >= _WINDOW_BYTES:
+                    _let_disk_follow(file.fileno(), begun, size)
+                    begun = size
+                progress(len(part))
             file.truncate(size)
             os.fsync(file.fileno())
         partial.rename(path)
@@ -84,10 +95,28 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _parts(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    """The chunks, cut into parts of at most PART_BYTES."""
+    for chunk in chunks:
+        view = memoryview(chunk)
+        yield from (view[start : start + PART_BYTES] for start in range(0, len(view), PART_BYTES))
+
+
 def _write_all(descriptor: int, chunk: bytes | memoryview) -> None:
     view = memoryview(chunk)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def _let_disk_follow(descriptor: int, begun: int, size: int) -> None:
+    """Let the system begin to write the bytes from `begun` to `size`, and wait for those before them.
+
+    Errors are left to the sync at the end: this makes nothing durable, and some file systems do not have it.
+    """
+    libc = ctypes.CDLL(None)
+    libc.sync_file_range(descriptor, ctypes.c_int64(begun), ctypes.c_int64(size - begun), _BEGIN_WRITING)
+    if begun:
+        libc.sync_file_range(descriptor, ctypes.c_int64(0), ctypes.c_int64(begun), _WAIT_FOR_WRITING)
 
 
 def _reserve(descriptor: int, space: int) -> None:

@@ -3,7 +3,7 @@
 What a rank holds in host memory beyond its own tensors is the description of the files and one staging buffer.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ def load_from_huggingface(
     pieces: Iterable[Piece],
     shapes: Mapping[str, tuple[int, ...]],
     ignored: tuple[str, ...] = (),
+    progress: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Fill the local `tensors` of one rank from a HuggingFace folder and return the number of weights that were read.
 
@@ -37,6 +38,7 @@ def load_from_huggingface(
     pieces: the rank's layout; padding is set to zero.
     shapes: name and shape of every tensor that the checkpoint must have.
     ignored: prefixes of tensors that the checkpoint may have beyond those.
+    progress: called with the number of bytes after each read.
     Raises CheckpointError for a damaged folder, and for a missing, unexpected or misshapen tensor.
     """
     folder = open_huggingface(path)
@@ -49,7 +51,7 @@ def load_from_huggingface(
             if piece.canonical == PADDING:
                 piece.locate(tensors).zero_()
         for piece in sorted(stored, key=lambda piece: _position(folder, piece)):
-            fill(source, piece, piece.locate(tensors))
+            fill(source, piece, piece.locate(tensors), progress)
     return sum(volume(piece.box) for piece in stored)
 
 
@@ -68,16 +70,21 @@ def _position(folder: HuggingfaceFolder, piece: Piece) -> tuple[Path, int]:
     return tensor.file, tensor.offset
 
 
-def fill(source: Source, piece: Piece, target: torch.Tensor) -> None:
-    """Fill `target`, the live memory of a piece on any device, converted to its own type."""
+def fill(source: Source, piece: Piece, target: torch.Tensor, progress: Callable[[int], None] = lambda _: None) -> None:
+    """Fill `target`, the live memory of a piece on any device, converted to its own type.
+
+    progress: called with the number of bytes after each read.
+    """
     dtype = source.dtype(piece.canonical)
     if target.device.type == "cpu" and target.dtype == dtype:
         source.read_into(piece.canonical, piece.box, target)
+        progress(target.nbytes)
         return
     for part, rows in _slabs(piece.box, dtype.itemsize):
         staging = torch.empty([stop - start for start, stop in part], dtype=dtype)
         source.read_into(piece.canonical, part, staging)
         target[rows].copy_(staging)
+        progress(staging.nbytes)
 
 
 def _slabs(box: Box, itemsize: int) -> Iterator[tuple[Box, slice]]:

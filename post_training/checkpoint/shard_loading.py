@@ -1,6 +1,6 @@
 """Loading a training rank from its own Megatron shard, checked against the manifest and without unpickling it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +22,17 @@ def is_shard_folder(path: Path) -> bool:
     return (path / TRACKER_NAME).is_file() and any(path.glob("*/mp_rank_*"))
 
 
-def load_shard(root: Path, placement: TrainPlacement, rank: int, tensors: Mapping[str, torch.Tensor]) -> int:
+def load_shard(
+    root: Path,
+    placement: TrainPlacement,
+    rank: int,
+    tensors: Mapping[str, torch.Tensor],
+    progress: Callable[[int], None] = lambda _: None,
+) -> int:
     """Fill the live tensors of a rank from its shard and return the number of bytes read.
 
     tensors: by local name, written in place and converted to their own types.
+    progress: called with the number of bytes after each part that was hashed or read.
     Raises CheckpointError when the shards are of another layout, the rank's shard has another SHA-256 than its manifest
     says, or a tensor is missing, unexpected or of another shape.
     """
@@ -34,7 +41,7 @@ def load_shard(root: Path, placement: TrainPlacement, rank: int, tensors: Mappin
         _check_form(root, placement)
     file = shard_path(root, placement, rank)
     if manifest is not None:
-        found = {str(file.relative_to(root)): hash_file(file, lambda _: None)}
+        found = {str(file.relative_to(root)): hash_file(file, progress)}
         check_digests(root, manifest.files, found, str(root / MANIFEST_NAME))
     stored = {
         placement.chunk_prefix(chunk) + name: tensor
@@ -46,7 +53,9 @@ def load_shard(root: Path, placement: TrainPlacement, rank: int, tensors: Mappin
         where = "the shard" if name in tensors else "the model"
         raise CheckpointError(f"{file}: tensor {name} is missing in {where}; is the layout another one?")
     with torch.no_grad():
-        return sum(_fill(tensors[name].data, tensor, f"{file}: tensor {name}") for name, tensor in stored.items())
+        return sum(
+            _fill(tensors[name].data, tensor, f"{file}: tensor {name}", progress) for name, tensor in stored.items()
+        )
 
 
 def _check_form(root: Path, placement: TrainPlacement) -> None:
@@ -59,12 +68,14 @@ def _check_form(root: Path, placement: TrainPlacement) -> None:
         raise CheckpointError(f"{root}: its shards have the layout {recorded[0]}, training has {expected}")
 
 
-def _fill(target: torch.Tensor, tensor: StoredTensor, what: str) -> int:
+def _fill(target: torch.Tensor, tensor: StoredTensor, what: str, progress: Callable[[int], None]) -> int:
     if tuple(target.shape) != tensor.shape:
         raise CheckpointError(f"{what} has shape {tensor.shape}, the model needs {tuple(target.shape)}")
     region = Region.of(tensor)
     rows = target.unsqueeze(0) if target.dim() == 1 else target
     for top, bottom in region.area.slabs(tensor.dtype.itemsize, _COPY_BYTES):
         part = replace(region, area=region.area.part(((top, bottom), (0, region.area.columns))))
-        rows[top:bottom].copy_(part.read())
+        values = part.read()
+        rows[top:bottom].copy_(values)
+        progress(values.nbytes)
     return tensor.nbytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -76,10 +76,16 @@ def file_name(rank: int, ranks: int) -> str:
     return f"rank-{rank:05}-of-{ranks:05}.safetensors"
 
 
-def write_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> Written:
+def write_file(
+    path: Path,
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str],
+    progress: Callable[[int], None] = lambda _: None,
+) -> Written:
     """Write `tensors` (on any device, of any strides) by name and return size and SHA-256.
 
     What lies on the host in one piece is written from there, the rest a few megabytes at a time.
+    progress: called with the number of bytes after each write.
     Raises OSError (ENOSPC, EACCES, ...); nothing is left of the file then.
     """
     records = [Record(name, tensor.dtype, tuple(tensor.shape), ()) for name, tensor in tensors.items()]
@@ -92,7 +98,7 @@ def write_file(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mappin
             for values in _in_pieces(tensors[record.name].detach()):
                 yield memoryview(values.view(-1).view(torch.uint8).numpy())
 
-    return write_durably(path, chunks(), len(head) + sum(record.nbytes for record in records), lambda _: None)
+    return write_durably(path, chunks(), len(head) + sum(record.nbytes for record in records), progress)
 
 
 def _in_pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

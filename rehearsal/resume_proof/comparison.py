@@ -10,9 +10,6 @@ from typing import Any
 MEASURED = ("timing", "perf/", "memory/", "residency/")
 """Beginnings of metrics that a clock or the history of a process's memory decides."""
 
-OF_A_START = ("collectives/",)
-"""Of those that the first step of any process counts in addition: the start of its engines."""
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -23,10 +20,10 @@ class Comparison:
     differing: tuple[str, ...]
 
 
-def compare(unbroken: Path, resumed: Path, first: int, last: int) -> Comparison:
+def compare(unbroken: Path, resumed: Path, last: int) -> Comparison:
     """Every metric of every step, and the digests of all files of the last checkpoint.
 
-    first: the step after the one that `resumed` went on from. last: of the run.
+    last: the last step of the run.
     """
     expected, found = metrics_of(unbroken), metrics_of(resumed)
     differing, count = [], 0
@@ -35,8 +32,7 @@ def compare(unbroken: Path, resumed: Path, first: int, last: int) -> Comparison:
         if ours is None or theirs is None:
             differing.append(f"step {step} is in one run only")
             continue
-        skipped = (*MEASURED, *OF_A_START) if step == first else MEASURED
-        names = [name for name in sorted(ours.keys() | theirs.keys()) if not name.startswith(skipped)]
+        names = [name for name in sorted(ours.keys() | theirs.keys()) if not name.startswith(MEASURED)]
         count += len(names)
         differing += [f"step {step}: {name}" for name in names if ours.get(name) != theirs.get(name)]
     if digests_of(unbroken, last) != digests_of(resumed, last):

@@ -59,7 +59,7 @@ from verl_patches.features.temperature.feature import TEMPERATURE
 from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
-from verl_patches.features.watch.signs import PHASE_OF_CRITICS_METHOD, PHASE_OF_METHOD, process_signs
+from verl_patches.features.watch.signs import PHASE_OF_CRITICS_METHOD, PHASE_OF_METHOD, Signs, process_signs
 
 WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
 TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
@@ -873,6 +873,26 @@ demonstrates(f"{FSDP_MANAGER}.__enter__", WATCH)(phase_seen_within(SimpleNamespa
 demonstrates(f"{TRAINER}.fit", WATCH)(phase_seen_within(SimpleNamespace()))
 demonstrates(f"{MANAGER}.__enter__", WATCH)(phase_seen_within(SimpleNamespace()))
 demonstrates("verl.trainer.ppo.reward:compute_reward", WATCH)(phase_seen_within(None, None))
+
+
+def progress_of(run):
+    """How often `run` makes progress that the hang detector sees."""
+    with mock.patch("verl_patches.features.watch.signs._signs", Signs()) as own:
+        run()
+        return own._moves
+
+
+@demonstrates(CRITICS_SCHEDULE, WATCH)
+@demonstrates("verl.workers.actor.megatron_actor:get_forward_backward_func", WATCH)
+def a_micro_batch_of_megatron_is_progress(body):
+    return progress_of(lambda: update_of(body))
+
+
+@demonstrates(f"{FSDP_CRITIC}._forward_micro_batch", WATCH)
+@demonstrates(f"{FSDP_ACTOR}._forward_micro_batch", WATCH)
+def a_micro_batch_of_fsdp_is_progress(body):
+    weight = torch.ones(1, requires_grad=True)
+    return progress_of(lambda: body(lambda self, batch: 2 * weight, None, {}).sum().backward())
 
 
 @demonstrates(f"{FSDP_WORKER}.__init__", WATCH)

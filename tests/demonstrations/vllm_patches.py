@@ -172,7 +172,7 @@ def the_engine_is_filled(body):
         mock.patch("post_training.checkpoint.loading.ignored_prefixes", return_value="ignored"),
         mock.patch(
             "post_training.checkpoint.loading.load_from_huggingface",
-            side_effect=lambda *arguments: filled.append(arguments),
+            side_effect=lambda *arguments: filled.append([*arguments[:-1], arguments[-1].__name__]),
         ),
         mock.patch(
             "verl_patches.features.reshard.mla_refresh.refresh_absorbed_weights",

@@ -7,15 +7,18 @@ import signal
 import subprocess
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from post_training.recovery.policy import NEVER_RETRIED
+from post_training.report.heartbeat import HEARTBEAT, read_progress
 from rehearsal.processes import SignalFlag
 from scripts import supervise
 from tests.scripts.namespaces import on_small_disk, reason_why_not
+from verl_patches.features.measure.run_files import RunFiles
 from verl_patches.trainer.own_ray.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,6 +109,55 @@ def test_a_failure_is_named_and_met_as_it_has_to_be(bench, how):
         assert ended.returncode == 0 and len(bench.starts) == 2, ended.stdout + ended.stderr
         assert bench.metrics == [(step, {"critic/score/mean": step / 7}) for step in range(1, STEPS + 1)]
         assert "again in 0 s from the checkpoint of step 2" in ended.stdout
+
+
+class Training:
+    """What a supervisor sees of a training, under a clock that the test turns."""
+
+    def __init__(self, folder: Path, left_before: int | None = None) -> None:
+        self.now, self.folder = 0.0, folder
+        if left_before is not None:
+            self.progress(left_before)
+        self.silence = supervise.Silence(partial(read_progress, folder), lambda: self.now)
+
+    def progress(self, count: int) -> None:
+        RunFiles(str(self.folder)).heartbeat(count, 3, "17", "rollout")
+
+    def seconds_after(self, seconds: float) -> float:
+        self.now += seconds
+        return self.silence.seconds()
+
+
+def test_progress_without_output_is_life(tmp_path):
+    """Rollouts of 10,600 s, in which nothing is printed and decode steps end; the limit is 7,200 s."""
+    training = Training(tmp_path)
+    for minute in range(1, 178):
+        assert training.seconds_after(60.0) <= 60.0
+        training.progress(minute)
+    assert training.seconds_after(60.0) == 0.0
+    assert training.seconds_after(7300.0) == 7300.0, "no progress is silence"
+
+
+def test_output_without_progress_is_life(tmp_path):
+    training = Training(tmp_path)
+    training.seconds_after(7000.0)
+    training.silence.output()
+    assert training.seconds_after(7000.0) == 7000.0
+
+
+@pytest.mark.parametrize("content", [None, "", "{", '{"time": 1}'])
+def test_an_unreadable_heartbeat_is_no_life(tmp_path, content):
+    training = Training(tmp_path)
+    if content is not None:
+        (tmp_path / HEARTBEAT).write_text(content)
+    assert training.seconds_after(7300.0) == 7300.0
+
+
+def test_the_heartbeat_of_an_earlier_start_is_no_life(tmp_path):
+    training = Training(tmp_path, left_before=500)
+    assert training.seconds_after(7300.0) == 7300.0
+    training.progress(1)
+    assert training.seconds_after(1.0) == 0.0
 
 
 def test_who_retries_everything_is_seen(bench, monkeypatch):
@@ -209,7 +261,7 @@ def test_only_a_node_that_waits_for_the_head_may_say_nothing_for_long(tmp_path, 
     monkeypatch.setattr(supervise, "time", SimpleNamespace(monotonic=clock))
     wait = ["bash", "-c", 'echo "$1"; until [[ -e $2 ]]; do sleep 0.05; done', "-", said, str(over)]
     with SignalFlag() as signals:
-        assert supervise._start(wait, log, 3600, signals) == status
+        assert supervise._start(wait, log, 3600, signals, lambda: None) == status
 
 
 def test_a_training_that_is_given_up_is_given_up_on_every_node(bench, another_node):

@@ -46,6 +46,7 @@ def load_megatron_gptmodel_weights(
     from post_training.layouts.placements import train_placement
     from post_training.layouts.value_model import without_head
     from verl_patches.features.critic.head import begin_head
+    from verl_patches.features.watch.progress import file_progress
 
     table = table_for(model_config)
     placement = train_placement(unwrapped(parallel_model[0]).config)
@@ -58,7 +59,7 @@ def load_megatron_gptmodel_weights(
     if is_value_model:
         pieces = without_head(pieces)
         begin_head(tensors, model_config.initializer_range, config.megatron.seed)
-    load_from_huggingface(folder, tensors, pieces, table.shapes, ignored_prefixes(folder))
+    load_from_huggingface(folder, tensors, pieces, table.shapes, ignored_prefixes(folder), file_progress)
 
 
 @wrap(
@@ -82,6 +83,7 @@ def load_mcore_dist_weights(
 
     from post_training.layouts.model_tensors import train_tensors, unwrapped
     from post_training.layouts.placements import train_placement
+    from verl_patches.features.watch.progress import file_progress
 
     placement = train_placement(unwrapped(parallel_model[0]).config)
-    load_shard(Path(dist_weight_path), placement, dist.get_rank(), train_tensors(parallel_model))
+    load_shard(Path(dist_weight_path), placement, dist.get_rank(), train_tensors(parallel_model), file_progress)

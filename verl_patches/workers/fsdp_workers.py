@@ -46,7 +46,8 @@ _INSIDE_CRITICS = {"compute_values": ["phases"], "update_critic": ["phases", "me
 def init_with_signs_of_life(
     upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str
 ) -> None:
-    from verl_patches.features.watch.signs import process_signs, start_worker
+    from verl_patches.features.watch.progress import start_worker
+    from verl_patches.features.watch.signs import process_signs
 
     start_worker(settings.current().watch.interval_s)
     with process_signs().phase("init"):

@@ -75,7 +75,8 @@ def init_with_engine(upstream: Callable[..., None], self: ActorRolloutRefWorker,
 def init_with_signs_of_life(
     upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str
 ) -> None:
-    from verl_patches.features.watch.signs import process_signs, start_worker
+    from verl_patches.features.watch.progress import start_worker
+    from verl_patches.features.watch.signs import process_signs
 
     start_worker(settings.current().watch.interval_s)
     with process_signs().phase("init"):

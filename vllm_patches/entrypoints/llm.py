@@ -91,6 +91,7 @@ def init_with_direct_loading(upstream: Callable[..., None], self: LLM, *args: An
     from post_training.layouts.placements import rollout_placement
     from post_training.models.families import table_for
     from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
+    from verl_patches.features.watch.progress import file_progress
 
     upstream(self, *args, **kwargs)
     folder = settings.current().load_from_hf
@@ -98,5 +99,6 @@ def init_with_direct_loading(upstream: Callable[..., None], self: LLM, *args: An
     model = self.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
     table = table_for(config.model_config.hf_config)
     pieces = table.vllm_ascend(rollout_placement(config), dist.get_rank())
-    load_from_huggingface(folder, rollout_tensors(model), pieces, table.shapes, ignored_prefixes(folder))
+    ignored = ignored_prefixes(folder)
+    load_from_huggingface(folder, rollout_tensors(model), pieces, table.shapes, ignored, file_progress)
     refresh_absorbed_weights(model)

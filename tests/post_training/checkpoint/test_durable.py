@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from post_training.checkpoint import durable
 from post_training.checkpoint.durable import hash_file, sync_folder, write_durably
 
 CONTENT = [b"one", b"two" * 1000, b""]
@@ -55,6 +56,39 @@ def test_what_the_system_takes_in_parts_is_written_whole(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:100]))
     written = write_durably(path, iter(CONTENT), 0, lambda _: None)
     assert path.read_bytes() == b"".join(CONTENT) and written == hash_file(path, lambda _: None)
+
+
+class Windows:
+    """The C library; what of a file is written to the disk, as (start, size, flags)."""
+
+    def __init__(self):
+        self.asked = []
+
+    def sync_file_range(self, descriptor, start, size, flags):
+        self.asked.append((start.value, size.value, flags))
+
+
+def test_a_large_chunk_is_reported_in_parts_as_the_disk_follows(monkeypatch, tmp_path):
+    """A tensor of the host is one chunk, and the page cache takes all of it long before the disk has it."""
+    windows, reported, path = Windows(), [], tmp_path / "file"
+    monkeypatch.setattr(durable, "PART_BYTES", 10)
+    monkeypatch.setattr(durable, "_WINDOW_BYTES", 25)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: windows)
+    chunks = [memoryview(bytes(range(64))), b"end"]
+    written = write_durably(path, iter(chunks), 0, reported.append)
+    assert reported == [10, 10, 10, 10, 10, 10, 4, 3]
+    assert windows.asked == [(0, 30, 2), (30, 30, 2), (0, 30, 7)]
+    assert path.read_bytes() == bytes(range(64)) + b"end" and written == hash_file(path, lambda _: None)
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 1000])
+def test_a_file_of_several_windows_is_whole(monkeypatch, tmp_path, size):
+    """With the system's own call."""
+    monkeypatch.setattr(durable, "PART_BYTES", 32)
+    monkeypatch.setattr(durable, "_WINDOW_BYTES", 100)
+    content = os.urandom(size)
+    written = write_durably(tmp_path / "file", [content], size, lambda _: None)
+    assert (tmp_path / "file").read_bytes() == content and written == hash_file(tmp_path / "file", lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -68,8 +69,9 @@ class Alerts:
 
     def finish(self) -> None:
         """Wait a little for what is being posted, and name the metrics that no step had."""
+        until = time.monotonic() + _LAST_POST_LIMIT_S  # for all of them together
         for post in self._posts:
-            post.join(_LAST_POST_LIMIT_S)
+            post.join(max(0.0, until - time.monotonic()))
         unseen = {f"alert {name}": each.rule.metric for name, each in self._watched.items() if not each.seen}
         for name, metric in (unseen | self._missing).items():
             print(f"note: {name}: no step had the metric {metric}", file=sys.stderr, flush=True)

@@ -18,10 +18,16 @@ def any_rank(flag: bool, group: dist.ProcessGroup) -> bool:
     return bool(largest([int(flag)], group)[0])
 
 
-def largest(vector: list[int], group: dist.ProcessGroup) -> list[int]:
-    """The largest value of every element over the ranks of the device group; elements fit int32."""
+def largest(vector: list[int], group: dist.ProcessGroup, in_rollout: bool = True) -> list[int]:
+    """The largest value of every element over the ranks of the device group; elements fit int32.
+
+    in_rollout: count it among the step's agreements. Those of an engine's start would count in the first step of every
+    process, so that the step after a resume would have another figure than in the unbroken run.
+    """
     shared = torch.tensor(vector, dtype=torch.int32).npu()
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
+    if not in_rollout:
+        return [int(value) for value in shared.tolist()]
     record = current_record()
     record.count("collectives/rollout_agreement/count")
     record.count("collectives/rollout_agreement/bytes", shared.numel() * shared.element_size())

@@ -237,5 +237,5 @@ def going() -> DecodeLoop | None:
 def agree_once(mine: Offer, group: Any) -> Agreement:
     """Agree on one forward outside a rollout, such as a warm-up."""
     ranks = group.world_size
-    reduced = largest(encode(mine, Progress(), group.rank_in_group, ranks), group.device_group)
+    reduced = largest(encode(mine, Progress(), group.rank_in_group, ranks), group.device_group, in_rollout=False)
     return decide(reduced, ranks, limit=1)

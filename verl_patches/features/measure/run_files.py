@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from post_training.report.heartbeat import HEARTBEAT
 from post_training.report.metrics import MEMORY, read_entries
 from post_training.report.samples import FIRST, LAST, Sample
 
@@ -29,6 +30,7 @@ class RunFiles:
     events.jsonl    one object per event: {"time": unix seconds, "event": name}
     faults.jsonl    one object a fault: {"time": unix seconds, "kind": name, "step": int, "message": clause, ...}
     alerts.jsonl    one object a rule that was met: {"time": unix seconds, "step": int, "alert": name, "message": ...}
+    heartbeat.json  whether the run makes progress: post_training/report/heartbeat.py
     overlay.json    the patches of a worker process
     patches/HOST.PROCESS.jsonl
                     one object whenever patches ran for the first time in a process: {"process": id, "executed": labels}
@@ -58,6 +60,11 @@ class RunFiles:
     def alert(self, alert: Mapping[str, Any]) -> None:
         """Append a rule that was met: step, alert and message."""
         self._append("alerts.jsonl", {"time": time.time(), **alert})
+
+    def heartbeat(self, progress: int, step: int | None, process: str, phase: str | None) -> None:
+        """Replace the run's heartbeat: how often any process has made progress, and which one did last."""
+        content = {"progress": progress, "time": time.time(), "step": step, "process": process, "phase": phase}
+        self._replace(HEARTBEAT, content)
 
     def overlay(self, report: Mapping[str, Any]) -> None:
         """Write the report on patches, replacing an earlier one at once."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from post_training.layouts.layout import Piece
 from post_training.layouts.schedule import Chunk, Direction, Round
 from verl_patches.features.reshard.failure import Attempt
+from verl_patches.features.watch.signs import process_signs
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -134,6 +135,7 @@ class Exchange:
 
     def _land(self, number: int, work: dist.Work, attempt: Attempt, staging: Staging) -> None:
         work.wait()
+        process_signs().progress()
         received = self.rounds[number].receive
         attempt.step(f"{self._where(number)}, ", scatter, self.target, received, staging.receive[number % self.slots])
 

@@ -42,7 +42,7 @@ class Attempt:
 class RollCall:
     """Finds out who is missing after a collective has failed, by the process group's store and without collectives.
 
-    name: the same on all ranks and used for one run only. seconds: how long the others are waited for.
+    name: the same on all ranks and used for one run only. seconds: how long the others are waited for, all together.
     """
 
     group: dist.ProcessGroup
@@ -55,16 +55,14 @@ class RollCall:
         try:
             store = dist.PrefixStore(self.name, dist.distributed_c10d._get_default_store())
             store.set(str(dist.get_rank(self.group)), "here")
-            return [rank for rank in ranks if not self._answers(store, rank)]
+            try:
+                # One wait for all of them: a node that is gone takes many ranks with it.
+                store.wait([str(rank) for rank in ranks], timedelta(seconds=self.seconds))
+            except dist.DistStoreError:
+                return [rank for rank in ranks if not store.check([str(rank)])]
+            return []
         except RuntimeError:  # the store's connection is lost
             return [rank for rank in ranks if dist.get_global_rank(self.group, rank) == 0]
-
-    def _answers(self, store: dist.Store, rank: int) -> bool:
-        try:
-            store.wait([str(rank)], timedelta(seconds=self.seconds))
-        except dist.DistStoreError:
-            return False
-        return True
 
 
 def agree_on_success(attempt: Attempt, group: dist.ProcessGroup, device: torch.device) -> None:

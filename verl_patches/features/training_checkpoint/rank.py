@@ -1,4 +1,4 @@
-"""A training rank as saving and loading see it, and how the ranks agree."""
+"""A training rank as saving and loading see it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.flat_ranges import FlatPart, flat_parts
@@ -141,19 +140,6 @@ def by_local(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
     for piece in pieces:
         grouped[piece.local].append(piece)
     return grouped
-
-
-def agree(problem: str, value: Any = None) -> list[Any]:
-    """Every rank's `value`, or the first problem of any rank, on all of them. One object collective.
-
-    Raises CheckpointError on every rank when one has a problem.
-    """
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, (problem, value))
-    for trouble, _ in gathered:
-        if trouble:
-            raise CheckpointError(trouble)
-    return [each for _, each in gathered]
 
 
 def common_steps(shards: Iterable[Shard]) -> int:

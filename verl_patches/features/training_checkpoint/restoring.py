@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -26,8 +27,11 @@ from post_training.checkpoint.training_files import (
 )
 from post_training.layouts.layout import PADDING
 from post_training.tensor_parts import copy_in_parts
-from verl_patches.features.training_checkpoint.rank import TrainingRank, agree, by_local, parts_of_shard
+from verl_patches.features.training_checkpoint.host_agreement import agree, checkpoint_progress
+from verl_patches.features.training_checkpoint.rank import TrainingRank, by_local, parts_of_shard
 from verl_patches.features.training_checkpoint.saving import STEPS
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -46,23 +50,35 @@ class Loaded:
 def load_training(folder: Path, rank: TrainingRank) -> Loaded:
     """Fill this rank's weights and optimizer; every rank calls it. Returns what else there is.
 
-    Nothing is written into any rank before all files have been found whole by all ranks. One object collective.
+    Nothing is written into any rank before all files have been found whole by all ranks, and none returns before all
+    have read theirs. Two agreements on the host.
     Raises CheckpointError on every rank when one finds a fault.
     """
-    try:
-        files = _checked(folder, rank)
-    except (CheckpointError, OSError) as error:
-        agree(str(error))
-        raise
-    agree("")
-    with torch.no_grad():
-        _fill_weights(files, rank)
-        _fill_optimizer(files, rank)
+    files = _on_all_ranks(lambda: _checked(folder, rank))
+    # The next collective of the device would wait for the slowest reader, and not as long as that may need.
+    _on_all_ranks(lambda: _fill(files, rank))
     name = file_name(rank.rank, rank.world_size)
     if name not in files.random:
         return Loaded(None, files.metadata[min(files.metadata)])
     tensors = {RANDOM + entry: read_whole(stored) for entry, stored in files.random[name].items()}
     return Loaded(tensors, files.metadata[name])
+
+
+def _on_all_ranks(action: Callable[[], Result]) -> Result:
+    """What `action` returns, when it has returned on all ranks. Raises on all of them what it raises on one."""
+    try:
+        result = action()
+    except (CheckpointError, OSError) as error:
+        agree(str(error))
+        raise
+    agree("")
+    return result
+
+
+def _fill(files: TrainingFiles, rank: TrainingRank) -> None:
+    with torch.no_grad():
+        _fill_weights(files, rank)
+        _fill_optimizer(files, rank)
 
 
 def _checked(folder: Path, rank: TrainingRank) -> TrainingFiles:
@@ -71,7 +87,7 @@ def _checked(folder: Path, rank: TrainingRank) -> TrainingFiles:
     _check_states(folder, files, rank)
     manifest = complete_manifest(folder)
     mine = sorted(manifest.files)[rank.rank :: rank.world_size]  # all ranks together hash every file once
-    found = {name: hash_file(folder / name, lambda _: None) for name in mine}
+    found = {name: hash_file(folder / name, checkpoint_progress) for name in mine}
     check_digests(folder, manifest.files, found, MANIFEST_NAME)
     return files
 
@@ -99,7 +115,7 @@ def _fill_weights(files: TrainingFiles, rank: TrainingRank) -> None:
             target.zero_()
             continue
         state = MASTER if piece.canonical in files.sources[MASTER].tensors else WEIGHT
-        fill(files.sources[state], piece, target)
+        fill(files.sources[state], piece, target, checkpoint_progress)
 
 
 def _fill_optimizer(files: TrainingFiles, rank: TrainingRank) -> None:
@@ -116,3 +132,4 @@ def _fill_optimizer(files: TrainingFiles, rank: TrainingRank) -> None:
                 values = torch.empty(target.shape, dtype=torch.float32)
                 files.sources[state].read_into(part.canonical, part.box, values)
                 copy_in_parts(target, values)
+                checkpoint_progress(values.nbytes)

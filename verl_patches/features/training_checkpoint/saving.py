@@ -18,13 +18,8 @@ from post_training.checkpoint.training_files import (
     file_name,
     write_file,
 )
-from verl_patches.features.training_checkpoint.rank import (
-    TrainingRank,
-    agree,
-    by_local,
-    common_steps,
-    parts_of_shard,
-)
+from verl_patches.features.training_checkpoint.host_agreement import agree, checkpoint_progress
+from verl_patches.features.training_checkpoint.rank import TrainingRank, by_local, common_steps, parts_of_shard
 
 STEPS = "optimizer_steps"
 
@@ -51,14 +46,15 @@ class RankFile:
             return self.problem, None
         try:
             (self.folder / MANIFEST_NAME).unlink(missing_ok=True)
-            return "", write_file(path, self.tensors, self.metadata)
+            return "", write_file(path, self.tensors, self.metadata, checkpoint_progress)
         except OSError as error:
             return f"{path}: cannot be written ({error.strerror}); give the checkpoint room or another folder", None
 
     def complete(self, problem: str, written: Written | None) -> Manifest:
         """Agree on what `write` returned on each rank, and list all files; every rank calls it and gets the manifest.
 
-        Two object collectives. Raises CheckpointError on every rank when one had a problem; there is no manifest then.
+        Two agreements on the host. Raises CheckpointError on every rank when one had a problem or is missing; there is
+        no manifest then.
         """
         files = agree(problem, (self.name, written))
         manifest = Manifest({"tool": "training_checkpoint", "ranks": len(files)}, files=dict(files), complete=True)

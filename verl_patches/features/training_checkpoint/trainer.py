@@ -38,6 +38,7 @@ from verl_patches.features.training_checkpoint.step_folders import (
     step_folder,
     step_of,
 )
+from verl_patches.features.watch.progress import file_progress
 
 State = Callable[[], dict[str, Any]]
 Finish = Callable[[], Any]
@@ -195,7 +196,7 @@ def trainer_state(trainer: Any) -> dict[str, Any]:
 def data_digests(files: str | Iterable[str]) -> list[str]:
     """SHA-256 of the training data's files, in their order."""
     listed = [files] if isinstance(files, str) else list(files)
-    return [hash_file(Path(file).expanduser(), lambda _: None).sha256 for file in listed]
+    return [hash_file(Path(file).expanduser(), file_progress).sha256 for file in listed]
 
 
 def resume_step(trainer: Any, output_dir: str) -> None:

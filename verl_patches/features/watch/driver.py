@@ -1,4 +1,5 @@
-"""The driver's side: a thread that follows the signs of life, names who has stopped, and ends the run in the end."""
+"""The driver's side: a thread that follows the heartbeats, names who has stopped, ends the run in the end, and keeps
+the run's own heartbeat in its folder."""
 
 from __future__ import annotations
 
@@ -10,14 +11,21 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any, Protocol
 
 from post_training.report.faults import NOT_ANSWERING
-from verl_patches.features.measure.run_files import RunFiles
 from verl_patches.features.watch.feature import WatchSettings
 from verl_patches.features.watch.limits import Stop, Watch
 from verl_patches.features.watch.signs import Sign, process_start
 
 _JOIN_S = 10.0
+
+
+class Records(Protocol):
+    """What is written of stops and of progress; `measure.run_files.RunFiles` has it."""
+
+    def fault(self, kind: str, message: str, step: int | None, **facts: Any) -> None: ...
+    def heartbeat(self, progress: int, step: int | None, process: str, phase: str | None) -> None: ...
 
 
 class Watcher:
@@ -30,15 +38,17 @@ class Watcher:
         end: called once, when the second limit is passed.
     """
 
-    def __init__(self, watch: Watch, received: Callable[[], Iterable[bytes]], files: RunFiles, end: Callable[[], None]):
+    def __init__(self, watch: Watch, received: Callable[[], Iterable[bytes]], files: Records, end: Callable[[], None]):
         self._watch, self._received, self._files, self._end = watch, received, files, end
         self._named: dict[str, Stop] = {}
+        self._shown = 0
         self.sentence = ""
 
     def look(self) -> None:
         """Take in all signs; name those that have stopped since the last look, and those that go on again."""
         for content in self._received():
             self._watch.hear(Sign.unpacked(content))
+        self._show_progress()
         stops = {stop.name: stop for stop in self._watch.stopped()}
         for name in [name for name in self._named if name not in stops]:
             stop = self._named.pop(name)
@@ -55,6 +65,17 @@ class Watcher:
                 _kill_if_here(stop)
             self._end()
 
+    def _show_progress(self) -> None:
+        """Write the run's heartbeat where anybody has made progress since it was written."""
+        newest, progress = self._watch.newest, self._watch.progress
+        if newest is None or progress == self._shown:
+            return
+        try:
+            self._files.heartbeat(progress, self._watch.step, newest.name, newest.phase)
+        except OSError as error:  # hangs are still seen here, and a disk that is full ends the run by itself
+            print(f"warning: the run's heartbeat cannot be written ({error.strerror})", file=sys.stderr, flush=True)
+        self._shown = progress
+
     def _say(self, stop: Stop) -> None:
         print(f"warning: {stop.sentence()}", file=sys.stderr, flush=True)
         self._write(stop)
@@ -66,7 +87,7 @@ class Watcher:
 
 
 @contextmanager
-def watching(settings: WatchSettings, ranks: int, files: RunFiles, own_ray: bool) -> Iterator[Watcher]:
+def watching(settings: WatchSettings, ranks: int, files: Records, own_ray: bool) -> Iterator[Watcher]:
     """Watch over the Ray job of this process in the block.
 
     When the second limit is passed the main thread is interrupted as by SIGTERM, for which it must have a handler;

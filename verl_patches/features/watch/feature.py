@@ -10,15 +10,17 @@ from overlay import ConfigurationError, Feature
 
 # torch_npu ends a process whose collective has waited this long, and the HCCL log of why is lost with it.
 DEVICE_WATCHDOG_S = 1800.0
-# Signs of life that may be late before a process counts as one that does not answer.
+# Heartbeats that may be late before a process counts as one that does not answer.
 MISSED_SIGNS = 3
 _AT_LEAST = {"at_least": 0}
 
 
 @dataclass(frozen=True)
 class WarnSeconds:
-    """Seconds after which a process is named. `silent`: without a sign of life, in any phase; the others: without
-    progress in that phase, where `start` is before the first sign and `driver` is the training loop's own work."""
+    """Seconds after which a process is named. `silent`: without a heartbeat, in any phase; the others: without progress
+    in that phase, however long the phase takes, where `start` is before the first heartbeat and `driver` is the
+    training loop's own work. Progress is a micro batch, an optimizer step, a decode step, a round of a reshard, a
+    scored answer or a part of a file."""
 
     silent: float = field(default=60.0, metadata=_AT_LEAST)
     start: float = field(default=900.0, metadata=_AT_LEAST)
@@ -38,11 +40,12 @@ class WarnSeconds:
 @dataclass(frozen=True)
 class EndSeconds:
     """Seconds after which the run is ended; see `WarnSeconds`. Phases in which dies wait for each other end before the
-    device's own watchdog, which would end the waiting processes and not the one that they wait for."""
+    device's own watchdog, which would end the waiting processes and not the one that they wait for. All of them end
+    before `supervise.py --silent-after`, which names nobody."""
 
     silent: float = field(default=900.0, metadata=_AT_LEAST)
     start: float = field(default=3600.0, metadata=_AT_LEAST)
-    init: float = field(default=7200.0, metadata=_AT_LEAST)
+    init: float = field(default=5400.0, metadata=_AT_LEAST)
     reshard: float = field(default=1500.0, metadata=_AT_LEAST)
     rollout: float = field(default=1500.0, metadata=_AT_LEAST)
     old_log_prob: float = field(default=1500.0, metadata=_AT_LEAST)

@@ -1,8 +1,10 @@
-"""Who has stopped: the signs of life of all processes against the limits, without a clock and a network of its own.
+"""Who has stopped: the heartbeats of all processes against the limits, without a clock and a network of its own.
 
-Where one rank stops, all others soon wait for it in a collective, and none of them makes progress. So a process that
-sends nothing is named before one that says that it waits; if all send, one that computes is named before those that
-wait; and only if all wait, each for another, all are named.
+Limits judge silence, the time without progress, and never the length of a phase. Where one rank stops, all others soon
+wait for it in a collective, and none of them makes progress. So a process that sends nothing is named before one that
+says that it waits; if all send, one that computes is named before those that wait; and only if all wait, each for
+another, all are named. A rank that waits is as alive as the most recent progress of any rank: the others wait as long
+as the slowest pipeline stage or writer of a checkpoint needs, and that is healthy.
 """
 
 from __future__ import annotations
@@ -78,6 +80,10 @@ class Watch:
     def __init__(self, settings: WatchSettings, ranks: int, clock: Callable[[], float]):
         self._settings, self._ranks, self._clock = settings, ranks, clock
         self._seen = {TRAINER: Seen(clock(), clock())}
+        self.progress = 0
+        """Heartbeats so far that showed progress, of all processes together."""
+        self.newest: Sign | None = None
+        """The last of them."""
 
     def hear(self, sign: Sign) -> None:
         """Take in the newest sign of a process; one that was taken in before says nothing."""
@@ -87,12 +93,21 @@ class Watch:
         seen, last = self._seen[sign.name], self._seen[sign.name].sign
         if last is not None and (sign.pid, sign.serial) == (last.pid, last.serial):
             return
-        if last is None or (sign.pid, sign.moves, sign.phase) != (last.pid, last.moves, last.phase):
+        if last is None or (sign.pid, sign.moves) != (last.pid, last.moves):
+            self.progress, self.newest = self.progress + 1, sign
+            seen.moved_at = now
+        elif sign.phase != last.phase:  # the training loop begins or ends to wait for its workers, and does no work
             seen.moved_at = now
         seen.heard_at, seen.sign = now, sign
         if sign.name == TRAINER:  # which asks for its workers next
             for rank in range(self._ranks):
                 self._seen.setdefault(str(rank), Seen(now, now))
+
+    @property
+    def step(self) -> int | None:
+        """The step that the training loop is in."""
+        trainer = self._seen[TRAINER].sign
+        return trainer.step if trainer else None
 
     def stopped(self) -> list[Stop]:
         """Those that are to blame for what is beyond its first limit, by rank; empty if nothing is."""
@@ -110,11 +125,9 @@ class Watch:
 
     def _stop(self, name: str, waiting: tuple[int, ...], beyond_end: bool) -> Stop:
         seen = self._seen[name]
-        silent, trainer = self._is_silent(seen), self._seen[TRAINER].sign
+        silent = self._is_silent(seen)
         seconds = self._clock() - (seen.heard_at if silent else seen.moved_at)
-        return Stop(
-            name, seen.phase, seconds, silent, beyond_end, trainer.step if trainer else None, waiting, seen.sign
-        )
+        return Stop(name, seen.phase, seconds, silent, beyond_end, self.step, waiting, seen.sign)
 
     def _is_silent(self, seen: Seen) -> bool:
         return seen.sign is None or self._clock() - seen.heard_at > MISSED_SIGNS * self._settings.interval_s
@@ -126,7 +139,13 @@ class Watch:
         if now - seen.heard_at > limits.silent:
             return True
         limit = getattr(limits, seen.phase, None) if seen.phase else None
-        return limit is not None and now - seen.moved_at > limit
+        return limit is not None and now - self._moved_at(seen) > limit
+
+    def _moved_at(self, seen: Seen) -> float:
+        """When a process, or whoever a waiting one may wait for, last made progress."""
+        if not _waits(seen):
+            return seen.moved_at
+        return max(each.moved_at for name, each in self._seen.items() if each is seen or name != TRAINER)
 
 
 def _waits(seen: Seen) -> bool:

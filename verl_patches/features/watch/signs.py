@@ -1,8 +1,8 @@
-"""The signs of life of one process: a thread of its own sends them, so they go on whatever the process computes.
+"""The heartbeat of one process: a thread of its own sends it, so it goes on whatever the process computes.
 
-A sign says which phase the process is in, whether it has made progress since the last one, and where its code is. What
-the thread can see of a process that hangs is worth more than what the process itself could still say: a stopped process
-sends nothing at all, and one that waits for others says so.
+A heartbeat says which phase the process is in, how often it has made progress, and where its code is. What the thread
+can see of a process that hangs is worth more than what the process itself could still say: a stopped process sends
+nothing at all, and one that waits for others says so.
 """
 
 from __future__ import annotations
@@ -88,9 +88,15 @@ class Signs:
             self._phases.pop()
             self._moves += 1
 
-    def progress(self) -> None:
-        """Something was finished inside the phase, so it is not stuck."""
-        self._moves += 1
+    def progress(self, of: str | None = None) -> None:
+        """Count one finished unit of work: a micro batch, an optimizer step, an answer, a part of a file.
+
+        Args:
+            of: count only while the process is in this phase. A thread that works beside the main one says so: what it
+                finishes must not hide that the main thread hangs in another phase.
+        """
+        if of is None or self._phases[-1:] == [of]:
+            self._moves += 1
 
     def now(self, name: str, serial: int, where: str) -> Sign:
         """The sign of this moment, in which the process is at `where`."""
@@ -108,11 +114,6 @@ _sender: threading.Thread | None = None
 def process_signs() -> Signs:
     """Those of this process."""
     return _signs
-
-
-def start_worker(interval_s: float) -> None:
-    """Start sending as the worker of the rank that verl's environment names."""
-    start_in_ray(os.environ["RANK"], interval_s)
 
 
 def start_in_ray(name: str, interval_s: float) -> None:

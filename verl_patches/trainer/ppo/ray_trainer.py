@@ -615,8 +615,11 @@ def fit_with_trackers(upstream: Callable[..., None], self: RayPPOTrainer) -> Non
     outside=["training_checkpoint"],
 )
 def init_workers_with_signs_of_life(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
+    from verl_patches.features.watch.progress import count_answers
     from verl_patches.features.watch.signs import TRAINER, start_in_ray
 
+    for manager in (getattr(self, "reward_fn", None), getattr(self, "val_reward_fn", None)):
+        count_answers(manager)
     start_in_ray(TRAINER, settings.current().watch.interval_s)
     return upstream(self)
 

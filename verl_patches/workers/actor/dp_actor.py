@@ -10,6 +10,7 @@ from verl_patches.features.compatibility.feature import FULLY_SHARDED
 from verl_patches.features.exact_loss.feature import EXACT_LOSS
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.precision.feature import PRECISION
+from verl_patches.features.watch.feature import WATCH
 
 if TYPE_CHECKING:
     import torch
@@ -98,6 +99,28 @@ def forward_micro_batch(
         return entropy, log_probs
     factors, about = in_progress
     return tuple(factors.weigh(_counted(micro_batch, about), entropy, log_probs))
+
+
+@wrap(
+    f"{_ACTOR}._forward_micro_batch",
+    feature=WATCH,
+    why="a phase of long answers takes longer than any hang detector waits; it goes on as long as micro batches end",
+    upstream="not forwarded: part of this project's features",
+    remove_when="never: it is this project's own hang detector",
+    outside=["exact_loss"],
+)
+def watched_forward_micro_batch(
+    upstream: Callable[..., tuple[torch.Tensor | None, ...]],
+    self: DataParallelPPOActor,
+    micro_batch: dict[str, Any],
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor | None, ...]:
+    from verl_patches.features.watch.progress import finished_forward
+
+    output = upstream(self, micro_batch, *args, **kwargs)
+    finished_forward(output)
+    return output
 
 
 def _counted(batch: TensorDict | dict[str, Any], about: dict[str, Any]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from verl_patches.features.critic.feature import CRITIC
 from verl_patches.features.exact_loss.feature import EXACT_LOSS
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.precision.feature import PRECISION
+from verl_patches.features.watch.feature import WATCH
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +85,24 @@ def forward_weighed_micro_batch(
     if factors is None:  # values alone
         return values
     return factors.weigh(response_mask(micro_batch), values)[0]
+
+
+@wrap(
+    f"{_CRITIC}._forward_micro_batch",
+    feature=WATCH,
+    why="a phase of long answers takes longer than any hang detector waits; it goes on as long as micro batches end",
+    upstream="not forwarded: part of this project's features",
+    remove_when="never: it is this project's own hang detector",
+    outside=["critic", "exact_loss"],
+)
+def watched_forward_micro_batch(
+    upstream: Callable[..., torch.Tensor], self: DataParallelPPOCritic, micro_batch: dict[str, Any]
+) -> torch.Tensor:
+    from verl_patches.features.watch.progress import finished_forward
+
+    output = upstream(self, micro_batch)
+    finished_forward(output)
+    return output
 
 
 @wrap(

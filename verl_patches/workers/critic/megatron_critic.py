@@ -10,6 +10,7 @@ from verl_patches.features.critic.feature import CRITIC
 from verl_patches.features.dynamic_batches.feature import DYNAMIC_BATCHES
 from verl_patches.features.exact_loss.feature import EXACT_LOSS
 from verl_patches.features.nonfinite.feature import NONFINITE
+from verl_patches.features.watch.feature import WATCH
 
 if TYPE_CHECKING:
     import torch
@@ -134,6 +135,22 @@ def get_cutting_forward_backward_func(upstream: Callable[..., Callable[..., Any]
     from verl_patches.features.dynamic_batches.schedule import agreement_of_ranks, with_dynamic_batches
 
     return with_dynamic_batches(upstream(), agreement_of_ranks())
+
+
+@wrap(
+    _SCHEDULE,
+    feature=WATCH,
+    relies_on=[f"{_CRITIC}.forward_backward_batch"],
+    why="a phase of long answers takes longer than any hang detector waits; it goes on as long as micro batches end",
+    upstream="not forwarded: part of this project's features",
+    remove_when="never: it is this project's own hang detector",
+    outside=["dynamic_batches", "exact_loss"],
+    only_here=True,
+)
+def get_watched_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
+    from verl_patches.features.watch.progress import with_progress
+
+    return with_progress(upstream())
 
 
 @wrap(

@@ -1,10 +1,12 @@
-"""verl's `prime` reward manager: an answer whose function failed or ran out of time scores 0, and is counted."""
+"""verl's `prime` reward manager: an answer whose function failed or ran out of time scores 0, and is counted; every
+answer is progress for the hang detector."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from overlay import wrap
 from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.watch.signs import process_signs
 
 
 @wrap(
@@ -24,6 +26,7 @@ async def single_compute_score(
     **kwargs: Any,
 ) -> Any:
     score = await upstream(evaluation_func, completion, reference, task, *args, **kwargs)
+    process_signs().progress()  # here, since the function itself runs in another process
     if score is None:
         from post_training.rewards import failures
 

@@ -285,6 +285,21 @@ def test_a_receiver_that_does_not_answer_holds_no_step_up_and_no_end(slow_receiv
     assert [(entry["step"], entry["alert"]) for entry in received] == [(1, "a")]
 
 
+def test_posts_share_one_deadline_at_the_end(monkeypatch):
+    """Many rules may be met by the last step, and none of them is answered."""
+    now = [0.0]
+
+    class Unanswered:
+        def join(self, limit):
+            now[0] += limit
+
+    monkeypatch.setattr(watcher.time, "monotonic", lambda: now[0])
+    alerts = Alerts([], lambda alert: None)
+    alerts._posts = [Unanswered() for _ in range(30)]
+    alerts.finish()
+    assert now[0] == watcher._LAST_POST_LIMIT_S
+
+
 def test_a_receiver_that_is_not_there_is_one_warning_without_its_address(capsys):
     alerts = Alerts(
         rules(a={"metric": "x", "above": 1, "then": "webhook"}), lambda alert: None, "http://127.0.0.1:1/secret"

@@ -24,6 +24,8 @@ from tests.verl_patches.features.exact_loss.whole_pass import CLIP, ENTROPY, KL,
 from verl_patches.features import settings
 from verl_patches.features.exact_loss.feature import ExactLossSettings
 from verl_patches.features.overlong.filtering import without_truncated
+from verl_patches.features.watch.feature import WatchSettings
+from verl_patches.features.watch.signs import process_signs
 
 CONFIGURATION = {
     "clip_ratio": CLIP, "clip_ratio_low": None, "clip_ratio_high": None, "clip_ratio_c": 3.0, "entropy_coeff": ENTROPY,
@@ -109,7 +111,9 @@ class Updates:
         columns = {name: value[rows] for name, value in self._reference["batch"].items()}
         batch = DataProto.from_dict(columns, meta_info={"temperature": 1.0})
         batch = without_truncated(batch, frozenset()) if cut_left_out else batch
+        moves = process_signs()._moves
         gradients, metrics = self.update(batch.to("npu"))
+        moves, micro_batches = process_signs()._moves - moves, mini // ranks // micro
         parts = ["all"] if mini == SEQUENCES else ["first", "second"] * epochs
         passes = [against] if against else [f"{mode}/{part}" for part in parts]
         assert len(gradients) == len(passes)
@@ -117,6 +121,8 @@ class Updates:
             "errors": [self._error(found, name) for found, name in zip(gradients, passes, strict=True)],
             "losses": metrics[self.loss],
             "expected_losses": [self._reference["passes"][name]["losses"][0] for name in passes],
+            # A forward and a backward of each micro batch.
+            "progress": None if limit else [moves, len(parts) * 2 * micro_batches],
         }
 
     def _error(self, gradients: dict[str, torch.Tensor], name: str) -> float:
@@ -161,7 +167,7 @@ class ValueUpdates(Updates):
 def main(folder: Path) -> None:
     torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("hccl")
-    settings.activate(replace(settings.current(), precision="float32"))
+    settings.activate(replace(settings.current(), precision="float32", watch=WatchSettings()))
     plan = json.loads((folder / "plan.json").read_text())
     updates, values = Updates(folder), ValueUpdates(folder)
     results = {name: updates.run(**options) for name, options in plan["actor"].items()}

@@ -35,6 +35,8 @@ from verl_patches.features import settings
 from verl_patches.features.dynamic_batches import schedule as dynamic
 from verl_patches.features.exact_loss.feature import ExactLossSettings
 from verl_patches.features.overlong.filtering import without_truncated
+from verl_patches.features.watch.feature import WatchSettings
+from verl_patches.features.watch.signs import process_signs
 
 LAYOUTS = [
     Layout("data1"),
@@ -123,7 +125,9 @@ class Updates:
         batch = self._batch(mini, micro)
         if cut_left_out:  # as on the driver
             batch = without_truncated(batch.to("cpu"), frozenset()).to("npu")
+        moves = process_signs()._moves
         every, metrics = self.update(batch)
+        moves, micro_batches = process_signs()._moves - moves, mini // data // micro
         parts = ["all"] if mini == SEQUENCES else ["first", "second"] * epochs
         passes = [against] if against else [f"{mode}/{part}" for part in parts]
         assert len(every) == len(passes)
@@ -132,6 +136,8 @@ class Updates:
             "errors": [self._error(gradients, name) for gradients, name in found],
             "losses": [metrics[name] for name in self.losses if name in metrics],
             "expected_losses": [self._reference["passes"][name]["losses"] for name in passes],
+            # A forward and a backward of each micro batch, and the end of each update's schedule.
+            "progress": None if limit else [moves, len(parts) * (2 * micro_batches + 1)],
         }
 
     def log_probs(self, limit: int) -> dict[str, Any]:
@@ -153,7 +159,7 @@ class Updates:
 
     def _choose(self, limit: int | None, **chosen: Any) -> None:
         tokens = {"dynamic_update": limit is not None, "update_tokens": limit}
-        settings.activate(replace(settings.current(), **tokens, **chosen))
+        settings.activate(replace(settings.current(), watch=WatchSettings(), **tokens, **chosen))
         self._trained.config.use_dynamic_bsz = limit is not None
 
     def _batch(self, mini: int, micro: int) -> DataProto:

@@ -58,6 +58,13 @@ def test_gradients_and_reported_losses_are_those_of_one_pass(found):
         assert update["losses"] == pytest.approx(update["expected_losses"], rel=1e-5, abs=1e-6), name
 
 
+def test_every_micro_batch_is_progress_for_the_hang_detector(found):
+    counted = {name: each["progress"] for name, each in found.items() if isinstance(each, dict) and each["progress"]}
+    assert len(counted) > len(OF_CRITIC)
+    for name, (count, expected) in counted.items():
+        assert count == expected > 0, name
+
+
 def test_dapos_gradients_and_losses_are_those_of_one_pass(found):
     for name in OF_DAPO:
         update = found[name]

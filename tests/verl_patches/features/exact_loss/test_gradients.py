@@ -77,12 +77,26 @@ def combined(ranks):
             # verl reports the policy's loss as a list of one.
             firsts = (one if isinstance(one, list) else [one] for one in first)
             reported = [[*one, *others] for one, *others in zip(firsts, *further, strict=True)]
-    return {"errors": errors, "losses": reported, "expected_losses": ranks[0]["expected_losses"]}
+    told = {"progress": [rank["progress"] for rank in ranks], "expected_losses": ranks[0]["expected_losses"]}
+    return {"errors": errors, "losses": reported} | told
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     return measure(tmp_path_factory.mktemp("two"), 2, FEW_CUTS | OTHERS | OF_DAPO | NOT_DAPO, OF_CRITIC | OTHERS)
+
+
+def judge_progress(found, plan):
+    """On every pipeline stage and replica, of the actor and the critic."""
+    for layout, updates in found.items():
+        for name in (name for name in plan if "limit" not in plan[name]):
+            for of_model in (updates, updates["critic"]):
+                for count, expected in of_model[name]["progress"] if name in of_model else ():
+                    assert count == expected > 0, (layout, name)
+
+
+def test_every_micro_batch_is_progress_for_the_hang_detector(two):
+    judge_progress(two, FEW_CUTS | OTHERS)
 
 
 def judge(found, plan, tolerance=TOLERANCE):

@@ -46,6 +46,36 @@ def test_what_the_rank_was_told_first_is_kept(roll_call):
     assert told in said(attempt, roll_call)
 
 
+class Store:
+    """The store of 256 ranks of which some never answer, under a clock that only waiting turns."""
+
+    def __init__(self, silent):
+        self.silent, self.seconds = set(map(str, silent)), 0.0
+
+    def set(self, key, value):
+        assert (key, value) == ("0", "here")
+
+    def wait(self, keys, limit):
+        if self.silent & set(keys):
+            self.seconds += limit.total_seconds()
+            raise dist.DistStoreError("wait timeout")
+
+    def check(self, keys):
+        return not self.silent & set(keys)
+
+
+@pytest.mark.parametrize("silent", [[], [7], list(range(16, 32)), list(range(1, 256))])
+def test_missing_ranks_share_one_deadline(monkeypatch, silent):
+    """A node that is gone takes its 16 ranks with it."""
+    store = Store(silent)
+    monkeypatch.setattr(dist, "get_world_size", {None: 256}.get)
+    monkeypatch.setattr(dist, "get_rank", {None: 0}.get)
+    monkeypatch.setattr(dist, "PrefixStore", lambda name, of: store)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: None)
+    assert RollCall(None, "reshard", seconds=10.0).missing() == silent
+    assert store.seconds == (10.0 if silent else 0.0)
+
+
 def test_what_all_ranks_agreed_on_is_left_as_it_is(roll_call):
     with pytest.raises(ReshardError, match="^agreed$"), naming_the_missing(Attempt(), roll_call):
         raise ReshardError("agreed")

@@ -111,7 +111,7 @@ def main(folder: Path) -> int:
         run(killed, dtype, Stop(place, step, rank, write))
         after = newest_step(killed / "checkpoints")[0] or 0
         run(killed, dtype)
-        result = compare(unbroken, killed, after + 1, STEPS)
+        result = compare(unbroken, killed, STEPS)
         found.append({"after": after, "steps": result.steps, "differing": result.differing})
     (folder / "found.json").write_text(json.dumps(found))
     return 0

@@ -1,5 +1,7 @@
 """What the driver says and does about processes that stop, and the limits that it refuses."""
 
+import errno
+import json
 import os
 import signal
 import subprocess
@@ -7,11 +9,13 @@ import sys
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
 from overlay import ConfigurationError
 from post_training.report import RunFacts, summarise
+from post_training.report.heartbeat import HEARTBEAT, read_progress
 from verl_patches.features.measure.run_files import RunFiles, read_faults
 from verl_patches.features.settings import OverlaySettings, SettingsError
 from verl_patches.features.watch.driver import Watcher, watching
@@ -89,6 +93,41 @@ def test_one_that_answers_again_is_said_and_can_be_named_again(tmp_path, capsys,
     assert "warning: rank 0 goes on after 11 s" in capsys.readouterr().err
     driven.look_at(23)
     assert "has not answered for 11 s" in capsys.readouterr().err and not driven.ended
+
+
+def heartbeat(folder):
+    return json.loads((folder / HEARTBEAT).read_text())
+
+
+def test_the_run_has_a_heartbeat_in_its_folder(tmp_path, victim):
+    driven = Driven(tmp_path, victim.pid)
+    assert read_progress(tmp_path) is None
+    driven.look_at(0)
+    first, beat = read_progress(tmp_path), heartbeat(tmp_path)
+    assert first == 2 and (beat["process"], beat["phase"], beat["step"]) == ("0", "update", 3) and beat["time"] > 1e9
+    (tmp_path / HEARTBEAT).unlink()
+    driven.rank = replace(driven.rank, serial=5)
+    driven.look_at(1, 2)
+    assert read_progress(tmp_path) is None, "written although nobody has made progress"
+    driven.rank = replace(driven.rank, serial=6, moves=1)
+    driven.look_at(3)
+    assert read_progress(tmp_path) == first + 1
+
+
+def test_hangs_are_seen_where_no_heartbeat_can_be_written(tmp_path, victim, capsys, monkeypatch):
+    driven = Driven(tmp_path, victim.pid)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(RunFiles, "heartbeat", mock.Mock(side_effect=full))
+    driven.look_at(0, 11)
+    said = capsys.readouterr().err
+    assert said.startswith("warning: the run's heartbeat cannot be written (No space left on device)\n")
+    assert "has not answered for 11 s" in said
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"progress": "7"}', '{"progress": null}'])
+def test_a_damaged_heartbeat_is_none(tmp_path, content):
+    (tmp_path / HEARTBEAT).write_text(content)
+    assert read_progress(tmp_path) is None
 
 
 class Store:

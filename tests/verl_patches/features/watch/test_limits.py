@@ -82,6 +82,30 @@ def test_a_rank_that_computes_without_end_is_named_and_not_as_silent(run):
     assert run.go_on(30)[0].beyond_end
 
 
+def test_ranks_that_wait_for_a_slow_one_are_not_named(run):
+    """As pipeline stages do, and ranks whose file of a checkpoint is written: only the slow one makes progress."""
+    run.change("0", "1", "3", where=REDUCE)
+    for _ in range(20):
+        assert run.go_on(29) == []
+        run.change("2")
+    (stop,) = run.go_on(32)
+    assert (stop.name, stop.waiting) == ("2", (0, 1, 3))
+
+
+def test_progress_of_the_training_loop_excuses_no_rank(run):
+    run.change("0", "1", "2", "3", where=REDUCE)
+    assert [stop.name for stop in run.go_on(32, moving=(TRAINER,))] == ["0", "1", "2", "3"]
+
+
+def test_progress_is_counted_over_all_processes(run):
+    before = run.watch.progress
+    run.go_on(5)
+    assert run.watch.progress == before, "heartbeats alone are no progress"
+    run.go_on(3, moving="02")
+    assert run.watch.progress == before + 6 and run.watch.newest.name == "2"
+    assert run.watch.step == 3
+
+
 def test_if_all_wait_for_each_other_all_are_named(run):
     run.change("0", "1", "2", "3", where=REDUCE)
     assert [stop.name for stop in run.go_on(32)] == ["0", "1", "2", "3"]

@@ -1,0 +1,147 @@
+"""How the ranks agree on a checkpoint: on the host, for as long as somebody writes.
+
+Ranks finish their files at different times: over 256 ranks on one storage the spread is minutes to an hour. A
+collective on the device waits only as long as HCCL and torch_npu's watchdog let it, and then kills the job. So each
+rank puts what it has to say into the store of the process group, rank 0 collects it and puts the answer there:
+
+    rank r   N/r        what it says in agreement N
+    rank 0   N/all      what all have said, or who is missing
+    rank r   progress/r a number that grows while the rank writes or reads
+
+A rank counts as missing when it has said nothing and made no progress for `silence_s` seconds, however long the
+agreement takes in all.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from post_training.checkpoint.files import CheckpointError
+from verl_patches.features import settings
+from verl_patches.features.watch.signs import process_signs
+
+_POLL_S = 1.0
+# Between two signs of progress in the store, which 256 ranks share.
+_BEAT_S = 5.0
+
+
+class HostAgreement:
+    """The agreements of one rank, in the order in which all ranks make them.
+
+    Args:
+        store: of the process group, for these agreements alone.
+        silence_s: how long a rank may say nothing and make no progress.
+        clock: seconds, from any beginning.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        silence_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._rank, self._world_size = store, rank, world_size
+        self._silence_s, self._clock = silence_s, clock
+        self._number, self._beat_at = 0, clock() - _BEAT_S
+
+    def progress(self) -> None:
+        """Tell the ranks that wait that this one goes on; any thread may call it, and often."""
+        if self._clock() - self._beat_at >= _BEAT_S:
+            self._beat_at = self._clock()
+            self._store.add(f"progress/{self._rank}", 1)
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return every rank's `value`, by rank. All ranks call it.
+
+        Raises:
+            CheckpointError: a rank is missing; on every rank that is not.
+        """
+        self._number += 1
+        mine, answer = f"{self._number}/{self._rank}", f"{self._number}/all"
+        try:
+            self._store.set(mine, pickle.dumps(value))
+            if self._rank == 0:
+                self._store.set(answer, pickle.dumps(self._collected()))
+            elif self._wait([answer], [0]):
+                raise CheckpointError(self._missing([0]))
+            missing, values = pickle.loads(self._store.get(answer))
+        except RuntimeError as error:  # the store's connection is lost, and rank 0 keeps the store
+            raise CheckpointError(f"{self._missing([0])} ({error})") from error
+        if missing:
+            raise CheckpointError(self._missing(missing))
+        return values
+
+    def _collected(self) -> tuple[list[int], list[Any]]:
+        """The ranks that are missing, and what all have said if none is."""
+        keys = [f"{self._number}/{rank}" for rank in range(self._world_size)]
+        missing = self._wait(keys, range(self._world_size))
+        if self._number > 1:  # everybody has read the answer before, or would not be here
+            for rank in range(self._world_size):
+                self._store.delete_key(f"{self._number - 1}/{rank}")
+        return missing, [] if missing else [pickle.loads(self._store.get(key)) for key in keys]
+
+    def _wait(self, keys: Sequence[str], ranks: Sequence[int]) -> list[int]:
+        """Wait for the key of each rank; those of `ranks` whose key does not come while they make no progress."""
+        since, seen = self._clock(), [-1]
+        left = dict(zip(ranks, keys, strict=True))
+        while True:
+            try:
+                # The hang detector takes a rank whose line says wait( for one that others keep waiting.
+                self._store.wait(list(left.values()), timedelta(seconds=min(_POLL_S, self._silence_s)))
+                return []
+            except dist.DistStoreError:
+                left = {rank: key for rank, key in left.items() if not self._store.check([key])}
+            if self._rank == 0:
+                self.progress()  # the others wait for this rank alone
+            moved = [self._store.add(f"progress/{rank}", 0) for rank in left]
+            if moved != seen:
+                since, seen = self._clock(), moved
+            elif self._clock() - since > self._silence_s:
+                return list(left)
+
+    def _missing(self, ranks: Sequence[int]) -> str:
+        shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+        return (
+            f"rank{'s' * (len(ranks) > 1)} {shown} did not agree on the checkpoint and made no progress for "
+            f"{self._silence_s:g} s; look at the storage of trainer.default_local_dir as that node sees it"
+        )
+
+
+_agreements: list[tuple[dist.Store, HostAgreement]] = []
+
+
+def process_agreement() -> HostAgreement:
+    """The agreements of this process in the default process group."""
+    store = dist.distributed_c10d._get_default_store()
+    if not _agreements or _agreements[-1][0] is not store:
+        silence = settings.current().watch.end_s.checkpoint
+        own = dist.PrefixStore("checkpoint-agreement", store)
+        _agreements[:] = [(store, HostAgreement(own, dist.get_rank(), dist.get_world_size(), silence))]
+    return _agreements[-1][1]
+
+
+def agree(problem: str, value: Any = None) -> list[Any]:
+    """Every rank's `value`, or the first problem of any rank, on all of them.
+
+    Raises CheckpointError on every rank when one has a problem, or is missing.
+    """
+    said = process_agreement().exchange((problem, value))
+    for trouble, _ in said:
+        if trouble:
+            raise CheckpointError(trouble)
+    return [each for _, each in said]
+
+
+def checkpoint_progress(_: int) -> None:
+    """Count a part of a checkpoint's file, for the hang detector and for the ranks that wait."""
+    process_signs().progress("checkpoint")
+    if dist.is_initialized():
+        process_agreement().progress()
