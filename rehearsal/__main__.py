@@ -11,9 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from post_training.masking import masked_output
 from post_training.report.run_folder import at
 from rehearsal.jobs import DEFAULT_JOB, JOBS
-from rehearsal.plan import OPTIONS_NAME, ROOT, Options, Plan, make_plan
+from rehearsal.plan import OPTIONS_NAME, ROOT, MaskedOverride, Options, Plan, make_plan
 from rehearsal.tiny_model.architecture import TINY_MODELS
 
 DONE, FAILED, REFUSED, SIGNALLED = 0, 1, 2, 128
@@ -60,6 +61,8 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
             parser.error(f"--resume goes on with the options of the run; take {option} away")
         try:
             return Options.of_run(resumed, tuple(values["overrides"])), dry_run
+        except MaskedOverride as error:
+            parser.error(f"--resume {resumed}: {error}")
         except (OSError, ValueError, TypeError, KeyError):
             parser.error(f"--resume {resumed} is not the folder of a rehearsal, which has a {OPTIONS_NAME}")
     if values["model"] and values["job"] != DEFAULT_JOB:
@@ -133,6 +136,11 @@ def _fail(sentence: str, status: int) -> int:
 
 def main() -> int:
     """The command line; returns the exit status."""
+    with masked_output():
+        return _main()
+
+
+def _main() -> int:
     options, dry_run = parse_arguments()
     signal.signal(signal.SIGINT, lambda number, _: sys.exit(SIGNALLED + number))
     plan = make_plan(options, datetime.now().strftime("%Y%m%d-%H%M%S"))

@@ -4,10 +4,15 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
+from post_training.masking import Secrets
+from post_training.masking.streams import copy_masked
 from verl_patches.trainer.own_ray.processes import (
     adopt_orphans,
     descendants,
@@ -61,9 +66,9 @@ def run_to_the_end(
 ) -> int:
     """Runs a command with its output in ``log`` and returns its exit status (negative: the signal that ended it).
 
-    ``while_running`` is called a few times a second. The command gets a session of its own; when it has ended, failed
-    or been interrupted, every process that it started and left is ended too. Processes that ran below this one before
-    are left alone.
+    Secrets in the output are masked before they reach the log. ``while_running`` is called a few times a second. The
+    command gets a session of its own; when it has ended, failed or been interrupted, every process that it started and
+    left is ended too. Processes that ran below this one before are left alone.
 
     Raises:
         Interrupted: a signal in ``signals`` ended the run.
@@ -71,21 +76,51 @@ def run_to_the_end(
     adopt_orphans()
     earlier = descendants(os.getpid())
     log.parent.mkdir(parents=True, exist_ok=True)
+    variables = {**os.environ, **environment}
     with log.open("ab") as output:
-        leader = subprocess.Popen(
-            command, env={**os.environ, **environment}, cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent,
-        )  # fmt: skip
-    try:
-        while leader.poll() is None and not signals.received:
-            while_running()
-            time.sleep(_POLL_S)
-    finally:
-        _end(leader, signals, earlier)
+        source, sink = os.pipe()
+        try:
+            leader = subprocess.Popen(
+                command, env=variables, cwd=folder, stdin=subprocess.DEVNULL, stdout=sink,
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent,
+            )  # fmt: skip
+        finally:
+            os.close(sink)
+        # Started after the command: it is forked from a process without a second thread of ours.
+        copying = threading.Thread(target=_copy, args=(source, Secrets(variables), output), daemon=True)
+        copying.start()
+        try:
+            while leader.poll() is None and not signals.received:
+                while_running()
+                time.sleep(_POLL_S)
+        finally:
+            _end(leader, signals, earlier)
+            copying.join(_REMAINING_GRACE_S)
     while_running()
     if signals.received:
         raise Interrupted(signals.received[0])
     return leader.returncode
+
+
+def _copy(source: int, secrets: Secrets, log: BinaryIO) -> None:
+    """Copies what a command prints into its log until all of its processes have closed the pipe."""
+    lost = False
+
+    def write(content: bytes) -> None:
+        nonlocal lost
+        try:
+            log.write(content)
+            log.flush()
+        except (OSError, ValueError) as error:
+            # A full disk must not block the command; who asks for its end finds the disk full.
+            if not lost:
+                print(f"warning: the log is not complete: {error}", file=sys.stderr)
+            lost = True
+
+    try:
+        copy_masked(source, secrets, write)
+    finally:
+        os.close(source)
 
 
 def _end_with_parent() -> None:

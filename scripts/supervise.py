@@ -17,7 +17,6 @@ import re
 import shlex
 import shutil
 import sys
-import tarfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from post_training.disks import describe_full_disk  # noqa: E402
+from post_training.masking import masked, masked_output  # noqa: E402
+from post_training.masking.archive import write_archive  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.recovery.causes import Failure, classify  # noqa: E402
 from post_training.recovery.decision import Again, Attempt, Supervision  # noqa: E402
@@ -56,6 +57,11 @@ _KEPT = (CONFIGURATION, METRICS, "events.jsonl", "faults.jsonl", "samples.last.j
 def main(arguments: Sequence[str] | None = None) -> int:
     """Supervises; returns the exit code."""
     options = _options(arguments)
+    with masked_output():
+        return _main(options)
+
+
+def _main(options: argparse.Namespace) -> int:
     try:
         policy = read_policy(options.policy) if options.policy else Policy()
     except PolicyError as error:
@@ -259,7 +265,8 @@ def _new_log(folder: Path) -> Path:
     for number in count(1):
         with suppress(FileExistsError):
             log = folder / f"start_{number}.log"
-            log.open("x").close()
+            # Only its user reads what a training prints.
+            os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             return log
     raise AssertionError  # numbers do not end
 
@@ -325,7 +332,7 @@ def _end_of(log: Path) -> str:
 
 def _say(supervised: Supervised, sentence: str, **facts: Any) -> None:
     print(f"supervise: {sentence}", flush=True)
-    entry = {"time": time.time(), "host": os.uname().nodename, "message": sentence, **facts}
+    entry = {"time": time.time(), "host": os.uname().nodename, **masked({"message": sentence, **facts})}
     try:
         with (supervised.folder / _RECORD).open("a", encoding="utf-8") as record:
             record.write(json.dumps(entry) + "\n")
@@ -336,7 +343,7 @@ def _say(supervised: Supervised, sentence: str, **facts: Any) -> None:
 def _bundle(supervised: Supervised, log: Path) -> str:
     """Make one file for whoever looks into it: the last log, the configuration, figures, faults, samples and versions.
 
-    Returns a clause that says where it is.
+    Secrets in all of them are masked, and nobody else can read it. Returns a clause that says where it is.
     """
     bundle = supervised.folder / f"failure-{datetime.now().strftime('%Y%m%d-%H%M%S')}.tar.gz"
     unfinished = bundle.with_suffix(".partial")
@@ -344,10 +351,8 @@ def _bundle(supervised: Supervised, log: Path) -> str:
     installed = {f"{each.metadata['Name']}=={each.version}" for each in distributions()}
     try:
         versions.write_text("\n".join(sorted(installed)) + "\n", encoding="utf-8")
-        with tarfile.open(unfinished, "w:gz") as archive:
-            for file in [log, versions, *(supervised.folder / name for name in _KEPT)]:
-                if file.is_file():
-                    archive.add(file, arcname=f"{bundle.name.removesuffix('.tar.gz')}/{file.name}")
+        files = [log, versions, *(supervised.folder / name for name in _KEPT)]
+        write_archive(unfinished, bundle.name.removesuffix(".tar.gz"), filter(Path.is_file, files))
         unfinished.rename(bundle)
     except OSError as error:
         unfinished.unlink(missing_ok=True)

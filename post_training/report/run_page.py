@@ -14,9 +14,9 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from post_training.masking import masked
 from post_training.report import charts
 from post_training.report.charts import Series
-from post_training.report.masking import masked
 from post_training.report.meters import read_meters
 from post_training.report.metrics import (
     ALLOCATED_BYTES_PREFIX,

@@ -4,7 +4,7 @@ set -euo pipefail
 
 project_root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.." && pwd)
 readonly project_root
-for part in terminal arguments settings cluster network processes ray_node training; do
+for part in terminal arguments masking settings cluster network processes ray_node training; do
     # shellcheck source=/dev/null # each is checked by itself
     source "$project_root/scripts/lib/$part.sh"
 done
@@ -83,7 +83,7 @@ main() {
     ray_node_prepare
     training_prepare "$project_root" "$configuration"
     case $action in
-        show) training_show ;;
+        show) training_show | masking_show "$project_root" ;;
         stop) process_stop_node ;;
         run) training_run ;;
     esac

@@ -4,7 +4,7 @@ set -euo pipefail
 
 project_root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.." && pwd)
 readonly project_root
-for part in terminal arguments settings environment one_node; do
+for part in terminal arguments masking settings environment one_node; do
     # shellcheck source=/dev/null # each is checked by itself
     source "$project_root/scripts/lib/$part.sh"
 done

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# A job on the dies of one machine. Needs terminal.sh, settings.sh and environment.sh.
+# A job on the dies of one machine. Needs terminal.sh, masking.sh, settings.sh and environment.sh.
 # shellcheck disable=SC2154 # launch_one_node.sh sets what its options say
 
 # Finds the run that --resume goes on with, whose folder is --output unless a step of it is given.
@@ -63,7 +63,7 @@ one_node_train() {
     [[ -z $test_data ]] || convert+=(--test_json_path "$(realpath -- "$test_data")")
     one_node_command "$configuration" "$output" "$(realpath -- "$model")"
     if $dry_run; then
-        one_node_show "$root" "${given[CANN_ENV]}"
+        one_node_show "$root" "${given[CANN_ENV]}" | masking_show "$root"
         return
     fi
     entry=$(settings_cann_scripts "${given[CANN_ENV]}")

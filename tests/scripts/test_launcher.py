@@ -544,6 +544,9 @@ SECRETS = {
     "MY_SECRET": "s3cret-three",
     "DB_PASSWORD": "s3cret-four",
     "swanlab_api_key": "s3cret-five",
+    "MYPAT": "ghp_" + "s3cret" * 6,
+    "FEISHU_HOOK": "https://open.feishu.cn/open-apis/bot/v2/hook/s3cret-eight",
+    "MY_KEY": "s3cret-nine",
     "HTTPS_PROXY": "http://me:s3cret-six@proxy:3128",
 }
 
@@ -581,10 +584,10 @@ def test_secrets_reach_the_training_and_are_not_shown(head):
     overrides = ("+trainer.swanlab.api_key=s3cret-seven", "data.prompt_key=question")
     code, said = head.run("--dry-run", "--", *overrides, **SECRETS)
     assert code == 0 and "s3cret" not in said, said
-    for line in ("export WANDB_API_KEY=HIDDEN", "export HTTPS_PROXY=http://me:HIDDEN@proxy:3128"):
+    for line in ("export WANDB_API_KEY=***", "export HTTPS_PROXY=http://***@proxy:3128"):
         assert line in said.splitlines()
     # Names of columns are no secrets.
-    assert "data.prompt_key=question" in said and "api_key=HIDDEN" in said
+    assert "data.prompt_key=question" in said and "api_key=***" in said
     code, said = head.run("--", *overrides, **SECRETS)
     assert code == 0 and "s3cret" not in said
     environment = (head.tools / "environment").read_text().splitlines()
