@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from post_training.arguments import absolute
 from post_training.masking import masked_output
 from post_training.report.run_folder import at
 from rehearsal.jobs import DEFAULT_JOB, JOBS
@@ -40,7 +41,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     """Reads the command line that rehearse.sh passes on; the second value is --dry-run."""
     parser = argparse.ArgumentParser(prog="rehearse.sh")
     parser.add_argument("--job", choices=JOBS, default=DEFAULT_JOB)
-    parser.add_argument("--data", type=lambda path: Path(path).resolve())
+    parser.add_argument("--data", type=absolute)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seed", type=int, default=Options.seed)
     parser.add_argument("--dies", type=int)
@@ -49,7 +50,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--model", choices=sorted(TINY_MODELS))
     parser.add_argument("--recipe", choices=("grpo", "dapo", "ppo"), default=Options.recipe)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--resume", type=lambda path: Path(path).resolve())
+    parser.add_argument("--resume", type=absolute)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("overrides", nargs="*")
     values = vars(parser.parse_args(arguments))

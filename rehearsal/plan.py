@@ -8,10 +8,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from post_training.arguments import absolute
 from post_training.environment_files import read_environment
 from post_training.masking import MASK, masked_text
 from post_training.models.families import sizes_of
 from post_training.overrides import setting
+from post_training.user_files import read_object
 from rehearsal.jobs import DEFAULT_JOB, JOBS, Job
 from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS
 
@@ -70,7 +72,7 @@ class Options:
             OSError, ValueError, TypeError: there is no such run, or its choices cannot be read.
             MaskedOverride: an override held a secret, which the run has not kept.
         """
-        kept = json.loads((output / OPTIONS_NAME).read_text())
+        kept = read_object(output / OPTIONS_NAME)
         kept |= {"data": kept["data"] and Path(kept["data"]), "output": output, "resumes": True}
         known = {override.partition("=")[0].lstrip("+~") for override in more}
         lost = [each for each in kept["overrides"] if MASK in each and each.partition("=")[0].lstrip("+~") not in known]
@@ -168,7 +170,7 @@ class Plan:
 
 def make_plan(options: Options, time_name: str) -> Plan:
     """Works out a run; ``time_name`` names its folder unless the options say where to write."""
-    output = (options.output or RUNS / time_name).resolve()
+    output = absolute(options.output or RUNS / time_name)
     checkpoint = ROOT / ".cache" / "checkpoints" / checkpoint_key(options.model_type)
     plan = Plan(options, output, checkpoint, ())
     own = [

@@ -42,6 +42,7 @@ from post_training.evaluation.page import render_page  # noqa: E402
 from post_training.evaluation.problems import Question, read_questions  # noqa: E402
 from post_training.evaluation.results import GREEDY, Answer, Answers, Evaluated, as_json, table  # noqa: E402
 from post_training.rewards.answers import last_boxed  # noqa: E402
+from post_training.user_files import read_object  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies, run_to_the_end  # noqa: E402
 
 REWARD = ROOT / "verl_patches" / "utils" / "reward" / "rule_reward.py"
@@ -240,7 +241,7 @@ def _tokenized(model: Model, questions: Sequence[Question], options: argparse.Na
     prompts = tokenizer(texts, add_special_tokens=False)["input_ids"]
     ends = {tokenizer.eos_token_id, *_generation_ends(folder)} - {None}
     found = Tokenized(prompts, tokenizer, sorted(ends))
-    most = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    most = read_object(folder / "config.json").get("max_position_embeddings")
     if most and found.longest + options.max_tokens > most:
         raise EvaluationError(
             f"--model {folder} reads {most} tokens, and the longest question has {found.longest} of them beside "
@@ -259,7 +260,7 @@ def _described(checkpoint: Model) -> Path:
 def _generation_ends(folder: Path) -> list[int]:
     """The tokens that end an answer by generation_config.json, as vLLM reads it."""
     file = folder / "generation_config.json"
-    named = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+    named = read_object(file).get("eos_token_id") if file.is_file() else None
     return named if isinstance(named, list) else [] if named is None else [named]
 
 

@@ -21,13 +21,14 @@ if __name__ == "__main__":
     # No tensor of these tools touches a device, so torch need not load one.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
-from omegaconf import OmegaConf  # noqa: E402
 
 from post_training.checkpoint.command_line import add_common_options, known_checksums, run_tool  # noqa: E402
 from post_training.checkpoint.conversion import Conversion  # noqa: E402
 from post_training.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
 from post_training.checkpoint.shard_conversion import shards_form, to_huggingface  # noqa: E402
 from post_training.checkpoint.training_export import is_training_checkpoint, trained_to_huggingface  # noqa: E402
+from post_training.report.run_folder import at  # noqa: E402
+from post_training.user_files import read_yaml  # noqa: E402
 
 _GB = 10**9
 
@@ -75,7 +76,10 @@ def model_of_run(checkpoint: Path) -> Path:
     """The folder of the model that a run trained, for a checkpoint that lies in the run's folder."""
     for folder in checkpoint.resolve().parents[:3]:
         if (folder / "config.yaml").is_file():
-            return Path(OmegaConf.load(folder / "config.yaml").actor_rollout_ref.model.path)
+            path = at(read_yaml(folder / "config.yaml"), "actor_rollout_ref.model.path")
+            if isinstance(path, str):
+                return Path(path)
+            raise ValueError(f"{folder / 'config.yaml'} names no model; give the model's folder with --hf-dir")
     raise ValueError(f"{checkpoint} does not lie in a run's folder with a config.yaml; give the model's with --hf-dir")
 
 

@@ -30,6 +30,7 @@ from post_training.plan.step_time.configured import read_cluster, step_job  # no
 from post_training.plan.step_time.job import Cluster, StepJob  # noqa: E402
 from post_training.plan.step_time.picture import draw_time  # noqa: E402
 from post_training.plan.step_time.text import describe_time, time_figures  # noqa: E402
+from post_training.user_files import FileError, read_object  # noqa: E402
 from verl_patches.trainer.configuration_checks.values import resolved  # noqa: E402
 
 CANN_MEMORY = "117MiB"
@@ -140,14 +141,9 @@ def outside_torch(cluster: Path, cann_memory: str) -> OutsideTorch:
 def read_model(path: Path) -> dict:
     """A config.json. Raises ValueError where it is none."""
     try:
-        model = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"--model: {path} is no JSON ({type(error).__name__}); give the model's config.json"
-        ) from error
-    if not isinstance(model, dict):
-        raise ValueError(f"--model: {path} holds a {type(model).__name__}; give the model's config.json")
-    return model
+        return read_object(path)
+    except FileError as error:
+        raise ValueError(f"--model: {error}; give the model's config.json") from error
 
 
 def _time(options: argparse.Namespace) -> str:

@@ -28,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from post_training.arguments import absolute  # noqa: E402
 from post_training.checkpoint.durable import write_text_durably  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
@@ -98,7 +99,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     name = datetime.now().strftime("%Y%m%d-%H%M%S")
-    options.output = (options.output or ROOT / "outputs" / "preflight" / name).expanduser().resolve()
+    options.output = absolute(options.output or ROOT / "outputs" / "preflight" / name)
     return options
 
 

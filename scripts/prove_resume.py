@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from post_training.arguments import absolute  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from rehearsal.jobs import DEFAULT_JOB, JOBS, Job, scale_of  # noqa: E402
 from rehearsal.plan import DEFAULT_TEST_DATA, DEFAULT_TRAIN_DATA, Options, make_plan  # noqa: E402
@@ -54,7 +55,7 @@ _ONE_NODE = (
 def main(arguments: list[str] | None = None) -> int:
     """Proves; returns the exit code."""
     options = _options(arguments)
-    folder = (options.output or ROOT / "outputs" / "prove_resume" / datetime.now().strftime("%Y%m%d-%H%M%S")).resolve()
+    folder = absolute(options.output or ROOT / "outputs" / "prove_resume" / datetime.now().strftime("%Y%m%d-%H%M%S"))
     try:
         shrunk = _shrunk(options, folder)
     except (ValueError, OSError, subprocess.CalledProcessError) as error:
@@ -111,7 +112,7 @@ def _shrunk(options: argparse.Namespace, folder: Path) -> Shrunk:
     own = _of_a_proof(folder / "data", job)
 
     def given(model: Path, *scale: str) -> list[str]:
-        path = setting("actor_rollout_ref.model.path", options.model.resolve() if options.model else model)
+        path = setting("actor_rollout_ref.model.path", absolute(options.model) if options.model else model)
         return [*scale, *own, path, *options.overrides]
 
     overrides = given(tiny.checkpoint)

@@ -30,6 +30,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from post_training.arguments import absolute  # noqa: E402
+from post_training.arguments import number as number_argument  # noqa: E402
 from post_training.disks import describe_full_disk  # noqa: E402
 from post_training.masking import masked, masked_output  # noqa: E402
 from post_training.masking.archive import write_archive  # noqa: E402
@@ -37,7 +39,7 @@ from post_training.overrides import setting  # noqa: E402
 from post_training.recovery.causes import Failure, classify  # noqa: E402
 from post_training.recovery.decision import Again, Attempt, Supervision  # noqa: E402
 from post_training.recovery.policy import Policy, PolicyError, read_policy  # noqa: E402
-from post_training.report.metrics import ENDED, ReportError, read_entries, read_records, training_steps  # noqa: E402
+from post_training.report.metrics import ENDED, ReportError, read_entries, read_events, read_records, training_steps  # noqa: E402
 from post_training.report.run_folder import CONFIGURATION, METRICS, read_configuration  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
 from verl_patches.features.training_checkpoint.step_folders import newest_step  # noqa: E402
@@ -98,7 +100,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--silent-after",
-        type=float,
+        type=number_argument(above=0, highest=30 * 86400),
         default=7200,
         metavar="S",
         help="seconds without output after which the whole training hangs (default: 7200); a rank that hangs is seen "
@@ -128,8 +130,8 @@ class Supervised:
         """The folders are those of the command's own overrides, else below ``output``."""
         time_of_start = datetime.now().strftime("%Y%m%d-%H%M%S")
         folder = _given(command, _OUTPUT) or output or ROOT / "outputs" / "supervised" / time_of_start
-        folder = folder.expanduser().resolve()
-        checkpoints = (_given(command, _CHECKPOINTS) or folder / "checkpoints").expanduser().resolve()
+        folder = absolute(folder)
+        checkpoints = absolute(_given(command, _CHECKPOINTS) or folder / "checkpoints")
         return cls(tuple(command), folder, checkpoints)
 
     def command(self, overrides: Mapping[str, int | float]) -> list[str]:
@@ -147,8 +149,9 @@ class Supervised:
     def attempt(self, code: int, log: Path, began: float, hang: str | None) -> Attempt:
         """What is known of a start that failed, or was ended because of a hang."""
         try:
-            events = [each for each in read_entries(self.folder / "events.jsonl") if each["time"] >= began]
-            faults = [each for each in read_entries(self.folder / "faults.jsonl") if each["time"] >= began]
+            events = [each for each in read_events(self.folder) if each["time"] >= began]
+            faults = read_entries(self.folder / "faults.jsonl", time=float, kind=str, message=str)
+            faults = [each for each in faults if each["time"] >= began]
             records = training_steps(read_records(self.folder / METRICS))
         except (ReportError, OSError) as error:
             print(f"warning: {error}", file=sys.stderr)

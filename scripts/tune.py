@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from post_training.arguments import absolute  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine  # noqa: E402
 from post_training.tuning.space import Space, algorithm_space, as_text, read_space, speed_space  # noqa: E402
@@ -100,7 +101,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     if sentence := _contradiction(options):
         parser.error(sentence)
     name = datetime.now().strftime("%Y%m%d-%H%M%S")
-    options.output = (options.output or ROOT / "outputs" / "tune" / name).expanduser().resolve()
+    options.output = absolute(options.output or ROOT / "outputs" / "tune" / name)
     return options
 
 

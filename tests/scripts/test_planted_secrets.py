@@ -80,7 +80,7 @@ def test_dry_run_of_rehearsal_masked(variables):
         "--dry-run",
         "--",
         PROJECT,
-        f"trainer.wandb_proxy=http://me:{VALUE}@host:1",
+        f"+trainer.wandb_proxy=http://me:{VALUE}@host:1",
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "http://***@host:1" in done.stdout, done.stderr

@@ -1,0 +1,60 @@
+"""Types for values on a command line, for argparse: numbers that are finite and in their range, and paths."""
+
+from __future__ import annotations
+
+import math
+import os
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from pathlib import Path
+
+# More digits mean nothing here, and Python refuses to convert some thousands of them.
+_LONGEST = 40
+
+
+def number(lowest: float = -math.inf, highest: float = math.inf, above: float | None = None) -> Callable[[str], float]:
+    """A finite number of at least `lowest` and at most `highest`, or greater than `above`."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text) if len(text) <= _LONGEST else math.nan
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and lowest <= value <= highest and (above is None or value > above)):
+            raise ArgumentTypeError(f"{text[:_LONGEST]!r} is invalid. Set it to {_range(lowest, highest, above)}")
+        return value
+
+    convert.__name__ = "number"
+    return convert
+
+
+def whole(lowest: int, highest: int = 2**63 - 1) -> Callable[[str], int]:
+    """A whole number from `lowest` to `highest`."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text) if len(text) <= _LONGEST else lowest - 1
+        except ValueError:
+            value = lowest - 1
+        if not lowest <= value <= highest:
+            end = "" if highest == 2**63 - 1 else f" to {highest}"
+            raise ArgumentTypeError(
+                f"{text[:_LONGEST]!r} is invalid. Set it to a whole number from {lowest}{end or ' on'}"
+            )
+        return value
+
+    convert.__name__ = "whole number"
+    return convert
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """The absolute path with links followed, as far as they lead anywhere; a link to itself is left as it is."""
+    return Path(os.path.realpath(os.path.expanduser(path)))
+
+
+def _range(lowest: float, highest: float, above: float | None) -> str:
+    if above is not None:
+        least = f"a number greater than {above:g}"
+    else:
+        least = "a number" if lowest == -math.inf else f"a number from {lowest:g}"
+    return least if highest == math.inf else f"{least} to {highest:g}"
