@@ -1,6 +1,7 @@
 """The rehearsal after rehearse.sh has read the command line and set up the environment."""
 
 import argparse
+import os
 import shlex
 import signal
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from post_training.arguments import absolute
+from post_training.inherited_environment import EnvironmentRejected, check_inherited, drop_inherited
 from post_training.masking import masked_output
 from post_training.report.run_folder import at
 from rehearsal.jobs import DEFAULT_JOB, JOBS
@@ -143,6 +145,13 @@ def main() -> int:
 
 def _main() -> int:
     options, dry_run = parse_arguments()
+    try:
+        check_inherited(os.environ)
+    except EnvironmentRejected as error:
+        return _fail(str(error), REFUSED)
+    dropped = drop_inherited(os.environ, emulated=True)
+    if dropped:
+        print(f"not taken over from the environment, because they are another job's: {' '.join(dropped)}")
     signal.signal(signal.SIGINT, lambda number, _: sys.exit(SIGNALLED + number))
     plan = make_plan(options, datetime.now().strftime("%Y%m%d-%H%M%S"))
     if dry_run and find_spec("hydra") is None:

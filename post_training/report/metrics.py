@@ -153,7 +153,7 @@ def _complete_lines(path: Path) -> list[str]:
     except FileError as error:
         if error.missing:
             return []
-        raise ReportError(f"{error}.") from error
+        raise ReportError(f"{path} cannot be read: {error}.") from error
 
 
 def _json(line: str, place: str) -> Any:
@@ -174,8 +174,8 @@ def _check_keys(entry: Any, place: str, needed: Mapping[str, type]) -> None:
 
 
 def _parse(line: str, place: str) -> StepRecord:
-    record = _json(line, place)
     try:
+        record = parse_json(line, "it")
         return StepRecord(int(record["step"]), float(record["time"]), dict(record["metrics"]))
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ReportError(f"{place} is not a step record (step, time, metrics): {error!r}.") from error

@@ -82,7 +82,7 @@ def read_configuration(folder: Path) -> Mapping[str, Any]:
     except FileError as error:
         if error.missing:
             raise ReportError(f"{folder} is not the folder of a run: it has no {CONFIGURATION}.") from error
-        raise ReportError(f"{error}.") from error
+        raise ReportError(f"{file} cannot be read: {error}.") from error
     if not isinstance(config, Mapping):
         raise ReportError(f"{file} is not the configuration of a run: it holds no keys.")
     return config

@@ -67,8 +67,6 @@ training_run() {
     mkdir -p "$ray_folder/t"
     cluster_export
     export PYTHONPATH=$training_root${PYTHONPATH:+:$PYTHONPATH}
-    # An address in the user's environment would lead to another Ray.
-    unset RAY_ADDRESS
     cd "$training_root" || fail "$training_root cannot be entered."
     [[ $network_role == worker ]] || training_refuse
     mkdir -p "$training_folder" || fail "OUTPUT_DIR: $training_folder cannot be made; correct the path, or make room."

@@ -119,6 +119,7 @@ def _carry_out_options(options: argparse.Namespace, start_workers: StartWorkers,
 
     from post_training.data import DataError
     from post_training.data.inspection import check_configured_files
+    from post_training.inherited_environment import EnvironmentRejected, check_inherited
     from verl_patches.features.settings import SettingsError
     from verl_patches.trainer.configuration_checks import ConfigurationError, check_configuration, check_machine
     from verl_patches.trainer.configuration_checks.composition import sentence_of
@@ -133,11 +134,12 @@ def _carry_out_options(options: argparse.Namespace, start_workers: StartWorkers,
             secrets.learn(plain)
             print(OmegaConf.to_yaml(OmegaConf.create(secrets.value(plain))))
             return 0
+        check_inherited(os.environ)
         check_machine(config)
         check_configured_files(config.data)
     except (HydraException, OmegaConfBaseException) as error:
         return _refuse(sentence_of(error))
-    except (ConfigurationError, SettingsError, DataError) as error:
+    except (ConfigurationError, SettingsError, DataError, EnvironmentRejected) as error:
         return _refuse(str(error))
     if options.check:
         return 0
