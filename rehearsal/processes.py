@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,6 +28,8 @@ _POLL_S = 0.2
 # How long a stopped command may take to end by itself, and its remaining processes after it.
 _GRACE_S = 20.0
 _REMAINING_GRACE_S = 3.0
+# And the rest of what they printed to reach the log; no process is left that could hold it up.
+_COPIED_S = 10.0
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -39,15 +42,25 @@ class Interrupted(Exception):
 
 
 class SignalFlag:
-    """Remembers the signals that ask for an end, instead of raising wherever the program happens to be."""
+    """Remembers the signals that ask for an end, instead of raising wherever the program happens to be.
+
+    It says at once that it has one: what runs may take its time to end.
+    """
 
     def __init__(self) -> None:
         self.received: list[int] = []
 
+    def _receive(self, number: int, _: object) -> None:
+        self.received.append(number)
+        first = f"{signal.Signals(number).name}: stopping everything that was started; again, to wait no longer"
+        sentence = first if len(self.received) == 1 else f"{signal.Signals(number).name} again: waiting no longer"
+        # Not by print: the signal may come while a stream is being written.
+        with suppress(OSError):
+            os.write(2, f"\n{sentence}\n".encode())
+
     def __enter__(self) -> "SignalFlag":
         self._previous = {
-            number: signal.signal(number, lambda received, _: self.received.append(received))
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         }
         return self
 
@@ -95,7 +108,7 @@ def run_to_the_end(
                 time.sleep(_POLL_S)
         finally:
             _end(leader, signals, earlier)
-            copying.join(_REMAINING_GRACE_S)
+            copying.join(_COPIED_S)
     while_running()
     if signals.received:
         raise Interrupted(signals.received[0])
