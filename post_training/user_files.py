@@ -52,7 +52,7 @@ def read_bytes(path: Path, limit: int = DOCUMENT_BYTES) -> bytes:
             content = file.read(min(limit, os.fstat(file.fileno()).st_size + _GROWTH) + 1)
     except OSError as error:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
-        raise FileError(f"{path} cannot be read ({error.strerror}): check the path", missing) from error
+        raise FileError(f"{path} cannot be read: {error.strerror}; check the path", missing) from error
     except ValueError as error:
         if isinstance(error, FileError):
             raise
@@ -103,7 +103,7 @@ def read_lines(path: Path, count: int, limit: int = DOCUMENT_BYTES) -> Iterator[
                     found += 1
                     yield line
     except OSError as error:
-        raise FileError(f"{path} cannot be read ({error.strerror}): check the path") from error
+        raise FileError(f"{path} cannot be read: {error.strerror}; check the path") from error
     except UnicodeDecodeError as error:
         raise FileError(f"{path} is not UTF-8 text (after line {found}): convert it to UTF-8") from error
 
@@ -113,9 +113,9 @@ def parse_json(text: str, place: str) -> Any:
     try:
         content = json.loads(text, object_pairs_hook=_without_repetition)
     except RecursionError as error:
-        raise FileError(f"{place} is nested too deeply: at most {DEEPEST} levels are read") from error
+        raise FileError(f"{place} is no JSON that can be read: it is nested too deeply") from error
     except ValueError as error:  # also of a number with more digits than Python converts
-        raise FileError(f"{place} is not JSON ({_first_line(error)}): correct it") from error
+        raise FileError(f"{place} is no JSON ({_first_line(error)}): correct it") from error
     _check_depth(content, place)
     return content
 
@@ -129,7 +129,7 @@ def read_object(path: Path, limit: int = DOCUMENT_BYTES) -> dict[str, Any]:
     """The JSON object of a file, such as a model's config.json. Raises FileError."""
     content = read_json(path, limit)
     if not isinstance(content, dict):
-        raise FileError(f"{path} holds {_kind(content)}: give a file with a JSON object")
+        raise FileError(f"{path} is JSON that holds {_kind(content)}: give a file with a JSON object")
     return content
 
 
