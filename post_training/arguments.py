@@ -12,7 +12,7 @@ from pathlib import Path
 _LONGEST = 40
 
 
-def number(lowest: float = -math.inf, highest: float = math.inf, above: float | None = None) -> Callable[[str], float]:
+def finite(lowest: float = -math.inf, highest: float = math.inf, above: float | None = None) -> Callable[[str], float]:
     """A finite number of at least `lowest` and at most `highest`, or greater than `above`."""
 
     def convert(text: str) -> float:
@@ -25,25 +25,6 @@ def number(lowest: float = -math.inf, highest: float = math.inf, above: float | 
         return value
 
     convert.__name__ = "number"
-    return convert
-
-
-def whole(lowest: int, highest: int = 2**63 - 1) -> Callable[[str], int]:
-    """A whole number from `lowest` to `highest`."""
-
-    def convert(text: str) -> int:
-        try:
-            value = int(text) if len(text) <= _LONGEST else lowest - 1
-        except ValueError:
-            value = lowest - 1
-        if not lowest <= value <= highest:
-            end = "" if highest == 2**63 - 1 else f" to {highest}"
-            raise ArgumentTypeError(
-                f"{text[:_LONGEST]!r} is invalid. Set it to a whole number from {lowest}{end or ' on'}"
-            )
-        return value
-
-    convert.__name__ = "whole number"
     return convert
 
 

@@ -18,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from post_training.arguments import finite  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.plan.fsdp import read_fsdp_job  # noqa: E402
@@ -77,8 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="instead, the seconds of a step on the dies of --cluster, modelled from published figures",
     )
-    parser.add_argument("--prompt-tokens", type=float, default=78, help="mean of a prompt (default: %(default)s)")
-    parser.add_argument("--response-tokens", type=float, help="mean of a response (default: as long as allowed)")
+    parser.add_argument("--prompt-tokens", type=finite(), default=78, help="mean of a prompt (default: %(default)s)")
+    parser.add_argument("--response-tokens", type=finite(), help="mean of a response (default: as long as allowed)")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="with --time: draw where a step goes")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from post_training.arguments import absolute  # noqa: E402
+from post_training.arguments import absolute, finite  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from rehearsal.jobs import DEFAULT_JOB, JOBS, Job, scale_of  # noqa: E402
 from rehearsal.plan import DEFAULT_TEST_DATA, DEFAULT_TRAIN_DATA, Options, make_plan  # noqa: E402
@@ -84,7 +84,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="a tiny model's folder instead of the rehearsal's")
     parser.add_argument("--output", type=Path, help="where to write, and what to go on with")
     parser.add_argument(
-        "--run-limit", type=float, default=900.0, metavar="S", help="seconds a run may take (default: 900)"
+        "--run-limit", type=finite(), default=900.0, metavar="S", help="seconds a run may take (default: 900)"
     )
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)

@@ -30,8 +30,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from post_training.arguments import absolute  # noqa: E402
-from post_training.arguments import number as number_argument  # noqa: E402
+from post_training.arguments import (
+    absolute,  # noqa: E402
+    finite,  # noqa: E402
+)
 from post_training.disks import describe_full_disk  # noqa: E402
 from post_training.masking import masked, masked_output  # noqa: E402
 from post_training.masking.archive import write_archive  # noqa: E402
@@ -100,7 +102,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--silent-after",
-        type=number_argument(above=0, highest=30 * 86400),
+        type=finite(above=0, highest=30 * 86400),
         default=7200,
         metavar="S",
         help="seconds without output after which the whole training hangs (default: 7200); a rank that hangs is seen "

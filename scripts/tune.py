@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from post_training.arguments import absolute  # noqa: E402
+from post_training.arguments import absolute, finite  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine  # noqa: E402
 from post_training.tuning.space import Space, algorithm_space, as_text, read_space, speed_space  # noqa: E402
@@ -90,8 +90,10 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--swap-optimizer", action="store_true", help="MindSpeed keeps the optimizer on the host")
     cluster = "for HCCL_BUFFSIZE and, with seconds, the dies (default: scripts/env/a3_256_dies.env)"
     parser.add_argument("--cluster", type=Path, default=_CLUSTER, metavar="FILE", help=cluster)
-    parser.add_argument("--prompt-tokens", type=float, default=78, help="of seconds: mean of a prompt (default: 78)")
-    parser.add_argument("--response-tokens", type=float, help="of seconds: mean of a response (default: the longest)")
+    parser.add_argument("--prompt-tokens", type=finite(), default=78, help="of seconds: mean of a prompt (default: 78)")
+    parser.add_argument(
+        "--response-tokens", type=finite(), help="of seconds: mean of a response (default: the longest)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print space and first command, and start nothing")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of every trial")
     place = arguments.index("--") if "--" in arguments else len(arguments)
