@@ -30,10 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from post_training.arguments import (
-    absolute,  # noqa: E402
-    finite,  # noqa: E402
-)
+from post_training.arguments import absolute, finite  # noqa: E402
 from post_training.disks import describe_full_disk  # noqa: E402
 from post_training.masking import masked, masked_output  # noqa: E402
 from post_training.masking.archive import write_archive  # noqa: E402

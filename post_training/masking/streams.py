@@ -86,7 +86,7 @@ def masked_output(secrets: Secrets | None = None) -> Iterator[Secrets]:
     """
     known = secrets or Secrets()
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (_MaskedStream(stream, known) for stream in before)  # type: ignore[assignment]  # a TextIO
+    sys.stdout, sys.stderr = (_MaskedStream(stream, known) for stream in before)
     try:
         yield known
     finally:
