@@ -43,6 +43,7 @@ from rich.console import Console  # noqa: E402
 from post_training.arguments import absolute  # noqa: E402
 from post_training.checkpoint.durable import write_text_durably  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
+from post_training.masking import masked_output  # noqa: E402
 from post_training.mismatch.comparison import TOLERANCES, Comparison, ComparisonError, Tolerance, compare  # noqa: E402
 from post_training.mismatch.dumps import SIDES, Dump, DumpError, Side, TokenSequence, read_dump  # noqa: E402
 from post_training.mismatch.report import as_json, render_page, sentence, table  # noqa: E402
@@ -472,4 +473,5 @@ def _write(output: Path, found: Sequence[Comparison], about: dict[str, str]) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with masked_output():
+        sys.exit(main())

@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from post_training.arguments import finite  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
+from post_training.masking import masked_output  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.plan.fsdp import read_fsdp_job  # noqa: E402
 from post_training.plan.fsdp_report import FsdpPlan, describe_fsdp, make_fsdp_plan  # noqa: E402
@@ -207,4 +208,5 @@ def configuration_of(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with masked_output():
+        sys.exit(main())

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from post_training.arguments import absolute, finite  # noqa: E402
+from post_training.masking import masked_output  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from rehearsal.jobs import DEFAULT_JOB, JOBS, Job, scale_of  # noqa: E402
 from rehearsal.plan import DEFAULT_TEST_DATA, DEFAULT_TRAIN_DATA, Options, make_plan  # noqa: E402
@@ -238,4 +239,5 @@ def _print_table(rows: list[Row]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with masked_output():
+        sys.exit(main())

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from post_training.arguments import absolute, finite  # noqa: E402
+from post_training.masking import masked, masked_output  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine  # noqa: E402
 from post_training.tuning.space import Space, algorithm_space, as_text, read_space, speed_space  # noqa: E402
@@ -207,8 +208,8 @@ def _search(
 
     objective = _objective(options, subject, signals)
     asked = describe_asked(
-        space, objective=options.objective, configuration=subject.config_name, overrides=subject.given,
-        command=subject.command, steps=options.steps,
+        space, objective=options.objective, configuration=subject.config_name, overrides=tuple(masked(subject.given)),
+        command=tuple(masked(subject.command)), steps=options.steps,
     )  # fmt: skip
 
     def shown(trial: FrozenTrial) -> None:
@@ -231,4 +232,5 @@ def _search(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with masked_output():
+        sys.exit(main())
