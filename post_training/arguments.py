@@ -35,7 +35,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
 
 def _range(lowest: float, highest: float, above: float | None) -> str:
     if above is not None:
-        least = f"a number greater than {above:g}"
+        least = f"a number above {above:g}, up" if highest < math.inf else f"a number above {above:g}"
     else:
         least = "a number" if lowest == -math.inf else f"a number from {lowest:g}"
-    return least if highest == math.inf else f"{least} to {highest:g}"
+    return least if highest == math.inf else f"{least} to {highest:.12g}"

@@ -34,6 +34,7 @@ if __name__ == "__main__":
 
 from jinja2 import TemplateError  # noqa: E402
 
+from post_training.arguments import absolute  # noqa: E402
 from post_training.checkpoint.training_export import is_training_checkpoint  # noqa: E402
 from post_training.data import INSTRUCTION, DataError  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
@@ -183,7 +184,7 @@ def _model(given: str) -> Model:
     """
     name, named, path = given.partition("=")
     folder = Path(path if named else given)
-    name = name if named else folder.resolve().name
+    name = name if named else absolute(folder).name
     if not name or not name.isprintable() or "/" in name:
         raise EvaluationError(f"--model {given}: {name!r} is no name for a table; give NAME=FOLDER")
     if not folder.is_dir():
@@ -293,7 +294,7 @@ def _check_machine(options: argparse.Namespace) -> None:
 def _output(options: argparse.Namespace) -> Path:
     """The folder to write, which holds no other evaluation."""
     folder = options.output or ROOT / "outputs" / "evaluation" / datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = folder.resolve()
+    folder = absolute(folder)
     if (folder / JSON_NAME).exists():
         raise EvaluationError(f"{folder} holds an evaluation; give another --output")
     folder.mkdir(parents=True, exist_ok=True)

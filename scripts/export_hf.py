@@ -22,7 +22,7 @@ if __name__ == "__main__":
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
-from post_training.arguments import finite  # noqa: E402
+from post_training.arguments import absolute, finite  # noqa: E402
 from post_training.checkpoint.command_line import add_common_options, known_checksums, run_tool  # noqa: E402
 from post_training.checkpoint.conversion import Conversion  # noqa: E402
 from post_training.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
@@ -75,7 +75,7 @@ def plan(options: argparse.Namespace) -> Conversion:
 
 def model_of_run(checkpoint: Path) -> Path:
     """The folder of the model that a run trained, for a checkpoint that lies in the run's folder."""
-    for folder in checkpoint.resolve().parents[:3]:
+    for folder in absolute(checkpoint).parents[:3]:
         if (folder / "config.yaml").is_file():
             path = at(read_yaml(folder / "config.yaml"), "actor_rollout_ref.model.path")
             if isinstance(path, str):
