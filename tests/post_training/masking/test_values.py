@@ -1,7 +1,6 @@
 """Secrets do not reach what a run writes; everything else does."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -121,15 +120,7 @@ def test_published_model_files_kept():
     "unit", ["a=", "--a ", "://", "eyJ", "bearer ", "https://a/", "&token", "api-key:", '\\"', "password='", "'", "[",
              "-----BEGIN PRIVATE KEY-----", *SHAPES[:2]],
 )  # fmt: skip
-def test_masking_linear_in_length(unit):
-    """Eight times the text takes at most some thirty times as long: a quadratic rule takes sixty-four."""
-
-    def seconds(length):
-        text = unit * (length // len(unit))
-        begun = time.process_time()
-        masked_text(text, {})
-        return time.process_time() - begun
-
-    seconds(1000)
-    short = min(seconds(25_000) for _ in range(3))
-    assert min(seconds(200_000) for _ in range(2)) < 30 * max(short, 0.001)
+def test_degenerate_text_masked_to_its_end(unit):
+    """A rule that is quadratic in the length of the text would not come to the end of half a megabyte."""
+    shown = masked_text(unit * (500_000 // len(unit)) + f"\npassword={VALUE}", {})
+    assert VALUE not in shown and "***" in shown
