@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from overlay.pins import PINS_FILE, Pins, Upstream
 from overlay.sources import Sources, from_commit, from_folder, installed
 
 Patches = Sequence[Patch]
+_PROGRESS_S = 2.0
 
 
 def main(arguments: list[str]) -> int:
@@ -197,7 +200,8 @@ def _bisect(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
     if not (first and dots and last):
         raise OverlayError(f"the range is {options.range!r}: write FIRST..LAST; the pin of {name} is {upstream.commit}")
     history = History.open(upstream, Path(checkout), first, last)
-    found = fates(walk(patches, pins, history))
+    with _progress() as report:
+        found = fates(walk(patches, pins, history, report))
     if options.json:
         print(json.dumps([asdict(fate) for fate in found], indent=2))
     elif options.markdown:
@@ -206,6 +210,27 @@ def _bisect(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
         for fate in found:
             print(*history_lines(fate), sep="\n")
     return checking.CLEAN_EXIT if all(fate.fits for fate in found) else checking.DRIFT_EXIT
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Says on standard error every other second how far a command is, as it was told last; nothing of a short one."""
+    latest, done = ["it begins"], threading.Event()
+
+    def say() -> None:
+        while not done.wait(_PROGRESS_S):
+            print(f"bisect: {latest[0]}", file=sys.stderr, flush=True)
+
+    def report(clause: str) -> None:
+        latest[0] = clause
+
+    saying = threading.Thread(target=say, daemon=True)
+    saying.start()
+    try:
+        yield report
+    finally:
+        done.set()
+        saying.join()
 
 
 def _given(pins: Pins, text: str) -> tuple[Upstream, str, Sources]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -130,10 +130,15 @@ class History:
         return result.stdout if result.returncode == 0 else None
 
 
-def walk(patches: Iterable[Patch], pins: Pins, history: History) -> list[Course]:
+def walk(
+    patches: Iterable[Patch], pins: Pins, history: History, report: Callable[[str], None] = lambda _: None
+) -> list[Course]:
     """Follow everything that the patches change or rely on in one upstream from the range's first commit to its last.
 
     The first commit is what the patches are taken to fit; the lock is not asked.
+
+    Args:
+        report: gets a clause on how far it is, often.
 
     Raises:
         HistoryError: no patch has to do with this upstream.
@@ -147,13 +152,17 @@ def walk(patches: Iterable[Patch], pins: Pins, history: History) -> list[Course]
     ]
     if not courses:
         raise HistoryError(f"no patch changes or relies on anything of {history.upstream.name}")
+    report(f"reading {history.upstream.name} at {history.first.sha[:8]}")
     first = history.sources(history.first)
     followed = [course.patch for course in courses]
     lock, _ = checking.generate(followed, pins, [(history.upstream, history.first.sha[:8], first)], Lock())
-    _follow(courses, lock, history)
+    report(f"listing the commits up to {history.last.sha[:8]}")
+    _follow(courses, lock, history, report)
+    report(f"reading {history.upstream.name} at {history.last.sha[:8]}")
     at_last = checking.Reader(history.sources(history.last))
     fixes = _fixes(history)
-    for course in courses:
+    for number, course in enumerate(courses, start=1):
+        report(f"target {number} of {len(courses)} at the end of the range")
         course.last = checking.find(course.patch, course.target, lock, at_last)
         course.fixed = fixes.get(_named_pull_request(course.patch, history))
     return courses
@@ -182,7 +191,7 @@ def _first(events: Iterable[Event | None]) -> Event | None:
     return min(filter(None, events), key=lambda event: event.place, default=None)
 
 
-def _follow(courses: Sequence[Course], lock: Lock, history: History) -> None:
+def _follow(courses: Sequence[Course], lock: Lock, history: History, report: Callable[[str], None]) -> None:
     """Note for each course the first commits that change it and that break it.
 
     A course that is not known at the base may become so: what a release branch took from here came here first, later.
@@ -195,7 +204,9 @@ def _follow(courses: Sequence[Course], lock: Lock, history: History) -> None:
     for course in courses:
         course.known = checking.find(course.patch, course.target, lock, reader, elsewhere=False).status in CLEAN
     paths = [f"{module.replace('.', '/')}{ending}" for module in concerned for ending in (".py", "/__init__.py")]
-    for place, (commit, changed) in enumerate(history.commits(paths)):
+    commits = list(history.commits(paths))
+    for place, (commit, changed) in enumerate(commits):
+        report(f"commit {place + 1} of {len(commits)}: {commit.sha[:8]} of {commit.day}")
         for path in changed:
             _bring_along(modules, path, history.content(commit, path))
         touched = {module_of(path)[0] for path in changed}

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from post_training.arguments import absolute
+
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # Less than this, and nothing of use can be written.
 _LEAST_BYTES = 1 << 16
@@ -34,7 +36,7 @@ def describe_full_disk(paths: Iterable[str | os.PathLike[str]]) -> str | None:
 
 def mount_point(folder: Path) -> Path:
     """Where the file system of `folder` is mounted."""
-    folder = folder.resolve()
+    folder = absolute(folder)
     while not os.path.ismount(folder):
         folder = folder.parent
     return folder

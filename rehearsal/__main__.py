@@ -1,6 +1,7 @@
 """The rehearsal after rehearse.sh has read the command line and set up the environment."""
 
 import argparse
+import os
 import shlex
 import signal
 import sys
@@ -11,9 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from post_training.arguments import absolute
+from post_training.inherited_environment import EnvironmentRejected, check_inherited, drop_inherited
+from post_training.masking import masked_output
 from post_training.report.run_folder import at
 from rehearsal.jobs import DEFAULT_JOB, JOBS
-from rehearsal.plan import OPTIONS_NAME, ROOT, Options, Plan, make_plan
+from rehearsal.plan import OPTIONS_NAME, ROOT, MaskedOverride, Options, Plan, make_plan
 from rehearsal.tiny_model.architecture import TINY_MODELS
 
 DONE, FAILED, REFUSED, SIGNALLED = 0, 1, 2, 128
@@ -39,7 +43,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     """Reads the command line that rehearse.sh passes on; the second value is --dry-run."""
     parser = argparse.ArgumentParser(prog="rehearse.sh")
     parser.add_argument("--job", choices=JOBS, default=DEFAULT_JOB)
-    parser.add_argument("--data", type=lambda path: Path(path).resolve())
+    parser.add_argument("--data", type=absolute)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seed", type=int, default=Options.seed)
     parser.add_argument("--dies", type=int)
@@ -48,7 +52,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--model", choices=sorted(TINY_MODELS))
     parser.add_argument("--recipe", choices=("grpo", "dapo", "ppo"), default=Options.recipe)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--resume", type=lambda path: Path(path).resolve())
+    parser.add_argument("--resume", type=absolute)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("overrides", nargs="*")
     values = vars(parser.parse_args(arguments))
@@ -60,6 +64,8 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
             parser.error(f"--resume goes on with the options of the run; take {option} away")
         try:
             return Options.of_run(resumed, tuple(values["overrides"])), dry_run
+        except MaskedOverride as error:
+            parser.error(f"--resume {resumed}: {error}")
         except (OSError, ValueError, TypeError, KeyError):
             parser.error(f"--resume {resumed} is not the folder of a rehearsal, which has a {OPTIONS_NAME}")
     if values["model"] and values["job"] != DEFAULT_JOB:
@@ -133,7 +139,19 @@ def _fail(sentence: str, status: int) -> int:
 
 def main() -> int:
     """The command line; returns the exit status."""
+    with masked_output():
+        return _main()
+
+
+def _main() -> int:
     options, dry_run = parse_arguments()
+    try:
+        check_inherited(os.environ)
+    except EnvironmentRejected as error:
+        return _fail(str(error), REFUSED)
+    dropped = drop_inherited(os.environ, emulated=True)
+    if dropped:
+        print(f"not taken over from the environment, because they are another job's: {' '.join(dropped)}")
     signal.signal(signal.SIGINT, lambda number, _: sys.exit(SIGNALLED + number))
     plan = make_plan(options, datetime.now().strftime("%Y%m%d-%H%M%S"))
     if dry_run and find_spec("hydra") is None:

@@ -8,9 +8,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from post_training.arguments import absolute
 from post_training.environment_files import read_environment
+from post_training.masking import MASK, masked_text
 from post_training.models.families import sizes_of
 from post_training.overrides import setting
+from post_training.user_files import read_object
 from rehearsal.jobs import DEFAULT_JOB, JOBS, Job
 from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS
 
@@ -25,6 +28,10 @@ ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal.env"
 OPTIONS_NAME = "rehearsal.json"
 # The warm start does not depend on the run's seed: all seeds start from one cached checkpoint.
 CHECKPOINT_SEED = 0
+
+
+class MaskedOverride(Exception):
+    """A run cannot go on without an override that held a secret; the message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,9 @@ class Options:
         return self.model or JOBS[self.job].model_type
 
     def write(self, path: Path) -> None:
-        """Writes the choices as JSON, so that the run can go on with them."""
+        """Writes the choices as JSON, so that the run can go on with them; secrets in overrides are masked."""
         kept = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        kept["overrides"] = [masked_text(override) for override in self.overrides]
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         unfinished.write_text(json.dumps(kept, indent=1) + "\n")
         unfinished.replace(path)
@@ -62,10 +70,18 @@ class Options:
 
         Raises:
             OSError, ValueError, TypeError: there is no such run, or its choices cannot be read.
+            MaskedOverride: an override held a secret, which the run has not kept.
         """
-        kept = json.loads((output / OPTIONS_NAME).read_text())
+        kept = read_object(output / OPTIONS_NAME)
         kept |= {"data": kept["data"] and Path(kept["data"]), "output": output, "resumes": True}
-        return cls(**kept | {"overrides": (*kept["overrides"], *more)})
+        known = {override.partition("=")[0].lstrip("+~") for override in more}
+        lost = [each for each in kept["overrides"] if MASK in each and each.partition("=")[0].lstrip("+~") not in known]
+        if lost:
+            key = lost[0].partition("=")[0]
+            raise MaskedOverride(
+                f"{lost[0]} is invalid: the run does not keep secrets. Set it again after --, as -- {key}=VALUE"
+            )
+        return cls(**kept | {"overrides": (*(each for each in kept["overrides"] if MASK not in each), *more)})
 
 
 @dataclass(frozen=True)
@@ -154,7 +170,7 @@ class Plan:
 
 def make_plan(options: Options, time_name: str) -> Plan:
     """Works out a run; ``time_name`` names its folder unless the options say where to write."""
-    output = (options.output or RUNS / time_name).resolve()
+    output = absolute(options.output or RUNS / time_name)
     checkpoint = ROOT / ".cache" / "checkpoints" / checkpoint_key(options.model_type)
     plan = Plan(options, output, checkpoint, ())
     own = [

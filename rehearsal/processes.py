@@ -4,10 +4,16 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
+from post_training.masking import Secrets
+from post_training.masking.streams import copy_masked
 from verl_patches.trainer.own_ray.processes import (
     adopt_orphans,
     descendants,
@@ -22,6 +28,8 @@ _POLL_S = 0.2
 # How long a stopped command may take to end by itself, and its remaining processes after it.
 _GRACE_S = 20.0
 _REMAINING_GRACE_S = 3.0
+# And the rest of what they printed to reach the log; no process is left that could hold it up.
+_COPIED_S = 10.0
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -34,15 +42,25 @@ class Interrupted(Exception):
 
 
 class SignalFlag:
-    """Remembers the signals that ask for an end, instead of raising wherever the program happens to be."""
+    """Remembers the signals that ask for an end, instead of raising wherever the program happens to be.
+
+    It says at once that it has one: what runs may take its time to end.
+    """
 
     def __init__(self) -> None:
         self.received: list[int] = []
 
+    def _receive(self, number: int, _: object) -> None:
+        self.received.append(number)
+        first = f"{signal.Signals(number).name}: stopping everything that was started; again, to wait no longer"
+        sentence = first if len(self.received) == 1 else f"{signal.Signals(number).name} again: waiting no longer"
+        # Not by print: the signal may come while a stream is being written.
+        with suppress(OSError):
+            os.write(2, f"\n{sentence}\n".encode())
+
     def __enter__(self) -> "SignalFlag":
         self._previous = {
-            number: signal.signal(number, lambda received, _: self.received.append(received))
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         }
         return self
 
@@ -61,9 +79,9 @@ def run_to_the_end(
 ) -> int:
     """Runs a command with its output in ``log`` and returns its exit status (negative: the signal that ended it).
 
-    ``while_running`` is called a few times a second. The command gets a session of its own; when it has ended, failed
-    or been interrupted, every process that it started and left is ended too. Processes that ran below this one before
-    are left alone.
+    Secrets in the output are masked before they reach the log. ``while_running`` is called a few times a second. The
+    command gets a session of its own; when it has ended, failed or been interrupted, every process that it started and
+    left is ended too. Processes that ran below this one before are left alone.
 
     Raises:
         Interrupted: a signal in ``signals`` ended the run.
@@ -71,21 +89,51 @@ def run_to_the_end(
     adopt_orphans()
     earlier = descendants(os.getpid())
     log.parent.mkdir(parents=True, exist_ok=True)
+    variables = {**os.environ, **environment}
     with log.open("ab") as output:
-        leader = subprocess.Popen(
-            command, env={**os.environ, **environment}, cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent,
-        )  # fmt: skip
-    try:
-        while leader.poll() is None and not signals.received:
-            while_running()
-            time.sleep(_POLL_S)
-    finally:
-        _end(leader, signals, earlier)
+        source, sink = os.pipe()
+        try:
+            leader = subprocess.Popen(
+                command, env=variables, cwd=folder, stdin=subprocess.DEVNULL, stdout=sink,
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_end_with_parent,
+            )  # fmt: skip
+        finally:
+            os.close(sink)
+        # Started after the command: it is forked from a process without a second thread of ours.
+        copying = threading.Thread(target=_copy, args=(source, Secrets(variables), output), daemon=True)
+        copying.start()
+        try:
+            while leader.poll() is None and not signals.received:
+                while_running()
+                time.sleep(_POLL_S)
+        finally:
+            _end(leader, signals, earlier)
+            copying.join(_COPIED_S)
     while_running()
     if signals.received:
         raise Interrupted(signals.received[0])
     return leader.returncode
+
+
+def _copy(source: int, secrets: Secrets, log: BinaryIO) -> None:
+    """Copies what a command prints into its log until all of its processes have closed the pipe."""
+    lost = False
+
+    def write(content: bytes) -> None:
+        nonlocal lost
+        try:
+            log.write(content)
+            log.flush()
+        except (OSError, ValueError) as error:
+            # A full disk must not block the command; who asks for its end finds the disk full.
+            if not lost:
+                print(f"warning: the log is not complete: {error}", file=sys.stderr)
+            lost = True
+
+    try:
+        copy_masked(source, secrets, write)
+    finally:
+        os.close(source)
 
 
 def _end_with_parent() -> None:

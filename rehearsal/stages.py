@@ -14,7 +14,7 @@ from rich.console import Console
 from post_training.data import read_problems
 from post_training.disks import describe_full_disk
 from post_training.models.families import family_of
-from post_training.report import RunFacts, StepRecord, read_records, summarise
+from post_training.report import ReportError, RunFacts, StepRecord, read_records, summarise
 from post_training.report.faults import RunFaults
 from post_training.report.meters import read_meters
 from post_training.report.metrics import training_steps
@@ -31,7 +31,7 @@ from rehearsal.preflight import (
     count_parameters,
     is_whole,
 )
-from rehearsal.processes import SignalFlag, run_to_the_end
+from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_patches.features.measure.run_files import read_executed, read_faults
 from verl_patches.features.training_checkpoint.run_records import take_back_steps
@@ -78,13 +78,30 @@ class Rehearsal:
             Interrupted: a signal ended it.
             RunFailed: a command failed.
         """
-        check_before_anything(plan)
+        config = check_before_anything(plan)
+        try:
+            return self._carry_out(plan)
+        except Interrupted as interrupted:
+            self._summarise_interrupted(plan, config, interrupted)
+            raise
+
+    def _carry_out(self, plan: Plan) -> dict[str, Any]:
         plan = self._prepare(plan)
         config = compose_checked(plan)
         check_rows(plan, config)
         check_device_memory(count_parameters(plan.checkpoint), plan.options.dies, plan.options.device_memory_mb)
         link_latest(plan.output)
         return self._train(plan, config)
+
+    def _summarise_interrupted(self, plan: Plan, config: Mapping[str, Any], interrupted: Interrupted) -> None:
+        """Leave a summary of what there is, and the report where the run had begun."""
+        precision = config["actor_rollout_ref"]["overlay"]["precision"]
+        wall_s = time.time() - self.launched
+        facts = RunFacts(plan.options.seed, plan.options.dies, wall_s=wall_s, precision=precision)
+        try:
+            write_report(plan.output, facts, f"interrupted by {interrupted}")
+        except (OSError, ReportError) as error:
+            self.console.print(f"warning: {plan.output} has no summary: {error}", markup=False)
 
     def _prepare(self, plan: Plan) -> Plan:
         """Makes checkpoint and parquet files; returns the plan with the settings that follow from the data."""

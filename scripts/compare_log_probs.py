@@ -40,11 +40,14 @@ from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 from rich.console import Console  # noqa: E402
 
+from post_training.arguments import absolute  # noqa: E402
 from post_training.checkpoint.durable import write_text_durably  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
+from post_training.masking import masked_output  # noqa: E402
 from post_training.mismatch.comparison import TOLERANCES, Comparison, ComparisonError, Tolerance, compare  # noqa: E402
 from post_training.mismatch.dumps import SIDES, Dump, DumpError, Side, TokenSequence, read_dump  # noqa: E402
 from post_training.mismatch.report import as_json, render_page, sentence, table  # noqa: E402
+from post_training.user_files import parse_json, read_lines, read_object, read_yaml  # noqa: E402
 from rehearsal.plan import run_environment  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies, run_to_the_end  # noqa: E402
 from rehearsal.stages import last_error  # noqa: E402
@@ -160,11 +163,12 @@ def _given_dumps(options: argparse.Namespace) -> dict[Side, Dump]:
 
 def _source(options: argparse.Namespace) -> Source:
     """Raises MicroscopeError for a folder that is no run or checkpoint of one, or settings that do not fit."""
-    folder = Path(options.source).expanduser().resolve()
+    folder = absolute(options.source)
     run = next((each for each in (folder, *folder.parents[:3]) if (each / "config.yaml").is_file()), None)
     if run is None:
         raise MicroscopeError(f"{options.source} is neither a run's folder, with config.yaml, nor a checkpoint in one")
     try:
+        read_yaml(run / "config.yaml")
         config = OmegaConf.load(run / "config.yaml")
         assert isinstance(config, DictConfig)
         OmegaConf.set_struct(config, True)
@@ -229,7 +233,7 @@ def _sequences(options: argparse.Namespace, given: dict[Side, Dump], source: Sou
     if options.limit < 1:
         raise MicroscopeError(f"--limit is {options.limit}: give 1 or more")
     assert source is not None
-    lines = [line for line in options.tokens.read_text(encoding="utf-8").splitlines() if line.strip()][: options.limit]
+    lines = list(read_lines(options.tokens, options.limit))
     read = _Reader(Path(source.config.actor_rollout_ref.model.path), options.tokens)
     sequences = [read.line(number, line) for number, line in enumerate(lines, 1)]
     if not sequences:
@@ -244,7 +248,7 @@ class _Reader:
         self._model, self._file = model, file
         self._tokenizer: Any = None
         try:
-            self._vocabulary = int(json.loads((model / "config.json").read_text())["vocab_size"])
+            self._vocabulary = int(read_object(model / "config.json")["vocab_size"])
         except (OSError, ValueError, KeyError) as error:
             raise MicroscopeError(
                 f"{model / 'config.json'} does not say the model's vocab_size; the run's model is not there"
@@ -253,7 +257,7 @@ class _Reader:
     def line(self, number: int, line: str) -> TokenSequence:
         where = f"{self._file}, line {number}"
         try:
-            content = json.loads(line)
+            content = parse_json(line, where)
             prompt, response = content["prompt"], content["response"]
         except (ValueError, KeyError, TypeError) as error:
             raise MicroscopeError(f'{where} is no JSON object with "prompt" and "response"') from error
@@ -294,7 +298,7 @@ def _check_tolerance(tolerance: float | None) -> None:
 
 def _output(options: argparse.Namespace) -> Path:
     folder = options.output or ROOT / "outputs" / "mismatch" / datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = Path(folder).expanduser().resolve()
+    folder = absolute(folder)
     if (folder / JSON_NAME).exists():
         raise MicroscopeError(f"{folder} holds a comparison; give another --output")
     if not options.dry_run:
@@ -322,7 +326,7 @@ def _run(
     options: argparse.Namespace, given: dict[Side, Dump], source: Source | None, wanted: Sequence[Side],
     sequences: Sequence[TokenSequence], dtypes: Sequence[str], place: _Place,
 ) -> int:  # fmt: skip
-    written = {side: Path(file).expanduser().resolve() for side, file in options.dump}
+    written = {side: absolute(file) for side, file in options.dump}
     found: list[Comparison] = []
     for dtype in dtypes:
         dumps = dict(given)
@@ -469,4 +473,5 @@ def _write(output: Path, found: Sequence[Comparison], about: dict[str, str]) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with masked_output():
+        sys.exit(main())

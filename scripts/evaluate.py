@@ -34,6 +34,7 @@ if __name__ == "__main__":
 
 from jinja2 import TemplateError  # noqa: E402
 
+from post_training.arguments import absolute  # noqa: E402
 from post_training.checkpoint.training_export import is_training_checkpoint  # noqa: E402
 from post_training.data import INSTRUCTION, DataError  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
@@ -41,7 +42,9 @@ from post_training.evaluation.judging import RewardError, RewardFunction, judge,
 from post_training.evaluation.page import render_page  # noqa: E402
 from post_training.evaluation.problems import Question, read_questions  # noqa: E402
 from post_training.evaluation.results import GREEDY, Answer, Answers, Evaluated, as_json, table  # noqa: E402
+from post_training.masking import masked_output  # noqa: E402
 from post_training.rewards.answers import last_boxed  # noqa: E402
+from post_training.user_files import read_object  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies, run_to_the_end  # noqa: E402
 
 REWARD = ROOT / "verl_patches" / "utils" / "reward" / "rule_reward.py"
@@ -181,7 +184,7 @@ def _model(given: str) -> Model:
     """
     name, named, path = given.partition("=")
     folder = Path(path if named else given)
-    name = name if named else folder.resolve().name
+    name = name if named else absolute(folder).name
     if not name or not name.isprintable() or "/" in name:
         raise EvaluationError(f"--model {given}: {name!r} is no name for a table; give NAME=FOLDER")
     if not folder.is_dir():
@@ -240,7 +243,7 @@ def _tokenized(model: Model, questions: Sequence[Question], options: argparse.Na
     prompts = tokenizer(texts, add_special_tokens=False)["input_ids"]
     ends = {tokenizer.eos_token_id, *_generation_ends(folder)} - {None}
     found = Tokenized(prompts, tokenizer, sorted(ends))
-    most = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    most = read_object(folder / "config.json").get("max_position_embeddings")
     if most and found.longest + options.max_tokens > most:
         raise EvaluationError(
             f"--model {folder} reads {most} tokens, and the longest question has {found.longest} of them beside "
@@ -259,7 +262,7 @@ def _described(checkpoint: Model) -> Path:
 def _generation_ends(folder: Path) -> list[int]:
     """The tokens that end an answer by generation_config.json, as vLLM reads it."""
     file = folder / "generation_config.json"
-    named = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+    named = read_object(file).get("eos_token_id") if file.is_file() else None
     return named if isinstance(named, list) else [] if named is None else [named]
 
 
@@ -291,7 +294,7 @@ def _check_machine(options: argparse.Namespace) -> None:
 def _output(options: argparse.Namespace) -> Path:
     """The folder to write, which holds no other evaluation."""
     folder = options.output or ROOT / "outputs" / "evaluation" / datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = folder.resolve()
+    folder = absolute(folder)
     if (folder / JSON_NAME).exists():
         raise EvaluationError(f"{folder} holds an evaluation; give another --output")
     folder.mkdir(parents=True, exist_ok=True)
@@ -407,4 +410,5 @@ def _write(output: Path, models: Sequence[Evaluated], questions: Sequence[Questi
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with masked_output():
+        sys.exit(main())

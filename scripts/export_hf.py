@@ -21,13 +21,15 @@ if __name__ == "__main__":
     # No tensor of these tools touches a device, so torch need not load one.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
-from omegaconf import OmegaConf  # noqa: E402
 
+from post_training.arguments import absolute, finite  # noqa: E402
 from post_training.checkpoint.command_line import add_common_options, known_checksums, run_tool  # noqa: E402
 from post_training.checkpoint.conversion import Conversion  # noqa: E402
 from post_training.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
 from post_training.checkpoint.shard_conversion import shards_form, to_huggingface  # noqa: E402
 from post_training.checkpoint.training_export import is_training_checkpoint, trained_to_huggingface  # noqa: E402
+from post_training.report.run_folder import at  # noqa: E402
+from post_training.user_files import read_yaml  # noqa: E402
 
 _GB = 10**9
 
@@ -45,7 +47,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="folder with config.json and tokenizer; its weights are not read (default: the model that the run of the "
         "checkpoint names in its config.yaml)",
     )
-    parser.add_argument("--max-file-gb", type=float, default=5.0, help="size of a safetensors file (default: 5)")
+    parser.add_argument("--max-file-gb", type=finite(), default=5.0, help="size of a safetensors file (default: 5)")
     add_layout_options(parser, "source")
     add_common_options(parser)
     options = parser.parse_args(arguments)
@@ -73,9 +75,12 @@ def plan(options: argparse.Namespace) -> Conversion:
 
 def model_of_run(checkpoint: Path) -> Path:
     """The folder of the model that a run trained, for a checkpoint that lies in the run's folder."""
-    for folder in checkpoint.resolve().parents[:3]:
+    for folder in absolute(checkpoint).parents[:3]:
         if (folder / "config.yaml").is_file():
-            return Path(OmegaConf.load(folder / "config.yaml").actor_rollout_ref.model.path)
+            path = at(read_yaml(folder / "config.yaml"), "actor_rollout_ref.model.path")
+            if isinstance(path, str):
+                return Path(path)
+            raise ValueError(f"{folder / 'config.yaml'} names no model; give the model's folder with --hf-dir")
     raise ValueError(f"{checkpoint} does not lie in a run's folder with a config.yaml; give the model's with --hf-dir")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from post_training.arguments import finite  # noqa: E402
 from post_training.data import INSTRUCTION, DataError, Problem, Reading, read_problems, split, to_row
 from post_training.data.inspection import check_file  # noqa: E402
 from post_training.data.parquet import write_files  # noqa: E402
@@ -26,7 +27,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--test_json_path", type=Path, help="test problems in a file of their own; nothing is shuffled or split then"
     )
-    parser.add_argument("--test_size", type=float, default=0.1, help="part of the records held out (default: 0.1)")
+    parser.add_argument("--test_size", type=finite(), default=0.1, help="part of the records held out (default: 0.1)")
     parser.add_argument("--seed", type=int, default=42, help="seed of the shuffle and split (default: 42)")
     parser.add_argument("--data_source", help="name of the data in the metrics (default: by its kind)")
     parser.add_argument("--instruction", default=INSTRUCTION, help=f'ends every prompt (default: "{INSTRUCTION}")')

@@ -18,7 +18,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from post_training.arguments import finite  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
+from post_training.masking import masked_output  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.plan.fsdp import read_fsdp_job  # noqa: E402
 from post_training.plan.fsdp_report import FsdpPlan, describe_fsdp, make_fsdp_plan  # noqa: E402
@@ -30,6 +32,7 @@ from post_training.plan.step_time.configured import read_cluster, step_job  # no
 from post_training.plan.step_time.job import SPREAD, Cluster, StepJob  # noqa: E402
 from post_training.plan.step_time.picture import draw_time  # noqa: E402
 from post_training.plan.step_time.text import describe_time, time_figures  # noqa: E402
+from post_training.user_files import FileError, read_object  # noqa: E402
 from verl_patches.trainer.configuration_checks.values import resolved  # noqa: E402
 
 CANN_MEMORY = "117MiB"
@@ -97,11 +100,11 @@ def _add_time_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="instead, the seconds of a step on the dies of --cluster, modelled from published figures",
     )
-    parser.add_argument("--prompt-tokens", type=float, default=78, help="mean of a prompt (default: %(default)s)")
-    parser.add_argument("--response-tokens", type=float, help="mean of a response (default: as long as allowed)")
+    parser.add_argument("--prompt-tokens", type=finite(), default=78, help="mean of a prompt (default: %(default)s)")
+    parser.add_argument("--response-tokens", type=finite(), help="mean of a response (default: as long as allowed)")
     parser.add_argument(
         "--response-spread",
-        type=float,
+        type=finite(),
         metavar="SIGMA",
         help="standard deviation of the logarithm of a response's length, which is log-normal "
         f"(default: {SPREAD:g}, as published for DeepScaleR)",
@@ -151,14 +154,9 @@ def outside_torch(cluster: Path, cann_memory: str) -> OutsideTorch:
 def read_model(path: Path) -> dict:
     """A config.json. Raises ValueError where it is none."""
     try:
-        model = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"--model: {path} is no JSON ({type(error).__name__}); give the model's config.json"
-        ) from error
-    if not isinstance(model, dict):
-        raise ValueError(f"--model: {path} holds a {type(model).__name__}; give the model's config.json")
-    return model
+        return read_object(path)
+    except FileError as error:
+        raise ValueError(f"--model: {error}; give the model's config.json") from error
 
 
 def _time(options: argparse.Namespace) -> str:
@@ -223,4 +221,5 @@ def configuration_of(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with masked_output():
+        sys.exit(main())

@@ -29,7 +29,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from post_training.arguments import absolute  # noqa: E402
 from post_training.checkpoint.durable import write_text_durably  # noqa: E402
+from post_training.masking import masked_output, masked_text  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine  # noqa: E402
@@ -100,7 +102,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     name = datetime.now().strftime("%Y%m%d-%H%M%S")
-    options.output = (options.output or ROOT / "outputs" / "preflight" / name).expanduser().resolve()
+    options.output = absolute(options.output or ROOT / "outputs" / "preflight" / name)
     return options
 
 
@@ -246,8 +248,9 @@ def _write_page(options: argparse.Namespace, stages: Sequence[Stage], passed: bo
         ("preflight.json", json.dumps(facts, indent=1) + "\n"),
         ("preflight.html", template.render(name=options.config_name, stages=stages, passed=passed)),
     ):
-        write_text_durably(options.output / name, text)
+        write_text_durably(options.output / name, masked_text(text))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with masked_output():
+        sys.exit(main())

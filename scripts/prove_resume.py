@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from post_training.arguments import absolute, finite  # noqa: E402
+from post_training.masking import masked_output  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from rehearsal.jobs import DEFAULT_JOB, JOBS, Job, scale_of  # noqa: E402
 from rehearsal.plan import DEFAULT_TEST_DATA, DEFAULT_TRAIN_DATA, Options, make_plan  # noqa: E402
@@ -54,7 +56,7 @@ _ONE_NODE = (
 def main(arguments: list[str] | None = None) -> int:
     """Proves; returns the exit code."""
     options = _options(arguments)
-    folder = (options.output or ROOT / "outputs" / "prove_resume" / datetime.now().strftime("%Y%m%d-%H%M%S")).resolve()
+    folder = absolute(options.output or ROOT / "outputs" / "prove_resume" / datetime.now().strftime("%Y%m%d-%H%M%S"))
     try:
         shrunk = _shrunk(options, folder)
     except (ValueError, OSError, subprocess.CalledProcessError) as error:
@@ -83,7 +85,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="a tiny model's folder instead of the rehearsal's")
     parser.add_argument("--output", type=Path, help="where to write, and what to go on with")
     parser.add_argument(
-        "--run-limit", type=float, default=900.0, metavar="S", help="seconds a run may take (default: 900)"
+        "--run-limit", type=finite(), default=900.0, metavar="S", help="seconds a run may take (default: 900)"
     )
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
@@ -111,7 +113,7 @@ def _shrunk(options: argparse.Namespace, folder: Path) -> Shrunk:
     own = _of_a_proof(folder / "data", job)
 
     def given(model: Path, *scale: str) -> list[str]:
-        path = setting("actor_rollout_ref.model.path", options.model.resolve() if options.model else model)
+        path = setting("actor_rollout_ref.model.path", absolute(options.model) if options.model else model)
         return [*scale, *own, path, *options.overrides]
 
     overrides = given(tiny.checkpoint)
@@ -237,4 +239,5 @@ def _print_table(rows: list[Row]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with masked_output():
+        sys.exit(main())

@@ -90,8 +90,6 @@ main() {
         python=$project_root/.venv/bin/python
     fi
     export PYTHONPATH=$project_root
-    # A Ray address in the user's environment would make the run join that cluster.
-    unset RAY_ADDRESS
     # The launcher measures prompts before it starts other processes; the tokenizer warns about its threads otherwise.
     export TOKENIZERS_PARALLELISM=false
     exec "$python" -m rehearsal "${options[@]}" -- "${overrides[@]}"

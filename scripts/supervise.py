@@ -17,7 +17,6 @@ import re
 import shlex
 import shutil
 import sys
-import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,13 +31,23 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from post_training.arguments import absolute, finite  # noqa: E402
 from post_training.disks import describe_full_disk  # noqa: E402
+from post_training.masking import masked, masked_output  # noqa: E402
+from post_training.masking.archive import write_archive  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.recovery.causes import Failure, classify  # noqa: E402
 from post_training.recovery.decision import Again, Attempt, Supervision  # noqa: E402
 from post_training.recovery.policy import Policy, PolicyError, read_policy  # noqa: E402
 from post_training.report.heartbeat import read_progress  # noqa: E402
-from post_training.report.metrics import ENDED, ReportError, read_entries, read_records, training_steps  # noqa: E402
+from post_training.report.metrics import (  # noqa: E402
+    ENDED,
+    ReportError,
+    read_entries,
+    read_events,
+    read_records,
+    training_steps,
+)
 from post_training.report.run_folder import CONFIGURATION, METRICS, read_configuration  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
 from verl_patches.features.training_checkpoint.step_folders import newest_step  # noqa: E402
@@ -59,6 +68,11 @@ _KEPT = (CONFIGURATION, METRICS, "events.jsonl", "faults.jsonl", "samples.last.j
 def main(arguments: Sequence[str] | None = None) -> int:
     """Supervises; returns the exit code."""
     options = _options(arguments)
+    with masked_output():
+        return _main(options)
+
+
+def _main(options: argparse.Namespace) -> int:
     try:
         policy = read_policy(options.policy) if options.policy else Policy()
     except PolicyError as error:
@@ -95,7 +109,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--silent-after",
-        type=float,
+        type=finite(above=0, highest=30 * 86400),
         default=7200,
         metavar="S",
         help="seconds without output and without progress of any rank (heartbeat.json) after which the whole training "
@@ -125,8 +139,8 @@ class Supervised:
         """The folders are those of the command's own overrides, else below ``output``."""
         time_of_start = datetime.now().strftime("%Y%m%d-%H%M%S")
         folder = _given(command, _OUTPUT) or output or ROOT / "outputs" / "supervised" / time_of_start
-        folder = folder.expanduser().resolve()
-        checkpoints = (_given(command, _CHECKPOINTS) or folder / "checkpoints").expanduser().resolve()
+        folder = absolute(folder)
+        checkpoints = absolute(_given(command, _CHECKPOINTS) or folder / "checkpoints")
         return cls(tuple(command), folder, checkpoints)
 
     def command(self, overrides: Mapping[str, int | float]) -> list[str]:
@@ -144,8 +158,9 @@ class Supervised:
     def attempt(self, code: int, log: Path, began: float, hang: str | None) -> Attempt:
         """What is known of a start that failed, or was ended because of a hang."""
         try:
-            events = [each for each in read_entries(self.folder / "events.jsonl") if each["time"] >= began]
-            faults = [each for each in read_entries(self.folder / "faults.jsonl") if each["time"] >= began]
+            events = [each for each in read_events(self.folder) if each["time"] >= began]
+            faults = read_entries(self.folder / "faults.jsonl", time=float, kind=str, message=str)
+            faults = [each for each in faults if each["time"] >= began]
             records = training_steps(read_records(self.folder / METRICS))
         except (ReportError, OSError) as error:
             print(f"warning: {error}", file=sys.stderr)
@@ -263,7 +278,8 @@ def _new_log(folder: Path) -> Path:
     for number in count(1):
         with suppress(FileExistsError):
             log = folder / f"start_{number}.log"
-            log.open("x").close()
+            # Only its user reads what a training prints.
+            os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             return log
     raise AssertionError  # numbers do not end
 
@@ -365,7 +381,7 @@ def _end_of(log: Path) -> str:
 
 def _say(supervised: Supervised, sentence: str, **facts: Any) -> None:
     print(f"supervise: {sentence}", flush=True)
-    entry = {"time": time.time(), "host": os.uname().nodename, "message": sentence, **facts}
+    entry = {"time": time.time(), "host": os.uname().nodename, **masked({"message": sentence, **facts})}
     try:
         with (supervised.folder / _RECORD).open("a", encoding="utf-8") as record:
             record.write(json.dumps(entry) + "\n")
@@ -376,7 +392,7 @@ def _say(supervised: Supervised, sentence: str, **facts: Any) -> None:
 def _bundle(supervised: Supervised, log: Path) -> str:
     """Make one file for whoever looks into it: the last log, the configuration, figures, faults, samples and versions.
 
-    Returns a clause that says where it is.
+    Secrets in all of them are masked, and nobody else can read it. Returns a clause that says where it is.
     """
     bundle = supervised.folder / f"failure-{datetime.now().strftime('%Y%m%d-%H%M%S')}.tar.gz"
     unfinished = bundle.with_suffix(".partial")
@@ -384,10 +400,8 @@ def _bundle(supervised: Supervised, log: Path) -> str:
     installed = {f"{each.metadata['Name']}=={each.version}" for each in distributions()}
     try:
         versions.write_text("\n".join(sorted(installed)) + "\n", encoding="utf-8")
-        with tarfile.open(unfinished, "w:gz") as archive:
-            for file in [log, versions, *(supervised.folder / name for name in _KEPT)]:
-                if file.is_file():
-                    archive.add(file, arcname=f"{bundle.name.removesuffix('.tar.gz')}/{file.name}")
+        files = [log, versions, *(supervised.folder / name for name in _KEPT)]
+        write_archive(unfinished, bundle.name.removesuffix(".tar.gz"), filter(Path.is_file, files))
         unfinished.rename(bundle)
     except OSError as error:
         unfinished.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up the environment and runs every check and test. Arguments are passed on to pytest.
+# Sets up the environment and runs every check and test. See --help.
 set -euo pipefail
 
 project_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -9,7 +9,32 @@ source "$project_root/scripts/lib/terminal.sh"
 # shellcheck source=scripts/lib/environment.sh
 source "$project_root/scripts/lib/environment.sh"
 
+usage() {
+    cat <<'USAGE'
+Usage: bash scripts/test.sh [--fast | --measure | PYTEST ARGUMENTS...]
+
+Sets up .venv/, runs ruff, mypy, import-linter and shellcheck, and then the tests. Without arguments it runs all tests,
+as CI does; what it does not know itself goes to pytest.
+
+  --fast            leave out slow and exhaustive tests, and files that take long
+  --measure         run all tests and write what each file costs to tests/durations.json
+  --exhaustive      run the tests of many minutes too
+  FILE, -k WORDS    a selection of pytest's; see .venv/bin/python -m pytest --help for all of its options
+  --help, -h        print this, and set up nothing
+
+Examples:
+  bash scripts/test.sh --fast
+  bash scripts/test.sh tests/overlay -k pins
+
+Exit codes: 0 all passed; 1 a check or test failed; 2 the environment cannot be set up, or arguments are refused.
+USAGE
+}
+
 main() {
+    if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+        usage
+        return
+    fi
     cd "$project_root"
     environment_ensure "$project_root"
     local tools=$project_root/.venv/bin shell_scripts

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from post_training.arguments import absolute, finite  # noqa: E402
+from post_training.masking import masked, masked_output  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine  # noqa: E402
 from post_training.tuning.space import Space, algorithm_space, as_text, read_space, speed_space  # noqa: E402
@@ -89,8 +91,10 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--swap-optimizer", action="store_true", help="MindSpeed keeps the optimizer on the host")
     cluster = "for HCCL_BUFFSIZE and, with seconds, the dies (default: scripts/env/a3_256_dies.env)"
     parser.add_argument("--cluster", type=Path, default=_CLUSTER, metavar="FILE", help=cluster)
-    parser.add_argument("--prompt-tokens", type=float, default=78, help="of seconds: mean of a prompt (default: 78)")
-    parser.add_argument("--response-tokens", type=float, help="of seconds: mean of a response (default: the longest)")
+    parser.add_argument("--prompt-tokens", type=finite(), default=78, help="of seconds: mean of a prompt (default: 78)")
+    parser.add_argument(
+        "--response-tokens", type=finite(), help="of seconds: mean of a response (default: the longest)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print space and first command, and start nothing")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of every trial")
     place = arguments.index("--") if "--" in arguments else len(arguments)
@@ -100,7 +104,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     if sentence := _contradiction(options):
         parser.error(sentence)
     name = datetime.now().strftime("%Y%m%d-%H%M%S")
-    options.output = (options.output or ROOT / "outputs" / "tune" / name).expanduser().resolve()
+    options.output = absolute(options.output or ROOT / "outputs" / "tune" / name)
     return options
 
 
@@ -204,8 +208,8 @@ def _search(
 
     objective = _objective(options, subject, signals)
     asked = describe_asked(
-        space, objective=options.objective, configuration=subject.config_name, overrides=subject.given,
-        command=subject.command, steps=options.steps,
+        space, objective=options.objective, configuration=subject.config_name, overrides=tuple(masked(subject.given)),
+        command=tuple(masked(subject.command)), steps=options.steps,
     )  # fmt: skip
 
     def shown(trial: FrozenTrial) -> None:
@@ -228,4 +232,5 @@ def _search(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with masked_output():
+        sys.exit(main())

@@ -1,19 +1,37 @@
 #!/usr/bin/env bash
-# Regenerates requirements/*.lock and requirements.txt from requirements/*.in, holding every version that is already locked.
-# Usage: bash scripts/update_locks.sh [--upgrade]
+# Regenerates requirements/*.lock and requirements.txt from requirements/*.in. See --help.
 set -euo pipefail
 
 project_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly project_root
-cd "$project_root/requirements"
+# shellcheck source=scripts/lib/terminal.sh
+source "$project_root/scripts/lib/terminal.sh"
+
+usage() {
+    cat <<'USAGE'
+Usage: bash scripts/update_locks.sh [--upgrade]
+
+Writes requirements/*.lock and requirements.txt anew from requirements/*.in, with hashes. Every version that is locked
+stays; a package that is new in an .in file gets the newest version that fits. Package registries are asked.
+
+  --upgrade    take the newest versions that the .in files allow
+  --help, -h   print this, and write nothing
+
+Example, after a line was added to requirements/runtime.in:
+  bash scripts/update_locks.sh && bash scripts/test.sh
+USAGE
+}
 
 options=(pip compile --quiet --python-version 3.11 --generate-hashes --no-annotate --no-header)
-if [[ ${1:-} == --upgrade ]]; then
-    options+=(--upgrade)
-elif (($#)); then
-    printf 'error: unknown argument %s; usage: update_locks.sh [--upgrade]\n' "$1" >&2
-    exit 2
-fi
+case ${1:-} in
+    --help | -h) usage; exit ;;
+    --upgrade) options+=(--upgrade) ;;
+    '') ;;
+    *) fail "Unknown argument \"$1\": see --help." ;;
+esac
+(($# <= 1)) || fail "Unknown argument \"$2\": see --help."
+[[ -x $project_root/.venv/bin/uv ]] || fail "$project_root/.venv/bin/uv was not found: set the environment up with scripts/test.sh."
+cd "$project_root/requirements"
 
 # The later sets are resolved against the earlier ones: all of them are installed into one environment.
 "$project_root/.venv/bin/uv" "${options[@]}" runtime.in -o runtime.lock

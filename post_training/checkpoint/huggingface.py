@@ -1,6 +1,5 @@
 """A HuggingFace folder, BF16 or FP8, as a source; what is wrong with it is said before anything is read."""
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from post_training.checkpoint.regions import Region, StoredTensor
 from post_training.checkpoint.safetensors_files import read_header
 from post_training.checkpoint.source import CanonicalTensor, Fragment, Source
 from post_training.layouts.layout import Table, whole_box
+from post_training.user_files import FileError, parse_json, read_text
 
 CONFIG_NAME = "config.json"
 SCALE_SUFFIX = "_scale_inv"
@@ -187,10 +187,12 @@ def _weight_map(folder: Path) -> dict[str, str]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises CheckpointError if there is none."""
     try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
+        text = read_text(path)
+    except FileError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+    try:
+        content = parse_json(text, "it")
+    except FileError as error:
         raise CheckpointError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: not a JSON object")

@@ -7,6 +7,7 @@ from typing import Any
 
 from post_training.checkpoint.durable import Written, write_durably
 from post_training.checkpoint.files import CheckpointError
+from post_training.user_files import read_object
 
 MANIFEST_NAME = "manifest.json"
 _FORMAT = 1
@@ -31,7 +32,7 @@ class Manifest:
         if not path.is_file():
             return None
         try:
-            content = json.loads(path.read_text())
+            content = read_object(path)
             if content.pop("format") != _FORMAT:
                 raise ValueError("unknown format")
             sources, files = (

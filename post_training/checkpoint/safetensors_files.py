@@ -4,6 +4,7 @@ A file is 8 bytes with the header's length, the header in JSON, and the tensors'
 """
 
 import json
+import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.records import Record
 from post_training.checkpoint.regions import StoredTensor
 from post_training.checkpoint.source import Source
+from post_training.user_files import FileError, open_regular, parse_json
 
 DTYPES = {
     "F64": torch.float64,
@@ -58,24 +60,30 @@ def read_metadata(path: Path) -> dict[str, str]:
 def _read(path: Path) -> tuple[int, int, dict[str, Any]]:
     """Size of the file, length of its header, and the header."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _LONGEST_HEADER + 1
             if length > min(_LONGEST_HEADER, size):
                 raise CheckpointError(f"{path}: not a safetensors file, or cut off in its header; {_AGAIN}")
-            content = json.loads(file.read(length))
+            content = parse_json(file.read(length).decode(), f"{path}: its header")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
         if isinstance(error, CheckpointError):
             raise
+        if isinstance(error, FileError):
+            raise CheckpointError(f"{error}; {_AGAIN}") from error
         raise CheckpointError(f"{path}: its header is not JSON; {_AGAIN}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: its header is not a JSON object; {_AGAIN}")
     return size, length, content
 
 
 def _stored(path: Path, data_start: int, entry: dict) -> StoredTensor:
     start, stop = entry["data_offsets"]
+    if not all(type(each) is int and each >= 0 for each in (start, stop, *entry["shape"])):
+        raise ValueError(f"{entry} has a size that is no whole number")
     tensor = StoredTensor(path, data_start + start, DTYPES[entry["dtype"]], tuple(entry["shape"]))
     if stop - start != tensor.nbytes:
         raise ValueError(f"{entry} does not have the size of its shape")

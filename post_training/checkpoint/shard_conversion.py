@@ -180,7 +180,7 @@ def _open_checkpoint(
     path: Path, form_of: FormOf, config_folder: Path | None
 ) -> tuple[Source, Mapping[str, tuple[int, ...]]]:
     """A checkpoint, and name and shape of every tensor of its model."""
-    if (path / CONFIG_NAME).is_file() and any(path.glob("*.safetensors")):
+    if (path / CONFIG_NAME).exists() and any(path.glob("*.safetensors")):
         folder = open_huggingface(path)
         table = table_for(folder.config)
         check_tensors(folder, table.shapes, table.ignored_in_files)

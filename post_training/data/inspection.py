@@ -132,8 +132,10 @@ def inspect_file(path: Path, expected: Expectations = Expectations(), measure: M
     Raises:
         DataError: the file is missing, cannot be read as parquet, names a column twice or holds text that is not UTF-8.
     """
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"The data file {path} does not exist: check the path.")
+    if not path.is_file():
+        raise DataError(f"{path} is not a file: give a .parquet file.")
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             refuse_repeated_columns(path, file.schema_arrow.names)

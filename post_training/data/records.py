@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from post_training.rewards.answers import is_answer, last_boxed
+from post_training.user_files import FileError, read_bytes
 
 if TYPE_CHECKING:
     import pyarrow
@@ -25,6 +26,7 @@ DEEPSCALER = "deepscaler"
 GSM8K = "openai/gsm8k"
 MATH = "DigitalLearningGmbH/MATH-lighteval"
 _GSM8K_MARK = "####"
+_LONGEST = 1 << 34
 _PARQUET_MAGIC = b"PAR1"
 # MATH also writes \fbox{...}, and \boxed 5 for an answer of one token.
 _OTHER_BOXES = re.compile(r"\\fbox(?=\{)")
@@ -109,9 +111,9 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
     if not path.is_file():
         raise DataError(f"{path} is not a file: give a .json, .jsonl or .parquet file.")
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}): check its permissions.") from error
+        content = read_bytes(path, _LONGEST)
+    except FileError as error:
+        raise DataError(f"{error}.") from error
     if content.startswith(_PARQUET_MAGIC):
         return _parquet_records(path)
     try:

@@ -64,6 +64,34 @@ class ModelFamily:
     rollout_graphs: Literal["acl", "torchair"] = "acl"
 
 
+# Beyond them, what is computed of a model takes hours or more memory than there is.
+_SIZES: Mapping[str, tuple[int, int]] = {
+    "hidden_size": (1, 1 << 20),
+    "vocab_size": (1, 1 << 24),
+    "num_hidden_layers": (1, 1 << 12),
+    "intermediate_size": (1, 1 << 24),
+    "moe_intermediate_size": (1, 1 << 24),
+    "shared_expert_intermediate_size": (0, 1 << 24),
+    "num_attention_heads": (1, 1 << 14),
+    "num_key_value_heads": (1, 1 << 14),
+    "head_dim": (1, 1 << 16),
+    "q_lora_rank": (1, 1 << 20),
+    "kv_lora_rank": (1, 1 << 20),
+    "qk_nope_head_dim": (1, 1 << 16),
+    "qk_rope_head_dim": (1, 1 << 16),
+    "v_head_dim": (1, 1 << 16),
+    "n_routed_experts": (0, 1 << 14),
+    "num_experts": (0, 1 << 14),
+    "num_experts_per_tok": (0, 1 << 14),
+    "n_shared_experts": (0, 1 << 10),
+    "first_k_dense_replace": (0, 1 << 12),
+    "num_nextn_predict_layers": (0, 1 << 8),
+}
+
+
+_REQUIRED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads")
+
+
 @cache
 def families() -> tuple[ModelFamily, ...]:
     """All families, by the names of their modules."""
@@ -97,7 +125,8 @@ def family_of(config: Any) -> ModelFamily:
 
 
 def _architecture(config: Any) -> str | None:
-    return next(iter(_field(config, "architectures") or ()), None)
+    named = _field(config, "architectures")
+    return next(iter(named), None) if isinstance(named, list | tuple) else None
 
 
 def _field(config: Any, name: str) -> Any:
@@ -109,7 +138,12 @@ def table_for(config: Any) -> Table:
 
     Raises ValueError for an architecture without a table, or for a variant that its table does not describe.
     """
-    return family_of(config).table(config if isinstance(config, Mapping) else config.to_dict())
+    family, values = family_of(config), config if isinstance(config, Mapping) else config.to_dict()
+    check_sizes(values)
+    try:
+        return family.table(values)
+    except KeyError as missing:
+        raise ValueError(f"the config.json of {family.architecture} lacks {missing}") from missing
 
 
 def shard_shape_of(config: Mapping[str, Any]) -> Any:
@@ -121,12 +155,33 @@ def shard_shape_of(config: Mapping[str, Any]) -> Any:
             f"shards are made of {known}, and this model is {family.name}: training reads its HuggingFace folder "
             "directly, and export_hf.py writes one from what was trained"
         )
-    return family.shards(config)
+    check_sizes(config)
+    try:
+        return family.shards(config)
+    except KeyError as missing:
+        raise ValueError(f"the config.json of {family.architecture} lacks {missing}") from missing
+
+
+def check_sizes(config: Mapping[str, Any]) -> None:
+    """Check that the sizes of a config.json are whole numbers that a model can have; null: the part is absent.
+
+    Raises:
+        ValueError: one is not; one sentence.
+    """
+    for key, (least, most) in _SIZES.items():
+        value = config.get(key)
+        is_given = value is not None or (key in _REQUIRED and key in config)
+        if is_given and (type(value) is not int or not least <= value <= most):
+            shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
+            raise ValueError(
+                f"config.json: {key}={shown} is invalid: no model has it. Set it to a number from {least} to {most}"
+            )
 
 
 def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
     """The sizes of the model that a config.json describes. ValueError for a model without them."""
     family = family_of(config)
+    check_sizes(config)
     try:
         return family.sizes(config)
     except KeyError as missing:

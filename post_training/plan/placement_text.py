@@ -1,12 +1,12 @@
 """Placements and models as a user types them on a command line."""
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from post_training.layouts.layout import RolloutPlacement, Table, TrainPlacement
 from post_training.models.families import families, table_for
+from post_training.user_files import FileError, read_object
 
 KNOWN: Mapping[str, Callable[[], Table]] = {
     name: partial(family.table, values) for family in families() for name, values in family.published.items()
@@ -23,11 +23,8 @@ def parse_model(text: str) -> Table:
     if not path.is_file():
         raise ValueError(f"--model {text}: neither {' nor '.join(KNOWN)} nor a file")
     try:
-        values = json.loads(path.read_text())
-        if not isinstance(values, dict):
-            raise ValueError(f"--model {text}: it describes no model; give the config.json of a HuggingFace folder")
-        return table_for(values)
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError) as error:
+        return table_for(read_object(path))
+    except (FileError, KeyError) as error:
         raise ValueError(f"--model {text}: not a whole config.json ({error!r})") from error
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from post_training.recovery.causes import CAUSES, Cause
+from post_training.user_files import FileError, read_yaml
 
 Action = Literal["retry", "retry_with_backoff", "reduce_batch_size", "stop"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
@@ -32,6 +33,7 @@ _USUAL: dict[Cause, Action] = {
     **dict.fromkeys(NEVER_RETRIED, "stop"),
 }
 _SECTION = "retry_options"
+_POLICY_BYTES = 1 << 20
 _KEYS = ("enable_retry", "max_retry_times", "interval_seconds", "policy_sets")
 
 
@@ -59,14 +61,10 @@ def read_policy(path: Path) -> Policy:
     Raises:
         PolicyError: no such file, no such key, or a value that cannot be; with the remedy.
     """
-    import yaml
-
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PolicyError(f"--policy {path} cannot be read: {error.strerror}.") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise PolicyError(f"--policy {path} is no YAML: {' '.join(str(error).split())}.") from error
+        content = read_yaml(path, _POLICY_BYTES)
+    except FileError as error:
+        raise PolicyError(f"--policy {error}.") from error
     if not isinstance(content, Mapping) or list(content) != [_SECTION] or not isinstance(content[_SECTION], Mapping):
         raise PolicyError(f"--policy {path} must hold {_SECTION} with {', '.join(_KEYS)} below it, and nothing else.")
     try:

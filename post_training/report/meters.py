@@ -1,10 +1,11 @@
 """The counters of the emulated NPU: every process of a run writes a file, and this adds them up."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from post_training.report.metrics import ReportError, read_objects
 
 
 def read_meters(folder: Path) -> dict[str, Any] | None:
@@ -13,17 +14,23 @@ def read_meters(folder: Path) -> dict[str, Any] | None:
     Returns a dictionary with ``processes``; ``collectives`` (kind -> count and bytes, over processes and group sizes:
     a collective among 4 ranks counts 4 times); ``copies`` (direction -> count and bytes); ``operator_calls`` (in all);
     ``peak_device_bytes`` (phase -> highest over processes and devices, with ``run`` for the whole life of a process).
+
+    Raises:
+        ReportError: a file is damaged; one sentence.
     """
-    snapshots = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    snapshots = read_objects(sorted(folder.glob("*.json")))
     if not snapshots:
         return None
-    return {
-        "processes": len(snapshots),
-        "collectives": _collectives(snapshots),
-        "copies": _copies(snapshots),
-        "operator_calls": sum(entry["calls"] for snapshot in snapshots for entry in snapshot["operators"].values()),
-        "peak_device_bytes": _peaks(snapshots),
-    }
+    try:
+        return {
+            "processes": len(snapshots),
+            "collectives": _collectives(snapshots),
+            "copies": _copies(snapshots),
+            "operator_calls": sum(entry["calls"] for each in snapshots for entry in each["operators"].values()),
+            "peak_device_bytes": _peaks(snapshots),
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ReportError(f"{folder} holds a file that no process has written as it is ({error!r}).") from error
 
 
 def _collectives(snapshots: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:

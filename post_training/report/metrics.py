@@ -1,10 +1,12 @@
 """Reading the metrics that a run writes: one JSON object a line and a step."""
 
-import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from post_training.user_files import RECORDS_BYTES, FileError, parse_json, read_object, read_text
 
 # Stage of the published results table -> verl's metric with its seconds a step.
 STAGES: Mapping[str, str] = {
@@ -99,10 +101,7 @@ def read_records(path: Path) -> list[StepRecord]:
     Raises:
         ReportError: a complete line is not JSON of the expected form.
     """
-    if not path.exists():
-        return []
-    complete, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    lines = enumerate(complete.split("\n"), start=1)
+    lines = enumerate(_complete_lines(path), start=1)
     return [_parse(line, f"{path}, line {number}") for number, line in lines if line.strip()]
 
 
@@ -111,41 +110,86 @@ def training_steps(records: Iterable[StepRecord]) -> list[StepRecord]:
     return [record for record in records if record.step > 0]
 
 
-def read_entries(path: Path) -> list[dict[str, Any]]:
+def read_entries(path: Path, **needed: type) -> list[dict[str, Any]]:
     """The objects of a file with one JSON object a line; a last line still being written is left out.
 
     A missing file has none.
 
+    Args:
+        needed: keys that every entry has, with the type of their values; a float may be a whole number.
+
     Raises:
-        ReportError: a complete line is not JSON.
+        ReportError: a complete line is not a JSON object, or lacks a needed key.
     """
-    complete, _, _ = (path.read_text(encoding="utf-8") if path.exists() else "").rpartition("\n")
-    try:
-        return [json.loads(line) for line in complete.split("\n") if line]
-    except ValueError as error:
-        raise ReportError(f"{path} has a line that is not JSON: {error}.") from error
+    entries = []
+    for number, line in enumerate(_complete_lines(path), start=1):
+        if line:
+            entry = _json(line, f"{path}, line {number}")
+            _check_keys(entry, f"{path}, line {number}", needed)
+            entries.append(entry)
+    return entries
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """What a run's events.jsonl tells: each has a time and a name, the end of a start a status and a message.
+
+    Raises:
+        ReportError: see `read_entries`.
+    """
+    path = folder / "events.jsonl"
+    events = read_entries(path, time=float, event=str)
+    for number, event in enumerate(events, start=1):
+        if event["event"] == ENDED:
+            _check_keys(event, f"{path}, entry {number}", {"status": str, "message": str})
+    return events
 
 
 def read_objects(paths: Iterable[Path]) -> list[dict[str, Any]]:
     """The JSON objects of files, one each, in the order of the paths; a missing file has none.
 
     Raises:
-        ReportError: a file is not JSON.
+        ReportError: a file is not a JSON object.
     """
     found = []
     for path in paths:
         try:
-            found.append(json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            continue
-        except ValueError as error:
-            raise ReportError(f"{path} is not JSON: {error}.") from error
+            found.append(read_object(path))
+        except FileError as error:
+            if not error.missing:
+                raise ReportError(f"{error}.") from error
     return found
+
+
+def _complete_lines(path: Path) -> list[str]:
+    """The lines of a file that a run appends to, without the last one where it has no end yet; none without a file."""
+    try:
+        return read_text(path, RECORDS_BYTES).rpartition("\n")[0].split("\n")
+    except FileError as error:
+        if error.missing:
+            return []
+        raise ReportError(f"{path} cannot be read: {error}.") from error
+
+
+def _json(line: str, place: str) -> Any:
+    try:
+        return parse_json(line, place)
+    except FileError as error:
+        raise ReportError(f"{error}.") from error
+
+
+def _check_keys(entry: Any, place: str, needed: Mapping[str, type]) -> None:
+    if not isinstance(entry, dict):
+        raise ReportError(f"{place} is not a JSON object: correct or remove the line.")
+    for key, kind in needed.items():
+        value = entry.get(key)
+        is_number = kind is float and isinstance(value, int | float) and math.isfinite(value)
+        if isinstance(value, bool) or not (is_number or isinstance(value, kind)):
+            raise ReportError(f"{place}: {key}={value!r} is invalid: a {kind.__name__} is needed. Correct the line.")
 
 
 def _parse(line: str, place: str) -> StepRecord:
     try:
-        record = json.loads(line)
+        record = parse_json(line, "it")
         return StepRecord(int(record["step"]), float(record["time"]), dict(record["metrics"]))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ReportError(f"{place} is not a step record (step, time, metrics): {error!r}.") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from post_training.report.metrics import STEP_SECONDS, ReportError, StepRecord, read_records, training_steps
 from post_training.report.rates import COLUMNS, StepFigures
+from post_training.user_files import FileError, read_object, read_yaml
 
 CONFIGURATION, METRICS, MODEL, METERS = "config.yaml", "metrics.jsonl", "model.json", "meters"
 LENGTHS = ("prompt_length/mean", "response_length/mean")
@@ -49,10 +49,7 @@ def read_run(folder: Path, step: int | None = None, model: Path | None = None) -
         ReportError: no run, none of its steps has ended, or a file that cannot be read; one sentence.
     """
     config = read_configuration(folder)
-    try:
-        records = training_steps(read_records(folder / METRICS))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"{folder / METRICS} cannot be read: {error}.") from error
+    records = training_steps(read_records(folder / METRICS))
     chosen = _chosen(records, step, folder)
     prompts = _number(config, "data.train_batch_size", folder)
     sequences = prompts * _number(config, "actor_rollout_ref.rollout.n", folder)
@@ -77,17 +74,15 @@ def read_configuration(folder: Path) -> Mapping[str, Any]:
     Raises:
         ReportError: no run, or a configuration that cannot be read; one sentence.
     """
-    import yaml
-
     if not folder.is_dir():
         raise ReportError(f"{folder} is not a folder: give the folder of a run, which holds {METRICS}.")
     file = folder / CONFIGURATION
-    if not file.is_file():
-        raise ReportError(f"{folder} is not the folder of a run: it has no {CONFIGURATION}.")
     try:
-        config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ReportError(f"{file} cannot be read: {' '.join(str(error).split())}.") from error
+        config = read_yaml(file)
+    except FileError as error:
+        if error.missing:
+            raise ReportError(f"{folder} is not the folder of a run: it has no {CONFIGURATION}.") from error
+        raise ReportError(f"{file} cannot be read: {error}.") from error
     if not isinstance(config, Mapping):
         raise ReportError(f"{file} is not the configuration of a run: it holds no keys.")
     return config
@@ -145,12 +140,9 @@ def _model(file: Path, given: bool) -> Mapping[str, Any] | None:
     if not given and not file.is_file():
         return None
     try:
-        model = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return read_object(file)
+    except FileError as error:
         raise ReportError(f"{file} is not a model's config.json: {error}.") from error
-    if not isinstance(model, Mapping):
-        raise ReportError(f"{file} is not a model's config.json: it holds no keys.")
-    return model
 
 
 def _model_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:

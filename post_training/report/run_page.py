@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
+from post_training.masking import masked
 from post_training.report import charts
 from post_training.report.charts import Series
-from post_training.report.masking import masked
 from post_training.report.meters import read_meters
 from post_training.report.metrics import (
     ALLOCATED_BYTES_PREFIX,
@@ -30,8 +30,10 @@ from post_training.report.metrics import (
     SPREAD_OVER_OTHERS,
     STAGES,
     STEP_SECONDS,
+    ReportError,
     StepRecord,
     read_entries,
+    read_events,
     read_objects,
     read_records,
 )
@@ -154,10 +156,20 @@ def render_page(folder: Path, live: bool = False) -> str:
     Raises:
         ReportError: see `write_page`.
     """
+    try:
+        return _render(folder, live)
+    except ReportError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ReportError(f"{folder} holds a file that is not as a run writes it ({reason}).") from error
+
+
+def _render(folder: Path, live: bool) -> str:
     config = read_configuration(folder)
     records = read_records(folder / METRICS)
-    faults = read_entries(folder / "faults.jsonl")
-    state = _state(folder, read_entries(folder / "events.jsonl"), records)
+    faults = read_entries(folder / "faults.jsonl", kind=str, message=str)
+    state = _state(folder, read_events(folder), records)
     meters = read_meters(folder / METERS)
     facts = RunFacts(
         seed=at(config, "data.seed") or 0,
@@ -183,7 +195,7 @@ def render_page(folder: Path, live: bool = False) -> str:
             memory=_memory(folder),
             samples=read_samples(folder),
             faults=faults,
-            alerts=read_entries(folder / "alerts.jsonl"),
+            alerts=read_entries(folder / "alerts.jsonl", time=float, alert=str, message=str),
             metrics=_table(records),
             config=yaml.safe_dump(masked(dict(config)), sort_keys=False, allow_unicode=True),
             made=_time(time.time()),
@@ -230,7 +242,7 @@ def _state(folder: Path, events: Sequence[Mapping[str, Any]], records: Sequence[
     last = _time(max(times)) if times else "nothing yet"
     judged = folder / "summary.json"
     if judged.exists() and not (latest and judged.stat().st_mtime < latest[0]["time"]):
-        failure = next(iter(read_objects([judged])))["failure"]
+        failure = next(iter(read_objects([judged])), {}).get("failure")
         return _State("failed" if failure else "finished", failure or "", seconds, last)
     end = next((event for event in latest if event["event"] == ENDED), None)
     if end is None:
@@ -291,10 +303,24 @@ def _collectives(counted: Mapping[str, Mapping[str, int]] | None) -> Markup:
 
 def _memory(folder: Path) -> dict[str, Any]:
     """The highest bytes of each die by phase: the phases, and rows of a die and its figures."""
-    dies = sorted(read_objects(sorted((folder / MEMORY).glob("*.json"))), key=lambda die: die["rank"])
+    files = sorted((folder / MEMORY).glob("*.json"))
+    dies = read_objects(files)
+    for file, die in zip(files, dies, strict=True):
+        peaks = die.get("peak_bytes")
+        if (
+            not isinstance(die.get("rank"), int)
+            or not isinstance(peaks, dict)
+            or not all(map(_is_size, peaks.values()))
+        ):
+            raise ReportError(f"{file} does not hold a rank and its peak_bytes: correct or remove it.")
+    dies.sort(key=lambda die: die["rank"])
     phases = [phase for phase in PHASES if any(phase in die["peak_bytes"] for die in dies)]
     rows = [(die["rank"], [die["peak_bytes"].get(phase) for phase in phases]) for die in dies]
     return {"phases": phases, "rows": rows}
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _table(records: Sequence[StepRecord]) -> list[tuple[str, list[str]]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from post_training.report.metrics import ReportError
+from post_training.user_files import read_json
 
 FIRST, LAST = "samples.first.json", "samples.last.json"
 # A run keeps this many prompts of a step, with at most so many responses each, and of a text so many characters.
@@ -63,10 +63,10 @@ def read_samples(folder: Path) -> list[StepSamples]:
     found: dict[int, StepSamples] = {}
     for name in (FIRST, LAST):
         file = folder / name
-        if not file.is_file():
+        if not file.exists():
             continue
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = read_json(file)
             samples = tuple(Sample(**sample) for sample in content["samples"])
             found[content["step"]] = StepSamples(int(content["step"]), samples)
         except (OSError, ValueError, TypeError, KeyError) as error:

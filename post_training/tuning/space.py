@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from post_training.report.run_folder import at
+from post_training.user_files import FileError, read_text, read_yaml
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -120,6 +121,9 @@ def as_text(space: Space) -> str:
     )
 
 
+_SPACE_BYTES = 1 << 20
+
+
 def read_space(path: Path) -> Space:
     """Read a space.
 
@@ -132,10 +136,11 @@ def read_space(path: Path) -> Space:
 
     try:
         # OmegaConf reads 1e-6 as a number, as a configuration does; plain YAML reads a text.
-        content = OmegaConf.to_container(OmegaConf.load(path))
-    except OSError as error:
-        raise SpaceError(f"--space {path} cannot be read: {error.strerror or error}.") from error
-    except (UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        read_yaml(path, _SPACE_BYTES)
+        content = OmegaConf.to_container(OmegaConf.create(read_text(path, _SPACE_BYTES)))
+    except FileError as error:
+        raise SpaceError(f"--space {error}.") from error
+    except (ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise SpaceError(f"--space {path} is no YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, Mapping) or not content:
         raise SpaceError(f"--space {path} must hold settings by key, each with a list or {{low, high}}.")

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,9 @@ def examine_files(site: Path, packages: Iterable[str] = (), cache: Path | None =
             else:
                 damages.append(Damage(_label(name), file, "has been changed"))
     if cache is not None and (stale or entries.keys() - known.keys()):
-        _write(cache, known | entries if wanted else entries)
+        # The environment of another user is examined anew each time.
+        with suppress(PermissionError):
+            _write(cache, known | entries if wanted else entries)
     return Examined(len(chosen), sum(len(files) for _, files in entries.values()), size, tuple(damages))
 
 

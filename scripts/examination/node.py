@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from overlay.pins import Pins
+from post_training.inherited_environment import VISIBLE, describe_visible
 from scripts.examination.finding import Finding, ask
 from scripts.examination.installed_files import examine_files
 from scripts.examination.npus import examine_npus
@@ -27,6 +28,7 @@ def examine_node(settings: Mapping[str, str], root: Path = Path("/")) -> list[Fi
     """Look at this machine; `settings` are those of the cluster's file, `root` the top of the file system."""
     findings = [*python_and_pins(), *installed_files(), platform_plugin(), cann(root)]
     findings += npus(int(settings["DIES_PER_NODE"]), root)
+    findings += visible_npus(settings)
     findings += network(settings)
     findings += [limit_of_files(), limit_of_locked_memory(), jemalloc(settings["JEMALLOC"]), shared_memory(root)]
     findings += paths(settings)
@@ -117,6 +119,17 @@ def npus(dies: int, root: Path = Path("/")) -> list[Finding]:
         count = int(os.environ.get("NPU_EMULATOR_DEVICES", "8"))
         return [Finding("NPUs", f"{count} emulated", "" if count >= dies else f"set NPU_EMULATOR_DEVICES={dies}")]
     return examine_npus(dies, root)
+
+
+def visible_npus(settings: Mapping[str, str]) -> list[Finding]:
+    """CANN's list of the NPUs that processes see, of the cluster's file or inherited, against the dies of a node."""
+    dies = int(settings["DIES_PER_NODE"])
+    environment = {**os.environ, **{name: settings[name] for name in (VISIBLE,) if name in settings}}
+    if VISIBLE not in environment:
+        return []
+    sentence = describe_visible(environment, dies)
+    remedy = "" if sentence is None else sentence.partition("is invalid: ")[2]
+    return [Finding("visible NPUs", f"{VISIBLE}={environment[VISIBLE][:100]}", remedy)]
 
 
 def network(settings: Mapping[str, str]) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ set -euo pipefail
 
 project_root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.." && pwd)
 readonly project_root
-for part in terminal arguments settings cluster network processes ray_node training; do
+for part in terminal arguments masking inherited settings cluster network processes ray_node training; do
     # shellcheck source=/dev/null # each is checked by itself
     source "$project_root/scripts/lib/$part.sh"
 done
@@ -77,13 +77,17 @@ main() {
             *) fail "Unknown argument \"$1\": see --help; training settings go after --." ;;
         esac
     done
+    inherited_drop "$project_root"
     cluster_read "$cluster"
+    # --stop ends what an earlier start left, whatever this shell's environment is.
+    # shellcheck disable=SC2154 # cluster_read sets cluster_exports
+    [[ $action == stop ]] || inherited_check_visible "$DIES_PER_NODE" "${cluster_exports[@]}"
     network_find_node
     cluster_prepare
     ray_node_prepare
     training_prepare "$project_root" "$configuration"
     case $action in
-        show) training_show ;;
+        show) training_show | masking_show "$project_root" ;;
         stop) process_stop_node ;;
         run) training_run ;;
     esac

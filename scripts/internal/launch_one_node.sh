@@ -4,7 +4,7 @@ set -euo pipefail
 
 project_root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.." && pwd)
 readonly project_root
-for part in terminal arguments settings environment one_node; do
+for part in terminal arguments masking inherited settings environment one_node; do
     # shellcheck source=/dev/null # each is checked by itself
     source "$project_root/scripts/lib/$part.sh"
 done
@@ -71,6 +71,7 @@ main() {
             *) fail "Unknown argument \"$1\": see --help; training settings go after --." ;;
         esac
     done
+    inherited_drop "$project_root"
     one_node_resume
     if $emulate; then
         one_node_emulate "$project_root" "$configuration"

@@ -16,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from post_training.arguments import finite  # noqa: E402
 from scripts.examination.cluster import NodeFacts, ask_nodes, compare_nodes  # noqa: E402
 from scripts.examination.finding import Finding  # noqa: E402
 
@@ -78,8 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--address", required=True, help="HOST:PORT of the head")
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--dies", type=int, required=True, help="NPUs that every node has to have")
-    parser.add_argument("--timeout", type=float, required=True, help="seconds")
-    parser.add_argument("--interval", type=float, default=5.0, help="seconds between two looks")
+    parser.add_argument("--timeout", type=finite(), required=True, help="seconds")
+    parser.add_argument("--interval", type=finite(), default=5.0, help="seconds between two looks")
     options = parser.parse_args(arguments)
     import ray
 

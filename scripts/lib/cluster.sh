@@ -7,7 +7,6 @@ readonly CLUSTER_SETTINGS=(
     MASTER_ADDR SOCKET_IFNAME NODES DIES_PER_NODE MODEL_PATH TRAIN_FILES TEST_FILES OUTPUT_DIR CANN_ENV JEMALLOC
     RAY_PORT RAY_TLS_DIR ALLOW_PUBLIC_ADDRESS HEAD_TIMEOUT_S NODES_TIMEOUT_S STOP_TIMEOUT_S POLL_S
 )
-readonly CLUSTER_HIDDEN=HIDDEN # shown in place of a secret
 readonly CLUSTER_NUMBERS=(NODES DIES_PER_NODE HEAD_TIMEOUT_S NODES_TIMEOUT_S STOP_TIMEOUT_S)
 readonly CLUSTER_FORM='a file of NAME=value lines, such as scripts/env/a3_256_dies.env'
 # torch_npu ends a process whose collective has waited this many seconds, unless the process group names another limit,
@@ -95,18 +94,6 @@ cluster_check_timeouts() {
         fail "$file does not set $name, and HCCL's own 1836 s lie above the $CLUSTER_WATCHDOG_S s of torch_npu's watchdog; set it to less."
     argument_require_decimal "$name in $file (torch_npu's watchdog ends a process after $CLUSTER_WATCHDOG_S s)" \
         "${cluster_given[$name]}" 1 $((CLUSTER_WATCHDOG_S - 1))
-}
-
-# Prints the value of a NAME=value of cluster_environment as it may be shown: no secret of the user's, which its name
-# tells, and no password in a URL.
-cluster_shown() {
-    local name=${1%%=*} value=${1#*=}
-    if [[ -n ${cluster_given[$name]:-} && ${name^^} =~ (KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)S?$ ]]; then
-        value=$CLUSTER_HIDDEN
-    elif [[ $value =~ ^([^:/@]+://[^:/@]*:)[^/@]*(@.*)$ ]]; then
-        value=${BASH_REMATCH[1]}$CLUSTER_HIDDEN${BASH_REMATCH[2]}
-    fi
-    printf '%s' "$value"
 }
 
 # Works out cluster_scripts, the vendor's scripts to source, and cluster_environment (NAME=value), which is exported after

@@ -141,22 +141,45 @@ environment_check_files() {
     "$root/.venv/bin/python" -I -S "$root/scripts/examination/installed_files.py" "$root/.venv" || exit 2
 }
 
+# Whether the stamps of what has been set up are those that the sources ask for.
+environment_is_ready() {
+    local stamps=$1 packages=$2 search=$3 emulator=$4
+    [[ $(cat "$stamps"/{packages,search,emulator} 2>/dev/null) == "$packages"$'\n'"$search"$'\n'"$emulator" ]]
+}
+
+# Fails with one sentence where this user cannot set ROOT/.venv up; makes ROOT/.cache.
+environment_check_writable() {
+    local root=$1 path
+    mkdir -p "$root/.cache" 2>/dev/null || true
+    for path in "$root" "$root/.cache" "$root/.cache/setup.lock" "$root/.venv"; do
+        [[ ! -e $path || -w $path ]] ||
+            fail "$path belongs to $(stat -c %U "$path") and cannot be written by $(id -un), and $root/.venv has to be set up: let its owner run scripts/test.sh, or use a checkout of your own."
+    done
+    [[ -d $root/.cache ]] || fail "$root/.cache cannot be made: use a checkout of your own."
+}
+
 # Makes sure that ROOT/.venv is what the sources of this checkout ask for.
 # A stamp is written only after the step it stands for has ended, so an interrupted set-up is done again.
+# Nothing is written where nothing is to be set up: the checkout may belong to another user.
 environment_ensure() {
     local root=$1 python packages search emulator lock
     local stamps=$root/.venv/stamps log=$root/.cache/setup.log
-    mkdir -p "$root/.cache"
+    python=$(environment_find_python)
+    packages=$(environment_packages_stamp "$root" "$python")
+    search=$(sha256sum <"$root/requirements/tune.lock")
+    emulator=$(environment_emulator_stamp "$root")
+    if environment_is_ready "$stamps" "$packages" "$search" "$emulator"; then
+        environment_check_files "$root"
+        return
+    fi
+    environment_check_writable "$root"
     exec {lock}>"$root/.cache/setup.lock"
     if ! flock --nonblock "$lock"; then
         say "Another run is setting up $root/.venv; waiting for it."
         flock "$lock"
     fi
-    python=$(environment_find_python)
-    packages=$(environment_packages_stamp "$root" "$python")
-    search=$(sha256sum <"$root/requirements/tune.lock")
-    emulator=$(environment_emulator_stamp "$root")
-    if [[ $(cat "$stamps"/{packages,search,emulator} 2>/dev/null) != "$packages"$'\n'"$search"$'\n'"$emulator" ]]; then
+    # Another run may have set it up meanwhile.
+    if ! environment_is_ready "$stamps" "$packages" "$search" "$emulator"; then
         say "Setting up the environment in $root/.venv"
         environment_check_path "$root" "$python"
         environment_check_toolchain "$python"

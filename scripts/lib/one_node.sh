@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# A job on the dies of one machine. Needs terminal.sh, settings.sh and environment.sh.
+# A job on the dies of one machine. Needs terminal.sh, masking.sh, inherited.sh, settings.sh and environment.sh.
 # shellcheck disable=SC2154 # launch_one_node.sh sets what its options say
 
 # Finds the run that --resume goes on with, whose folder is --output unless a step of it is given.
@@ -35,8 +35,6 @@ one_node_emulate() {
         environment_ensure "$root"
     fi
     export PYTHONPATH=$root TOKENIZERS_PARALLELISM=false
-    # A Ray of the user's environment is not the job's.
-    unset RAY_ADDRESS
     exec "$python" -m rehearsal "${options[@]}" -- "${overrides[@]}"
 }
 
@@ -59,11 +57,13 @@ one_node_train() {
         [[ $name == CANN_ENV ]] || environment+=("$name=${given[$name]}")
     done
     output=$(realpath -m -- "${output:-$(one_node_folder "$root" "$configuration")}")
+    dies=$(one_node_dies "$dies")
+    [[ ! $dies =~ ^[1-9][0-9]{0,3}$ ]] || inherited_check_visible "$dies" "${environment[@]}"
     convert=(python3 scripts/json_to_parquet.py --output_dir "$output/data" --json_path "$(realpath -- "$data")")
     [[ -z $test_data ]] || convert+=(--test_json_path "$(realpath -- "$test_data")")
     one_node_command "$configuration" "$output" "$(realpath -- "$model")"
     if $dry_run; then
-        one_node_show "$root" "${given[CANN_ENV]}"
+        one_node_show "$root" "${given[CANN_ENV]}" | masking_show "$root"
         return
     fi
     entry=$(settings_cann_scripts "${given[CANN_ENV]}")
@@ -73,7 +73,6 @@ one_node_train() {
         export "${entry?}"
     done
     export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-    unset RAY_ADDRESS
     cd "$root" || fail "$root cannot be entered."
     one_node_require_dies "$dies"
     "${convert[@]}" || exit $?
@@ -100,15 +99,21 @@ one_node_plan() {
     ((status == 0)) || exit "$status"
 }
 
-# Fails unless torch_npu sees as many NPUs as the job asks for; DIES is what the configuration says. Sets die_memory to
-# the bytes of a die.
-one_node_require_dies() {
-    local dies=$1 found override remedy="try it with --emulate"
-    local asked='import torch, torch_npu; n = torch.npu
-print(n.device_count(), n.get_device_properties(0).total_memory if n.device_count() else 0)'
+# Prints the dies that the job takes; DIES is what the configuration says.
+one_node_dies() {
+    local dies=$1 override
     for override in "${overrides[@]}"; do
         [[ $override != trainer.n_gpus_per_node=* ]] || dies=${override#*=}
     done
+    printf '%s' "$dies"
+}
+
+# Fails unless torch_npu sees as many NPUs as the job takes. Sets die_memory to
+# the bytes of a die.
+one_node_require_dies() {
+    local dies=$1 found remedy="try it with --emulate"
+    local asked='import torch, torch_npu; n = torch.npu
+print(n.device_count(), n.get_device_properties(0).total_memory if n.device_count() else 0)'
     found=$(python3 -c "$asked" 2>/dev/null) ||
         fail "$(type -P python3) cannot import torch_npu: start this in the image (docs/first-hour.md), or $remedy."
     # The last line: CANN prints warnings before it.

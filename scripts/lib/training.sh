@@ -30,7 +30,7 @@ training_prepare() {
     )
 }
 
-# Prints what this node would do: lines that begin with source, export, cd and run are what it runs, in this order.
+# Prints what this node would do, for masking_show: lines that begin with source, export, cd and run are what it runs, in this order.
 training_show() {
     local name
     say "node $network_address on $network_interface: $network_role of $NODES nodes with $DIES_PER_NODE dies each${joined:+, of the Ray at $joined}"
@@ -41,7 +41,7 @@ training_show() {
         say "source $(printf '%q' "$name")"
     done
     for name in "${cluster_environment[@]}"; do
-        say "export ${name%%=*}=$(printf '%q' "$(cluster_shown "$name")")"
+        say "export ${name%%=*}=$(printf '%q' "${name#*=}")"
     done
     # shellcheck disable=SC2016 # to be expanded after the lines above
     say "export PYTHONPATH=$(printf '%q' "$training_root")"'${PYTHONPATH:+:$PYTHONPATH}'
@@ -52,14 +52,10 @@ training_show() {
     [[ $network_role == worker ]] || training_show_command "${training_command[@]}"
 }
 
-# Prints a command as a shell would take it, without the values of secrets.
+# Prints a command as a shell would take it.
 training_show_command() {
-    local quoted shown=() word
-    for word in "$@"; do
-        [[ ! ${word,,} =~ ^[^=]*(api_?key|password|passwd|secret|(access|auth)_token)= ]] || word=${word%%=*}=$CLUSTER_HIDDEN
-        shown+=("$word")
-    done
-    printf -v quoted '%q ' "${shown[@]}"
+    local quoted
+    printf -v quoted '%q ' "$@"
     say "run ${quoted% }"
 }
 
@@ -71,8 +67,6 @@ training_run() {
     mkdir -p "$ray_folder/t"
     cluster_export
     export PYTHONPATH=$training_root${PYTHONPATH:+:$PYTHONPATH}
-    # An address in the user's environment would lead to another Ray.
-    unset RAY_ADDRESS
     cd "$training_root" || fail "$training_root cannot be entered."
     [[ $network_role == worker ]] || training_refuse
     mkdir -p "$training_folder" || fail "OUTPUT_DIR: $training_folder cannot be made; correct the path, or make room."

@@ -3,6 +3,7 @@
 import json
 import random
 import subprocess
+import threading
 from dataclasses import replace
 
 import pytest
@@ -165,6 +166,28 @@ def test_the_walk_agrees_with_a_check_of_every_commit(repository, seed):
         fate.patch: [event.commit.sha if event else None for event in (fate.changed, fate.broken)] for fate in found
     }
     assert events == expected and any(any(pair) for pair in events.values())
+
+
+def test_walk_reports_every_commit_before_it_is_read(repository):
+    first = repository.commit("begin", {"acme/core.py": CORE})
+    later = [repository.commit("edit", {"acme/core.py": f"{CORE}# {number}\n"}) for number in range(3)]
+    said: list[str] = []
+    walk(repository.patches, PINNED, repository.history(first), said.append)
+    assert said[0] == f"reading acme at {first[:8]}"
+    named = [clause for clause in said if clause.startswith("commit ")]
+    assert [clause.split(": ")[0] for clause in named] == [f"commit {number} of 3" for number in (1, 2, 3)]
+    assert all(commit[:8] in clause for commit, clause in zip(later, named, strict=True))
+
+
+def test_progress_said_while_a_step_takes_long(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_PROGRESS_S", 0.01)
+    said = threading.Event()
+    monkeypatch.setattr(cli, "print", lambda *words, **_: (print(*words), said.set()), raising=False)
+    with cli._progress() as report:
+        report("commit 1 of 3")
+        said.clear()
+        assert said.wait(60)
+    assert "bisect: commit 1 of 3\n" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -196,6 +196,18 @@ def test_an_emulated_npu_needs_no_locked_memory_and_no_cann(tmp_path, monkeypatc
         assert bool(node.cann(tmp_path).remedy) is not emulated
 
 
+@pytest.mark.parametrize(
+    ("value", "state"), [("0,1,2,3,4,5,6,7", "BAD"), (",".join(map(str, range(16))), "ok"), (None, None)]
+)
+def test_inherited_list_of_npus_is_named(monkeypatch, value, state):
+    monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
+    if value is not None:
+        monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", value)
+    lines = [finding.line() for finding in node.visible_npus({"DIES_PER_NODE": "16"})]
+    assert [line.split()[0] for line in lines] == ([] if state is None else [state])
+    assert state != "BAD" or f"ASCEND_RT_VISIBLE_DEVICES={value}; it shows 8 NPUs, and the job takes 16" in lines[0]
+
+
 def test_the_report_on_nodes_that_are_asked():
     versions = (("torch", "2.5.1"), ("verl", "0.4.0"))
     others = [facts("b", 8, 1.25, (("torch", "2.4"), ("verl", "0.3")), "z"), facts("c", error="does not answer: x")]

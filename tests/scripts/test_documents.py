@@ -23,6 +23,7 @@ FOR_USERS = [
     "operations",
     "rehearsal",
     "rollout",
+    "security",
     "tracking",
     "troubleshooting",
     "weights",

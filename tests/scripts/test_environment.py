@@ -237,6 +237,33 @@ def test_setup_that_runs_elsewhere_is_waited_for(machine):
         holder.kill()
 
 
+def as_another_user(machine):
+    """Runs environment_ensure where the checkout cannot be written; root goes without the right to write anywhere."""
+    for folder in (machine.root, machine.root / ".cache", machine.root / ".venv", machine.root / ".venv" / "stamps"):
+        folder.chmod(0o555)
+    (machine.root / ".cache" / "setup.lock").chmod(0o444)
+    less = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.getuid() == 0 else []
+    command = [*less, "bash", "-c", ENSURE]
+    machine.environment["PATH"] += ":/usr/bin:/bin"  # of stat, id and setpriv
+    return subprocess.run(command, cwd=machine.root, env=machine.environment, capture_output=True, text=True)
+
+
+def test_ready_environment_of_another_user_is_used(machine):
+    assert machine.run().returncode == 0
+    machine.take_calls()
+    done = as_another_user(machine)
+    assert (done.returncode, done.stderr) == (0, "") and machine.take_calls() == ["check"]
+
+
+def test_unready_environment_of_another_user_is_named(machine):
+    assert machine.run().returncode == 0
+    machine.take_calls()
+    (machine.root / ".venv" / "stamps" / "emulator").write_text("another\n")
+    done = as_another_user(machine)
+    assert done.returncode == 2 and machine.take_calls() == []
+    assert "has to be set up: let its owner run scripts/test.sh, or use a checkout of your own" in done.stderr
+
+
 def test_no_python(machine):
     (machine.tools / "python3.11").unlink()
     assert refused(machine.run(), "Python 3.11 is needed", "no Python was found")

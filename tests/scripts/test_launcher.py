@@ -515,6 +515,27 @@ def test_the_address_of_another_ray_in_the_users_environment_reaches_nothing(hea
     assert "RAY_PORT" not in names and "RAY_ADDRESS" not in names and "HCCL_BUFFSIZE" in names
 
 
+def test_variables_of_another_job_reach_nothing(head):
+    head.extra = {"RANK": "7", "LOCAL_RANK": "5", "WORLD_SIZE": "9", "MASTER_ADDR": "10.9.9.9", "MASTER_PORT": "1"}
+    code, said = head.run("--dry-run")
+    assert code == 0 and "another job's: RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT" in said
+    assert head.run()[0] == 0
+    names = {line.partition("=")[0] for line in (head.tools / "environment").read_text().splitlines()}
+    assert not names & set(head.extra)
+
+
+@pytest.mark.parametrize("arguments", [["--dry-run"], []])
+@pytest.mark.parametrize("in_file", [False, True])
+def test_inherited_list_of_npus_that_is_too_short_is_named(head, arguments, in_file):
+    visible = {"ASCEND_RT_VISIBLE_DEVICES": "0,1"}
+    head.extra = {} if in_file else visible
+    code, said = head.run(*arguments, **visible if in_file else {})
+    reason = "it shows 2 NPUs, and the job takes 4. Unset it, or set it to 0,1,2,3."
+    assert (code, said) == (2, f"error: ASCEND_RT_VISIBLE_DEVICES=0,1 is invalid: {reason}\n") and not head.calls
+    head.extra = {"ASCEND_RT_VISIBLE_DEVICES": "4,5,6,7"}
+    assert head.run("--dry-run")[0] == 0
+
+
 @pytest.mark.parametrize(("cores", "slots"), [(2, 6), (6, 6), (320, 320)])
 def test_ray_gets_a_slot_for_every_core_and_at_least_those_that_verl_places(head, cores, slots):
     """A worker for each of 4 dies, the task runner, and the register center."""
@@ -544,6 +565,9 @@ SECRETS = {
     "MY_SECRET": "s3cret-three",
     "DB_PASSWORD": "s3cret-four",
     "swanlab_api_key": "s3cret-five",
+    "MYPAT": "ghp_" + "s3cret" * 6,
+    "FEISHU_HOOK": "https://open.feishu.cn/open-apis/bot/v2/hook/s3cret-eight",
+    "MY_KEY": "s3cret-nine",
     "HTTPS_PROXY": "http://me:s3cret-six@proxy:3128",
 }
 
@@ -581,10 +605,10 @@ def test_secrets_reach_the_training_and_are_not_shown(head):
     overrides = ("+trainer.swanlab.api_key=s3cret-seven", "data.prompt_key=question")
     code, said = head.run("--dry-run", "--", *overrides, **SECRETS)
     assert code == 0 and "s3cret" not in said, said
-    for line in ("export WANDB_API_KEY=HIDDEN", "export HTTPS_PROXY=http://me:HIDDEN@proxy:3128"):
+    for line in ("export WANDB_API_KEY=***", "export HTTPS_PROXY=http://***@proxy:3128"):
         assert line in said.splitlines()
     # Names of columns are no secrets.
-    assert "data.prompt_key=question" in said and "api_key=HIDDEN" in said
+    assert "data.prompt_key=question" in said and "api_key=***" in said
     code, said = head.run("--", *overrides, **SECRETS)
     assert code == 0 and "s3cret" not in said
     environment = (head.tools / "environment").read_text().splitlines()

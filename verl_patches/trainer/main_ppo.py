@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from post_training.masking import Secrets
     from verl_patches.features.watch.driver import Watcher
     from verl_patches.trainer.own_ray import OwnRay
 
@@ -95,16 +96,11 @@ def prepare_worker_of_own_ray() -> None:
 
 
 def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers = _no_source) -> int:
-    """Compose, check, run. Returns the exit code. `start_workers` is called right before Ray starts."""
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    """Compose, check, run. Returns the exit code. `start_workers` is called right before Ray starts.
 
-    from post_training.data import DataError
-    from post_training.data.inspection import check_configured_files
-    from verl_patches.features.settings import SettingsError
-    from verl_patches.trainer.configuration_checks import ConfigurationError, check_configuration, check_machine
-    from verl_patches.trainer.configuration_checks.composition import sentence_of
+    Secrets are masked in everything that this process prints, the lines of Ray's workers among it.
+    """
+    from post_training.masking import masked_output
 
     parser = argparse.ArgumentParser(prog="python -m verl_patches.trainer.main_ppo")
     parser.add_argument("--config-name", default="rehearsal", help="a file of verl_patches/trainer/config")
@@ -112,22 +108,42 @@ def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers = _
     parser.add_argument("--check", action="store_true", help="check everything that a run would check, and exit")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, key=value")
     options = parser.parse_intermixed_args(arguments)
+    with masked_output() as secrets:
+        return _carry_out_options(options, start_workers, secrets)
+
+
+def _carry_out_options(options: argparse.Namespace, start_workers: StartWorkers, secrets: Secrets) -> int:
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from post_training.data import DataError
+    from post_training.data.inspection import check_configured_files
+    from post_training.inherited_environment import EnvironmentRejected, check_inherited
+    from verl_patches.features.settings import SettingsError
+    from verl_patches.trainer.configuration_checks import ConfigurationError, check_configuration, check_machine
+    from verl_patches.trainer.configuration_checks.composition import sentence_of
+
     try:
         config = compose(options.config_name, options.overrides)
         check_configuration(config)
         _fill_null_groups(config)
         _make_paths_absolute(config)
         if options.print_config:
-            print(OmegaConf.to_yaml(config, resolve=True))
+            plain = OmegaConf.to_container(config, resolve=True)
+            secrets.learn(plain)
+            print(OmegaConf.to_yaml(OmegaConf.create(secrets.value(plain))))
             return 0
+        check_inherited(os.environ)
         check_machine(config)
         check_configured_files(config.data)
     except (HydraException, OmegaConfBaseException) as error:
         return _refuse(sentence_of(error))
-    except (ConfigurationError, SettingsError, DataError) as error:
+    except (ConfigurationError, SettingsError, DataError, EnvironmentRejected) as error:
         return _refuse(str(error))
     if options.check:
         return 0
+    secrets.learn(OmegaConf.to_container(config, resolve=True))
     return run(config, start_workers)
 
 
@@ -293,7 +309,7 @@ def _write_resolved(config: DictConfig) -> None:
     """`config.yaml` in the output folder, with references resolved and secrets masked, and the model's config.json."""
     from omegaconf import OmegaConf
 
-    from post_training.report.masking import masked
+    from post_training.masking import masked
 
     folder = config.actor_rollout_ref.overlay.measure.output_dir
     if folder:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from post_training.masking import masked
 from post_training.report.heartbeat import HEARTBEAT
 from post_training.report.metrics import MEMORY, read_entries
 from post_training.report.samples import FIRST, LAST, Sample
@@ -51,15 +52,16 @@ class RunFiles:
 
     def note(self, event: str, **facts: Any) -> None:
         """Append one event with the present time; `facts` are further keys."""
-        self._append("events.jsonl", {"time": time.time(), "event": event, **facts})
+        self._append("events.jsonl", {"time": time.time(), "event": event, **masked(facts)})
 
     def fault(self, kind: str, message: str, step: int | None, **facts: Any) -> None:
         """Append something that makes the run untrue or ends it; `facts` are further keys."""
-        self._append("faults.jsonl", {"time": time.time(), "kind": kind, "step": step, "message": message, **facts})
+        said = masked({"message": message, **facts})
+        self._append("faults.jsonl", {"time": time.time(), "kind": kind, "step": step, **said})
 
     def alert(self, alert: Mapping[str, Any]) -> None:
         """Append a rule that was met: step, alert and message."""
-        self._append("alerts.jsonl", {"time": time.time(), **alert})
+        self._append("alerts.jsonl", {"time": time.time(), **masked(dict(alert))})
 
     def heartbeat(self, progress: int, step: int | None, process: str, phase: str | None) -> None:
         """Replace the run's heartbeat: how often any process has made progress, and which one did last."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from post_training.report.masking import masked
+from post_training.masking import masked
 from verl_patches.features.tracking.backends import MLFLOW_STATUS, Ending, backend, set_variables
 from verl_patches.features.training_checkpoint.kept_states import process_kept_states
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from overlay.pins import Pins
 from post_training.checkpoint.files import CheckpointError
+from post_training.masking import masked
 
 _BATCHES = (
     "data.train_batch_size",
@@ -41,12 +42,15 @@ _PYTHON_ROOT = Path(__file__).resolve().parents[3]
 
 
 def circumstances(config: Any) -> dict[str, Any]:
-    """What `check_circumstances` and `differences` compare, as JSON holds it. config: verl's, an OmegaConf node."""
+    """What `check_circumstances` and `differences` compare, as JSON holds it. config: verl's, an OmegaConf node.
+
+    Secrets are masked: it becomes part of a checkpoint.
+    """
     from omegaconf import OmegaConf
 
     values = OmegaConf.to_container(config, resolve=True)
     folder = OmegaConf.select(config, "actor_rollout_ref.model.path", default=None)
-    return {"configuration": values, "model": _model(folder), "software": software()}
+    return {"configuration": masked(values), "model": _model(folder), "software": software()}
 
 
 def check_circumstances(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from overlay import ConfigurationError
+from post_training.user_files import FileError, read_object
 from verl_patches.trainer.configuration_checks.handed_over import OWN_TRANSFORMER_OPTIONS
 
 _PATH = "actor_rollout_ref.model.path"
@@ -31,14 +31,11 @@ def described(path: str) -> Mapping[str, Any] | None:
     """
     file = Path(path).expanduser() / "config.json"
     try:
-        values = json.loads(file.read_text())
-    except OSError:
-        return None
-    except ValueError as error:
-        raise ConfigurationError(f"{file} is no JSON ({error}); copy the model again") from error
-    if not isinstance(values, dict):
-        raise ConfigurationError(f"{file} is JSON of another kind than a model's; copy the model again")
-    return values
+        return read_object(file)
+    except FileError as error:
+        if error.missing:
+            return None
+        raise ConfigurationError(f"{error}; copy the model again") from error
 
 
 def check_layout(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:

@@ -1,0 +1,41 @@
+"""Types for values on a command line, for argparse: numbers that are finite and in their range, and paths."""
+
+from __future__ import annotations
+
+import math
+import os
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from pathlib import Path
+
+# More digits mean nothing here, and Python refuses to convert some thousands of them.
+_LONGEST = 40
+
+
+def finite(lowest: float = -math.inf, highest: float = math.inf, above: float | None = None) -> Callable[[str], float]:
+    """A finite number of at least `lowest` and at most `highest`, or greater than `above`."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text) if len(text) <= _LONGEST else math.nan
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and lowest <= value <= highest and (above is None or value > above)):
+            raise ArgumentTypeError(f"{text[:_LONGEST]!r} is invalid. Set it to {_range(lowest, highest, above)}")
+        return value
+
+    convert.__name__ = "number"
+    return convert
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """The absolute path with links followed, as far as they lead anywhere; a link to itself is left as it is."""
+    return Path(os.path.realpath(os.path.expanduser(path)))
+
+
+def _range(lowest: float, highest: float, above: float | None) -> str:
+    if above is not None:
+        least = f"a number above {above:g}, up" if highest < math.inf else f"a number above {above:g}"
+    else:
+        least = "a number" if lowest == -math.inf else f"a number from {lowest:g}"
+    return least if highest == math.inf else f"{least} to {highest:.12g}"

@@ -1,0 +1,138 @@
+"""Masks secrets in what a process prints and in what it reads from the processes that it starts."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import select
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO, TextIO
+
+from post_training.masking.shapes import KEY_BEGINS, KEY_ENDS
+from post_training.masking.values import Secrets
+
+# A line that is longer is masked in parts, and what was printed without a line's end is shown after so many seconds.
+_LONGEST_LINE = 1 << 18
+_OVERLAP = 1 << 13
+_SHOWN_AFTER_S = 0.5
+_READ_BYTES = 1 << 16
+_LINE_END = re.compile(r"(\r\n|\r|\n)")
+
+
+class MaskingWriter:
+    """Takes text in pieces and hands masked lines on; a secret may be cut between two pieces.
+
+    Args:
+        secrets: what is masked.
+        write: gets the masked text, whole lines where there are any.
+    """
+
+    def __init__(self, secrets: Secrets, write: Callable[[str], Any]) -> None:
+        self._secrets, self._write, self._pending, self._is_in_key = secrets, write, "", False
+
+    def feed(self, text: str) -> None:
+        """Hands the complete lines on."""
+        *lines, self._pending = _LINE_END.split(self._pending + text)
+        for line, ending in zip(lines[::2], lines[1::2], strict=True):
+            self._write(self._line(line + ending))
+        if len(self._pending) > _LONGEST_LINE:
+            # The end is kept back masked: what is a secret there is not cut a second time.
+            whole = self._secrets.text(self._pending)
+            self._write(whole[:-_OVERLAP])
+            self._pending = whole[-_OVERLAP:]
+
+    def flush(self) -> None:
+        """Hands on what has no end of a line yet."""
+        pending, self._pending = self._pending, ""
+        if pending:
+            self._write(self._secrets.text(pending))
+
+    def _line(self, line: str) -> str:
+        """A masked line; those of a private key, which has many, are masked from its first to its last."""
+        if self._is_in_key:
+            self._is_in_key = KEY_ENDS.search(line) is None
+            return ""
+        self._is_in_key = KEY_BEGINS.search(line) is not None and KEY_ENDS.search(line) is None
+        ending = "\n" if self._is_in_key else ""
+        return self._secrets.text(line) + ending
+
+
+class _MaskedStream:
+    """A text stream that masks what is written to it; everything else is the stream's own."""
+
+    def __init__(self, stream: TextIO, secrets: Secrets) -> None:
+        self._stream, self._secrets = stream, secrets
+
+    def write(self, text: str) -> int:
+        self._stream.write(self._secrets.text(text) if text.strip() else text)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def masked_output(secrets: Secrets | None = None) -> Iterator[Secrets]:
+    """Masks what this process prints by `print`, `logging` and `traceback` while the block lasts.
+
+    Ray prints what its workers say in the process that drives them, so that is masked too.
+    """
+    known = secrets or Secrets()
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_MaskedStream(stream, known) for stream in before)
+    try:
+        yield known
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+class _MaskingCopy:
+    """Takes bytes in pieces and hands them on masked; bytes that are no UTF-8 become U+FFFD."""
+
+    def __init__(self, secrets: Secrets, write: Callable[[bytes], Any]) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._writer = MaskingWriter(secrets, lambda text: write(text.encode()))
+
+    def feed(self, content: bytes) -> None:
+        """Hands the complete lines on; no content is the end."""
+        self._writer.feed(self._decoder.decode(content, final=not content))
+        if not content:
+            self._writer.flush()
+
+    def flush(self) -> None:
+        """Hands on what has no end of a line yet."""
+        self._writer.flush()
+
+
+def copy_masked(source: int, secrets: Secrets, write: Callable[[bytes], Any]) -> None:
+    """Reads a pipe to its end and hands on what comes out, masked, a line at a time.
+
+    Args:
+        source: the descriptor to read.
+        secrets: what is masked.
+        write: gets the masked bytes.
+    """
+    copy = _MaskingCopy(secrets, write)
+    while True:
+        if not select.select([source], [], [], _SHOWN_AFTER_S)[0]:
+            copy.flush()
+            continue
+        content = os.read(source, _READ_BYTES)
+        copy.feed(content)
+        if not content:
+            return
+
+
+def copy_masked_file(source: BinaryIO, secrets: Secrets, write: Callable[[bytes], Any]) -> None:
+    """The same for a file, to its present end."""
+    copy = _MaskingCopy(secrets, write)
+    while content := source.read(_READ_BYTES):
+        copy.feed(content)
+    copy.feed(b"")

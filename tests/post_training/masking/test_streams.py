@@ -1,0 +1,97 @@
+"""What a process and its children print reaches logs and terminals without secrets, however it is cut."""
+
+import io
+import logging
+import os
+import sys
+import tarfile
+import threading
+import traceback
+from random import Random
+
+from post_training.masking import Secrets, masked_output
+from post_training.masking.archive import write_archive
+from post_training.masking.streams import MaskingWriter, copy_masked
+from tests.post_training.masking.planted import KEY_BLOCK, VALUE, texts
+
+
+def test_text_in_any_pieces_masked():
+    whole = "".join(f"{text}\n" for text, _ in texts())
+    for seed in range(5):
+        draw, shown, position = Random(seed), io.StringIO(), 0
+        writer = MaskingWriter(Secrets({}), shown.write)
+        while position < len(whole):
+            size = draw.randint(1, 300)
+            writer.feed(whole[position : position + size])
+            position += size
+        writer.flush()
+        assert shown.getvalue().count("\n") >= len(texts())
+        assert not [secret for _, secret in texts() if secret in shown.getvalue()]
+
+
+def test_ordinary_output_passed_on_unchanged():
+    text = "one\rtwo\r\nthree\n\nlast without its end"
+    shown = io.StringIO()
+    writer = MaskingWriter(Secrets({}), shown.write)
+    for character in text:
+        writer.feed(character)
+    writer.flush()
+    assert shown.getvalue() == text
+
+
+def test_long_line_masked_in_bounded_memory():
+    shown = io.StringIO()
+    writer = MaskingWriter(Secrets({"A_KEY": VALUE}), shown.write)
+    for _ in range(60):
+        writer.feed("x" * 9990 + VALUE)
+    writer.flush()
+    assert VALUE not in shown.getvalue() and shown.getvalue().count("***") == 60
+
+
+def test_private_key_masked_line_by_line():
+    shown = io.StringIO()
+    writer = MaskingWriter(Secrets({}), shown.write)
+    writer.feed(f"before\n{KEY_BLOCK}after\n")
+    assert shown.getvalue() == "before\n***\nafter\n"
+
+
+def test_prints_logs_and_traces_masked(capsys):
+    with masked_output(Secrets({"A_KEY": VALUE})) as secrets:
+        secrets.learn({"password": "learned-later"})
+        print("printed", VALUE, "learned-later")
+        handler = logging.StreamHandler()
+        handler.emit(logging.LogRecord("a", logging.INFO, "", 0, f"logged {VALUE}", (), None))
+        try:
+            raise ValueError(VALUE)
+        except ValueError:
+            traceback.print_exc()
+        sys.stderr.writelines([VALUE, "\n"])
+    said = capsys.readouterr()
+    assert VALUE not in said.out + said.err and said.out == "printed *** ***\n"
+    assert "logged ***" in said.err and "ValueError: ***" in said.err
+
+
+def test_pipe_copied_to_its_end_and_bytes_replaced():
+    source, sink = os.pipe()
+    copied = bytearray()
+    copying = threading.Thread(target=copy_masked, args=(source, Secrets({"A_KEY": VALUE}), copied.extend))
+    copying.start()
+    os.write(sink, f"a {VALUE[:5]}".encode())
+    os.write(sink, f"{VALUE[5:]}\n\xff\n".encode("latin-1") + "ä".encode()[:1])
+    os.close(sink)
+    copying.join()
+    os.close(source)
+    assert copied.decode() == "a ***\n�\n�"
+
+
+def test_archive_masked_and_private(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_PASSWD", "hunter2-in-the-environment")
+    log = tmp_path / "start_1.log"
+    log.write_bytes(f"ok\npassword={VALUE}\nhunter2-in-the-environment \xff\n".encode("latin-1"))
+    made = tmp_path / "bundle.tar.gz"
+    write_archive(made, "bundle", [log])
+    assert made.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(made) as archive:
+        (member,) = archive.getmembers()
+        assert (member.name, member.mode) == ("bundle/start_1.log", 0o600)
+        assert archive.extractfile(member).read().decode() == "ok\npassword=***\n*** �\n"

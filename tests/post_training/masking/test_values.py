@@ -1,0 +1,126 @@
+"""Secrets do not reach what a run writes; everything else does."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from post_training.masking import masked, masked_text
+from tests.post_training.masking.planted import NAMES, SHAPES, VALUE, texts
+from verl_patches.trainer.main_ppo import CONFIG_FOLDER, compose
+
+ROOT = Path(__file__).resolve().parents[3]
+JOBS = sorted(file.stem for file in CONFIG_FOLDER.glob("*.yaml") if "defaults:" in file.read_text())
+NO_SECRETS = {
+    "prompt_key": "prompt", "reward_fn_key": "data_source", "max_tokens": 5, "max_num_batched_tokens": "8192",
+    "eos_token": "</s>", "pad_token_id": 151643, "pad_token": "<pad>", "bos_token": {"content": "<s>"}, "password": "",
+    "tokenizer": "/models/qwen", "tokens": ["a", "b"], "compat": "old", "passes": "three", "pass_config": "x",
+    "trust_remote_code": True, "author": "me", "keyboard": "us", "secretary": "she", "patience": "5", "path": "/a/b",
+    "worker_process_setup_hook": "a.b.prepare_worker", "token_level_loss": "mean", "authentic": "x", "key": "value",
+    "password_file": "/etc/key", "api_key_env": "OPENAI_API_KEY",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_value_below_secret_name_masked(name):
+    assert masked({"a": [{name: VALUE}]}, {}) == {"a": [{name: "***"}]}
+    assert masked({name: [VALUE, {"b": VALUE}]}, {}) == {name: ["***", {"b": "***"}]}
+    # Known from its name, it is masked elsewhere in the same configuration too.
+    assert masked({name: VALUE, "project": f"x-{VALUE}"}, {}) == {name: "***", "project": "x-***"}
+
+
+@pytest.mark.parametrize(("text", "secret"), texts())
+def test_text_with_secret_masked(text, secret):
+    assert secret in text
+    shown = masked_text(text, {})
+    assert secret not in shown and "***" in shown
+    assert secret not in json.dumps(masked({"note": text}, {}))
+
+
+@pytest.mark.parametrize("name", [*NAMES, "SSH_KEY", "MY_KEY", "aws_access_key_id"])
+def test_variable_value_masked_anywhere(name):
+    value = 'Tr0ub4dor"&3 ä/'
+    assert masked({"note": f"with {value} inside"}, {name: value}) == {"note": "with *** inside"}
+    assert masked_text(json.dumps({"note": value}), {name: value}) == '{"note": "***"}'
+    assert masked_text("https://host/Tr0ub4dor%22%263%20%C3%A4%2F/x", {name: value}) == "https://host/***/x"
+
+
+def test_short_variable_masked_as_whole_word():
+    environment = {
+        "DB_PASS": "hunt7",
+        "A_KEY": "1234567",
+        "B_KEY": "EMPTY",
+        "C_TOKEN": "abcd",
+        "PWD": "/nowhere/at-all",
+    }
+    assert masked_text("hunt7, hunt77 (hunt7) xhunt7", environment) == "***, hunt77 (***) xhunt7"
+    assert masked_text("1234567 EMPTY abcd /nowhere/at-all", environment) == "1234567 EMPTY abcd /nowhere/at-all"
+
+
+def test_variable_with_existing_path_kept(tmp_path):
+    environment = {"RAY_TLS_SERVER_KEY": str(tmp_path), "B_TOKEN": "abcdefgh", "C_SECRET_ID": "abcdefghij"}
+    assert masked_text(f"{tmp_path} abcdefgh abcdefghij", environment) == f"{tmp_path} *** ***"
+
+
+def test_lines_of_variable_masked_one_by_one():
+    key = "first-line-of-a-key-0001\nsecond-line-of-a-key-0002"
+    assert masked_text("x second-line-of-a-key-0002 y", {"DEPLOY_KEY": key}) == "x *** y"
+
+
+def test_number_masked_below_names_of_secrets_only():
+    config = {"password": 12345678, "token": 5, "max_token": 7, "api_key": True, "secret": None}
+    assert masked(config, {}) == config | {"password": "***"}
+    assert masked_text("password=12345678 token=5", {}) == "password=*** token=5"
+
+
+def test_ordinary_keys_kept():
+    assert masked(NO_SECRETS, {}) == NO_SECRETS
+    for text in (yaml.safe_dump(NO_SECRETS), json.dumps(NO_SECRETS), str(NO_SECRETS)):
+        assert masked_text(text, {}) == text
+    command = " ".join(f"{key}={value}" for key, value in NO_SECRETS.items())
+    assert masked_text(command, {}) == command
+
+
+def test_ordinary_log_lines_kept():
+    lines = (
+        "step:1 - actor/pg_loss:0.1 - response_length/mean:512.0 - perf/max_memory_allocated_gb:1.5",
+        "the first pass: 3 s; token: 5 of 8; secret: it is none; tokens per second: 12",
+        "(TaskRunner pid=12) {'eos_token': '<|im_end|>', 'pad_token_id': 151643, 'max_prompt_length': 512}",
+        "error: data.max_prompt_length=0 is invalid: a prompt has tokens. Set it to 1 or more.",
+        'File "/x/tokenizer.py", line 3, in f: token = max(a, b) # https://github.com/volcengine/verl/issues/12',
+        "patch verl.utils.tracking:Tracking.log sk-learn hf_config_of_the_model ghp_short AKIA eyJ.a.b",
+    )
+    for line in lines:
+        assert masked_text(line, {}) == line
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_shipped_configuration_kept(job, monkeypatch):
+    """The control: what masking would change in a shipped job, it would change in everybody's."""
+    overrides = [
+        "actor_rollout_ref.model.path=/models/a",
+        "data.train_files=[/d/a.parquet]",
+        "data.val_files=[/d/b.parquet]",
+    ]
+    resolved = OmegaConf.to_container(compose(job, overrides), resolve=True)
+    assert masked(resolved, {}) == resolved
+    as_text = yaml.safe_dump(resolved)
+    assert masked_text(as_text, {}) == as_text
+
+
+def test_published_model_files_kept():
+    for file in sorted((ROOT / "tests").rglob("*config*.json")):
+        content = json.loads(file.read_text())
+        assert masked(content, {}) == content, file
+
+
+@pytest.mark.parametrize(
+    "unit", ["a=", "--a ", "://", "eyJ", "bearer ", "https://a/", "&token", "api-key:", '\\"', "password='", "'", "[",
+             "-----BEGIN PRIVATE KEY-----", *SHAPES[:2]],
+)  # fmt: skip
+def test_degenerate_text_masked_to_its_end(unit):
+    """A rule that is quadratic in the length of the text would not come to the end of half a megabyte."""
+    shown = masked_text(unit * (500_000 // len(unit)) + f"\npassword={VALUE}", {})
+    assert VALUE not in shown and "***" in shown

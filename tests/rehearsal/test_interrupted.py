@@ -1,0 +1,72 @@
+"""Ctrl-C in a rehearsal is acknowledged at once and leaves a summary."""
+
+import json
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from post_training.report import ReportError
+from rehearsal import stages
+from rehearsal.plan import Options, make_plan
+from rehearsal.processes import Interrupted, SignalFlag
+
+CONFIG = {"trainer": {"total_training_steps": 5}, "actor_rollout_ref": {"overlay": {"precision": "bfloat16"}}}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_acknowledged_when_it_comes(capfd, number):
+    with SignalFlag() as signals:
+        os.kill(os.getpid(), number)
+        first = capfd.readouterr().err
+        os.kill(os.getpid(), number)
+    name = signal.Signals(number).name
+    assert signals.received == [number, number]
+    assert first == f"\n{name}: stopping everything that was started; again, to wait no longer\n"
+    assert capfd.readouterr().err == f"\n{name} again: waiting no longer\n"
+
+
+@pytest.fixture
+def interrupted(tmp_path, monkeypatch):
+    """A rehearsal whose first command is interrupted after it has written `steps` steps; its plan."""
+
+    def run(steps):
+        plan = make_plan(Options(output=tmp_path / "run"), "now")
+
+        def command(*_):
+            lines = (
+                json.dumps({"step": step, "time": 1.0, "metrics": {"critic/score/mean": 0.5}})
+                for step in range(1, steps + 1)
+            )
+            (plan.output / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+            raise Interrupted(signal.SIGINT)
+
+        monkeypatch.setattr(stages, "run_to_the_end", command)
+        monkeypatch.setattr(stages, "check_before_anything", lambda plan: CONFIG)
+        rehearsal = stages.Rehearsal(Console(), SimpleNamespace(received=[]), time.time())
+        with pytest.raises(Interrupted):
+            rehearsal.carry_out(plan)
+        return plan
+
+    return run
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_interrupted_rehearsal_leaves_summary(interrupted, steps):
+    plan = interrupted(steps)
+    summary = json.loads((plan.output / "summary.json").read_text())
+    assert summary["failure"] == "interrupted by SIGINT" and summary["steps"] == steps
+    assert (plan.output / "report.png").exists() == bool(steps)
+
+
+def test_summary_that_cannot_be_written_keeps_the_interrupt(interrupted, monkeypatch, capsys):
+    def refuse(*_):
+        raise ReportError("metrics.jsonl, line 1 is damaged.")
+
+    monkeypatch.setattr(stages, "write_report", refuse)
+    interrupted(0)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "has no summary: metrics.jsonl, line 1 is damaged." in said
