@@ -20,8 +20,8 @@ from sympy import Abs, Basic, Float, MatrixBase, Pow, Rational, UnevaluatedExpr,
 
 _DIGITS = 60
 _TOLERANCE = Rational(1, 10**45)
-_POINTS = 5
-_MOST_TRIALS = 20
+_POINTS = 8
+_MOST_TRIALS = 32
 _MOST_VARIABLES = 8
 _ROUNDED_DIGITS = 6
 _PERCENT = UnevaluatedExpr(Rational(1, 100))
@@ -144,13 +144,14 @@ def _has_root(expression: sympy.Expr) -> bool:
 
 
 def _points(variables: list[Basic], positive: bool) -> Iterator[dict[Basic, Rational]]:
-    """Points at which no accident makes two expressions equal; the same ones for every pair."""
+    r"""Points at which no accident makes two expressions equal; the same ones for every pair.
+
+    The first eight have all signs of up to three variables, within and beyond 1: \sqrt{(x+1)^2} is x+1 beyond -1.
+    """
     generator = random.Random(len(variables))
     for trial in range(_MOST_TRIALS):
-        # Within and beyond 1: \sqrt{1-x^2} has no value beyond.
-        bound = 3 if trial % 2 else 97
         yield {
-            name: Rational(generator.randint(1, 97), bound * generator.choice((1, 7)))
-            * (1 if positive else generator.choice((1, -1)))
-            for name in variables
+            name: Rational(generator.randint(1, 96), 97 if (trial >> (number + 1)) % 2 else generator.choice((3, 7)))
+            * (-1 if not positive and (trial >> number) % 2 else 1)
+            for number, name in enumerate(variables)
         }

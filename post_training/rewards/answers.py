@@ -33,7 +33,7 @@ _COMMA_SPACES = re.compile(r"(?<=[0-9]),\\[!,](?=[0-9]{3})")
 _DIGIT_GROUPS = re.compile(r"(?<=[0-9])(?:\\[,!;: ]|~|\{,\}| )(?=[0-9]{3}(?![0-9/]))")
 _NOT_A_NUMBER = re.compile(r"(?:\\(?:text|mathrm)\s*\{\s*)?(?:nan|NaN|NAN)(?:\s*\})?")
 _SCIENTIFIC = re.compile(
-    r"(?:(?P<factor>[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?) ?(?:\\times(?![a-zA-Z])|\\cdot(?![a-zA-Z])|[*x\u00d7]) ?"
+    r"(?:(?P<factor>[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?) ?(?:\\(?:times|cdot)(?![a-zA-Z])|[*x\u00d7]) ?"
     r"|(?P<sign>[+-]?))10 ?(?:\^|\*\*) ?"
     r"(?:\{ ?(?P<exponent0>[+-]?[0-9]{1,3}) ?\}|\((?P<exponent1>[+-]?[0-9]{1,3})\)|(?P<exponent2>[+-]?[0-9]{1,3}))"
 )
@@ -88,8 +88,8 @@ def plain(answer: str) -> str:
     r"""Returns ``answer`` without what surrounds a value and does not change it; see `surface`.
 
     That is a ``\boxed{...}``, which some data sets keep in the answer column, dollar signs of mathematics, a full stop,
-    spaces of all kinds, markup around all of it, and thin spaces between groups of digits. What is longer than any answer
-    keeps them.
+    spaces of all kinds, markup around all of it, and thin spaces between groups of digits. A text longer than any
+    answer keeps them.
     """
     inner = last_boxed(answer)
     text = (answer if inner is None else inner).strip()

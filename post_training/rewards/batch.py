@@ -84,13 +84,16 @@ def judged_together(score: Callable[[_Item], _Result], items: Sequence[_Item], p
         return list(threads.map(score, items))
 
 
-def answered(scores: dict[Any, _Result], otherwise: Callable[..., _Result]) -> Callable[..., _Result]:
-    """A reward function that finds the scores of `judged_together` by answer and truth, and computes others."""
+def key_of(solution_str: str, ground_truth: Any, data_source: Any = None, **_: Any) -> tuple[str, str, str]:
+    """What a score depends on."""
+    return solution_str, str(ground_truth), str(data_source)
 
-    def score(*, solution_str: str, ground_truth: Any, **others: Any) -> _Result:
-        key = (solution_str, str(ground_truth), str(others.get("data_source")))
-        if key in scores:
-            return scores[key]
-        return otherwise(solution_str=solution_str, ground_truth=ground_truth, **others)
+
+def answered(scores: dict[Any, _Result], otherwise: Callable[..., _Result]) -> Callable[..., _Result]:
+    """A reward function that finds the scores of `judged_together` by `key_of`, and computes others."""
+
+    def score(**arguments: Any) -> _Result:
+        key = key_of(**arguments)
+        return scores[key] if key in scores else otherwise(**arguments)
 
     return score

@@ -20,7 +20,7 @@ _EVERYTHING_SAID = re.compile(
     "|(?:\u6240\u6709|\u5168\u4f53|\u4e00\u5207|\u4efb\u610f|\u5168\u90e8)?\u5b9e\u6570(?:\u96c6)?"
 )
 _BUILDER = re.compile(
-    rf"\\\{{ ?(?P<name>[a-z]|\\theta) ?(?:\\in ?(?:{_REALS}) ?)?(?:\||\\mid(?![a-zA-Z])|\\vert(?![a-zA-Z])|:|\\colon(?![a-zA-Z])) ?"
+    rf"\\\{{ ?(?P<name>[a-z]|\\theta) ?(?:\\in ?(?:{_REALS}) ?)?(?:[|:]|\\(?:mid|vert|colon)(?![a-zA-Z])) ?"
     r"(?P<condition>[^|:]*)\\\}"
 )
 _ALSO_REAL = re.compile(rf"(?:,|\\text ?\{{ ?and ?\}}) ?[a-z] ?\\in ?(?:{_REALS}) ?$")
@@ -44,7 +44,9 @@ def in_one_notation(answer: str) -> str:
     if _EVERYTHING.fullmatch(answer):
         return EVERYTHING
     if (match := _BUILDER.fullmatch(answer)) is not None and r"\in" not in _ALSO_REAL.sub("", match["condition"]):
-        answer = _ALSO_REAL.sub("", match["condition"]).strip()
+        # The name is bound: {y | y>2} is {x | x>2}.
+        condition = _ALSO_REAL.sub("", match["condition"]).strip()
+        answer = re.sub(rf"(?<![a-zA-Z\\]){re.escape(match['name'])}(?![a-zA-Z])", "x", condition)
         if _EVERYTHING.fullmatch(answer):
             return EVERYTHING
     elif match is not None and _EVERYTHING.fullmatch(match["condition"].strip()):
@@ -131,9 +133,13 @@ def _bound(clause: str) -> tuple[str, str] | None:
 
 def _of_bound(relation: str, bound: str) -> str:
     return {
-        "lt": rf"(-\infty,{bound})", "le": rf"(-\infty,{bound}]", "gt": rf"({bound},\infty)", "ge": rf"[{bound},\infty)",
-        "eq": rf"\{{{bound}\}}", "ne": rf"(-\infty,{bound})\cup ({bound},\infty)",
-    }[relation]  # fmt: skip
+        "lt": rf"(-\infty,{bound})",
+        "le": rf"(-\infty,{bound}]",
+        "gt": rf"({bound},\infty)",
+        "ge": rf"[{bound},\infty)",
+        "eq": rf"\{{{bound}\}}",
+        "ne": rf"(-\infty,{bound})\cup ({bound},\infty)",
+    }[relation]
 
 
 def _intersection(first: str, second: str) -> str | None:
@@ -172,7 +178,7 @@ _TOGETHER = re.compile(r"\((?P<names>[^()=]*)\) ?= ?(?P<values>\(.*\))", re.DOTA
 
 
 def assignments(answer: str) -> list[tuple[str, str]] | None:
-    r"""``x=1, y=2``, ``\begin{cases} x=1\\ y=2 \end{cases}`` and ``(x,y)=(1,2)`` as names with values; None for others."""
+    r"""Names with values of ``x=1, y=2``, ``\begin{cases} x=1\\ y=2 \end{cases}`` or ``(x,y)=(1,2)``; None for others."""
     if (system := _SYSTEM.search(answer)) is not None:
         lines = system["lines"].replace("&", "").replace(r"\\", ",")
         answer = ",".join(line.strip() for line in elements(lines) if line.strip())

@@ -5,6 +5,7 @@ the same process is no limit.
 """
 
 import logging
+import os
 import threading
 import time
 from concurrent.futures import Future
@@ -36,16 +37,24 @@ class Limits:
     Attributes:
         time_limit_s: seconds of one comparison.
         budget_s: seconds that the comparisons of one batch may take in all; see `batch`.
+        workers: the most processes in which comparisons run; 0 stands for one per core, `MOST_WORKERS` at most.
     """
 
     time_limit_s: float = 5.0
     budget_s: float = 600.0
+    workers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("time_limit_s", "budget_s"):
             value = getattr(self, name)
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name}={value:g} is invalid: it is a time. Set it to a number of seconds above 0.")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise ValueError(f"{name}={value} is invalid: it is no time. Set it to a number of seconds above 0.")
+        cores = len(os.sched_getaffinity(0))
+        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or not 0 <= self.workers <= cores:
+            raise ValueError(
+                f"workers={self.workers} is invalid: this machine gives the process {cores} cores. "
+                f"Set it to a whole number from 1 to {cores}, or to 0 for the default."
+            )
 
 
 class Judge:
@@ -61,7 +70,10 @@ class Judge:
     """
 
     def __init__(
-        self, time_limit_s: float = 5.0, process: Comparing | None = None, budget_s: float = Limits.budget_s
+        self,
+        time_limit_s: float = Limits.time_limit_s,
+        process: Comparing | None = None,
+        budget_s: float = Limits.budget_s,
     ) -> None:
         self.limits = Limits(time_limit_s, budget_s)
         self._process = process or shared_pool()

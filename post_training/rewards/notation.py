@@ -31,6 +31,9 @@ _ROOT_SIGN = re.compile(r"\u221a ?(?:(?P<number>[0-9]+|[a-z])|\((?P<inner>[^()]*
 _HALF_MORE = re.compile(r"(?<=[0-9])(?:\\text ?\{)? ?and (?:a|one) (?P<part>half|quarter|third)(?P<rest>[^{}]*)\}?$")
 _HALF_MORE_PARTS = {"half": "1/2", "quarter": "1/4", "third": "1/3"}
 _PARTS_OF = re.compile(r"([0-9]+) ?\u5206\u4e4b ?([0-9]+)")
+_EXCEPT = re.compile(
+    r"(?:\\text ?\{ ?)?all real (?:numbers|values),? ?(?:except|other than|excluding)(?: for)? ?\}? ?(-?[^{}a-z]{1,40})\}?$"
+)
 _BELOW_ZERO = re.compile(r"\u96f6\u4e0b(?=[0-9])")
 
 
@@ -46,6 +49,7 @@ def uniform(answer: str) -> str:
             return EVERYTHING
         return text.strip()
     text = _ROOT_SIGN.sub(lambda match: rf"\sqrt{{{match['number'] or match['inner']}}}", text)
+    text = _EXCEPT.sub(r"\\mathbb{R}\\setminus\\{\1\\}", text)
     text = _BELOW_ZERO.sub("-", _PARTS_OF.sub(r"\\frac{\2}{\1}", text))
     text = _HALF_MORE.sub(lambda match: f" {_HALF_MORE_PARTS[match['part']]}{match['rest']}", text)
     text = in_one_notation(text.strip())
@@ -132,7 +136,7 @@ _LETTER_LIST = re.compile(r"[A-J](?:(?:[,; ]|\\text ?\{ ?and ?\}|and|\u548c)*[A-
 
 
 def letters(answer: str) -> frozenset[str] | None:
-    """``A, B, D`` or ``ABD`` as the letters of several right choices; None for anything else, and for a letter twice."""
+    """The letters of several right choices, ``A, B, D`` or ``ABD``; None for anything else, and for a letter twice."""
     if _LETTER_LIST.fullmatch(answer) is None:
         return None
     found = re.findall(r"[A-J]", answer)
@@ -148,7 +152,8 @@ def listed(answer: str) -> str:
 
 
 _CONJUNCTIONS = re.compile(
-    r",? ?\\text ?\{ ?,? ?(?:or|and|\u6216|\u548c|\u4e0e) ?\}|,? ?(?<![a-zA-Z\\])(?:or|and)(?![a-zA-Z])|[\u6216\u548c\u4e0e]"
+    r",? ?\\text ?\{ ?,? ?(?:or|and|[\u6216\u548c\u4e0e]) ?\}|,? ?(?<![a-zA-Z\\])(?:or|and)(?![a-zA-Z])"
+    "|[\u6216\u548c\u4e0e]"
 )
 _RELATIONS = re.compile(r"[<>\[\]()]|\\(?:le|ge|ne|lt|gt|leq|geq|neq|in|cup|cap)(?![a-zA-Z])")
 _EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")

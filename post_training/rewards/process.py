@@ -1,4 +1,4 @@
-"""The other end of worker.py: a pool of processes, each with one comparison at a time and a limit that is kept by killing."""
+"""The other end of worker.py: processes with one comparison each at a time, and a limit that is kept by killing."""
 
 import json
 import os

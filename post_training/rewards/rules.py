@@ -28,13 +28,16 @@ _MARK = "####"
 _END_TOKEN = re.compile(r"(?:<\|[a-zA-Z_\uff5c\u2581]{1,32}\|>|</?s>|<\uff5c[^<>]{1,32}\uff5c>|\[EOS\])\s*$")
 # Where no </think> says that the thoughts are over, a box beside these words belongs to thoughts that go on.
 _DOUBT = re.compile(
-    r"\b(?:wait|hmm+|hold on|maybe|perhaps|actually|alternatively|not sure|double[- ]check|scratch that|on second thought"
-    r"|let me (?!know)|let's (?:check|verify|see|try|double)|but (?:is|what|how|let|this|wait)|should i|am i|i should|i need to"
-    r"|is (?:that|this|it) (?:right|correct)|no, )"
+    r"\b(?:wait|hmm+|hold on|not sure|double[- ]check|scratch that|no, "
+    r"|on second thought|let me (?!know)|let's (?:check|verify|see|try|double)|but (?:is|what|how|let|this|wait)"
+    r"|should i|am i|i should|i need to|is (?:that|this|it) (?:right|correct))"
     r"|\u7b49\u7b49|\u7b49\u4e00\u4e0b|\u4e0d\u5bf9|\u4e5f\u8bb8|\u6216\u8bb8|\u8ba9\u6211|\u518d\u68c0\u67e5"
     r"|\u518d\u7b97|\u91cd\u65b0|\u662f\u4e0d\u662f|\u662f\u5426\u6b63\u786e",
     re.IGNORECASE,
 )
+# These also begin a remark behind an answer; in a text that breaks off they begin another attempt.
+_ATTEMPT = re.compile(r"\b(?:maybe|perhaps|actually|alternatively|another (?:way|approach|method))\b", re.IGNORECASE)
+_ENDS = (".", "!", "?", "$", "}", ")", "\u3002", "\uff01", "|>")
 _DOUBTED_BOX = re.compile(r"\b(?:perhaps|maybe|possibly|could it be|might be|is it)[\s:$]{0,4}$", re.IGNORECASE)
 _BOX_COMMANDS = ("\\boxed", "\\fbox", "\\framebox")
 _LONGEST_DOUBT = 32
@@ -44,7 +47,7 @@ _LOG = logging.getLogger(__name__)
 
 @contextmanager
 def prompt_opens_thought(opened: bool) -> Iterator[None]:
-    """In the block responses follow a prompt whose template ends with ``<think>``: without ``</think>`` they are thoughts."""
+    """In the block responses follow a prompt that ends with ``<think>``: without ``</think>`` they are thoughts."""
     token = _OPEN.set(opened)
     try:
         yield
@@ -55,17 +58,23 @@ def prompt_opens_thought(opened: bool) -> Iterator[None]:
 def boxed_answer(response: str) -> str | None:
     r"""The content of the last ``\boxed{...}`` after the thinking part; None where there is none.
 
-    Thoughts that do not end hold no answer. Templates of reasoning models open them in the prompt, which a rule does not
-    see: outside of `prompt_opens_thought`, a box is a thought where the text doubts it and no ``</think>`` follows.
+    Thoughts that do not end hold no answer. Templates of reasoning models open them in the prompt, which a rule does
+    not see: outside of `prompt_opens_thought`, a box is a thought where the text doubts it and no ``</think>`` follows.
     """
     spoken = _spoken(response)
-    if _END_OF_THOUGHT not in response:
-        begin = max(map(spoken.rfind, _BOX_COMMANDS))
-        if _DOUBT.search(spoken, max(begin, 0)) or _DOUBTED_BOX.search(
-            spoken, max(begin - _LONGEST_DOUBT, 0), max(begin, 0)
-        ):
-            return None
+    if _END_OF_THOUGHT not in response and _is_doubted(spoken, max(0, *map(spoken.rfind, _BOX_COMMANDS))):
+        return None
     return last_boxed(spoken)
+
+
+def _is_doubted(text: str, begin: int) -> bool:
+    """Whether a text takes back the box that begins there, or goes on looking for another answer."""
+    breaks_off = not text.rstrip().endswith(_ENDS)
+    return (
+        _DOUBT.search(text, begin) is not None
+        or (breaks_off and _ATTEMPT.search(text, begin) is not None)
+        or _DOUBTED_BOX.search(text, max(begin - _LONGEST_DOUBT, 0), begin) is not None
+    )
 
 
 def marked_answer(response: str) -> str | None:

@@ -19,7 +19,7 @@ _RAISED_RUN = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b\u207a]+")
 _SPACES = re.compile(
     r"(?P<line>\\\\)|(?P<nothing>\\!)"
     r"|(?:\\[ ,;:\n\t]|~|\\(?:q?quad|enspace|enskip|thinspace|medspace|thickspace|space|hfill)(?![a-zA-Z])|&nbsp;"
-    r"|\\[hv]space\s?\*?\s?\{[^{}]*\}|\s)"
+    r"|\\(?:[hv]space|phantom)\s?\*?\s?\{[^{}]*\}|\\checkmark(?![a-zA-Z])|[\u2713\u2714]|\s)"
 )
 _RUN_OF_SPACES = re.compile(" {2,}")
 _MARKUP = re.compile(
@@ -33,14 +33,15 @@ _COMMANDS = frozenset(
 _COMMAND = re.compile(r"\\([a-zA-Z]+) ?\{|(\{)")
 _TEXT_COLOR = re.compile(r"\\(?:textcolor|colorbox) ?\{[^{}]*\} ?(?=\{)")
 _LABEL = re.compile(
-    r"(?:\\(?:text|textbf|mathrm|mathbf) ?\{ ?)?(?:[*_]{1,3} ?)?"
+    r"(?:\\(?:text|textbf|mathrm|mathbf) ?\{ ?)?(?P<marks>[*_]{1,3} ?)?"
     r"(?:(?:so |thus |therefore |hence )?,? ?(?:the |my )?(?:final |correct |right )?(?:answer|ans\.?|result)"
-    r"(?: is(?=[ :}*]| *$)| ?=| ?(?=[:}*]))|(?:\u6700\u7ec8)?(?:\u7b54\u6848|\u7ed3\u679c|\u7b54)(?:\u662f|\u4e3a|(?=[:}*])))"
-    r"(?: ?[*_]{1,3})? ?:? ?(?P<closed>\})?(?: ?[*_]{1,3})? ?:? ?",
+    r"(?: is(?=[ :}*]| *$)| ?=| ?(?=[:}*]))"
+    r"|(?:\u6700\u7ec8)?(?:\u7b54\u6848|\u7ed3\u679c|\u7b54)(?:[\u662f\u4e3a]|(?=[:}*]))|\u9009\u9879?(?=[A-J]$))"
+    r"(?(marks)(?: ?[*_]{1,3})?) ?:? ?(?P<closed>\})?(?(marks)(?: ?[*_]{1,3})?) ?:? ?",
     re.IGNORECASE,
 )
 _NEGATIVE = re.compile(r"(?:negative |minus |\u8d1f(?: ?))(?=[0-9.\\$])", re.IGNORECASE)
-_PAIRS = (("**", "**"), ("*", "*"), ("__", "__"), ("`", "`"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"),
+_PAIRS = (("**", "**"), ("*", "*"), ("__", "__"), ("`", "`"), ("<b>", "</b>"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"),
           ('"', '"'), ("'", "'"))  # fmt: skip
 _MOST_LAYERS = 12
 

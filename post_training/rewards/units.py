@@ -148,7 +148,7 @@ def _words_of(tokens: list[re.Match[str]]) -> list[str]:
 
 
 def _segmented(run: str) -> list[str]:
-    """``平方厘米`` is 平方 and 厘米, ``个苹果`` is 个 and 苹果: known words, the longest first, and what is between them."""
+    """``平方厘米`` is 平方 and 厘米, ``个苹果`` is 个 and 苹果: known words, the longest first, and the rest."""
     words: list[str] = []
     unknown = ""
     for found in _CHINESE_WORDS.findall(run):
@@ -188,7 +188,7 @@ def _phrase(words: list[str]) -> _Phrase:
             phrase.readable = False
         else:
             for each in ("degree", "C") if name == "\u6444\u6c0f\u5ea6" else (name,):
-                last = each if each not in IGNORED else last
+                last = each if each == "unit" or each not in IGNORED else last
                 phrase.powers[each] += sign * power
             power = 1
     phrase.readable &= abs(phrase.scale) <= _LARGEST_SCALE
@@ -229,7 +229,7 @@ def scaled(value: str, ratio: Fraction) -> str:
 
 
 def _sum_of_amounts(answer: str) -> Quantity | None:
-    """``2小时30分``, ``5 ft 6 in``: several numbers, each with a smaller unit of the same dimension; None for others."""
+    """``2小时30分``, ``5 ft 6 in``: numbers, each with a smaller unit of the same dimension; None for others."""
     pieces = _NUMBERS.split(answer)
     amounts = len(pieces) // 2
     if not 2 <= amounts <= _MOST_AMOUNTS or pieces[0].strip():
