@@ -13,7 +13,7 @@ _BRACES = re.compile(
 )
 _TRAILING_MARKS = ".,;:!?"
 _DIGITS = frozenset("0123456789")
-_NUMBER = re.compile(r"[+-]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)?(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")
+_NUMBER = re.compile(r"[+-]?(?=\.?[0-9])([0-9]{1,3}(,[0-9]{3})+|[0-9]+)?(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")
 _REPEATING = re.compile(
     r"(?P<sign>[+-]?)(?P<whole>[0-9]*)\.(?P<fixed>[0-9]*)\\(?:overline|bar)\s*\{?(?P<repeated>[0-9]+)\}?"
 )
@@ -33,8 +33,8 @@ _COMMA_SPACES = re.compile(r"(?<=[0-9]),\\[!,](?=[0-9]{3})")
 _DIGIT_GROUPS = re.compile(r"(?<=[0-9])(?:\\[,!;: ]|~|\{,\}| )(?=[0-9]{3}(?![0-9/]))")
 _NOT_A_NUMBER = re.compile(r"(?:\\(?:text|mathrm)\s*\{\s*)?(?:nan|NaN|NAN)(?:\s*\})?")
 _SCIENTIFIC = re.compile(
-    r"(?:(?P<factor>[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?) ?(?:\\(?:times|cdot)(?![a-zA-Z])|[*x\u00d7]) ?"
-    r"|(?P<sign>[+-]?))10 ?(?:\^|\*\*) ?"
+    r"(?:(?P<factor>[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?) ?"
+    r"(?:\\(?:times|cdot)(?![a-zA-Z])|[*x\u00d7]) ?|(?P<sign>[+-]?))10 ?(?:\^|\*\*) ?"
     r"(?:\{ ?(?P<exponent0>[+-]?[0-9]{1,3}) ?\}|\((?P<exponent1>[+-]?[0-9]{1,3})\)|(?P<exponent2>[+-]?[0-9]{1,3}))"
 )
 _PERCENT = re.compile(r" ?\\?% ?$")

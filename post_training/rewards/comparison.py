@@ -52,7 +52,9 @@ def _equal_words(truth: str, answer: str, judge: Judge) -> bool:
     expected, found = words(truth), words(answer)
     if expected is not None or found is not None:
         return expected == found
-    congruent = equal_congruences(truth, answer, lambda one, other: equal_answers(one, other, judge))
+    congruent = equal_congruences(
+        truth, answer, lambda one, other: _equal_quantities(quantity(one), quantity(other), judge)
+    )
     if congruent is not None:
         return congruent
     return _equal_quantities(quantity(truth), quantity(answer), judge)

@@ -178,7 +178,7 @@ _TOGETHER = re.compile(r"\((?P<names>[^()=]*)\) ?= ?(?P<values>\(.*\))", re.DOTA
 
 
 def assignments(answer: str) -> list[tuple[str, str]] | None:
-    r"""Names with values of ``x=1, y=2``, ``\begin{cases} x=1\\ y=2 \end{cases}`` or ``(x,y)=(1,2)``; None for others."""
+    r"""The names and values of ``x=1, y=2``, ``(x,y)=(1,2)`` or a system of such lines; None for anything else."""
     if (system := _SYSTEM.search(answer)) is not None:
         lines = system["lines"].replace("&", "").replace(r"\\", ",")
         answer = ",".join(line.strip() for line in elements(lines) if line.strip())

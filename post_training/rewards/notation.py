@@ -32,7 +32,8 @@ _HALF_MORE = re.compile(r"(?<=[0-9])(?:\\text ?\{)? ?and (?:a|one) (?P<part>half
 _HALF_MORE_PARTS = {"half": "1/2", "quarter": "1/4", "third": "1/3"}
 _PARTS_OF = re.compile(r"([0-9]+) ?\u5206\u4e4b ?([0-9]+)")
 _EXCEPT = re.compile(
-    r"(?:\\text ?\{ ?)?all real (?:numbers|values),? ?(?:except|other than|excluding)(?: for)? ?\}? ?(-?[^{}a-z]{1,40})\}?$"
+    r"(?:\\text ?\{ ?)?all real (?:numbers|values),? ?(?:except|other than|excluding)(?: for)? ?\}? ?"
+    r"(-?[^{}a-z]{1,40})\}?$"
 )
 _BELOW_ZERO = re.compile(r"\u96f6\u4e0b(?=[0-9])")
 

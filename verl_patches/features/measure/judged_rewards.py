@@ -60,7 +60,7 @@ class JudgedRewards:
             manager.compute_score = score
 
     def _answers(self, data: Any) -> Iterator[_Answer]:
-        """The rows of verl's DataProto, with `prompts` [batch, prompt length] and `responses` [batch, response length]."""
+        """The rows of verl's DataProto: `prompts` [batch, prompt length], `responses` [batch, response length]."""
         decode = self._manager.tokenizer.decode
         for row in range(len(data)):
             item = data[row]

@@ -42,7 +42,9 @@ class FaultsOnDriver:
             files.fault(kind, clause, step, **({"errors": rewards} if kind == REWARD_ERROR else {}))
         # The answers scored 0, as most of their kind would have: a defect to report, and no reason to throw a run away.
         if raised := metrics.get(counts.RULE_ERRORS):
-            clause = f"a reward rule raised on {int(raised)} answers at step {step}, which scored 0; report the run's log"
+            clause = (
+                f"a reward rule raised on {int(raised)} answers at step {step}, which scored 0; report the run's log"
+            )
             print(f"warning: {clause}", file=sys.stderr, flush=True)
             files.fault(_RULE_ERROR, clause, step)
 

@@ -65,9 +65,7 @@ def compute_score_and_accuracy(
     workers: int = Limits.workers,
 ) -> dict[str, float]:
     """The same score, and beside it as acc, which stays what it is when a penalty is taken from the score."""
-    found = compute_score(
-        data_source, solution_str, ground_truth, extra_info, rule, time_limit_s, budget_s, workers
-    )
+    found = compute_score(data_source, solution_str, ground_truth, extra_info, rule, time_limit_s, budget_s, workers)
     return {"score": found, "acc": found}
 
 
