@@ -214,6 +214,8 @@ def equal_assignments(truth: str, answer: str, equal: Callable[[str, str], bool]
     if ours is not None and theirs is not None and _are_distinct(ours) and _are_distinct(theirs):
         expected, found = dict(ours), dict(theirs)
         return expected.keys() == found.keys() and all(equal(value, found[name]) for name, value in expected.items())
+    if ours is not None and theirs is not None and _letters(ours) != _letters(theirs):
+        return False
     for named, other in ((ours, answer), (theirs, truth)):
         if named is not None and is_tuple(other):
             values = [value for _, value in (sorted(named) if _are_distinct(named) else named)]
@@ -228,11 +230,16 @@ def equal_assignments(truth: str, answer: str, equal: Callable[[str, str], bool]
 def _are_distinct(named: list[tuple[str, str]]) -> bool:
     """Whether every name has one value, and the names are not x_1, x_2, the values of one."""
     names = [name for name, _ in named]
-    return len({*names}) == len(names) and len({name.partition("_")[0] for name in names}) > 1
+    return len({*names}) == len(names) and len(_letters(named)) > 1
+
+
+def _letters(named: list[tuple[str, str]]) -> set[str]:
+    """The names without what numbers them."""
+    return {name.partition("_")[0] for name, _ in named}
 
 
 def _listed(named: list[tuple[str, str]] | None, answer: str) -> str:
     r"""``x=1, x=2`` as ``1,2``, its values in any order."""
-    if named is None or len({name.partition("_")[0] for name, _ in named}) > 1:
+    if named is None or len(_letters(named)) > 1:
         return answer
     return ",".join(value for _, value in named)

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
 
 from post_training.rewards import counts
 from post_training.rewards.answers import LONGEST_ANSWER, is_answer, last_boxed, plain
@@ -29,7 +30,7 @@ _END_TOKEN = re.compile(r"(?:<\|[a-zA-Z_\uff5c\u2581]{1,32}\|>|</?s>|<\uff5c[^<>
 # Where no </think> says that the thoughts are over, a box beside these words belongs to thoughts that go on.
 _DOUBT = re.compile(
     r"\b(?:wait|hmm+|hold on|not sure|double[- ]check|scratch that|no, "
-    r"|on second thought|let me (?!know)|let's (?:check|verify|see|try|double)|but (?:is|what|how|let|this|wait)"
+    r"|on second thought|let me (?!know)|let's (?:check|verify|see|try|double|test|confirm)|but (?:is|what|how|let|this|wait)"
     r"|should i|am i|i should|i need to|is (?:that|this|it) (?:right|correct))"
     r"|\u7b49\u7b49|\u7b49\u4e00\u4e0b|\u4e0d\u5bf9|\u4e5f\u8bb8|\u6216\u8bb8|\u8ba9\u6211|\u518d\u68c0\u67e5"
     r"|\u518d\u7b97|\u91cd\u65b0|\u662f\u4e0d\u662f|\u662f\u5426\u6b63\u786e",
@@ -41,6 +42,8 @@ _ENDS = (".", "!", "?", "$", "}", ")", "\u3002", "\uff01", "|>")
 _DOUBTED_BOX = re.compile(r"\b(?:perhaps|maybe|possibly|could it be|might be|is it)[\s:$]{0,4}$", re.IGNORECASE)
 _BOX_COMMANDS = ("\\boxed", "\\fbox", "\\framebox")
 _LONGEST_DOUBT = 32
+_WORD = re.compile(r"\S+")
+_MOST_WORDS_BEHIND = 8
 _OPEN: ContextVar[bool] = ContextVar("thought_is_open", default=False)
 _LOG = logging.getLogger(__name__)
 
@@ -67,12 +70,17 @@ def boxed_answer(response: str) -> str | None:
     return last_boxed(spoken)
 
 
+def _goes_on(text: str, begin: int) -> bool:
+    """Whether many words follow the box: an answer is followed by few."""
+    return sum(1 for _ in islice(_WORD.finditer(text, begin), _MOST_WORDS_BEHIND + 2)) > _MOST_WORDS_BEHIND + 1
+
+
 def _is_doubted(text: str, begin: int) -> bool:
     """Whether a text takes back the box that begins there, or goes on looking for another answer."""
     breaks_off = not text.rstrip().endswith(_ENDS)
     return (
         _DOUBT.search(text, begin) is not None
-        or (breaks_off and _ATTEMPT.search(text, begin) is not None)
+        or (breaks_off and (_ATTEMPT.search(text, begin) is not None or _goes_on(text, begin)))
         or _DOUBTED_BOX.search(text, max(begin - _LONGEST_DOUBT, 0), begin) is not None
     )
 
@@ -83,6 +91,8 @@ def marked_answer(response: str) -> str | None:
     The line may be the next one that is not empty. All of it is the answer: ``5-7`` is not 5.
     """
     spoken = _spoken(response)
+    if _END_OF_THOUGHT not in response and _DOUBT.search(spoken, max(0, spoken.rfind(_MARK))):
+        return None
     for after in reversed(spoken.split(_MARK)[1:]):
         line = after.lstrip().lstrip("#").lstrip().partition("\n")[0]
         if any(map(str.isdigit, line)):
