@@ -30,8 +30,8 @@ _END_TOKEN = re.compile(r"(?:<\|[a-zA-Z_\uff5c\u2581]{1,32}\|>|</?s>|<\uff5c[^<>
 # Where no </think> says that the thoughts are over, a box beside these words belongs to thoughts that go on.
 _DOUBT = re.compile(
     r"\b(?:wait|hmm+|hold on|not sure|double[- ]check|scratch that|no, "
-    r"|on second thought|let me (?!know)|let's (?:check|verify|see|try|double|test|confirm)|but (?:is|what|how|let|this|wait)"
-    r"|should i|am i|i should|i need to|is (?:that|this|it) (?:right|correct))"
+    r"|on second thought|let me (?!know)|let's (?:check|verify|see|try|double|test|confirm)"
+    r"|but (?:is|what|how|let|this|wait)|should i|am i|i should|i need to|is (?:that|this|it) (?:right|correct))"
     r"|\u7b49\u7b49|\u7b49\u4e00\u4e0b|\u4e0d\u5bf9|\u4e5f\u8bb8|\u6216\u8bb8|\u8ba9\u6211|\u518d\u68c0\u67e5"
     r"|\u518d\u7b97|\u91cd\u65b0|\u662f\u4e0d\u662f|\u662f\u5426\u6b63\u786e",
     re.IGNORECASE,
