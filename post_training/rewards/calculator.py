@@ -12,6 +12,7 @@ _FUNCTIONS = {
 _NAMES = "|".join(sorted(_FUNCTIONS, key=len, reverse=True))
 _TOKENS = re.compile(
     rf"(?P<function>(?<![a-zA-Z\\])(?:{_NAMES}) ?\()|(?P<root>\\sqrt ?\()|(?P<power>\^ ?\(|\*\* ?\()"
+    r"|(?P<bare>(?<![a-zA-Z\\])sqrt ?(?=[0-9{]))|(?P<named>(?<![a-zA-Z\\])(?:sin|cos|tan|cot|ln|log) (?=[a-z0-9\\]))"
     r"|(?P<open>\()|(?P<close>\))|(?P<pi>(?<![a-zA-Z\\])pi(?![a-zA-Z]))|(?P<caret>\*\*)|(?P<times>\*)"
     r"|(?P<infinity>(?<![a-zA-Z\\])(?:oo|inf|infinity)(?![a-zA-Z]))"
 )
@@ -42,6 +43,8 @@ def _replaced(match: re.Match[str], closing: list[str]) -> str:
     kind = match.lastgroup or ""
     if kind in _ALONE:
         return _ALONE[kind]
+    if kind in ("bare", "named"):
+        return f"\\{match.group()}"
     if kind == "close":
         return closing.pop() if closing else _UNBALANCED
     opened, closed = {

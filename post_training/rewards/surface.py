@@ -36,7 +36,7 @@ _LABEL = re.compile(
     r"(?:\\(?:text|textbf|mathrm|mathbf) ?\{ ?)?(?P<marks>[*_]{1,3} ?)?"
     r"(?:(?:so |thus |therefore |hence )?,? ?(?:the |my )?(?:final |correct |right )?(?:answer|ans\.?|result)"
     r"(?: is(?=[ :}*]| *$)| ?=| ?(?=[:}*]))"
-    r"|(?:\u6700\u7ec8)?(?:\u7b54\u6848|\u7ed3\u679c|\u7b54)(?:[\u662f\u4e3a]|(?=[:}*]))|\u9009\u9879?(?=[A-J]$))"
+    r"|(?:\u6700\u7ec8)?(?:\u7b54\u6848|\u7ed3\u679c|\u7b54)(?:[\u662f\u4e3a]|(?=[:}*]))|\u9009\u9879?(?=[A-J]$)|[\u4e00\u603b]?\u5171(?:\u6709)?(?=[0-9]))"
     r"(?(marks)(?: ?[*_]{1,3})?) ?:? ?(?P<closed>\})?(?(marks)(?: ?[*_]{1,3})?) ?:? ?",
     re.IGNORECASE,
 )

@@ -45,9 +45,9 @@ UNITS = {
     for name in names.split()
 }
 SCALES = {
-    "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "quadrillion": 10**15,
-    "dozen": 12, "gross": 144, "百": 100, "千": 1000, "万": 10**4, "亿": 10**8, "万亿": 10**12, "百万": 10**6,
-    "千万": 10**7, "打": 12,
+    "ten": 10, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+    "quadrillion": 10**15, "dozen": 12, "gross": 144, "百": 100, "千": 1000, "万": 10**4, "亿": 10**8, "万亿": 10**12,
+    "百万": 10**6, "千万": 10**7, "打": 12,
 }  # fmt: skip
 PARTS = {
     "half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8,
@@ -62,11 +62,14 @@ IGNORED = frozenset(
 )
 # A number before one of these is a part of something else: 5 or more, 5 and a half, 5 over 2, 5 to the 3.
 CHANGING = frozenset(
-    "and or plus minus over under divided multiplied multiply by to than between from except if when where mod modulo "
-    "power raised zero below above negative not least most double triple twice score approximately about nearly almost "
-    "one two three four five six seven eight nine ten eleven twelve thirteen fifteen twenty thirty forty fifty sixty "
-    "seventy eighty ninety 或 和 与 及 加 减 乘 除 除以 点 至 到 多 余 左右 约 以上 以下 以内 不 非 负 零 一 二 两 三 "
-    "四 五 六 七 八 九 十 半 分之 大于 小于 每个 的 成 折".split()
+    (
+        "and or plus minus over under divided multiplied multiply by to than between from except if when where mod "
+        "modulo power raised zero below above negative not least most double doubled triple tripled quadrupled "
+        "halved inverse inverted reciprocal root twice score approximately about nearly almost one two three four "
+        "five six seven eight nine ten eleven twelve thirteen fifteen twenty thirty forty fifty sixty seventy "
+        "eighty ninety 或 和 与 及 加 减 乘 除 除以 点 至 到 多 余 左右 约 以上 以下 以内 不 非 负 零 一 二 两 三 "
+        "四 五 六 七 八 九 十 半 分之 大于 小于 每个 的 成 折"
+    ).split()
 )
 CHINESE = sorted(
     (word for word in {*UNITS, *SCALES, *EARLIER_POWERS, *IGNORED, *CHANGING, "每", "摄氏度"} if ord(word[0]) > 0x2E80),
