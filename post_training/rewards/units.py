@@ -6,7 +6,7 @@ not 12 m. Number words always count: 5 million is 5000000, 3 quarters are 3/4, 2
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 from post_training.rewards.answers import rational
@@ -74,14 +74,14 @@ class Quantity:
     readable: bool = True
 
 
-@dataclass
 class _Phrase:
     """What the words behind a number say: what it is multiplied by, its further forms, and its unit."""
 
-    scale: Fraction = Fraction(1)
-    forms: list[str] = field(default_factory=list)
-    powers: Counter[str] = field(default_factory=Counter)
-    readable: bool = True
+    def __init__(self) -> None:
+        self.scale = Fraction(1)
+        self.forms: list[str] = []
+        self.powers: Counter[str] = Counter()
+        self.readable = True
 
 
 def quantity(answer: str) -> Quantity:
