@@ -38,6 +38,8 @@ class JudgedRewards:
         self._manager = manager
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_manager":  # a copy asks for it before it has one
+            raise AttributeError(name)
         return getattr(self._manager, name)
 
     def __call__(self, data: Any, return_dict: bool = False) -> Any:

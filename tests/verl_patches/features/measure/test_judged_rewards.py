@@ -1,5 +1,6 @@
 """verl's reward manager with answers judged together: the same rewards, and thoughts that prompts open."""
 
+import copy
 import threading
 from types import SimpleNamespace
 
@@ -126,4 +127,6 @@ def test_what_the_reward_raises_is_raised(safe):
 
 def test_the_managers_attributes_stay_in_reach():
     manager = manager_of(ruled)
-    assert judged_together(manager).tokenizer is manager.tokenizer and judged_together(None) is None
+    judged = judged_together(manager)
+    assert judged.tokenizer is manager.tokenizer and judged_together(None) is None
+    assert copy.copy(judged).tokenizer is manager.tokenizer
