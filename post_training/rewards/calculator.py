@@ -17,11 +17,13 @@ _TOKENS = re.compile(
     r"|(?P<infinity>(?<![a-zA-Z\\])(?:oo|inf|infinity)(?![a-zA-Z]))"
 )
 _PLUS_MINUS = re.compile(r"\+ ?-(?= ?[0-9a-zA-Z\\(])")
+_MIXED = re.compile(r"(?<![0-9_^.])([0-9]+) ([0-9]+) ?/ ?([0-9]+)(?![0-9.])")
 _IMAGINARY = re.compile(r"(?<=[0-9])[ij](?![a-zA-Z])")
 
 
 def as_latex(text: str) -> str:
     """`text` with what a calculator writes in LaTeX's form; parentheses that do not close leave it as it is."""
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
     text = _IMAGINARY.sub(" i", _PLUS_MINUS.sub("-", text))
     written: list[str] = []
     closing: list[str] = []

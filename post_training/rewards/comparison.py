@@ -9,6 +9,7 @@ from post_training.rewards.congruences import equal_congruences
 from post_training.rewards.judge import Judge
 from post_training.rewards.notation import (
     choice,
+    has_numbers_apart,
     is_number,
     is_set_beside_tuple,
     letters,
@@ -104,4 +105,6 @@ def _last_side(answer: str, judge: Judge) -> str | None:
 
 def _equal_expressions(truth: str, answer: str, judge: Judge) -> bool:
     decided = compare_plainly(truth, answer)
+    if decided is None and (has_numbers_apart(truth) or has_numbers_apart(answer)):
+        return False
     return judge.equal(truth, answer) if decided is None else decided

@@ -174,6 +174,16 @@ def is_number(expression: str) -> bool:
     return re.search(r"[^\W\d_]", re.sub(r"\\[a-zA-Z]+", " ", expression)) is None and any(map(str.isdigit, expression))
 
 
+_TWO_DIGITS = re.compile(r"\\[dt]?(?:frac|binom) ?[0-9] ?[0-9]")
+# The 2 of \log_2 8 belongs to the name before it.
+_APART = re.compile(r"(?<![0-9_^.])[0-9][0-9.]* [0-9.]+(?! ?/|[0-9.])")
+
+
+def has_numbers_apart(expression: str) -> bool:
+    r"""Whether two numbers stand beside each other: math-verify adds ``12 34`` as it adds the parts of ``2 1/3``."""
+    return _APART.search(_TWO_DIGITS.sub(" ", expression)) is not None
+
+
 def is_set_beside_tuple(truth: str, answer: str) -> bool:
     r"""Whether one is ``\{1,2\}`` and the other ``(1,2)``, which math-verify takes for equal."""
     kinds = {_brackets(truth), _brackets(answer)}

@@ -8,9 +8,10 @@ import re
 # Full-width ASCII, the ideographic space and Chinese punctuation, as a Chinese keyboard writes them.
 _WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _PUNCTUATION = {
-    "\u3000": " ", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u200b": "", "\ufeff": "", "\u3001": ",",
-    "\u3002": ".", "\u3010": "[", "\u3011": "]", "\u3014": "(", "\u3015": ")", "\u2018": "'", "\u2019": "'",
-    "\u201c": '"', "\u201d": '"', "\uffe5": "\u00a5", "\u2236": ":", "\u2261": r"\equiv ", "\u211d": r"\mathbb{R}",
+    "\uff5e": r"\sim ", "\u3000": " ", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u200b": "", "\ufeff": "",
+    "\u3001": ",", "\u3002": ".", "\u3010": "[", "\u3011": "]", "\u3014": "(", "\u3015": ")", "\u2018": "'",
+    "\u2019": "'", "\u201c": '"', "\u201d": '"', "\uffe5": "\u00a5", "\u2236": ":", "\u2261": r"\equiv ",
+    "\u211d": r"\mathbb{R}",
 }  # fmt: skip
 _TRANSLATED = _WIDE | {ord(found): meant for found, meant in _PUNCTUATION.items()}
 _RAISED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b\u207a", "0123456789-+")
