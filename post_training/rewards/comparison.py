@@ -2,10 +2,23 @@
 
 from itertools import pairwise
 
-from post_training.rewards.answers import compare_plainly, is_answer, rational
-from post_training.rewards.judge import LONGEST_ANSWER, Judge
-from post_training.rewards.notation import choice, is_number, is_set_beside_tuple, sides, uniform, words
-from post_training.rewards.units import DEGREE, Quantity, Unit, quantity
+from post_training.rewards.answers import LONGEST_ANSWER, compare_plainly, is_answer
+from post_training.rewards.calculator import as_latex
+from post_training.rewards.conditions import equal_assignments
+from post_training.rewards.congruences import equal_congruences
+from post_training.rewards.judge import Judge
+from post_training.rewards.notation import (
+    choice,
+    has_numbers_apart,
+    is_number,
+    is_set_beside_tuple,
+    letters,
+    listed,
+    sides,
+    uniform,
+    words,
+)
+from post_training.rewards.units import DEGREE, Quantity, quantity, scaled
 
 
 def equal_answers(truth: str, answer: str, judge: Judge) -> bool:
@@ -20,6 +33,8 @@ def equal_answers(truth: str, answer: str, judge: Judge) -> bool:
         return True
     if max(len(truth), len(answer)) > LONGEST_ANSWER:
         return False
+    if (ours := letters(truth)) is not None and (theirs := letters(answer)) is not None:
+        return ours == theirs
     return _equal_choices(uniform(truth), uniform(answer), judge)
 
 
@@ -38,14 +53,21 @@ def _equal_words(truth: str, answer: str, judge: Judge) -> bool:
     expected, found = words(truth), words(answer)
     if expected is not None or found is not None:
         return expected == found
+    congruent = equal_congruences(
+        truth, answer, lambda one, other: _equal_quantities(quantity(one), quantity(other), judge)
+    )
+    if congruent is not None:
+        return congruent
     return _equal_quantities(quantity(truth), quantity(answer), judge)
 
 
 def _equal_quantities(truth: Quantity, answer: Quantity, judge: Judge) -> bool:
+    if not (truth.readable and answer.readable):
+        return False
     if truth.unit and answer.unit:
         if truth.unit.dimension != answer.unit.dimension:
             return False
-        return _equal_values(_scaled(truth, truth.unit, answer.unit), answer.value, judge)
+        return _equal_values(scaled(truth.value, truth.unit.factor / answer.unit.factor), answer.value, judge)
     for one, other in ((truth, answer), (answer, truth)):
         if one.unit is None:
             continue
@@ -56,20 +78,14 @@ def _equal_quantities(truth: Quantity, answer: Quantity, judge: Judge) -> bool:
     return _equal_values(truth.value, answer.value, judge)
 
 
-def _scaled(given: Quantity, own: Unit, unit: Unit) -> str:
-    """The value of a quantity, which is in its `own` unit, in another unit of its dimension."""
-    ratio = own.factor / unit.factor
-    if ratio == 1:
-        return given.value
-    value = rational(given.value)
-    if value is None:
-        return rf"({given.value})\cdot\frac{{{ratio.numerator}}}{{{ratio.denominator}}}"
-    value *= ratio
-    return f"{value.numerator}/{value.denominator}"
-
-
 def _equal_values(truth: str, answer: str, judge: Judge) -> bool:
-    expected, found = _last_side(truth, judge), _last_side(answer, judge)
+    truth, answer = as_latex(truth), as_latex(answer)
+    assigned = equal_assignments(truth, answer, lambda one, other: _equal_sides(one, other, judge))
+    return _equal_sides(truth, answer, judge) if assigned is None else assigned
+
+
+def _equal_sides(truth: str, answer: str, judge: Judge) -> bool:
+    expected, found = _last_side(listed(truth), judge), _last_side(listed(answer), judge)
     if expected is None or found is None or is_set_beside_tuple(expected, found):
         return False
     return _equal_expressions(expected, found, judge)
@@ -89,4 +105,6 @@ def _last_side(answer: str, judge: Judge) -> str | None:
 
 def _equal_expressions(truth: str, answer: str, judge: Judge) -> bool:
     decided = compare_plainly(truth, answer)
+    if decided is None and (has_numbers_apart(truth) or has_numbers_apart(answer)):
+        return False
     return judge.equal(truth, answer) if decided is None else decided

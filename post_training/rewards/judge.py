@@ -5,35 +5,78 @@ the same process is no limit.
 """
 
 import logging
+import os
 import threading
+import time
 from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
 
-from post_training.rewards.process import AlgebraProcess, ComparisonLost, ComparisonTimeout, shared_process
+from post_training.rewards import batch, counts
+from post_training.rewards.answers import LONGEST_ANSWER
+from post_training.rewards.process import ComparisonLost, ComparisonTimeout, shared_pool
 
 _LOG = logging.getLogger(__name__)
-# Longer than any answer, and short enough for a request to fit into a pipe at once.
-LONGEST_ANSWER = 4096
 # The responses to one prompt often repeat an answer, and a step's answers are not asked for again much later.
 _REMEMBERED = 1 << 16
 _SHOWN_CHARACTERS = 80
 
 
-class Judge:
-    """Compares answers with math-verify in another process; safe to share between threads.
+class Comparing(Protocol):
+    """What compares: `AlgebraProcess`, `AlgebraPool`, or a stand-in of a test."""
 
-    A pair of answers is compared once: responses with the same answer to the same prompt get the same verdict, and an
+    def equal(self, truth: str, answer: str, limit_s: float) -> bool:
+        """Says whether two answers are equal, or raises ComparisonTimeout or ComparisonLost."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What algebra may cost.
+
+    Attributes:
+        time_limit_s: seconds of one comparison.
+        budget_s: seconds that the comparisons of one batch may take in all; see `batch`.
+        workers: the most processes in which comparisons run; 0 stands for one per core, `MOST_WORKERS` at most.
+    """
+
+    time_limit_s: float = 5.0
+    budget_s: float = 600.0
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("time_limit_s", "budget_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise ValueError(f"{name}={value} is invalid: it is no time. Set it to a number of seconds above 0.")
+        cores = len(os.sched_getaffinity(0))
+        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or not 0 <= self.workers <= cores:
+            raise ValueError(
+                f"workers={self.workers} is invalid: this machine gives the process {cores} cores. "
+                f"Set it to a whole number from 1 to {cores}, or to 0 for the default."
+            )
+
+
+class Judge:
+    """Compares answers with math-verify in other processes; safe to share between threads.
+
+    A pair of answers is compared once: responses with the same answer to the same prompt get the same result, and an
     endless comparison costs its limit once, also where several threads ask at the same time.
 
     Args:
-        time_limit_s: seconds that one comparison may take.
-        process: where comparisons run; None stands for the one that all judges share.
+        time_limit_s: see `Limits`.
+        process: where comparisons run; None stands for the pool that all judges share.
+        budget_s: see `Limits`.
     """
 
-    def __init__(self, time_limit_s: float = 5.0, process: AlgebraProcess | None = None) -> None:
-        if time_limit_s <= 0:
-            raise ValueError(f"The time limit of the reward is {time_limit_s} s; it must be above 0.")
-        self.time_limit_s = time_limit_s
-        self._process = process or shared_process()
+    def __init__(
+        self,
+        time_limit_s: float = Limits.time_limit_s,
+        process: Comparing | None = None,
+        budget_s: float = Limits.budget_s,
+    ) -> None:
+        self.limits = Limits(time_limit_s, budget_s)
+        self._process = process or shared_pool()
         self._verdicts: dict[tuple[str, str], Future[bool]] = {}
         self._guard = threading.Lock()
 
@@ -62,14 +105,28 @@ class Judge:
             verdict.set_exception(error)
 
     def _compare(self, truth: str, answer: str) -> bool:
+        asked = batch.current()
+        limit = self.limits.time_limit_s
+        if asked is not None:
+            allowed = asked.limit_s(limit, self.limits.budget_s)
+            if allowed is None:
+                counts.add(counts.OVER_BUDGET)
+                return False
+            limit = allowed
+        begin = time.monotonic()
         try:
-            return self._process.equal(truth, answer, self.time_limit_s)
+            return self._process.equal(truth, answer, limit)
         except ComparisonTimeout:
-            _LOG.warning("no verdict on %r within %g s: it counts as wrong", _shown(answer), self.time_limit_s)
+            counts.add(counts.TIMED_OUT)
+            _LOG.warning("no verdict on %r within %g s: it counts as wrong", _shown(answer), limit)
             return False
         except ComparisonLost:
+            counts.add(counts.LOST)
             _LOG.warning("comparing %r ended its process: it counts as wrong", _shown(answer))
             return False
+        finally:
+            if asked is not None:
+                asked.spend(time.monotonic() - begin)
 
 
 def _shown(answer: str) -> str:

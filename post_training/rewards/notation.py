@@ -7,6 +7,8 @@ lose their units, and ``8=7`` is 7. What is not mathematics is therefore taken a
 import re
 from dataclasses import dataclass
 
+from post_training.rewards.conditions import EVERYTHING, elements, in_one_notation, means_everything
+
 _WRAPPED = re.compile(
     r"\\(?:text|textbf|textrm|textit|textsf|mathrm|mathbf|mathit|mbox|hbox|operatorname)\s*\{([^{}]*)\}"
 )
@@ -20,11 +22,20 @@ _SAME = {
     "\u03c0": r"\pi ", "\u00bd": r"\frac{1}{2}", "\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}",
 }  # fmt: skip
 _SAME_PATTERN = re.compile("|".join(map(re.escape, _SAME)) + r"(?![a-zA-Z])")
-_NOTHING = re.compile("(?:the )?empty set|no (?:real )?solutions?")
+_NOTHING = re.compile("(?:the )?empty set|no (?:real )?solutions?|\u65e0(?:\u5b9e\u6570)?\u89e3|\u7a7a\u96c6")
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*")
 _PERCENT_WORD = re.compile(r"(?:\\text\s?\{\s?(?:percent(?:age)?|pct)\s?\}|(?:percent(?:age)?|pct))$")
 _ORDINAL = re.compile(r"(?<=[0-9])(?:\^?\{?\\(?:text|mathrm)\s?\{\s?(?:st|nd|rd|th)\s?\}\}?|st|nd|rd|th)$")
-_OUTWARD = re.compile(r"\s*([\[\](])([^\[\]()]*,[^\[\]()]*)([\[\])])\s*")
+_OUTWARD = re.compile(r"\s*([\[\](])([^\[\]()]*)([\[\])])\s*")
+_ROOT_SIGN = re.compile(r"\u221a ?(?:(?P<number>[0-9]+|[a-z])|\((?P<inner>[^()]*)\))")
+_HALF_MORE = re.compile(r"(?<=[0-9])(?:\\text ?\{)? ?and (?:a|one) (?P<part>half|quarter|third)(?P<rest>[^{}]*)\}?$")
+_HALF_MORE_PARTS = {"half": "1/2", "quarter": "1/4", "third": "1/3"}
+_PARTS_OF = re.compile(r"([0-9]+) ?\u5206\u4e4b ?([0-9]+)")
+_EXCEPT = re.compile(
+    r"(?:\\text ?\{ ?)?all real (?:numbers|values),? ?(?:except|other than|excluding)(?: for)? ?\}? ?"
+    r"(-?[^{}a-z]{1,40})\}?$"
+)
+_BELOW_ZERO = re.compile(r"\u96f6\u4e0b(?=[0-9])")
 
 
 def uniform(answer: str) -> str:
@@ -32,8 +43,17 @@ def uniform(answer: str) -> str:
     text = _SIZES.sub("", _SAME_PATTERN.sub(lambda match: _SAME[match.group()], answer))
     # \text{5 cm} is 5 cm.
     text = _WRAPPED.sub(lambda match: match[1] if any(map(str.isdigit, match[1])) else match.group(), text)
-    if (said := words(text)) is not None and _NOTHING.fullmatch(said):
-        return r"\emptyset"
+    if (said := words(text)) is not None:
+        if _NOTHING.fullmatch(said):
+            return r"\emptyset"
+        if means_everything(said):
+            return EVERYTHING
+        return text.strip()
+    text = _ROOT_SIGN.sub(lambda match: rf"\sqrt{{{match['number'] or match['inner']}}}", text)
+    text = _EXCEPT.sub(r"\\mathbb{R}\\setminus\\{\1\\}", text)
+    text = _BELOW_ZERO.sub("-", _PARTS_OF.sub(r"\\frac{\2}{\1}", text))
+    text = _HALF_MORE.sub(lambda match: f" {_HALF_MORE_PARTS[match['part']]}{match['rest']}", text)
+    text = in_one_notation(text.strip())
     text = _ORDINAL.sub("", text.strip())
     if (percent := _PERCENT_WORD.search(text)) is not None:
         text = text[: percent.start()].rstrip(" \t\n~\\") + r"\%"
@@ -43,7 +63,7 @@ def uniform(answer: str) -> str:
 def _inward(interval: str) -> str:
     """``]1,2[`` is ``(1,2)``: an outward bracket leaves its end out."""
     match = _OUTWARD.fullmatch(interval)
-    if match is None or not (match[1] == "]" or match[3] == "["):
+    if match is None or "," not in match[2] or not (match[1] == "]" or match[3] == "["):
         return interval
     return f"{'(' if match[1] == ']' else match[1]}{match[2]}{')' if match[3] == '[' else match[3]}"
 
@@ -75,14 +95,21 @@ def choice(answer: str) -> Choice:
 # Names that are written without a backslash and are no words.
 MATHEMATICAL = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp lim max min gcd lcm mod det dim ker deg "
-    "arg pi inf infty infinity sqrt frac or and".split()
+    "arg pi inf infty infinity oo sqrt cbrt abs frac or and".split()
 )
 # Letters that stand beside each other in products.
 _VARIABLES = [frozenset("abcduvwxyz"), frozenset("klmn"), frozenset("pqrst")]
 
 
+def is_chinese(run: str) -> bool:
+    """Whether letters in a row are Chinese."""
+    return "\u3400" <= run[0] <= "\u9fff"
+
+
 def is_product(run: str) -> bool:
     """Whether letters in a row are variables (``xy``, ``mn``, ``AB``) and no word (``no``, ``cat``)."""
+    if is_chinese(run):
+        return False
     if len(run) == 1 or (run.isupper() and len(run) <= 3):
         return True
     return len(set(run)) == len(run) and any(letters.issuperset(run) for letters in _VARIABLES)
@@ -100,9 +127,36 @@ def words(answer: str) -> str | None:
         return None
     if any(run.lower() not in ("or", "and") for run in named) and not wrapped:
         return None
+    if any(is_chinese(run) for run in runs):
+        return _CHINESE_AND.sub(",", "".join(bare.split())).rstrip(".!,")
     return " ".join(bare.replace("'", "").split()).rstrip(".!").casefold()
 
 
+_CHINESE_AND = re.compile("[\u548c\u4e0e\u53ca\u6216;,]|\u4ee5\u53ca")
+_LETTER_LIST = re.compile(r"[A-J](?:(?:[,; ]|\\text ?\{ ?and ?\}|and|\u548c)*[A-J]){1,9}")
+
+
+def letters(answer: str) -> frozenset[str] | None:
+    """The letters of several right choices, ``A, B, D`` or ``ABD``; None for anything else, and for a letter twice."""
+    if _LETTER_LIST.fullmatch(answer) is None:
+        return None
+    found = re.findall(r"[A-J]", answer)
+    return frozenset(found) if len({*found}) == len(found) else None
+
+
+def listed(answer: str) -> str:
+    r"""``1 or 2`` and ``1\text{ and }2`` as ``1,2``, where no part of it is a condition or words."""
+    parts = [part.strip() for part in _CONJUNCTIONS.split(answer)]
+    if len(parts) == 1 or not all(parts) or _RELATIONS.search(answer) or len(elements(answer)) > len(parts) * 4:
+        return answer
+    return ",".join(parts)
+
+
+_CONJUNCTIONS = re.compile(
+    r",? ?\\text ?\{ ?,? ?(?:or|and|[\u6216\u548c\u4e0e]) ?\}|,? ?(?<![a-zA-Z\\])(?:or|and)(?![a-zA-Z])"
+    "|[\u6216\u548c\u4e0e]"
+)
+_RELATIONS = re.compile(r"[<>\[\]()]|\\(?:le|ge|ne|lt|gt|leq|geq|neq|in|cup|cap)(?![a-zA-Z])")
 _EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")
 _MOST_SIDES = 8
 
@@ -120,6 +174,16 @@ def is_number(expression: str) -> bool:
     return re.search(r"[^\W\d_]", re.sub(r"\\[a-zA-Z]+", " ", expression)) is None and any(map(str.isdigit, expression))
 
 
+_TWO_DIGITS = re.compile(r"\\[dt]?(?:frac|binom) ?[0-9] ?[0-9]")
+# The 2 of \log_2 8 belongs to the name before it.
+_APART = re.compile(r"(?<![0-9_^.])[0-9][0-9.]* [0-9.]+(?! ?/|[0-9.])")
+
+
+def has_numbers_apart(expression: str) -> bool:
+    r"""Whether two numbers stand beside each other: math-verify adds ``12 34`` as it adds the parts of ``2 1/3``."""
+    return _APART.search(_TWO_DIGITS.sub(" ", expression)) is not None
+
+
 def is_set_beside_tuple(truth: str, answer: str) -> bool:
     r"""Whether one is ``\{1,2\}`` and the other ``(1,2)``, which math-verify takes for equal."""
     kinds = {_brackets(truth), _brackets(answer)}
@@ -129,4 +193,4 @@ def is_set_beside_tuple(truth: str, answer: str) -> bool:
 def _brackets(answer: str) -> str | None:
     if answer.startswith(r"\{") and answer.endswith(r"\}"):
         return "set"
-    return "tuple" if re.fullmatch(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]", answer) else None
+    return "tuple" if "," in answer and re.fullmatch(r"[(\[][^()\[\]]*[)\]]", answer) else None

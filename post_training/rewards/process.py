@@ -1,4 +1,4 @@
-"""The other end of worker.py: one comparison at a time, each with a limit that is kept by killing."""
+"""The other end of worker.py: processes with one comparison each at a time, and a limit that is kept by killing."""
 
 import json
 import os
@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +16,8 @@ _PROJECT_ROOT = Path(__file__).resolve().parents[2]
 _START_LIMIT_S = 120.0
 # Part of a sample's limit that is left for ending it, so that it is over in time on a busy machine too.
 _RESERVE = 0.1
+# Each holds the algebra system, some 100 MiB, and may grow to the memory limit of worker.py.
+MOST_WORKERS = 8
 _WORKER = [sys.executable, "-m", "post_training.rewards.worker"]
 
 
@@ -26,6 +27,10 @@ class ComparisonTimeout(Exception):
 
 class ComparisonLost(Exception):
     """The comparison ended its process: out of memory, a stack overflow in C."""
+
+
+class WorkerError(RuntimeError):
+    """No process for comparisons can be started, so that no answer could be judged."""
 
 
 class AlgebraProcess:
@@ -54,7 +59,7 @@ class AlgebraProcess:
         Raises:
             ComparisonTimeout: ``limit_s`` seconds were over.
             ComparisonLost: the comparison ended its process.
-            RuntimeError: the process cannot be started.
+            WorkerError: the process cannot be started.
         """
         with self._lock:
             self._settle()
@@ -97,7 +102,7 @@ class AlgebraProcess:
         self._start()
         if not self._hear_awaited():
             self._stop()
-            raise RuntimeError(f"The reward's worker process did not start: {' '.join(self._command)}")
+            raise WorkerError(f"The reward's worker process did not start: {' '.join(self._command)}")
 
     def _hear_awaited(self) -> bool:
         while self._awaited:
@@ -148,10 +153,71 @@ class AlgebraProcess:
         return json.loads(line)
 
 
-@cache
-def shared_process() -> AlgebraProcess:
-    """The process that all rewards of this interpreter share."""
-    return AlgebraProcess()
+class AlgebraPool:
+    """Compares answers in up to `size` processes at the same time; safe to share between threads.
+
+    A process starts when all others are busy. They end with this one, like every `AlgebraProcess`.
+
+    Args:
+        size: the most processes; None stands for one per core that this process may use, and `MOST_WORKERS` at most.
+        command: what starts a worker; replaced in tests.
+    """
+
+    def __init__(self, size: int | None = None, command: list[str] | None = None) -> None:
+        self.size = size or min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+        self._command = command
+        self._idle: list[AlgebraProcess] = []
+        self._all: list[AlgebraProcess] = []
+        self._returned = threading.Condition()
+
+    def prepare(self) -> None:
+        """Starts one process without waiting for it, so that the first comparison need not wait for its imports."""
+        process = self._take()
+        try:
+            process.prepare()
+        finally:
+            self._give_back(process)
+
+    def resize(self, size: int) -> None:
+        """Sets the most processes; those that run already are kept."""
+        with self._returned:
+            self.size = size
+            self._returned.notify_all()
+
+    def equal(self, truth: str, answer: str, limit_s: float) -> bool:
+        """As `AlgebraProcess.equal`; waits while all processes are busy, which is not part of the limit."""
+        process = self._take()
+        try:
+            return process.equal(truth, answer, limit_s)
+        finally:
+            self._give_back(process)
+
+    def close(self) -> None:
+        """Ends all processes; the next comparison starts a new one."""
+        for process in self._all:
+            process.close()
+
+    def _take(self) -> AlgebraProcess:
+        with self._returned:
+            while not self._idle and len(self._all) >= self.size:
+                self._returned.wait()
+            if not self._idle:
+                self._idle.append(AlgebraProcess(self._command))
+                self._all.append(self._idle[0])
+            return self._idle.pop()
+
+    def _give_back(self, process: AlgebraProcess) -> None:
+        with self._returned:
+            self._idle.append(process)
+            self._returned.notify()
+
+
+_shared: dict[int, AlgebraPool] = {}
+
+
+def shared_pool() -> AlgebraPool:
+    """The processes that all rewards of this interpreter share; a process forked from it has its own."""
+    return _shared.setdefault(os.getpid(), AlgebraPool())
 
 
 def _search_path() -> list[str]:

@@ -1,42 +1,108 @@
 r"""The rules that score a response: 1.0 for a right answer and 0.0 for a wrong one.
 
 ``boxed`` (the default) compares the last ``\boxed{...}`` of the response with the truth: as text, as numbers, and,
-where neither decides, by algebra with a time limit a comparison. A truth that is empty or NaN is met by no response.
+where neither decides, by algebra with a time limit a comparison. An empty or NaN ground truth scores 0.
 
-``gsm8k`` compares the number after the last ``####`` in the same way, for prompts that ask for it there. verl's own
-rule takes the first one, and never finds ``5.`` equal to 5.
+``gsm8k`` compares what follows the last ``####`` on its line in the same way, for prompts that ask for it there. verl's
+own rule takes the first one, and never finds ``5.`` equal to 5.
 
 ``substring`` is the published recipe's rule, kept for comparison: right when the truth occurs anywhere in the response.
 It is weak in both directions: "I count 12 of them: \boxed{7}" is right against the truth "2", and ``\boxed{0.5}`` is
 wrong against ``\frac{1}{2}``.
 """
 
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import islice
 
-from post_training.rewards.answers import is_answer, last_boxed, plain
+from post_training.rewards import counts
+from post_training.rewards.answers import LONGEST_ANSWER, is_answer, last_boxed, plain
 from post_training.rewards.comparison import equal_answers
 from post_training.rewards.judge import Judge
+from post_training.rewards.process import WorkerError
 
 _THOUGHT, _END_OF_THOUGHT = "<think>", "</think>"
-_MARKED = re.compile(r"####\s*\$?\s*(-?\s*\$?[0-9][0-9.,]*)")
+_MARK = "####"
+_END_TOKEN = re.compile(r"(?:<\|[a-zA-Z_\uff5c\u2581]{1,32}\|>|</?s>|<\uff5c[^<>]{1,32}\uff5c>|\[EOS\])\s*$")
+# Where no </think> says that the thoughts are over, a box beside these words belongs to thoughts that go on.
+_DOUBT = re.compile(
+    r"\b(?:wait|hmm+|hold on|not sure|double[- ]check|scratch that|no, "
+    r"|on second thought|let me (?!know)|let's (?:check|verify|see|try|double|test|confirm)"
+    r"|but (?:is|what|how|let|this|wait)|should i|am i|i should|i need to|is (?:that|this|it) (?:right|correct))"
+    r"|\u7b49\u7b49|\u7b49\u4e00\u4e0b|\u4e0d\u5bf9|\u4e5f\u8bb8|\u6216\u8bb8|\u8ba9\u6211|\u518d\u68c0\u67e5"
+    r"|\u518d\u7b97|\u91cd\u65b0|\u662f\u4e0d\u662f|\u662f\u5426\u6b63\u786e",
+    re.IGNORECASE,
+)
+# These also begin a remark behind an answer; in a text that breaks off they begin another attempt.
+_ATTEMPT = re.compile(r"\b(?:maybe|perhaps|actually|alternatively|another (?:way|approach|method))\b", re.IGNORECASE)
+_ENDS = (".", "!", "?", "$", "}", ")", "\u3002", "\uff01", "|>")
+_DOUBTED_BOX = re.compile(r"\b(?:perhaps|maybe|possibly|could it be|might be|is it)[\s:$]{0,4}$", re.IGNORECASE)
+_BOX_COMMANDS = ("\\boxed", "\\fbox", "\\framebox")
+_LONGEST_DOUBT = 32
+_WORD = re.compile(r"\S+")
+_MOST_WORDS_BEHIND = 8
+_OPEN: ContextVar[bool] = ContextVar("thought_is_open", default=False)
+_LOG = logging.getLogger(__name__)
+
+
+@contextmanager
+def prompt_opens_thought(opened: bool) -> Iterator[None]:
+    """In the block responses follow a prompt that ends with ``<think>``: without ``</think>`` they are thoughts."""
+    token = _OPEN.set(opened)
+    try:
+        yield
+    finally:
+        _OPEN.reset(token)
 
 
 def boxed_answer(response: str) -> str | None:
     r"""The content of the last ``\boxed{...}`` after the thinking part; None where there is none.
 
-    Thoughts that begin and do not end hold no answer either.
+    Thoughts that do not end hold no answer. Templates of reasoning models open them in the prompt, which a rule does
+    not see: outside of `prompt_opens_thought`, a box is a thought where the text doubts it and no ``</think>`` follows.
     """
-    return last_boxed(_spoken(response))
+    spoken = _spoken(response)
+    if _END_OF_THOUGHT not in response and _is_doubted(spoken, max(0, *map(spoken.rfind, _BOX_COMMANDS))):
+        return None
+    return last_boxed(spoken)
+
+
+def _goes_on(text: str, begin: int) -> bool:
+    """Whether many words follow the box: an answer is followed by few."""
+    return sum(1 for _ in islice(_WORD.finditer(text, begin), _MOST_WORDS_BEHIND + 2)) > _MOST_WORDS_BEHIND + 1
+
+
+def _is_doubted(text: str, begin: int) -> bool:
+    """Whether a text takes back the box that begins there, or goes on looking for another answer."""
+    breaks_off = not text.rstrip().endswith(_ENDS)
+    return (
+        _DOUBT.search(text, begin) is not None
+        or (breaks_off and (_ATTEMPT.search(text, begin) is not None or _goes_on(text, begin)))
+        or _DOUBTED_BOX.search(text, max(begin - _LONGEST_DOUBT, 0), begin) is not None
+    )
 
 
 def marked_answer(response: str) -> str | None:
-    """The number after the last ``####`` after the thinking part, without dollar sign and full stop; None for none."""
-    found = _MARKED.findall(_spoken(response))
-    return found[-1].replace("$", "").replace(" ", "").rstrip(".,") if found else None
+    """What follows the last ``####`` with a number after the thinking part, to the end of its line; None for none.
+
+    The line may be the next one that is not empty. All of it is the answer: ``5-7`` is not 5.
+    """
+    spoken = _spoken(response)
+    if _END_OF_THOUGHT not in response and _DOUBT.search(spoken, max(0, spoken.rfind(_MARK))):
+        return None
+    for after in reversed(spoken.split(_MARK)[1:]):
+        line = after.lstrip().lstrip("#").lstrip().partition("\n")[0]
+        if any(map(str.isdigit, line)):
+            return _END_TOKEN.sub("", line[: LONGEST_ANSWER + 1]).strip()
+    return None
 
 
 def _spoken(response: str) -> str:
+    if _OPEN.get() and _END_OF_THOUGHT not in response:
+        return ""
     return response.rpartition(_END_OF_THOUGHT)[2].partition(_THOUGHT)[0]
 
 
@@ -50,7 +116,7 @@ def score_boxed(response: str, truth: str, judge: Judge) -> float:
 
 
 def score_gsm8k(response: str, truth: str, judge: Judge) -> float:
-    """Returns 1.0 when the number after the last ``####`` equals ``truth``, otherwise 0.0."""
+    """Returns 1.0 when what follows the last ``####`` equals ``truth``, otherwise 0.0."""
     return _equal(marked_answer(response), truth, judge)
 
 
@@ -76,11 +142,19 @@ def has_form(response: str, rule: str = "boxed") -> bool:
 
 
 def score(response: str, truth: str, judge: Judge, rule: str = "boxed") -> float:
-    """Scores one response.
+    """Scores one response; a rule that raises scores 0 and is counted (`counts`).
 
     Raises:
         ValueError: ``rule`` is not a key of ``RULES``.
+        RuntimeError: the process for algebra cannot be started, so that no answer could be judged.
     """
     if rule not in RULES:
         raise ValueError(f"The reward rule {rule!r} does not exist; choose one of: {', '.join(RULES)}.")
-    return RULES[rule](response, truth, judge) if is_answer(truth) else 0.0
+    try:
+        return RULES[rule](response, truth, judge) if is_answer(truth) else 0.0
+    except WorkerError:
+        raise
+    except Exception as error:
+        counts.add(counts.RULE_ERRORS)
+        _LOG.warning("rule %s raised %s on an answer to %r: it counts as wrong", rule, type(error).__name__, truth[:80])
+        return 0.0

@@ -1,7 +1,7 @@
-r"""Values with units: ``12\text{ cm}``, ``5 dollars``, ``60^\circ``, ``\$20``.
+r"""Values with units and number words: ``12\text{ cm}``, ``5 million dollars``, ``2小时30分``, ``60^\circ``, ``\$20``.
 
 A unit that one side leaves out does not count; two units must be the same, or convertible: 12 cm is 12 and 120 mm, and
-not 12 m.
+not 12 m. Number words always count: 5 million is 5000000, 3 quarters are 3/4, 20 squared is 400.
 """
 
 import re
@@ -9,49 +9,20 @@ from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
+from post_training.rewards.answers import rational
 from post_training.rewards.notation import MATHEMATICAL, is_product
+from post_training.rewards.unit_table import (
+    CHANGING,
+    CHINESE,
+    EARLIER_POWERS,
+    IGNORED,
+    LATER_POWERS,
+    PARTS,
+    SCALES,
+    UNITS,
+)
 
-# Every unit: its names, the base unit of its dimension, and what one of it is there.
-_TABLE = """
-mm millimeter millimetre       | m      | 1/1000
-cm centimeter centimetre       | m      | 1/100
-m meter metre                  | m      | 1
-km kilometer kilometre         | m      | 1000
-in inch inches                 | in     | 1
-ft foot feet                   | in     | 12
-yd yard                        | in     | 36
-mi mile                        | in     | 63360
-s sec second                   | s      | 1
-min minute                     | s      | 60
-h hr hour                      | s      | 3600
-day                            | s      | 86400
-week                           | s      | 604800
-month                          | month  | 1
-yr year                        | month  | 12
-mg milligram                   | g      | 1/1000
-g gram                         | g      | 1
-kg kilogram                    | g      | 1000
-oz ounce                       | oz     | 1
-lb pound                       | oz     | 16
-ml milliliter millilitre       | L      | 1/1000
-L liter litre                  | L      | 1
-cent                           | dollar | 1/100
-dollar usd                     | dollar | 1
-mph                            | mph    | 1
-rad radian                     | rad    | 1
-deg degree                     | degree | 1
-C celsius                      | C      | 1
-F fahrenheit                   | F      | 1
-"""
-_UNITS = {
-    name: (base.strip(), Fraction(factor.strip()))
-    for names, base, factor in (line.split("|") for line in _TABLE.strip().splitlines())
-    for name in names.split()
-}
-_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
-_LATER_POWERS = {"squared": 2, "cubed": 3}
-_IGNORED = frozenset({"unit", "of", "the"})
-_CURRENCIES = {"\\$": "dollar", "$": "dollar", "\u20ac": "euro", "\u00a3": "pound sterling", "\u00a5": "yen"}
+_CURRENCIES = {"\\$": "dollar", "$": "dollar", "\u20ac": "euro", "\u00a3": "pound sterling", "\u00a5": "yuan"}
 
 # Every character belongs to one token, so that the time is linear in the length of what a model writes.
 _TOKENS = re.compile(
@@ -59,12 +30,21 @@ _TOKENS = re.compile(
     r"|(?P<degree>\^?\{?\\(?:circ|degree)(?![a-zA-Z])\}?)"
     r"|(?P<gap>\\[,;:! ]|~|\s|\\(?:quad|cdot)(?![a-zA-Z]))"
     r"|(?P<power>\^(?:-?[0-9]|\{-?[0-9]\}))"
+    r"|(?P<chinese>[\u3400-\u9fff]+)"
     r"|(?P<word>(?<![a-zA-Z\\])[a-zA-Z]+)"
     r"|(?P<slash>/)"
     r"|(?P<other>\\[a-zA-Z]+|\\.|.)",
     re.DOTALL,
 )
 _NUMERIC = re.compile(r"[0-9]|\\pi(?![a-zA-Z])")
+_SPOKEN = re.compile(r"[\u3400-\u9fff]+|(?:(?![\u3400-\u9fff])[^\W\d_])+|/|\^\{?-?[0-9]")
+_CHINESE_WORDS = re.compile("|".join(CHINESE) + "|.")
+_NUMBERS = re.compile(r"([0-9]+(?:\.[0-9]+)?)")
+# A unit is a few words; a model that repeats one without end has not written a unit.
+_MOST_WORDS = 16
+_HIGHEST_POWER = 9
+_LARGEST_SCALE = 10**30
+_MOST_AMOUNTS = 4
 
 Dimension = tuple[tuple[str, int], ...]
 
@@ -83,10 +63,25 @@ DOLLAR = Unit((("dollar", 1),), Fraction(1))
 
 @dataclass(frozen=True)
 class Quantity:
-    """A value, as it was written, and its unit; None where there is none, or one that says nothing (``units``)."""
+    """A value and its unit; None where there is none, or one that says nothing (``units``).
+
+    A quantity that is not `readable` has words behind its number that change it in a way that is not known here: it
+    equals nothing but the same text.
+    """
 
     value: str
     unit: Unit | None
+    readable: bool = True
+
+
+class _Phrase:
+    """What the words behind a number say: what it is multiplied by, its further forms, and its unit."""
+
+    def __init__(self) -> None:
+        self.scale = Fraction(1)
+        self.forms: list[str] = []
+        self.powers: Counter[str] = Counter()
+        self.readable = True
 
 
 def quantity(answer: str) -> Quantity:
@@ -94,14 +89,23 @@ def quantity(answer: str) -> Quantity:
     for sign, name in _CURRENCIES.items():
         amount = answer.removeprefix(sign)
         if amount != answer and _NUMERIC.search(amount):
-            rest = quantity(amount.strip())
-            return Quantity(rest.value, rest.unit or _unit(Counter({name: 1})))
+            rest = _amount(amount.strip())
+            return Quantity(rest.value, rest.unit or _unit(Counter({name: 1})), rest.readable)
+    return _amount(answer)
+
+
+def _amount(answer: str) -> Quantity:
+    if (total := _sum_of_amounts(answer)) is not None:
+        return total
     tokens = list(_TOKENS.finditer(answer))
     first = _first_of_unit(tokens)
     value = answer[: tokens[first].start()] if first < len(tokens) else answer
     if first == len(tokens) or not _NUMERIC.search(value):
         return Quantity(answer, None)
-    return Quantity(value.strip(), _unit(_powers(tokens[first:])))
+    phrase = _phrase(_words_of(tokens[first:]))
+    if not phrase.readable:
+        return Quantity(answer, None, readable=False)
+    return Quantity(_formed(value.strip(), phrase), _unit(phrase.powers))
 
 
 def _first_of_unit(tokens: list[re.Match[str]]) -> int:
@@ -110,7 +114,7 @@ def _first_of_unit(tokens: list[re.Match[str]]) -> int:
     for position in range(len(tokens) - 1, -1, -1):
         before = tokens[position - 1].lastgroup if position else None
         match tokens[position].lastgroup:
-            case "marked" | "degree":
+            case "marked" | "degree" | "chinese":
                 first = position
             case "word" if _is_unit(tokens[position]["word"], before):
                 first = position
@@ -118,7 +122,7 @@ def _first_of_unit(tokens: list[re.Match[str]]) -> int:
                 first = position if first == position + 1 else first
             case "slash" if first <= position + 2:
                 continue
-            case "power" if before in ("marked", "word"):
+            case "power" if before in ("marked", "word", "chinese"):
                 continue
             case _:
                 break
@@ -127,7 +131,7 @@ def _first_of_unit(tokens: list[re.Match[str]]) -> int:
 
 def _is_unit(word: str, before: str | None) -> bool:
     """Whether a word without markup is a unit: a known one (``12cm``), after a gap also a letter or any other word."""
-    known = _singular(word) in _UNITS or word in _POWERS or word in _LATER_POWERS
+    known = any(_singular(word) in names for names in (UNITS, EARLIER_POWERS, LATER_POWERS, SCALES, PARTS))
     if before in ("slash", "degree"):
         return known
     if before == "gap":
@@ -135,26 +139,121 @@ def _is_unit(word: str, before: str | None) -> bool:
     return known and len(word) > 1
 
 
-def _powers(tokens: list[re.Match[str]]) -> Counter[str]:
-    """Units with their powers: ``square feet per second`` is foot 2, second -1."""
-    powers, sign, power, last = Counter[str](), 1, 1, ""
+def _words_of(tokens: list[re.Match[str]]) -> list[str]:
     spoken = " ".join("degree" if token["degree"] else token["marked"] or token.group() for token in tokens)
-    for word in re.findall(r"[^\W\d_]+|/|\^\{?-?[0-9]", spoken):
-        if word in ("/", "per"):
-            sign = -1
-        elif word in _POWERS:
-            power = _POWERS[word]
-        elif word in _LATER_POWERS or word[0] == "^":
-            powers[last] *= _LATER_POWERS.get(word) or int(word.lstrip("^{"))
+    words: list[str] = []
+    for word in _SPOKEN.findall(spoken):
+        words += _segmented(word) if ord(word[0]) > 0x2E80 else [word]
+    return words
+
+
+def _segmented(run: str) -> list[str]:
+    """``平方厘米`` is 平方 and 厘米, ``个苹果`` is 个 and 苹果: known words, the longest first, and the rest."""
+    words: list[str] = []
+    unknown = ""
+    for found in _CHINESE_WORDS.findall(run):
+        if len(found) > 1 or found in CHINESE:
+            words += [*([unknown] if unknown else []), found]
+            unknown = ""
         else:
-            last = _singular(word)
-            powers[last] += sign * power
+            unknown += found
+    return [*words, unknown] if unknown else words
+
+
+def _phrase(words: list[str]) -> _Phrase:
+    """Units with their powers, and number words before them: ``million square feet per second``."""
+    phrase = _Phrase()
+    if len(words) > _MOST_WORDS:
+        phrase.readable = False
+        return phrase
+    if [word.lower() for word in words[-2:]] == ["below", "zero"] or words[:1] == ["\u8d1f"]:
+        phrase.scale, words = Fraction(-1), words[:-2] if words[-1:] == ["zero"] else words[1:]
+    sign, power, last = 1, 1, ""
+    for word in words:
+        name = _singular(word)
+        if word in ("/", "per", "\u6bcf"):
+            sign = -1
+        elif name in EARLIER_POWERS:
+            power = EARLIER_POWERS[name]
+        elif name in LATER_POWERS or word[0] == "^":
+            raised = LATER_POWERS.get(name) or int(word.lstrip("^{"))
+            if last:
+                phrase.powers[last] *= raised
+            else:
+                phrase.forms.append(f"^{{{raised}}}")
+            phrase.readable &= abs(phrase.powers[last]) <= _HIGHEST_POWER and len(phrase.forms) < 2
+        elif not last and _is_number_word(phrase, name):
+            continue
+        elif word.lower() in CHANGING or name in SCALES or name in PARTS:
+            phrase.readable = False
+        else:
+            for each in ("degree", "C") if name == "\u6444\u6c0f\u5ea6" else (name,):
+                last = each if each == "unit" or each not in IGNORED else last
+                phrase.powers[each] += sign * power
             power = 1
-    return powers
+    phrase.readable &= abs(phrase.scale) <= _LARGEST_SCALE
+    return phrase
+
+
+def _is_number_word(phrase: _Phrase, name: str) -> bool:
+    """Takes in million, quarter, factorial or pi; they count only before a unit."""
+    if name in SCALES:
+        phrase.scale *= SCALES[name]
+    elif name in PARTS:
+        phrase.scale /= PARTS[name]
+    elif name == "pi":
+        phrase.forms.append(r"\pi")
+    elif name == "factorial":
+        phrase.forms.append("!")
+    else:
+        return False
+    return True
+
+
+def _formed(value: str, phrase: _Phrase) -> str:
+    """The value with what the words behind it do to it."""
+    for form in phrase.forms:
+        value = rf"({value})\cdot\pi" if form == r"\pi" else f"({value}){form}"
+    return scaled(value, phrase.scale)
+
+
+def scaled(value: str, ratio: Fraction) -> str:
+    """A value multiplied by `ratio`: as a fraction where it is a number, and as an expression otherwise."""
+    if ratio == 1:
+        return value
+    number = rational(value)
+    if number is None:
+        return rf"({value})\cdot\frac{{{ratio.numerator}}}{{{ratio.denominator}}}"
+    number *= ratio
+    return str(number) if number.denominator == 1 else f"{number.numerator}/{number.denominator}"
+
+
+def _sum_of_amounts(answer: str) -> Quantity | None:
+    """``2小时30分``, ``5 ft 6 in``: numbers, each with a smaller unit of the same dimension; None for others."""
+    pieces = _NUMBERS.split(answer)
+    amounts = len(pieces) // 2
+    if not 2 <= amounts <= _MOST_AMOUNTS or pieces[0].strip():
+        return None
+    total, units = Fraction(0), list[Unit]()
+    for number, spoken in zip(pieces[1::2], pieces[2::2], strict=True):
+        words = [word for word in _words_of(list(_TOKENS.finditer(spoken))) if word != "and"]
+        if units and words == ["\u5206"] and units[0].dimension == (("yuan", 1),):
+            words = ["fen"]
+        phrase = _phrase(words)
+        unit = _unit(phrase.powers)
+        if re.search(r"[^\w\s\\{},~]", spoken) or not phrase.readable or phrase.forms or unit is None:
+            return None
+        if len(unit.dimension) != 1 or not all(_singular(word) in UNITS or word in IGNORED for word in words):
+            return None
+        if units and (unit.dimension != units[0].dimension or unit.factor >= units[-1].factor):
+            return None
+        units.append(unit)
+        total += Fraction(number) * unit.factor
+    return Quantity(str(total / units[0].factor), units[0])
 
 
 def _singular(name: str) -> str:
-    if name in _UNITS:
+    if name in UNITS:
         return name
     lower = name.lower()
     return lower[:-1] if len(lower) > 2 and lower.endswith("s") and not lower.endswith("ss") else lower
@@ -163,8 +262,8 @@ def _singular(name: str) -> str:
 def _unit(powers: Counter[str]) -> Unit | None:
     dimension, factor = Counter[str](), Fraction(1)
     for name, power in powers.items():
-        if name and name not in _IGNORED:
-            base, size = _UNITS.get(name, (name, Fraction(1)))
+        if name and name not in IGNORED:
+            base, size = UNITS.get(name, (name, Fraction(1)))
             dimension[base] += power
             factor *= size**power
     found = tuple(sorted((base, power) for base, power in dimension.items() if power))

@@ -16,7 +16,6 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, NoReturn
 
 _MEMORY_LIMIT_BYTES = 4 * 1024**3
@@ -29,22 +28,10 @@ Comparison = Callable[[str, str], bool]
 
 
 def _load_comparison() -> Comparison:
-    """Imports math-verify; its own time limits are off, because an evaluator is killed instead."""
     logging.disable(logging.WARNING)
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+    from post_training.rewards.algebra import load_comparison
 
-    # Its list of units has single letters, which it takes off: 16t would be 16. Units are compared in units.py.
-    latex = LatexExtractionConfig()
-    without_units = replace(latex, normalization_config=replace(latex.normalization_config, units=False))
-    configuration = (without_units, ExprExtractionConfig())
-
-    def equal(truth: str, answer: str) -> bool:
-        parsed = [parse(f"\\boxed{{{side}}}", configuration, parsing_timeout=None) for side in (truth, answer)]
-        return bool(verify(*parsed, timeout_seconds=None, allow_set_relation_comp=True))
-
-    # The parser builds its tables at first use.
-    equal(r"\frac{1}{2}", r"\{0.5\}")
-    return equal
+    return load_comparison()
 
 
 def _requests() -> Iterator[dict[str, Any]]:

@@ -329,7 +329,7 @@ def the_update_gets_weights(body):
 
 @demonstrates(f"{TRAINER}.init_workers", MEASURE)
 def the_batch_is_reported(body):
-    trainer = SimpleNamespace(config=None, tokenizer=None)
+    trainer = SimpleNamespace(config=None, tokenizer=None, reward_fn=None, val_reward_fn=None)
     body(lambda self: setattr(self, "actor_rollout_wg", SimpleNamespace(update_actor="upstream")), trainer)
     return callable(trainer.actor_rollout_wg.update_actor)
 

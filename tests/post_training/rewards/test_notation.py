@@ -5,6 +5,7 @@ import pytest
 from post_training.rewards.notation import (
     Choice,
     choice,
+    has_numbers_apart,
     is_number,
     is_product,
     is_set_beside_tuple,
@@ -78,6 +79,18 @@ def test_words_are_what_is_no_mathematics(answer, said):
 )  # fmt: skip
 def test_an_equation_has_sides(answer, parts):
     assert sides(answer) == parts
+
+
+@pytest.mark.parametrize(
+    ("expression", "apart"),
+    [
+        ("12 34", True), ("x=1 2", True), ("(1, 1 1)", True), ("1 2.5", True), ("2 1/3", False), ("(1, 2 1/2)", False),
+        (r"\frac 1 2", False), (r"\binom 5 2", False), ("1, 2", False), ("x 2", False), ("12", False),
+        (r"2 \frac{1}{2}", False), ("1 + 2", False), ("2 13/3", False), (r"\log_2 8", False), ("x^2 3", False),
+    ],
+)  # fmt: skip
+def test_numbers_apart_are_no_sum(expression, apart):
+    assert has_numbers_apart(expression) is apart
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from post_training.rewards import counts
 from verl_patches.features.measure import serialized
 
 
@@ -56,7 +57,7 @@ def with_batch_figures(
     more: Callable[[], Mapping[str, float]],
 ) -> Callable[[Any], Any]:
     """verl's call of the workers' update, whose metrics also hold `batch_figures`, what the driver has serialized for
-    each sample since the last update's end, and what `more` knows better."""
+    each sample and which answers got no verdict since the last update's end, and what `more` knows better."""
     found: list[frozenset[int]] = []
 
     def update(batch: Any) -> Any:
@@ -64,7 +65,7 @@ def with_batch_figures(
             found.append(end_tokens())
         output = update_actor(batch)
         handed = serialized.take() / len(batch)
-        figures = {**batch_figures(batch, found[0]), "perf/driver_bytes_per_sample": handed, **more()}
+        figures = {**batch_figures(batch, found[0]), "perf/driver_bytes_per_sample": handed, **counts.take(), **more()}
         output.meta_info["metrics"].update(figures)
         return output
 

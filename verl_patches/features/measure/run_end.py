@@ -14,9 +14,11 @@ from typing import Any
 
 from post_training.report.faults import REWARD_ERROR, RunFaults
 from post_training.report.run_error import RunError, original
-from post_training.rewards import failures
+from post_training.rewards import counts, failures
 from verl_patches.features.measure.run_files import RunFiles
 from verl_patches.features.training_checkpoint.kept_states import process_kept_states
+
+_RULE_ERROR = "rule_error"
 
 
 class FaultsOnDriver:
@@ -38,6 +40,13 @@ class FaultsOnDriver:
         for kind, clause in self.found.add(step, metrics, rewards).items():
             print(f"warning: {clause}", file=sys.stderr, flush=True)
             files.fault(kind, clause, step, **({"errors": rewards} if kind == REWARD_ERROR else {}))
+        # The answers scored 0, as most of their kind would have: a defect to report, and no reason to throw a run away.
+        if raised := metrics.get(counts.RULE_ERRORS):
+            clause = (
+                f"a reward rule raised on {int(raised)} answers at step {step}, which scored 0; report the run's log"
+            )
+            print(f"warning: {clause}", file=sys.stderr, flush=True)
+            files.fault(_RULE_ERROR, clause, step)
 
 
 _faults = FaultsOnDriver("bfloat16")

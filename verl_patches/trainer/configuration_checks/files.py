@@ -13,6 +13,7 @@ from typing import Any
 
 from overlay import ConfigurationError
 from post_training.rewards import RULES
+from post_training.rewards.judge import Limits
 from verl_patches.features.training_checkpoint.storage import check_room
 from verl_patches.trainer.configuration_checks.model import described
 from verl_patches.trainer.own_ray import is_found_by_raylets
@@ -127,8 +128,10 @@ def _check_arguments(function: ast.FunctionDef, given: Mapping[str, Any]) -> Non
 
 def _check_our_rule(given: Mapping[str, Any]) -> None:
     key = f"{_REWARD}.reward_kwargs"
-    rule, limit = given.get("rule", "boxed"), given.get("time_limit_s", 5.0)
+    rule = given.get("rule", "boxed")
     if rule not in RULES:
         raise ConfigurationError(f"{key}.rule={rule} is no rule; choose one of {', '.join(RULES)}")
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < float("inf"):
-        raise ConfigurationError(f"{key}.time_limit_s={limit} is no time limit; give seconds above 0")
+    try:
+        Limits(**{name: given[name] for name in ("time_limit_s", "budget_s", "workers") if name in given})
+    except ValueError as error:
+        raise ConfigurationError(f"{key}.{error}") from error

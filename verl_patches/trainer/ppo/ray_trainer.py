@@ -360,6 +360,9 @@ def init_workers_that_report_the_batch(upstream: Callable[..., None], self: RayP
     from verl_patches.features.critic.warmup import ending_warmup
     from verl_patches.features.dynamic_sampling.source import current_source
     from verl_patches.features.measure.batch_figures import end_tokens_of, with_batch_figures
+    from verl_patches.features.measure.judged_rewards import judged_together
+
+    self.reward_fn, self.val_reward_fn = judged_together(self.reward_fn), judged_together(self.val_reward_fn)
 
     def of_the_source() -> Mapping[str, float]:
         source = current_source()

@@ -4,6 +4,8 @@ custom_reward_function.path=verl_patches/utils/reward/rule_reward.py
 custom_reward_function.name=compute_score             # or compute_score_and_accuracy, compute_score_and_format
 +custom_reward_function.reward_kwargs.rule=boxed
 +custom_reward_function.reward_kwargs.time_limit_s=5
++custom_reward_function.reward_kwargs.budget_s=600    # seconds of algebra a batch
++custom_reward_function.reward_kwargs.workers=0       # processes of algebra; 0: one a core, 8 at most
 
 verl executes this file when it builds its reward managers, before any model: the algebra's process imports its library
 while the models are built, and the first sample does not wait for it.
@@ -12,16 +14,19 @@ while the models are built, and the first sample does not wait for it.
 from functools import cache
 from typing import Any
 
-from post_training.rewards import has_form, score
-from post_training.rewards.judge import Judge
-from post_training.rewards.process import shared_process
+from post_training.rewards import batch, has_form, score
+from post_training.rewards.judge import Judge, Limits
+from post_training.rewards.process import shared_pool
 
-shared_process().prepare()
+shared_pool().prepare()
+batch.declare_safe_for_threads()
 
 
 @cache
-def _judge(time_limit_s: float) -> Judge:
-    return Judge(time_limit_s)
+def _judge(limits: Limits) -> Judge:
+    if limits.workers:
+        shared_pool().resize(limits.workers)
+    return Judge(limits.time_limit_s, budget_s=limits.budget_s)
 
 
 def compute_score(
@@ -30,7 +35,9 @@ def compute_score(
     ground_truth: str,
     extra_info: dict[str, Any] | None = None,
     rule: str = "boxed",
-    time_limit_s: float = 5.0,
+    time_limit_s: float = Limits.time_limit_s,
+    budget_s: float = Limits.budget_s,
+    workers: int = Limits.workers,
 ) -> float:
     """Scores one response under verl's calling convention; every data source is scored by the same rule.
 
@@ -41,8 +48,10 @@ def compute_score(
         extra_info: further columns of the sample; not used.
         rule: a name in ``post_training.rewards.RULES``.
         time_limit_s: seconds that the algebra may spend on one sample; after that the answer counts as wrong.
+        budget_s: seconds that it may spend on one batch; see ``post_training.rewards.batch``.
+        workers: the most processes in which it runs; 0 for one per core and 8 at most.
     """
-    return score(solution_str, str(ground_truth), _judge(float(time_limit_s)), rule)
+    return score(solution_str, str(ground_truth), _judge(Limits(time_limit_s, budget_s, workers)), rule)
 
 
 def compute_score_and_accuracy(
@@ -51,10 +60,12 @@ def compute_score_and_accuracy(
     ground_truth: str,
     extra_info: dict[str, Any] | None = None,
     rule: str = "boxed",
-    time_limit_s: float = 5.0,
+    time_limit_s: float = Limits.time_limit_s,
+    budget_s: float = Limits.budget_s,
+    workers: int = Limits.workers,
 ) -> dict[str, float]:
     """The same score, and beside it as acc, which stays what it is when a penalty is taken from the score."""
-    found = compute_score(data_source, solution_str, ground_truth, extra_info, rule, time_limit_s)
+    found = compute_score(data_source, solution_str, ground_truth, extra_info, rule, time_limit_s, budget_s, workers)
     return {"score": found, "acc": found}
 
 
@@ -64,11 +75,15 @@ def compute_score_and_format(
     ground_truth: str,
     extra_info: dict[str, Any] | None = None,
     rule: str = "boxed",
-    time_limit_s: float = 5.0,
+    time_limit_s: float = Limits.time_limit_s,
+    budget_s: float = Limits.budget_s,
+    workers: int = Limits.workers,
 ) -> dict[str, float]:
     """The same score and accuracy, and format: 1.0 where there is an answer where the rule looks for it.
 
     The form earns nothing; verl's validation shows it as a metric of its own.
     """
-    found = compute_score_and_accuracy(data_source, solution_str, ground_truth, extra_info, rule, time_limit_s)
+    found = compute_score_and_accuracy(
+        data_source, solution_str, ground_truth, extra_info, rule, time_limit_s, budget_s, workers
+    )
     return found | {"format": float(has_form(solution_str, rule))}

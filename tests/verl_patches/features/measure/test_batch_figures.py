@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from post_training.rewards import counts
 from verl_patches.features.measure import serialized
 from verl_patches.features.measure.batch_figures import with_batch_figures
 
@@ -27,7 +28,7 @@ class Batch:
 
 
 def test_figures_of_a_batch_join_the_metrics_of_its_update():
-    serialized.take()  # whatever tests before this one left
+    counts.take(), serialized.take()  # whatever tests before this one left
     asked = []
 
     def end_tokens() -> frozenset[int]:
@@ -41,6 +42,8 @@ def test_figures_of_a_batch_join_the_metrics_of_its_update():
     )
     for handed in (10, 0):
         serialized.add(handed)
+        for _ in range(handed // 10):
+            counts.add(counts.LOST)
         assert update(Batch()).meta_info["metrics"] == {
             "loss": 2.0,
             "sampling/trained_prompts": 2,
@@ -48,5 +51,7 @@ def test_figures_of_a_batch_join_the_metrics_of_its_update():
             "sampling/groups_with_gradient": 0.5,
             "sampling/truncated_share": torch.tensor(1 / 3).item(),
             "perf/driver_bytes_per_sample": handed / 3,
+            **dict.fromkeys(counts.ALL, 0),
+            "reward/lost": handed / 10,
         }
     assert asked == [True], "end tokens are asked for once"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from post_training.report.run_error import RunError
-from post_training.rewards import failures
+from post_training.rewards import counts, failures
 from verl_patches.features.measure.feature import MeasureSettings
 from verl_patches.features.measure.run_end import faults_of_run, process_faults
 from verl_patches.features.measure.run_files import RunFiles
@@ -98,3 +98,10 @@ def test_a_reward_that_fails_for_good_is_counted_in_a_step_that_is_not_logged(ru
 def test_any_other_exception_is_left_alone(run):
     with pytest.raises(KeyError):
         run(raising(KeyError("theirs"), at=1))
+
+
+def test_a_rule_that_raised_is_a_fault_of_a_valid_run(run, tmp_path, capsys):
+    run(lambda step: {counts.RULE_ERRORS: 3 * (step == 2)})
+    (fault,) = written(tmp_path)
+    assert (fault["kind"], fault["step"]) == ("rule_error", 2)
+    assert "a reward rule raised on 3 answers at step 2, which scored 0" in capsys.readouterr().err

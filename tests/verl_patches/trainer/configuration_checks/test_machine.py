@@ -153,8 +153,8 @@ def test_the_models_tokenizer_must_have_a_chat_template(tmp_path, tokenizer, bes
         (["+custom_reward_function.reward_kwargs.rule=nosuch"], "rule=nosuch is no rule; choose one of boxed, subst"),
         (["+custom_reward_function.reward_kwargs.ruel=boxed"], "ruel is no argument of compute_score .*mean rule?"),
         (["+custom_reward_function.reward_kwargs.zzz=1"], "zzz is no argument of compute_score .*it takes data_so"),
-        (["+custom_reward_function.reward_kwargs.time_limit_s=0"], "time_limit_s=0 is no time limit"),
-        (["+custom_reward_function.reward_kwargs.time_limit_s=true"], "time_limit_s=True is no time limit"),
+        (["+custom_reward_function.reward_kwargs.time_limit_s=0"], "time_limit_s=0 is invalid: it is no time"),
+        (["+custom_reward_function.reward_kwargs.time_limit_s=true"], "time_limit_s=True is invalid: it is no time"),
     ],
 )
 def test_a_reward_that_cannot_be_called_is_refused(overrides, says):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from post_training.rewards.process import shared_process
+from post_training.rewards.process import shared_pool
 
 ADAPTER = Path(__file__).parents[4] / "verl_patches" / "utils" / "reward" / "rule_reward.py"
 
@@ -20,14 +20,15 @@ def loaded(**options):
 @pytest.fixture
 def closing():
     yield
-    shared_process().close()
+    shared_pool().close()
 
 
 @pytest.mark.slow
 def test_verl_loads_the_rules_and_starts_one_process_before_the_first_sample(closing):
-    shared_process().close()
+    shared_pool().close()
     training, validation = loaded(), loaded(rule="substring", time_limit_s=2)
-    process = shared_process()._process
+    (only,) = shared_pool()._all
+    process = only._process
     assert process is not None and process.poll() is None
     sample = {"data_source": "own", "solution_str": r"12 or \boxed{\frac{4}{8}}", "extra_info": None}
     assert training(**sample, ground_truth="0.5") == 1.0
@@ -35,4 +36,4 @@ def test_verl_loads_the_rules_and_starts_one_process_before_the_first_sample(clo
     assert validation(**sample, ground_truth="2") == 1.0
     assert training(**sample | {"solution_str": r"\boxed{x+1}"}, ground_truth="1+x") == 1.0
     assert training(**sample, ground_truth=12) == 0.0
-    assert shared_process()._process is process
+    assert only._process is process and shared_pool()._all == [only]

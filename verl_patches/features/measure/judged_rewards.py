@@ -1,0 +1,87 @@
+"""A batch's answers judged at the same time and within one budget, where verl's reward manager takes them in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from post_training.rewards import batch
+from post_training.rewards.process import shared_pool
+from post_training.rewards.rules import prompt_opens_thought
+
+_IN_TURN = "NaiveRewardManager"
+_OPENED_THOUGHT = "<think>"
+# Tokens at a prompt's end that hold <think> and the line feed behind it, in whatever tokens it is cut.
+_LAST_TOKENS = 12
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """One row as verl's manager scores it. opened: its prompt ends within a thought."""
+
+    arguments: dict[str, Any]
+    opened: bool
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return batch.key_of(**self.arguments)
+
+
+class JudgedRewards:
+    """verl's reward manager, whose rule rewards are computed before it asks for them, in as many threads as processes.
+
+    Other reward functions, which need not be safe for threads, and other managers are called as they are.
+    """
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_manager":  # a copy asks for it before it has one
+            raise AttributeError(name)
+        return getattr(self._manager, name)
+
+    def __call__(self, data: Any, return_dict: bool = False) -> Any:
+        manager = self._manager
+        in_turn = type(manager).__name__ == _IN_TURN and "rm_scores" not in data.batch.keys()
+        if not in_turn or not batch.is_safe_for_threads():
+            return manager(data, return_dict=return_dict)
+        score = manager.compute_score
+
+        def judged(answer: _Answer) -> Any:
+            with prompt_opens_thought(answer.opened):
+                return score(**answer.arguments)
+
+        answers = {answer.key: answer for answer in self._answers(data)}
+        scores = batch.judged_together(judged, list(answers.values()), shared_pool().size)
+        manager.compute_score = batch.answered(dict(zip(answers, scores, strict=True)), score)
+        try:
+            return manager(data, return_dict=return_dict)
+        finally:
+            manager.compute_score = score
+
+    def _answers(self, data: Any) -> Iterator[_Answer]:
+        """The rows of verl's DataProto: `prompts` [batch, prompt length], `responses` [batch, response length]."""
+        decode = self._manager.tokenizer.decode
+        for row in range(len(data)):
+            item = data[row]
+            prompt, mask = item.batch["prompts"], item.batch["attention_mask"]
+            length = prompt.shape[-1]
+            # Prompts are padded on the left, responses on the right.
+            last = prompt[-min(int(mask[:length].sum()), _LAST_TOKENS) :]
+            response = item.batch["responses"][: int(mask[length:].sum())]
+            yield _Answer(
+                {
+                    "data_source": item.non_tensor_batch[self._manager.reward_fn_key],
+                    "solution_str": decode(response, skip_special_tokens=True),
+                    "ground_truth": item.non_tensor_batch["reward_model"]["ground_truth"],
+                    "extra_info": item.non_tensor_batch.get("extra_info"),
+                },
+                decode(last, skip_special_tokens=False).rstrip().endswith(_OPENED_THOUGHT),
+            )
+
+
+def judged_together(manager: Any) -> Any:
+    """`manager` whose answers are judged together; None stays None."""
+    return None if manager is None else JudgedRewards(manager)
