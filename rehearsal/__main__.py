@@ -92,6 +92,7 @@ def rehearse(plan: Plan, dry_run: bool) -> int:
     from post_training.data import DataError
     from post_training.disks import FULL, describe_full_disk
     from post_training.report import ReportError
+    from post_training.run_lock import FolderInUse
     from rehearsal.display import make_console, print_summary
     from rehearsal.preflight import PreflightError
     from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies
@@ -108,7 +109,7 @@ def rehearse(plan: Plan, dry_run: bool) -> int:
             launched = psutil.Process().create_time()
             with private_folder("rehearsal", on_removal=remove_emulated_dies) as folder:
                 summary = Rehearsal(console, signals, launched).carry_out(replace(plan, folder=folder))
-    except (PreflightError, DataError, FolderError) as error:
+    except (PreflightError, DataError, FolderError, FolderInUse) as error:
         return _fail(str(error), REFUSED)
     except ReportError as error:
         return _fail(str(error), FAILED)
@@ -134,7 +135,8 @@ def _fail(sentence: str, status: int) -> int:
 def main() -> int:
     """The command line; returns the exit status."""
     options, dry_run = parse_arguments()
-    signal.signal(signal.SIGINT, lambda number, _: sys.exit(SIGNALLED + number))
+    for each in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(each, lambda number, _: sys.exit(SIGNALLED + number))
     plan = make_plan(options, datetime.now().strftime("%Y%m%d-%H%M%S"))
     if dry_run and find_spec("hydra") is None:
         # Without the environment there is nothing to compose the configuration with.

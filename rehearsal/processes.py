@@ -42,7 +42,7 @@ class SignalFlag:
     def __enter__(self) -> "SignalFlag":
         self._previous = {
             number: signal.signal(number, lambda received, _: self.received.append(received))
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
         }
         return self
 

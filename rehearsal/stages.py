@@ -19,6 +19,7 @@ from post_training.report.faults import RunFaults
 from post_training.report.meters import read_meters
 from post_training.report.metrics import training_steps
 from post_training.report.run_folder import CONFIGURATION
+from post_training.run_lock import FolderLock, owning
 from rehearsal.display import Progress, emulated_dies
 from rehearsal.lengths import measured_settings
 from rehearsal.plan import OPTIONS_NAME, ROOT, RUNS, Plan
@@ -75,16 +76,20 @@ class Rehearsal:
 
         Raises:
             DataError, PreflightError: the input cannot be used.
+            FolderInUse: another run writes the output folder.
             Interrupted: a signal ended it.
             RunFailed: a command failed.
         """
         check_before_anything(plan)
-        plan = self._prepare(plan)
-        config = compose_checked(plan)
-        check_rows(plan, config)
-        check_device_memory(count_parameters(plan.checkpoint), plan.options.dies, plan.options.device_memory_mb)
-        link_latest(plan.output)
-        return self._train(plan, config)
+        # A training that was started without a rehearsal owns the folder in the role of its own.
+        FolderLock(plan.output, "run").check_free()
+        with owning([plan.output], "rehearsal"):
+            plan = self._prepare(plan)
+            config = compose_checked(plan)
+            check_rows(plan, config)
+            check_device_memory(count_parameters(plan.checkpoint), plan.options.dies, plan.options.device_memory_mb)
+            link_latest(plan.output)
+            return self._train(plan, config)
 
     def _prepare(self, plan: Plan) -> Plan:
         """Makes checkpoint and parquet files; returns the plan with the settings that follow from the data."""

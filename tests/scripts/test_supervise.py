@@ -172,7 +172,7 @@ def another_node(bench):
     command = bench.command([])
     command = [*command[: command.index("--") + 1], sys.executable, str(script), str(record), str(starts)]
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL,
+        command, cwd=ROOT, env=environment() | {"SLURMD_NODENAME": "another"}, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert wait_until(starts.exists, 60)
