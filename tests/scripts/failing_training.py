@@ -1,7 +1,7 @@
 """A training that makes steps and fails as it is told: writes what a run writes, and checkpoints as they are kept.
 
-Usage: failing_training.py SCRIPT STEPS KEY=VALUE...; SCRIPT is a file with one {"after": step, "how": name} a start; with
-"after": null it ends before it has resolved its configuration or written anything.
+Usage: failing_training.py SCRIPT STEPS KEY=VALUE...; SCRIPT is a file with one {"after": step, "how": name} a start;
+with "after": null it ends before it has resolved its configuration or written anything.
 It goes on from the newest checkpoint and saves after every second step. What is drawn in a step depends on the step
 alone, so that a run that went on has the metrics of an unbroken one.
 """
