@@ -167,6 +167,8 @@ def print_summary(console: Console, summary: Mapping[str, Any], output: Path) ->
         "report": str(output / "report.html"),
         "files": str(output),
     }
+    if summary["ray_ended"]:
+        rows = {"fault": summary["ray_ended"], **rows}
     title = f"{summary['steps']} steps on {emulated_dies(summary['dies'])}, seed {summary['seed']}"
     console.print(Text(f"\nDone in {format_duration(summary['wall_s'])}: {title}", style="bold"))
     for name, value in rows.items():

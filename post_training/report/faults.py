@@ -16,6 +16,7 @@ from post_training.report.metrics import LOGPROB_DIFFERENCE, SKIPPED_UPDATES, UP
 FLOAT32_GATE = 1e-3
 REWARD_ERROR = "reward_error"
 NOT_ANSWERING = "not_answering"
+RAY_ENDED = "ray_ended"
 INVALID = "the run is not valid"
 REWARD_FAILED = "the reward function failed"
 _SHOWN_STEPS = 4

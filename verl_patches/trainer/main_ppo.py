@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -290,7 +290,8 @@ def _train(config: DictConfig, own: OwnRay | None) -> None:
 
     nodes = None if own else RayNodes(ray.nodes)
     try:
-        run_ppo(config)
+        with own.reporting_end(lambda clause: _report_ray_end(config, clause)) if own else nullcontext():
+            run_ppo(config)
     except Exception as error:
         sentence = describe_full_disk(_written_folders(config))
         if not sentence and own:
@@ -300,6 +301,19 @@ def _train(config: DictConfig, own: OwnRay | None) -> None:
         if sentence:
             raise SurroundingsFailed(sentence) from error
         raise
+
+
+def _report_ray_end(config: DictConfig, clause: str) -> None:
+    from post_training.report.faults import RAY_ENDED
+    from post_training.report.metrics import read_records
+    from verl_patches.features.measure.run_files import RunFiles
+
+    print(f"warning: {clause}", file=sys.stderr, flush=True)
+    folder = config.actor_rollout_ref.overlay.measure.output_dir
+    if folder:
+        logged = [record.step for record in read_records(Path(folder) / "metrics.jsonl")]
+        # Of the step that goes on, so that a run that goes on from before it does not keep the fault.
+        RunFiles(folder).fault(RAY_ENDED, clause, max(logged, default=0) + 1)
 
 
 def _written_folders(config: DictConfig) -> list[str]:
