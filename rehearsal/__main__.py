@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from post_training.report.run_folder import at
+from post_training.terminal import escape_output
 from rehearsal.jobs import DEFAULT_JOB, JOBS
 from rehearsal.plan import OPTIONS_NAME, ROOT, Options, Plan, make_plan
 from rehearsal.tiny_model.architecture import TINY_MODELS
@@ -146,4 +147,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    escape_output(standard_output=False)
     sys.exit(main())

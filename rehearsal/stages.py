@@ -20,6 +20,7 @@ from post_training.report.meters import read_meters
 from post_training.report.metrics import training_steps
 from post_training.report.run_folder import CONFIGURATION
 from post_training.run_lock import FolderLock, owning
+from post_training.terminal import escaped
 from rehearsal.display import Progress, emulated_dies
 from rehearsal.lengths import measured_settings
 from rehearsal.plan import OPTIONS_NAME, ROOT, RUNS, Plan
@@ -97,7 +98,7 @@ class Rehearsal:
         if not plan.options.resumes:
             plan.options.write(plan.output / OPTIONS_NAME)
         if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
-            self.console.print(f"{plan.checkpoint} is damaged; it is made again")
+            self.console.print(f"{escaped(str(plan.checkpoint))} is damaged; it is made again")
             shutil.rmtree(plan.checkpoint)
         if not plan.checkpoint.exists():
             name = family_of(TINY_MODELS[plan.options.model_type]).name
@@ -113,7 +114,7 @@ class Rehearsal:
         with self.console.status(f"{title} ...") as line:
 
             def show_last_line() -> None:
-                line.update(f"{title} ... {last_line(log)}")
+                line.update(f"{title} ... {escaped(last_line(log))}")
 
             status = run_to_the_end(command, plan.environment(), ROOT, log, self.signals, show_last_line)
         if status != 0:
@@ -125,7 +126,7 @@ class Rehearsal:
         if plan.options.resumes:
             self._go_back(plan, config["trainer"])
         dies = emulated_dies(plan.options.dies)
-        self.console.print(f"Training for {steps} steps on {dies}; log: {plan.log}")
+        self.console.print(f"Training for {steps} steps on {dies}; log: {escaped(str(plan.log))}")
         command, environment = plan.run_command(), plan.environment()
         with Progress(self.console, plan.output, steps, self.launched) as progress:
             status = run_to_the_end(command, environment, ROOT, plan.log, self.signals, progress.update)
@@ -157,10 +158,10 @@ class Rehearsal:
             except ValueError as error:
                 raise PreflightError(str(error)) from error
         for sentence in skipped:
-            self.console.print(f"skipped: {sentence}", markup=False)
+            self.console.print(f"skipped: {escaped(sentence)}", markup=False)
         take_back_steps(str(plan.output), step or 0)
         where = f"after step {step}" if step else f"at step 1, because {checkpoints} has no complete checkpoint"
-        self.console.print(f"Going on {where}", markup=False)
+        self.console.print(f"Going on {escaped(where)}", markup=False)
 
 
 def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str, log: Path) -> str | None:

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from post_training.data import INSTRUCTION, DataError, Problem, Reading, read_problems, split, to_row
 from post_training.data.inspection import check_file  # noqa: E402
 from post_training.data.parquet import write_files  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -102,4 +103,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

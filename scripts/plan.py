@@ -30,6 +30,7 @@ from post_training.plan.step_time.configured import read_cluster, step_job  # no
 from post_training.plan.step_time.job import Cluster, StepJob  # noqa: E402
 from post_training.plan.step_time.picture import draw_time  # noqa: E402
 from post_training.plan.step_time.text import describe_time, time_figures  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 from verl_patches.trainer.configuration_checks.values import resolved  # noqa: E402
 
 CANN_MEMORY = "117MiB"
@@ -210,4 +211,5 @@ def configuration_of(
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

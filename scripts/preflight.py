@@ -32,6 +32,7 @@ from post_training.checkpoint.durable import write_text_durably  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
 from rehearsal.stages import last_error  # noqa: E402
 from rehearsal.twin import Twin  # noqa: E402
@@ -235,4 +236,5 @@ def _write_page(options: argparse.Namespace, stages: Sequence[Stage], passed: bo
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

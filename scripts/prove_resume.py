@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from post_training.overrides import setting  # noqa: E402
 from post_training.run_lock import FolderInUse, FolderLock, owning  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.jobs import DEFAULT_JOB, JOBS, Job, scale_of  # noqa: E402
 from rehearsal.plan import DEFAULT_TEST_DATA, DEFAULT_TRAIN_DATA, Options, make_plan  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag  # noqa: E402
@@ -242,4 +243,5 @@ def _print_table(rows: list[Row]) -> None:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

@@ -39,6 +39,7 @@ from post_training.recovery.policy import Policy, PolicyError, read_policy  # no
 from post_training.report.metrics import ENDED, ReportError, read_entries, read_records, training_steps  # noqa: E402
 from post_training.report.run_folder import CONFIGURATION, METRICS, read_configuration  # noqa: E402
 from post_training.run_lock import FolderInUse, owning  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
 from verl_patches.features.training_checkpoint.run_records import set_aside_damaged  # noqa: E402
 from verl_patches.features.training_checkpoint.step_folders import newest_step  # noqa: E402
@@ -410,4 +411,5 @@ def _bundle(supervised: Supervised, log: Path, began: Began) -> str:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 from post_training.tuning.space import Space, algorithm_space, as_text, read_space, speed_space  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag  # noqa: E402
 from scripts.plan import CANN_MEMORY, outside_torch  # noqa: E402
@@ -228,4 +229,5 @@ def _search(
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

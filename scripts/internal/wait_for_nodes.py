@@ -16,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from post_training.terminal import escape_output  # noqa: E402
 from scripts.examination.cluster import NodeFacts, ask_nodes, compare_nodes  # noqa: E402
 from scripts.examination.finding import Finding  # noqa: E402
 
@@ -98,4 +99,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

@@ -138,7 +138,9 @@ def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers = _
 
 
 def _refuse(sentence: str) -> int:
-    print(f"error: {sentence}", file=sys.stderr)
+    from post_training.terminal import escaped
+
+    print(f"error: {escaped(sentence)}", file=sys.stderr)
     return 2
 
 
@@ -175,6 +177,7 @@ def _make_paths_absolute(config: DictConfig) -> None:
 def run(config: DictConfig, start_workers: StartWorkers = _no_source) -> int:
     """Run verl with `config` as the owner of its folders; everything that this started has ended when it returns."""
     from post_training.run_lock import FolderInUse, owning
+    from post_training.terminal import escaped
 
     with ExitStack() as stack:
         try:
@@ -186,7 +189,7 @@ def run(config: DictConfig, start_workers: StartWorkers = _no_source) -> int:
             return _refuse_folder(config, error)
         code, sentence = _carry_out(config, start_workers)
         if sentence:
-            print(sentence, file=sys.stderr)
+            print(escaped(sentence), file=sys.stderr)
         if not owned.lost:  # else the files are another run's
             _conclude(config, code, sentence)
         return code
