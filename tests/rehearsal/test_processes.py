@@ -33,7 +33,7 @@ os.mkfifo(folder + "/ready")
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
         open(folder + "/daemon", "w").write(str(os.getpid()))
         open(folder + "/ready", "w").close()
@@ -130,7 +130,7 @@ def test_without_the_launcher_the_daemon_would_stay(tmp_path):
     os.kill(daemon, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_interrupt_lets_the_command_clean_up_and_ends_the_rest(tmp_path, number):
     launched = Launched(tmp_path, LEAVE_DAEMON + CLEAN_UP_AT_SIGTERM)
     launched.wait_until_running()
