@@ -47,6 +47,6 @@ def escape_output(standard_output: bool = True) -> None:
     Args:
         standard_output: False where it carries colours of our own, and names in it are escaped one by one.
     """
-    sys.stderr = EscapingStream(sys.stderr)  # type: ignore[assignment]
+    sys.stderr = EscapingStream(sys.stderr)
     if standard_output:
-        sys.stdout = EscapingStream(sys.stdout)  # type: ignore[assignment]
+        sys.stdout = EscapingStream(sys.stdout)

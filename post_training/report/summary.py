@@ -70,10 +70,9 @@ def summarise(
     ``generated_prompts`` and ``trained_prompts`` are totals of the run, ``truncated_share`` is of the trained answers.
     ``stage_seconds`` are means a step over all steps but the first, which also compiles and fills caches (over the
     first where it is the only one). ``overlay`` is the overlay's own report (applied, pending, effective) with
-    the patches that ran (executed);
-    ``emulator`` are the meters of the emulated NPU (see meters.py), which count every collective; the overlay counts
-    only its own. ``driver_bytes_per_sample`` is what the driver serializes for workers in a step, and ``start_skew_s``
-    by stage how long after the first rank the last begins it: both are means over the same steps as ``stage_seconds``.
+    the patches that ran (executed); ``emulator`` are the meters of the emulated NPU (see meters.py), which count every
+    collective; the overlay only its own. ``driver_bytes_per_sample`` is what the driver serializes for workers in a
+    step, and ``start_skew_s`` by stage how long after the first rank the last begins it: means over the same steps.
     """
     records = training_steps(records)
     rewards = _values(records, REWARD)

@@ -76,7 +76,8 @@ class OwnRay:
 
         Workers compute on without Ray's server for a while, so a run may come to its end; what they print is lost.
         """
-        over, reported = threading.Event(), []
+        over = threading.Event()
+        reported: list[str] = []
 
         def look() -> None:
             gone = self._gone()
