@@ -77,13 +77,13 @@ def classify(code: int, sentence: str, log: str, faults: Sequence[Mapping[str, A
 
 
 def _find_sign(sentence: str, log: str) -> tuple[Sign, str] | None:
-    """The first sign that the run's sentence has, else its log, and the line; secondary signs come last."""
+    """The first sign that the run's sentence has, else its log, and its last line there; secondary signs come last."""
     for secondary in (False, True):
         for text in (sentence, log):
             for sign in SIGNS:
-                match = sign.expression.search(text) if sign.secondary is secondary else None
-                if match:
-                    return sign, _line_around(text, match)
+                found = list(sign.expression.finditer(text)) if sign.secondary is secondary else []
+                if found:
+                    return sign, _line_around(text, found[-1])
     return None
 
 

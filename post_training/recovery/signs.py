@@ -254,13 +254,6 @@ SIGNS: tuple[Sign, ...] = (
         "EL0009 Insufficient Stream Resources",
         _DRIVER_CODES,
     ),
-    Sign(
-        "bad_configuration",
-        r"ModuleNotFoundError: No module named|does not appear to have a file named",
-        "ModuleNotFoundError: No module named 'torch_npu'",
-        "https://docs.python.org/3.11/library/exceptions.html#ModuleNotFoundError",
-        secondary=True,
-    ),
     # A die, and what it was given to do.
     Sign(
         "device_error",
@@ -464,6 +457,14 @@ SIGNS: tuple[Sign, ...] = (
         r"Connection (?:refused|reset by peer|timed out|closed by peer)|No route to host|Network is unreachable",
         "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection reset by peer",
         "https://man7.org/linux/man-pages/man3/errno.3.html",
+        secondary=True,
+    ),
+    # Last, because a library that looks for another one may log the same and go on.
+    Sign(
+        "bad_configuration",
+        r"(?m)^(?:\([^)]*\) )?(?:ModuleNotFoundError: No module named|OSError: .* does not appear to have a file)",
+        "ModuleNotFoundError: No module named 'torch_npu'",
+        "https://docs.python.org/3.11/library/exceptions.html#ModuleNotFoundError",
         secondary=True,
     ),
 )

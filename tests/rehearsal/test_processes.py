@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rehearsal import processes
+
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = """
 import sys
@@ -138,6 +140,17 @@ def test_interrupt_lets_the_command_clean_up_and_ends_the_rest(tmp_path, number)
     launched.process.send_signal(number)
     assert launched.result() == f"interrupted {signal.Signals(number).name} []"
     assert (tmp_path / "cleaned").exists() and not launched.daemon_runs()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_nohup_lets_a_run_outlive_its_terminal(kept):
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN if kept else signal.SIG_DFL)
+    try:
+        with processes.SignalFlag() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.received == ([] if kept else [signal.SIGHUP])
+    finally:
+        signal.signal(signal.SIGHUP, previous)
 
 
 def test_a_command_cleans_up_before_anything_else_of_it_is_ended(tmp_path):

@@ -363,7 +363,9 @@ def _termination_as_interrupt(received: list[int]) -> Iterator[None]:
         received.append(number)
         raise KeyboardInterrupt
 
-    previous = {each: signal.signal(each, interrupt) for each in _ENDING_SIGNALS}
+    # What `nohup` has told this process not to mind stays so.
+    ending = [each for each in _ENDING_SIGNALS if signal.getsignal(each) != signal.SIG_IGN]
+    previous = {each: signal.signal(each, interrupt) for each in ending}
     try:
         yield
     finally:

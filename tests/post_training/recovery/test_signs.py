@@ -91,6 +91,8 @@ def test_no_runtime_code_unknown(code: int) -> None:
         ("failed: 507033\nMemory_Allocation_Failure(EL0004): Failed to allocate memory.", "OOM"),
         ("EZ9999: Inner Error!\nray.exceptions.ActorDiedError: The actor died", "operator_error"),
         ("Connection reset by peer\nray.exceptions.ActorDiedError: The actor died", "worker_died"),
+        ("WARNING: no flash_attn\nModuleNotFoundError: No module named 'flash_attn'\nActorDiedError", "worker_died"),
+        ("WARNING: ImportError(ModuleNotFoundError: No module named 'flash_attn'), going on without", "unknown"),
     ],
 )
 def test_cause_named_before_its_consequences(log: str, cause: str) -> None:
