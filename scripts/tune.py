@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine  # noqa: E402
+from post_training.run_lock import FolderInUse, owning  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from post_training.tuning.space import Space, algorithm_space, as_text, read_space, speed_space  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag  # noqa: E402
@@ -59,10 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if find_spec("optuna") is None:
             lock = "requirements/tune.lock"
             raise ValueError(f"optuna is not installed here: pip install --require-hashes --no-deps -r {lock}")
-        options.output.mkdir(parents=True, exist_ok=True)
-        with SignalFlag() as signals:
+        with SignalFlag() as signals, owning([options.output], "tune"):
             return _search(options, subject, config, space, signals)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FolderInUse) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Interrupted as interrupted:

@@ -42,6 +42,8 @@ ENDINGS = {
     "not_valid": ("", "the run is not valid: metrics were not finite: actor/grad_norm at step 3", 1),
     "bad_configuration": ("", "data.train_files=x is no file", 2),
     "in_use": ("", "/data/run is in use by process 4123 on a3-07, since 2026-11-26 09:12:44; wait for its end", 2),
+    "device_error": ("NPU function error: c10_npu::SetDevice(device_id_), error code is 507033", "", 1),
+    "host_memory": ("slurmstepd: error: Detected 1 oom_kill event in StepId=11300781.0.", "", 1),
     "operator_error": ("RuntimeError: ACL stream synchronize failed, error code:507035", "", 1),
     "unknown": ("KeyError: 'prompt'", "'prompt'", 1),
 }

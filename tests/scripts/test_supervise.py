@@ -38,6 +38,8 @@ CAUSES = {
     "nonfinite_weights": "not_valid",
     "bad_configuration": "bad_configuration",
     "in_use": "in_use",
+    "device_error": "device_error",
+    "host_memory": "host_memory",
     "operator_error": "operator_error",
     "unknown": "unknown",
 }
