@@ -87,11 +87,12 @@ def _named(*codes: str) -> str:
 
 
 _TIMEOUTS = (107019, 107020, 507012, 507014, 507017, 507034, 507046, 507047, 507048)
-_MEMORY = (207001, 207018)
+_MEMORY = (200000, 207001, 207018, 245000)
 _LINKS = (507056, 507057, 507904)
 _HARDWARE = (507010, 507013, 507033, 507051, 507052, 507053, 507054, 507055, 507899, 507901)
 _SURROUNDINGS = (107001, 207000, 207004, 207005, 207006, *range(207007, 207012), 207019, 507008)
-_OTHERS = r"(?:107|207|507)\d{3}"
+# All of the runtime (1, 2, 5 with 07), of its interface (00), of the graph engine (45) and of operators (61).
+_OTHERS = r"(?:[125](?:00|07|45)|[135]61)\d{3}"
 
 SIGNS: tuple[Sign, ...] = (
     Sign(
@@ -151,7 +152,8 @@ SIGNS: tuple[Sign, ...] = (
     ),
     Sign(
         "host_memory",
-        r"\[Errno 12\] Cannot allocate memory|Cannot allocate memory \(12\)|Error code 12 \(Cannot allocate memory\)"
+        r"(?m)^(?:\([^)]*\) )?MemoryError\b|std::bad_alloc|\[Errno 12\] Cannot allocate memory"
+        r"|Cannot allocate memory \(12\)|Error code 12 \(Cannot allocate memory\)"
         r"|DefaultCPUAllocator: (?:can't|not enough) ",
         "RuntimeError: unable to mmap 280 bytes from file </torch_59534_1208885928>: Cannot allocate memory (12)",
         f"{_GITHUB}/facebookresearch/SlowFast/issues/473",
@@ -237,6 +239,12 @@ SIGNS: tuple[Sign, ...] = (
     ),
     Sign(
         "bad_configuration",
+        r"Too many open files|can't start new thread|pthread_create failed|Thread creation failed",
+        "OSError: [Errno 24] Too many open files",
+        "https://man7.org/linux/man-pages/man3/errno.3.html",
+    ),
+    Sign(
+        "bad_configuration",
         _codes(_SURROUNDINGS),
         "[ERROR] RUNTIME(42,mindie_llm_backend_connector):2025-11-18-09:33:13.673.869 [api_c_device.cc:92]58 "
         "rtSetDevice:ErrCode=107001, desc=[device id error], InnerCode=0x7010003",
@@ -264,7 +272,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     Sign(
         "device_error",
-        _named("EL0001", "EI0012") + r"|NPU function error: (?:HBM MULTI BIT ECC|UCE) ERROR",
+        _named("EL0001", "EI0012") + r"|(?:HBM MULTI BIT ECC|UCE) ERROR",
         "EL0001 Device Absent/Abnormal",
         _DRIVER_CODES,
     ),
@@ -331,7 +339,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     Sign(
         "hang",
-        r"hccl fftsplus task timeout occurred",
+        r"hccl fftsplus task timeout occurred|Some HCCL operations have failed or timed out",
         "EI9999: 2024-10-21-10:42:00.358.410  The error from device(chipId:3, dieId:0), serial number is 9, hccl "
         "fftsplus task "
         "timeout occurred during task execution, stream_id:5, sq_id:5, task_id:38827, stuck notify num:1",
@@ -348,7 +356,8 @@ SIGNS: tuple[Sign, ...] = (
     # What other failures drag along; in this order.
     Sign(
         "operator_error",
-        r"(?<!\w)E[ZEHI]9\d{3}\b.{0,80}Inner Error!|\(E[ZEHI]9\d{3}\)",
+        r"(?<!\w)E[A-Z\d]\d{4}\b.{0,80}Inner Error!|\(E[ZEHI]9\d{3}\)|(?<![\w.])EZ\d{4}(?![\w.])"
+        r"|The process exits for this inner error",
         "EZ9999: Inner Error!",
         f"{_GITHUB}/vllm-project/vllm-ascend/issues/1972",
         secondary=True,
@@ -366,6 +375,14 @@ SIGNS: tuple[Sign, ...] = (
         r"|[1-9]\d* Workers crashed due to other reasons",
         "RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed.",
         f"{_GITHUB}/pytorch/pytorch/issues/8976",
+        secondary=True,
+    ),
+    Sign(
+        "worker_died",
+        r"Signal \d+ \(SIG(?:KILL|SEGV|BUS|ABRT|ILL|FPE)\) received by PID"
+        r"|failed with exit code \d+ \(signal (?:KILL|SEGV|BUS|ABRT|ILL|FPE)\)",
+        "error: The training failed with exit code 137 (signal KILL); the log is /logs/train.log.",
+        "scripts/lib/training.sh",
         secondary=True,
     ),
     Sign(
@@ -450,6 +467,13 @@ SIGNS: tuple[Sign, ...] = (
         "there was a "
         "network error, NCCL version 2.18.1 ncclRemoteError: A call failed possibly due to a network error",
         "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+        secondary=True,
+    ),
+    Sign(
+        "network_error",
+        r"Stale file handle|\[Errno 5\] Input/output error",
+        "OSError: [Errno 116] Stale file handle: '/nfs/run/checkpoints/global_step_4.partial'",
+        "https://man7.org/linux/man-pages/man3/errno.3.html",
         secondary=True,
     ),
     Sign(

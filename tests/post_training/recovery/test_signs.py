@@ -25,14 +25,18 @@ on the NPU backend and will fall back to run on the CPU.
 """
 # Of rt_error_codes.h, one of each kind, in the lines of torch_npu, vLLM-Ascend and CANN.
 CODES = {
+    100000: "operator_error",
     107001: "bad_configuration",
     107002: "operator_error",
     107020: "hang",
+    161002: "operator_error",
+    200000: "OOM",
     207000: "bad_configuration",
     207001: "OOM",
     207005: "bad_configuration",
     207016: "operator_error",
     207018: "OOM",
+    500002: "operator_error",
     507001: "operator_error",
     507010: "device_error",
     507014: "hang",
@@ -48,6 +52,8 @@ CODES = {
     507057: "network_error",
     507899: "device_error",
     507904: "network_error",
+    545000: "operator_error",
+    561003: "operator_error",
 }
 LINES = (
     "NPU function error: c10_npu::acl::AclrtSynchronizeStreamWithTimeout(copy_stream), error code is {}",
