@@ -85,6 +85,8 @@ class FolderLock:
             if newest:
                 self._refuse_living(newest, STALE_S)
             if not self._create(newest + 1):
+                if self._newest() == newest:  # a client of NFS may list late what is there
+                    self._wait(_POLL_S)
                 continue
             if self._newest() > newest + 1:  # an older listing of the folder had hidden who came in between
                 os.close(self._descriptor)
