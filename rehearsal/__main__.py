@@ -16,6 +16,7 @@ from post_training.arguments import absolute
 from post_training.inherited_environment import EnvironmentRejected, check_inherited, drop_inherited
 from post_training.masking import masked_output
 from post_training.report.run_folder import at
+from post_training.terminal import escape_output
 from rehearsal.jobs import DEFAULT_JOB, JOBS
 from rehearsal.plan import OPTIONS_NAME, ROOT, MaskedOverride, Options, Plan, make_plan
 from rehearsal.tiny_model.architecture import TINY_MODELS
@@ -98,6 +99,7 @@ def rehearse(plan: Plan, dry_run: bool) -> int:
     from post_training.data import DataError
     from post_training.disks import FULL, describe_full_disk
     from post_training.report import ReportError
+    from post_training.run_lock import FolderInUse
     from rehearsal.display import make_console, print_summary
     from rehearsal.preflight import PreflightError
     from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies
@@ -114,7 +116,7 @@ def rehearse(plan: Plan, dry_run: bool) -> int:
             launched = psutil.Process().create_time()
             with private_folder("rehearsal", on_removal=remove_emulated_dies) as folder:
                 summary = Rehearsal(console, signals, launched).carry_out(replace(plan, folder=folder))
-    except (PreflightError, DataError, FolderError) as error:
+    except (PreflightError, DataError, FolderError, FolderInUse) as error:
         return _fail(str(error), REFUSED)
     except ReportError as error:
         return _fail(str(error), FAILED)
@@ -152,7 +154,8 @@ def _main() -> int:
     dropped = drop_inherited(os.environ, emulated=True)
     if dropped:
         print(f"not taken over from the environment, because they are another job's: {' '.join(dropped)}")
-    signal.signal(signal.SIGINT, lambda number, _: sys.exit(SIGNALLED + number))
+    for each in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(each, lambda number, _: sys.exit(SIGNALLED + number))
     plan = make_plan(options, datetime.now().strftime("%Y%m%d-%H%M%S"))
     if dry_run and find_spec("hydra") is None:
         # Without the environment there is nothing to compose the configuration with.
@@ -162,4 +165,5 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
+    escape_output(standard_output=False)
     sys.exit(main())

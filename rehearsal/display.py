@@ -14,6 +14,7 @@ from rich.text import Text
 
 from post_training.report import StepRecord, read_records
 from post_training.report.metrics import ENDED, REWARD, STEP_SECONDS, read_entries, training_steps
+from post_training.terminal import escaped
 from verl_patches.features.measure.run_files import read_faults
 
 # Width of a log without a terminal: enough for every row, so that none is broken.
@@ -90,7 +91,7 @@ class Progress:
         faults = read_faults(self._output)
         for fault in faults[self._faults_shown :]:
             if not fault.get("ended"):  # else the error that follows says it
-                self.console.print(Text(f"  warning: {fault['message']}", style="yellow"))
+                self.console.print(Text(f"  warning: {escaped(fault['message'])}", style="yellow"))
         self._faults_shown = len(faults)
         if self._status is not None:
             self._status.update(self._status_text())
@@ -174,6 +175,8 @@ def print_summary(console: Console, summary: Mapping[str, Any], output: Path) ->
         "report": str(output / "report.html"),
         "files": str(output),
     }
+    if summary["ray_ended"]:
+        rows = {"fault": summary["ray_ended"], **rows}
     title = f"{summary['steps']} steps on {emulated_dies(summary['dies'])}, seed {summary['seed']}"
     console.print(Text(f"\nDone in {format_duration(summary['wall_s'])}: {title}", style="bold"))
     for name, value in rows.items():
@@ -192,7 +195,7 @@ def _experts_in_words(share: float | None, compared: int | None) -> str:
 def _wrapped(name: str, value: str) -> str:
     """A line of the summary, continued below its value where it is longer than a row of the step table."""
     return textwrap.fill(
-        value, _ROW_WIDTH, initial_indent=f"  {name:<15} ", subsequent_indent=" " * 18, break_long_words=False
+        escaped(value), _ROW_WIDTH, initial_indent=f"  {name:<15} ", subsequent_indent=" " * 18, break_long_words=False
     )
 
 

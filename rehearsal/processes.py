@@ -60,13 +60,20 @@ class SignalFlag:
 
     def __enter__(self) -> "SignalFlag":
         self._previous = {
-            number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            number: signal.signal(number, self._receive)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+            if not _outlives_terminal(number)
         }
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+
+def _outlives_terminal(number: int) -> bool:
+    """Whether this is the signal of a terminal that closes, and `nohup` has told this process not to mind it."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
 def run_to_the_end(

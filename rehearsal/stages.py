@@ -19,6 +19,8 @@ from post_training.report.faults import RunFaults
 from post_training.report.meters import read_meters
 from post_training.report.metrics import training_steps
 from post_training.report.run_folder import CONFIGURATION
+from post_training.run_lock import FolderLock, owning
+from post_training.terminal import escaped
 from rehearsal.display import Progress, emulated_dies
 from rehearsal.lengths import measured_settings
 from rehearsal.plan import OPTIONS_NAME, ROOT, RUNS, Plan
@@ -75,15 +77,19 @@ class Rehearsal:
 
         Raises:
             DataError, PreflightError: the input cannot be used.
+            FolderInUse: another run writes the output folder.
             Interrupted: a signal ended it.
             RunFailed: a command failed.
         """
         config = check_before_anything(plan)
-        try:
-            return self._carry_out(plan)
-        except Interrupted as interrupted:
-            self._summarise_interrupted(plan, config, interrupted)
-            raise
+        # A training that was started without a rehearsal owns the folder in the role of its own.
+        FolderLock(plan.output, "run").check_free()
+        with owning([plan.output], "rehearsal"):
+            try:
+                return self._carry_out(plan)
+            except Interrupted as interrupted:
+                self._summarise_interrupted(plan, config, interrupted)
+                raise
 
     def _carry_out(self, plan: Plan) -> dict[str, Any]:
         plan = self._prepare(plan)
@@ -109,7 +115,7 @@ class Rehearsal:
         if not plan.options.resumes:
             plan.options.write(plan.output / OPTIONS_NAME)
         if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
-            self.console.print(f"{plan.checkpoint} is damaged; it is made again")
+            self.console.print(f"{escaped(str(plan.checkpoint))} is damaged; it is made again")
             shutil.rmtree(plan.checkpoint)
         if not plan.checkpoint.exists():
             name = family_of(TINY_MODELS[plan.options.model_type]).name
@@ -125,7 +131,7 @@ class Rehearsal:
         with self.console.status(f"{title} ...") as line:
 
             def show_last_line() -> None:
-                line.update(f"{title} ... {last_line(log)}")
+                line.update(f"{title} ... {escaped(last_line(log))}")
 
             status = run_to_the_end(command, plan.environment(), ROOT, log, self.signals, show_last_line)
         if status != 0:
@@ -137,7 +143,7 @@ class Rehearsal:
         if plan.options.resumes:
             self._go_back(plan, config["trainer"])
         dies = emulated_dies(plan.options.dies)
-        self.console.print(f"Training for {steps} steps on {dies}; log: {plan.log}")
+        self.console.print(f"Training for {steps} steps on {dies}; log: {escaped(str(plan.log))}")
         command, environment = plan.run_command(), plan.environment()
         with Progress(self.console, plan.output, steps, self.launched) as progress:
             status = run_to_the_end(command, environment, ROOT, plan.log, self.signals, progress.update)
@@ -169,10 +175,10 @@ class Rehearsal:
             except ValueError as error:
                 raise PreflightError(str(error)) from error
         for sentence in skipped:
-            self.console.print(f"skipped: {sentence}", markup=False)
+            self.console.print(f"skipped: {escaped(sentence)}", markup=False)
         take_back_steps(str(plan.output), step or 0)
         where = f"after step {step}" if step else f"at step 1, because {checkpoints} has no complete checkpoint"
-        self.console.print(f"Going on {where}", markup=False)
+        self.console.print(f"Going on {escaped(where)}", markup=False)
 
 
 def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str, log: Path) -> str | None:

@@ -21,6 +21,7 @@ if __name__ == "__main__":
 
 from post_training.data import DataError  # noqa: E402
 from post_training.data.inspection import Expectations, Inspection, Measure, inspect_file  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 
 SOUND, DEFECTIVE, UNREADABLE = 0, 1, 2
 
@@ -102,4 +103,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

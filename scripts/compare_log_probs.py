@@ -47,6 +47,7 @@ from post_training.masking import masked_output  # noqa: E402
 from post_training.mismatch.comparison import TOLERANCES, Comparison, ComparisonError, Tolerance, compare  # noqa: E402
 from post_training.mismatch.dumps import SIDES, Dump, DumpError, Side, TokenSequence, read_dump  # noqa: E402
 from post_training.mismatch.report import as_json, render_page, sentence, table  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import parse_json, read_lines, read_object, read_yaml  # noqa: E402
 from rehearsal.plan import run_environment  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies, run_to_the_end  # noqa: E402
@@ -473,5 +474,6 @@ def _write(output: Path, found: Sequence[Comparison], about: dict[str, str]) -> 
 
 
 if __name__ == "__main__":
+    escape_output(standard_output=False)
     with masked_output():
         sys.exit(main())

@@ -20,6 +20,7 @@ from post_training.checkpoint.conversion import Conversion  # noqa: E402
 from post_training.checkpoint.huggingface import open_huggingface  # noqa: E402
 from post_training.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
 from post_training.checkpoint.shard_conversion import to_shards  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -40,4 +41,5 @@ def plan(options: argparse.Namespace) -> Conversion:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(run_tool(parse_arguments(), plan))

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from post_training.environment_files import read_environment  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 from scripts.examination.cluster import ask_nodes, compare_nodes  # noqa: E402
 from scripts.examination.device_test import examine_device  # noqa: E402
 from scripts.examination.node import examine_node  # noqa: E402
@@ -75,4 +76,5 @@ def check_address(address: str) -> None:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

@@ -44,6 +44,7 @@ from post_training.evaluation.problems import Question, read_questions  # noqa: 
 from post_training.evaluation.results import GREEDY, Answer, Answers, Evaluated, as_json, table  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
 from post_training.rewards.answers import last_boxed  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import read_object  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies, run_to_the_end  # noqa: E402
 
@@ -410,5 +411,6 @@ def _write(output: Path, models: Sequence[Evaluated], questions: Sequence[Questi
 
 
 if __name__ == "__main__":
+    escape_output()
     with masked_output():
         sys.exit(main())

@@ -29,6 +29,7 @@ from post_training.checkpoint.layout_options import add_layout_options, layout_f
 from post_training.checkpoint.shard_conversion import shards_form, to_huggingface  # noqa: E402
 from post_training.checkpoint.training_export import is_training_checkpoint, trained_to_huggingface  # noqa: E402
 from post_training.report.run_folder import at  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import read_yaml  # noqa: E402
 
 _GB = 10**9
@@ -85,4 +86,5 @@ def model_of_run(checkpoint: Path) -> Path:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(run_tool(parse_arguments(), plan))

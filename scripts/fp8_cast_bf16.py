@@ -17,6 +17,7 @@ if __name__ == "__main__":
 from post_training.checkpoint.cast import cast_conversion  # noqa: E402
 from post_training.checkpoint.command_line import add_common_options, known_checksums, run_tool  # noqa: E402
 from post_training.checkpoint.conversion import Conversion  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -34,4 +35,5 @@ def plan(options: argparse.Namespace) -> Conversion:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(run_tool(parse_arguments(), plan))

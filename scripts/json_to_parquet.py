@@ -15,6 +15,7 @@ from post_training.arguments import finite  # noqa: E402
 from post_training.data import INSTRUCTION, DataError, Problem, Reading, read_problems, split, to_row
 from post_training.data.inspection import check_file  # noqa: E402
 from post_training.data.parquet import write_files  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -103,4 +104,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

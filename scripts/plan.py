@@ -32,6 +32,7 @@ from post_training.plan.step_time.configured import read_cluster, step_job  # no
 from post_training.plan.step_time.job import SPREAD, Cluster, StepJob  # noqa: E402
 from post_training.plan.step_time.picture import draw_time  # noqa: E402
 from post_training.plan.step_time.text import describe_time, time_figures  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import FileError, read_object  # noqa: E402
 from verl_patches.trainer.configuration_checks.values import resolved  # noqa: E402
 
@@ -221,5 +222,6 @@ def configuration_of(
 
 
 if __name__ == "__main__":
+    escape_output()
     with masked_output():
         sys.exit(main())

@@ -35,6 +35,7 @@ from post_training.masking import masked_output, masked_text  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
 from rehearsal.stages import last_error  # noqa: E402
 from rehearsal.twin import Twin  # noqa: E402
@@ -252,5 +253,6 @@ def _write_page(options: argparse.Namespace, stages: Sequence[Stage], passed: bo
 
 
 if __name__ == "__main__":
+    escape_output()
     with masked_output():
         sys.exit(main())

@@ -26,6 +26,8 @@ sys.path.insert(0, str(ROOT))
 from post_training.arguments import absolute, finite  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
+from post_training.run_lock import FolderInUse, FolderLock, owning  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.jobs import DEFAULT_JOB, JOBS, Job, scale_of  # noqa: E402
 from rehearsal.plan import DEFAULT_TEST_DATA, DEFAULT_TRAIN_DATA, Options, make_plan  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag  # noqa: E402
@@ -58,8 +60,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     folder = absolute(options.output or ROOT / "outputs" / "prove_resume" / datetime.now().strftime("%Y%m%d-%H%M%S"))
     try:
+        FolderLock(folder, "proof").check_free()
         shrunk = _shrunk(options, folder)
-    except (ValueError, OSError, subprocess.CalledProcessError) as error:
+    except (FolderInUse, ValueError, OSError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     points = draw_points(options.points, options.seed, shrunk.dies, STEPS, (*WORKER_PLACES, *DRIVER_PLACES))
@@ -67,8 +70,11 @@ def main(arguments: list[str] | None = None) -> int:
         f"{options.config_name} on {shrunk.dies} emulated dies, {STEPS} steps, {len(points)} kills; files in {folder}"
     )
     try:
-        with SignalFlag() as signals:
+        with SignalFlag() as signals, owning([folder], "proof"):
             return _prove(shrunk, points, signals)
+    except FolderInUse as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except ProofError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -239,5 +245,6 @@ def _print_table(rows: list[Row]) -> None:
 
 
 if __name__ == "__main__":
+    escape_output()
     with masked_output():
         sys.exit(main())

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from post_training.report import ReportError  # noqa: E402
 from post_training.report.run_page import write_page  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,4 +34,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

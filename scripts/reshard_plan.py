@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from post_training.layouts.figures import PerTensorFigures, PlanFigures, Spread, per_tensor_figures, plan_figures
 from post_training.layouts.plan import Plan  # noqa: E402
 from post_training.plan.placement_text import KNOWN, parse_bytes, parse_model, parse_placements
+from post_training.terminal import escape_output  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -138,4 +139,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

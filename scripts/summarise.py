@@ -20,6 +20,7 @@ from post_training.report.flops import A3_PEAKS, PEAK  # noqa: E402
 from post_training.report.published import ROWS  # noqa: E402
 from post_training.report.recipe_table import column_of_published, column_of_run, render  # noqa: E402
 from post_training.report.run_folder import read_run  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,4 +59,5 @@ def _positive(text: str) -> float:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

@@ -6,8 +6,8 @@ Example, the 256-die job; on every node, with the same arguments:
   scripts/supervise.py --output outputs/supervised -- bash scripts/train_deepseekv3_256die_true_weight.sh --cluster FILE
 The command gets Hydra overrides at its end: where to write, where to keep checkpoints, trainer.resume_mode=auto.
 A node that gives its dies to another one's training starts again with it, and ends when that one's supervisor says so.
-Exit codes: 0 the training came to its end, 1 it failed and is not started again, 2 arguments or policy refused, or what
-the training itself refused; 130 Ctrl-C; 143 terminated.
+Exit codes: 0 the training came to its end, 1 it failed and is not started again, 2 arguments or policy refused, the
+folder in use, or what the training itself refused; 129 hung up; 130 Ctrl-C; 131 quit; 143 terminated.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from post_training.arguments import absolute, finite  # noqa: E402
-from post_training.disks import describe_full_disk  # noqa: E402
+from post_training.disks import FULL, describe_full_disk  # noqa: E402
 from post_training.masking import masked, masked_output  # noqa: E402
 from post_training.masking.archive import write_archive  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
@@ -49,7 +49,10 @@ from post_training.report.metrics import (  # noqa: E402
     training_steps,
 )
 from post_training.report.run_folder import CONFIGURATION, METRICS, read_configuration  # noqa: E402
+from post_training.run_lock import FolderInUse, owning  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
+from verl_patches.features.training_checkpoint.run_records import set_aside_damaged  # noqa: E402
 from verl_patches.features.training_checkpoint.step_folders import newest_step  # noqa: E402
 from verl_patches.trainer.own_ray.processes import wait_until  # noqa: E402
 
@@ -83,15 +86,29 @@ def _main(options: argparse.Namespace) -> int:
         return 0
     if shutil.which(options.command[0]) is None:
         return _refuse(f"{options.command[0]} is no command: give a launcher behind --, such as bash and its path.")
-    try:
-        supervised.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return _refuse(f"--output {supervised.folder} cannot be made ({error.strerror}): choose another folder.")
-    try:
-        with SignalFlag() as signals:
-            return _supervise(supervised, Supervision(policy), options.silent_after, signals)
-    except Interrupted as interrupted:
-        return _SIGNALLED + interrupted.number
+    with ExitStack() as stack:
+        try:
+            # Every node of a job has one supervisor in the folder that all of them share.
+            stack.enter_context(owning([supervised.folder], f"supervise-{_node()}"))
+        except FolderInUse as error:
+            return _refuse(str(error))
+        except OSError as error:
+            full_disk = supervised.full_disk() if error.errno in FULL else None
+            if full_disk:
+                print(f"error: {full_disk}", file=sys.stderr)
+                return 1
+            return _refuse(f"--output {supervised.folder} cannot be made ({error.strerror}): choose another folder.")
+        try:
+            with SignalFlag() as signals:
+                return _supervise(supervised, Supervision(policy), options.silent_after, signals)
+        except Interrupted as interrupted:
+            return _SIGNALLED + interrupted.number
+
+
+def _node() -> str:
+    """This node among those of the job: two of them on one machine differ in their network, or by Slurm's name."""
+    network = Path("/proc/self/ns/net").stat().st_ino
+    return os.environ.get("SLURMD_NODENAME") or f"{os.uname().nodename}-{network}"
 
 
 def _refuse(sentence: str) -> int:
@@ -155,13 +172,15 @@ class Supervised:
         """One sentence if a disk has no space that this or the training writes to."""
         return describe_full_disk((self.folder, self.checkpoints))
 
-    def attempt(self, code: int, log: Path, began: float, hang: str | None) -> Attempt:
+    def attempt(self, code: int, log: Path, began: "Began", hang: str | None) -> Attempt:
         """What is known of a start that failed, or was ended because of a hang."""
         try:
-            events = [each for each in read_events(self.folder) if each["time"] >= began]
+            for sentence in set_aside_damaged(self.folder):
+                print(f"warning: {sentence}", file=sys.stderr)
+            events = [each for each in read_events(self.folder) if each["time"] >= began.time]
             faults = read_entries(self.folder / "faults.jsonl", time=float, kind=str, message=str)
-            faults = [each for each in faults if each["time"] >= began]
-            records = training_steps(read_records(self.folder / METRICS))
+            faults = [each for each in faults if each["time"] >= began.time]
+            records = [each for each in read_records(self.folder / METRICS) if each.time >= began.time]
         except (ReportError, OSError) as error:
             print(f"warning: {error}", file=sys.stderr)
             events, faults, records = [], [], []
@@ -172,8 +191,40 @@ class Supervised:
         # What the training said of it has no room there either.
         if full_disk and failure.cause not in ("bad_configuration", "interrupted"):
             failure = Failure("full_disk", full_disk)
-        step = max((record.step for record in records), default=0)
-        return Attempt(failure, step, newest_step(self.checkpoints)[0] or 0, _configuration(self.folder, began))
+        checkpoint = newest_step(self.checkpoints)[0] or 0
+        # Without a step of its own it stands where it went on from, and not where an earlier start had come to.
+        step = max((record.step for record in training_steps(records)), default=checkpoint)
+        return Attempt(failure, step, checkpoint, _configuration(self.folder, began))
+
+
+@dataclass(frozen=True)
+class Began:
+    """What a start finds, by which what it writes is told from what earlier ones left.
+
+    time: Unix seconds, by which the files of records are told apart. files: size and time of change of those that are
+    replaced whole, as the file system says them: its clock may be a server's.
+    """
+
+    time: float
+    files: Mapping[str, tuple[int, int, int]]
+
+    @classmethod
+    def now(cls, folder: Path) -> "Began":
+        """A start that begins now."""
+        return cls(time.time(), {name: found for name in _KEPT if (found := _identity(folder / name))})
+
+    def wrote(self, file: Path) -> bool:
+        """Whether this start has written the file."""
+        found = _identity(file)
+        return found is not None and found != self.files.get(file.name)
+
+
+def _identity(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _supervise(supervised: Supervised, supervision: Supervision, silent_after: float, signals: SignalFlag) -> int:
@@ -207,7 +258,7 @@ def _start_once(
     signals: SignalFlag,
 ) -> int | Again:
     """One start; the exit code where it was the last one."""
-    began = time.time()
+    began = Began.now(supervised.folder)
     _say(supervised, f"a start; its output is in {log}", start=log.name, overrides=dict(overrides))
     progress = partial(read_progress, supervised.folder)
     code = _start(supervised.command(overrides), log, silent_after, signals, progress)
@@ -228,8 +279,10 @@ def _start_once(
     facts = {"code": code, "cause": attempt.failure.cause, "stage": attempt.failure.stage, "step": attempt.step}
     _say(supervised, f"it failed ({attempt.failure.cause}): {attempt.failure.sentence}", **facts)
     if not isinstance(decided, Again):
-        kept, ended = _bundle(supervised, log), _exit_code(code)
-        _say(supervised, f"it is not started again: {decided.reason}; {kept}", **_end(log, ended))
+        kept, ended = _bundle(supervised, log, began), _exit_code(code)
+        # Where the folder is another run's, its supervisors must not take this for their end.
+        record = {"left": ended} if attempt.failure.cause == "in_use" else _end(log, ended)
+        _say(supervised, f"it is not started again: {decided.reason}; {kept}", **record)
         return ended
     settings = " ".join(f"{key}={value}" for key, value in decided.overrides.items())
     place = f"from the checkpoint of step {attempt.checkpoint}" if attempt.checkpoint else "from the beginning"
@@ -353,7 +406,7 @@ def _wait(seconds: float, signals: SignalFlag) -> None:
 
 def _exit_code(code: int | None) -> int:
     """A refusal, and the end that somebody asked the command for, are this command's too."""
-    return code if code in (2, 130, 143) else 1
+    return code if code in (2, 129, 130, 131, 143) else 1
 
 
 def _given(command: Sequence[str], key: str) -> Path | None:
@@ -362,10 +415,9 @@ def _given(command: Sequence[str], key: str) -> Path | None:
     return Path(found[-1].strip("'\"")) if found and found[-1] else None
 
 
-def _configuration(folder: Path, began: float) -> Mapping[str, Any]:
+def _configuration(folder: Path, began: Began) -> Mapping[str, Any]:
     """What this start resolved; empty if it did not come so far."""
-    file = folder / CONFIGURATION
-    if not file.exists() or file.stat().st_mtime < began:
+    if not began.wrote(folder / CONFIGURATION):
         return {}
     try:
         return read_configuration(folder)
@@ -389,10 +441,11 @@ def _say(supervised: Supervised, sentence: str, **facts: Any) -> None:
         print(f"warning: {supervised.folder / _RECORD} lacks the line above: {error.strerror}", file=sys.stderr)
 
 
-def _bundle(supervised: Supervised, log: Path) -> str:
+def _bundle(supervised: Supervised, log: Path, began: Began) -> str:
     """Make one file for whoever looks into it: the last log, the configuration, figures, faults, samples and versions.
 
-    Secrets in all of them are masked, and nobody else can read it. Returns a clause that says where it is.
+    Secrets in all of them are masked, and nobody else can read it. What an earlier start has left lies in its folder
+    `earlier`. Returns a clause that says where it is.
     """
     bundle = supervised.folder / f"failure-{datetime.now().strftime('%Y%m%d-%H%M%S')}.tar.gz"
     unfinished = bundle.with_suffix(".partial")
@@ -400,8 +453,10 @@ def _bundle(supervised: Supervised, log: Path) -> str:
     installed = {f"{each.metadata['Name']}=={each.version}" for each in distributions()}
     try:
         versions.write_text("\n".join(sorted(installed)) + "\n", encoding="utf-8")
-        files = [log, versions, *(supervised.folder / name for name in _KEPT)]
-        write_archive(unfinished, bundle.name.removesuffix(".tar.gz"), filter(Path.is_file, files))
+        kept = filter(Path.is_file, [log, versions, *(supervised.folder / name for name in _KEPT)])
+        written = {log, versions}
+        files = {("" if file in written or began.wrote(file) else "earlier/") + file.name: file for file in kept}
+        write_archive(unfinished, bundle.name.removesuffix(".tar.gz"), files)
         unfinished.rename(bundle)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
@@ -412,4 +467,5 @@ def _bundle(supervised: Supervised, log: Path) -> str:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

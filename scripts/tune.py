@@ -29,6 +29,8 @@ from post_training.arguments import absolute, finite  # noqa: E402
 from post_training.masking import masked, masked_output  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine  # noqa: E402
+from post_training.run_lock import FolderInUse, owning  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 from post_training.tuning.space import Space, algorithm_space, as_text, read_space, speed_space  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag  # noqa: E402
 from scripts.plan import CANN_MEMORY, outside_torch  # noqa: E402
@@ -60,10 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if find_spec("optuna") is None:
             lock = "requirements/tune.lock"
             raise ValueError(f"optuna is not installed here: pip install --require-hashes --no-deps -r {lock}")
-        options.output.mkdir(parents=True, exist_ok=True)
-        with SignalFlag() as signals:
+        with SignalFlag() as signals, owning([options.output], "tune"):
             return _search(options, subject, config, space, signals)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FolderInUse) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Interrupted as interrupted:
@@ -232,5 +233,6 @@ def _search(
 
 
 if __name__ == "__main__":
+    escape_output()
     with masked_output():
         sys.exit(main())

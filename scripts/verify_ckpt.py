@@ -22,6 +22,7 @@ from post_training.checkpoint.layout_options import add_layout_options, layout_f
 from post_training.checkpoint.shard_conversion import Comparison, compare_checkpoints  # noqa: E402
 from post_training.checkpoint.training_comparison import compare_trained  # noqa: E402
 from post_training.checkpoint.training_export import is_training_checkpoint  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -68,4 +69,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

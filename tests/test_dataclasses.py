@@ -19,6 +19,7 @@ CHANGING = {
     "post_training/models/megatron/deepseek_v3_config.py": {"DeepseekV3TransformerConfig"},
     "post_training/models/megatron/moe_config.py": {"MoETransformerConfig"},
     "post_training/report/faults.py": {"RunFaults"},
+    "post_training/run_lock.py": {"Ownership"},
     "rehearsal/prefork/launch.py": {"Template"},
     "rehearsal/prefork/template.py": {"_Worker"},
     "verl_patches/features/dynamic_sampling/acceptance.py": {"Acceptance"},

@@ -1,6 +1,9 @@
 """manifest.json of an output folder: from which files, with which arguments, and the SHA-256 of every file written."""
 
 import json
+import os
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ from post_training.user_files import read_object
 
 MANIFEST_NAME = "manifest.json"
 _FORMAT = 1
+# Seconds in which a client of NFS has to see what other nodes have written.
+_SEEN_WITHIN_S, _POLL_S = 30.0, 0.5
 
 
 @dataclass
@@ -43,9 +48,39 @@ class Manifest:
             raise CheckpointError(f"{path}: not a manifest of these tools ({error!r})") from error
 
     def write(self, folder: Path) -> None:
-        """Replace the folder's manifest, durably."""
+        """Replace the folder's manifest, durably.
+
+        Raises CheckpointError where it says that it is complete, and a file is missing or of another size.
+        """
+        problem = describe_missing(folder, self.files) if self.complete else ""
+        if problem:
+            raise CheckpointError(problem)
         text = json.dumps({"format": _FORMAT} | asdict(self), indent=1).encode()
         write_durably(folder / MANIFEST_NAME, [text], len(text), lambda _: None)
+
+
+def describe_missing(folder: Path, files: Mapping[str, Written]) -> str:
+    """One sentence for the first of these files that is not in the folder with its size; empty where all are."""
+    deadline = time.monotonic() + _SEEN_WITHIN_S
+    for name, written in files.items():
+        while (size := _size(folder / name)) != written.bytes:
+            if time.monotonic() > deadline:
+                found = "is missing" if size is None else f"has {size} bytes"
+                return (
+                    f"{folder / name}: {found} instead of the {written.bytes} bytes that were written; end whatever "
+                    "else writes into this folder"
+                )
+            os.listdir(folder)  # a client of NFS asks the server again
+            time.sleep(_POLL_S)
+    return ""
+
+
+def _size(path: Path) -> int | None:
+    try:
+        with path.open("rb") as file:  # opened, because an attribute may be cached
+            return os.fstat(file.fileno()).st_size
+    except OSError:
+        return None
 
 
 def check_digests(folder: Path, expected: dict[str, Written], found: dict[str, Written], origin: str) -> None:

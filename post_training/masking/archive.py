@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 from post_training.masking.streams import copy_masked_file
 from post_training.masking.values import Secrets
 
 
-def write_archive(path: Path, folder: str, files: Iterable[Path]) -> None:
-    """Writes a tar.gz with masked copies of text files, in a folder of its own; mode 0600.
+def write_archive(path: Path, folder: str, files: Mapping[str, Path]) -> None:
+    """Writes a tar.gz with masked copies of text files, by their names inside a folder of its own; mode 0600.
 
     Raises:
         OSError: it cannot be written.
@@ -22,10 +22,10 @@ def write_archive(path: Path, folder: str, files: Iterable[Path]) -> None:
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as made, tarfile.open(fileobj=made, mode="w:gz") as archive:
-        for file in files:
+        for name, file in files.items():
             with file.open("rb") as source, tempfile.TemporaryFile(dir=path.parent) as copy:
                 copy_masked_file(source, secrets, copy.write)
-                entry = tarfile.TarInfo(f"{folder}/{file.name}")
+                entry = tarfile.TarInfo(f"{folder}/{name}")
                 entry.size, entry.mtime, entry.mode = copy.tell(), int(file.stat().st_mtime), 0o600
                 copy.seek(0)
                 archive.addfile(entry, copy)

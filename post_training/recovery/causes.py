@@ -1,8 +1,6 @@
 """Why a run failed: its exit code, the sentence that it ended with, and what its processes printed, as one cause.
 
-The signs are those of this project's sentences, of Ray's exceptions, and of CANN's and HCCL's error codes, which
-precede their text wherever it comes from (``EI0006: ... Getting socket times out``; see the vendor's list of error
-codes, "EI" for HCCL and "EJ" for the process beneath it).
+The messages by which causes are told are in `signs.py`.
 """
 
 from __future__ import annotations
@@ -10,47 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
+from post_training.recovery.signs import SIGNS, Cause, Sign, Stage
 from post_training.report.faults import INVALID, NOT_ANSWERING, REWARD_FAILED
-
-Cause = Literal[
-    "OOM",
-    "network_error",
-    "worker_died",
-    "ray_died",
-    "host_memory",
-    "hang",
-    "bad_configuration",
-    "reward_error",
-    "not_valid",
-    "full_disk",
-    "interrupted",
-    "unknown",
-]
-Stage = Literal["rollout", "log_prob", "update"]
-CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 # Exit codes of the entry point and of the launchers (see their --help).
 _REFUSED, _NO_RAY, _NODES_MISSING, _RAY_ENDED = 2, 3, 4, 5
 _SIGNALLED = 128
-_ASKED_TO_END = (130, 143, -2, -15)
+# SIGHUP, SIGINT, SIGQUIT and SIGTERM: as the status of who handled them, and of who was ended by them.
+_ASKED_TO_END = (129, 130, 131, 143, -1, -2, -3, -15)
+_SIGBUS = 7
 
-# In this order: who has lost a peer says so too, so a full disk comes before the worker that died of it, and that
-# before the connections that broke. Ray's text about any dead worker speaks of "the OOM killer": no sign of memory.
-_SIGNS: tuple[tuple[Cause, str], ...] = (
-    ("full_disk", r"No space left on device|Disk quota exceeded|the disk that holds .* is full"),
-    ("not_valid", r"\bhold inf or nan in\b"),
-    ("host_memory", r"ran out of host memory|exceeds the memory usage threshold|the node running low on memory"),
-    ("OOM", r"NPU out of memory|ran out of device memory"),
-    ("ray_died", r"Ray ended during the run|Ray lost the nodes? |NodeDiedError|its node has died"),
-    ("worker_died", r"ActorDiedError|ActorUnavailableError|WorkerCrashedError|worker died or was killed"),
-    (
-        "network_error",
-        r"\b(?:EI000[2-9]|EI001\d|EJ000\d)\b|[Aa]ddress already in use"
-        r"|Connection (?:refused|reset by peer|timed out)|No route to host|Network is unreachable",
-    ),
-)
 _STAGES: tuple[tuple[Stage, str], ...] = (
     ("rollout", r"generate_sequences"),
     ("log_prob", r"compute_(?:ref_)?log_prob"),
@@ -77,7 +46,10 @@ def classify(code: int, sentence: str, log: str, faults: Sequence[Mapping[str, A
         log: the end of what it printed.
         faults: what it wrote into `faults.jsonl`.
     """
-    said = sentence or _last_line(log) or f"it ended with exit status {code}"
+    found = _find_sign(sentence, log)
+    said = sentence or (found[1] if found else _last_line(log)) or f"it ended with exit status {code}"
+    if found and found[0].cause == "in_use":
+        return Failure("in_use", found[1])
     by_code: dict[int, Cause] = {
         _REFUSED: "bad_configuration",
         _NO_RAY: "network_error",
@@ -93,14 +65,31 @@ def classify(code: int, sentence: str, log: str, faults: Sequence[Mapping[str, A
         return Failure("reward_error", said)
     if INVALID in said:
         return Failure("not_valid", said)
-    for text in (sentence, log):
-        for cause, sign in _SIGNS:
-            if re.search(sign, text):
-                return Failure(cause, said, _stage(log))
+    if found:
+        sign = found[0]
+        return Failure(sign.cause, said, sign.stage or _stage(log))
     if code < 0 or code > _SIGNALLED:
         number = -code if code < 0 else code - _SIGNALLED
-        return Failure("worker_died", f"the command was ended by signal {number}")
+        # A page of /dev/shm that it has no room for ends a process by SIGBUS.
+        cause: Cause = "host_memory" if number == _SIGBUS else "worker_died"
+        return Failure(cause, f"the command was ended by signal {number}")
     return Failure("unknown", said)
+
+
+def _find_sign(sentence: str, log: str) -> tuple[Sign, str] | None:
+    """The first sign that the run's sentence has, else its log, and its last line there; secondary signs come last."""
+    for secondary in (False, True):
+        for text in (sentence, log):
+            for sign in SIGNS:
+                found = list(sign.expression.finditer(text)) if sign.secondary is secondary else []
+                if found:
+                    return sign, _line_around(text, found[-1])
+    return None
+
+
+def _line_around(text: str, match: re.Match[str]) -> str:
+    begin = text.rfind("\n", 0, match.start()) + 1
+    return text[begin:].partition("\n")[0].strip()
 
 
 def _stage(log: str) -> Stage | None:

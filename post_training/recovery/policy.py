@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from post_training.recovery.causes import CAUSES, Cause
+from post_training.recovery.signs import CAUSES, Cause
 from post_training.user_files import FileError, read_yaml
 
 Action = Literal["retry", "retry_with_backoff", "reduce_batch_size", "stop"]
@@ -20,6 +20,7 @@ NEVER_RETRIED: tuple[Cause, ...] = (
     "reward_error",
     "not_valid",
     "full_disk",
+    "in_use",
     "interrupted",
     "unknown",
 )
@@ -30,6 +31,8 @@ _USUAL: dict[Cause, Action] = {
     "ray_died": "retry",
     "host_memory": "retry",
     "hang": "retry",
+    "operator_error": "retry",
+    "device_error": "retry",
     **dict.fromkeys(NEVER_RETRIED, "stop"),
 }
 _SECTION = "retry_options"

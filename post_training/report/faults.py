@@ -25,6 +25,7 @@ FLOAT32_GATE = 1e-3
 FLOAT32_EXPERTS_GATE = 5e-3
 REWARD_ERROR = "reward_error"
 NOT_ANSWERING = "not_answering"
+RAY_ENDED = "ray_ended"
 INVALID = "the run is not valid"
 REWARD_FAILED = "the reward function failed"
 _SHOWN_STEPS = 4

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from post_training.report.faults import NOT_ANSWERING, REWARD_ERROR, RunFaults
+from post_training.report.faults import NOT_ANSWERING, RAY_ENDED, REWARD_ERROR, RunFaults
 from post_training.report.metrics import (
     AGREEMENTS,
     ALLOCATED_BYTES_PREFIX,
@@ -91,6 +91,7 @@ def summarise(
         "updates_skipped": _total([value for name in SKIPPED_UPDATES for value in _values(records, name)]),
         "nonfinite_metrics": _nonfinite(records),
         "not_answering": _stops(faults),
+        "ray_ended": next((fault["message"] for fault in faults if fault["kind"] == RAY_ENDED), None),
         "reward_errors": sum(len(fault["errors"]) for fault in faults if fault["kind"] == REWARD_ERROR),
         "reward_first": _mean(rewards[:REWARD_WINDOW]),
         "reward_last": _mean(rewards[-REWARD_WINDOW:]),

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from post_training.arguments import finite  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 from scripts.examination.cluster import NodeFacts, ask_nodes, compare_nodes  # noqa: E402
 from scripts.examination.finding import Finding  # noqa: E402
 
@@ -99,4 +100,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

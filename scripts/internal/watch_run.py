@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from post_training.report import ReportError  # noqa: E402
 from post_training.report.run_page import render_page  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 
 _LOOPBACK = "127.0.0.1"
 # What a run's page is made of.
@@ -106,4 +107,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

@@ -82,9 +82,10 @@ environment_step() {
     trap 'environment_abandon 130 "$earlier" "${!:-}"' INT
     trap 'environment_abandon 143 "$earlier" "${!:-}"' TERM
     trap 'environment_abandon 129 "$earlier" "${!:-}"' HUP
+    trap 'environment_abandon 131 "$earlier" "${!:-}"' QUIT
     setsid "$@" >>"$log" 2>&1 &
     wait "$!" || status=$?
-    trap - INT TERM HUP
+    trap - INT TERM HUP QUIT
     if ((status)); then
         printf 'failed\n'
         tail -n 15 "$log" >&2

@@ -82,7 +82,7 @@ ray_node_ended() {
 # Ends our own Ray, if there is one, and waits until all of its processes have gone.
 ray_node_stop() {
     # A second signal must not cut this short.
-    trap '' INT TERM HUP
+    trap '' INT TERM HUP QUIT
     ((ray_process)) || [[ -n $joined ]] || return 0
     ((ray_process == 0)) || process_end_session "$ray_process"
     ray_process=0

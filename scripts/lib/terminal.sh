@@ -1,9 +1,16 @@
 # shellcheck shell=bash
 # What the scripts print: one form for progress, one for errors.
 
+# Prints TEXT with a question mark for every control character but line feeds and tabs: what a name holds commands no
+# terminal.
+terminal_escape() {
+    local LC_ALL=C
+    printf '%s\n' "${1//[$'\001'-$'\010'$'\013'-$'\037'$'\177']/?}"
+}
+
 # Prints a progress line.
 say() {
-    printf '%s\n' "$*"
+    terminal_escape "$*"
 }
 
 # Prints one sentence on standard error and ends the script with status 2.
@@ -15,6 +22,6 @@ fail() {
 quit() {
     local code=$1
     shift
-    printf 'error: %s\n' "$*" >&2
+    terminal_escape "error: $*" >&2
     exit "$code"
 }

@@ -72,6 +72,7 @@ training_run() {
     mkdir -p "$training_folder" || fail "OUTPUT_DIR: $training_folder cannot be made; correct the path, or make room."
     trap 'training_interrupted 130' INT
     trap 'training_interrupted 143' TERM HUP
+    trap 'training_interrupted 131' QUIT
     trap ray_node_stop EXIT
     say "node $network_address is the $network_role; logs are in $training_folder"
     if [[ $network_role == head ]]; then
@@ -139,7 +140,7 @@ training_follow() {
 training_child_run() {
     local status=0
     # Ctrl-C reaches every process of the terminal; what writes the log has to outlive the training.
-    process_become "$@" > >(trap '' INT; exec {process_lock}>&-; exec tee -a "$training_log") 2>&1 &
+    process_become "$@" > >(trap '' INT QUIT; exec {process_lock}>&-; exec tee -a "$training_log") 2>&1 &
     training_child=$!
     wait "$training_child" || status=$?
     training_child=0
@@ -148,7 +149,7 @@ training_child_run() {
 
 # At a signal: ends the training, then (at exit) Ray.
 training_interrupted() {
-    trap '' INT TERM HUP
+    trap '' INT TERM HUP QUIT
     say "interrupted; stopping what this node runs"
     ((training_child == 0)) || process_end_session "$training_child"
     exit "$1"

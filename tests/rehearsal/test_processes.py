@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rehearsal import processes
+
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = """
 import sys
@@ -33,7 +35,7 @@ os.mkfifo(folder + "/ready")
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
         open(folder + "/daemon", "w").write(str(os.getpid()))
         open(folder + "/ready", "w").close()
@@ -130,7 +132,7 @@ def test_without_the_launcher_the_daemon_would_stay(tmp_path):
     os.kill(daemon, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_interrupt_lets_the_command_clean_up_and_ends_the_rest(tmp_path, number):
     launched = Launched(tmp_path, LEAVE_DAEMON + CLEAN_UP_AT_SIGTERM)
     launched.wait_until_running()
@@ -138,6 +140,17 @@ def test_interrupt_lets_the_command_clean_up_and_ends_the_rest(tmp_path, number)
     launched.process.send_signal(number)
     assert launched.result() == f"interrupted {signal.Signals(number).name} []"
     assert (tmp_path / "cleaned").exists() and not launched.daemon_runs()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_nohup_lets_a_run_outlive_its_terminal(kept):
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN if kept else signal.SIG_DFL)
+    try:
+        with processes.SignalFlag() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.received == ([] if kept else [signal.SIGHUP])
+    finally:
+        signal.signal(signal.SIGHUP, previous)
 
 
 def test_a_command_cleans_up_before_anything_else_of_it_is_ended(tmp_path):

@@ -165,7 +165,8 @@ def kill_all(mark):
 def test_records_of_steps_that_are_trained_again_are_taken_back(tmp_path, named, kept, said):
     checkpoints = tmp_path / "[bold]checkpoints"
     (checkpoints / "global_step_4").mkdir(parents=True)
-    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in (1, 2, 3)))
+    lines = [json.dumps({"step": step, "time": 1.0, "metrics": {}}) for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     printed = io.StringIO()
     options = {"default_local_dir": str(checkpoints), "resume_mode": "resume_path" if named else "auto"}
     options["resume_from_path"] = named and str(checkpoints / named)

@@ -1,6 +1,7 @@
 """A training that makes steps and fails as it is told: writes what a run writes, and checkpoints as they are kept.
 
-Usage: failing_training.py SCRIPT STEPS KEY=VALUE...; SCRIPT is a file with one {"after": step, "how": name} a start.
+Usage: failing_training.py SCRIPT STEPS KEY=VALUE...; SCRIPT is a file with one {"after": step, "how": name} a start;
+with "after": null it ends before it has resolved its configuration or written anything.
 It goes on from the newest checkpoint and saves after every second step. What is drawn in a step depends on the step
 alone, so that a run that went on has the metrics of an unbroken one.
 """
@@ -40,6 +41,10 @@ ENDINGS = {
     ),
     "not_valid": ("", "the run is not valid: metrics were not finite: actor/grad_norm at step 3", 1),
     "bad_configuration": ("", "data.train_files=x is no file", 2),
+    "in_use": ("", "/data/run is in use by process 4123 on a3-07, since 2026-11-26 09:12:44; wait for its end", 2),
+    "device_error": ("NPU function error: c10_npu::SetDevice(device_id_), error code is 507033", "", 1),
+    "host_memory": ("slurmstepd: error: Detected 1 oom_kill event in StepId=11300781.0.", "", 1),
+    "operator_error": ("RuntimeError: ACL stream synchronize failed, error code:507035", "", 1),
     "unknown": ("KeyError: 'prompt'", "'prompt'", 1),
 }
 
@@ -51,12 +56,14 @@ def main() -> int:
     folder = Path(config.actor_rollout_ref.overlay.measure.output_dir)
     root, files = Path(config.trainer.default_local_dir), RunFiles(str(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(_resolved(config), folder / "config.yaml")
     with (folder / "starts.jsonl").open("a") as starts:
         starts.write(json.dumps(sys.argv[3:]) + "\n")
     plan = json.loads(script.read_text())
     number = len((folder / "starts.jsonl").read_text().splitlines()) - 1
     ending = plan[number] if number < len(plan) else None
+    if ending and ending["after"] is None:
+        return _end(ending["how"], 0, RunFiles(""))
+    OmegaConf.save(_resolved(config), folder / "config.yaml")
     done = newest_step(root)[0] or 0 if config.trainer.resume_mode == "auto" else 0
     metrics = folder / "metrics.jsonl"
     kept = metrics.read_text().splitlines() if metrics.exists() else []

@@ -18,6 +18,7 @@ FOR_USERS = [
     "cluster",
     "data",
     "evaluation",
+    "failure-signs",
     "first-hour",
     "glossary",
     "operations",

@@ -186,7 +186,7 @@ def test_failed_setup_says_where_and_is_never_taken_as_complete(machine, broken,
     assert machine.take_calls() == ["venv", "pip", "packages", "search", "emulator", "check"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
 def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number):
     (machine.tools / "hang-uv").touch()
     os.mkfifo(machine.tools / "ready")
@@ -196,8 +196,8 @@ def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number):
         env=machine.environment,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell cannot trap what was ignored when it started, as SIGINT is below some test harnesses.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        # A shell cannot trap what was ignored when it started, as these are below some test harnesses.
+        preexec_fn=lambda: [signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGQUIT)],
     )
     (machine.tools / "ready").read_text()
     sleeper = int((machine.tools / "hanging").read_text())

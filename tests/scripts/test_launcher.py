@@ -194,6 +194,7 @@ def _new_terminal_job() -> None:
     os.setpgrp()
     # Python leaves SIGINT ignored where it was when it started, as it is below some test harnesses.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -376,12 +377,12 @@ def test_stop_ends_what_was_left_behind_and_nothing_else(head, port):
     assert head.run("--stop") == (0, "")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGQUIT, 131)])
 def test_a_signal_ends_training_and_ray(head, port, number, code):
     head.set("train-hangs")
     process = head.start()
     head.wait_for("train")
-    if number == signal.SIGINT:
+    if number != signal.SIGTERM:  # of the terminal, to all that it shows
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
@@ -429,7 +430,7 @@ def test_a_signal_does_not_cut_the_stop_short(head, port, hangs, code):
     if hangs:
         process.send_signal(signal.SIGTERM)
     head.wait_for("lingers")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         process.send_signal(number)
     (head.tools / "ray-lingers").unlink()
     said = process.communicate(timeout=SECONDS_ALLOWED)[0]

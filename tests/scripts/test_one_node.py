@@ -155,6 +155,16 @@ def test_a_run_goes_on_where_it_is_told_to(machine, tmp_path, resume, settings):
     assert words(train)[where - len(settings) : where] == [each.format(step=step) for each in settings]
 
 
+def test_relative_resume_folder_made_absolute(machine, tmp_path, monkeypatch):
+    """The launcher trains in the project's folder, where a path from the user's means nothing."""
+    step = tmp_path / "out" / "checkpoints" / "global step_5"
+    step.mkdir(parents=True)
+    (step / "trainer.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / "out")
+    ended, (*_, train) = machine(ONE_CARD, "--resume", "checkpoints/global step_5")
+    assert ended.returncode == 0 and f"trainer.resume_from_path='{step}'" in words(train)
+
+
 def test_a_step_says_which_run_it_is_of(machine, tmp_path):
     step = tmp_path / "a run" / "checkpoints" / "global_step_5"
     step.mkdir(parents=True)

@@ -40,6 +40,10 @@ CAUSES = {
     "not_valid": "not_valid",
     "nonfinite_weights": "not_valid",
     "bad_configuration": "bad_configuration",
+    "in_use": "in_use",
+    "device_error": "device_error",
+    "host_memory": "host_memory",
+    "operator_error": "operator_error",
     "unknown": "unknown",
 }
 
@@ -92,7 +96,7 @@ def bench(tmp_path):
     return Bench(tmp_path)
 
 
-def after(step: int, how: str) -> dict:
+def after(step: int | None, how: str) -> dict:
     return {"after": step, "how": how}
 
 
@@ -103,7 +107,7 @@ def test_a_failure_is_named_and_met_as_it_has_to_be(bench, how):
     (failed,) = [entry for entry in bench.record if "cause" in entry]
     assert (failed["cause"], failed["step"]) == (CAUSES[how], 3), ended.stdout + ended.stderr
     if CAUSES[how] in NEVER_RETRIED:
-        assert ended.returncode == (2 if how == "bad_configuration" else 1) and len(bench.starts) == 1
+        assert ended.returncode == (2 if how in ("bad_configuration", "in_use") else 1) and len(bench.starts) == 1
         assert f"it is not started again: {CAUSES[how]} is not retried" in ended.stdout
     else:
         assert ended.returncode == 0 and len(bench.starts) == 2, ended.stdout + ended.stderr
@@ -191,6 +195,74 @@ def test_the_same_failure_after_the_same_step_ends_it_with_a_bundle(bench):
     assert "ActorDiedError" in log and not list(bench.output.glob("*.partial"))
 
 
+def test_earlier_start_does_not_explain_a_later_one(bench):
+    """The first says that memory ran out; the second is killed, and says nothing."""
+    ended = bench.run([after(3, "OOM"), after(5, "killed")])
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert [(entry["cause"], entry["step"]) for entry in bench.record if "cause" in entry] == [
+        ("OOM", 3),
+        ("worker_died", 5),
+    ]
+
+
+def test_earlier_fault_does_not_explain_a_later_failure(bench):
+    """The first start's hang stays in faults.jsonl, for a step that is not trained again."""
+    ended = bench.run([after(3, "hang"), after(5, "unknown")])
+    causes = [entry["cause"] for entry in bench.record if "cause" in entry]
+    assert causes == ["hang", "unknown"] and ended.returncode == 1
+
+
+def test_configuration_of_an_earlier_start_not_reduced(bench):
+    """The second start ends before it has resolved one, so nobody knows which micro batches it had."""
+    ended = bench.run([after(3, "OOM"), after(None, "OOM")])
+    assert ended.returncode == 1 and len(bench.starts) == 2, ended.stdout + ended.stderr
+    assert "the run did not come so far as to write its configuration" in ended.stdout
+    (bundle,) = bench.output.glob("failure-*.tar.gz")
+    with tarfile.open(bundle) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"start_2.log", "earlier/config.yaml", "earlier/metrics.jsonl", "supervision.jsonl"} <= names
+
+
+def test_step_of_an_earlier_start_is_not_this_ones(bench):
+    """After step 3 and before any step is no failure that came twice; twice before any step is."""
+    ended = bench.run([after(3, "worker_died"), after(None, "worker_died"), after(None, "worker_died")])
+    assert [entry["step"] for entry in bench.record if "cause" in entry] == [3, 2, 2]
+    assert ended.returncode == 1 and "worker_died twice after step 2" in ended.stdout
+
+
+def test_damaged_records_set_aside_between_starts(bench):
+    """A whole line of zeros, as a power loss leaves it, between good ones."""
+    bench.run([after(3, "unknown")])
+    file = bench.output / "events.jsonl"
+    file.write_bytes(b"\0" * 40 + b"\n" + file.read_bytes())
+    ended = bench.run([after(3, "unknown"), after(5, "OOM")])
+    assert ended.returncode == 0 and "events.jsonl: 1 damaged line was set aside" in ended.stderr
+    assert (bench.output / "events.jsonl.damaged").read_bytes() == b"\0" * 40 + b"\n"
+    assert [entry["cause"] for entry in bench.record if "cause" in entry] == ["unknown", "OOM"]
+
+
+def test_two_supervisors_of_one_folder_refused(bench):
+    """The second is refused before it starts anything; the first goes on, and its record is its own."""
+    first = subprocess.Popen(
+        bench.command([after(3, "silent")]), cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert any("step:3" in line for line in first.stdout)
+    second = bench.run([])
+    first.send_signal(signal.SIGQUIT)
+    first.communicate(timeout=600)
+    assert second.returncode == 2 and f"is in use by process {first.pid}" in second.stderr
+    assert "a start;" not in second.stdout and len(bench.starts) == 1 and first.returncode == 131
+    assert bench.run([]).returncode == 0
+
+
+def test_folder_in_use_does_not_end_the_other_nodes(bench):
+    """The record of a folder is read by the supervisors of the job that owns it."""
+    bench.run([after(3, "in_use")])
+    assert not [entry for entry in bench.record if "ended" in entry]
+    assert [entry["left"] for entry in bench.record if "left" in entry] == [2]
+
+
 def test_a_run_that_makes_progress_may_fail_often(bench):
     bench.policy("{interval_seconds: 0, max_retry_times: 1}")
     ended = bench.run([after(2, "worker_died"), after(4, "worker_died"), after(6, "hang")])
@@ -224,7 +296,7 @@ def another_node(bench):
     command = bench.command([])
     command = [*command[: command.index("--") + 1], sys.executable, str(script), str(record), str(starts)]
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL,
+        command, cwd=ROOT, env=environment() | {"SLURMD_NODENAME": "another"}, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert wait_until(starts.exists, 60)
@@ -287,7 +359,7 @@ def test_a_folder_of_the_commands_own_is_kept(bench):
     assert ended.returncode == 0 and (own / "global_step_6").is_dir()
 
 
-@pytest.mark.parametrize("how, number", [("silent", signal.SIGTERM), (None, signal.SIGINT)])
+@pytest.mark.parametrize("how, number", [("silent", signal.SIGTERM), (None, signal.SIGINT), ("silent", signal.SIGQUIT)])
 def test_a_signal_ends_the_training_too_and_nothing_is_left(bench, how, number):
     """In the middle of a training, and while it waits for the next start."""
     bench.policy("interval_seconds: 3600")

@@ -128,6 +128,7 @@ def test_a_search_that_is_killed_goes_on_where_it_was(bench, capsys):
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     assert wait_until(lambda: len(list(folder.glob("out/trials/*/metrics.jsonl"))) == 2, 120)
+    assert main(arguments) == 2 and f"is in use by process {tuner.pid}" in capsys.readouterr().err
     tuner.send_signal(signal.SIGKILL)
     tuner.wait(timeout=600)
     (folder / "hold").unlink()

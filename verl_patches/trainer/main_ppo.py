@@ -1,7 +1,8 @@
 """Entry point: `python -m verl_patches.trainer.main_ppo --config-name rehearsal key=value ...`.
 
 It composes the configuration over verl's own, checks it before anything starts, brings up Ray with the overlay in every
-worker, and runs verl's `run_ppo`. Exit codes: 0 done, 1 failed, 2 configuration refused, 130 interrupted, 143 ended.
+worker, and runs verl's `run_ppo`. Exit codes: 0 done, 1 failed, 2 configuration refused, or a folder of the run is in
+use by another one, 129 hung up, 130 interrupted, 131 quit, 143 ended.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
 
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
 REPOSITORY = Path(__file__).resolve().parents[2]
-INTERRUPTED, TERMINATED = 130, 143
+INTERRUPTED, SIGNALLED = 130, 128
+# Signals that ask for an end as Ctrl-C does.
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
 # For a worker of every node to start and look for a file.
 _STORAGE_LIMIT_S = 600
+_ROLE = "run"  # of an owner of folders: a supervisor and a rehearsal, which start runs, have other ones
 
 
 class WorkerSource(Protocol):
@@ -120,6 +124,7 @@ def _carry_out_options(options: argparse.Namespace, start_workers: StartWorkers,
     from post_training.data import DataError
     from post_training.data.inspection import check_configured_files
     from post_training.inherited_environment import EnvironmentRejected, check_inherited
+    from post_training.run_lock import FolderInUse
     from verl_patches.features.settings import SettingsError
     from verl_patches.trainer.configuration_checks import ConfigurationError, check_configuration, check_machine
     from verl_patches.trainer.configuration_checks.composition import sentence_of
@@ -137,9 +142,10 @@ def _carry_out_options(options: argparse.Namespace, start_workers: StartWorkers,
         check_inherited(os.environ)
         check_machine(config)
         check_configured_files(config.data)
+        _check_free(config)
     except (HydraException, OmegaConfBaseException) as error:
         return _refuse(sentence_of(error))
-    except (ConfigurationError, SettingsError, DataError, EnvironmentRejected) as error:
+    except (ConfigurationError, SettingsError, DataError, EnvironmentRejected, FolderInUse) as error:
         return _refuse(str(error))
     if options.check:
         return 0
@@ -148,7 +154,9 @@ def _carry_out_options(options: argparse.Namespace, start_workers: StartWorkers,
 
 
 def _refuse(sentence: str) -> int:
-    print(f"error: {sentence}", file=sys.stderr)
+    from post_training.terminal import escaped
+
+    print(f"error: {escaped(sentence)}", file=sys.stderr)
     return 2
 
 
@@ -183,20 +191,46 @@ def _make_paths_absolute(config: DictConfig) -> None:
 
 
 def run(config: DictConfig, start_workers: StartWorkers = _no_source) -> int:
-    """Run verl with `config`; everything that this started has ended when it returns."""
-    try:
-        _write_resolved(config)
-    except OSError as error:
-        folder = config.actor_rollout_ref.overlay.measure.output_dir
-        return _refuse(
-            f"actor_rollout_ref.overlay.measure.output_dir={folder} cannot be written ({error.strerror}); choose "
-            "a folder that takes files"
-        )
-    code, sentence = _carry_out(config, start_workers)
-    if sentence:
-        print(sentence, file=sys.stderr)
-    _conclude(config, code, sentence)
-    return code
+    """Run verl with `config` as the owner of its folders; everything that this started has ended when it returns."""
+    from post_training.run_lock import FolderInUse, owning
+    from post_training.terminal import escaped
+
+    with ExitStack() as stack:
+        try:
+            owned = stack.enter_context(owning([Path(folder) for folder in _own_folders(config)], _ROLE))
+            _write_resolved(config)
+        except FolderInUse as error:
+            return _refuse(str(error))
+        except OSError as error:
+            return _refuse_folder(config, error)
+        code, sentence = _carry_out(config, start_workers)
+        if sentence:
+            print(escaped(sentence), file=sys.stderr)
+        if not owned.lost:  # else the files are another run's
+            _conclude(config, code, sentence)
+        return code
+
+
+def _refuse_folder(config: DictConfig, error: OSError) -> int:
+    folder, failed = config.actor_rollout_ref.overlay.measure.output_dir, Path(error.filename or "/")
+    key = "actor_rollout_ref.overlay.measure.output_dir"
+    if not folder or not (failed.is_relative_to(folder) or Path(folder).is_relative_to(failed)):
+        key, folder = "trainer.default_local_dir", config.trainer.default_local_dir
+    return _refuse(f"{key}={folder} cannot be written ({error.strerror}); choose a folder that takes files")
+
+
+def _own_folders(config: DictConfig) -> list[str]:
+    """The folders that no other run may write meanwhile; checkpoints that are only read may be another one's."""
+    checkpoints = config.trainer.default_local_dir if config.trainer.save_freq > 0 else None
+    return [*filter(None, [config.actor_rollout_ref.overlay.measure.output_dir, checkpoints])]
+
+
+def _check_free(config: DictConfig) -> None:
+    """Raise FolderInUse where a folder of the run belongs to another one that lives."""
+    from post_training.run_lock import FolderLock
+
+    for folder in _own_folders(config):
+        FolderLock(Path(folder), _ROLE).check_free()
 
 
 def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, str]:
@@ -219,7 +253,7 @@ def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, st
         if watcher is not None and watcher.sentence:
             return 1, f"error: {watcher.sentence}"
         sentence = "interrupted; everything that this run started has been stopped"
-        return (TERMINATED if terminated else INTERRUPTED), sentence
+        return (SIGNALLED + terminated[0] if terminated else INTERRUPTED), sentence
     except (ConfigurationError, FolderError) as error:
         return 2, f"error: {error}"
     except RunError as error:
@@ -244,8 +278,7 @@ def _conclude(config: DictConfig, code: int, sentence: str) -> None:
     folder = config.actor_rollout_ref.overlay.measure.output_dir
     if not folder:
         return
-    endings: dict[int, Ending] = {0: "finished", INTERRUPTED: "killed", TERMINATED: "killed"}
-    status = endings.get(code, "failed")
+    status: Ending = "finished" if code == 0 else "killed" if code > SIGNALLED else "failed"
     try:
         RunFiles(folder).note(ENDED, status=status, message=sentence.removeprefix("error: "))
         write_page(Path(folder))
@@ -276,7 +309,8 @@ def _train(config: DictConfig, own: OwnRay | None) -> None:
 
     nodes = None if own else RayNodes(ray.nodes)
     try:
-        run_ppo(config)
+        with own.reporting_end(lambda clause: _report_ray_end(config, clause)) if own else nullcontext():
+            run_ppo(config)
     except Exception as error:
         sentence = describe_full_disk(_written_folders(config))
         if not sentence and own:
@@ -286,6 +320,19 @@ def _train(config: DictConfig, own: OwnRay | None) -> None:
         if sentence:
             raise SurroundingsFailed(sentence) from error
         raise
+
+
+def _report_ray_end(config: DictConfig, clause: str) -> None:
+    from post_training.report.faults import RAY_ENDED
+    from post_training.report.metrics import read_records
+    from verl_patches.features.measure.run_files import RunFiles
+
+    print(f"warning: {clause}", file=sys.stderr, flush=True)
+    folder = config.actor_rollout_ref.overlay.measure.output_dir
+    if folder:
+        logged = [record.step for record in read_records(Path(folder) / "metrics.jsonl")]
+        # Of the step that goes on, so that a run that goes on from before it does not keep the fault.
+        RunFiles(folder).fault(RAY_ENDED, clause, max(logged, default=0) + 1)
 
 
 def _written_folders(config: DictConfig) -> list[str]:
@@ -323,7 +370,7 @@ def _write_resolved(config: DictConfig) -> None:
 
 @contextmanager
 def _termination_as_interrupt(received: list[int]) -> Iterator[None]:
-    """Turn SIGTERM into KeyboardInterrupt, which Ray's calls hand on, and note it in `received`.
+    """Turn `_ENDING_SIGNALS` into KeyboardInterrupt, which Ray's calls hand on, and note them in `received`.
 
     Ray puts its own handler in place while it starts; before that the processes that it started end with this one.
     """
@@ -332,11 +379,14 @@ def _termination_as_interrupt(received: list[int]) -> Iterator[None]:
         received.append(number)
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    # What `nohup` has told this process not to mind stays so.
+    ending = [each for each in _ENDING_SIGNALS if signal.getsignal(each) != signal.SIG_IGN]
+    previous = {each: signal.signal(each, interrupt) for each in ending}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for each, handler in previous.items():
+            signal.signal(each, handler)
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def test_archive_masked_and_private(tmp_path, monkeypatch):
     log = tmp_path / "start_1.log"
     log.write_bytes(f"ok\npassword={VALUE}\nhunter2-in-the-environment \xff\n".encode("latin-1"))
     made = tmp_path / "bundle.tar.gz"
-    write_archive(made, "bundle", [log])
+    write_archive(made, "bundle", {log.name: log})
     assert made.stat().st_mode & 0o777 == 0o600
     with tarfile.open(made) as archive:
         (member,) = archive.getmembers()

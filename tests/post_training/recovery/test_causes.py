@@ -2,7 +2,8 @@
 
 import pytest
 
-from post_training.recovery.causes import CAUSES, Failure, classify
+from post_training.recovery.causes import Failure, classify
+from post_training.recovery.signs import CAUSES
 from verl_patches.trainer.configuration_checks.failures import KNOWN_FAILURES
 
 # https://github.com/vllm-project/vllm-ascend/issues/486
@@ -34,6 +35,7 @@ RAY_ENDED = (
 )
 DISK = "the disk that holds /data/run, mounted at /data, is full (no space left): make room there, or write elsewhere"
 ENDED_BY_WATCH = "rank 3 (process 7 on a) has not answered for 61 s in update of step 3; the run was ended"
+IN_USE = "/data/run is in use by process 4123 on a3-07, since 2026-11-26 09:12:44; wait for its end"
 HANG = {"kind": "not_answering", "ended": True, "step": 3, "message": ENDED_BY_WATCH}
 SLOW = HANG | {"ended": False}
 INVALID = "the run is not valid: metrics were not finite: actor/grad_norm at step 3"
@@ -79,7 +81,13 @@ The actor died because its node has died. Node Id: 5c0d."""
         (130, "interrupted", ACTOR_DIED, [], "interrupted"),
         (-15, "", "", [], "interrupted"),
         (143, "", "", [], "interrupted"),
-        (1, CACHE, "", [], "unknown"),
+        (1, CACHE, "", [], "bad_configuration"),
+        (-3, "", "", [], "interrupted"),
+        (131, "", "", [], "interrupted"),
+        (129, "", "", [], "interrupted"),
+        (-7, "", "step:3", [], "host_memory"),
+        (2, IN_USE, "", [], "in_use"),
+        (1, "", f"{IN_USE}\nerror: The training failed with exit code 2; the log is /logs/train.log.", [], "in_use"),
         (1, "KeyError: 'prompt'", "Traceback\nKeyError: 'prompt'", [], "unknown"),
     ],
 )

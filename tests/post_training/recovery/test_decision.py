@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from post_training.recovery.causes import CAUSES, Failure
+from post_training.recovery.causes import Failure
 from post_training.recovery.decision import Again, Attempt, Enough, Supervision
 from post_training.recovery.policy import NEVER_RETRIED, Policy
 from post_training.recovery.reduction import reduced
+from post_training.recovery.signs import CAUSES
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 

@@ -284,3 +284,11 @@ def test_a_validation_before_training_is_no_step():
     summary = summarise([validation, *trained], FACTS)
     assert summary == summarise(trained, FACTS) and (summary["steps"], summary["reward_first"]) == (2, 1.0)
     assert summarise([validation], FACTS)["steps"] == 0
+
+
+def test_ray_that_ended_is_in_the_summary():
+    """A run whose workers went on without Ray's server is complete, and its log is not."""
+    said = "Ray's process gcs_server ended during the run, so the log lacks what workers printed since"
+    faults = [{"kind": "ray_ended", "message": said, "step": 2, "time": 0.0}]
+    assert summarise([record(1)], FACTS, faults=faults)["ray_ended"] == said
+    assert summarise([record(1)], FACTS)["ray_ended"] is None

@@ -335,7 +335,7 @@ def test_one_value_of_the_weights_that_is_not_a_number_ends_it_before_training(i
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGQUIT, 131)])
 def test_a_signal_stops_all_that_was_started(inputs, tmp_path, number, code):
     with surroundings() as place:
         line, environment, mark = command(inputs, tmp_path)

@@ -1,21 +1,69 @@
-"""The records of a run that goes on: those of steps that are trained again are taken back."""
+"""The records of a run that goes on: damaged lines are set aside, and steps that are trained again are taken back."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 
-from post_training.checkpoint.durable import write_text_durably
+from post_training.checkpoint.durable import write_durably, write_text_durably
 
 BY_STEP = ("metrics.jsonl", "faults.jsonl", "alerts.jsonl")
+# The keys without which a line of a file cannot be used, and what they hold.
+_NEEDED: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "metrics.jsonl": {"step": int, "time": (int, float), "metrics": dict},
+    "faults.jsonl": {"step": (int, NoneType), "time": (int, float), "kind": str, "message": str},
+    "alerts.jsonl": {"step": int},
+    "events.jsonl": {"time": (int, float), "event": str},
+    "patches.jsonl": {"executed": list},
+}
+DAMAGED = ".damaged"
+"""What is added to a file's name for the lines of it that were set aside."""
+
+
+def set_aside_damaged(folder: Path) -> list[str]:
+    """Move the whole lines of the run's records in `folder` that cannot be read into files beside them.
+
+    Returns a sentence for each file that had such lines. An unfinished last line stays: it may still be being written.
+    """
+    sentences = []
+    for name, needed in _NEEDED.items():
+        path = folder / name
+        complete, _, unfinished = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
+        lines = [line for line in complete.split(b"\n") if line.strip()]
+        bad = [line for line in lines if not _is_record(line, needed)]
+        if not bad:
+            continue
+        with path.with_name(name + DAMAGED).open("ab") as aside:
+            aside.writelines(line + b"\n" for line in bad)
+        kept = [line + b"\n" for line in lines if _is_record(line, needed)]
+        write_durably(path, [*kept, unfinished], 0, lambda _: None)
+        os.chmod(path, 0o644)
+        count = "1 damaged line was" if len(bad) == 1 else f"{len(bad)} damaged lines were"
+        sentences.append(f"{path}: {count} set aside in {path.name}{DAMAGED}")
+    return sentences
+
+
+def _is_record(line: bytes, needed: Mapping[str, type | tuple[type, ...]]) -> bool:
+    try:
+        record = json.loads(line)
+    except ValueError:  # no JSON, or no UTF-8
+        return False
+    return isinstance(record, dict) and all(
+        isinstance(record.get(key, ...), kinds) and not isinstance(record.get(key), bool)
+        for key, kinds in needed.items()
+    )
 
 
 def take_back_steps(folder: str, step: int) -> None:
     """Keep of the run's records in `folder` those of steps up to `step`; an unfinished last line goes too.
 
-    Each file is replaced at once. An empty `folder` has no records.
+    Damaged lines are set aside and said. Each file is replaced at once. An empty `folder` has no records.
     """
+    for sentence in set_aside_damaged(Path(folder)) if folder else ():
+        print(f"warning: {sentence}", flush=True)
     for name in BY_STEP if folder else ():
         path = Path(folder) / name
         if not path.exists():

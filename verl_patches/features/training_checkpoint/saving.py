@@ -87,6 +87,8 @@ def _write_manifest(manifest: Manifest, folder: Path) -> str:
         manifest.write(folder)
     except OSError as error:
         return f"{folder / MANIFEST_NAME}: cannot be written ({error.strerror})"
+    except CheckpointError as error:
+        return str(error)
     return ""
 
 

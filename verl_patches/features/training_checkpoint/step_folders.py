@@ -15,7 +15,7 @@ from typing import Any
 
 from post_training.checkpoint.durable import hash_file, sync_folder, write_durably
 from post_training.checkpoint.files import CheckpointError
-from post_training.checkpoint.manifest import MANIFEST_NAME, Manifest, check_digests
+from post_training.checkpoint.manifest import MANIFEST_NAME, Manifest, check_digests, describe_missing
 from post_training.checkpoint.step_files import ACTOR, CRITIC, TRAINER_NAME, complete_manifest
 
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
@@ -37,12 +37,20 @@ def begin_step(root: Path, step: int) -> Path:
 
 
 def complete_step(root: Path, step: int, trainer: Mapping[str, Any]) -> None:
-    """Write the trainer's own state and the manifest of the whole beside what the workers have written."""
+    """Write the trainer's own state and the manifest of the whole beside what the workers have written.
+
+    Raises CheckpointError where a file of theirs has gone or changed since it was written.
+    """
     partial = _partial(root, step)
     text = json.dumps(trainer, indent=1).encode() + b"\n"
     written = write_durably(partial / TRAINER_NAME, [text], len(text), lambda _: None)
     manifests = [f"{model}/{MANIFEST_NAME}" for model in (ACTOR, CRITIC) if (partial / model).is_dir()]
     files = {TRAINER_NAME: written} | {name: hash_file(partial / name, lambda _: None) for name in manifests}
+    for name in manifests:
+        folder = (partial / name).parent
+        problem = describe_missing(folder, complete_manifest(folder).files)
+        if problem:
+            raise CheckpointError(problem)
     Manifest({"tool": "training_checkpoint", "step": step}, files=files, complete=True).write(partial)
 
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ LOOPBACK = "127.0.0.1"
 # How long Ray's processes may take to end by themselves once Ray was asked to, and to vanish once they were killed.
 _GRACE_S = 10.0
 _KILL_S = 20.0
+_LOOK_S = 2.0
 # Ray would start a worker for each processor, which nobody asked for, and answer the driver when they are there; for a
 # worker that is not there within a minute, as on a busy machine, it would wait for ever. And it would let every other
 # process of the machine go before its workers, which are those that train (niceness 15).
@@ -61,13 +62,45 @@ class OwnRay:
 
     def describe_end(self) -> str | None:
         """One sentence if a process without which there is no Ray has gone, though nobody asked it to; else None."""
-        gone = [name for name, process in self.vital.items() if not runs(process)]
+        gone = self._gone()
         if not gone:
             return None
         return (
-            f"Ray ended during the run: its process {' and '.join(gone)} has gone; was it killed, or did the machine "
+            f"Ray ended during the run: its process {gone} has gone; was it killed, or did the machine "
             "run out of memory? start the run again"
         )
+
+    @contextmanager
+    def reporting_end(self, report: Callable[[str], None]) -> Iterator[None]:
+        """Call `report` with a clause, once, where such a process goes while the block lasts.
+
+        Workers compute on without Ray's server for a while, so a run may come to its end; what they print is lost.
+        """
+        over = threading.Event()
+        reported: list[str] = []
+
+        def look() -> None:
+            gone = self._gone()
+            if gone and not reported:
+                reported.append(gone)
+                report(f"Ray's process {gone} ended during the run, so the log lacks what workers printed since")
+
+        def follow() -> None:
+            while not over.wait(_LOOK_S) and not reported:
+                look()
+
+        thread = threading.Thread(target=follow, name="ray-end", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            look()
+
+    def _gone(self) -> str:
+        """The names of the vital processes that do not run."""
+        return " and ".join(name for name, process in self.vital.items() if not runs(process))
 
 
 @contextmanager
@@ -125,7 +158,8 @@ def _signals_wait() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in ending}
     try:
         yield
     finally:

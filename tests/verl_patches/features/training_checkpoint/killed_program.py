@@ -57,7 +57,7 @@ def train(folder: Path, dtype: str) -> None:
         trained.save(partial / "actor")
         if rank == 0:
             with (folder / "metrics.jsonl").open("a") as records:
-                records.write(json.dumps({"step": step, "metrics": {"loss": loss}}) + "\n")
+                records.write(json.dumps({"step": step, "time": 0.0, "metrics": {"loss": loss}}) + "\n")
             publisher.logged(step, {})
         dist.barrier()  # verl's driver asks for the next update after it has published the step
     dist.destroy_process_group()

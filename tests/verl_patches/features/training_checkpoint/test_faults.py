@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from post_training.checkpoint import manifest
 from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.files import CheckpointError
 from tests.verl_patches.features.training_checkpoint.ranks import ONE, full_states, rank_of, save_all
@@ -48,6 +49,19 @@ def test_a_file_system_that_takes_no_more_bytes_leaves_no_file(tmp_path):
     made = rank_of("qwen2", ONE, 0)
     load_training(tmp_path, made)
     assert not any(tensor.isnan().any() for tensor in made.tensors.values())
+
+
+@pytest.mark.parametrize("damage", [os.unlink, lambda path: os.truncate(path, 100)])
+def test_no_manifest_where_a_written_file_has_changed(tmp_path, monkeypatch, damage):
+    """A second run that writes the same folder takes the files away while the ranks agree on the list."""
+    monkeypatch.setattr(manifest, "_SEEN_WITHIN_S", 0)
+    monkeypatch.setattr(manifest, "_POLL_S", 0)
+    file = rank_file(tmp_path, trained(), {}, {})
+    problem, written = file.write()
+    damage(tmp_path / file.name)
+    with pytest.raises(CheckpointError, match="instead of the .* bytes that were written"):
+        file.complete(problem, written)
+    assert not (tmp_path / "manifest.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from post_training.checkpoint import manifest
 from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.manifest import Manifest
+from post_training.report.metrics import read_entries, read_records
 from verl_patches.features.data_order.order import DataOrderError
 from verl_patches.features.training_checkpoint import circumstances
 from verl_patches.features.training_checkpoint import trainer as saving
@@ -508,14 +510,56 @@ def test_other_settings_and_software_are_said_in_one_warning(trainer, monkeypatc
 
 
 def test_records_of_steps_that_are_trained_again_are_taken_back(trainer, tmp_path):
-    lines = [json.dumps({"step": step, "metrics": {}}) for step in (1, 2, 3)]
+    lines = [json.dumps({"step": step, "time": 1.0, "metrics": {}}) for step in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 4, "met')
-    (tmp_path / "faults.jsonl").write_text('{"step": null}\n{"step": 3}\n')
+    early, late = (
+        json.dumps({"time": 1.0, "kind": "not_answering", "step": step, "message": "rank 1 ..."}) for step in (None, 3)
+    )
+    (tmp_path / "faults.jsonl").write_text(f"{early}\n{late}\n")
     saved(trainer, 2)
     resume_step(trainer(), str(tmp_path))
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == lines[:2]
-    assert (tmp_path / "faults.jsonl").read_text().splitlines() == ['{"step": null}']
+    assert (tmp_path / "faults.jsonl").read_text().splitlines() == [early]
     take_back_steps("", 2)
+
+
+DAMAGES = (
+    b"\0" * 64,
+    b'{"step": 2, "time": 1.0, "metr',
+    b"\xff\xfe",
+    b"[1]",
+    b'{"step": "2", "time": 1.0, "metrics": {}}',
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_lines_set_aside_counted_and_said(trainer, tmp_path, capsys, damage):
+    """Whole lines, as a power loss or a full disk leaves them; the steps around them are kept."""
+    lines = [json.dumps({"step": step, "time": 1.0, "metrics": {"a": 0.5}}).encode() for step in (1, 2, 3)]
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_bytes(b"\n".join([lines[0], damage, lines[1], damage, lines[2]]) + b"\n" + lines[0][:9])
+    (tmp_path / "events.jsonl").write_bytes(damage + b'\n{"time": 1.0, "event": "ray_ready"}\n')
+    saved(trainer, 2)
+    resume_step(trainer(), str(tmp_path))
+    said = capsys.readouterr().out
+    assert f"{metrics}: 2 damaged lines were set aside in metrics.jsonl.damaged" in said
+    assert "events.jsonl: 1 damaged line was set aside" in said
+    assert metrics.read_bytes().splitlines() == lines[:2]
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == (damage + b"\n") * 2
+    assert [record.step for record in read_records(metrics)] == [1, 2]
+    assert read_entries(tmp_path / "events.jsonl") == [{"time": 1.0, "event": "ray_ready"}]
+
+
+def test_checkpoint_without_a_rank_file_not_published(trainer, monkeypatch):
+    """Another process has removed it between the workers' manifest and the end of the step."""
+    monkeypatch.setattr(manifest, "_SEEN_WITHIN_S", 0)
+    monkeypatch.setattr(manifest, "_POLL_S", 0)
+    made = trainer(3)
+    save_step(made, CheckpointSettings())
+    next(made.root.glob("global_step_3.partial/actor/rank-*")).unlink()
+    with pytest.raises(CheckpointError, match="rank-00000-of-00001.safetensors: is missing instead of the"):
+        process_publisher().logged(3, {})
+    assert newest_step(made.root) == (None, []) and not list(made.root.glob("global_step_3.partial/manifest.json"))
 
 
 def test_nothing_that_is_saved_is_a_pickle(trainer):

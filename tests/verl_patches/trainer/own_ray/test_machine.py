@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 
 import pytest
+from omegaconf import OmegaConf
+
+from verl_patches.features.measure.run_files import read_faults
+from verl_patches.features.training_checkpoint.run_records import take_back_steps
+from verl_patches.trainer import main_ppo
+from verl_patches.trainer.own_ray import OwnRay, machine
 
 # How many workers there are when Ray, ours or as it comes, has answered the driver, which has asked for none; and the
 # niceness of one that is asked for.
@@ -53,3 +61,49 @@ def test_an_error_that_ends_the_driver_is_shown_without_ray():
     done = subprocess.run([sys.executable, "-c", FAILS], capture_output=True, text=True, timeout=600)
     assert done.returncode == 1 and "GCS" not in done.stderr, done.stderr[-3000:]
     assert done.stderr.splitlines()[-1] == "ValueError: of the driver"
+
+
+@pytest.fixture
+def server():
+    """A process that stands for Ray's server."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def test_end_of_rays_server_reported_once(tmp_path, server, monkeypatch):
+    """While the run goes on, and not again at its end."""
+    monkeypatch.setattr(machine, "_LOOK_S", 0.01)
+    ray, said = OwnRay(tmp_path, {"gcs_server": server.pid}), []
+    reported = threading.Event()
+    with ray.reporting_end(lambda clause: (said.append(clause), reported.set())):
+        server.kill()
+        server.wait()
+        assert reported.wait(60)
+    assert said == ["Ray's process gcs_server ended during the run, so the log lacks what workers printed since"]
+
+
+def test_end_of_rays_server_in_the_last_moment_reported(tmp_path, server):
+    ray, said = OwnRay(tmp_path, {"raylet": os.getpid(), "gcs_server": server.pid}), []
+    with ray.reporting_end(said.append):
+        server.kill()
+        server.wait()
+    assert len(said) == 1 and "gcs_server" in said[0] and "raylet" not in said[0]
+
+
+def test_ray_that_runs_is_not_reported(tmp_path, server):
+    said = []
+    with OwnRay(tmp_path, {"gcs_server": server.pid}).reporting_end(said.append):
+        pass
+    assert said == []
+
+
+def test_fault_of_ended_ray_is_taken_back_with_its_step(tmp_path):
+    """It is of the step that went on, so that a run that goes on from before it is not blamed for it."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time": 1.0, "metrics": {}}\n')
+    config = OmegaConf.create({"actor_rollout_ref": {"overlay": {"measure": {"output_dir": str(tmp_path)}}}})
+    main_ppo._report_ray_end(config, "Ray's process gcs_server ended during the run")
+    (fault,) = read_faults(tmp_path)
+    assert (fault["kind"], fault["step"]) == ("ray_ended", 2)
+    take_back_steps(str(tmp_path), 1)
+    assert read_faults(tmp_path) == []

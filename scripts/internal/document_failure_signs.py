@@ -1,0 +1,50 @@
+"""Writes the table of messages into docs/failure-signs.md and its Chinese sister, between the two marks there.
+
+Run it after a change of post_training/recovery/signs.py: python -m scripts.internal.document_failure_signs
+"""
+
+import sys
+from pathlib import Path
+
+from post_training.recovery.policy import Policy
+from post_training.recovery.signs import SIGNS, Sign
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (ROOT / "docs" / "failure-signs.md", ROOT / "docs" / "failure-signs.zh.md")
+_BEGIN, _END = "<!-- signs -->\n", "<!-- end of signs -->\n"
+_LONGEST = 150
+
+
+def written(page: str) -> str:
+    """The text of a page with the table between its marks."""
+    before, _, rest = page.partition(_BEGIN)
+    head = rest.partition("|---|")[0]
+    _, _, after = rest.partition(_END)
+    rows = "".join(f"| {' | '.join(_cells(sign))} |\n" for sign in SIGNS)
+    return f"{before}{_BEGIN}{head}|---|---|---|---|\n{rows}{_END}{after}"
+
+
+def _cells(sign: Sign) -> tuple[str, str, str, str]:
+    example = sign.example if len(sign.example) <= _LONGEST else f"{sign.example[:_LONGEST]}..."
+    source = sign.source
+    if "://" in source:
+        place = source.removeprefix("https://").removeprefix("github.com/")
+        shown = place if len(place) < 50 else place.partition("/")[0]
+        source = f"[{shown}]({source})"
+    else:
+        source = f"`{source}`"
+    # Two spaces would be one: a double backtick keeps those of the message.
+    quoted = example.replace("|", "\\|")
+    marks = "``" if "`" in quoted else "`"
+    return f"{marks}{quoted}{marks}", f"`{sign.cause}`", f"`{Policy().actions[sign.cause]}`", source
+
+
+def main() -> int:
+    """Write both pages; returns the exit code."""
+    for page in PAGES:
+        page.write_text(written(page.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""The writer of a run's folders owns them: entry point, rehearsal and proof are refused beside another run."""
+
+import io
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from post_training import run_lock
+from post_training.run_lock import FolderInUse, FolderLock
+from rehearsal import stages
+from rehearsal.plan import Options, make_plan
+from rehearsal.processes import SignalFlag
+from scripts import prove_resume
+from verl_patches.trainer import main_ppo
+
+ROOT = Path(__file__).resolve().parents[3]
+HOLDER = """
+import sys
+from pathlib import Path
+from post_training.run_lock import owning
+with owning([Path(sys.argv[1])], sys.argv[2]):
+    print("owned", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def owned():
+    """Has another process own a folder in a role."""
+    holders = []
+
+    def own(folder, role="run"):
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-c", HOLDER, str(folder), role]
+        holders.append(subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, **streams))
+        assert holders[-1].stdout.readline() == "owned\n"
+        return holders[-1]
+
+    yield own
+    for holder in holders:
+        holder.communicate()
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Runs of the entry point that end at once: where Ray would start their number is noted."""
+    begun, concluded = [], []
+    monkeypatch.setattr(main_ppo, "_write_resolved", lambda config: None)
+    monkeypatch.setattr(main_ppo, "_carry_out", lambda config, workers: begun.append(1) or (0, ""))
+    monkeypatch.setattr(main_ppo, "_conclude", lambda *_: concluded.append(1))
+    return begun, concluded
+
+
+def config(output, checkpoints, save_freq=5):
+    trainer = {"default_local_dir": str(checkpoints), "save_freq": save_freq, "resume_mode": "auto"}
+    measure = {"output_dir": str(output)}
+    return OmegaConf.create({"trainer": trainer, "actor_rollout_ref": {"overlay": {"measure": measure}}})
+
+
+def test_run_into_a_living_runs_output_refused(tmp_path, owned, runs, capsys):
+    holder = owned(tmp_path)
+    assert main_ppo.run(config(tmp_path, tmp_path / "checkpoints")) == 2
+    assert f"error: {tmp_path} is in use by process {holder.pid}" in capsys.readouterr().err and runs == ([], [])
+    holder.communicate()
+    assert main_ppo.run(config(tmp_path, tmp_path / "checkpoints")) == 0 and runs == ([1], [1])
+    assert main_ppo.run(config(tmp_path, tmp_path / "checkpoints")) == 0
+
+
+def test_other_output_with_same_checkpoints_refused(tmp_path, owned, runs, capsys):
+    """Two runs whose files differ, and whose `trainer.default_local_dir` is one: each would delete the other's."""
+    shared = tmp_path / "checkpoints"
+    owned(shared)
+    assert main_ppo.run(config(tmp_path / "mine", shared)) == 2
+    assert f"error: {shared} is in use by process" in capsys.readouterr().err and runs == ([], [])
+    with pytest.raises(FolderInUse):
+        main_ppo._check_free(config(tmp_path / "mine", shared))
+    assert main_ppo.run(config(tmp_path / "mine", shared, save_freq=-1)) == 0, "it only reads them"
+
+
+def test_run_that_lost_its_folder_writes_nothing_more(tmp_path, runs, monkeypatch):
+    owned = run_lock.Ownership()
+
+    def lose(config, workers):
+        owned.lost = "another start has taken it over"
+        return 143, ""
+
+    monkeypatch.setattr(run_lock, "Ownership", lambda: owned)
+    monkeypatch.setattr(main_ppo, "_carry_out", lose)
+    assert main_ppo.run(config(tmp_path, tmp_path / "checkpoints")) == 143 and runs[1] == []
+
+
+def test_folder_that_takes_no_file_named_by_its_key(tmp_path, runs, capsys):
+    (tmp_path / "file").touch()
+    for output, checkpoints, key in (
+        (tmp_path / "file" / "out", tmp_path / "a", "actor_rollout_ref.overlay.measure.output_dir"),
+        (tmp_path / "out", tmp_path / "file" / "b", "trainer.default_local_dir"),
+    ):
+        assert main_ppo.run(config(output, checkpoints)) == 2
+        assert f"error: {key}=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("role", ["run", "rehearsal"])
+def test_rehearsal_into_a_living_runs_folder_refused(tmp_path, owned, monkeypatch, role):
+    """A training that was started without a rehearsal counts too; `--resume` of a run that goes on as well."""
+    owned(tmp_path, role)
+    monkeypatch.setattr(stages, "check_before_anything", lambda plan: None)
+    plan = replace(make_plan(Options(output=tmp_path, resumes=True), "now"))
+    with SignalFlag() as signals, pytest.raises(FolderInUse, match="is in use by process"):
+        stages.Rehearsal(Console(file=io.StringIO()), signals, 0.0).carry_out(plan)
+    assert {each.name for each in tmp_path.iterdir()} == {f".{role}.owner.1"}
+
+
+def test_second_proof_in_one_folder_refused(tmp_path, owned, capsys):
+    owned(tmp_path, "proof")
+    assert prove_resume.main(["--config-name", "rehearsal", "--output", str(tmp_path)]) == 2
+    assert "is in use by process" in capsys.readouterr().err
+    FolderLock(tmp_path, "run").check_free()
