@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
+from transformers import DeepseekV3Config
 from verl import DataProto
 
 import overlay
@@ -135,7 +136,7 @@ def logits_are_divided(body):
 @demonstrates("verl.models.mcore.registry:hf_to_mcore_config", OWN_MODELS)
 def the_configuration_is_ours(body):
     with instead_of("post_training.models.megatron.deepseek_v3_config.deepseek_v3_config_from_huggingface"):
-        return asks_ours(lambda: body(Upstream(), DEEPSEEK, torch.bfloat16))
+        return asks_ours(lambda: body(Upstream(), DeepseekV3Config(**vars(DEEPSEEK)), torch.bfloat16))
 
 
 @demonstrates("verl.models.mcore.registry:init_mcore_model", OWN_MODELS)
@@ -636,7 +637,8 @@ def the_critics_steps_are_guarded(body):
 @demonstrates(f"{WORKER}.__init__", SETTINGS)
 def the_workers_settings_are_in_force(body):
     with mock.patch.object(settings, "_current", settings.OverlaySettings.all_off()):
-        body(Upstream(), SimpleNamespace(), {"overlay": {"precision": "float32"}}, "actor")
+        node = {"overlay": {"precision": "float32"}, "model": {"path": "/nowhere"}}
+        body(Upstream(), SimpleNamespace(), node, "actor")
         return settings.current().precision
 
 
