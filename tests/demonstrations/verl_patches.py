@@ -1,6 +1,7 @@
 """What the patches of verl change."""
 
 import contextlib
+import json
 import tempfile
 from dataclasses import replace
 from functools import partial
@@ -8,7 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import pyarrow
 import torch
+from datasets import Features
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transformers import DeepseekV3Config
@@ -19,6 +22,7 @@ from tests.demonstrations import Upstream, demonstrates
 from verl_patches.features import settings
 from verl_patches.features.alerts.feature import ALERTS
 from verl_patches.features.compatibility.feature import (
+    DATA_FILES,
     ENTROPY_BONUS,
     FULLY_SHARDED,
     MEGATRON_ON_NPU,
@@ -1197,3 +1201,19 @@ def serialized_bytes_are_counted(body):
     with mock.patch.object(serialized, "_bytes", 0):
         body(lambda self: (b"four", {}, {}), SimpleNamespace())
         return serialized.take()
+
+
+@demonstrates("verl.utils.dataset.rl_dataset:RLHFDataset._read_files_and_tokenize", DATA_FILES)
+def types_of_a_later_release_are_those_of_the_file(body):
+    types = {"info": {"features": {"prompt": {"feature": {"dtype": "string", "_type": "Value"}, "_type": "List"}}}}
+    schema = pyarrow.schema([("prompt", pyarrow.list_(pyarrow.string()))], {"huggingface": json.dumps(types)})
+    read = []
+
+    def upstream(self):
+        read.append(Features.from_arrow_schema(schema))
+
+    try:
+        body(upstream, None)
+    except ValueError as error:
+        return str(error)
+    return str(read)

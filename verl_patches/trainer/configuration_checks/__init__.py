@@ -23,7 +23,12 @@ from verl_patches.trainer.configuration_checks.files import (
     check_model_folder,
     check_reward,
 )
-from verl_patches.trainer.configuration_checks.fsdp import check_features, check_sequence_sharing, check_strategies
+from verl_patches.trainer.configuration_checks.fsdp import (
+    check_features,
+    check_sequence_sharing,
+    check_strategies,
+    check_token_limits,
+)
 from verl_patches.trainer.configuration_checks.handed_over import check_engine_arguments, check_transformer_options
 from verl_patches.trainer.configuration_checks.model import check_model, check_model_path, described
 from verl_patches.trainer.configuration_checks.names import known_keys, unknown_key
@@ -72,7 +77,7 @@ _BOTH = (
 )
 _OF_BACK_END = {
     "megatron": (check_transformer_options, check_model_path, *_BOTH, check_recomputation),
-    "fsdp": (check_strategies, check_sequence_sharing, check_model_path, *_BOTH),
+    "fsdp": (check_strategies, check_sequence_sharing, check_model_path, *_BOTH, check_token_limits),
 }
 
 
