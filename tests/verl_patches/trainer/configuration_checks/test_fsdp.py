@@ -255,6 +255,36 @@ def test_a_critic_of_another_vocabulary_is_refused(tmp_path):
     check_configuration(compose(NAME, paths))  # nothing reads a critic
 
 
+LIMIT = "max_token_len_per_gpu"
+
+
+@pytest.mark.parametrize(
+    ("group", "switch", "limit"),
+    [
+        ("actor", "use_dynamic_bsz", f"ppo_{LIMIT}"),
+        ("rollout", "log_prob_use_dynamic_bsz", f"log_prob_{LIMIT}"),
+        ("ref", "log_prob_use_dynamic_bsz", f"log_prob_{LIMIT}"),
+    ],
+)
+def test_token_limit_below_a_sequence_is_rejected(group, switch, limit):
+    """What verl's splitter asserts in the first update, for sequences of 4,096 tokens."""
+    lengths = ["data.max_prompt_length=1024", "data.max_response_length=3072", UNPADDED]
+    key = f"actor_rollout_ref.{group}.{limit}"
+
+    def check(tokens, on="true", *more):
+        dynamic = [f"actor_rollout_ref.{group}.{switch}={on}", f"{key}={tokens}"]
+        check_configuration(compose(NAME, [MODEL, *lengths, *dynamic, *more]))
+
+    with pytest.raises(ConfigurationError, match=f"{key}=3072 is less than the 4096 tokens .*give at least 4096, or"):
+        check(3072)
+    check(4096)
+    check(3072, "false")
+    shared = (f"{ULYSSES}=2", "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2")
+    check(2048, "true", *shared)
+    with pytest.raises(ConfigurationError, match="=2047 .* on 2 dies that share a sequence; give at least 2048"):
+        check(2047, "true", *shared)
+
+
 def test_heads_that_do_not_divide_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(SMALLEST))
     overrides = [f"actor_rollout_ref.model.path={tmp_path}", "actor_rollout_ref.rollout.tensor_model_parallel_size=4"]
