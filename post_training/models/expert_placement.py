@@ -48,7 +48,10 @@ def expert_placement_findings(placement: ExpertPlacement) -> Iterator[str]:
 def _pipeline_findings(placement: ExpertPlacement) -> Iterator[str]:
     listed, stages = list(placement.num_layer_list), placement.stages
     if placement.virtual_stages is not None:
-        yield "models with experts on megatron-core 0.8.0 do not support virtual pipeline stages"
+        yield (
+            f"virtual_pipeline_model_parallel_size={placement.virtual_stages} is invalid: models with experts on "
+            "megatron-core 0.8.0 do not support virtual pipeline stages. Set it to null"
+        )
     if not listed:
         if placement.layers % stages:
             yield f"{placement.layers} layers do not divide over {stages} stages: set num_layer_list"

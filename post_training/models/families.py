@@ -136,7 +136,10 @@ def variant_findings(family: ModelFamily, config: Mapping[str, Any]) -> Iterator
             yield invalid(key, value, f"every {family.name} has an integer above 0 there", "Copy the file again")
     if config.get("quantization_config"):
         reason = "the checkpoint is quantised, and training and rollout compute in bfloat16"
-        remedy = "Convert the weights to bf16 (scripts/fp8_cast_bf16.py does it for FP8) and remove quantization_config"
+        remedy = (
+            "Remove quantization_config and give bf16 weights: scripts/fp8_cast_bf16.py makes them of FP8, and "
+            "actor_rollout_ref.actor.megatron.load_from_hf reads FP8 as it is"
+        )
         yield invalid("quantization_config", config["quantization_config"], reason, remedy)
     if config.get("use_sliding_window"):
         reason = "vLLM supports no sliding window for some but all layers, and Megatron none at all"

@@ -34,7 +34,10 @@ NOT_SEEN_BY_BUILDERS = ("num_nextn_predict_layers=", "quantization_config=", "du
 SENTENCES = {
     # Cases from public reports: the job, the model, and what it is rejected for.
     ("deepseek_v3_256die_random_init", "deepseek-ai/DeepSeek-V3.1"): "num_nextn_predict_layers=1 of the model's config",
-    ("deepseek_v3_256die_true_weight", "deepseek-ai/DeepSeek-V3, FP8 left"): "Convert the weights to bf16",
+    (
+        "deepseek_v3_256die_true_weight",
+        "deepseek-ai/DeepSeek-V3, FP8 left",
+    ): "Remove quantization_config and give bf16 weights",
     ("deepseek_v3_256die_true_weight", "deepseek-ai/DeepSeek-V3.2-Exp"): (
         "no layout table describes architecture DeepseekV32ForCausalLM; known are DeepseekV3ForCausalLM, Qwen2ForC"
     ),

@@ -91,7 +91,7 @@ def test_the_defaults_are_those_of_the_published_model():
     ("changes", "sentence"),
     [
         ({"num_nextn_predict_layers": 1}, "Set num_nextn_predict_layers to 0"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "Convert the weights to bf16"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "Remove quantization_config and give bf16 weights"),
         ({"q_lora_rank": None}, "only DeepSeek models with q_lora_rank"),
         ({"tie_word_embeddings": True}, "needs moe_layer_freq=1 and tie_word_embeddings=False"),
         ({"scoring_func": "softmax"}, "compute DeepSeek-V3's scoring_func=sigmoid"),
