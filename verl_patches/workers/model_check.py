@@ -26,7 +26,7 @@ def check_workers_model(config: Mapping[str, Any]) -> None:
     model = described(_local(config["model"]["path"]))
     if model is None:
         return
-    node = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
+    node: Any = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
     use = ModelUse(node, backend_of({"actor_rollout_ref": node}), int(os.environ["WORLD_SIZE"]))
     for sentence in model_findings(model, use):
         raise ConfigurationError(sentence)

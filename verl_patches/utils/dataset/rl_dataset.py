@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from overlay import wrap
@@ -12,7 +12,6 @@ from verl_patches.features.compatibility.feature import DATA_FILES
 
 if TYPE_CHECKING:
     import pyarrow
-    from datasets import Features
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
 
@@ -37,7 +36,7 @@ def _unknown_types_left_out() -> Iterator[None]:
 
     known = Features.from_arrow_schema
 
-    def from_arrow_schema(schema: pyarrow.Schema) -> Features:
+    def from_arrow_schema(schema: pyarrow.Schema) -> Any:
         try:
             return known(schema)
         except ValueError:
