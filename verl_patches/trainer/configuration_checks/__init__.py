@@ -30,7 +30,7 @@ from verl_patches.trainer.configuration_checks.fsdp import (
     check_token_limits,
 )
 from verl_patches.trainer.configuration_checks.handed_over import check_engine_arguments, check_transformer_options
-from verl_patches.trainer.configuration_checks.model import check_model, check_model_path, described
+from verl_patches.trainer.configuration_checks.model import check_model, check_model_path, check_stages, described
 from verl_patches.trainer.configuration_checks.names import known_keys, unknown_key
 from verl_patches.trainer.configuration_checks.rollout import (
     check_cache_format,
@@ -106,6 +106,7 @@ def check_configuration(config: Mapping[str, Any], model: Mapping[str, Any] | No
     check_model(values, model if model is not None else described(values["actor_rollout_ref"]["model"]["path"]))
     for feature in FEATURES:
         feature.check(values, settings)
+    check_stages(values)
     check_ray(values)
     check_ray_slots(values)
     return settings
