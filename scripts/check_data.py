@@ -20,7 +20,7 @@ if __name__ == "__main__":
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 from post_training.data import DataError  # noqa: E402
-from post_training.data.inspection import Expectations, Inspection, Measure, inspect_file  # noqa: E402
+from post_training.data.inspection import Expectations, Inspection, Measure, inspect_file, too_few_rows  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 
 SOUND, DEFECTIVE, UNREADABLE = 0, 1, 2
@@ -36,6 +36,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--filter_overlong_prompts",
         action="store_true",
         help="the run sets data.filter_overlong_prompts=true, so that longer prompts are left out",
+    )
+    parser.add_argument(
+        "--train_batch_size", type=int, default=1, help="data.train_batch_size, which the rows must fill (default: 1)"
     )
     parser.add_argument("--prompt_key", default="prompt", help="data.prompt_key (default: prompt)")
     parser.add_argument("--reward_fn_key", default="data_source", help="data.reward_fn_key (default: data_source)")
@@ -95,6 +98,9 @@ def main(arguments: list[str] | None = None) -> int:
             raise DataError(f"--max_prompt_length is {options.max_prompt_length}: it must be at least 1.")
         measure = token_counter(options.tokenizer) if options.tokenizer else None
         inspection = inspect_file(options.file, expected, measure)
+        if 0 < inspection.rows < options.train_batch_size:
+            few = too_few_rows(inspection.rows, options.train_batch_size, "data.train_batch_size")
+            inspection.findings.append(few)
     except (DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return UNREADABLE

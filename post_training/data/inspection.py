@@ -108,10 +108,53 @@ def check_configured_files(data: Mapping[str, Any]) -> None:
     """
     if (data.get("custom_cls") or {}).get("path"):
         return
-    for files in (data["train_files"], data["val_files"]):
-        for file in [files] if isinstance(files, str) else files:
-            if "://" not in file:
-                check_file(Path(file).expanduser(), Expectations(data["prompt_key"], data["reward_fn_key"]))
+    expected = Expectations(data["prompt_key"], data["reward_fn_key"])
+    for key in ("train_files", "val_files"):
+        files = [data[key]] if isinstance(data[key], str) else list(data[key])
+        here = [Path(file).expanduser() for file in files if "://" not in file]
+        rows = sum(check_file(path, expected) for path in here)
+        _check_alike(here)
+        if not files:
+            raise DataError(f"data.{key}=[] names no file: give at least one parquet file.")
+        if key == "train_files" and len(here) == len(files):
+            _check_batch(data, rows)
+
+
+def _check_batch(data: Mapping[str, Any], rows: int) -> None:
+    """verl leaves out what does not fill a batch."""
+    key = "gen_batch_size" if data.get("gen_batch_size") else "train_batch_size"
+    if rows < data[key]:
+        raise DataError(f"data.train_files: {too_few_rows(rows, data[key], f'data.{key}').sentence()}")
+
+
+def too_few_rows(rows: int, batch: int, key: str) -> Finding:
+    """The finding of files that do not fill the first batch; `key` is the batch's."""
+    problem = f"the data hold {rows} rows, fewer than {key}={batch}, and verl trains on whole batches alone"
+    return Finding("*", problem, f"set {key} to at most {rows}, or give more rows")
+
+
+def _check_alike(paths: list[Path]) -> None:
+    """verl puts the files of a list together, which takes columns of one type each."""
+    first: dict[str, tuple[Path, Any]] = {}
+    for path in paths:
+        for column in pyarrow.parquet.read_schema(path):
+            earlier, known = first.setdefault(column.name, (path, column.type))
+            if pyarrow.types.is_null(column.type) or pyarrow.types.is_null(known):
+                continue
+            if _plain(known) != _plain(column.type):
+                raise DataError(
+                    f"{path}: column {column.name} is {column.type}, and {known} in {earlier}, which verl cannot put "
+                    f"together; {_CONVERT}."
+                )
+
+
+def _plain(kind: pyarrow.DataType) -> Any:
+    """A type without the names of list items and the order of fields, which datasets does not compare."""
+    if pyarrow.types.is_struct(kind):
+        return {kind.field(at).name: _plain(kind.field(at).type) for at in range(kind.num_fields)}
+    if pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
+        return [str(kind).partition("<")[0], _plain(kind.value_type)]
+    return kind.value_type if pyarrow.types.is_dictionary(kind) else kind
 
 
 def check_file(path: Path, expected: Expectations = Expectations()) -> int:

@@ -3,7 +3,7 @@
 Canonical names and shapes are those of transformers' DeepseekV3ForCausalLM; every linear weight is [out, in].
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -23,7 +23,8 @@ from post_training.layouts.layout import (
     rollout_vocabulary_pieces,
     whole_box,
 )
-from post_training.models.families import MegatronModel, MindspeedModel, ModelFamily
+from post_training.models.families import MegatronModel, MindspeedModel, ModelFamily, variant_findings
+from post_training.models.sentences import invalid, refuse
 from post_training.models.sizes import ModelSizes
 
 CASTABLE = (".mlp.gate.weight",)
@@ -39,6 +40,39 @@ _CONFIGURATION_KEYS = (
     "num_attention_heads", "n_routed_experts", "n_shared_experts", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
     "qk_rope_head_dim", "v_head_dim", "vocab_size",
 )  # fmt: skip
+
+
+_AS_PUBLISHED = {
+    "scoring_func": "sigmoid", "topk_method": "noaux_tc", "attention_bias": False, "tie_word_embeddings": False,
+    "moe_layer_freq": 1,
+}  # fmt: skip
+
+
+def _layout_variants(config: Mapping[str, Any]) -> Iterator[str]:
+    """What the tables do not describe."""
+    if config.get("q_lora_rank") is None:
+        reason = "only DeepSeek models with q_lora_rank (V2, V3, R1) have a layout table, not V2-Lite"
+        yield invalid("q_lora_rank", None, reason, "Set actor_rollout_ref.model.path to DeepSeek-V3 or R1")
+    for key in ("moe_layer_freq", "tie_word_embeddings"):
+        if config.get(key, _AS_PUBLISHED[key]) != _AS_PUBLISHED[key]:
+            reason = "the DeepSeek-V3 layout needs moe_layer_freq=1 and tie_word_embeddings=False"
+            yield invalid(key, config[key], reason, "Set actor_rollout_ref.model.path to DeepSeek-V3 or R1")
+
+
+def variants(config: Mapping[str, Any]) -> Iterator[str]:
+    """What the tables do not describe, and what training has no modules for."""
+    yield from _layout_variants(config)
+    if config.get("num_nextn_predict_layers"):
+        reason = "layers for multi-token prediction are not trained"
+        remedy = "Set num_nextn_predict_layers to 0; the weights of these layers may stay in the folder"
+        yield invalid("num_nextn_predict_layers", config["num_nextn_predict_layers"], reason, remedy)
+    for key in ("scoring_func", "topk_method", "attention_bias"):
+        if config.get(key, _AS_PUBLISHED[key]) != _AS_PUBLISHED[key]:
+            reason = f"training and rollout compute DeepSeek-V3's {key}={_AS_PUBLISHED[key]}"
+            yield invalid(key, config[key], reason, "Set actor_rollout_ref.model.path to DeepSeek-V3 or R1")
+    for key in ("first_k_dense_replace", "n_shared_experts"):
+        if key not in config:
+            yield invalid(key, None, "every DeepSeek-V3 names it", "Copy the file again")
 
 
 @dataclass(frozen=True)
@@ -68,10 +102,7 @@ class DeepseekV3Shape:
         Raises ValueError for a variant that these tables do not describe.
         """
         values = config if isinstance(config, Mapping) else config.to_dict()
-        if values.get("q_lora_rank") is None:
-            raise ValueError("only DeepSeek models with q_lora_rank (V2, V3, R1) have a layout table, not V2-Lite")
-        if values.get("moe_layer_freq", 1) != 1 or values.get("tie_word_embeddings"):
-            raise ValueError("the DeepSeek-V3 layout needs moe_layer_freq=1 and tie_word_embeddings=False")
+        refuse(_layout_variants(values))
         missing = [key for key in _CONFIGURATION_KEYS if key not in values]
         if missing:
             raise ValueError(f"the model's configuration has no {missing[0]}, which every DeepSeek-V3 has")
@@ -329,10 +360,11 @@ def sizes(config: Mapping[str, Any]) -> ModelSizes:
     )
 
 
-def _megatron_config(*args: Any, **overrides: Any) -> Any:
+def _megatron_config(hf_config: Any, *args: Any, **overrides: Any) -> Any:
     from post_training.models.megatron.deepseek_v3_config import deepseek_v3_config_from_huggingface
 
-    return deepseek_v3_config_from_huggingface(*args, **overrides)
+    refuse(variant_findings(FAMILY, hf_config.to_dict()))
+    return deepseek_v3_config_from_huggingface(hf_config, *args, **overrides)
 
 
 def _megatron_model(*args: Any, **options: Any) -> Any:
@@ -344,6 +376,7 @@ def _megatron_model(*args: Any, **options: Any) -> Any:
 def _mindspeed_arguments(hf_config: Any) -> dict[str, Any]:
     from post_training.models.mindspeed.deepseek_v3_arguments import model_arguments
 
+    refuse(variant_findings(FAMILY, hf_config.to_dict()))
     return model_arguments(hf_config)
 
 
@@ -391,4 +424,18 @@ FAMILY = ModelFamily(
     published={"deepseek-v3": PUBLISHED},
     balances_router=True,
     rollout_graphs="torchair",
+    positive=(
+        "moe_intermediate_size",
+        "n_routed_experts",
+        "num_experts_per_tok",
+        "n_group",
+        "topk_group",
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+    ),  # fmt: skip
+    variants=variants,
+    megatron_rope=("yarn",),
 )

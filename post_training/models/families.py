@@ -7,14 +7,26 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from post_training.layouts.layout import Table
+from post_training.models.sentences import invalid
 from post_training.models.sizes import ModelSizes
+
+_SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "max_position_embeddings",
+)  # fmt: skip
+_ANOTHER = "Set actor_rollout_ref.model.path to another model"
+
+
+def _no_variants(config: Mapping[str, Any]) -> Iterator[str]:
+    """All models of the family are described."""
+    yield from ()
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,9 @@ class ModelFamily:
     far as layouts need them. megatron: None where verl's own model is trained. shards: of the values of a config.json,
     what the forms of MindSpeed-LLM's shards are derived from; None where there are none. balances_router: whether its
     experts can be dealt out by force. rollout_graphs: the graphs in which vLLM-Ascend decodes it.
+    positive: values of config.json beside those of every model that must be integers above 0. variants: of the values
+    of a config.json, a sentence for each one that this project cannot train. megatron_rope: the types of rope_scaling
+    that its Megatron model implements.
     """
 
     name: str
@@ -62,6 +77,9 @@ class ModelFamily:
     published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     balances_router: bool = False
     rollout_graphs: Literal["acl", "torchair"] = "acl"
+    positive: tuple[str, ...] = ()
+    variants: Callable[[Mapping[str, Any]], Iterator[str]] = _no_variants
+    megatron_rope: tuple[str, ...] = ()
 
 
 # Beyond them, what is computed of a model takes hours or more memory than there is.
@@ -119,9 +137,50 @@ def family_of(config: Any) -> ModelFamily:
     """The same. Raises ValueError for a model without a family."""
     family = find_family(config)
     if family is None:
-        known = ", ".join(each.architecture for each in families())
-        raise ValueError(f"no layout table describes architecture {_architecture(config)}; known are {known}")
+        raise ValueError(unknown_architecture(config))
     return family
+
+
+def unknown_architecture(config: Any) -> str:
+    """The sentence for a model without a family, with the architectures that have one."""
+    known, named = ", ".join(each.architecture for each in families()), list(_field(config, "architectures") or ())
+    return invalid(
+        "architectures",
+        named,
+        f"no layout table describes architecture {_architecture(config)}; known are {known}",
+        "Set actor_rollout_ref.model.path to a model of one of these",
+    )
+
+
+def variant_findings(family: ModelFamily, config: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each value of a config.json with which this project cannot train the model, whatever the job.
+
+    Training and rollout both compute in bfloat16 or float32, without dropout, and every token sees all earlier ones.
+    """
+    yield from family.variants(config)
+    for key in (*_SIZES, *family.positive):
+        value = config.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            yield invalid(key, value, f"every {family.name} has an integer above 0 there", "Copy the file again")
+    if config.get("quantization_config"):
+        reason = "the checkpoint is quantised, and training and rollout compute in bfloat16"
+        remedy = (
+            "Remove quantization_config and give bf16 weights: scripts/fp8_cast_bf16.py makes them of FP8, and "
+            "actor_rollout_ref.actor.megatron.load_from_hf reads FP8 as it is"
+        )
+        yield invalid("quantization_config", config["quantization_config"], reason, remedy)
+    if config.get("use_sliding_window"):
+        reason = "vLLM supports no sliding window for some but all layers, and Megatron none at all"
+        yield invalid("use_sliding_window", True, reason, f"{_ANOTHER}, or set it to false if it was trained without")
+    if config.get("dual_chunk_attention_config"):
+        reason = "the rollout on the NPU has no dual chunk attention, and training none either"
+        remedy = "Remove dual_chunk_attention_config for sequences within original_max_position_embeddings"
+        yield invalid("dual_chunk_attention_config", config["dual_chunk_attention_config"], reason, remedy)
+    if config.get("hidden_act", "silu") != "silu":
+        yield invalid("hidden_act", config["hidden_act"], "the models are built with silu", _ANOTHER)
+    if config.get("attention_dropout"):
+        reason = "attention on the NPU has no dropout, and the rollout none either"
+        yield invalid("attention_dropout", config["attention_dropout"], reason, "Set attention_dropout to 0.0")
 
 
 def _architecture(config: Any) -> str | None:

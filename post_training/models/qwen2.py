@@ -20,9 +20,11 @@ def _sizes(config: Mapping[str, Any]) -> ModelSizes:
 FAMILY = ModelFamily(
     name="Qwen2.5",
     architecture="Qwen2ForCausalLM",
-    model_types=("qwen2", "llama"),
+    model_types=("qwen2",),
     table=_table,
     sizes=_sizes,
+    positive=("num_key_value_heads",),
+    megatron_rope=("linear",),
     published={
         "qwen2.5-0.5b": {
             "hidden_size": 896,

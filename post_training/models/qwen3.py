@@ -1,17 +1,23 @@
 """Qwen3, dense: query and key are normed head by head, and no projection has a bias."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from post_training.layouts.grouped_query import GroupedQueryShape, table
 from post_training.layouts.layout import Table
 from post_training.models.families import ModelFamily
+from post_training.models.sentences import invalid, refuse
 from post_training.models.sizes import ModelSizes, grouped_attention_sizes
 
 
-def _table(config: Mapping[str, Any]) -> Table:
+def _variants(config: Mapping[str, Any]) -> Iterator[str]:
     if config.get("attention_bias"):
-        raise ValueError("the Qwen3 layout needs attention_bias=False, as every published model has it")
+        reason = "the Qwen3 layout needs attention_bias=False, as every published model has it"
+        yield invalid("attention_bias", config["attention_bias"], reason, "Set actor_rollout_ref.model.path to one")
+
+
+def _table(config: Mapping[str, Any]) -> Table:
+    refuse(_variants(config))
     return table(GroupedQueryShape.from_config(config, head_norms=True))
 
 
@@ -39,6 +45,9 @@ FAMILY = ModelFamily(
     model_types=("qwen3",),
     table=_table,
     sizes=_sizes,
+    positive=("num_key_value_heads", "head_dim"),
+    variants=_variants,
+    megatron_rope=("linear",),
     published={
         "qwen3-8b": _published(hidden=4096, intermediate=12288, layers=36, heads=32),
         "qwen3-32b": _published(hidden=5120, intermediate=25600, layers=64, heads=64),

@@ -1,20 +1,36 @@
 """Qwen3-MoE: the attention of Qwen3, and in every layer experts that a softmax over all of them chooses."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from post_training.layouts.grouped_query import GroupedQueryShape, table
 from post_training.layouts.layout import Table
-from post_training.models.families import MegatronModel, ModelFamily
+from post_training.models.families import MegatronModel, ModelFamily, variant_findings
+from post_training.models.sentences import invalid, refuse
 from post_training.models.sizes import ModelSizes, grouped_attention_sizes
+
+_AS_PUBLISHED = {"mlp_only_layers": [], "decoder_sparse_step": 1, "attention_bias": False}
+
+
+def _layout_variants(config: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in _AS_PUBLISHED.items():
+        if (config.get(key) or value) != value:
+            reason = (
+                "the Qwen3-MoE layout needs experts in every layer (mlp_only_layers=[], decoder_sparse_step=1) and "
+                "attention_bias=False, as every published model has them"
+            )
+            yield invalid(key, config[key], reason, "Set actor_rollout_ref.model.path to one")
+
+
+def _variants(config: Mapping[str, Any]) -> Iterator[str]:
+    yield from _layout_variants(config)
+    if config.get("tie_word_embeddings"):
+        reason = "embedding and output layer of a Qwen3-MoE have weights of their own"
+        yield invalid("tie_word_embeddings", True, reason, "Set actor_rollout_ref.model.path to a published model")
 
 
 def _table(config: Mapping[str, Any]) -> Table:
-    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1 or config.get("attention_bias"):
-        raise ValueError(
-            "the Qwen3-MoE layout needs experts in every layer (mlp_only_layers=[], decoder_sparse_step=1) and "
-            "attention_bias=False, as every published model has them"
-        )
+    refuse(_layout_variants(config))
     return table(
         GroupedQueryShape.from_config(
             config, head_norms=True, experts=config["num_experts"], expert_width=config["moe_intermediate_size"]
@@ -32,10 +48,11 @@ def _sizes(config: Mapping[str, Any]) -> ModelSizes:
     )
 
 
-def _megatron_config(*args: Any, **overrides: Any) -> Any:
+def _megatron_config(hf_config: Any, *args: Any, **overrides: Any) -> Any:
     from post_training.models.megatron.qwen3_moe_model import qwen3_moe_config
 
-    return qwen3_moe_config(*args, **overrides)
+    refuse(variant_findings(FAMILY, hf_config.to_dict()))
+    return qwen3_moe_config(hf_config, *args, **overrides)
 
 
 def _megatron_model(*args: Any, **options: Any) -> Any:
@@ -68,6 +85,8 @@ FAMILY = ModelFamily(
     table=_table,
     sizes=_sizes,
     megatron=MegatronModel(_megatron_config, _megatron_model),
+    positive=("num_key_value_heads", "head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    variants=_variants,
     published={
         "qwen3-30b-a3b": _published(hidden=2048, width=768, layers=48, heads=32),
         "qwen3-235b-a22b": _published(hidden=4096, width=1536, layers=94, heads=64),

@@ -117,8 +117,8 @@ def _read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimiz
     return Job(
         sizes=sizes_of(model),
         table=table,
-        train=_train_placement(actor["megatron"], table.layers, dies),
-        rollout=_rollout_placement(rollout, overlay["rollout"]["expert_parallel_size"], dies),
+        train=train_placement_of(actor["megatron"], table.layers, dies),
+        rollout=rollout_placement_of(rollout, overlay["rollout"]["expert_parallel_size"], dies),
         itemsize=4 if overlay["precision"] == "float32" else 2,
         prompts=config["data"]["train_batch_size"],
         responses=rollout["n"],
@@ -175,7 +175,8 @@ def _chunks_prompts(engine: Mapping[str, Any]) -> bool:
     return bool(not scheduler.get("enabled") or scheduler.get("enable_chunked_prefill"))
 
 
-def _train_placement(megatron: Mapping[str, Any], layers: int, dies: int) -> TrainPlacement:
+def train_placement_of(megatron: Mapping[str, Any], layers: int, dies: int) -> TrainPlacement:
+    """Megatron's placement of a model of so many layers, from the `megatron` group of verl's configuration."""
     tp, pp = megatron["tensor_model_parallel_size"], megatron["pipeline_model_parallel_size"]
     transformer = megatron["override_transformer_config"]
     return TrainPlacement(
@@ -188,7 +189,8 @@ def _train_placement(megatron: Mapping[str, Any], layers: int, dies: int) -> Tra
     )
 
 
-def _rollout_placement(rollout: Mapping[str, Any], expert_parallel: int, dies: int) -> RolloutPlacement:
+def rollout_placement_of(rollout: Mapping[str, Any], expert_parallel: int, dies: int) -> RolloutPlacement:
+    """vLLM-Ascend's placement, from the `rollout` group of verl's configuration and the dies that share experts."""
     tp = rollout["tensor_model_parallel_size"]
     spread = expert_parallel > 1
     size = expert_parallel if spread else tp

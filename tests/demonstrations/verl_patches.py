@@ -1,6 +1,7 @@
 """What the patches of verl change."""
 
 import contextlib
+import json
 import tempfile
 from dataclasses import replace
 from functools import partial
@@ -8,9 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import pyarrow
 import torch
+from datasets import Features
 from omegaconf import OmegaConf
 from tensordict import TensorDict
+from transformers import DeepseekV3Config
 from verl import DataProto
 
 import overlay
@@ -18,6 +22,7 @@ from tests.demonstrations import Upstream, demonstrates
 from verl_patches.features import settings
 from verl_patches.features.alerts.feature import ALERTS
 from verl_patches.features.compatibility.feature import (
+    DATA_FILES,
     ENTROPY_BONUS,
     FULLY_SHARDED,
     MEGATRON_ON_NPU,
@@ -136,7 +141,7 @@ def logits_are_divided(body):
 @demonstrates("verl.models.mcore.registry:hf_to_mcore_config", OWN_MODELS)
 def the_configuration_is_ours(body):
     with instead_of("post_training.models.megatron.deepseek_v3_config.deepseek_v3_config_from_huggingface"):
-        return asks_ours(lambda: body(Upstream(), DEEPSEEK, torch.bfloat16))
+        return asks_ours(lambda: body(Upstream(), DeepseekV3Config(**vars(DEEPSEEK)), torch.bfloat16))
 
 
 @demonstrates("verl.models.mcore.registry:init_mcore_model", OWN_MODELS)
@@ -637,7 +642,8 @@ def the_critics_steps_are_guarded(body):
 @demonstrates(f"{WORKER}.__init__", SETTINGS)
 def the_workers_settings_are_in_force(body):
     with mock.patch.object(settings, "_current", settings.OverlaySettings.all_off()):
-        body(Upstream(), SimpleNamespace(), {"overlay": {"precision": "float32"}}, "actor")
+        node = {"overlay": {"precision": "float32"}, "model": {"path": "/nowhere"}}
+        body(Upstream(), SimpleNamespace(), node, "actor")
         return settings.current().precision
 
 
@@ -1256,3 +1262,19 @@ def serialized_bytes_are_counted(body):
     with mock.patch.object(serialized, "_bytes", 0):
         body(lambda self: (b"four", {}, {}), SimpleNamespace())
         return serialized.take()
+
+
+@demonstrates("verl.utils.dataset.rl_dataset:RLHFDataset._read_files_and_tokenize", DATA_FILES)
+def types_of_a_later_release_are_those_of_the_file(body):
+    types = {"info": {"features": {"prompt": {"feature": {"dtype": "string", "_type": "Value"}, "_type": "List"}}}}
+    schema = pyarrow.schema([("prompt", pyarrow.list_(pyarrow.string()))], {"huggingface": json.dumps(types)})
+    read = []
+
+    def upstream(self):
+        read.append(Features.from_arrow_schema(schema))
+
+    try:
+        body(upstream, None)
+    except ValueError as error:
+        return str(error)
+    return str(read)

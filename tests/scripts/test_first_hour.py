@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.post_training.plan.test_fsdp import NAMES, QWEN
+from tests.post_training.plan.test_fsdp import NAMED, NAMES, QWEN
 from tests.scripts.test_documents import commands
 from tests.scripts.test_one_node import ROOT
 
@@ -83,8 +83,8 @@ def tool(file: Path, text: str) -> None:
 def test_a_plan_of_the_guide_fits(command, tmp_path):
     for size, (values, _) in QWEN.items():
         (tmp_path / f"Qwen2.5-{size}-Instruct").mkdir()
-        content = {"model_type": "qwen2", "max_position_embeddings": 32768} | dict(zip(NAMES, values, strict=True))
-        (tmp_path / f"Qwen2.5-{size}-Instruct" / "config.json").write_text(json.dumps(content))
+        content = json.dumps(NAMED | dict(zip(NAMES, values, strict=True)))
+        (tmp_path / f"Qwen2.5-{size}-Instruct" / "config.json").write_text(content)
     tool(tmp_path / "python", f'exec {shlex.quote(sys.executable)} "$@"')
     assert "everything fits" in executed(command.replace("/data/", f"{tmp_path}/"), tmp_path).stdout
 

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from rehearsal.resume_proof.comparison import compare, digests_of
 from scripts import plan
-from tests.post_training.plan.test_fsdp import NAMES, QWEN
+from tests.post_training.plan.test_fsdp import NAMED, NAMES, QWEN
 
 ROOT = Path(__file__).parents[2]
 ONE_CARD = ROOT / "scripts" / "train_qwen2_5_1_5b_math_one_card.sh"
@@ -126,7 +126,7 @@ def test_a_job_that_does_not_fit_is_not_trained(machine):
 def test_a_die_with_five_percent_less_than_the_plan_is_refused_before_anything_starts(machine, tmp_path, capsys):
     """By the launcher and scripts/plan.py itself, for the sizes that a die is said to have."""
     file = tmp_path / "a model" / "config.json"
-    file.write_text(json.dumps({"model_type": "qwen2"} | dict(zip(NAMES, QWEN["1.5B"][0], strict=True))))
+    file.write_text(json.dumps(NAMED | dict(zip(NAMES, QWEN["1.5B"][0], strict=True))))
     fixed = "+actor_rollout_ref.rollout.engine_kwargs.vllm.num_gpu_blocks_override=512"
     assert plan.main(["--config-name", "qwen2_5_1_5b_math_one_card", "--model", str(file), "--json", fixed]) == 0
     most = max(json.loads(capsys.readouterr().out)["phases"].values())
@@ -185,13 +185,15 @@ def test_the_printed_commands_pass_their_own_check(machine, tmp_path, inputs):
     described.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(inputs[0] / name, described)
-    qwen = {"model_type": "qwen2", "num_attention_heads": 14, "num_key_value_heads": 2, "num_hidden_layers": 24}
-    (described / "config.json").write_text(json.dumps(qwen | {"hidden_size": 896, "vocab_size": 512}))
+    qwen = NAMED | dict(zip(NAMES, QWEN["0.5B"][0], strict=True))
+    (described / "config.json").write_text(json.dumps(qwen | {"vocab_size": 512}))
     for launcher in (ONE_CARD, EIGHT_DIES):
         shown, _ = machine(launcher, "--dry-run", "--model", described)
         *_, convert, train = (words(line)[2:] for line in shown.stdout.splitlines() if line.startswith("run "))
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        for command in (convert, [*train, "--check"], [*train, "--check", "trainer.savefreq=1"]):
+        # The 208 problems here are fewer than a batch of the job on one card.
+        train += ["--check", "data.train_batch_size=128", "actor_rollout_ref.actor.ppo_mini_batch_size=64"]
+        for command in (convert, train, [*train, "trainer.savefreq=1"]):
             ended = subprocess.run(
                 [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
             )

@@ -255,7 +255,7 @@ def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, st
         sentence = "interrupted; everything that this run started has been stopped"
         return (SIGNALLED + terminated[0] if terminated else INTERRUPTED), sentence
     except (ConfigurationError, FolderError) as error:
-        return 2, f"error: {error}"
+        return 2, f"error: {original(error)}"
     except RunError as error:
         return 1, f"error: {original(error)}"
     except Exception as error:  # verl and Ray raise anything; the user gets one sentence and the trace above it

@@ -63,7 +63,10 @@ def init_with_signs_of_life(
     outside=["watch"],
 )
 def init(upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str) -> None:
+    from verl_patches.workers.model_check import check_workers_model
+
     settings.activate(settings.OverlaySettings.from_config(config))
+    check_workers_model(config)
     upstream(self, config, role)
 
 

@@ -61,9 +61,8 @@ def deepseek_v3_config_from_huggingface(
     """Translate a HuggingFace ``DeepseekV3Config`` for the parallel layout that ``parallel_state`` holds now.
 
     ``dtype`` is that of the parameters and of what pipeline stages exchange. ``overrides`` replace single fields
-    (Hydra's ``override_transformer_config``). Raises ``ValueError`` for a checkpoint the model cannot represent.
+    (Hydra's ``override_transformer_config``). The family has rejected what the model cannot represent.
     """
-    _refuse_unsupported(hf_config)
     fields = {
         **_dimensions(hf_config),
         **_rotary(hf_config),
@@ -72,18 +71,6 @@ def deepseek_v3_config_from_huggingface(
         **types(dtype),
     }
     return DeepseekV3TransformerConfig(**{**fields, **overrides})
-
-
-def _refuse_unsupported(hf_config: Any) -> None:
-    if getattr(hf_config, "num_nextn_predict_layers", 0):
-        raise ValueError("multi-token prediction layers are not supported: set num_nextn_predict_layers to 0")
-    if getattr(hf_config, "quantization_config", None):
-        raise ValueError("the checkpoint is quantised: convert it to bf16 and remove quantization_config")
-    if not hf_config.q_lora_rank:
-        raise ValueError("DeepSeek-V3 without q_lora_rank is not supported")
-    scaling = hf_config.rope_scaling or {"rope_type": "yarn"}
-    if scaling.get("rope_type", scaling.get("type")) != "yarn":
-        raise ValueError(f"rope_scaling {scaling} is not supported: DeepSeek-V3 uses yarn")
 
 
 def _dimensions(hf_config: Any) -> dict[str, Any]:

@@ -11,6 +11,9 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from post_training.models.expert_placement import ExpertPlacement, expert_placement_findings
+from post_training.models.sentences import refuse
+
 
 @dataclass
 class MoETransformerConfig(TransformerConfig):
@@ -53,50 +56,26 @@ class MoETransformerConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_pipeline()
-        self._check_experts()
-        if self.context_parallel_size > 1:
-            raise ValueError("models with experts on megatron-core 0.8.0 do not support context_parallel_size > 1")
-
-    def _check_pipeline(self) -> None:
-        stages = self.pipeline_model_parallel_size
-        if self.virtual_pipeline_model_parallel_size is not None:
-            raise ValueError("models with experts on megatron-core 0.8.0 do not support virtual pipeline stages")
-        if self.num_layer_list:
-            if len(self.num_layer_list) != stages:
-                raise ValueError(f"num_layer_list {self.num_layer_list} must name {stages} pipeline stages")
-            if sum(self.num_layer_list) != self.num_layers or min(self.num_layer_list) < 1:
-                raise ValueError(
-                    f"num_layer_list {self.num_layer_list} must be positive and add up to {self.num_layers}"
+        refuse(
+            expert_placement_findings(
+                ExpertPlacement(
+                    layers=self.num_layers,
+                    stages=self.pipeline_model_parallel_size,
+                    virtual_stages=self.virtual_pipeline_model_parallel_size,
+                    num_layer_list=tuple(self.num_layer_list),
+                    dense_layers=self.first_k_dense_replace,
+                    experts=self.num_moe_experts or 0,
+                    groups=self.moe_router_num_groups,
+                    chosen_groups=self.moe_router_group_topk,
+                    chosen=self.moe_router_topk,
+                    tensor_parallel=self.tensor_model_parallel_size,
+                    expert_parallel=self.expert_model_parallel_size,
+                    context_parallel=self.context_parallel_size,
+                    sequence_parallel=self.sequence_parallel,
+                    whole_experts=self.moe_tp_extend_ep,
                 )
-        elif self.num_layers % stages:
-            raise ValueError(f"{self.num_layers} layers do not divide over {stages} stages: set num_layer_list")
-
-    def _check_experts(self) -> None:
-        experts = self.num_moe_experts
-        if not experts:
-            return
-        if not self.moe_tp_extend_ep:
-            raise ValueError("moe_tp_extend_ep=False is not supported: experts are sharded over TP x EP")
-        ranks = self.tensor_model_parallel_size * self.expert_model_parallel_size
-        if experts % ranks:
-            raise ValueError(f"{experts} experts do not divide over TP x EP = {ranks} ranks")
-        if self.tensor_model_parallel_size > 1 and not self.sequence_parallel:
-            # Every tensor-parallel rank would dispatch the same tokens and expert gradients would count them TP times.
-            raise ValueError("experts with tensor parallelism need sequence_parallel=True")
-        if self.expert_model_parallel_size > 1 and self.layers_on_stage(0) <= self.first_k_dense_replace:
-            # Stages with experts reduce the gradient norm of their expert optimizer over all stages, and a stage
-            # without experts has no such optimizer and would never take part.
-            raise ValueError(
-                f"the first pipeline stage has {self.layers_on_stage(0)} layers, all dense: with expert parallelism "
-                f"every stage needs experts, so num_layer_list must start with more than {self.first_k_dense_replace}"
             )
-        if experts % self.moe_router_num_groups:
-            raise ValueError(f"{experts} experts do not divide into {self.moe_router_num_groups} groups")
-        if not 1 <= self.moe_router_group_topk <= self.moe_router_num_groups:
-            raise ValueError("moe_router_group_topk must lie between 1 and moe_router_num_groups")
-        if self.moe_router_topk > experts // self.moe_router_num_groups * self.moe_router_group_topk:
-            raise ValueError("moe_router_topk exceeds the number of experts in the chosen groups")
+        )
 
     def layers_on_stage(self, stage: int) -> int:
         """Number of decoder layers on pipeline stage ``stage`` (0-based)."""

@@ -6,12 +6,10 @@ from typing import Any
 
 
 def model_arguments(hf_config: Any) -> dict[str, Any]:
-    """The options that describe the model; True is one without a value.
+    """The options that describe a model that has passed `variant_findings`; True is one without a value.
 
-    Raises ValueError for a model that MindSpeed-LLM cannot represent.
+    Raises ValueError for a rope_scaling that MindSpeed-LLM cannot represent.
     """
-    if getattr(hf_config, "num_nextn_predict_layers", 0):
-        raise ValueError("multi-token prediction layers are not trained: set num_nextn_predict_layers to 0")
     return {**_model(hf_config), **_rotary(hf_config), **_experts(hf_config)}
 
 

@@ -202,8 +202,13 @@ def test_every_file_of_a_run_is_checked(tmp_path):
         "val_files": [sound, "hdfs://x"],
         "prompt_key": "prompt",
         "reward_fn_key": "data_source",
+        "train_batch_size": 4,
     }
     check_configured_files(data)
+    with pytest.raises(DataError, match="hold 4 rows, fewer than data.train_batch_size=5"):
+        check_configured_files(data | {"train_batch_size": 5})
+    with pytest.raises(DataError, match=r"data.val_files=\[\] names no file"):
+        check_configured_files(data | {"val_files": []})
     for changes in ({"train_files": [sound, raw]}, {"val_files": raw}):
         with pytest.raises(DataError, match="raw.parquet"):
             check_configured_files(data | changes)

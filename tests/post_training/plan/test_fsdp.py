@@ -31,9 +31,12 @@ NAMES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention
          "vocab_size", "tie_word_embeddings")  # fmt: skip
 
 
+NAMED = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "max_position_embeddings": 32768}
+
+
 def described(folder, size):
     values = dict(zip(NAMES, QWEN[size][0], strict=True))
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "max_position_embeddings": 32768} | values))
+    (folder / "config.json").write_text(json.dumps(NAMED | values))
     return folder / "config.json"
 
 

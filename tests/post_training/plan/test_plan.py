@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from post_training.models.families import families, sizes_of
 from post_training.plan.device import Rank, _shares, device_memory
-from post_training.plan.job import _chunks_prompts, _rollout_placement, read_job
+from post_training.plan.job import _chunks_prompts, read_job, rollout_placement_of
 from post_training.plan.outside_torch import OutsideTorch, communicators
 from post_training.plan.report import Machine, describe, make_job_plan
 from tests.scripts.cluster_files import ROOT, load_script
@@ -198,7 +198,7 @@ def test_vllms_own_scheduler_always_cuts_prompts(scheduler, cuts):
 def test_the_output_layer_has_no_size_of_its_own_beside_tensor_parallelism():
     vllm = {"additional_config": {"lmhead_tp_size": 4}}
     sizes = [
-        _rollout_placement({"tensor_model_parallel_size": tp, "engine_kwargs": {"vllm": vllm}}, 4, 8).lm_head_size
+        rollout_placement_of({"tensor_model_parallel_size": tp, "engine_kwargs": {"vllm": vllm}}, 4, 8).lm_head_size
         for tp in (1, 2)
     ]
     assert sizes == [4, 2]
@@ -238,7 +238,7 @@ def test_the_rollout_is_placed_as_the_engine_places_it(graph, prefill, tp, monke
         monkeypatch.setattr(parallel_state, name, lambda: SimpleNamespace(rank_in_group=0))
     running = rollout_placement(SimpleNamespace(parallel_config=parallel))
     node = {"tensor_model_parallel_size": tp, "engine_kwargs": {"vllm": {"additional_config": additional}}}
-    planned = _rollout_placement(node, 4, 8)
+    planned = rollout_placement_of(node, 4, 8)
     assert planned.shared_expert_replicated == running.shared_expert_replicated
     assert dataclasses.replace(planned, lm_head_tp=planned.lm_head_size) == dataclasses.replace(
         running, lm_head_tp=running.lm_head_size
@@ -307,7 +307,7 @@ def test_the_json_counts_what_the_table_counts(tiny_model, capsys, emulated):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [("[1]", "holds a list"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON"), ("{}", "architecture None")],
+    [("[1]", "holds a list"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON"), ("{}", "architectures=null")],
 )
 def test_a_model_that_is_none_gets_one_sentence(tmp_path, capsys, content, says):
     (tmp_path / "config.json").write_text(content)
@@ -377,7 +377,8 @@ QWEN3 = {
 def test_published_qwen3_models_are_checked_and_planned(name):
     parameters, configuration, overrides, token = QWEN3[name]
     family = next(each for each in families() if name in each.published)
-    model = {"architectures": [family.architecture], "model_type": family.model_types[0], **family.published[name]}
+    named = {"architectures": [family.architecture], "model_type": family.model_types[0]}
+    model = {**named, "max_position_embeddings": 40960, **family.published[name]}
     config = compose(configuration, ["actor_rollout_ref.model.path=/m", *overrides])
     check_configuration(config, model)
     plan = make_job_plan(read_job(OmegaConf.to_container(config, resolve=True), model), Machine(DIE))

@@ -20,6 +20,7 @@ from rehearsal.jobs import scale_of
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 from scripts import plan
+from tests.post_training.models.published_configs import PUBLISHED_CONFIGS
 from tests.scripts.cluster_files import lines_of_a_first_step
 from tests.verl_patches.trainer.published_weights import cast, describe, write_published
 from tests.verl_patches.trainer.scaled_job import (
@@ -198,16 +199,7 @@ def test_the_dapo_job_is_the_true_weight_job_with_verls_numbers_for_dapo():
     }
 
 
-QWEN = {
-    "model_type": "qwen2",
-    "hidden_size": 5120,
-    "intermediate_size": 27648,
-    "num_hidden_layers": 64,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "vocab_size": 152064,
-    "tie_word_embeddings": False,
-}
+QWEN = PUBLISHED_CONFIGS["Qwen/Qwen2.5-32B"]
 
 
 def test_the_job_with_qwen2_5_32b_has_the_numbers_of_verls_recipe_and_is_planned(tmp_path, capsys):
@@ -274,9 +266,10 @@ def test_scaling_down_changes_sizes_only(job):
 
 def test_the_scaled_job_with_qwen2_5_32b_passes_the_checks_of_a_training():
     scaled = compose(QWEN_DAPO, [MODEL, scale_of(QWEN_DAPO).setting])
-    check_configuration(scaled, TINY_MODELS["qwen2"] | {"num_hidden_layers": 4})
+    tiny = {"model_type": "qwen2", **TINY_MODELS["qwen2"]}
+    check_configuration(scaled, tiny | {"num_hidden_layers": 4})
     with pytest.raises(ConfigurationError, match="does not divide the model's 3 layers"):
-        check_configuration(scaled, TINY_MODELS["qwen2"])
+        check_configuration(scaled, tiny)
 
 
 @pytest.mark.parametrize("job", JOBS)

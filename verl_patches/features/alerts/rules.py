@@ -103,7 +103,8 @@ class Watched:
         self.seen = True
         self._held = self._held + 1 if self._holds(value) else 0
         if math.isfinite(value):
-            self._earlier = [*self._earlier, value][-max(_MOST_EARLIER, self.rule.steps) :]
+            # As many as a rise is reckoned from, before as many as hold.
+            self._earlier = [*self._earlier, value][-(_MOST_EARLIER + self.rule.steps) :]
         # A window of values is as long as the rule asks for already.
         needed = 1 if self.rule.condition == "stays_within" else self.rule.steps
         met = self._held >= needed and not self._met
@@ -124,9 +125,8 @@ class Watched:
         if rule.condition == "nan" or not math.isfinite(value):
             return rule.condition == "nan" and not math.isfinite(value)
         if rule.condition == "rises_by":
-            before = self._earlier[-_MOST_EARLIER:]
             # What holds already is no part of what it rose from.
-            before = before[: len(before) - self._held]
+            before = self._earlier[: len(self._earlier) - self._held][-_MOST_EARLIER:]
             return len(before) >= _LEAST_EARLIER and value > rule.limit * median(before)
         if rule.condition == "stays_within":
             window = [*self._earlier[-(rule.steps - 1) :], value]

@@ -23,14 +23,14 @@ from verl_patches.trainer.configuration_checks.files import (
     check_model_folder,
     check_reward,
 )
-from verl_patches.trainer.configuration_checks.fsdp import check_features, check_sequence_sharing, check_strategies
-from verl_patches.trainer.configuration_checks.handed_over import check_engine_arguments, check_transformer_options
-from verl_patches.trainer.configuration_checks.model import (
-    check_layout,
-    check_model_path,
-    check_rollout_heads,
-    described,
+from verl_patches.trainer.configuration_checks.fsdp import (
+    check_features,
+    check_sequence_sharing,
+    check_strategies,
+    check_token_limits,
 )
+from verl_patches.trainer.configuration_checks.handed_over import check_engine_arguments, check_transformer_options
+from verl_patches.trainer.configuration_checks.model import check_model, check_model_path, check_stages, described
 from verl_patches.trainer.configuration_checks.names import known_keys, unknown_key
 from verl_patches.trainer.configuration_checks.rollout import (
     check_cache_format,
@@ -77,7 +77,7 @@ _BOTH = (
 )
 _OF_BACK_END = {
     "megatron": (check_transformer_options, check_model_path, *_BOTH, check_recomputation),
-    "fsdp": (check_strategies, check_sequence_sharing, check_model_path, *_BOTH),
+    "fsdp": (check_strategies, check_sequence_sharing, check_model_path, *_BOTH, check_token_limits),
 }
 
 
@@ -102,12 +102,11 @@ def check_configuration(config: Mapping[str, Any], model: Mapping[str, Any] | No
         check(values)
     if backend == "fsdp":
         check_features(values, settings)
+    check_graphs(values)
+    check_model(values, model if model is not None else described(values["actor_rollout_ref"]["model"]["path"]))
     for feature in FEATURES:
         feature.check(values, settings)
-    model = model if model is not None else described(values["actor_rollout_ref"]["model"]["path"])
-    check_model = check_layout if backend == "megatron" else check_rollout_heads
-    check_model(values, model)
-    check_graphs(values, model)
+    check_stages(values)
     check_ray(values)
     check_ray_slots(values)
     return settings

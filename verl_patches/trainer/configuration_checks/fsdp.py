@@ -61,6 +61,28 @@ def check_sequence_sharing(config: Mapping[str, Any]) -> None:
         )
 
 
+def check_token_limits(config: Mapping[str, Any]) -> None:
+    """verl's splitter takes no limit below the width of a batch, padding included."""
+    node, data = config[_NODE], config["data"]
+    width, sharing = (
+        data["max_prompt_length"] + data["max_response_length"],
+        node["actor"]["ulysses_sequence_parallel_size"],
+    )
+    for group, switch, limit in (
+        ("actor", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
+        ("rollout", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
+        ("ref", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
+    ):
+        tokens = node[group][limit]
+        if node[group][switch] and tokens * sharing < width:
+            raise ConfigurationError(
+                f"{_NODE}.{group}.{limit}={tokens} is less than the {width} tokens of a prompt with its answer "
+                f"(data.max_prompt_length + data.max_response_length)"
+                + (f" on {sharing} dies that share a sequence" if sharing > 1 else "")
+                + f"; give at least {-(-width // sharing)}, or set {_NODE}.{group}.{switch} to false"
+            )
+
+
 def check_strategies(config: Mapping[str, Any]) -> None:
     """Reference policy and critic are sharded as the actor is, by keys that do something there."""
     key, strategy = f"{_NODE}.actor.strategy", config[_NODE]["actor"]["strategy"]

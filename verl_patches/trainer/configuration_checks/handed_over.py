@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay import ConfigurationError
+from post_training.plan.model_findings import OWN_TRANSFORMER_OPTIONS
 from verl_patches.trainer.configuration_checks.names import nearest
 
 ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
@@ -39,8 +40,6 @@ GIVEN_BY_VERL = {
     "enable_prefix_caching": None,
     "enable_sleep_mode": None,
 }
-# Fields that the overlay adds to Megatron's.
-OWN_TRANSFORMER_OPTIONS = frozenset({"num_layer_list", "moe_tp_extend_ep"})
 _TRANSFORMER = (
     ("core/model_parallel_config.py", "ModelParallelConfig"),
     ("core/transformer/transformer_config.py", "TransformerConfig"),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from overlay import ConfigurationError
+from post_training.plan.model_findings import ModelUse, model_findings, stage_list_findings
 from post_training.user_files import FileError, read_object
-from verl_patches.trainer.configuration_checks.handed_over import OWN_TRANSFORMER_OPTIONS
+from verl_patches.trainer.configuration_checks.backends import backend_of
+from verl_patches.trainer.configuration_checks.sizes import number_of_dies
 
 _PATH = "actor_rollout_ref.model.path"
-_MEGATRON = "actor_rollout_ref.actor.megatron"
-_TRANSFORMER = f"{_MEGATRON}.override_transformer_config"
 
 
 def check_model_path(config: Mapping[str, Any]) -> None:
@@ -38,92 +38,26 @@ def described(path: str) -> Mapping[str, Any] | None:
         raise ConfigurationError(f"{error}; copy the model again") from error
 
 
-def check_layout(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
-    """The layers lie on the pipeline's stages; of `model`, the values of config.json, sizes divide among the ranks.
+def check_model(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
+    """The job can train and serve the model, of which `model` are the values of config.json; and train its critic.
 
-    Sizes that the model does not name are not checked.
+    Without a config.json on this machine the workers ask the same.
     """
-    megatron = config["actor_rollout_ref"]["actor"]["megatron"]
-    _check_stages(megatron, (model or {}).get("num_hidden_layers"))
-    if model is None:
-        return
-    _check_own_options(megatron["override_transformer_config"], model)
-    _check_heads(f"{_MEGATRON}.tensor_model_parallel_size", megatron["tensor_model_parallel_size"], model)
-    check_rollout_heads(config, model)
-    experts = model.get("n_routed_experts") or model.get("num_experts")
-    ranks = megatron["expert_model_parallel_size"]
-    if megatron["override_transformer_config"].get("moe_tp_extend_ep"):
-        ranks *= megatron["tensor_model_parallel_size"]
-    if isinstance(experts, int) and experts % ranks:
-        raise ConfigurationError(
-            f"{_MEGATRON}.expert_model_parallel_size={megatron['expert_model_parallel_size']} puts the model's "
-            f"{experts} experts on {ranks} ranks, which does not go evenly; change it"
-        )
+    backend, node = backend_of(config), config["actor_rollout_ref"]
+    if model is not None:
+        _refuse(model_findings(model, ModelUse(node, backend, number_of_dies(config))))
+    path = config["critic"]["model"]["path"] if config["algorithm"]["adv_estimator"] == "gae" else None
+    if path and path != node["model"]["path"] and (critic := described(path)) is not None:
+        use = ModelUse(node, backend, number_of_dies(config), serves=False)
+        _refuse(f"critic.model.path={path}: {each}" for each in model_findings(critic, use))
 
 
-def _check_own_options(options: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Fields that the overlay adds to Megatron's configuration are those of models that it builds."""
-    from post_training.models.families import find_family
-
-    family = find_family(model)
-    if family is None or family.megatron is not None:
-        return
-    for name in sorted(OWN_TRANSFORMER_OPTIONS & options.keys()):
-        key = f"{_TRANSFORMER}.{name}"
-        raise ConfigurationError(
-            f"{key}={options[name]} is for models that the overlay builds, and verl builds {family.name}; take the key "
-            f"away with ~{key}"
-        )
+def check_stages(config: Mapping[str, Any]) -> None:
+    """Where this machine has no config.json, a list of layers still has an entry for each stage."""
+    if backend_of(config) == "megatron":
+        _refuse(stage_list_findings(config["actor_rollout_ref"]["actor"]["megatron"]))
 
 
-def check_rollout_heads(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
-    """The attention heads divide among the dies of a rollout instance, and among those that share sequences.
-
-    vLLM and verl repeat the heads of key and value where there are fewer than dies.
-    """
-    if model is None:
-        return
-    for key in ("rollout.tensor_model_parallel_size", "actor.ulysses_sequence_parallel_size"):
-        section, name = key.split(".")
-        size = config["actor_rollout_ref"][section].get(name) or 1
-        _check_heads(f"actor_rollout_ref.{key}", size, model)
-        _check_key_value_heads(f"actor_rollout_ref.{key}", size, model)
-
-
-def _check_heads(key: str, size: int, model: Mapping[str, Any]) -> None:
-    heads = model.get("num_attention_heads")
-    if isinstance(heads, int) and heads % size:
-        raise ConfigurationError(f"{key}={size} does not divide the model's {heads} attention heads; use a divisor")
-
-
-def _check_key_value_heads(key: str, size: int, model: Mapping[str, Any]) -> None:
-    """Each die has as many as another, or is one of equally many that have a copy of the same."""
-    heads = model.get("num_key_value_heads")
-    if isinstance(heads, int) and heads > 0 and heads % size and size % heads:
-        raise ConfigurationError(
-            f"{key}={size} neither divides the model's {heads} heads of key and value nor is a multiple of them; use a "
-            "divisor or a multiple"
-        )
-
-
-def _check_stages(megatron: Mapping[str, Any], layers: int | None) -> None:
-    """Every stage has layers, and all stages together those of the model."""
-    options = megatron["override_transformer_config"]
-    chunks = megatron["pipeline_model_parallel_size"] * (megatron["virtual_pipeline_model_parallel_size"] or 1)
-    listed = options.get("num_layer_list")
-    if listed is not None:
-        key = f"{_TRANSFORMER}.num_layer_list={listed}"
-        if len(listed) != chunks:
-            raise ConfigurationError(
-                f"{key} has length {len(listed)}, and {_MEGATRON}.pipeline_model_parallel_size makes {chunks} stages; "
-                f"give {chunks} numbers, one a stage"
-            )
-        if layers is not None and sum(listed) != layers:
-            raise ConfigurationError(
-                f"{key} adds up to {sum(listed)} layers, and the model has {layers}; make it {layers}"
-            )
-    elif layers is not None and layers % chunks:
-        raise ConfigurationError(
-            f"{_MEGATRON}.pipeline_model_parallel_size={megatron['pipeline_model_parallel_size']} does not divide the "
-            f"model's {layers} layers; say with {_TRANSFORMER}.num_layer_list how many each stage has"
-        )
+def _refuse(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        raise ConfigurationError(sentence)

@@ -54,8 +54,8 @@ def check_lengths(config: Mapping[str, Any]) -> None:
         )
 
 
-def check_graphs(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
-    """A graph is asked for once, and of a kind that the model has."""
+def check_graphs(config: Mapping[str, Any]) -> None:
+    """A graph is asked for once; of what kind the model has one, `check_model` knows."""
     rollout, (graph, _) = config["actor_rollout_ref"]["rollout"], _ascend_options(config)
     if not rollout["enforce_eager"] and rollout["free_cache_engine"]:
         raise ConfigurationError(
@@ -73,27 +73,6 @@ def check_graphs(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> 
                 f"{_ADDITIONAL}.torchair_graph_config.{name}={graph[name]} is valid only with enabled=True beside it; "
                 "take it away, or enable the graph"
             )
-    if model and not rollout["enforce_eager"]:
-        _check_kind_of_graph(model, graph.get("enabled", False))
-
-
-def _check_kind_of_graph(model: Mapping[str, Any], torchair: bool) -> None:
-    from post_training.models.families import families, find_family
-
-    kind, family = model.get("model_type"), find_family(model)
-    if not kind or torchair == (family is not None and family.rollout_graphs == "torchair"):
-        return
-    known = " and ".join(each.name for each in families() if each.rollout_graphs == "torchair")
-    raise ConfigurationError(
-        f"{_ROLLOUT}.enforce_eager=False decodes in "
-        + (
-            f"torchair's graphs, which vLLM-Ascend has for {known} and not for {kind}; set "
-            f"{_ADDITIONAL}.torchair_graph_config.enabled=False"
-            if torchair
-            else f"ACL graphs, which vLLM-Ascend does not have for {kind}; set {_ROLLOUT}.enforce_eager=True or "
-            f"{_ADDITIONAL}.torchair_graph_config.enabled=True"
-        )
-    )
 
 
 def check_cache_format(config: Mapping[str, Any]) -> None:

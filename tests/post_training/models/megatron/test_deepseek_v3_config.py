@@ -1,10 +1,11 @@
 """The typed configuration refuses what the model cannot honour, and places layers on uneven stages."""
 
-from types import SimpleNamespace
-
 import pytest
+from transformers import DeepseekV3Config
 
 import verl_patches.prelude_patch  # noqa: F401
+from post_training.models.families import variant_findings
+from rehearsal.tiny_model.architecture import TINY_MODELS
 
 BASE = {
     "num_layers": 3,
@@ -89,19 +90,18 @@ def test_the_defaults_are_those_of_the_published_model():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"num_nextn_predict_layers": 1}, "set num_nextn_predict_layers to 0"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "convert it to bf16"),
-        ({"q_lora_rank": None}, "without q_lora_rank is not supported"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2}}, "'linear'.* is not supported: DeepSeek-V3 uses yarn"),
-        ({"rope_scaling": {"type": "zigzag"}}, "'zigzag'.* is not supported"),
-        ({"rope_scaling": {"factor": 2}}, "is not supported"),
+        ({"num_nextn_predict_layers": 1}, "Set num_nextn_predict_layers to 0"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "Remove quantization_config and give bf16 weights"),
+        ({"q_lora_rank": None}, "only DeepSeek models with q_lora_rank"),
+        ({"tie_word_embeddings": True}, "needs moe_layer_freq=1 and tie_word_embeddings=False"),
+        ({"scoring_func": "softmax"}, "compute DeepSeek-V3's scoring_func=sigmoid"),
+        ({"attention_dropout": 0.1}, "has no dropout"),
     ],
 )
-def test_a_checkpoint_that_the_model_cannot_represent_is_refused(changes, sentence):
-    from post_training.models.megatron.deepseek_v3_config import _refuse_unsupported
+def test_unsupported_checkpoint_rejected_by_the_builder(changes, sentence):
+    from post_training.models.deepseek_v3 import FAMILY
 
-    whole = {"q_lora_rank": 8, "rope_scaling": None}
-    for sound in ({}, {"rope_scaling": {"type": "yarn"}}, {"rope_scaling": {"rope_type": "yarn", "type": "linear"}}):
-        _refuse_unsupported(SimpleNamespace(**whole | sound))
-    with pytest.raises(ValueError, match=sentence):
-        _refuse_unsupported(SimpleNamespace(**whole | changes))
+    hf_config = DeepseekV3Config.from_dict(TINY_MODELS["deepseek_v3"] | changes)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        FAMILY.megatron.config(hf_config, float)
+    assert [str(caught.value)] == list(variant_findings(FAMILY, hf_config.to_dict()))[:1]

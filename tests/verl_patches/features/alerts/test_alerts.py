@@ -86,6 +86,20 @@ def test_a_rule_is_met_where_its_definition_says(condition, limit, count, series
     assert met(rule, series) == ([] if expected is None else [expected])
 
 
+@pytest.mark.parametrize("count", [95, 100, 101, 150, 400])
+@pytest.mark.parametrize(
+    ("rule", "held"),
+    [({"above": 1.6}, 2), ({"below": 0.5}, 0), ({"nan": True}, NAN), ({"stays_within": 0}, 1)],
+)
+def test_long_rule_is_met_after_all_its_steps(rule, held, count):
+    """Six calm steps, one step less than it takes, one calm step, and then as many as it takes and more."""
+    calm = [1, 1.5, 1, 1.5, 1, 1.5]
+    series = [*calm, *[held] * (count - 1), 1.5, *[held] * (count + 5)]
+    assert met({**rule, "for": count}, series) == [len(calm) + count - 1 + 1 + count]
+    rise = {"rises_by": 2, "for": count}
+    assert met(rise, [*calm, *[9] * (count + 5)]) == [first_by_definition(rise, [*calm, *[9] * count])]
+
+
 def test_a_rule_goes_on_from_a_checkpoint_as_if_it_had_never_ended():
     series = [1, 1, 1, 1, 1, 9, 9, 1, 9, 9, 9]
     rule = {"metric": "m", "rises_by": 2, "for": 3}

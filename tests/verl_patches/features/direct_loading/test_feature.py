@@ -24,7 +24,8 @@ def folder(request, tmp_path_factory) -> Path:
     """A checkpoint; beside it lies a folder that describes it: config.json without quantisation, and no weights."""
     beside = tmp_path_factory.mktemp(request.param)
     (beside / "description").mkdir()
-    (beside / "description" / "config.json").write_text(json.dumps(CONFIG.to_dict()))
+    described = CONFIG.to_dict() | {"num_nextn_predict_layers": 0}
+    (beside / "description" / "config.json").write_text(json.dumps(described))
     return Synthetic(CONFIG, fp8=request.param == "fp8").write(beside / "model")
 
 
@@ -56,7 +57,8 @@ def test_a_sound_folder_passes(folder):
 def test_a_folder_of_each_family_passes(name, tmp_path):
     model = small_families.write(name, tmp_path / "model", fp8=name == "qwen3_moe")
     transformer = "actor_rollout_ref.actor.megatron.override_transformer_config"
-    taken_away = [f"~{transformer}.num_layer_list", f"~{transformer}.moe_tp_extend_ep"]
+    no_experts = "actor_rollout_ref.overlay.rollout.expert_parallel_size=1"
+    taken_away = [f"~{transformer}.num_layer_list", f"~{transformer}.moe_tp_extend_ep", no_experts]
     described = small_families.write(name, tmp_path / "described")
     own = find_family(small_families.CONFIGS[name]).megatron
     options = [f"{transformer}.num_layer_list=[1,1]"] if own else taken_away
@@ -128,8 +130,9 @@ def test_a_truncated_file_is_named(copied):
 
 
 def test_a_quantised_description_is_refused(copied, folder):
-    rewrite_config(copied, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
-    assert "give there a folder with the tokenizer and a config.json without" in refused(folder, model_path=copied)
+    quantised = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    rewrite_config(copied, quantization_config=quantised, num_nextn_predict_layers=0)
+    assert "Remove quantization_config and give bf16 weights" in refused(folder, model_path=copied)
 
 
 def test_another_architecture_is_refused(copied, folder):
@@ -137,10 +140,11 @@ def test_another_architecture_is_refused(copied, folder):
     known = ", ".join(family.architecture for family in families())
     expected = f"['LlamaForCausalLM'], and only {known} can be loaded this way"
     assert expected in refused(copied)
-    assert expected in refused(folder, model_path=copied)
+    with pytest.raises(ConfigurationError, match="describes architecture LlamaForCausalLM; known are"):
+        check(folder, model_path=copied)
 
 
 def test_another_size_at_the_model_path_is_refused(copied, folder):
-    rewrite_config(copied, n_routed_experts=4, quantization_config=None)
+    rewrite_config(copied, n_routed_experts=4, quantization_config=None, num_nextn_predict_layers=0)
     sentence = refused(folder, model_path=copied)
     assert "must describe one model" in sentence and "experts" in sentence

@@ -3,9 +3,9 @@
 import functools
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from transformers import DeepseekV3Config
 
 from verl_patches.features.mindspeed.arguments import command_line, translate
 from verl_patches.features.settings import OverlaySettings
@@ -17,9 +17,10 @@ CHECKPOINTING = "actor_rollout_ref.model.gradient_checkpointing_kwargs"
 ENGINE = "actor_rollout_ref.overlay.mindspeed"
 
 
-def published(**changes) -> SimpleNamespace:
-    """DeepSeek-V3's own configuration, trained without its multi-token prediction layer."""
-    return SimpleNamespace(**(json.loads(PUBLISHED.read_text()) | {"num_nextn_predict_layers": 0} | changes))
+def published(**changes) -> DeepseekV3Config:
+    """DeepSeek-V3's own configuration in bf16, trained without its multi-token prediction layer."""
+    values = json.loads(PUBLISHED.read_text()) | {"num_nextn_predict_layers": 0} | changes
+    return DeepseekV3Config(**{name: value for name, value in values.items() if name != "quantization_config"})
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from overlay import ConfigurationError, SettingsError
+from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_patches.features.mindspeed import feature
 from verl_patches.features.mindspeed.feature import MINDSPEED, MODEL_KEYS, PACKAGES, is_importable
 from verl_patches.features.settings import OverlaySettings
@@ -96,13 +97,17 @@ def test_what_is_not_translated_is_refused_by_name(installed, overrides, says):
 
 
 def test_another_model_is_left_to_its_own_code(installed, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"]}))
+    def describe(name):
+        values = {"model_type": name, **TINY_MODELS[name], "num_hidden_layers": 4}
+        (tmp_path / "config.json").write_text(json.dumps(values))
+
+    describe("qwen2")
+    no_experts = "actor_rollout_ref.overlay.rollout.expert_parallel_size=1"
     asked = [*VIRTUAL_STAGES, f"{MODEL}.path={tmp_path}"]
+    own = [no_experts, *(f"~{MEGATRON}.override_transformer_config.{name}" for name in MODEL_KEYS)]
     with pytest.raises(ConfigurationError, match="engine=on .* builds DeepSeek-V3 and not the model in "):
-        check(*asked, f"{MINDSPEED.switch}=on")
-    asked += [f"~{MEGATRON}.override_transformer_config.{name}" for name in MODEL_KEYS]
-    check(*asked)
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["DeepseekV3ForCausalLM"]}))
-    asked = asked[:3]
+        check(*asked, *own, f"{MINDSPEED.switch}=on")
+    check(*asked, *own)
+    describe("deepseek_v3")
     with pytest.raises(ConfigurationError, match="virtual_pipeline_model_parallel_size"):
         check(*asked)

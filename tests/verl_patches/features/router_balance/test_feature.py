@@ -5,6 +5,7 @@ import json
 import pytest
 
 from overlay import ConfigurationError, SettingsError
+from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.configuration_checks import check_configuration
@@ -31,13 +32,13 @@ def test_weights_that_are_read_are_not_trained_with_it():
 
 
 def test_a_model_without_such_a_router_is_refused(tmp_path):
-    def with_architecture(name):
-        (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+    def of_type(name):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": name, **TINY_MODELS[name]}))
         return check(FORCED, RANDOM_WEIGHTS, f"actor_rollout_ref.model.path={tmp_path}")
 
-    assert with_architecture("DeepseekV3ForCausalLM").router_balance.forced
-    with pytest.raises(ConfigurationError, match=r"balances the routers of DeepseekV3.*\['Qwen2ForCausalLM'\]; set it"):
-        with_architecture("Qwen2ForCausalLM")
+    assert of_type("deepseek_v3").router_balance.forced
+    with pytest.raises(ConfigurationError, match=r"balances the routers of DeepseekV3.*\['Qwen3MoeForCausalLM'\]; set"):
+        of_type("qwen3_moe")
 
 
 def test_another_value_is_an_error():

@@ -1,3 +1,4 @@
+import json
 from contextlib import nullcontext
 
 import pyarrow
@@ -5,6 +6,7 @@ import pyarrow.parquet
 import pytest
 from omegaconf import OmegaConf
 
+from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_patches.trainer import main_ppo
 from verl_patches.trainer.configuration_checks import (
     ConfigurationError,
@@ -208,7 +210,7 @@ def test_data_in_another_shape_are_refused_before_anything_starts(tmp_path, monk
     raw = tmp_path / "raw.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"question": ["x"], "answer": ["#### 1"]}), raw)
     monkeypatch.setattr(main_ppo, "run", lambda config: pytest.fail("the run was started"))
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v3", **TINY_MODELS["deepseek_v3"]}))
     assert main([f"data.train_files={raw}", f"actor_rollout_ref.model.path={tmp_path}"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {raw}: column data_source: it is missing") and error.count("\n") == 1

@@ -9,12 +9,14 @@ from operator import getitem
 import pytest
 from omegaconf import OmegaConf
 
+from tests.post_training.models.published_configs import PUBLISHED_CONFIGS
 from verl_patches.trainer.configuration_checks import ConfigurationError, check_configuration
 from verl_patches.trainer.configuration_checks.backends import backend_of
 from verl_patches.trainer.main_ppo import compose, main
 
 NAME = "qwen2_5_0_5b_gsm8k"
 MODEL = "actor_rollout_ref.model.path=/weights"
+SMALLEST = PUBLISHED_CONFIGS["Qwen/Qwen2.5-0.5B-Instruct"]
 # The settings of the published quick start, but for the paths of model and data, as its command line writes them.
 PUBLISHED = """
 algorithm.adv_estimator=grpo
@@ -246,15 +248,45 @@ def test_a_token_limit_below_a_sequence_is_refused_of_a_critic():
 def test_a_critic_of_another_vocabulary_is_refused(tmp_path):
     for name, size in (("actor", 100), ("critic", 101)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": size, "model_type": "qwen2"}))
+        (tmp_path / name / "config.json").write_text(json.dumps(SMALLEST | {"vocab_size": size}))
     paths = [f"actor_rollout_ref.model.path={tmp_path}/actor", f"critic.model.path={tmp_path}/critic"]
     with pytest.raises(ConfigurationError, match="has a vocabulary of 101 and the actor's model one of 100"):
         check_configuration(compose(NAME, [*paths, GAE]))
     check_configuration(compose(NAME, paths))  # nothing reads a critic
 
 
+LIMIT = "max_token_len_per_gpu"
+
+
+@pytest.mark.parametrize(
+    ("group", "switch", "limit"),
+    [
+        ("actor", "use_dynamic_bsz", f"ppo_{LIMIT}"),
+        ("rollout", "log_prob_use_dynamic_bsz", f"log_prob_{LIMIT}"),
+        ("ref", "log_prob_use_dynamic_bsz", f"log_prob_{LIMIT}"),
+    ],
+)
+def test_token_limit_below_a_sequence_is_rejected(group, switch, limit):
+    """What verl's splitter asserts in the first update, for sequences of 4,096 tokens."""
+    lengths = ["data.max_prompt_length=1024", "data.max_response_length=3072", UNPADDED]
+    key = f"actor_rollout_ref.{group}.{limit}"
+
+    def check(tokens, on="true", *more):
+        dynamic = [f"actor_rollout_ref.{group}.{switch}={on}", f"{key}={tokens}"]
+        check_configuration(compose(NAME, [MODEL, *lengths, *dynamic, *more]))
+
+    with pytest.raises(ConfigurationError, match=f"{key}=3072 is less than the 4096 tokens .*give at least 4096, or"):
+        check(3072)
+    check(4096)
+    check(3072, "false")
+    shared = (f"{ULYSSES}=2", "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2")
+    check(2048, "true", *shared)
+    with pytest.raises(ConfigurationError, match="=2047 .* on 2 dies that share a sequence; give at least 2048"):
+        check(2047, "true", *shared)
+
+
 def test_heads_that_do_not_divide_are_refused(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 14, "model_type": "qwen2"}))
+    (tmp_path / "config.json").write_text(json.dumps(SMALLEST))
     overrides = [f"actor_rollout_ref.model.path={tmp_path}", "actor_rollout_ref.rollout.tensor_model_parallel_size=4"]
     with pytest.raises(ConfigurationError, match="=4 does not divide the model's 14 attention heads"):
         check_configuration(compose(NAME, overrides))
@@ -273,7 +305,8 @@ def test_heads_of_key_and_value_are_divided_or_repeated(key):
     """What vLLM and verl assert in their workers is said before there are any."""
 
     def check(heads, size):
-        model = {"model_type": "qwen2", "num_attention_heads": 12, "num_key_value_heads": heads}
+        widths = {"head_dim": 64, "intermediate_size": 4608, "vocab_size": 151936 * 3}  # for 3, 6 and 12 dies
+        model = SMALLEST | widths | {"num_attention_heads": 12, "num_key_value_heads": heads}
         check_configuration(compose(NAME, [MODEL, UNPADDED, *TWELVE_DIES, f"{key}={size}"]), model)
 
     for heads, size in ((4, 2), (4, 12)):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from overlay import ConfigurationError
+from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
 
@@ -12,9 +13,10 @@ MEGATRON = "actor_rollout_ref.actor.megatron"
 TRANSFORMER = f"{MEGATRON}.override_transformer_config"
 ROLLOUT = "actor_rollout_ref.rollout"
 ADDITIONAL = f"+{ROLLOUT}.engine_kwargs.vllm.additional_config"
-TINY = {"num_hidden_layers": 3, "num_attention_heads": 4, "n_routed_experts": 256, "model_type": "deepseek_v3"}
-QWEN2 = {"num_hidden_layers": 4, "num_attention_heads": 4, "model_type": "qwen2"}
-BY_VERL = [f"~{TRANSFORMER}.num_layer_list", f"~{TRANSFORMER}.moe_tp_extend_ep"]
+TINY = {"model_type": "deepseek_v3", **TINY_MODELS["deepseek_v3"]}
+QWEN2 = {"model_type": "qwen2", **TINY_MODELS["qwen2"], "num_hidden_layers": 4}
+NO_EXPERTS = "actor_rollout_ref.overlay.rollout.expert_parallel_size=1"
+BY_VERL = [f"~{TRANSFORMER}.num_layer_list", f"~{TRANSFORMER}.moe_tp_extend_ep", NO_EXPERTS]
 GRAPHS = [f"{ROLLOUT}.enforce_eager=false", f"{ROLLOUT}.free_cache_engine=false"]
 TORCHAIR = f"{ADDITIONAL}.torchair_graph_config"
 
@@ -97,7 +99,11 @@ def check(model, *overrides):
             "activations_checkpoint_method=null; full recomputation needs it",
         ),
         (QWEN2, BY_VERL[:1], "moe_tp_extend_ep=True is for models that the overlay builds, and verl builds Qwen2.5; "),
-        (QWEN2, BY_VERL[1:], r"num_layer_list=\[2, 1\] adds up to 3 layers, and the model has 4"),
+        (
+            QWEN2,
+            [*BY_VERL[1:], f"{TRANSFORMER}.num_layer_list=[2,1]"],
+            r"num_layer_list=\[2, 1\] adds up to 3 layers, and the model has 4",
+        ),
         (QWEN2, [*BY_VERL[1:], f"{TRANSFORMER}.num_layer_list=[3,1]"], rf"take the key away with ~{TRANSFORMER}.num"),
         (TINY, [f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=null"], "rollout.log_prob_micro_batch_size_per_gpu=null"),
     ],
@@ -118,7 +124,6 @@ def test_what_does_not_fit_is_refused_in_one_sentence(model, overrides, says):
         (TINY, [*GRAPHS, f"{TORCHAIR}.enabled=true", f"{TORCHAIR}.graph_batch_sizes=[8]"]),
         (TINY, [f"{ROLLOUT}.max_num_batched_tokens=16"]),
         (TINY, [f"+{ROLLOUT}.engine_kwargs.vllm.max_num_seqs=8", f"+{ROLLOUT}.engine_kwargs.vllm.dtype=null"]),
-        ({}, [f"{TRANSFORMER}.num_layer_list=[5,5]"]),
     ],
 )
 def test_what_fits_passes(model, overrides):

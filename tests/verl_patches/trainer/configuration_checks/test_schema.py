@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import math
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache, reduce
@@ -20,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from overlay import ConfigurationError, SettingsError
 from rehearsal.plan import Options, make_plan
+from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.configuration_checks.backends import SCHEMAS, backend_of
 from verl_patches.trainer.configuration_checks.names import ELSEWHERE, RENAMED, known_keys, nearest, schema_keys
@@ -424,7 +426,8 @@ def test_a_critic_that_cannot_run_on_megatron_is_one_sentence(override, says):
 
 
 def test_a_critic_needs_a_folder_with_weights(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+    critic = {"model_type": "deepseek_v3", **TINY_MODELS["deepseek_v3"]}
+    (tmp_path / "config.json").write_text(json.dumps(critic))
     with pytest.raises(ConfigurationError, match="has a config.json and no weights; give the folder") as caught:
         check_configuration(compose("rehearsal", [GAE, f"critic.model.path={tmp_path}"]))
     assert_is_one_sentence(str(caught.value))

@@ -1,0 +1,22 @@
+"""The sentences in which a model's config.json is rejected, the same wherever that happens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+_SHOWN_CHARACTERS = 80
+
+
+def invalid(key: str, value: Any, reason: str, remedy: str) -> str:
+    """`KEY=VALUE of the model's config.json is invalid: REASON. REMEDY.`, the value as JSON and shortened."""
+    text = json.dumps(value, default=repr)
+    shown = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+    return f"{key}={shown} of the model's config.json is invalid: {reason}. {remedy}."
+
+
+def refuse(sentences: Iterable[str]) -> None:
+    """Raise ValueError with the first sentence, if there is one."""
+    for sentence in sentences:
+        raise ValueError(sentence)

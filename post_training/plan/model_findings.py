@@ -1,0 +1,318 @@
+"""Whether a job can train and serve a model: the one function that `--check`, plan.py, preflight.py and workers ask.
+
+It reads the model's config.json and verl's configuration and nothing else: it answers in seconds and needs no device.
+A job that passes is one for which Megatron's configuration, the layout tables and vLLM's checks of the model pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from post_training.layouts.layout import RolloutPlacement
+from post_training.models.expert_placement import ExpertPlacement, expert_placement_findings
+from post_training.models.families import (
+    ModelFamily,
+    families,
+    family_of,
+    find_family,
+    sizes_of,
+    unknown_architecture,
+    variant_findings,
+)
+from post_training.models.sentences import invalid
+from post_training.models.sizes import ModelSizes
+from post_training.plan.job import rollout_placement_of, train_placement_of
+
+MEGATRON = "actor_rollout_ref.actor.megatron"
+TRANSFORMER = f"{MEGATRON}.override_transformer_config"
+ROLLOUT = "actor_rollout_ref.rollout"
+ADDITIONAL = f"{ROLLOUT}.engine_kwargs.vllm.additional_config"
+EXPERT_PARALLEL = "actor_rollout_ref.overlay.rollout.expert_parallel_size"
+# Fields that the overlay adds to Megatron's.
+OWN_TRANSFORMER_OPTIONS = frozenset({"num_layer_list", "moe_tp_extend_ep"})
+_PATH = "Set actor_rollout_ref.model.path to"
+# Positions are stretched by these without a longer context than max_position_embeddings.
+_NOT_LONGER = ("llama3", "longrope", "su")
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """What a job does with a model.
+
+    node: verl's group `actor_rollout_ref` with every reference followed. dies: of the whole run. serves: whether the
+    rollout serves the model, as it does not serve a critic.
+    """
+
+    node: Mapping[str, Any]
+    backend: Literal["megatron", "fsdp"]
+    dies: int
+    serves: bool = True
+
+    @property
+    def megatron(self) -> Mapping[str, Any]:
+        group: Mapping[str, Any] = self.node["actor"]["megatron"]
+        return group
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Fields of Megatron's configuration that the job overrides."""
+        return self.megatron.get("override_transformer_config") or {}
+
+    @property
+    def rollout_expert_parallel(self) -> int:
+        group = (self.node.get("overlay") or {}).get("rollout") or {}
+        return int(group.get("expert_parallel_size") or 1)
+
+
+def model_findings(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    """A sentence for each reason for which the job cannot use the model; a worker would end for the first of them.
+
+    Args:
+        config: the values of the model's config.json.
+    """
+    trained = _as_trained(config, use)
+    for rule in (_architecture, _variants, _rope, _context, _layout, _graph, _tables):
+        found = list(rule(trained, use))
+        yield from found
+        if found:  # the next rules build on what this one has found sound
+            return
+
+
+def _as_trained(config: Mapping[str, Any], use: ModelUse) -> Mapping[str, Any]:
+    """config.json with what the job overrides in it; verl has a key for that on Megatron."""
+    override = (use.node["model"].get("override_config") or {}).get("model_config") or {}
+    return {**config, **override} if use.backend == "megatron" else config
+
+
+def _architecture(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    """verl and vLLM choose by the architecture, transformers by the type."""
+    named, family = config.get("architectures"), find_family(config)
+    if not isinstance(named, list) or len(named) != 1:
+        known = ", ".join(each.architecture for each in families())
+        reason = f"verl and vLLM build the model of the one architecture that is named there; known are {known}"
+        yield invalid("architectures", named, reason, "Copy the file again")
+    elif family is None:
+        yield unknown_architecture(config)
+    elif config.get("model_type") not in family.model_types:
+        reason = f"transformers would read another model than {family.architecture}"
+        known = " or ".join(family.model_types)
+        yield invalid("model_type", config.get("model_type"), reason, f"{_PATH} a model of type {known}")
+
+
+def _variants(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    yield from variant_findings(family_of(config), config)
+
+
+def _rope(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    """Positions are scaled as the files say, in training and in the rollout."""
+    scaling, family = config.get("rope_scaling"), family_of(config)
+    if not scaling:
+        return
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if use.backend == "megatron" and kind not in family.megatron_rope:
+        known = " and ".join(family.megatron_rope)
+        reason = f"Megatron's {family.name} " + (f"uses {known} alone" if known else "scales no positions")
+        remedy = "Set rope_scaling to null for sequences within the context that the model was trained with"
+        yield invalid(
+            "rope_scaling", scaling, reason, f"{remedy}, or train with FSDP" if not family.megatron else remedy
+        )
+    needed = ("factor", "original_max_position_embeddings") if kind == "yarn" else ()
+    for name in needed:
+        if not isinstance(scaling.get(name), int | float):
+            yield invalid("rope_scaling", scaling, f"yarn needs a number for {name}", "Copy the file again")
+
+
+def _context(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    """verl and vLLM serve no sequence that is longer than the model's context."""
+    rollout = use.node["rollout"]
+    whole = rollout["prompt_length"] + rollout["response_length"]
+    longest = max(whole, rollout.get("max_model_len") or 0)
+    if use.serves and longest > _context_length(config):
+        reason = (
+            f"sequences of this job have up to {longest} tokens (data.max_prompt_length + data.max_response_length, or "
+            f"{ROLLOUT}.max_model_len)"
+        )
+        remedy = f"Lower these keys, or set {_PATH.removeprefix('Set ')} a model with a longer context"
+        yield invalid("max_position_embeddings", config["max_position_embeddings"], reason, remedy)
+
+
+def _context_length(config: Mapping[str, Any]) -> float:
+    """Tokens of the longest sequence that vLLM takes."""
+    length, scaling = config["max_position_embeddings"], config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind in _NOT_LONGER:
+        return float(length)
+    return float((scaling["original_max_position_embeddings"] if kind == "yarn" else length) * scaling.get("factor", 1))
+
+
+def _layout(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    """Layers lie on stages, heads and experts divide among dies."""
+    if use.backend == "megatron":
+        yield from _stages(use, config["num_hidden_layers"])
+        yield from _own_options(config, use)
+        yield from _megatron_divisions(config, use)
+    yield from _rollout_divisions(config, use)
+
+
+def stage_list_findings(megatron: Mapping[str, Any]) -> Iterator[str]:
+    """A list of layers has an entry for each stage; `megatron` is verl's group of that name."""
+    listed, chunks = (megatron.get("override_transformer_config") or {}).get("num_layer_list"), _chunks(megatron)
+    if listed is not None and len(listed) != chunks:
+        yield (
+            f"{TRANSFORMER}.num_layer_list={list(listed)} has length {len(listed)}, and "
+            f"{MEGATRON}.pipeline_model_parallel_size makes {chunks} stages; give {chunks} numbers, one a stage"
+        )
+
+
+def _chunks(megatron: Mapping[str, Any]) -> int:
+    return int(megatron["pipeline_model_parallel_size"] * (megatron.get("virtual_pipeline_model_parallel_size") or 1))
+
+
+def _stages(use: ModelUse, layers: int) -> Iterator[str]:
+    """Every stage has layers, and all stages together those of the model."""
+    yield from stage_list_findings(use.megatron)
+    listed, stages = use.options.get("num_layer_list"), use.megatron["pipeline_model_parallel_size"]
+    if listed is not None and sum(listed) != layers:
+        key = f"{TRANSFORMER}.num_layer_list={list(listed)}"
+        yield f"{key} adds up to {sum(listed)} layers, and the model has {layers}; make it {layers}"
+    elif listed is None and layers % _chunks(use.megatron):
+        yield (
+            f"{MEGATRON}.pipeline_model_parallel_size={stages} does not divide the model's {layers} layers; say with "
+            f"{TRANSFORMER}.num_layer_list how many each stage has"
+        )
+
+
+def _own_options(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    """Fields that the overlay adds to Megatron's configuration are those of models that it builds."""
+    family = family_of(config)
+    if family.megatron is not None:
+        return
+    for name in sorted(OWN_TRANSFORMER_OPTIONS & use.options.keys()):
+        key = f"{TRANSFORMER}.{name}"
+        yield (
+            f"{key}={use.options[name]} is for models that the overlay builds, and verl builds {family.name}; take the "
+            f"key away with ~{key}"
+        )
+
+
+def _megatron_divisions(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    sizes, megatron = sizes_of(config), use.megatron
+    tensor_key, tensor = f"{MEGATRON}.tensor_model_parallel_size", megatron["tensor_model_parallel_size"]
+    yield from _heads(tensor_key, tensor, config)
+    groups = config.get("num_key_value_heads")
+    if not sizes.mla and groups % tensor:
+        yield (
+            f"{tensor_key}={tensor} does not divide the model's {groups} heads of key and value, which Megatron does "
+            "not repeat; use a divisor"
+        )
+    expert_key, expert_parallel = f"{MEGATRON}.expert_model_parallel_size", megatron["expert_model_parallel_size"]
+    if not sizes.experts:
+        if expert_parallel > 1:
+            yield f"{expert_key}={expert_parallel} spreads experts, and the model has none; set it to 1"
+        return
+    ranks = expert_parallel * (tensor if use.options.get("moe_tp_extend_ep", True) else 1)
+    if sizes.experts % ranks:
+        yield (
+            f"{expert_key}={expert_parallel} puts the model's {sizes.experts} experts on {ranks} ranks, which does not "
+            "go evenly; change it"
+        )
+    yield from expert_placement_findings(_expert_placement(config, sizes, use))
+
+
+def _expert_placement(config: Mapping[str, Any], sizes: ModelSizes, use: ModelUse) -> ExpertPlacement:
+    """What Megatron's configuration of the model will hold, with the overrides of the job."""
+    megatron, options = use.megatron, use.options
+    tensor = megatron["tensor_model_parallel_size"]
+    return ExpertPlacement(
+        layers=sizes.layers,
+        stages=megatron["pipeline_model_parallel_size"],
+        virtual_stages=megatron.get("virtual_pipeline_model_parallel_size"),
+        num_layer_list=tuple(options.get("num_layer_list") or ()),
+        dense_layers=sizes.dense_layers,
+        experts=sizes.experts,
+        groups=config.get("n_group") or 1,
+        chosen_groups=config.get("topk_group") or 1,
+        chosen=sizes.experts_per_token,
+        tensor_parallel=tensor,
+        expert_parallel=megatron["expert_model_parallel_size"],
+        context_parallel=megatron.get("context_parallel_size") or 1,
+        sequence_parallel=options.get("sequence_parallel", tensor > 1),
+        whole_experts=options.get("moe_tp_extend_ep", True),
+    )
+
+
+def _rollout_divisions(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    """The heads divide among the dies of a rollout instance, and among those that share sequences.
+
+    vLLM and verl repeat the heads of key and value where there are fewer than dies.
+    """
+    sharing = use.node["actor"].get("ulysses_sequence_parallel_size") or 1
+    divided = {"actor_rollout_ref.actor.ulysses_sequence_parallel_size": sharing}
+    if use.serves:
+        divided = {f"{ROLLOUT}.tensor_model_parallel_size": use.node["rollout"]["tensor_model_parallel_size"]} | divided
+    for key, size in divided.items():
+        yield from _heads(key, size, config)
+        heads = config.get("num_key_value_heads")
+        if isinstance(heads, int) and heads > 0 and heads % size and size % heads:
+            yield (
+                f"{key}={size} neither divides the model's {heads} heads of key and value nor is a multiple of them; "
+                "use a divisor or a multiple"
+            )
+    spread = use.rollout_expert_parallel
+    if use.serves and spread > 1 and not sizes_of(config).experts:
+        yield f"{EXPERT_PARALLEL}={spread} spreads experts, and the model has none; set it to 1"
+
+
+def _heads(key: str, size: int, config: Mapping[str, Any]) -> Iterator[str]:
+    if config["num_attention_heads"] % size:
+        yield f"{key}={size} does not divide the model's {config['num_attention_heads']} attention heads; use a divisor"
+
+
+def _graph(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    """A graph of the rollout is of a kind that vLLM-Ascend has for the model."""
+    rollout, family = use.node["rollout"], family_of(config)
+    additional = (rollout["engine_kwargs"]["vllm"] or {}).get("additional_config") or {}
+    torchair = bool((additional.get("torchair_graph_config") or {}).get("enabled"))
+    if not use.serves or rollout["enforce_eager"] or torchair == (family.rollout_graphs == "torchair"):
+        return
+    known = " and ".join(each.name for each in families() if each.rollout_graphs == "torchair")
+    kind = config["model_type"]
+    yield (
+        f"{ROLLOUT}.enforce_eager=False decodes in "
+        + (
+            f"torchair's graphs, which vLLM-Ascend has for {known} and not for {kind}; set "
+            f"{ADDITIONAL}.torchair_graph_config.enabled=False"
+            if torchair
+            else f"ACL graphs, which vLLM-Ascend does not have for {kind}; set {ROLLOUT}.enforce_eager=True or "
+            f"{ADDITIONAL}.torchair_graph_config.enabled=True"
+        )
+    )
+
+
+def _tables(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    """Every weight has a place on the dies: what is left are widths that do not divide."""
+    family = family_of(config)
+    table = family.table(config)
+    if use.backend == "megatron":
+        try:
+            train = train_placement_of(use.megatron, table.layers, use.dies)
+            for rank in range(0, train.world_size, train.tp * train.dp):
+                table.megatron(train, rank)
+        except ValueError as error:
+            size = use.megatron["tensor_model_parallel_size"]
+            yield f"{MEGATRON}.tensor_model_parallel_size={size} is invalid: {error}. Set it to a divisor"
+    if not use.serves:
+        return
+    try:
+        table.vllm_ascend(_rollout_placement(family, use), 0)
+    except ValueError as error:
+        size = use.node["rollout"]["tensor_model_parallel_size"]
+        yield f"{ROLLOUT}.tensor_model_parallel_size={size} is invalid: {error}. Set it to a divisor"
+
+
+def _rollout_placement(family: ModelFamily, use: ModelUse) -> RolloutPlacement:
+    rollout = use.node["rollout"]
+    engine = {"vllm": rollout["engine_kwargs"]["vllm"] or {}}
+    return rollout_placement_of({**rollout, "engine_kwargs": engine}, use.rollout_expert_parallel, use.dies)

@@ -1,0 +1,151 @@
+"""Every shipped job with the config.json of 50 published models: rejected everywhere with one sentence, or nowhere.
+
+The referee is what a worker builds: `published_models_program.py` has upstream's own builders make each model.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from overlay import ConfigurationError
+from post_training.plan.report import Machine
+from rehearsal.plan import run_environment
+from scripts import plan, preflight
+from tests.post_training.models.published_configs import PUBLISHED_CONFIGS
+from tests.verl_patches.trainer.shipped_jobs import JOBS
+from verl_patches.trainer import main_ppo
+from verl_patches.trainer.configuration_checks import check_configuration
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[3]
+MODEL = "actor_rollout_ref.model.path"
+COMPOSE = main_ppo.compose
+SECONDS_ALLOWED = 600
+# What the builders take and training or the rollout would compute otherwise than the files say.
+NOT_SEEN_BY_BUILDERS = ("num_nextn_predict_layers=", "quantization_config=", "dual_chunk_attention_config=")
+SENTENCES = {
+    # Cases from public reports: the job, the model, and what it is rejected for.
+    ("deepseek_v3_256die_random_init", "deepseek-ai/DeepSeek-V3.1"): "num_nextn_predict_layers=1 of the model's config",
+    (
+        "deepseek_v3_256die_true_weight",
+        "deepseek-ai/DeepSeek-V3, FP8 left",
+    ): "Remove quantization_config and give bf16 weights",
+    ("deepseek_v3_256die_true_weight", "deepseek-ai/DeepSeek-V3.2-Exp"): (
+        "no layout table describes architecture DeepseekV32ForCausalLM; known are DeepseekV3ForCausalLM, Qwen2ForC"
+    ),
+    ("qwen2_5_32b_dapo", "Qwen/Qwen2.5-3B-Instruct"): "=8 does not divide the model's 2 heads of key and value",
+    ("qwen2_5_32b_dapo", "Qwen/Qwen2.5-Math-7B"): "sequences of this job have up to 22528 tokens",
+    ("qwen2_5_0_5b_gsm8k", "Qwen/Qwen2.5-7B-Instruct, sliding"): "use_sliding_window=true of the model's config.json",
+    ("qwen2_5_0_5b_gsm8k", "Qwen/Qwen2.5-VL-3B-Instruct"): "no layout table describes architecture Qwen2_5_VLForCond",
+    ("qwen2_5_0_5b_gsm8k", "meta-llama/Llama-3.1-8B-Instruct"): "no layout table describes architecture LlamaForCausal",
+}
+ACCEPTED = {
+    ("deepseek_v3_256die_true_weight", "deepseek-ai/DeepSeek-V3, edited"),
+    ("qwen2_5_32b_dapo", "Qwen/Qwen2.5-32B"),
+    ("qwen2_5_32b_dapo", "Qwen/Qwen3-4B"),
+    ("qwen2_5_0_5b_gsm8k", "Qwen/Qwen2.5-0.5B-Instruct"),
+    ("qwen2_5_1_5b_math_one_card", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
+    ("qwen2_5_1_5b_math_one_card", "Qwen/Qwen2.5-Math-1.5B"),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A folder with its config.json for each model."""
+    made = tmp_path_factory.mktemp("models")
+    for name, values in PUBLISHED_CONFIGS.items():
+        (made / folder_name(name)).mkdir()
+        (made / folder_name(name) / "config.json").write_text(json.dumps(values))
+    return made
+
+
+@pytest.fixture(scope="module")
+def workers(folders, tmp_path_factory):
+    """What workers and upstream's builders say, by job and folder."""
+    answers = tmp_path_factory.mktemp("answers") / "answers.json"
+    program = Path(__file__).with_name("published_models_program.py")
+    ended = subprocess.run(
+        [sys.executable, program, folders, answers], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS_ALLOWED,
+        env=os.environ | run_environment([]) | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    return json.loads(answers.read_text())
+
+
+def folder_name(model):
+    return re.sub(r"[^\w.-]+", "--", model)
+
+
+@cache
+def composed(name, overrides):
+    return COMPOSE(name, list(overrides))
+
+
+def compose_once(name, overrides):
+    """The configuration, of which only the model's path differs from call to call."""
+    path = [each for each in overrides if each.startswith(f"{MODEL}=")]
+    config = deepcopy(composed(name, tuple(each for each in overrides if each not in path)))
+    config.actor_rollout_ref.model.path = path[-1].partition("=")[2].strip("'\"")
+    return config
+
+
+def said(check, *arguments):
+    try:
+        check(*arguments)
+    except ConfigurationError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_published_models_get_one_answer_everywhere(job, folders, workers):
+    """By --check's function, plan.py's and preflight.py's, and the worker's; and who passes can be built."""
+    name, overrides = job.split()[0], list(JOBS[job])
+    with mock.patch.object(main_ppo, "compose", compose_once):
+        for model, values in PUBLISHED_CONFIGS.items():
+            path = f"{MODEL}={folders / folder_name(model)}"
+            checked = said(check_configuration, compose_once(name, [path, *overrides]))
+            planned = said(plan.configuration_of, name, [path, *overrides], values)
+            worker, built = workers[job][folder_name(model)].values()
+            assert checked == planned == worker, model
+            if checked is None:
+                assert built is None, f"{model} passes, and a worker ends with {built}"
+            elif built is None:
+                assert checked.startswith(NOT_SEEN_BY_BUILDERS), f"{model} could be built: {checked}"
+            assert checked is None or "\n" not in checked
+            if (job, model) in ACCEPTED:
+                assert checked is None, model
+            assert SENTENCES.get((job, model), "") in (checked or "")
+
+
+@pytest.mark.parametrize(("job", "model"), SENTENCES)
+def test_commands_reject_a_model_with_that_sentence(job, model, folders, workers, capsys, tmp_path):
+    """The four as a user calls them."""
+    folder = folders / folder_name(model)
+    sentence = workers[job][folder_name(model)]["worker"]
+    assert main_ppo.main(["--config-name", job, "--check", f"{MODEL}={folder}"]) == 2
+    assert capsys.readouterr().err == f"error: {sentence}\n"
+    assert plan.main(["--config-name", job, "--model", str(folder / "config.json")]) == 2
+    assert capsys.readouterr().err == f"error: {sentence}\n"
+    look = ["--config-name", job, "--no-twin", "--output", str(tmp_path), f"{MODEL}={folder}"]
+    assert preflight.main(look) == 1
+    found = {
+        each["stage"]: (each["state"], each["said"]) for each in json.loads((tmp_path / "preflight.json").read_text())
+    }
+    assert found["checks"] == found["plan"] == ("failed", sentence)
+
+
+@pytest.mark.parametrize(("job", "model"), sorted(ACCEPTED))
+def test_accepted_models_are_planned(job, model, folders):
+    path = f"{MODEL}={folders / folder_name(model)}"
+    config, swaps = plan.configuration_of(job, [path], None)
+    figures = plan.make_plan(config, PUBLISHED_CONFIGS[model], swaps, Machine(61 << 30)).device_figures()
+    assert min(figures["phases"].values()) > 0
