@@ -38,6 +38,7 @@ from verl_patches.trainer.configuration_checks.rollout import (
     check_lengths,
     check_task_queue,
 )
+from verl_patches.trainer.configuration_checks.rotary import check_rotary
 from verl_patches.trainer.configuration_checks.sizes import (
     check_batch_sizes,
     check_cluster_resources,
@@ -107,6 +108,7 @@ def check_configuration(config: Mapping[str, Any], model: Mapping[str, Any] | No
     model = model if model is not None else described(values["actor_rollout_ref"]["model"]["path"])
     check_model = check_layout if backend == "megatron" else check_rollout_heads
     check_model(values, model)
+    check_rotary(values, model)
     check_graphs(values, model)
     check_ray(values)
     check_ray_slots(values)
