@@ -748,7 +748,7 @@ def half_new_weights_are_refused(body):
 
 @demonstrates(f"{ROLLOUT}.generate_sequences", MEASURE)
 def log_probs_of_the_samples_are_kept(body):
-    sample = SimpleNamespace(token_ids=[5], logprobs=[{5: SimpleNamespace(logprob=-0.5)}])
+    sample = SimpleNamespace(token_ids=[5], logprobs=[{5: SimpleNamespace(logprob=-0.5, rank=1)}])
     engine = SimpleNamespace(generate=lambda: [SimpleNamespace(outputs=[sample])])
     batch = {"responses": torch.tensor([[5]])}
 

@@ -8,7 +8,17 @@ from typing import Any
 
 from overlay import ConfigurationError, Feature
 
-_ACTOR = "actor_rollout_ref.actor"
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+# What makes vLLM draw from another distribution than the model's at the temperature: values that do not, the first of
+# which is the remedy.
+_WHOLE_VOCABULARY: dict[str, tuple[Any, ...]] = {
+    "top_k": (-1, 0),
+    "top_p": (1.0,),
+    "min_p": (0.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,19 @@ def check_cap(config: Mapping[str, Any], settings: Any) -> None:
         )
 
 
+def check_whole_vocabulary(config: Mapping[str, Any], settings: Any) -> None:
+    """A ratio of probabilities compares like with like: training's are over the whole vocabulary."""
+    rollout = config["actor_rollout_ref"]["rollout"]
+    for name, plain in _WHOLE_VOCABULARY.items():
+        value = rollout.get(name)
+        if value is not None and value not in plain:
+            raise ConfigurationError(
+                f"{_ROLLOUT}.{name}={value} is invalid with {ROLLOUT_CORRECTION.switch}=true: the rollout draws from a "
+                "part of what training computes probabilities of, and their ratio weighs every token wrongly. Set it "
+                f"to {plain[0]}, or switch the correction off"
+            )
+
+
 ROLLOUT_CORRECTION = Feature(
     name="rollout_correction",
     purpose="Tokens weigh by how likely training finds what the rollout sampled (truncated importance sampling).",
@@ -45,5 +68,5 @@ ROLLOUT_CORRECTION = Feature(
     settings=RolloutCorrectionSettings,
     switch="actor_rollout_ref.overlay.rollout_correction.enabled",
     is_on=lambda settings: settings.rollout_correction.enabled,
-    checks=(check_old_log_probs, check_cap),
+    checks=(check_old_log_probs, check_cap, check_whole_vocabulary),
 )

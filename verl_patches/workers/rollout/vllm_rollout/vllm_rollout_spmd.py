@@ -72,20 +72,29 @@ def generate_sequences(
     feature=MEASURE,
     evidence="executed",
     why="verl at the cluster's commit asks vLLM for the log-probs of its samples and drops them; without them nothing "
-    "shows how far rollout and training are apart",
+    "shows how far rollout and training are apart; and verl 0.4.0 returns those of the draw, which are others than "
+    "training's where top-k, top-p or min-p take tokens away",
     upstream="https://github.com/verl-project/verl/pull/1712",
     remove_when="the cluster's verl returns rollout_log_probs",
 )
 def generate_sequences_with_log_probs(
     upstream: Callable[..., DataProto], self: vLLMRollout, prompts: DataProto, **options: Any
 ) -> DataProto:
-    from verl_patches.features.measure.rollout_log_probs import log_probs_of, observed_outputs
+    from verl_patches.features.measure.rollout_log_probs import (
+        draws_are_narrowed,
+        kept_probabilities,
+        log_probs_of,
+        observed_outputs,
+    )
+    from verl_patches.features.measure.step_record import current_record
 
     with observed_outputs(self.inference_engine) as outputs:
         generated = upstream(self, prompts, **options)
-    responses = generated.batch["responses"]
-    if "rollout_log_probs" not in generated.batch.keys():
+    responses, narrowed = generated.batch["responses"], draws_are_narrowed(outputs)
+    if narrowed or "rollout_log_probs" not in generated.batch.keys():
         generated.batch["rollout_log_probs"] = log_probs_of(outputs, responses.size(1)).to(responses.device)
+    if narrowed and not prompts.meta_info.get("validate"):
+        current_record().drew(*kept_probabilities(outputs))
     return generated
 
 
