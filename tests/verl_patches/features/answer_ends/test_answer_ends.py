@@ -1,0 +1,94 @@
+"""Masks of answers end where the engine stopped, around verl's own cutting of padded answers."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from verl.utils.torch_functional import get_response_mask, pad_2d_list_to_length
+
+from post_training.end_tokens import EndTokens
+from post_training.report.run_error import RunError
+from verl_patches.features.answer_ends.ends import end_tokens_of, stop_at
+from verl_patches.features.answer_ends.mask import masked_to_lengths
+from verl_patches.workers.rollout.vllm_rollout.vllm_rollout_spmd import generate_sequences_to_their_ends
+
+PAD, END, WIDTH = 0, 2, 5
+PROMPTS = torch.tensor([[0, 1, 1], [1, 1, 1]])  # attention
+# Two answers to each prompt: ended by the tokenizer's token, by padding as an end token, cut, and one of one token.
+ANSWERS = [[[7, 8, END], [7, PAD]], [[7, 8, 9, 7, 8], [END]]]
+LENGTHS = [3, 2, 5, 1]
+
+
+class Engine:
+    def generate(self):
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens) for tokens in each]) for each in ANSWERS]
+
+
+def upstream(rollout, prompts):
+    """As verl's vLLMRollout.generate_sequences makes responses and masks of what the engine returns."""
+    outputs = rollout.inference_engine.generate()
+    tokens = [answer.token_ids for output in outputs for answer in output.outputs]
+    responses = pad_2d_list_to_length(tokens, PAD, max_length=WIDTH)
+    mask = get_response_mask(responses, prompts.meta_info["eos_token_id"], dtype=torch.int64)
+    attention = torch.cat((PROMPTS.repeat_interleave(2, dim=0), mask), dim=-1)
+    return SimpleNamespace(batch={"responses": responses, "attention_mask": attention})
+
+
+@pytest.mark.parametrize("ends", [(END,), (PAD,), (PAD, END), ()], ids=str)
+def test_the_mask_ends_where_the_engine_stopped(ends):
+    """Whatever verl's worker takes for end tokens, null included."""
+    rollout = SimpleNamespace(inference_engine=Engine(), end_tokens=EndTokens((("tokenizer", ends),)))
+    prompts = SimpleNamespace(meta_info={"eos_token_id": None})
+    attention = generate_sequences_to_their_ends(upstream, rollout, prompts).batch["attention_mask"]
+    assert attention[:, -WIDTH:].sum(-1).tolist() == LENGTHS
+    assert attention[:, -WIDTH:].cummin(-1).values.equal(attention[:, -WIDTH:])
+    assert attention[:, :-WIDTH].equal(PROMPTS.repeat_interleave(2, dim=0)) and attention.dtype == torch.int64
+
+
+def test_verl_alone_trains_on_padding():
+    """The control: cut at the generation configuration's token, each answer that ends otherwise has one of padding."""
+    found = upstream(SimpleNamespace(inference_engine=Engine()), SimpleNamespace(meta_info={"eos_token_id": PAD}))
+    assert found.batch["attention_mask"][:, -WIDTH:].sum(-1).tolist() == [4, 2, 5, 2]
+
+
+@pytest.mark.parametrize("lengths", [[1], [1, 9]])
+def test_lengths_of_another_batch_rejected(lengths):
+    with pytest.raises(ValueError, match="answers of up to"):
+        masked_to_lengths(torch.ones(2, 5, dtype=torch.long), 3, lengths)
+
+
+def llm_engine(of_tokenizer, of_generation):
+    """What vLLM's LLMEngine knows of the model's end tokens."""
+    preprocessor = SimpleNamespace(get_eos_token_id=lambda lora_request=None: of_tokenizer)
+    fields = {} if of_generation is None else {"eos_token_id": of_generation}
+    return SimpleNamespace(processor=SimpleNamespace(input_preprocessor=preprocessor, generation_config_fields=fields))
+
+
+def run(tmp_path, generation, **rollout):
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    node = OmegaConf.create({"ignore_eos": False, "engine_kwargs": {"vllm": {}}} | rollout)
+    return end_tokens_of(node, str(tmp_path), SimpleNamespace(eos_token_id=END))
+
+
+def test_the_engine_is_told_all_end_tokens(tmp_path):
+    vllm = pytest.importorskip("vllm.sampling_params")
+    params = vllm.SamplingParams(stop_token_ids=[5])
+    ends = run(tmp_path, {"eos_token_id": [PAD, END]}, stop_token_ids=[5])
+    stop_at(params, ends, llm_engine(END, [PAD, END]))
+    assert params.stop_token_ids == [PAD, END, 5] and params.all_stop_token_ids == {PAD, END, 5}
+
+
+def test_answers_go_on_behind_end_tokens_that_are_ignored(tmp_path):
+    vllm = pytest.importorskip("vllm.sampling_params")
+    params = vllm.SamplingParams(ignore_eos=True)
+    stop_at(params, run(tmp_path, {"eos_token_id": PAD}, ignore_eos=True), llm_engine(END, PAD))
+    assert params.stop_token_ids == []
+
+
+@pytest.mark.parametrize(("of_tokenizer", "of_generation"), [(6, None), (END, [PAD, 6]), (END, 6)])
+def test_an_engine_with_end_tokens_of_its_own_rejected(tmp_path, of_tokenizer, of_generation):
+    ends = run(tmp_path, {"eos_token_id": PAD})
+    with pytest.raises(RunError, match=r"also ends answers at the tokens \[6\], .*Give the engine"):
+        stop_at(SimpleNamespace(), ends, llm_engine(of_tokenizer, of_generation))
