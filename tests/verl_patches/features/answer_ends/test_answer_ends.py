@@ -1,6 +1,7 @@
 """Masks of answers end where the engine stopped, around verl's own cutting of padded answers."""
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,10 @@ from post_training.end_tokens import EndTokens
 from post_training.report.run_error import RunError
 from verl_patches.features.answer_ends.ends import end_tokens_of, stop_at
 from verl_patches.features.answer_ends.mask import masked_to_lengths
+from verl_patches.trainer.configuration_checks import ConfigurationError, check_machine
+from verl_patches.trainer.main_ppo import compose
+from verl_patches.trainer.ppo import ray_trainer
+from verl_patches.workers import megatron_workers
 from verl_patches.workers.rollout.vllm_rollout.vllm_rollout_spmd import generate_sequences_to_their_ends
 
 PAD, END, WIDTH = 0, 2, 5
@@ -92,3 +97,66 @@ def test_an_engine_with_end_tokens_of_its_own_rejected(tmp_path, of_tokenizer, o
     ends = run(tmp_path, {"eos_token_id": PAD})
     with pytest.raises(RunError, match=r"also ends answers at the tokens \[6\], .*Give the engine"):
         stop_at(SimpleNamespace(), ends, llm_engine(of_tokenizer, of_generation))
+
+
+def test_the_driver_prints_and_uses_the_same_tokens(tmp_path, capsys, monkeypatch):
+    """One answer is cut, and two end at the tokens of the generation configuration and of the tokenizer."""
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9]}))
+    monkeypatch.setattr(ray_trainer, "_note", lambda event: None)
+    monkeypatch.setattr("verl_patches.features.critic.warmup.ending_warmup", lambda *_: None)
+    node = {"model": {"path": str(tmp_path)}, "rollout": {"ignore_eos": False}}
+    workers = SimpleNamespace(update_actor=lambda batch: SimpleNamespace(meta_info={"metrics": {}}))
+    trainer = SimpleNamespace(
+        config=OmegaConf.create({"actor_rollout_ref": node}),
+        tokenizer=SimpleNamespace(eos_token_id=END),
+        actor_rollout_wg=workers,
+    )
+    ray_trainer.init_workers_that_report_the_batch(lambda self: None, trainer)
+    assert capsys.readouterr().out == (
+        "Answers end at 2 (tokenizer), 8 (generation_config.json), 9 (generation_config.json).\n"
+    )
+    answers = torch.tensor([[5, 9], [5, END], [5, 6]])
+    tensors = {"responses": answers, "attention_mask": torch.ones(3, 4), "token_level_scores": torch.zeros(3, 2)}
+
+    class Batch:
+        batch, non_tensor_batch = tensors, {"uid": ["a", "b", "c"]}
+
+        def __len__(self):
+            return 3
+
+    metrics = workers.update_actor(Batch()).meta_info["metrics"]
+    assert metrics["sampling/truncated_share"] == pytest.approx(1 / 3)
+
+
+def test_samples_are_padded_with_the_tokenizers_token(monkeypatch):
+    """DeepSeek-V3's generation_config.json names no padding, which verl's worker hands on as None."""
+    kept = []
+    store = SimpleNamespace(
+        forgetting_after_a_failure=nullcontext, keep=lambda answers, asked, device: kept.append(asked)
+    )
+    monkeypatch.setattr("verl_patches.features.sample_handles.store.process_store", lambda: store)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    worker = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=1))
+    prompts = SimpleNamespace(meta_info={"pad_token_id": None, "eos_token_id": 1})
+    megatron_workers.generate_and_keep(lambda self, prompts: "answers", worker, prompts)
+    assert kept == [{"pad_token_id": 1, "eos_token_id": 1}]
+
+
+@pytest.mark.parametrize(
+    ("generation", "tokenizer", "says"),
+    [
+        ({"eos_token_id": "</s>"}, {"eos_token": "</s>"}, 'eos_token_id="</s>" of .* is invalid: no token'),
+        ({"pad_token_id": 0}, {"eos_token": None}, "neither its tokenizer nor a configuration names a token that ends"),
+    ],
+)
+def test_a_model_without_an_end_rejected_by_the_check(tmp_path, generation, tokenizer, says):
+    for name, values in (("config", {}), ("generation_config", generation), ("tokenizer_config", tokenizer)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"chat_template": "x", **values}))
+    config = compose("rehearsal", [f"actor_rollout_ref.model.path={tmp_path}"])
+    with pytest.raises(ConfigurationError, match=says):
+        check_machine(config)
+    given = compose(
+        "rehearsal", [f"actor_rollout_ref.model.path={tmp_path}", "+actor_rollout_ref.rollout.stop_token_ids=[5]"]
+    )
+    if "pad_token_id" in generation:
+        check_machine(given)
