@@ -7,18 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from overlay import ConfigurationError, Feature
+from verl_patches.features.temperature.feature import narrowed_by
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-# What makes vLLM draw from another distribution than the model's at the temperature: values that do not, the first of
-# which is the remedy.
-_WHOLE_VOCABULARY: dict[str, tuple[Any, ...]] = {
-    "top_k": (-1, 0),
-    "top_p": (1.0,),
-    "min_p": (0.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "repetition_penalty": (1.0,),
-}
 
 
 @dataclass(frozen=True)
@@ -50,15 +41,12 @@ def check_cap(config: Mapping[str, Any], settings: Any) -> None:
 
 def check_whole_vocabulary(config: Mapping[str, Any], settings: Any) -> None:
     """A ratio of probabilities compares like with like: training's are over the whole vocabulary."""
-    rollout = config["actor_rollout_ref"]["rollout"]
-    for name, plain in _WHOLE_VOCABULARY.items():
-        value = rollout.get(name)
-        if value is not None and value not in plain:
-            raise ConfigurationError(
-                f"{_ROLLOUT}.{name}={value} is invalid with {ROLLOUT_CORRECTION.switch}=true: the rollout draws from a "
-                "part of what training computes probabilities of, and their ratio weighs every token wrongly. Set it "
-                f"to {plain[0]}, or switch the correction off"
-            )
+    for name, (value, remedy) in narrowed_by(config["actor_rollout_ref"]["rollout"]).items():
+        raise ConfigurationError(
+            f"{_ROLLOUT}.{name}={value} is invalid with {ROLLOUT_CORRECTION.switch}=true: the rollout draws from a "
+            "part of what training computes probabilities of, and their ratio weighs every token wrongly. Set it to "
+            f"{remedy}, or switch the correction off"
+        )
 
 
 ROLLOUT_CORRECTION = Feature(

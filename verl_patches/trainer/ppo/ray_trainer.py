@@ -360,6 +360,7 @@ def init_workers_that_report_the_batch(upstream: Callable[..., None], self: RayP
     from verl_patches.features.critic.warmup import ending_warmup
     from verl_patches.features.dynamic_sampling.source import current_source
     from verl_patches.features.measure.batch_figures import with_batch_figures
+    from verl_patches.features.temperature.feature import narrowed_by
 
     def of_the_source() -> Mapping[str, float]:
         source = current_source()
@@ -367,6 +368,10 @@ def init_workers_that_report_the_batch(upstream: Callable[..., None], self: RayP
 
     ends = _end_tokens(self)
     print(f"{ends}.")
+    narrowed = narrowed_by(self.config.actor_rollout_ref.rollout)
+    if narrowed:
+        by = ", ".join(f"{name}={value}" for name, (value, _) in narrowed.items())
+        print(f"Answers are drawn by {by}, and trained and compared as samples of the whole distribution.")
 
     def reporting(update: Callable[[DataProto], DataProto]) -> Callable[[DataProto], DataProto]:
         return with_batch_figures(update, ends.tokens, of_the_source)

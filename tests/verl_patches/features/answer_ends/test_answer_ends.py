@@ -104,7 +104,7 @@ def test_the_driver_prints_and_uses_the_same_tokens(tmp_path, capsys, monkeypatc
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9]}))
     monkeypatch.setattr(ray_trainer, "_note", lambda event: None)
     monkeypatch.setattr("verl_patches.features.critic.warmup.ending_warmup", lambda *_: None)
-    node = {"model": {"path": str(tmp_path)}, "rollout": {"ignore_eos": False}}
+    node = {"model": {"path": str(tmp_path)}, "rollout": {"ignore_eos": False, "top_k": 50, "top_p": 1.0}}
     workers = SimpleNamespace(update_actor=lambda batch: SimpleNamespace(meta_info={"metrics": {}}))
     trainer = SimpleNamespace(
         config=OmegaConf.create({"actor_rollout_ref": node}),
@@ -114,6 +114,7 @@ def test_the_driver_prints_and_uses_the_same_tokens(tmp_path, capsys, monkeypatc
     ray_trainer.init_workers_that_report_the_batch(lambda self: None, trainer)
     assert capsys.readouterr().out == (
         "Answers end at 2 (tokenizer), 8 (generation_config.json), 9 (generation_config.json).\n"
+        "Answers are drawn by top_k=50, and trained and compared as samples of the whole distribution.\n"
     )
     answers = torch.tensor([[5, 9], [5, END], [5, 6]])
     tensors = {"responses": answers, "attention_mask": torch.ones(3, 4), "token_level_scores": torch.zeros(3, 2)}

@@ -15,6 +15,8 @@ from verl_patches.features.measure.rollout_log_probs import (
     log_probs_of,
     observed_outputs,
 )
+from verl_patches.features.rollout_rebalance import requests
+from verl_patches.features.temperature.sampled import log_prob_of_model
 from verl_patches.workers.rollout.vllm_rollout.vllm_rollout_spmd import generate_sequences_with_log_probs
 
 
@@ -127,3 +129,10 @@ def test_kept_probability_is_a_mean_over_trained_tokens(monkeypatch):
     generated({"responses": torch.zeros(1, 2)}, NARROWED)
     assert kept_probabilities(NARROWED) == (pytest.approx(1.8), 2)
     assert (record.kept_probability, record.drawn_tokens) == (pytest.approx(1.8), 2)
+
+
+def test_both_log_probs_come_home_from_another_engine():
+    moved = requests.Sampled([5], [[5]], [[-0.7]], [reported(-0.7, -1.25).rank])
+    (home,) = requests.decoded(requests.encoded([requests.FinishedRequest("4", moved)]), requests.FinishedRequest)
+    assert home.sampled == moved
+    assert log_prob_of_model(SimpleNamespace(logprob=-0.7, rank=home.sampled.ranks[0])) == -1.25
