@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,15 @@ def end_tokens_of(rollout: Mapping[str, Any], folder: str, tokenizer: Any) -> En
         engine.get("generation_config"),
         bool(rollout.get("ignore_eos")),
     )
+
+
+def without_stop_tokens(rollout: Any) -> Any:
+    """Return verl's node `rollout` without `stop_token_ids`, which verl hands to vLLM as a list that vLLM rejects."""
+    if rollout.get("stop_token_ids") is None:
+        return rollout
+    plain = copy.deepcopy(rollout)
+    plain.stop_token_ids = None
+    return plain
 
 
 def stop_at(params: Any, ends: EndTokens, engine: Any) -> None:

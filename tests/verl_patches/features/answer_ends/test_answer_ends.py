@@ -17,7 +17,10 @@ from verl_patches.trainer.configuration_checks import ConfigurationError, check_
 from verl_patches.trainer.main_ppo import compose
 from verl_patches.trainer.ppo import ray_trainer
 from verl_patches.workers import megatron_workers
-from verl_patches.workers.rollout.vllm_rollout.vllm_rollout_spmd import generate_sequences_to_their_ends
+from verl_patches.workers.rollout.vllm_rollout.vllm_rollout_spmd import (
+    generate_sequences_to_their_ends,
+    init_with_end_tokens,
+)
 
 PAD, END, WIDTH = 0, 2, 5
 PROMPTS = torch.tensor([[0, 1, 1], [1, 1, 1]])  # attention
@@ -83,6 +86,24 @@ def test_the_engine_is_told_all_end_tokens(tmp_path):
     ends = run(tmp_path, {"eos_token_id": [PAD, END]}, stop_token_ids=[5])
     stop_at(params, ends, llm_engine(END, [PAD, END]))
     assert params.stop_token_ids == [PAD, END, 5] and params.all_stop_token_ids == {PAD, END, 5}
+
+
+def test_verl_starts_an_engine_with_further_stop_tokens(tmp_path):
+    """verl copies keys of its node into vLLM's parameters, which take no list of OmegaConf's."""
+    vllm = pytest.importorskip("vllm.sampling_params")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": PAD}))
+    config = OmegaConf.create({"stop_token_ids": [5], "ignore_eos": False, "temperature": 0.9})
+    OmegaConf.set_struct(config, True)
+
+    def upstream(self, model_path, config, tokenizer, hf_config, **options):
+        self.config = config
+        self.sampling_params = vllm.SamplingParams(**{name: config.get(name) for name in config})
+        self.inference_engine = SimpleNamespace(llm_engine=llm_engine(END, PAD))
+
+    rollout = SimpleNamespace()
+    init_with_end_tokens(upstream, rollout, str(tmp_path), config, SimpleNamespace(eos_token_id=END), None)
+    assert rollout.sampling_params.stop_token_ids == [PAD, END, 5] and rollout.config is config
+    assert str(rollout.end_tokens) == "Answers end at 0 (generation_config.json), 2 (tokenizer), 5 (stop_token_ids)"
 
 
 def test_answers_go_on_behind_end_tokens_that_are_ignored(tmp_path):

@@ -70,9 +70,10 @@ def init_with_end_tokens(
     model_hf_config: PretrainedConfig,
     **options: Any,
 ) -> None:
-    from verl_patches.features.answer_ends.ends import end_tokens_of, stop_at
+    from verl_patches.features.answer_ends.ends import end_tokens_of, stop_at, without_stop_tokens
 
-    upstream(self, model_path, config, tokenizer, model_hf_config, **options)
+    upstream(self, model_path, without_stop_tokens(config), tokenizer, model_hf_config, **options)
+    self.config = config
     self.end_tokens = end_tokens_of(config, model_path, tokenizer)
     stop_at(self.sampling_params, self.end_tokens, self.inference_engine.llm_engine)
 
