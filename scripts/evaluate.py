@@ -37,6 +37,7 @@ from jinja2 import TemplateError  # noqa: E402
 from post_training.arguments import absolute  # noqa: E402
 from post_training.checkpoint.training_export import is_training_checkpoint  # noqa: E402
 from post_training.data import INSTRUCTION, DataError  # noqa: E402
+from post_training.end_tokens import EndTokensError, end_tokens  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
 from post_training.evaluation.judging import RewardError, RewardFunction, judge, load_reward  # noqa: E402
 from post_training.evaluation.page import render_page  # noqa: E402
@@ -242,8 +243,11 @@ def _tokenized(model: Model, questions: Sequence[Question], options: argparse.Na
     except TemplateError as error:
         raise EvaluationError(f"--model {folder}: its chat template refuses a prompt of the data ({error})") from error
     prompts = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    ends = {tokenizer.eos_token_id, *_generation_ends(folder)} - {None}
-    found = Tokenized(prompts, tokenizer, sorted(ends))
+    try:
+        ends = end_tokens(folder, tokenizer.eos_token_id)
+    except EndTokensError as error:
+        raise EvaluationError(f"--model {folder}: {error}") from error
+    found = Tokenized(prompts, tokenizer, list(ends.tokens))
     most = read_object(folder / "config.json").get("max_position_embeddings")
     if most and found.longest + options.max_tokens > most:
         raise EvaluationError(
@@ -258,13 +262,6 @@ def _described(checkpoint: Model) -> Path:
     from scripts.export_hf import model_of_run
 
     return model_of_run(checkpoint.given)
-
-
-def _generation_ends(folder: Path) -> list[int]:
-    """The tokens that end an answer by generation_config.json, as vLLM reads it."""
-    file = folder / "generation_config.json"
-    named = read_object(file).get("eos_token_id") if file.is_file() else None
-    return named if isinstance(named, list) else [] if named is None else [named]
 
 
 def _check_machine(options: argparse.Namespace) -> None:

@@ -18,6 +18,9 @@ from post_training.mismatch.dumps import Header, Part, Side, TokenSequence
 from post_training.mismatch.points import LOG_PROBS
 from post_training.mismatch.recording import NO_TOKEN, Recorder, recorded_rollout, recorded_training
 
+# An answer that is given token by token does not end at an end token.
+_TO_THE_LAST: dict[str, Any] = {"ignore_eos": True, "stop_token_ids": []}
+
 
 def header_of(worker: Any, side: Side, temperature: float, about: str = "") -> Header:
     """What a dump of this worker's says of itself. temperature: the one that is configured for log-probs."""
@@ -58,7 +61,7 @@ def capture_rollout(worker: Any, sequences: Sequence[TokenSequence]) -> Part:
     runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
     longest = max(len(each.response) for each in sequences)
     with (
-        mock.patch.multiple(worker.rollout.sampling_params, n=1, max_tokens=longest, ignore_eos=True),
+        mock.patch.multiple(worker.rollout.sampling_params, n=1, max_tokens=longest, **_TO_THE_LAST),
         recorded_rollout(runner, range(first, first + engine * share), llm.request_counter.counter, recorder),
     ):
         output = worker.generate_sequences(_batch(worker, prompts, response_length=0))

@@ -418,7 +418,7 @@ FAMILY = ModelFamily(
     model_types=("deepseek_v3",),
     table=lambda config: table(DeepseekV3Shape.from_config(config)),
     sizes=sizes,
-    megatron=MegatronModel(_megatron_config, _megatron_model),
+    megatron=MegatronModel(_megatron_config, _megatron_model, rotary=frozenset({"default", "yarn"})),
     shards=DeepseekV3Shape.from_config,
     mindspeed=MindspeedModel(_mindspeed_arguments, _mindspeed_config, _mindspeed_model),
     published={"deepseek-v3": PUBLISHED},

@@ -35,10 +35,12 @@ class MegatronModel:
 
     config: (hf_config, dtype, **overrides of the transformer's configuration) -> that configuration.
     build: (configuration, hf_config, pre_process, post_process, freeze_moe_router=...) -> one pipeline stage.
+    rotary: kinds of `rope_scaling` that it computes, "default" being none.
     """
 
     config: Callable[..., Any]
     build: Callable[..., Any]
+    rotary: frozenset[str] = frozenset({"default"})
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import overlay
 from tests.demonstrations import Upstream, demonstrates
 from verl_patches.features import settings
 from verl_patches.features.alerts.feature import ALERTS
+from verl_patches.features.answer_ends.feature import ANSWER_ENDS
 from verl_patches.features.compatibility.feature import (
     DATA_FILES,
     ENTROPY_BONUS,
@@ -81,6 +82,7 @@ CRITICS_SCHEDULE = "verl.workers.critic.megatron_critic:get_forward_backward_fun
 FSDP_MANAGER = "verl.workers.sharding_manager.fsdp_vllm:FSDPVLLMShardingManager"
 FSDP_CHECKPOINTS = "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager"
 ROLLOUT = "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout"
+NO_MODEL = {"model": {"path": "/no/model"}, "rollout": {}}
 DEEPSEEK = SimpleNamespace(architectures=["DeepseekV3ForCausalLM"])
 
 
@@ -317,10 +319,12 @@ def the_end_of_the_prompts_is_the_end_of_the_run(body):
 @demonstrates(f"{TRAINER}.init_workers", OVERLONG_PENALTY)
 def long_answers_cost_and_cut_ones_do_not_count(body):
     config = {
+        "actor_rollout_ref": NO_MODEL,
         "data": {"max_response_length": 4},
         "reward_model": {"overlong_buffer": {"enable": True, "len": 2, "penalty_factor": 1.0}},
     }
-    trainer = SimpleNamespace(config=OmegaConf.create(config), reward_fn=len)
+    tokenizer = SimpleNamespace(eos_token_id=2)
+    trainer = SimpleNamespace(config=OmegaConf.create(config), reward_fn=len, tokenizer=tokenizer)
     body(lambda self: setattr(self, "actor_rollout_wg", SimpleNamespace(update_actor=len)), trainer)
     return trainer.reward_fn is len, trainer.actor_rollout_wg.update_actor is len
 
@@ -334,7 +338,9 @@ def the_update_gets_weights(body):
 
 @demonstrates(f"{TRAINER}.init_workers", MEASURE)
 def the_batch_is_reported(body):
-    trainer = SimpleNamespace(config=None, tokenizer=None, reward_fn=None, val_reward_fn=None)
+    config = OmegaConf.create({"actor_rollout_ref": NO_MODEL})
+    tokenizer = SimpleNamespace(eos_token_id=2)
+    trainer = SimpleNamespace(config=config, tokenizer=tokenizer, reward_fn=None, val_reward_fn=None)
     body(lambda self: setattr(self, "actor_rollout_wg", SimpleNamespace(update_actor="upstream")), trainer)
     return callable(trainer.actor_rollout_wg.update_actor)
 
@@ -787,6 +793,34 @@ def every_engine_has_a_seed_of_its_own(body):
     return seeds, rollout.sampling_params.seed
 
 
+@demonstrates(f"{ROLLOUT}.__init__", ANSWER_ENDS)
+def an_engine_stops_at_the_tokenizers_token_too(body):
+    preprocessor = SimpleNamespace(get_eos_token_id=lambda: 2)
+    processor = SimpleNamespace(generation_config_fields={}, input_preprocessor=preprocessor)
+    rollout = SimpleNamespace(
+        inference_engine=SimpleNamespace(llm_engine=SimpleNamespace(processor=processor)),
+        sampling_params=SimpleNamespace(stop_token_ids=[], all_stop_token_ids=set()),
+    )
+    body(lambda *_: None, rollout, "/no/model", {}, SimpleNamespace(eos_token_id=2), None)
+    return rollout.sampling_params.stop_token_ids
+
+
+@demonstrates(f"{ROLLOUT}.generate_sequences", ANSWER_ENDS)
+def a_mask_ends_with_the_engines_answer(body):
+    answer = SimpleNamespace(outputs=[SimpleNamespace(token_ids=[5, 2])])
+    rollout = SimpleNamespace(
+        inference_engine=SimpleNamespace(generate=lambda: [answer]), end_tokens=SimpleNamespace(tokens=(2,))
+    )
+    batch = {"responses": torch.tensor([[5, 2, 0]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
+
+    def upstream(rollout, prompts):
+        rollout.inference_engine.generate()
+        return SimpleNamespace(batch=batch)
+
+    body(upstream, rollout, SimpleNamespace(meta_info={"eos_token_id": None}))
+    return batch["attention_mask"].tolist()
+
+
 @demonstrates(f"{ROLLOUT}.generate_sequences", WHOLE_WEIGHTS)
 def half_new_weights_are_refused(body):
     with instead_of("verl_patches.features.reshard.generation.process_generation"):
@@ -795,7 +829,7 @@ def half_new_weights_are_refused(body):
 
 @demonstrates(f"{ROLLOUT}.generate_sequences", MEASURE)
 def log_probs_of_the_samples_are_kept(body):
-    sample = SimpleNamespace(token_ids=[5], logprobs=[{5: SimpleNamespace(logprob=-0.5)}])
+    sample = SimpleNamespace(token_ids=[5], logprobs=[{5: SimpleNamespace(logprob=-0.5, rank=1)}])
     engine = SimpleNamespace(generate=lambda: [SimpleNamespace(outputs=[sample])])
     batch = {"responses": torch.tensor([[5]])}
 

@@ -228,8 +228,22 @@ for method in ("sleep", "wake_up"):
 def the_temperature_is_handed_on(body):
     from verl_patches.features.temperature.scaling import as_sampled
 
-    metadata = SimpleNamespace(temperature=torch.tensor([0.5]))
-    return body(lambda self, logits, metadata: as_sampled(logits).tolist(), None, torch.ones(1, 2), metadata)
+    metadata = SimpleNamespace(temperature=torch.tensor([0.5]), max_num_logprobs=None)
+
+    def forward(self, logits, metadata):
+        return SimpleNamespace(logprobs_tensors=None, reported=as_sampled(logits).tolist())
+
+    return body(forward, None, torch.ones(1, 2), metadata).reported
+
+
+@demonstrates("vllm.v1.sample.ops.topk_topp_sampler:random_sample", TEMPERATURE)
+def what_was_drawn_from_is_kept(body):
+    from verl_patches.features.temperature.sampled import drawing
+
+    narrowed = {"max_num_logprobs": 0, "top_k": 5, "top_p": None, "min_p": None, "allowed_token_ids_mask": None}
+    with drawing(SimpleNamespace(**narrowed)) as draw:
+        body(lambda probs, generators: probs.div_(2), torch.ones(1, 2), {})
+    return None if draw.probabilities is None else draw.probabilities.tolist()
 
 
 @demonstrates("vllm.v1.sample.sampler:Sampler.compute_logprobs", TEMPERATURE)

@@ -83,6 +83,18 @@ def test_a_model_that_answers_nothing_gets_nothing(answering, qwen, tmp_path):
     assert model["estimates"]["greedy"]["high"] > 0.1  # 24 wrong answers do not prove that there is no right one
 
 
+def test_answers_end_at_every_end_token(answering, qwen, tmp_path, monkeypatch):
+    """The tokenizer's, and those of generation_config.json, as in a training."""
+    answering("nothing")
+    folder = shutil.copytree(qwen, tmp_path / "copy")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    asked, made = [], evaluate._tokenized
+    monkeypatch.setattr(evaluate, "_tokenized", lambda *given: asked.append(made(*given)) or asked[-1])
+    assert run(folder, tmp_path / "out", "--limit", "1", "--n", "1") == 0
+    tokenizer = asked[0].tokenizer
+    assert asked[0].ends == sorted({7, 9, tokenizer.eos_token_id})
+
+
 def test_a_worker_that_fails_is_named_with_its_last_line(monkeypatch, qwen, tmp_path, capsys):
     (tmp_path / "worker.py").write_text("raise SystemExit('out of memory')")
     monkeypatch.setattr(evaluate, "_WORKER", tmp_path / "worker.py")

@@ -242,7 +242,9 @@ def generate_and_keep(upstream: Callable[..., DataProto], self: ActorRolloutRefW
 
     with process_store().forgetting_after_a_failure():
         answers = upstream(self, prompts)
-        return process_store().keep(answers, prompts.meta_info, torch.device("cuda", torch.cuda.current_device()))
+        # verl's own is that of the generation configuration, which published models often leave out.
+        asked = {**prompts.meta_info, "pad_token_id": self.tokenizer.pad_token_id}
+        return process_store().keep(answers, asked, torch.device("cuda", torch.cuda.current_device()))
 
 
 def _on_handles(call: str) -> Callable[..., Any]:

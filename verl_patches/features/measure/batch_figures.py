@@ -22,16 +22,6 @@ def truncated(responses: torch.Tensor, mask: torch.Tensor, end_tokens: Iterable[
     return mask.bool().all(-1) & ~ended
 
 
-def end_tokens_of(trainer: Any) -> frozenset[int]:
-    """The token ids that end an answer, from where the workers of verl's trainer take them."""
-    from verl.utils.model import get_generation_config
-
-    generation = get_generation_config(trainer.config.actor_rollout_ref.model.path)
-    found = None if generation is None else generation.eos_token_id
-    found = trainer.tokenizer.eos_token_id if found is None else found
-    return frozenset([found] if isinstance(found, int) else found)
-
-
 def batch_figures(batch: Any, end_tokens: Iterable[int]) -> dict[str, float]:
     """Metrics of a batch as verl's loop gives it to the update, a `DataProto`.
 
@@ -53,19 +43,21 @@ def batch_figures(batch: Any, end_tokens: Iterable[int]) -> dict[str, float]:
 
 def with_batch_figures(
     update_actor: Callable[[Any], Any],
-    end_tokens: Callable[[], frozenset[int]],
+    end_tokens: Iterable[int],
     more: Callable[[], Mapping[str, float]],
 ) -> Callable[[Any], Any]:
     """verl's call of the workers' update, whose metrics also hold `batch_figures`, what the driver has serialized for
     each sample and which answers got no verdict since the last update's end, and what `more` knows better."""
-    found: list[frozenset[int]] = []
 
     def update(batch: Any) -> Any:
-        if not found:
-            found.append(end_tokens())
         output = update_actor(batch)
         handed = serialized.take() / len(batch)
-        figures = {**batch_figures(batch, found[0]), "perf/driver_bytes_per_sample": handed, **counts.take(), **more()}
+        figures = {
+            **batch_figures(batch, end_tokens),
+            "perf/driver_bytes_per_sample": handed,
+            **counts.take(),
+            **more(),
+        }
         output.meta_info["metrics"].update(figures)
         return output
 

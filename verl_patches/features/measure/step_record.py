@@ -56,7 +56,7 @@ class StepRecord:
     """Figures of one step in one process.
 
     seconds: by stage; peak_bytes, allocated_bytes: device memory by phase; counts: any other non-negative figure.
-    starts: Unix seconds by stage.
+    starts: Unix seconds by stage. kept_probability: what was left of the vocabulary for `drawn_tokens`, summed.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -65,6 +65,8 @@ class StepRecord:
     counts: dict[str, float] = field(default_factory=dict)
     starts: dict[str, float] = field(default_factory=dict)
     difference: LogProbDifference = field(default_factory=LogProbDifference)
+    kept_probability: float = 0.0
+    drawn_tokens: int = 0
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -86,6 +88,11 @@ class StepRecord:
         """Add to a figure of your own; `name` is the metric's name."""
         self.counts[name] = self.counts.get(name, 0) + amount
 
+    def drew(self, kept_probability: float, tokens: int) -> None:
+        """Take in tokens that were drawn from a part of the vocabulary, and the sum of its probabilities for them."""
+        self.kept_probability += kept_probability
+        self.drawn_tokens += tokens
+
     def began(self, stage: str) -> None:
         """The stage begins now, if it has not yet in this step."""
         self.starts.setdefault(stage, time.time())
@@ -101,8 +108,11 @@ class StepRecord:
 
 
 def agreed(record: StepRecord, group: dist.ProcessGroup | None = None) -> dict[str, float]:
-    """`record.metrics()` with the largest value over the ranks of `group`, plus the mean log-prob difference and the
-    seconds between the first and the last rank's start of a stage, by the clocks of their nodes.
+    """`record.metrics()` with the largest value over the ranks of `group`, plus means and skews.
+
+    The means are those of the log-prob difference and of the probability that was left to draw from, where less than
+    the vocabulary was. A skew is the seconds between the first and the last rank's start of a stage, by the clocks of
+    their nodes.
 
     Collective: three all-reduces on the device. Every rank must hold the same names, which `largest_over_ranks` checks.
     """
@@ -112,9 +122,12 @@ def agreed(record: StepRecord, group: dist.ProcessGroup | None = None) -> dict[s
     figures = largest_over_ranks(record.metrics() | last | first, group)
     for stage in record.starts:
         figures[f"timing_start_skew/{stage}"] = figures.pop(_LAST + stage) - (_FAR_AHEAD - figures.pop(_FIRST + stage))
-    sums = torch.tensor([record.difference.total, record.difference.tokens], dtype=torch.float32, device="npu")
+    means = (record.difference.total, record.difference.tokens, record.kept_probability, record.drawn_tokens)
+    sums = torch.tensor(means, dtype=torch.float32, device="npu")
     dist.all_reduce(sums, group=group)
-    total, tokens = sums.tolist()
+    total, tokens, kept, drawn = sums.tolist()
+    if drawn:
+        figures["rollout/kept_probability"] = kept / drawn
     if tokens:
         figures["training/rollout_logprob_diff_mean"] = total / tokens
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from verl_patches.features.measure.batch_figures import truncated
@@ -11,7 +11,7 @@ from verl_patches.features.measure.batch_figures import truncated
 _LOG_PROBS = ("old_log_probs", "ref_log_prob")
 
 
-def without_truncated(batch: Any, end_tokens: frozenset[int]) -> Any:
+def without_truncated(batch: Any, end_tokens: Iterable[int]) -> Any:
     """`batch`, a `DataProto` as verl's loop gives it to the update, in which a cut answer has no tokens.
 
     verl's loss takes its mask from the attention mask, so the tokens are in the update's forward neither: an answer's
@@ -34,6 +34,6 @@ def without_truncated(batch: Any, end_tokens: frozenset[int]) -> Any:
     return DataProto(batch=tensors, non_tensor_batch=batch.non_tensor_batch, meta_info=batch.meta_info)
 
 
-def filtering(update_actor: Callable[[Any], Any], end_tokens: Callable[[], frozenset[int]]) -> Callable[[Any], Any]:
+def filtering(update_actor: Callable[[Any], Any], end_tokens: Iterable[int]) -> Callable[[Any], Any]:
     """verl's call of the workers' update, without answers that were cut."""
-    return lambda batch: update_actor(without_truncated(batch, end_tokens()))
+    return lambda batch: update_actor(without_truncated(batch, end_tokens))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from overlay import ConfigurationError, Feature
+from verl_patches.features.temperature.feature import narrowed_by
 
-_ACTOR = "actor_rollout_ref.actor"
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,16 @@ def check_cap(config: Mapping[str, Any], settings: Any) -> None:
         )
 
 
+def check_whole_vocabulary(config: Mapping[str, Any], settings: Any) -> None:
+    """A ratio of probabilities compares like with like: training's are over the whole vocabulary."""
+    for name, (value, remedy) in narrowed_by(config["actor_rollout_ref"]["rollout"]).items():
+        raise ConfigurationError(
+            f"{_ROLLOUT}.{name}={value} is invalid with {ROLLOUT_CORRECTION.switch}=true: the rollout draws from a "
+            "part of what training computes probabilities of, and their ratio weighs every token wrongly. Set it to "
+            f"{remedy}, or switch the correction off"
+        )
+
+
 ROLLOUT_CORRECTION = Feature(
     name="rollout_correction",
     purpose="Tokens weigh by how likely training finds what the rollout sampled (truncated importance sampling).",
@@ -45,5 +56,5 @@ ROLLOUT_CORRECTION = Feature(
     settings=RolloutCorrectionSettings,
     switch="actor_rollout_ref.overlay.rollout_correction.enabled",
     is_on=lambda settings: settings.rollout_correction.enabled,
-    checks=(check_old_log_probs, check_cap),
+    checks=(check_old_log_probs, check_cap, check_whole_vocabulary),
 )

@@ -16,6 +16,24 @@ class TemperatureSettings:
     enabled: bool = True
 
 
+# Sampling parameters by which vLLM draws from another distribution than the model's at the temperature; the values with
+# which it does not, of which the first is the default.
+_WHOLE_VOCABULARY: dict[str, tuple[Any, ...]] = {
+    "top_k": (-1, 0),
+    "top_p": (1.0,),
+    "min_p": (0.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+}
+
+
+def narrowed_by(rollout: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the keys of verl's node `rollout` that change what is drawn from, with their value and their default."""
+    given = ((name, rollout.get(name), plain) for name, plain in _WHOLE_VOCABULARY.items())
+    return {name: (value, plain[0]) for name, value, plain in given if value is not None and value not in plain}
+
+
 def check_positive(config: Mapping[str, Any], settings: Any) -> None:
     """Training log-probs at the rollout temperature exist only for a positive temperature."""
     if not settings.rollout_temperature > 0:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay import ConfigurationError
+from post_training.end_tokens import EndTokensError, end_tokens
 from post_training.rewards import RULES
 from post_training.rewards.judge import Limits
 from verl_patches.features.training_checkpoint.storage import check_room
@@ -41,10 +42,31 @@ def check_model_folder(config: Mapping[str, Any]) -> None:
         )
     if "://" not in path:
         _check_chat_template(Path(path).expanduser())
+        _check_end_tokens(Path(path).expanduser(), config["actor_rollout_ref"]["rollout"])
 
 
 # Where transformers looks, in the order of its releases: a file, and a folder for several.
 _TEMPLATES = ("chat_template.jinja", "additional_chat_templates")
+
+
+def _check_end_tokens(folder: Path, rollout: Mapping[str, Any]) -> None:
+    """Something ends an answer, and the files that say what are readable."""
+    engine = rollout["engine_kwargs"]["vllm"] or {}
+    try:
+        ends = end_tokens(
+            folder, None, rollout.get("stop_token_ids"), engine.get("generation_config"), rollout["ignore_eos"]
+        )
+    except EndTokensError as error:
+        raise ConfigurationError(str(error)) from error
+    tokenizer = folder / "tokenizer_config.json"
+    if ends.tokens or ends.ignored or not tokenizer.is_file():
+        return
+    if not json.loads(tokenizer.read_text(encoding="utf-8")).get("eos_token"):
+        raise ConfigurationError(
+            f"actor_rollout_ref.model.path={folder} is invalid: neither its tokenizer nor a configuration names a "
+            "token that ends an answer. Set eos_token_id in generation_config.json, or "
+            "actor_rollout_ref.rollout.stop_token_ids"
+        )
 
 
 def _check_chat_template(folder: Path) -> None:

@@ -340,6 +340,9 @@ class Generation(Group):
     log_prob_use_dynamic_bsz: bool = False
     log_prob_max_token_len_per_gpu: Count = 16384
     seed: Seed | None = None
+    stop_token_ids: list[Whole] | None = Field(
+        default=None, description="give the ids of further tokens that end an answer"
+    )
     limit_images: CountOrNone = None
 
 

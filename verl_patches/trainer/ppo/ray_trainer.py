@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
+    from post_training.end_tokens import EndTokens
     from verl_patches.features.data_order.order import DataOrder
 
 _MODULE = "verl.trainer.ppo.ray_trainer"
@@ -334,14 +335,13 @@ def init_workers_that_know_the_step(upstream: Callable[..., None], self: RayPPOT
     outside=["learning_rate", "sample_handles"],
 )
 def init_workers_that_filter_truncated(upstream: Callable[..., None], self: RayPPOTrainer) -> None:
-    from verl_patches.features.measure.batch_figures import end_tokens_of
     from verl_patches.features.overlong.filtering import filtering
 
     upstream(self)
-    workers = self.actor_rollout_wg
-    workers.update_actor = filtering(workers.update_actor, lambda: end_tokens_of(self))
+    workers, ends = self.actor_rollout_wg, _end_tokens(self).tokens
+    workers.update_actor = filtering(workers.update_actor, ends)
     if getattr(self, "use_critic", False):
-        self.critic_wg.update_critic = filtering(self.critic_wg.update_critic, lambda: end_tokens_of(self))
+        self.critic_wg.update_critic = filtering(self.critic_wg.update_critic, ends)
 
 
 @wrap(
@@ -359,8 +359,9 @@ def init_workers_that_report_the_batch(upstream: Callable[..., None], self: RayP
     _note("models_ready")
     from verl_patches.features.critic.warmup import ending_warmup
     from verl_patches.features.dynamic_sampling.source import current_source
-    from verl_patches.features.measure.batch_figures import end_tokens_of, with_batch_figures
+    from verl_patches.features.measure.batch_figures import with_batch_figures
     from verl_patches.features.measure.judged_rewards import judged_together
+    from verl_patches.features.temperature.feature import narrowed_by
 
     self.reward_fn, self.val_reward_fn = judged_together(self.reward_fn), judged_together(self.val_reward_fn)
 
@@ -368,8 +369,15 @@ def init_workers_that_report_the_batch(upstream: Callable[..., None], self: RayP
         source = current_source()
         return {} if source is None else source.figures
 
+    ends = _end_tokens(self)
+    print(f"{ends}.")
+    narrowed = narrowed_by(self.config.actor_rollout_ref.rollout)
+    if narrowed:
+        by = ", ".join(f"{name}={value}" for name, (value, _) in narrowed.items())
+        print(f"Answers are drawn by {by}, and trained and compared as samples of the whole distribution.")
+
     def reporting(update: Callable[[DataProto], DataProto]) -> Callable[[DataProto], DataProto]:
-        return with_batch_figures(update, lambda: end_tokens_of(self), of_the_source)
+        return with_batch_figures(update, ends.tokens, of_the_source)
 
     workers = self.actor_rollout_wg
     workers.update_actor = reporting(workers.update_actor)
@@ -652,6 +660,16 @@ def _absent_log_prob(batch: DataProto) -> DataProto:
 
     absent = absent_log_probs(batch.batch["responses"])
     return DataProto.from_dict(tensors={"old_log_probs": absent, "entropys": absent.clone()})
+
+
+def _end_tokens(trainer: RayPPOTrainer) -> EndTokens:
+    """The tokens that end an answer, as the workers' engines have them."""
+    from verl.utils.fs import copy_to_local
+
+    from verl_patches.features.answer_ends.ends import end_tokens_of
+
+    node = trainer.config.actor_rollout_ref
+    return end_tokens_of(node.rollout, copy_to_local(node.model.path), trainer.tokenizer)
 
 
 def _note(event: str) -> None:

@@ -24,16 +24,20 @@ _METADATA = {
 
 @wrap(
     "vllm.v1.sample.sampler:Sampler.forward",
-    why="the V1 sampler takes log-probs before it divides by the temperature; this hands the temperature on",
+    relies_on=["vllm.v1.sample.sampler:Sampler.sample", "vllm.v1.sample.sampler:Sampler.gather_logprobs"],
+    why="the V1 sampler takes log-probs before it divides by the temperature and takes tokens away by top-k, top-p and "
+    "min-p; this hands the temperature on, and reports what was drawn from",
     **_METADATA,
 )
 def forward(
     upstream: Callable[..., SamplerOutput], self: Sampler, logits: torch.Tensor, sampling_metadata: SamplingMetadata
 ) -> SamplerOutput:
+    from verl_patches.features.temperature.sampled import as_drawn, drawing
     from verl_patches.features.temperature.scaling import reporting
 
-    with reporting(sampling_metadata.temperature):
-        return upstream(self, logits, sampling_metadata)
+    with reporting(sampling_metadata.temperature), drawing(sampling_metadata) as draw:
+        output = upstream(self, logits, sampling_metadata)
+    return as_drawn(output, draw, sampling_metadata.temperature)
 
 
 @wrap(

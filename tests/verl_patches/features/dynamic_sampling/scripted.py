@@ -271,9 +271,6 @@ def fit(trainer: Any) -> dict[int, dict[str, Any]]:
         for body in (ray_trainer.timer, ray_trainer.timer_of_finished):
             timed = _in_force(trainer, body, timed)
         stack.enter_context(mock.patch.object(upstream, "_timer", timed))
-        stack.enter_context(
-            mock.patch("verl_patches.features.measure.batch_figures.end_tokens_of", lambda *_: frozenset([END]))
-        )
         stack.callback(source.put_in_force, None)
         loop = _in_force(trainer, ray_trainer.fit_while_prompts_last, inspect.unwrap(upstream.RayPPOTrainer.fit))
         _in_force(trainer, ray_trainer.fit_to_the_last_checkpoint, loop)(trainer)

@@ -7,7 +7,7 @@ import torch
 
 from post_training.rewards import counts
 from verl_patches.features.measure import serialized
-from verl_patches.features.measure.batch_figures import with_batch_figures
+from verl_patches.features.measure.batch_figures import truncated, with_batch_figures
 
 END = 1
 
@@ -29,15 +29,9 @@ class Batch:
 
 def test_figures_of_a_batch_join_the_metrics_of_its_update():
     counts.take(), serialized.take()  # whatever tests before this one left
-    asked = []
-
-    def end_tokens() -> frozenset[int]:
-        asked.append(True)
-        return frozenset([END])
-
     update = with_batch_figures(
         lambda batch: SimpleNamespace(meta_info={"metrics": {"loss": 2.0}}),
-        end_tokens,
+        [END, 9],
         lambda: {"sampling/generated_prompts": 7},
     )
     for handed in (10, 0):
@@ -54,4 +48,11 @@ def test_figures_of_a_batch_join_the_metrics_of_its_update():
             **dict.fromkeys(counts.ALL, 0),
             "reward/lost": handed / 10,
         }
-    assert asked == [True], "end tokens are asked for once"
+
+
+def test_every_end_token_ends_an_answer():
+    """Llama 3 names three; an answer of the greatest length that ends with any of them was not cut."""
+    responses = torch.tensor([[5, 128001], [5, 128008], [5, 128009], [5, 6], [128009, 0]])
+    mask = torch.tensor([[1, 1]] * 4 + [[1, 0]])
+    assert truncated(responses, mask, (128001, 128008, 128009)).tolist() == [False, False, False, True, False]
+    assert truncated(responses, mask, ()).tolist() == [True, True, True, True, False]

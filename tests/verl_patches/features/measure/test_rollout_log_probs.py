@@ -1,17 +1,34 @@
 """The log-probs that an engine sampled with, taken from what it returns."""
 
+import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from verl_patches.features.measure.rollout_log_probs import PADDING, log_probs_of, observed_outputs
+from verl_patches.features.measure import step_record
+from verl_patches.features.measure.rollout_log_probs import (
+    PADDING,
+    draws_are_narrowed,
+    kept_probabilities,
+    log_probs_of,
+    observed_outputs,
+)
+from verl_patches.features.rollout_rebalance import requests
+from verl_patches.features.temperature.sampled import log_prob_of_model
 from verl_patches.workers.rollout.vllm_rollout.vllm_rollout_spmd import generate_sequences_with_log_probs
+
+
+def reported(of_draw: float, of_model: float | None = None):
+    """vLLM's Logprob; of a draw from a part of the vocabulary the model's log-prob stands in place of the rank."""
+    rank = 1 if of_model is None else int(np.float32(of_model).view(np.int32))
+    return SimpleNamespace(logprob=of_draw, rank=rank)
 
 
 def sample(*chosen: tuple[int, float]):
     """A sample of these tokens; at every place vLLM also returns the likeliest token."""
-    at = [{token: SimpleNamespace(logprob=value), 99: SimpleNamespace(logprob=-0.01)} for token, value in chosen]
+    at = [{token: reported(value), 99: reported(-0.01)} for token, value in chosen]
     return SimpleNamespace(token_ids=[token for token, _ in chosen], logprobs=at)
 
 
@@ -22,9 +39,23 @@ REQUESTS = [
 EXPECTED = [[-0.5, -1.5, PADDING], [-2.0, PADDING, PADDING], [-0.25, -3.0, -4.0], [-1.25, PADDING, PADDING]]
 
 
+# Tokens drawn from 80 % of the model's probability, and one from all of it.
+NARROWED = [
+    SimpleNamespace(
+        outputs=[
+            SimpleNamespace(
+                token_ids=[5, 6], logprobs=[{5: reported(math.log(0.5), math.log(0.4))}, {6: reported(-1.0, -1.0)}]
+            )
+        ]
+    )
+]
+
+
 class Engine:
+    requests = REQUESTS
+
     def generate(self, prompts):
-        return REQUESTS[prompts : prompts + 1]
+        return self.requests[prompts : prompts + 1]
 
 
 def test_samples_of_a_request_follow_each_other_and_ends_are_padded():
@@ -47,16 +78,23 @@ def test_all_calls_within_the_block_are_seen_and_the_engine_is_left_as_it_was():
     assert len(seen) == 2
 
 
-def generated(of_upstream: dict) -> dict:
+class Prompts(list):
+    meta_info: dict = {}
+
+
+def generated(of_upstream: dict, requests=REQUESTS, **meta_info) -> dict:
     """The tensors of a batch that upstream's rollout generates as `of_upstream`, with the patch around it."""
     rollout = SimpleNamespace(inference_engine=Engine())
+    rollout.inference_engine.requests = requests
+    prompts = Prompts(range(len(requests)))
+    prompts.meta_info = meta_info
 
     def upstream(self, prompts):
         for prompt in prompts:
             self.inference_engine.generate(prompt)
         return SimpleNamespace(batch={"responses": torch.zeros(4, 3, dtype=torch.long)} | of_upstream)
 
-    return generate_sequences_with_log_probs(upstream, rollout, [0, 1]).batch
+    return generate_sequences_with_log_probs(upstream, rollout, prompts).batch
 
 
 def test_a_rollout_that_drops_them_returns_them():
@@ -66,3 +104,35 @@ def test_a_rollout_that_drops_them_returns_them():
 def test_a_rollout_that_returns_them_is_left_alone():
     own = torch.ones(4, 3)
     assert generated({"rollout_log_probs": own})["rollout_log_probs"] is own
+
+
+def test_others_stand_in_for_the_engine_around_the_block():
+    engine = Engine()
+    engine.generate = stand_in = lambda prompts: REQUESTS[1:]
+    with observed_outputs(engine) as seen, observed_outputs(engine) as inner:
+        engine.generate(0)
+    assert seen == inner == REQUESTS[1:] and engine.generate is stand_in
+
+
+def test_narrowed_draws_are_compared_over_the_vocabulary():
+    """verl 0.4.0 returns the log-probs of the draw itself."""
+    own = torch.tensor([[math.log(0.5), -1.0]])
+    found = generated({"rollout_log_probs": own, "responses": torch.zeros(1, 2)}, NARROWED, validate=True)
+    torch.testing.assert_close(found["rollout_log_probs"], torch.tensor([[math.log(0.4), -1.0]]))
+    assert draws_are_narrowed(NARROWED) and not draws_are_narrowed(REQUESTS)
+
+
+def test_kept_probability_is_a_mean_over_trained_tokens(monkeypatch):
+    monkeypatch.setattr(step_record, "_record", record := step_record.StepRecord())
+    generated({"responses": torch.zeros(1, 2)}, NARROWED, validate=True)
+    assert record.drawn_tokens == 0, "a validation is not trained on"
+    generated({"responses": torch.zeros(1, 2)}, NARROWED)
+    assert kept_probabilities(NARROWED) == (pytest.approx(1.8), 2)
+    assert (record.kept_probability, record.drawn_tokens) == (pytest.approx(1.8), 2)
+
+
+def test_both_log_probs_come_home_from_another_engine():
+    moved = requests.Sampled([5], [[5]], [[-0.7]], [reported(-0.7, -1.25).rank])
+    (home,) = requests.decoded(requests.encoded([requests.FinishedRequest("4", moved)]), requests.FinishedRequest)
+    assert home.sampled == moved
+    assert log_prob_of_model(SimpleNamespace(logprob=-0.7, rank=home.sampled.ranks[0])) == -1.25

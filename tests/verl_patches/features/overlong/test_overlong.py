@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from overlay import ConfigurationError
+from post_training.end_tokens import EndTokens
 from verl_patches.features.measure.batch_figures import truncated
 from verl_patches.features.overlong.feature import OverlongBuffer
 from verl_patches.features.overlong.filtering import filtering, without_truncated
@@ -104,7 +105,7 @@ def test_cut_answers_are_in_neither_numerator_nor_denominator():
 def test_the_update_gets_the_filtered_batch():
     batch = batch_of([4, 1], last=[7, END], old_log_probs=torch.full((2, 4), torch.nan))
     batch.meta_info["training_step"] = 3
-    update = filtering(lambda data: data, lambda: frozenset([END]))
+    update = filtering(lambda data: data, [END])
     given = update(batch)
     assert given.batch["attention_mask"][:, -4:].sum(-1).tolist() == [0, 1]
     assert given.meta_info == {"training_step": 3}
@@ -144,7 +145,9 @@ def share_of_cut_answers(bodies) -> float:
     for body in bodies:
         init = functools.partial(body, init)
     with (
-        mock.patch("verl_patches.features.measure.batch_figures.end_tokens_of", return_value=frozenset([END])),
+        mock.patch(
+            "verl_patches.trainer.ppo.ray_trainer._end_tokens", return_value=EndTokens((("tokenizer", (END,)),))
+        ),
         mock.patch("verl_patches.trainer.ppo.ray_trainer._note"),
     ):
         init(trainer)
@@ -159,7 +162,9 @@ def test_a_critic_learns_from_the_answers_that_the_actor_learns_from():
     batch, actor, critic = batch_of([4, 1], last=[7, END]), SimpleNamespace(), SimpleNamespace()
     actor.update_actor = critic.update_critic = lambda data: data
     trainer = SimpleNamespace(actor_rollout_wg=actor, critic_wg=critic, use_critic=True)
-    with mock.patch("verl_patches.features.measure.batch_figures.end_tokens_of", return_value=frozenset([END])):
+    with mock.patch(
+        "verl_patches.trainer.ppo.ray_trainer._end_tokens", return_value=EndTokens((("tokenizer", (END,)),))
+    ):
         init_workers_that_filter_truncated(lambda self: None, trainer)
         given = [update(batch).batch["attention_mask"] for update in (actor.update_actor, critic.update_critic)]
     assert torch.equal(*given) and given[0][:, -4:].sum(-1).tolist() == [0, 1]

@@ -134,3 +134,15 @@ def test_what_it_needs_is_asked_for():
     with pytest.raises(ConfigurationError, match="cap=0.5 is below the ratio of a rollout without error"):
         cap = "actor_rollout_ref.overlay.rollout_correction.cap=0.5"
         check_configuration(compose("rehearsal", [SWITCH, RECOMPUTED, cap]))
+
+
+@pytest.mark.parametrize(("key", "value", "remedy"), [("top_k", 50, -1), ("top_p", 0.9, 1.0)])
+def test_ratios_of_two_vocabularies_rejected(key, value, remedy):
+    narrowed = f"actor_rollout_ref.rollout.{key}={value}"
+    says = f"rollout.{key}={value} is invalid with {SWITCH.partition('=')[0]}=true: .*Set it to {remedy}, or switch"
+    with pytest.raises(ConfigurationError, match=says):
+        check_configuration(compose("rehearsal", [SWITCH, RECOMPUTED, narrowed]))
+    partial = "actor_rollout_ref.overlay.partial_rollout.enabled=true"
+    with pytest.raises(ConfigurationError, match=says):
+        check_configuration(compose("rehearsal", [SWITCH, RECOMPUTED, partial, narrowed]))
+    check_configuration(compose("rehearsal", [narrowed]))

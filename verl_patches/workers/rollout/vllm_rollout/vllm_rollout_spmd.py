@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
+from verl_patches.features.answer_ends.feature import ANSWER_ENDS
 from verl_patches.features.compatibility.feature import ROLLOUT_SEED
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.partial_rollout.feature import PARTIAL_ROLLOUT
@@ -51,6 +52,59 @@ def init(
 
 
 @wrap(
+    "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout.__init__",
+    feature=ANSWER_ENDS,
+    evidence="executed",
+    why="verl cuts answers by the generation configuration alone, and vLLM stops at the tokenizer's end token too",
+    upstream="https://github.com/volcengine/verl/issues/212",
+    remove_when="the pinned verl takes the ends of answers from its engine",
+    relies_on=["vllm.sampling_params:SamplingParams.update_from_generation_config"],
+    outside=["rollout_seed"],
+)
+def init_with_end_tokens(
+    upstream: Callable[..., None],
+    self: vLLMRollout,
+    model_path: str,
+    config: DictConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    model_hf_config: PretrainedConfig,
+    **options: Any,
+) -> None:
+    from verl_patches.features.answer_ends.ends import end_tokens_of, stop_at, without_stop_tokens
+
+    upstream(self, model_path, without_stop_tokens(config), tokenizer, model_hf_config, **options)
+    self.config = config
+    self.end_tokens = end_tokens_of(config, model_path, tokenizer)
+    stop_at(self.sampling_params, self.end_tokens, self.inference_engine.llm_engine)
+
+
+@wrap(
+    "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout.generate_sequences",
+    feature=ANSWER_ENDS,
+    evidence="executed",
+    why="verl cuts answers at the end tokens of the generation configuration, behind which it trains on padding where "
+    "the engine stopped at another, and ends in a TypeError where it names none",
+    upstream="https://github.com/volcengine/verl/issues/212",
+    remove_when="the pinned verl takes the ends of answers from its engine",
+    inside=["measure", "whole_weights", "partial_rollout", "request_noise"],
+)
+def generate_sequences_to_their_ends(
+    upstream: Callable[..., DataProto], self: vLLMRollout, prompts: DataProto, **options: Any
+) -> DataProto:
+    from verl_patches.features.answer_ends.mask import lengths_of, masked_to_lengths
+    from verl_patches.features.measure.rollout_log_probs import observed_outputs
+
+    # A token that there is not: upstream cuts at no token then, where it would not take an empty list.
+    prompts.meta_info["eos_token_id"] = list(self.end_tokens.tokens) or [-1]
+    with observed_outputs(self.inference_engine) as outputs:
+        generated = upstream(self, prompts, **options)
+    width = generated.batch["responses"].size(1)
+    attention = generated.batch["attention_mask"]
+    generated.batch["attention_mask"] = masked_to_lengths(attention, width, lengths_of(outputs))
+    return generated
+
+
+@wrap(
     "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout.generate_sequences",
     feature=WHOLE_WEIGHTS,
     evidence="executed",
@@ -72,20 +126,29 @@ def generate_sequences(
     feature=MEASURE,
     evidence="executed",
     why="verl at the cluster's commit asks vLLM for the log-probs of its samples and drops them; without them nothing "
-    "shows how far rollout and training are apart",
+    "shows how far rollout and training are apart; and verl 0.4.0 returns those of the draw, which are others than "
+    "training's where top-k, top-p or min-p take tokens away",
     upstream="https://github.com/verl-project/verl/pull/1712",
     remove_when="the cluster's verl returns rollout_log_probs",
 )
 def generate_sequences_with_log_probs(
     upstream: Callable[..., DataProto], self: vLLMRollout, prompts: DataProto, **options: Any
 ) -> DataProto:
-    from verl_patches.features.measure.rollout_log_probs import log_probs_of, observed_outputs
+    from verl_patches.features.measure.rollout_log_probs import (
+        draws_are_narrowed,
+        kept_probabilities,
+        log_probs_of,
+        observed_outputs,
+    )
+    from verl_patches.features.measure.step_record import current_record
 
     with observed_outputs(self.inference_engine) as outputs:
         generated = upstream(self, prompts, **options)
-    responses = generated.batch["responses"]
-    if "rollout_log_probs" not in generated.batch.keys():
+    responses, narrowed = generated.batch["responses"], draws_are_narrowed(outputs)
+    if narrowed or "rollout_log_probs" not in generated.batch.keys():
         generated.batch["rollout_log_probs"] = log_probs_of(outputs, responses.size(1)).to(responses.device)
+    if narrowed and not prompts.meta_info.get("validate"):
+        current_record().drew(*kept_probabilities(outputs))
     return generated
 
 

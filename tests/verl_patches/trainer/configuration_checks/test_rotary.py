@@ -1,0 +1,76 @@
+"""A rope_scaling of which training and rollout make two models is rejected before anything starts."""
+
+import json
+
+import pytest
+
+from overlay import ConfigurationError
+from verl_patches.trainer.configuration_checks import check_configuration
+from verl_patches.trainer.main_ppo import compose
+
+FSDP, MEGATRON = "qwen2_5_0_5b_gsm8k", "rehearsal"
+PATH = "actor_rollout_ref.model.path=/model"
+ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+TRANSFORMER = "actor_rollout_ref.actor.megatron.override_transformer_config"
+BY_VERL = [f"~{TRANSFORMER}.num_layer_list", f"~{TRANSFORMER}.moe_tp_extend_ep"]
+# Qwen/Qwen2.5-7B-Instruct's config.json with the lines of its card.
+QWEN = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1000000.0,
+    "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
+}
+REMEDY = "Set max_position_embeddings=131072 in config.json"
+
+
+def check(job, model, *overrides):
+    check_configuration(compose(job, [PATH, *overrides]), model)
+
+
+def test_qwens_own_yarn_rejected_on_fsdp():
+    with pytest.raises(ConfigurationError) as raised:
+        check(FSDP, QWEN)
+    assert str(raised.value) == (
+        f"config.json's rope_scaling={json.dumps(QWEN['rope_scaling'])} is invalid: training takes 1.0 for its factor, "
+        "and the rollout 4.0, so that they are two models. "
+        f"{REMEDY}, which is factor x original_max_position_embeddings"
+    )
+
+
+def test_the_remedy_is_accepted_on_fsdp():
+    check(FSDP, QWEN | {"max_position_embeddings": 131072})
+    check(FSDP, QWEN, "+actor_rollout_ref.model.override_config.max_position_embeddings=131072")
+    check(FSDP, QWEN | {"rope_scaling": None})
+
+
+def test_scaling_of_one_side_alone_rejected():
+    plain = QWEN | {"rope_scaling": None}
+    given = f"+{ENGINE}.hf_overrides={{rope_scaling:{{rope_type:linear,factor:2.0}}}}"
+    with pytest.raises(ConfigurationError, match="training takes default for its rope_type, and the rollout linear"):
+        check(FSDP, plain, given)
+    with pytest.raises(ConfigurationError, match="training takes 1000000.0 for its rope_theta, and the rollout 500000"):
+        check(FSDP, plain, f"+{ENGINE}.rope_theta=500000.0")
+
+
+def test_dynamic_scaling_rejected_with_its_remedy():
+    with pytest.raises(ConfigurationError, match="the rollout dynamic.* Set rope_scaling in config.json to null"):
+        check(FSDP, QWEN | {"rope_scaling": {"type": "dynamic", "factor": 2.0}})
+
+
+def test_model_of_verl_on_megatron_takes_linear_alone():
+    model = QWEN | {"num_hidden_layers": 4, "num_attention_heads": 4}
+    check(MEGATRON, model | {"rope_scaling": {"type": "linear", "factor": 2.0}}, *BY_VERL)
+    with pytest.raises(ConfigurationError, match="Megatron's model of this family has no yarn scaling"):
+        check(MEGATRON, model, *BY_VERL)
+
+
+def test_experts_of_qwen3_on_megatron_take_none():
+    model = QWEN | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 128}
+    model |= {"num_hidden_layers": 3, "num_attention_heads": 4}
+    check(MEGATRON, model | {"rope_scaling": None})
+    with pytest.raises(ConfigurationError, match="no yarn scaling. Set rope_scaling to null in config.json"):
+        check(MEGATRON, model)

@@ -1,0 +1,8 @@
+"""The feature answer_ends. It has no switch: without it padding is trained on, or an answer's end is not."""
+
+from overlay import Feature
+
+ANSWER_ENDS = Feature(
+    name="answer_ends",
+    purpose="An answer's mask ends at the token at which the engine stopped, whichever file names its end tokens.",
+)
