@@ -437,5 +437,4 @@ FAMILY = ModelFamily(
         "v_head_dim",
     ),  # fmt: skip
     variants=variants,
-    megatron_rope=("yarn",),
 )

@@ -21,6 +21,8 @@ _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "max_position_embeddings",
 )  # fmt: skip
+# What verl's own builder of Megatron models scales positions by.
+_VERL_ROTARY = frozenset({"default", "linear"})
 _ANOTHER = "Set actor_rollout_ref.model.path to another model"
 
 
@@ -64,8 +66,7 @@ class ModelFamily:
     what the forms of MindSpeed-LLM's shards are derived from; None where there are none. balances_router: whether its
     experts can be dealt out by force. rollout_graphs: the graphs in which vLLM-Ascend decodes it.
     positive: values of config.json beside those of every model that must be integers above 0. variants: of the values
-    of a config.json, a sentence for each one that this project cannot train. megatron_rope: the types of rope_scaling
-    that its Megatron model implements.
+    of a config.json, a sentence for each one that this project cannot train.
     """
 
     name: str
@@ -81,11 +82,15 @@ class ModelFamily:
     rollout_graphs: Literal["acl", "torchair"] = "acl"
     positive: tuple[str, ...] = ()
     variants: Callable[[Mapping[str, Any]], Iterator[str]] = _no_variants
-    megatron_rope: tuple[str, ...] = ()
+
+    @property
+    def rotary(self) -> frozenset[str]:
+        """The kinds of rope_scaling that the family's Megatron model computes, "default" being none."""
+        return _VERL_ROTARY if self.megatron is None else self.megatron.rotary
 
 
 # Beyond them, what is computed of a model takes hours or more memory than there is.
-_SIZES: Mapping[str, tuple[int, int]] = {
+_SIZE_RANGES: Mapping[str, tuple[int, int]] = {
     "hidden_size": (1, 1 << 20),
     "vocab_size": (1, 1 << 24),
     "num_hidden_layers": (1, 1 << 12),
@@ -229,7 +234,7 @@ def check_sizes(config: Mapping[str, Any]) -> None:
     Raises:
         ValueError: one is not; one sentence.
     """
-    for key, (least, most) in _SIZES.items():
+    for key, (least, most) in _SIZE_RANGES.items():
         value = config.get(key)
         is_given = value is not None or (key in _REQUIRED and key in config)
         if is_given and (type(value) is not int or not least <= value <= most):

@@ -24,7 +24,6 @@ FAMILY = ModelFamily(
     table=_table,
     sizes=_sizes,
     positive=("num_key_value_heads",),
-    megatron_rope=("linear",),
     published={
         "qwen2.5-0.5b": {
             "hidden_size": 896,

@@ -47,7 +47,6 @@ FAMILY = ModelFamily(
     sizes=_sizes,
     positive=("num_key_value_heads", "head_dim"),
     variants=_variants,
-    megatron_rope=("linear",),
     published={
         "qwen3-8b": _published(hidden=4096, intermediate=12288, layers=36, heads=32),
         "qwen3-32b": _published(hidden=5120, intermediate=25600, layers=64, heads=64),

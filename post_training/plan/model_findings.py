@@ -111,8 +111,8 @@ def _rope(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
     if not scaling:
         return
     kind = scaling.get("rope_type", scaling.get("type"))
-    if use.backend == "megatron" and kind not in family.megatron_rope:
-        known = " and ".join(family.megatron_rope)
+    if use.backend == "megatron" and kind not in family.rotary:
+        known = " and ".join(sorted(family.rotary - {"default"}))
         reason = f"Megatron's {family.name} " + (f"uses {known} alone" if known else "scales no positions")
         remedy = "Set rope_scaling to null for sequences within the context that the model was trained with"
         yield invalid(

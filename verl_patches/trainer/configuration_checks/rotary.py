@@ -11,8 +11,6 @@ from verl_patches.trainer.configuration_checks.backends import backend_of
 
 _ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 _READ = ("rope_scaling", "rope_theta", "max_position_embeddings", "model_type", "architectures")
-# The kinds that verl's own builder of Megatron models has.
-_BY_VERL = frozenset({"default", "linear"})
 
 
 def check_rotary(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
@@ -46,13 +44,12 @@ def check_rotary(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> 
 
 
 def _rotation_of_training(config: Mapping[str, Any], model: Mapping[str, Any]) -> Any:
-    from post_training.models.families import find_family
+    from post_training.models.families import family_of
     from post_training.models.rotary_scaling import by_megatron, by_transformers
 
     if backend_of(config) == "fsdp":
         return by_transformers(model)
-    family = find_family(model)
-    return by_megatron(model, _BY_VERL if family is None or family.megatron is None else family.megatron.rotary)
+    return by_megatron(model, family_of(model).rotary)
 
 
 def _trained(config: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
