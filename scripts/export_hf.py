@@ -22,7 +22,7 @@ if __name__ == "__main__":
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
-from post_training.arguments import absolute, finite  # noqa: E402
+from post_training.arguments import absolute  # noqa: E402
 from post_training.checkpoint.command_line import add_common_options, known_checksums, run_tool  # noqa: E402
 from post_training.checkpoint.conversion import Conversion  # noqa: E402
 from post_training.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
@@ -48,7 +48,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="folder with config.json and tokenizer; its weights are not read (default: the model that the run of the "
         "checkpoint names in its config.yaml)",
     )
-    parser.add_argument("--max-file-gb", type=finite(), default=5.0, help="size of a safetensors file (default: 5)")
+    parser.add_argument("--max-file-gb", type=float, default=5.0, help="size of a safetensors file (default: 5)")
     add_layout_options(parser, "source")
     add_common_options(parser)
     options = parser.parse_args(arguments)

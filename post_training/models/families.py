@@ -150,10 +150,10 @@ def family_of(config: Any) -> ModelFamily:
 
 def unknown_architecture(config: Any) -> str:
     """The sentence for a model without a family, with the architectures that have one."""
-    known, named = ", ".join(each.architecture for each in families()), list(_field(config, "architectures") or ())
+    known = ", ".join(each.architecture for each in families())
     return invalid(
         "architectures",
-        named,
+        _field(config, "architectures") or [],
         f"no layout table describes architecture {_architecture(config)}; known are {known}",
         "Set actor_rollout_ref.model.path to a model of one of these",
     )

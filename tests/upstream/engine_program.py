@@ -109,6 +109,12 @@ def with_faults(folder: Path, layout: Layout, reference: dict[str, Any]) -> dict
     return found
 
 
+def types_of_biases(folder: Path, layout: Layout) -> dict[str, str]:
+    """The types of the routers' biases in a bfloat16 model, which Megatron's Float16Module casts as verl wraps it."""
+    model = Trial(folder / "checkpoint", layout, dtype=torch.bfloat16).model
+    return {name: str(held.dtype) for name, held in model.named_buffers() if name.endswith("expert_bias")}
+
+
 def main(folder: Path) -> None:
     torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
     request = json.loads((folder / "request.json").read_text())
@@ -127,6 +133,7 @@ def main(folder: Path) -> None:
         "layout": compare_layout(folder, layout, reference),
         "step": compare_optimizer_step(folder, layout, reference) | {"expected norm": norm},
         "faults": with_faults(folder, layout, reference),
+        "biases": types_of_biases(folder, layout),
         "report": overlay.assert_effective().as_dict(),
     }
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(results))

@@ -10,9 +10,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from transformers import DeepseekV3Config
 
 from tests.upstream import checkouts
 from verl_patches.features.mindspeed.arguments import command_line, translate
@@ -97,6 +97,12 @@ def as_numbers(values: list[str]) -> list[float | str]:
     return [float(value) if re.fullmatch(r"[0-9.e+-]+", value) else value for value in values]
 
 
+def test_expert_biases_stay_float32(measured):
+    """MindSpeed-LLM registers them so, and the cast of the whole model would round them."""
+    kinds = [kind for rank in measured for kind in rank["biases"].values()]
+    assert kinds and set(kinds) == {"torch.float32"}
+
+
 def test_the_cluster_job_describes_the_model_as_the_vendors_script_does(upstream):
     script = upstream / VENDORS_SCRIPT
     assert script.is_file(), f"there is no {script}"
@@ -105,7 +111,7 @@ def test_the_cluster_job_describes_the_model_as_the_vendors_script_does(upstream
     arguments = " ".join(re.findall(r'_ARGS="\n(.*?)"', text, re.DOTALL)).replace("\\\n", " ")
     theirs = options_of(re.sub(r"\$\{(\w+)\}", lambda found: variables.get(found[1], "path"), arguments).split())
     node = compose("deepseek_v3_256die_true_weight", []).actor_rollout_ref
-    model = SimpleNamespace(**json.loads(PUBLISHED_MODEL.read_text()) | {"num_nextn_predict_layers": 0})
+    model = DeepseekV3Config.from_dict(json.loads(PUBLISHED_MODEL.read_text()) | {"num_nextn_predict_layers": 0})
     ours = options_of(command_line(translate(node, model, OverlaySettings.from_config(node))))
     compared = ours.keys() & theirs.keys()
     different = {name for name in compared if as_numbers(ours[name]) != as_numbers(theirs[name])}

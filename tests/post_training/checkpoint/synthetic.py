@@ -41,7 +41,7 @@ class Synthetic:
         for number, (name, dims) in enumerate(shapes.items()):
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
             if name.endswith("e_score_correction_bias"):
-                yield name, torch.rand(dims, generator=generator) / 5
+                yield name, 5 + torch.rand(dims, generator=generator) / 5
             elif self.fp8 and not name.endswith(KEPT):
                 draw = random_codes if self.random_codes else quantised
                 codes, scales = draw(dims, generator, self.config.initializer_range)

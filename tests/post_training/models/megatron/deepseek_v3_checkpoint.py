@@ -52,7 +52,7 @@ def configuration() -> DeepseekV3Config:
 
 
 def build_model(seed: int = 0) -> DeepseekV3ForCausalLM:
-    """fp32 with norm weights away from 1 and an expert bias away from 0."""
+    """fp32 with norm weights away from 1 and expert biases around 5, as DeepSeek publishes them."""
     torch.manual_seed(seed)
     model = DeepseekV3ForCausalLM._from_config(configuration(), attn_implementation="eager").float().eval()
     for name, parameter in model.named_parameters():
@@ -60,7 +60,7 @@ def build_model(seed: int = 0) -> DeepseekV3ForCausalLM:
             parameter.data.uniform_(0.5, 1.5)
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
-            buffer.uniform_(-0.2, 0.2)
+            buffer.uniform_(4.8, 5.2)
     return model
 
 
