@@ -280,7 +280,7 @@ def _start_once(
     _say(supervised, f"it failed ({attempt.failure.cause}): {attempt.failure.sentence}", **facts)
     if not isinstance(decided, Again):
         kept, ended = _bundle(supervised, log, began), _exit_code(code)
-        # Where the folder is another run's, its supervisors must not take this for their end.
+        # The supervisors of the run that owns the folder must not mistake this for their end.
         record = {"left": ended} if attempt.failure.cause == "in_use" else _end(log, ended)
         _say(supervised, f"it is not started again: {decided.reason}; {kept}", **record)
         return ended

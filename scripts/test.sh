@@ -26,7 +26,7 @@ Examples:
   bash scripts/test.sh --fast
   bash scripts/test.sh tests/overlay -k pins
 
-Exit codes: 0 all passed; 1 a check or test failed; 2 the environment cannot be set up, or arguments are refused.
+Exit codes: 0 all passed; 1 a check or test failed; 2 the environment cannot be set up, or arguments are rejected.
 USAGE
 }
 

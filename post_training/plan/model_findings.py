@@ -39,7 +39,7 @@ _NOT_LONGER = ("llama3", "longrope", "su")
 
 @dataclass(frozen=True)
 class ModelUse:
-    """What a job does with a model.
+    """How a job uses a model.
 
     node: verl's group `actor_rollout_ref` with every reference followed. dies: of the whole run. serves: whether the
     rollout serves the model, as it does not serve a critic.

@@ -6,7 +6,7 @@
 last one, by its own clock; `process` (a rank, or `trainer`) and `phase` are those of the most recent one. The driver's
 hang detector replaces the file at once, at most every `watch.interval_s` seconds, and writes nothing while nobody makes
 progress. A reader on another machine compares `progress` with what it read before, so that no two clocks are compared
-and a file that an earlier start left is no sign of life.
+and a file that an earlier start left does not count as progress.
 """
 
 from __future__ import annotations

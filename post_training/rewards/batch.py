@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 
 
 class Batch:
-    """What the comparisons of one batch have cost so far; safe to share between threads.
+    """Counts what the comparisons of one batch have cost; safe to share between threads.
 
     Args:
         parallel: comparisons that run at the same time; the budget is one of the wall clock.

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What a job does not take over from the shell in which it is started; see post_training/inherited_environment.py.
+# Variables that a job does not inherit from the shell that starts it; see post_training/inherited_environment.py.
 # Needs terminal.sh.
 
 # Takes the variables of other jobs out of the environment, and says so. On emulated dies nothing chooses NPUs either.

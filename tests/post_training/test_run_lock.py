@@ -171,7 +171,7 @@ def test_damaged_owner_file_is_waited_for(tmp_path):
 
 
 def test_folders_are_given_back_where_one_is_in_use(tmp_path, holder):
-    """A run owns its output and its checkpoints; where the second is refused, the first is free again."""
+    """A run owns its output and its checkpoints; if the second is taken, the first is released."""
     other = tmp_path.parent / f"{tmp_path.name}.other"
     with pytest.raises(FolderInUse), owning([other, tmp_path], "run"):
         pass

@@ -1,4 +1,4 @@
-"""The device's self-test: it passes on the emulator, finds every planted fault, and names a die that hangs or ends."""
+"""The device's self-test: it passes on the emulator, finds every injected fault, and names a die that hangs or ends."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def test_damaged_records_set_aside_between_starts(bench):
 
 
 def test_two_supervisors_of_one_folder_refused(bench):
-    """The second is refused before it starts anything; the first goes on, and its record is its own."""
+    """The second is rejected before it starts anything; the first goes on, and its record is its own."""
     first = subprocess.Popen(
         bench.command([after(3, "silent")]), cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

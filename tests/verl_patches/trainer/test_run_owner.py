@@ -1,4 +1,4 @@
-"""The writer of a run's folders owns them: entry point, rehearsal and proof are refused beside another run."""
+"""The writer of a run's folders owns them: entry point, rehearsal and proof are rejected beside another run."""
 
 import io
 import os

@@ -24,7 +24,7 @@ from verl_patches.features.temperature.scaling import GREEDY_BELOW
 
 @dataclass
 class Draw:
-    """What the tokens of one step are drawn from.
+    """The distribution that the tokens of one step are drawn from.
 
     Attributes:
         narrowed: Whether more than the temperature changes the distribution, and log-probs are asked for.

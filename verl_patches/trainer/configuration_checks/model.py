@@ -53,7 +53,7 @@ def check_model(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> N
 
 
 def check_stages(config: Mapping[str, Any]) -> None:
-    """Where this machine has no config.json, a list of layers still has an entry for each stage."""
+    """Check that a list of layers has an entry for each stage, also without a config.json on this machine."""
     if backend_of(config) == "megatron":
         _refuse(stage_list_findings(config["actor_rollout_ref"]["actor"]["megatron"]))
 

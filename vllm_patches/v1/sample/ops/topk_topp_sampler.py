@@ -1,4 +1,4 @@
-"""What a token is drawn from is kept until its log-prob has been reported."""
+"""Keep the distribution of a draw until its log-prob has been reported."""
 
 from __future__ import annotations
 
