@@ -1,7 +1,7 @@
 """Recording which experts vLLM-Ascend's model runner chooses.
 
-Forwards of captured graphs run no Python and record nothing: there the tokens of prompts are compared, which
-vLLM-Ascend computes outside of its decode graphs.
+Forwards of captured graphs run no Python and record nothing. With torchair graphs only prompts are compared, which
+vLLM-Ascend computes outside of its decode graphs; with ACL graphs nothing is.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RunnerChoices:
         return run
 
     def _begin(self, model: nn.Module, arguments: Any) -> None:
-        if torch.compiler.is_compiling() or self._dummy:
+        if torch.compiler.is_compiling() or self._dummy or self._runs_graph():
             return
         keys = np.array(self._keys(), dtype=np.uint64)
         if self._recorder.begin(keys, drawn(keys, self._share)):
@@ -60,6 +60,12 @@ class RunnerChoices:
         if not torch.compiler.is_compiling():
             self._recorder.end()
             self._forward.close()
+
+    def _runs_graph(self) -> bool:
+        """Whether the forward is a torchair graph, which would be compiled again if an operator were watched in it."""
+        from vllm.forward_context import get_forward_context
+
+        return self._runner.torchair_graph_enabled and not get_forward_context().with_prefill
 
     def _keys(self) -> list[int]:
         """The keys of the forward's rows: those of each request in the batch, in its order."""
