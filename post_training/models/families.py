@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from post_training.layouts.layout import Table
 from post_training.models.sentences import invalid
 from post_training.models.sizes import ModelSizes
+
+Description = TypeVar("Description")
 
 _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -204,12 +206,8 @@ def table_for(config: Any) -> Table:
 
     Raises ValueError for an architecture without a table, or for a variant that its table does not describe.
     """
-    family, values = family_of(config), config if isinstance(config, Mapping) else config.to_dict()
-    check_sizes(values)
-    try:
-        return family.table(values)
-    except KeyError as missing:
-        raise ValueError(f"the config.json of {family.architecture} lacks {missing}") from missing
+    family = family_of(config)
+    return _described(family, family.table, config if isinstance(config, Mapping) else config.to_dict())
 
 
 def shard_shape_of(config: Mapping[str, Any]) -> Any:
@@ -221,11 +219,7 @@ def shard_shape_of(config: Mapping[str, Any]) -> Any:
             f"shards are made of {known}, and this model is {family.name}: training reads its HuggingFace folder "
             "directly, and export_hf.py writes one from what was trained"
         )
-    check_sizes(config)
-    try:
-        return family.shards(config)
-    except KeyError as missing:
-        raise ValueError(f"the config.json of {family.architecture} lacks {missing}") from missing
+    return _described(family, family.shards, config)
 
 
 def check_sizes(config: Mapping[str, Any]) -> None:
@@ -247,8 +241,15 @@ def check_sizes(config: Mapping[str, Any]) -> None:
 def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
     """The sizes of the model that a config.json describes. ValueError for a model without them."""
     family = family_of(config)
+    return _described(family, family.sizes, config)
+
+
+def _described(
+    family: ModelFamily, describe: Callable[[Mapping[str, Any]], Description], config: Mapping[str, Any]
+) -> Description:
+    """Apply `describe` to a config.json. Raises ValueError for sizes that are wrong or missing."""
     check_sizes(config)
     try:
-        return family.sizes(config)
+        return describe(config)
     except KeyError as missing:
         raise ValueError(f"the config.json of {family.architecture} lacks {missing}") from missing
