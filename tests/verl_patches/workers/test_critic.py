@@ -38,6 +38,7 @@ def trained(request, tmp_path_factory):
     checkpoint = random_checkpoint(folder)
     overrides = [
         f"actor_rollout_ref.model.path={checkpoint}", "algorithm.adv_estimator=gae", "data.train_batch_size=4",
+        "actor_rollout_ref.overlay.sample_handles.enabled=false",
         "data.max_response_length=8", "actor_rollout_ref.rollout.n=2", "critic.optim.lr=1e-3",
         "critic.ppo_micro_batch_size_per_gpu=4", "critic.optim.warmup_style=linear", "+critic.optim.lr_warmup_steps=1",
         "critic.optim.total_training_steps=10", "actor_rollout_ref.overlay.precision=float32",
@@ -99,7 +100,8 @@ def test_every_element_of_the_critic_is_stored_once_by_huggingface_name(trained)
 # Layers whose weights are large beside what a forward leaves.
 SIZES = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "vocab_size": 32000}
 ONE_DIE = (
-    "algorithm.adv_estimator=gae", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1",
+    "algorithm.adv_estimator=gae", "actor_rollout_ref.overlay.sample_handles.enabled=false",
+    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1",
     "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=1", "trainer.n_gpus_per_node=1",
     "~actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list",
     "~actor_rollout_ref.actor.megatron.override_transformer_config.moe_tp_extend_ep",

@@ -141,7 +141,12 @@ def share_of_cut_answers(bodies) -> float:
         return SimpleNamespace(meta_info={"metrics": {}})
 
     workers = SimpleNamespace(update_actor=update)
-    trainer, init = SimpleNamespace(actor_rollout_wg=workers), lambda self: None
+    config = compose("rehearsal", [])
+    trainer = SimpleNamespace(config=config, actor_rollout_wg=workers, reward_fn=None, val_reward_fn=None)
+
+    def init(_):
+        """Stands for upstream's method."""
+
     for body in bodies:
         init = functools.partial(body, init)
     with (
@@ -216,7 +221,7 @@ ON = (f"{PENALTY}.enable=true", f"{PENALTY}.len=4")
         (
             (
                 "algorithm.overlong_filtering=true",
-                "algorithm.adv_estimator=gae",
+                "+recipe=ppo",
                 "critic.loss_agg_mode=seq-mean-token-mean",
             ),
             "whose mean critic.loss_agg_mode=seq-mean-token-mean takes",

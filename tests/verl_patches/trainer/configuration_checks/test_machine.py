@@ -135,6 +135,7 @@ def test_the_models_tokenizer_must_have_a_chat_template(tmp_path, tokenizer, bes
     folder = tmp_path / "模型"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
+    (folder / "generation_config.json").write_text('{"eos_token_id": 2}')
     (folder / "tokenizer_config.json").write_text(tokenizer)
     if beside:
         (folder / beside).write_text("")

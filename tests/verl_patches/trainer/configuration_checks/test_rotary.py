@@ -5,6 +5,7 @@ import json
 import pytest
 
 from overlay import ConfigurationError
+from tests.post_training.models.published_configs import PUBLISHED_CONFIGS
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
 
@@ -12,18 +13,15 @@ FSDP, MEGATRON = "qwen2_5_0_5b_gsm8k", "rehearsal"
 PATH = "actor_rollout_ref.model.path=/model"
 ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 TRANSFORMER = "actor_rollout_ref.actor.megatron.override_transformer_config"
-BY_VERL = [f"~{TRANSFORMER}.num_layer_list", f"~{TRANSFORMER}.moe_tp_extend_ep"]
-# Qwen/Qwen2.5-7B-Instruct's config.json with the lines of its card.
-QWEN = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 32768,
-    "rope_theta": 1000000.0,
-    "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
-}
+# A dense model, which verl builds.
+BY_VERL = [
+    f"~{TRANSFORMER}.num_layer_list",
+    f"~{TRANSFORMER}.moe_tp_extend_ep",
+    "actor_rollout_ref.overlay.rollout.expert_parallel_size=1",
+]
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}
+# The published config.json with the lines of its model card.
+QWEN = PUBLISHED_CONFIGS["Qwen/Qwen2.5-7B-Instruct"] | {"max_position_embeddings": 32768, "rope_scaling": YARN}
 REMEDY = "Set max_position_embeddings=131072 in config.json"
 
 
@@ -62,15 +60,13 @@ def test_dynamic_scaling_rejected_with_its_remedy():
 
 
 def test_model_of_verl_on_megatron_takes_linear_alone():
-    model = QWEN | {"num_hidden_layers": 4, "num_attention_heads": 4}
-    check(MEGATRON, model | {"rope_scaling": {"type": "linear", "factor": 2.0}}, *BY_VERL)
-    with pytest.raises(ConfigurationError, match="Megatron's model of this family has no yarn scaling"):
-        check(MEGATRON, model, *BY_VERL)
+    check(MEGATRON, QWEN | {"rope_scaling": {"type": "linear", "factor": 2.0}}, *BY_VERL)
+    with pytest.raises(ConfigurationError, match="Megatron's Qwen2.5 uses linear alone. Set rope_scaling to null"):
+        check(MEGATRON, QWEN, *BY_VERL)
 
 
 def test_experts_of_qwen3_on_megatron_take_none():
-    model = QWEN | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 128}
-    model |= {"num_hidden_layers": 3, "num_attention_heads": 4}
-    check(MEGATRON, model | {"rope_scaling": None})
-    with pytest.raises(ConfigurationError, match="no yarn scaling. Set rope_scaling to null in config.json"):
-        check(MEGATRON, model)
+    model, layers = PUBLISHED_CONFIGS["Qwen/Qwen3-30B-A3B"], f"{TRANSFORMER}.num_layer_list=[24,24]"
+    check(MEGATRON, model, layers)
+    with pytest.raises(ConfigurationError, match="Qwen3-MoE scales no positions. Set rope_scaling to null"):
+        check(MEGATRON, model | {"rope_scaling": YARN}, layers)

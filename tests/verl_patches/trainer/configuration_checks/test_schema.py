@@ -392,7 +392,7 @@ def test_values_that_were_accepted_or_ended_in_a_traceback_are_one_sentence(over
     assert_is_one_sentence(str(caught.value))
 
 
-GAE = "algorithm.adv_estimator=gae"
+GAE = "+recipe=ppo"
 
 
 def test_a_critic_has_the_actors_layout_and_micro_batches():
