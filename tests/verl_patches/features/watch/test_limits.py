@@ -63,6 +63,22 @@ def test_a_stopped_rank_is_named_and_not_those_that_wait_for_it(run):
     assert [(stop.name, stop.beyond_end) for stop in run.go_on(1, stopped="2")] == [("2", True)]
 
 
+@pytest.mark.parametrize("stopped", ["silent", "computing"])
+def test_ranks_that_have_not_begun_are_not_blamed_for_one_that_stops(stopped):
+    """Ranks 2 and 3 are being started on another node and have time until their own limit."""
+    run = Run(ranks=2)
+    run.watch = Watch(SETTINGS, 4, lambda: run.now)
+    run.go_on(1)
+    run.change("0", phase="update", where=COMPUTE)
+    run.change("1", phase="update", where=REDUCE)
+    silent = "0" if stopped == "silent" else ""
+    found = run.go_on(21 if silent else 32, stopped=silent)
+    assert [(stop.name, stop.waiting) for stop in found] == [("0", (1,))]
+    found = run.go_on(30, stopped=silent)
+    unstarted = [(stop.name, stop.sentence()) for stop in found if stop.sign is None]
+    assert [name for name, _ in unstarted] == ["2", "3"] and "rank 2 has not started for" in unstarted[0][1]
+
+
 def test_one_that_goes_on_is_named_no_longer(run):
     assert run.go_on(25, stopped="2") and run.go_on(1) == []
 
