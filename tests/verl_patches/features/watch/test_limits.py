@@ -179,6 +179,16 @@ def test_the_loop_first_and_then_its_workers_have_to_start():
     assert [stop.beyond_end for stop in watch.stopped()] == [True]
 
 
+def test_a_process_in_the_place_of_another_is_progress_at_any_count(run):
+    """Ray starts a worker anew under the same rank: its counts begin again, and may be those of the one before."""
+    run.go_on(25)
+    before = run.watch.progress
+    run.signs["2"] = replace(run.signs["2"], pid=4711, serial=run.signs["2"].serial - 1)
+    assert [stop.name for stop in run.go_on(1)] == [] and run.watch.progress == before + 1
+    assert run.watch.newest.pid == 4711
+    assert [stop.name for stop in run.go_on(10)] == ["0", "1", "3"]
+
+
 def test_many_that_wait_are_counted():
     assert in_words([4]) == "rank 4 waits" and in_words([0, 1]) == "ranks 0 and 1 wait"
     assert in_words(range(255)) == "ranks 0, 1, 2, 3, 4, 5 and 249 more wait"
