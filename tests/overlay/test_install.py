@@ -44,7 +44,7 @@ def test_a_replacement_keeps_upstreams_names_and_marks_and_its_own_defaults():
     assert str(inspect.signature(installed)) == "(left, right=3)" and mine.__name__ == "mine"
 
 
-def test_a_replacement_takes_every_kind_of_argument_as_its_body_does():
+def test_a_replacement_takes_the_arguments_of_its_body():
     """Defaults of keywords lie in another attribute than those of positions, and a body may be a closure."""
     known = {"of the closure": 7}
 

@@ -52,7 +52,7 @@ def test_frequencies_and_amplitude(width, scaling):
     betas=st.sampled_from([(32.0, 1.0), (4.0, 1.0), (64.0, 0.25)]),
 )
 @settings(max_examples=100, deadline=None)
-def test_bounds_beyond_the_first_or_the_last_plane_are_transformers(width, base, factor, context, betas):
+def test_bounds_beyond_the_planes_are_those_of_transformers(width, base, factor, context, betas):
     """Short contexts turn no plane fast enough, and long ones every plane fast: both bounds are cut off."""
     scaling = {
         "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": context, "beta_fast": betas[0],

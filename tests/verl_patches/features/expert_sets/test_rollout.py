@@ -88,7 +88,7 @@ def judge(runner, expected):
     assert runner.recorder.of_forwards == expected
 
 
-def test_prompts_in_parts_and_cached_prefixes_have_the_keys_of_whole_sequences():
+def test_parts_and_cached_prefixes_have_the_keys_of_a_whole():
     runner = Runner()
     runner.begin("1", range(10, 19))
     runner.begin("2", [*range(10, 16), 3], cached=6)

@@ -29,7 +29,7 @@ def sizes(train, mini, wave=None):
         ([*sizes(8, 16, wave=16), *FILTERED], "0.5 updates of the 8 prompts"),
     ],
 )
-def test_one_update_is_counted_by_the_prompts_that_are_trained_on(overrides, updates):
+def test_updates_are_counted_by_the_prompts_trained_on(overrides, updates):
     reason = reason_old_log_prob_is_needed(compose("rehearsal", overrides))
     assert reason is None if updates is None else updates in reason
 

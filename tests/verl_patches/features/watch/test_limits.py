@@ -64,7 +64,7 @@ def test_a_stopped_rank_is_named_and_not_those_that_wait_for_it(run):
 
 
 @pytest.mark.parametrize("stopped", ["silent", "computing"])
-def test_ranks_that_have_not_begun_are_not_blamed_for_one_that_stops(stopped):
+def test_ranks_that_have_not_begun_are_not_blamed(stopped):
     """Ranks 2 and 3 are being started on another node and have time until their own limit."""
     run = Run(ranks=2)
     run.watch = Watch(SETTINGS, 4, lambda: run.now)
@@ -179,7 +179,7 @@ def test_the_loop_first_and_then_its_workers_have_to_start():
     assert [stop.beyond_end for stop in watch.stopped()] == [True]
 
 
-def test_a_process_in_the_place_of_another_is_progress_at_any_count(run):
+def test_a_process_in_the_place_of_another_is_progress(run):
     """Ray starts a worker anew under the same rank: its counts begin again, and may be those of the one before."""
     run.go_on(25)
     before = run.watch.progress
