@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from post_training.arguments import absolute
+
 BEAT_S = 10.0
 STALE_S = 90.0
 """Seconds without a heartbeat after which another start takes the folder over."""
@@ -226,7 +228,7 @@ def owning(folders: Sequence[Path], role: str) -> Iterator[Ownership]:
     owned, over = Ownership(), threading.Event()
     with ExitStack() as stack:
         locks = []
-        for folder in sorted({folder.resolve() for folder in folders}):
+        for folder in sorted({absolute(folder) for folder in folders}):
             lock = FolderLock(folder, role)
             lock.acquire()
             stack.callback(lock.release)

@@ -105,7 +105,7 @@ def _add_time_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--response-tokens", type=finite(), help="mean of a response (default: as long as allowed)")
     parser.add_argument(
         "--response-spread",
-        type=finite(),
+        type=float,
         metavar="SIGMA",
         help="standard deviation of the logarithm of a response's length, which is log-normal "
         f"(default: {SPREAD:g}, as published for DeepScaleR)",

@@ -21,9 +21,13 @@ CHANGING = {
     "post_training/report/faults.py": {"RunFaults"},
     "post_training/run_lock.py": {"Ownership"},
     "rehearsal/prefork/launch.py": {"Template"},
+    "scripts/examination/device_test.py": {"_Rank"},
     "rehearsal/prefork/template.py": {"_Worker"},
     "verl_patches/features/dynamic_sampling/acceptance.py": {"Acceptance"},
     "verl_patches/features/measure/step_record.py": {"LogProbDifference", "StepRecord"},
+    "verl_patches/features/expert_sets/records.py": {"StepChoices"},
+    "verl_patches/features/nonfinite/norm.py": {"NormDecision"},
+    "verl_patches/features/temperature/sampled.py": {"Draw"},
     "verl_patches/features/watch/limits.py": {"Seen"},
     "verl_patches/trainer/own_ray/machine.py": {"OwnRay"},
 }

@@ -34,7 +34,9 @@ def test_the_product_names_pinned_versions_only():
         *(f"{folder}/*.{end}" for folder in PRODUCT for end in ("py", "sh", "yaml")),
     ]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    texts = {name: (ROOT / name).read_text() for name in names if name and (ROOT / name).is_file()}
+    # Messages that others' programs print, as they print them.
+    names = [name for name in names if name and name != "post_training/recovery/signs.py"]
+    texts = {name: (ROOT / name).read_text() for name in names if (ROOT / name).is_file()}
     assert sum("0.4.0" in text for text in texts.values()) > 10
     assert {name: found for name, text in texts.items() if (found := not_pinned(text))} == {}
 

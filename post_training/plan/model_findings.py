@@ -24,6 +24,7 @@ from post_training.models.families import (
 from post_training.models.sentences import invalid
 from post_training.models.sizes import ModelSizes
 from post_training.plan.job import rollout_placement_of, train_placement_of
+from post_training.plan.rotary_findings import rotary_findings
 
 MEGATRON = "actor_rollout_ref.actor.megatron"
 TRANSFORMER = f"{MEGATRON}.override_transformer_config"
@@ -78,6 +79,8 @@ def model_findings(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
         yield from found
         if found:  # the next rules build on what this one has found sound
             return
+    if use.serves:
+        yield from rotary_findings(config, use.node, use.backend)
 
 
 def _as_trained(config: Mapping[str, Any], use: ModelUse) -> Mapping[str, Any]:

@@ -24,8 +24,8 @@ def parse_model(text: str) -> Table:
         raise ValueError(f"--model {text}: neither {' nor '.join(KNOWN)} nor a file")
     try:
         return table_for(read_object(path))
-    except (FileError, KeyError) as error:
-        raise ValueError(f"--model {text}: not a whole config.json ({error!r})") from error
+    except FileError as error:
+        raise ValueError(f"--model {text} is no config.json: {error}") from error
 
 
 def parse_bytes(text: str) -> int:

@@ -69,9 +69,8 @@ def summarise(
     A run that failed has one too, of the steps that it finished, if any. ``failure`` is the sentence with which it
     ended and ``faults`` are the entries of its faults.jsonl.
 
-    ``expert_sets_differ`` is the highest share of a step's compared tokens and layers for which rollout and training
-    chose different experts, and ``expert_sets_compared`` how many were compared in the run.
-
+    ``expert_sets_differ`` is a step's highest share of tokens x layers with different experts in rollout and training,
+    ``expert_sets_compared`` how many of them were compared in the run.
     ``groups_with_gradient`` is the share of trained groups whose rewards differ, a mean over the last steps;
     ``generated_prompts`` and ``trained_prompts`` are totals of the run, ``truncated_share`` is of the trained answers.
     ``stage_seconds``, ``step_seconds`` of whole steps and ``step_seconds_training`` without saving and validation are
@@ -102,11 +101,7 @@ def summarise(
         "step_seconds": _mean(_values(steady, STEP_SECONDS)),
         "step_seconds_training": _mean(_known(record.training_seconds() for record in steady)),
         "stage_seconds": _mean_stages(steady),
-        "rollout_logprob_diff_max": _highest(records, LOGPROB_DIFFERENCE),
-        "expert_sets_differ": _highest(records, EXPERT_SETS_DIFFER),
-        "expert_sets_compared": _total(_values(records, EXPERT_SETS_COMPARED)),
-        "weights_exact": _all_true(_values(records, WEIGHTS_EXACT)),
-        "values_changed_by_casts": _total(_values(records, VALUES_CHANGED_BY_CASTS)),
+        **_agreement(records),
         "patches_applied": None if overlay is None else len(overlay["applied"]),
         "patches_effective": None if overlay is None else sum(map(bool, overlay["effective"].values())),
         "patches_executed": None if overlay is None else len(overlay.get("executed", ())),
@@ -122,6 +117,17 @@ def summarise(
         "driver_bytes_per_sample": _mean(_values(steady, DRIVER_BYTES)),
         "start_skew_s": _mean_skews(steady) or None,
         "emulator": dict(emulator) if emulator else None,
+    }
+
+
+def _agreement(records: Sequence[StepRecord]) -> dict[str, Any]:
+    """How far rollout and training agree: log-probs, experts and weights."""
+    return {
+        "rollout_logprob_diff_max": _highest(records, LOGPROB_DIFFERENCE),
+        "expert_sets_differ": _highest(records, EXPERT_SETS_DIFFER),
+        "expert_sets_compared": _total(_values(records, EXPERT_SETS_COMPARED)),
+        "weights_exact": _all_true(_values(records, WEIGHTS_EXACT)),
+        "values_changed_by_casts": _total(_values(records, VALUES_CHANGED_BY_CASTS)),
     }
 
 

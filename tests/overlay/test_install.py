@@ -44,6 +44,33 @@ def test_a_replacement_keeps_upstreams_names_and_marks_and_its_own_defaults():
     assert str(inspect.signature(installed)) == "(left, right=3)" and mine.__name__ == "mine"
 
 
+def test_a_replacement_takes_the_arguments_of_its_body():
+    """Defaults of keywords lie in another attribute than those of positions, and a body may be a closure."""
+    known = {"of the closure": 7}
+
+    def body(first, /, second=2, *rest, third, fourth: int = 4, **more):
+        return first, second, rest, third, fourth, more, known
+
+    async def waiting(first, *, second="two"):
+        return first, second, known
+
+    calls = [
+        ((1,), {"third": 3}),
+        ((1, 5, 6), {"third": 3, "fourth": 8, "fifth": 9}),
+        ((1,), {"second": 0, "third": 3}),
+    ]
+    for raw in (upstream, staticmethod(upstream)):
+        installed = replaced(raw, body)
+        installed = installed.__func__ if isinstance(installed, staticmethod) else installed
+        assert [installed(*given, **named) for given, named in calls] == [
+            body(*given, **named) for given, named in calls
+        ]
+        assert str(inspect.signature(installed)) == str(inspect.signature(body))
+    assert asyncio.run(replaced(waiting, waiting)(1)) == (1, "two", known)
+    with pytest.raises(TypeError, match="third"):
+        replaced(upstream, body)(1)
+
+
 def test_both_pickle_by_upstreams_name(monkeypatch):
     for installed in (wrapped(upstream, doubled), replaced(upstream, mine)):
         monkeypatch.setitem(globals(), "upstream", installed)

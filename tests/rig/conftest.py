@@ -56,6 +56,8 @@ def overrides(checkpoint: Path, description: Path) -> list[str]:
         "actor_rollout_ref.overlay.residency.rollout_addresses=reserved",
         "actor_rollout_ref.overlay.measure.output_dir=''",
         "actor_rollout_ref.overlay.expert_sets.share=1.0",
+        # The jobs call workers as the driver does without it; what it changes has a test of its own.
+        "actor_rollout_ref.overlay.sample_handles.enabled=false",
     ]
 
 

@@ -17,9 +17,11 @@ OPTIMIZATIONS = ("graphs", "transpose and cumsum", "streams", "exchange", "KV ca
 BFLOAT16 = 2
 SPREAD = 0.6
 """Of the logarithm of an answer's length. LONG (see published.toml) draws 256 answers of a rank (2.1) and 6520 of a
-step (3.2) of Qwen3-235B to DeepScaleR: 0.65 and 0.57. DeepSeek-V3's to OpenR1-Math have 1.05 (its picture in 2.3.1)."""
+step (3.2) of Qwen3-235B to DeepScaleR: 0.65 and 0.57. DeepSeek-V3's to OpenR1-Math have 1.05 (its picture in
+section 2.3.1)."""
 ALIKE = 0.7
-"""Chosen, to one digit, on the published gain of samples on many ranks over samples side by side (LONG 2.3.3)."""
+"""Chosen, to one digit, on the published gain of samples on many ranks over samples side by side (LONG, in
+section 2.3.3)."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
 """Where a part of a tensor lies in memory, against what torch says of the same view."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from post_training.checkpoint.regions import Area
+from post_training.checkpoint.regions import Area, Region, StoredTensor
 from post_training.layouts.layout import LocalView
+from tests.post_training.checkpoint.test_fp8 import by_the_formula, random_weight, same_bits
 
 
 @st.composite
@@ -42,3 +45,28 @@ def test_slabs_are_whole_rows_and_no_larger_than_asked(slab_bytes, heights):
     found = list(area.slabs(4, slab_bytes))
     assert [bottom - top for top, bottom in found] == heights
     assert [top for top, _ in found] == [sum(heights[:index]) for index in range(len(heights))]
+
+
+@pytest.fixture(scope="module")
+def fp8_weight(tmp_path_factory):
+    """A weight of 3 x 4 blocks in a file as its region, and its values by the formula."""
+    values, scales = random_weight(300, 500, seed=5)
+    file: Path = tmp_path_factory.mktemp("fp8") / "weight"
+    file.write_bytes(values.view(torch.uint8).numpy().tobytes() + scales.numpy().tobytes())
+    stored = StoredTensor(file, 0, values.dtype, tuple(values.shape))
+    stored_scales = StoredTensor(file, stored.nbytes, scales.dtype, tuple(scales.shape))
+    return Region.of(stored, scales=stored_scales, name="weight"), by_the_formula(values, scales)
+
+
+@given(st.data())
+def test_a_part_of_a_part_of_an_fp8_weight_has_its_own_scales(fp8_weight, data):
+    """A transfer's box is cut again into rows that fit a staging buffer: every cut is relative to the one before."""
+    region, expected = fp8_weight
+    for _ in range(3):
+        box = []
+        for extent in region.area.extents:
+            begin = data.draw(st.integers(0, extent - 1))
+            box.append((begin, data.draw(st.integers(begin + 1, extent))))
+        (top, bottom), (left, right) = box
+        region, expected = region.part(tuple(box)), expected[top:bottom, left:right]
+        assert same_bits(region.read(), expected.contiguous())

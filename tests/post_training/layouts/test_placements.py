@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 
+import verl_patches.prelude_patch  # noqa: F401
 from post_training.layouts.placements import PlacementError, rollout_placement, train_placement
 from tests.demonstrations.vllm_patches import module_with
 
@@ -22,7 +23,7 @@ AT_THE_PIN = {
 
 
 @contextmanager
-def rank_of(world: int, rank: int, tensor_rank: int):
+def rank_of(world: int, rank: int, tensor_rank: int, ascend=ASCEND):
     """This process as a rank of vLLM."""
     groups = {
         "get_tp_group": lambda: SimpleNamespace(rank_in_group=tensor_rank),
@@ -32,7 +33,7 @@ def rank_of(world: int, rank: int, tensor_rank: int):
     with (
         mock.patch.multiple("torch.distributed", get_rank=lambda: rank, get_world_size=lambda: world),
         module_with("vllm.distributed", parallel_state=state),
-        module_with("vllm_ascend.ascend_config", get_ascend_config=lambda: ASCEND),
+        module_with("vllm_ascend.ascend_config", get_ascend_config=lambda: ascend),
     ):
         yield
 
@@ -44,6 +45,26 @@ def test_the_output_layer_has_a_size_of_its_own_only_where_it_is_set(of_release,
         placement = rollout_placement(config)
     assert (placement.tp, placement.dp, placement.ep, placement.instances) == (2, 2, 4, 2)
     assert placement.lm_head_size == expected and placement.shared_expert_replicated
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("multistream", [False, True])
+@pytest.mark.parametrize("optimizations", [False, True])
+def test_the_shared_expert_is_whole_as_vllm_ascend_decides(graph, multistream, optimizations):
+    """Its DeepSeek model takes each key in one of the two modes alone (`models/deepseek_v2.py`, AscendDeepseekV2MoE).
+
+    Of a table of eight rows an `or` of the two keys, or a key that is read in the other mode, gets two wrong at least.
+    """
+    torchair = SimpleNamespace(enabled=graph, enable_multistream_moe=multistream)
+    chosen = SimpleNamespace(
+        expert_map_path=None, dynamic_eplb=False, enable_prefill_optimizations=optimizations,
+        torchair_graph_config=torchair,
+    )  # fmt: skip
+    with rank_of(world=8, rank=5, tensor_rank=1, ascend=chosen):
+        placement = rollout_placement(SimpleNamespace(parallel_config=SimpleNamespace(**AT_THE_PIN)))
+    streams = multistream and graph
+    prefills = optimizations and not graph
+    assert placement.shared_expert_replicated == (streams or prefills)
 
 
 def test_another_order_of_ranks_is_refused():
@@ -89,3 +110,39 @@ def test_another_order_of_megatrons_ranks_is_refused():
             pytest.raises(PlacementError, match="rank 6 is .*needs that"),
         ):
             train_placement(config)
+
+
+@pytest.mark.parametrize(("stages", "chunks", "layers"), [(2, 1, 6), (2, 2, 8), (2, 3, 12), (4, 2, 16)])
+def test_layers_of_virtual_stages_are_those_of_verl(stages, chunks, layers):
+    """verl's own offset of every chunk of every stage, with Megatron's configuration, and TP 2 beside it."""
+    from megatron.core import parallel_state
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from verl.utils.megatron_utils import get_transformer_layer_offset
+
+    virtual = chunks if chunks > 1 else None
+    config = TransformerConfig(
+        num_layers=layers, hidden_size=8, num_attention_heads=2, pipeline_dtype="bf16", tensor_model_parallel_size=2,
+        pipeline_model_parallel_size=stages, virtual_pipeline_model_parallel_size=virtual,
+    )  # fmt: skip
+    in_a_chunk = layers // stages // chunks
+    for rank in range(2 * stages):
+        state = {
+            "tensor_model_parallel_world_size": 2,
+            "pipeline_model_parallel_world_size": stages,
+            "virtual_pipeline_model_parallel_world_size": virtual,
+            "expert_model_parallel_world_size": 1,
+            "data_parallel_world_size": 1,
+            "tensor_model_parallel_rank": rank % 2,
+            "pipeline_model_parallel_rank": rank // 2,
+            "data_parallel_rank": 0,
+            "expert_model_parallel_rank": 0,
+        }
+        read = {f"get_{name}": lambda value=value: value for name, value in state.items()}
+        with (
+            mock.patch.multiple(parallel_state, **read),
+            mock.patch("torch.distributed.get_rank", lambda rank=rank: rank),
+        ):
+            found = [(slot.layer, slot.chunk, slot.position) for slot in train_placement(config).layers(rank)]
+            numbers = range(chunks) if virtual else [None]
+            offsets = [get_transformer_layer_offset(rank // 2, number, config) for number in numbers]
+        assert found == [(first + at, chunk, at) for chunk, first in enumerate(offsets) for at in range(in_a_chunk)]

@@ -35,6 +35,21 @@ def test_every_element_of_the_critic_lies_on_some_rank_and_the_output_layer_on_n
     assert covered == {name: prod(shape) for name, shape in table.shapes.items()}
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_head_of_virtual_stages_is_in_the_last_chunk(tp):
+    """Megatron gives the output layer to the model chunk that has the last layer, and to no other."""
+    table = value_table(table_for(QWEN2 | {"num_hidden_layers": 4}))
+    placement = TrainPlacement(tp=tp, pp=2, ep=1, dp=1, num_layer_list=(1,) * 4, virtual_stages=2)
+    for rank in range(placement.world_size):
+        pieces = table.megatron(placement, rank)
+        of_layers = {piece.local.partition("decoder.")[0] for piece in pieces if ".layers.3." in piece.canonical}
+        heads = sorted(piece.local for piece in pieces if piece.canonical in (HEAD_WEIGHT, HEAD_BIAS))
+        assert heads == [f"{chunk}output_layer.{name}" for chunk in of_layers for name in ("bias", "weight")]
+        norm = [piece.local for piece in pieces if piece.canonical == "model.norm.weight"]
+        assert [local.partition("decoder.")[0] for local in norm] == list(of_layers)
+    assert of_layers, "the last rank has the last layer"
+
+
 def test_a_critic_is_not_served():
     with pytest.raises(ValueError, match="never served"):
         value_table(table_for(QWEN2)).vllm_ascend(RolloutPlacement(tp=1, dp=1, ep=1, instances=1), 0)

@@ -62,7 +62,7 @@ def test_a_model_is_a_known_name_or_a_whole_file(tmp_path):
     with pytest.raises(ValueError, match="--model absent: neither "):
         parse_model("absent")
     file = tmp_path / "config.json"
-    for text, says in (("[]", "it describes no model"), ("{", "not a whole config.json"), ("\xff", "not a whole")):
+    for text, says in (("[]", "holds a list"), ("{", "is no config.json"), ("\xff", "is no config.json")):
         file.write_bytes(text.encode("latin-1"))
         with pytest.raises(ValueError, match=says):
             parse_model(str(file))

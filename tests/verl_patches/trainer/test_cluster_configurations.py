@@ -252,7 +252,7 @@ def test_scaling_down_changes_sizes_only(job):
         r"^(data\.((train|gen)_batch_size|max_\w+_length|dataloader_num_workers)|rollout_instance\.\w+|mini_batch\.\w+"
         r"|trainer\.(nnodes|n_gpus_per_node|total_training_steps)|(.*\.)?\w+_parallel_size|.*\.num_layer_list"
         r"|.*\.(bucket_bytes|dies_per_node|ppo_mini_batch_size|max_num_seqs|max_num_batched_tokens|graph_batch_sizes)"
-        r"|.*\.(num_gpu_blocks_override|overlong_buffer\.len|lease_steps)"
+        r"|.*\.(num_gpu_blocks_override|overlong_buffer\.len|lease_steps|expert_sets\.share)"
         r"|actor_rollout_ref\.rollout\.(n|prompt_length|response_length)|critic\.(rollout_n|ppo_mini_batch_size)"
         r"|critic\.megatron\.override_transformer_config\.num_layer_list)$"
     )

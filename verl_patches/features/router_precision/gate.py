@@ -8,24 +8,29 @@ CANN's `aclnnMoeGatingTopK` takes scores and bias of one type, so the scores hav
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
-from vllm.model_executor.layers.linear import UnquantizedLinearMethod
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
-class Float32GateMethod(UnquantizedLinearMethod):
-    """Computes a gate's scores in float32 from inputs and weights of any type, without changing the stored weights."""
+@cache
+def _float32_method() -> Any:
+    """vLLM's unquantised linear method, with scores in float32."""
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
-    def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return float32 scores [tokens, experts] for `x` [tokens, hidden]."""
-        # A bfloat16 weight is cast in every forward: stored in float32 it would take twice the memory and the traffic
-        # of each weight update, 212 MB a die for DeepSeek-V3.
-        return functional.linear(x.float(), layer.weight.float(), bias)
+    class Float32GateMethod(UnquantizedLinearMethod):
+        """Computes a gate's scores in float32 from inputs and weights of any type; the stored weights stay."""
+
+        def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+            """Return float32 scores [tokens, experts] for `x` [tokens, hidden]."""
+            # A bfloat16 weight is cast in every forward: stored in float32 it would take twice the memory and the
+            # traffic of each weight update, 212 MB a die for DeepSeek-V3.
+            return functional.linear(x.float(), layer.weight.float(), bias)
+
+    return Float32GateMethod()
 
 
 def use_float32(gate: nn.Module) -> None:
@@ -33,7 +38,7 @@ def use_float32(gate: nn.Module) -> None:
 
     Call it before weights are loaded. The bias keeps its `Parameter` object, which the layer of experts shares.
     """
-    gate.quant_method = Float32GateMethod()
+    gate.quant_method = _float32_method()
     bias = getattr(gate, "e_score_correction_bias", None)
     if bias is not None:
         bias.data = bias.data.float()

@@ -38,7 +38,6 @@ from verl_patches.trainer.configuration_checks.rollout import (
     check_lengths,
     check_task_queue,
 )
-from verl_patches.trainer.configuration_checks.rotary import check_rotary
 from verl_patches.trainer.configuration_checks.sizes import (
     check_batch_sizes,
     check_cluster_resources,
@@ -106,7 +105,6 @@ def check_configuration(config: Mapping[str, Any], model: Mapping[str, Any] | No
     model = model if model is not None else described(values["actor_rollout_ref"]["model"]["path"])
     check_graphs(values)
     check_model(values, model)
-    check_rotary(values, model)
     for feature in FEATURES:
         feature.check(values, settings)
     check_stages(values)

@@ -1,7 +1,11 @@
 """YaRN's frequencies and amplitude against transformers' function for the published configuration and for others."""
 
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import DeepseekV3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -40,6 +44,32 @@ def test_frequencies_and_amplitude(width, scaling):
         scaling["factor"], scaling["mscale_all_dim"]
     )
     assert ratio == pytest.approx(amplitude)
+
+
+@given(
+    width=st.sampled_from([8, 16, 64, 128]),
+    base=st.sampled_from([100.0, 10000.0, 1e6]),
+    factor=st.sampled_from([1.5, 4.0, 40.0]),
+    context=st.sampled_from([16, 512, 4096, 32768, 1 << 20]),
+    betas=st.sampled_from([(32.0, 1.0), (4.0, 1.0), (64.0, 0.25)]),
+)
+@settings(max_examples=400, deadline=None)
+def test_bounds_beyond_the_planes_are_those_of_transformers(width, base, factor, context, betas):
+    """Short contexts turn no plane fast enough, and long ones every plane fast: both bounds are cut off. Where even the
+    last plane turns fast by far, transformers' ramp runs backwards, and the paper keeps all frequencies."""
+    scaling = {
+        "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": context, "beta_fast": betas[0],
+        "beta_slow": betas[1],
+    }  # fmt: skip
+    config = DeepseekV3Config(
+        qk_rope_head_dim=width, head_dim=width, rope_theta=base, max_position_embeddings=int(factor * context),
+        rope_scaling=scaling,
+    )  # fmt: skip
+    expected, _ = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    if width * math.log(context / (2 * math.pi * betas[0])) / (2 * math.log(base)) >= width - 1:
+        expected = base ** (-2 * torch.arange(width // 2) / width)
+    found = yarn_frequencies(width, base, factor, context, *betas)
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=0)
 
 
 def test_angles_are_in_half_layout_and_start_at_zero():

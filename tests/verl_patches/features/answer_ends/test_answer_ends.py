@@ -131,6 +131,8 @@ def test_the_driver_prints_and_uses_the_same_tokens(tmp_path, capsys, monkeypatc
         config=OmegaConf.create({"actor_rollout_ref": node}),
         tokenizer=SimpleNamespace(eos_token_id=END),
         actor_rollout_wg=workers,
+        reward_fn=None,
+        val_reward_fn=None,
     )
     ray_trainer.init_workers_that_report_the_batch(lambda self: None, trainer)
     assert capsys.readouterr().out == (

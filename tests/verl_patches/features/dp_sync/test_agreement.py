@@ -37,7 +37,12 @@ def test_an_agreement_of_a_rollout_counts(record):
 @pytest.mark.parametrize("planning", [0, 3])
 def test_the_planning_of_the_first_reshard_counts_in_no_step(record, monkeypatch, planning):
     report = SimpleNamespace(
-        collectives=2 + planning, object_collectives=planning, bytes_sent=8, bytes_received=8, expert_bytes_received=0
+        collectives=2 + planning,
+        object_collectives=planning,
+        bytes_sent=8,
+        bytes_received=8,
+        expert_bytes_received=0,
+        values_changed_by_casts=0,
     )
     monkeypatch.setattr(megatron_vllm, "_resharder", lambda _: SimpleNamespace(run=lambda: report))
     megatron_vllm._run_plan(None)

@@ -172,6 +172,30 @@ def test_finished_groups_are_known_by_rank_and_whether_any_rank_holds_the_others
     assert (agreed.finished, agreed.held) == ((2, 5), True)
 
 
+@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=12), st.booleans())
+def test_wasted_forwards_are_the_last_ones_without_a_request(forwards, again):
+    """Whether each of three ranks was idle, by forward: a late prompt makes those before it useful. A rollout counts
+    anew."""
+    leases = [DecodeLease(rank, 3, 4) for rank in range(3)]
+    for lease in leases:
+        if again:
+            lease.goes_on()
+            for idle in (True, False, True):
+                lease.take(idle)
+            lease.accept(reduced(*[Offer(1, 1, False, True, work=0)] * 3))
+            assert not lease.goes_on()
+        assert lease.goes_on()
+    for idle in forwards:
+        for lease, alone in zip(leases, idle, strict=True):
+            lease.take(alone)
+    vectors = [lease.vector(Offer(1, 1, False, True, work=0)) for lease in leases]
+    agreed = leases[0].accept([max(column) for column in zip(*vectors, strict=True)])
+    wasted = 0
+    while wasted < len(forwards) and all(forwards[-1 - wasted]):
+        wasted += 1
+    assert (agreed.wasted, agreed.unfinished) == (wasted, False)
+
+
 def test_ranks_that_made_different_forwards_all_raise():
     vectors = [encode(Offer(1, 1, False, False), Progress(forwards), rank, 2) for rank, forwards in enumerate((4, 5))]
     with pytest.raises(LeaseError, match="different numbers of forwards, from 4 to 5"):

@@ -1,6 +1,7 @@
 """How a batch passes Megatron's schedule, which is stood in for: cut anew on the way in, in order on the way out."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -8,11 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+import verl_patches.prelude_patch  # noqa: F401
 from overlay import ConfigurationError
 from verl_patches.features.dynamic_batches import schedule as dynamic
 from verl_patches.features.dynamic_batches.feature import TokenLimits
 from verl_patches.features.dynamic_batches.packing import first_fit
-from verl_patches.features.dynamic_batches.schedule import Agreement, limited, micro_batches, with_dynamic_batches
+from verl_patches.features.dynamic_batches.schedule import (
+    Agreement,
+    agreement_of_ranks,
+    limited,
+    micro_batches,
+    with_dynamic_batches,
+)
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
@@ -98,6 +106,48 @@ def test_micro_batches_pack_padded_lengths(lone_rank, lengths, limit, alignment)
     assert sorted(sum(found, [])) == list(range(len(lengths)))
     assert all(sum(padded[row] for row in each) <= limit for each in found if len(each) > 1)
     assert len(found) == len(first_fit(padded, limit))
+
+
+@pytest.mark.parametrize(
+    ("tp", "cp", "lengths", "limit", "cut"),
+    [
+        # Two ranks share a sequence's tokens: 4 of each of two sequences of 8.
+        (1, 2, [8, 8], 8, 1),
+        (1, 2, [8, 8], 7, 2),
+        (1, 1, [8, 8], 8, 2),
+        # 5 tokens are padded to 8 for TP 2 and CP 2, of which a rank has 4.
+        (2, 2, [5, 5, 5], 8, 2),
+        (2, 2, [5, 5, 5], 12, 1),
+        (4, 2, [5, 16, 9], 16, 2),
+        (4, 1, [5, 16, 9], 16, 3),
+    ],
+)
+def test_the_limit_is_of_the_tokens_that_verl_gives_a_rank(lone_rank, tp, cp, lengths, limit, cut):
+    """verl's own packing says how many tokens a rank of TP x CP computes; the key is named after them."""
+    from megatron.core import mpu
+    from verl.models.mcore.util import preprocess_packed_seqs
+
+    mask = torch.arange(16) < torch.tensor(lengths)[:, None]
+    batch = TensorDict({"attention_mask": mask, "input_ids": torch.ones(mask.shape, dtype=torch.long)}, [len(lengths)])
+    computed = []
+
+    def upstream(*, data_iterator, num_microbatches, forward_only):
+        for each in data_iterator:
+            packed, _ = preprocess_packed_seqs(each["input_ids"], each["attention_mask"])
+            computed.append((len(each), packed.size(1)))
+        return []
+
+    sizes = {
+        "get_tensor_model_parallel_world_size": lambda: tp,
+        "get_context_parallel_world_size": lambda: cp,
+        "get_context_parallel_rank": lambda: 0,
+        "get_data_parallel_group": lambda: lone_rank,
+    }
+    with mock.patch.multiple(mpu, **sizes), limited(limit):
+        schedule = with_dynamic_batches(upstream, agreement_of_ranks())
+        schedule(data_iterator=iter(batch.to("npu").split(1)), num_microbatches=len(lengths), forward_only=False)
+    assert sum(rows for rows, _ in computed) == len(lengths) and len(computed) == cut
+    assert all(tokens <= limit for rows, tokens in computed if rows > 1)
 
 
 def test_without_a_limit_nothing_is_touched(lone_rank):

@@ -87,6 +87,23 @@ def test_training_names_packed_tokens_and_no_padding(tp):
     assert found == expected
 
 
+def test_chunks_of_virtual_stages_record_their_own_layers():
+    """The first of two stages of two chunks has the layers 0, 1, 4 and 5; the routers of 1 and 5 choose differently."""
+    tokens = torch.tensor([[11, 12, 13]])
+    recorder, chunks = ChoiceRecorder(), [model_of(2), model_of(2)]
+    slots = [LayerSlot(0, 0, 0), LayerSlot(1, 0, 1), LayerSlot(4, 1, 0), LayerSlot(5, 1, 1)]
+    chosen = {1: torch.tensor([[1, 2], [3, 4], [5, 6]]), 5: torch.tensor([[7, 8], [2, 1], [6, 7]])}
+    with recorded_training_choices(chunks, slots, 0, 1, recorder):
+        for chunk, experts in zip(chunks, chosen.values(), strict=True):
+            with MicroBatches(recorder, 1.0).forward(tokens, torch.ones_like(tokens), 1):
+                chunk.decoder.layers[1].mlp.router(experts)
+    expected = {}
+    for layer, experts in chosen.items():
+        keys = layer_keys(prefix_keys(np.array([11, 12, 13])), layer)
+        expected |= dict(zip(keys.tolist(), set_hashes(experts.numpy()).tolist(), strict=True))
+    assert dict(recorder.take().tolist()) == expected
+
+
 def test_choices_of_all_ranks_are_compared(tmp_path):
     """The rollout's records lie on other ranks than training's, and one of three tokens went elsewhere."""
     run_ranks("tests.verl_patches.features.expert_sets.test_records", RANKS, tmp_path)

@@ -62,6 +62,18 @@ def test_it_is_taken_from_the_last_token_and_leaves_the_rewards_metrics_alone():
     assert silent(batch, return_dict=True)["reward_extra_info"] == {"acc": [1, 1, 1]}
 
 
+def test_scores_that_the_batch_holds_stay_as_they_are():
+    """verl's manager gives the batch's own column where the scores are there already; a second call costs as much."""
+    from verl.workers.reward_manager import NaiveRewardManager
+
+    scores = torch.tensor([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    batch = batch_of([1, 3, 4], rm_scores=scores.clone())
+    reward_fn = with_penalty(NaiveRewardManager(None, 0), OverlongBuffer(2, 4, 1.0, False))
+    for _ in range(2):
+        assert reward_fn(batch).tolist() == [[1, 0, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 0]]
+        assert torch.equal(batch.batch["rm_scores"], scores)
+
+
 def test_an_answer_was_cut_if_it_fills_its_place_and_does_not_end():
     batch = batch_of([2, 4, 4, 4], last=[END, END, 7, 8])
     mask = batch.batch["attention_mask"][:, -4:]

@@ -177,6 +177,22 @@ def test_every_step_trains_on_whole_groups_and_no_prompt_twice(make, tmp_path):
     assert records[10]["partial_rollout/waiting_prompts"] == 0
 
 
+class AmongThree(GoingOn):
+    """Three engines: the four prompts of a step do not divide among them, and rows of nothing fill the last wave up."""
+
+    world_size = 3
+
+
+def test_rows_that_fill_a_wave_up_end_no_rollout(make, tmp_path):
+    """They are finished from the beginning, and a step still waits for all of its own groups."""
+    trainer = make(tmp_path, *ON, f"{SECTION}.threshold=0.5", workers=AmongThree)
+    records = fit(trainer)
+    asked = [len(rows) for rows in trainer.actor_rollout_wg.asked]
+    assert asked[0] == 9 and asked[-1] == 6, "the last step has 4 prompts and 2 rows of nothing"
+    assert [len(rows) for rows in trained(trainer)] == [len(trained(trainer)[0])] * len(records)
+    assert records[6]["partial_rollout/waiting_prompts"] == 0
+
+
 def test_tokens_keep_the_log_probs_with_which_they_were_sampled(make, tmp_path, monkeypatch):
     """Log-probs say in which call their token was sampled, and the figures of a step must say the same."""
     monkeypatch.setattr(GoingOn, "_log_prob", lambda self, draw: -float(len(self.asked)))

@@ -144,6 +144,33 @@ def test_training_weights_are_copied_out_only_after_they_were_written():
     assert once == [("init", 1000), ("rollout", 1000), ("init", 1000)]
 
 
+CHANGED = {
+    "reshard": {"rollout_weights"},
+    "rollout": {"kv_cache"},
+    "update": {"actor_params", "actor_grads", "optimizer"},
+    "update_critic": {"critic_params", "critic_grads", "critic_optimizer"},
+    # A resume reads them into the tensors that are there.
+    "checkpoint": {"actor_params", "optimizer"},
+    "critic_checkpoint": {"critic_params", "critic_optimizer"},
+}
+"""What the work of each phase changes."""
+
+
+@pytest.mark.parametrize(("phase", "group"), [(phase, group) for phase in CHANGED for group in sorted(CHANGED[phase])])
+def test_what_a_phase_changes_outlives_the_next_absence(phase, group):
+    """The host has a copy from before. As a collective or a kernel does, the write goes past torch's counters."""
+    residency = Residency(lambda: True)
+    tensor = torch.arange(6.0, device="npu")
+    residency.register(group, StorageGroup(lambda: [tensor]))
+    before = ["reshard"] if phase == "rollout" else []
+    for each in ("init", *before, phase, "init", *before, phase):
+        residency.enter(each)
+    tensor.data.mul_(3)
+    for each in ("init", *before, phase):
+        residency.enter(each)
+    assert tensor.tolist() == [0, 3, 6, 9, 12, 15]
+
+
 def test_a_group_that_is_declared_written_is_copied_each_time(monkeypatch):
     declared = dict(PHASES) | {"ref": Phase(needs=frozenset({"ref_params"}), writes=frozenset({"ref_params"}))}
     monkeypatch.setattr(phases, "PHASES", declared)

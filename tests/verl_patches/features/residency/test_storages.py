@@ -56,6 +56,20 @@ def test_what_the_host_holds_is_whole_when_the_tensors_have_left():
         group.onload()
 
 
+def test_the_host_copy_of_a_view_has_its_place_strides_and_dtype():
+    """Megatron's parameters are views of one buffer, and an optimizer's shards begin anywhere in it."""
+    buffer = torch.arange(60.0).npu()
+    views = [buffer[12:36].view(4, 6), buffer[7:19], buffer[:30].view(5, 6).t()[2:], buffer[50:].view(torch.int32)]
+    expected = [view.cpu() for view in views]
+    group = StorageGroup(lambda: views)
+    group.copy_out()
+    group.offload()
+    for view, wanted in zip(views, expected, strict=True):
+        held = group.host_copy(view)
+        assert held.dtype == wanted.dtype and torch.equal(held, wanted)
+    assert group.host_copy(on_device(3)) is None
+
+
 def test_offload_and_onload_twice_change_nothing_more():
     tensor = on_device(5)
     expected = tensor.cpu().clone()

@@ -63,6 +63,22 @@ def test_a_stopped_rank_is_named_and_not_those_that_wait_for_it(run):
     assert [(stop.name, stop.beyond_end) for stop in run.go_on(1, stopped="2")] == [("2", True)]
 
 
+@pytest.mark.parametrize("stopped", ["silent", "computing"])
+def test_ranks_that_have_not_begun_are_not_blamed(stopped):
+    """Ranks 2 and 3 are being started on another node and have time until their own limit."""
+    run = Run(ranks=2)
+    run.watch = Watch(SETTINGS, 4, lambda: run.now)
+    run.go_on(1)
+    run.change("0", phase="update", where=COMPUTE)
+    run.change("1", phase="update", where=REDUCE)
+    silent = "0" if stopped == "silent" else ""
+    found = run.go_on(21 if silent else 32, stopped=silent)
+    assert [(stop.name, stop.waiting) for stop in found] == [("0", (1,))]
+    found = run.go_on(30, stopped=silent)
+    unstarted = [(stop.name, stop.sentence()) for stop in found if stop.sign is None]
+    assert [name for name, _ in unstarted] == ["2", "3"] and "rank 2 has not started for" in unstarted[0][1]
+
+
 def test_one_that_goes_on_is_named_no_longer(run):
     assert run.go_on(25, stopped="2") and run.go_on(1) == []
 
@@ -161,6 +177,16 @@ def test_the_loop_first_and_then_its_workers_have_to_start():
     watch.hear(replace(Run.sign(TRAINER), serial=2))
     watch.hear(replace(Run.sign("1"), serial=2))
     assert [stop.beyond_end for stop in watch.stopped()] == [True]
+
+
+def test_a_process_in_the_place_of_another_is_progress(run):
+    """Ray starts a worker anew under the same rank: its counts begin again, and may be those of the one before."""
+    run.go_on(25)
+    before = run.watch.progress
+    run.signs["2"] = replace(run.signs["2"], pid=4711, serial=run.signs["2"].serial - 1)
+    assert [stop.name for stop in run.go_on(1)] == [] and run.watch.progress == before + 1
+    assert run.watch.newest.pid == 4711
+    assert [stop.name for stop in run.go_on(10)] == ["0", "1", "3"]
 
 
 def test_many_that_wait_are_counted():

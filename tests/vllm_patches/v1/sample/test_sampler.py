@@ -1,6 +1,7 @@
 """What vLLM's own sampler draws and what it reports, with the patches around it, by frequencies of 100,000 draws."""
 
 import importlib.util
+import inspect
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,9 +40,11 @@ GRID = [
 @pytest.fixture
 def patched(monkeypatch):
     monkeypatch.setattr(settings, "_current", settings.OverlaySettings())
-    monkeypatch.setattr(Sampler, "forward", installed(sampler.forward, Sampler.forward))
-    monkeypatch.setattr(Sampler, "compute_logprobs", installed(sampler.compute_logprobs, Sampler.compute_logprobs))
-    draw = installed(draws.random_sample, topk_topp_sampler.random_sample)
+    # vLLM's own functions: where an earlier test has imported them with the prelude, they are patched already.
+    forward, log_probs = inspect.unwrap(Sampler.forward), inspect.unwrap(Sampler.compute_logprobs)
+    monkeypatch.setattr(Sampler, "forward", installed(sampler.forward, forward))
+    monkeypatch.setattr(Sampler, "compute_logprobs", installed(sampler.compute_logprobs, log_probs))
+    draw = installed(draws.random_sample, inspect.unwrap(topk_topp_sampler.random_sample))
     monkeypatch.setattr(topk_topp_sampler, "random_sample", draw)
     return draw
 

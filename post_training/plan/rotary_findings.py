@@ -3,66 +3,64 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from overlay import ConfigurationError
-from verl_patches.trainer.configuration_checks.backends import backend_of
+from post_training.models.families import family_of
+from post_training.models.rotary_scaling import (
+    UnsupportedScaling,
+    by_megatron,
+    by_transformers,
+    by_vllm,
+    difference,
+)
 
 _ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 _READ = ("rope_scaling", "rope_theta", "max_position_embeddings", "model_type", "architectures")
 
 
-def check_rotary(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
-    """Reject a `rope_scaling` with which rollout and training would rotate by different angles.
+def rotary_findings(model: Mapping[str, Any], node: Mapping[str, Any], backend: str) -> Iterator[str]:
+    """A sentence for a `rope_scaling` with which rollout and training would rotate by different angles.
 
     Args:
-        config: verl's composed configuration.
-        model: The values of the model's config.json; nothing is checked without them.
-
-    Raises:
-        ConfigurationError: Names the scaling, both values and the remedy.
+        model: The values of the model's config.json, of a family that is known.
+        node: verl's group `actor_rollout_ref`.
+        backend: `megatron` or `fsdp`.
     """
-    from post_training.models.rotary_scaling import UnsupportedScaling, by_vllm, difference
-
-    if model is None:
-        return
-    trained_model, served_model = _trained(config, model), _served(config, model)
+    trained_model, served_model = _trained(node, backend, model), _served(node, model)
     scaling = trained_model.get("rope_scaling") or served_model.get("rope_scaling")
     named = f"config.json's rope_scaling={json.dumps(scaling)} is invalid"
     try:
-        trained, served = _rotation_of_training(config, trained_model), by_vllm(served_model)
+        trained, served = _rotation_of_training(backend, trained_model), by_vllm(served_model)
     except UnsupportedScaling as error:
-        raise ConfigurationError(f"{named}: {error}") from error
+        yield f"{named}: {error}"
+        return
     found = difference(trained, served)
     if found:
         name, of_training, of_rollout = found
-        raise ConfigurationError(
+        yield (
             f"{named}: training takes {of_training} for its {name}, and the rollout {of_rollout}, so that they are two "
             f"models. {_remedy(served_model, name)}"
         )
 
 
-def _rotation_of_training(config: Mapping[str, Any], model: Mapping[str, Any]) -> Any:
-    from post_training.models.families import family_of
-    from post_training.models.rotary_scaling import by_megatron, by_transformers
-
-    if backend_of(config) == "fsdp":
+def _rotation_of_training(backend: str, model: Mapping[str, Any]) -> Any:
+    if backend == "fsdp":
         return by_transformers(model)
     return by_megatron(model, family_of(model).rotary)
 
 
-def _trained(config: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-    """What the training reads: config.json with the overrides of the configuration."""
-    overrides = config["actor_rollout_ref"]["model"].get("override_config") or {}
-    if backend_of(config) == "megatron":
+def _trained(node: Mapping[str, Any], backend: str, model: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that the training reads: config.json with the overrides of the configuration."""
+    overrides = node["model"].get("override_config") or {}
+    if backend == "megatron":
         overrides = overrides.get("model_config") or {}
     return {name: {**model, **overrides}.get(name) for name in _READ}
 
 
-def _served(config: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-    """What the engine reads: config.json with the engine's own arguments."""
-    engine = config["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"] or {}
+def _served(node: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that the engine reads: config.json with the engine's own arguments."""
+    engine = (node["rollout"].get("engine_kwargs") or {}).get("vllm") or {}
     overrides = engine.get("hf_overrides")
     values = {**model, **(overrides if isinstance(overrides, Mapping) else {})}
     values |= {name: engine[name] for name in ("rope_scaling", "rope_theta") if engine.get(name)}

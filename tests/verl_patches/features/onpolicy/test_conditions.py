@@ -1,0 +1,40 @@
+"""When a rollout batch makes exactly one update, by the number of updates that verl's actor makes of it."""
+
+import pytest
+
+from verl_patches.features.onpolicy.conditions import reason_old_log_prob_is_needed
+from verl_patches.trainer.main_ppo import compose
+
+ACTOR = "actor_rollout_ref.actor"
+FILTERED = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc")
+
+
+def sizes(train, mini, wave=None):
+    """Prompts of a step, of an update, and of what the loader hands out, which filtering makes the largest wave."""
+    given = [f"data.train_batch_size={train}", f"{ACTOR}.ppo_mini_batch_size={mini}"]
+    return [*given, f"++data.gen_batch_size={wave}"] if wave else given
+
+
+@pytest.mark.parametrize(
+    ("overrides", "updates"),
+    [
+        (sizes(8, 8), None),
+        (sizes(8, 4), "2 updates of the 8 prompts"),
+        # verl trains on all that its loader hands out.
+        (sizes(8, 8, wave=16), "2 updates of the 16 prompts"),
+        (sizes(8, 16, wave=16), None),
+        # With filtered prompts it trains on train_batch_size of them, however large a wave is.
+        ([*sizes(8, 8, wave=16), *FILTERED], None),
+        ([*sizes(8, 4, wave=4), *FILTERED], "2 updates of the 8 prompts"),
+        ([*sizes(8, 16, wave=16), *FILTERED], "0.5 updates of the 8 prompts"),
+    ],
+)
+def test_updates_are_counted_by_the_prompts_trained_on(overrides, updates):
+    reason = reason_old_log_prob_is_needed(compose("rehearsal", overrides))
+    assert reason is None if updates is None else updates in reason
+
+
+@pytest.mark.parametrize("key", [f"{ACTOR}.ppo_epochs=2", "algorithm.use_kl_in_reward=true"])
+def test_another_reader_of_old_log_prob_is_named(key):
+    name = key.partition("=")[0]
+    assert reason_old_log_prob_is_needed(compose("rehearsal", [*sizes(8, 8), key])).startswith(name)
