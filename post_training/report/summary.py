@@ -102,9 +102,7 @@ def summarise(
         "step_seconds_training": _mean(_known(record.training_seconds() for record in steady)),
         "stage_seconds": _mean_stages(steady),
         **_agreement(records),
-        "patches_applied": None if overlay is None else len(overlay["applied"]),
-        "patches_effective": None if overlay is None else sum(map(bool, overlay["effective"].values())),
-        "patches_executed": None if overlay is None else len(overlay.get("executed", ())),
+        **_patches(overlay),
         "device_memory": _memory_timeline(records) or None,
         "peak_device_bytes": _peaks(records) or (emulator or {}).get("peak_device_bytes"),
         "collectives": (emulator or {}).get("collectives") or counted or None,
@@ -128,6 +126,15 @@ def _agreement(records: Sequence[StepRecord]) -> dict[str, Any]:
         "expert_sets_compared": _total(_values(records, EXPERT_SETS_COMPARED)),
         "weights_exact": _all_true(_values(records, WEIGHTS_EXACT)),
         "values_changed_by_casts": _total(_values(records, VALUES_CHANGED_BY_CASTS)),
+    }
+
+
+def _patches(overlay: Mapping[str, Any] | None) -> dict[str, int | None]:
+    """How many patches the overlay's report says were applied, are effective, and ran."""
+    return {
+        "patches_applied": None if overlay is None else len(overlay["applied"]),
+        "patches_effective": None if overlay is None else sum(map(bool, overlay["effective"].values())),
+        "patches_executed": None if overlay is None else len(overlay.get("executed", ())),
     }
 
 
