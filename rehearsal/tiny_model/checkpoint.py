@@ -22,6 +22,9 @@ from rehearsal.tiny_model.task import Exercise
 from rehearsal.tiny_model.tokenizer import build_tokenizer
 
 MARKER = "tiny_model.json"
+# Scores of random weights hardly differ. With biases as close as those of trained weights, of 2,000 choices one or two
+# would be ties even in float32, which rollout and training may decide differently.
+_TRAINED_SPREAD, _RANDOM_SPREAD = 12, 128
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -121,17 +124,17 @@ def _initial_model(request: CheckpointRequest, tokenizer: transformers.PreTraine
     model = AutoModelForCausalLM.from_config(config)
     for name, bias in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
-            bias.copy_(_router_bias(bias.shape))
+            bias.copy_(_router_bias(bias.shape, _TRAINED_SPREAD if request.warm_start else _RANDOM_SPREAD))
     return model
 
 
-def _router_bias(shape: torch.Size) -> torch.Tensor:
+def _router_bias(shape: torch.Size, spread: int) -> torch.Tensor:
     """Draw a router's correction bias near 5, as DeepSeek-V3 publishes it: few values are ones that bfloat16 holds.
 
     Only differences between biases decide which experts are chosen, and bfloat16 rounds these away: its neighbouring
-    numbers near 5 are 1/32 apart.
+    numbers near 5 are 1/32 apart. The biases lie within `spread` / 256 of 5.
     """
-    return 5 + torch.randint(-12, 13, shape) / 256 + torch.rand(shape) / 1024
+    return 5 + torch.randint(-spread, spread + 1, shape) / 256 + torch.rand(shape) / 1024
 
 
 def _draw_constants(model: PreTrainedModel, seed: int) -> None:

@@ -231,6 +231,7 @@ def init_model_reported(upstream: Callable[..., None], self: ActorRolloutRefWork
 @wrap(
     f"{_WORKER}.generate_sequences",
     feature=SAMPLE_HANDLES,
+    evidence="executed",
     why="the tokens are needed where they were generated, or on a device beside it",
     upstream=_OURS,
     remove_when="see RayPPOTrainer.init_workers",
@@ -268,6 +269,7 @@ for _method, _call in (
     wrap(
         f"{_WORKER}.{_method}",
         feature=SAMPLE_HANDLES,
+        evidence="checked" if _method == "compute_log_prob" else "executed",
         why="the driver sends handles, and upstream's method computes on tokens",
         upstream=_OURS,
         remove_when="see RayPPOTrainer.init_workers",

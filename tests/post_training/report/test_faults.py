@@ -16,7 +16,7 @@ GOOD = {
     "text": "[1 2]",
 }
 DIFFERENCE = "training/rollout_logprob_diff_max"
-EXPERTS = "rollout/expert_sets_differ"
+EXPERTS, MEAN = "rollout/expert_sets_differ", "training/rollout_logprob_diff_mean"
 
 
 def faults_of(*steps, precision="bfloat16", rewards=()):
@@ -56,6 +56,13 @@ def test_each_fault_is_named_with_its_step(changes, kind, says):
     faults = faults_of({}, changes, {}, precision="float32")
     assert list(faults.clauses()) == [kind] and says in faults.sentence()
     assert faults.sentence().startswith("the run is not valid: ") and "\n" not in faults.sentence()
+
+
+def test_ties_let_single_tokens_differ_and_not_the_mean():
+    tied = {EXPERTS: 1e-3, DIFFERENCE: 3e-2, MEAN: 2e-5}
+    assert not faults_of(tied, precision="float32").clauses()
+    assert "log_probs_differ" in faults_of(tied | {MEAN: 2e-4}, precision="float32").clauses()
+    assert "log_probs_differ" in faults_of(tied | {EXPERTS: 0.0}, precision="float32").clauses()
 
 
 def test_ties_between_experts_are_no_fault():

@@ -100,9 +100,9 @@ def test_router_biases_lie_near_5_and_bfloat16_rounds_them(random_checkpoint):
     biases = [value for name, value in tensors(random_checkpoint.path).items() if name.endswith("correction_bias")]
     assert len(biases) == 2
     for bias in biases:
-        assert bias.dtype == torch.float32 and bias.min() > 4.9 and bias.max() < 5.1
+        assert bias.dtype == torch.float32 and bias.min() > 4.4 and bias.max() < 5.6
         assert (bias.to(torch.bfloat16).float() != bias).float().mean() > 0.9
-        assert bias.to(torch.bfloat16).unique().numel() < 10 < bias.unique().numel()
+        assert bias.to(torch.bfloat16).unique().numel() < 60 < bias.unique().numel()
 
 
 def test_float32_holds_the_same_numbers_unrounded(random_request, random_checkpoint, tmp_path):

@@ -30,7 +30,12 @@ MODEL = "actor_rollout_ref.model.path"
 COMPOSE = main_ppo.compose
 SECONDS_ALLOWED = 600
 # What the builders take and training or the rollout would compute otherwise than the files say.
-NOT_SEEN_BY_BUILDERS = ("num_nextn_predict_layers=", "quantization_config=", "dual_chunk_attention_config=")
+NOT_SEEN_BY_BUILDERS = (
+    "num_nextn_predict_layers=",
+    "quantization_config=",
+    "dual_chunk_attention_config=",
+    "config.json's rope_scaling=",  # training and rollout are built, as two models
+)
 SENTENCES = {
     # Cases from public reports: the job, the model, and what it is rejected for.
     ("deepseek_v3_256die_random_init", "deepseek-ai/DeepSeek-V3.1"): "num_nextn_predict_layers=1 of the model's config",

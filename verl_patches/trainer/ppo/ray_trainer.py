@@ -229,6 +229,7 @@ def _timer_of_source(
 @wrap(
     f"{_TRAINER}.init_workers",
     feature=SAMPLE_HANDLES,
+    evidence="executed",
     relies_on=[f"{_TRAINER}.fit"],
     why="fit sends every worker padded tokens that workers have generated, one worker after the other",
     upstream="https://github.com/volcengine/verl/issues/2299",
