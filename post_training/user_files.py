@@ -18,7 +18,7 @@ DOCUMENT_BYTES = 1 << 26
 # Of what a run appends to: 10 KB a step for 200,000 steps.
 RECORDS_BYTES = 1 << 31
 DEEPEST = 64
-# What a file may grow by while it is read, and what is read of one whose size the kernel does not know.
+# Bytes that a file may grow by while it is read, and that are read of one whose size the kernel does not know.
 _GROWTH = 1 << 20
 _KINDS = {
     stat.S_IFDIR: "a folder",

@@ -70,7 +70,7 @@ def classify(code: int, sentence: str, log: str, faults: Sequence[Mapping[str, A
         return Failure(sign.cause, said, sign.stage or _stage(log))
     if code < 0 or code > _SIGNALLED:
         number = -code if code < 0 else code - _SIGNALLED
-        # A page of /dev/shm that it has no room for ends a process by SIGBUS.
+        # A full /dev/shm ends a process by SIGBUS when it touches a new page there.
         cause: Cause = "host_memory" if number == _SIGBUS else "worker_died"
         return Failure(cause, f"the command was ended by signal {number}")
     return Failure("unknown", said)

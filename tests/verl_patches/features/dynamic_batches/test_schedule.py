@@ -99,7 +99,7 @@ def test_two_padded_sequences_beyond_the_limit_part(lone_rank):
 @settings(max_examples=200)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 60), st.sampled_from([1, 2, 4, 8, 16]))
 def test_micro_batches_pack_padded_lengths(lone_rank, lengths, limit, alignment):
-    """What is packed are the lengths that Megatron's forward pads, whose sum the limit bounds."""
+    """The limit bounds the sum of the lengths that Megatron's forward pads."""
     padded = [math.ceil(length / alignment) * alignment for length in lengths]
     mask = torch.arange(40) < torch.tensor(lengths)[:, None]
     found = micro_batches(mask.npu(), limit, Agreement(lone_rank, alignment))
