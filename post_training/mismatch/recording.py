@@ -5,13 +5,15 @@ Nothing here knows a family of models: vLLM names the parts of its decoders alik
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 from unittest import mock
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
@@ -20,6 +22,7 @@ from post_training.layouts.model_tensors import unwrapped
 from post_training.mismatch import points
 from post_training.mismatch.dumps import Captured, Part, TokenSequence
 from post_training.mismatch.points import of_layer
+from post_training.models.router_ties import tied_choices
 
 NO_TOKEN = -1
 """In the rows of a forward: padding, or a token that nobody asked for."""
@@ -135,15 +138,18 @@ class _ShardKeeper:
         self._recorder, self._tp_rank, self._tp = recorder, tp_rank, tp
 
     def keep(self, point: str, values: torch.Tensor) -> None:
-        rows = self._recorder.rows
-        if rows is None:
-            return
-        count = values.numel() // values.shape[-1]
-        if count * self._tp == len(rows):
-            rows = rows[self._tp_rank * count : (self._tp_rank + 1) * count]
-        elif count != len(rows):
+        rows = self.rows(point, values.numel() // values.shape[-1])
+        if rows is not None:
+            self._recorder.record(point, values, rows)
+
+    def rows(self, point: str, count: int) -> torch.Tensor | None:
+        """Which tokens the `count` rows of an output are; None where nothing is to be recorded."""
+        rows: torch.Tensor | None = self._recorder.rows
+        if rows is None or count == len(rows):
+            return rows
+        if count * self._tp != len(rows):
             raise RuntimeError(f"{point} has {count} rows for {len(rows)} tokens; context parallelism is not followed")
-        self._recorder.record(point, values, rows)
+        return rows[self._tp_rank * count : (self._tp_rank + 1) * count]
 
     def output(self, point: str) -> Callable[..., None]:
         return lambda module, arguments, output: self.keep(point, _first(output))
@@ -208,15 +214,32 @@ class ChoiceSink(Protocol):
         """Keep `values` of the tokens `rows`, which has one entry for each row of `values`."""
 
 
+class TrainingChoiceSink(ChoiceSink, Protocol):
+    """A sink that can tell experts that were chosen for certain from those that rounding chose."""
+
+    records_ties: bool
+
+    def record_ties(self, layer: int, tied: torch.Tensor, rows: torch.Tensor) -> None:
+        """Keep which of the tokens `rows` are `tied`, bool [tokens] (`models/router_ties.py`)."""
+
+
 @contextmanager
 def recorded_training_choices(
-    chunks: Sequence[nn.Module], slots: Sequence[LayerSlot], tp_rank: int, tp: int, recorder: ChoiceSink
+    chunks: Sequence[nn.Module], slots: Sequence[LayerSlot], tp_rank: int, tp: int, recorder: TrainingChoiceSink
 ) -> Iterator[None]:
     """Record the experts that the routers of Megatron's model chunks of this rank choose, and nothing else."""
     models, keep = [unwrapped(chunk) for chunk in chunks], _ShardKeeper(recorder, tp_rank, tp)
 
     def hook(number: int) -> Callable[..., None]:
-        return lambda router, arguments, output: keep.keep(of_layer(number, points.EXPERTS), _chosen(output))
+        def record(router: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+            point, chosen = of_layer(number, points.EXPERTS), _chosen(output)
+            rows = keep.rows(point, len(chosen))
+            if rows is not None:
+                recorder.record(point, chosen, rows)
+                if recorder.records_ties:
+                    recorder.record_ties(number, tied_choices(router, arguments[0]), rows)
+
+        return record
 
     with _Hooks() as hooks:
         for slot in slots:
@@ -241,11 +264,30 @@ def recorded_rollout(runner: Any, sequences: Sequence[int], first_request: int, 
     with _Hooks() as hooks:
         hooks.before(model, batch.begin)
         hooks.after(model, batch.end)
-        hooks.enter_context(mock.patch.object(runner, "_dummy_run", batch.without_rows(runner._dummy_run)))
+        hooks.enter_context(mock.patch.object(runner, "_dummy_run", batch.dummy_runs.watched(runner._dummy_run)))
         hooks.before(runner.sampler, batch.keep_logits)
         hooks.enter_context(mock.patch.object(runner.sampler, "sample", batch.given_tokens))
         _hook_rollout_model(hooks, recorder, model.model)
         yield
+
+
+class DummyRuns:
+    """Tells forwards of a runner's dummy runs, whose tokens are none: an engine without a request runs along so."""
+
+    def __init__(self) -> None:
+        self.running = False
+
+    def watched(self, dummy_run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return vLLM-Ascend's `dummy_run`, noted while it runs."""
+
+        def run(*arguments: Any, **options: Any) -> Any:
+            self.running = True
+            try:
+                return dummy_run(*arguments, **options)
+            finally:
+                self.running = False
+
+        return run
 
 
 class _Batch:
@@ -254,7 +296,7 @@ class _Batch:
     def __init__(self, runner: Any, recorder: Recorder, sequences: Sequence[int], first_request: int) -> None:
         self._runner, self._recorder = runner, recorder
         self._sequences, self._first_request = sequences, first_request
-        self._dummy = False
+        self.dummy_runs = DummyRuns()
         self._last = torch.empty(0, dtype=torch.long)
 
     def _known(self) -> list[tuple[int, int | None]]:
@@ -266,20 +308,8 @@ class _Batch:
             found.append((put_out, index if index < len(self._recorder.sequences) else None))
         return found
 
-    def without_rows(self, dummy_run: Callable[..., Any]) -> Callable[..., Any]:
-        """An engine that has no request runs along with the others."""
-
-        def run(*arguments: Any, **options: Any) -> Any:
-            self._dummy = True
-            try:
-                return dummy_run(*arguments, **options)
-            finally:
-                self._dummy = False
-
-        return run
-
     def begin(self, module: nn.Module, arguments: Any, options: Mapping[str, Any]) -> None:
-        if self._dummy:
+        if self.dummy_runs.running:
             return
         positions = options["positions"].tolist()
         requests = self._known()
@@ -349,6 +379,25 @@ def recorded_rollout_choices(decoder: nn.Module, recorder: ChoiceSink) -> Iterat
         yield
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """One call of an operator that chooses experts, and the call of the gate before it; tensors on the device.
+
+    rows, gate_logits: of this engine's tokens, [tokens] on the host and [tokens, experts].
+    logits, chosen: of the tokens that the operator was given, [tokens, experts] and [tokens, experts per token].
+    """
+
+    layer: int
+    rows: torch.Tensor
+    gate_logits: torch.Tensor
+    logits: torch.Tensor
+    chosen: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.gate_logits.nbytes + self.logits.nbytes + self.chosen.nbytes
+
+
 class _Choices:
     """The experts that vLLM-Ascend's operators choose.
 
@@ -356,28 +405,28 @@ class _Choices:
     this engine are found again by their logits, bit for bit: equal ones are given equal experts.
     """
 
+    _HELD_BYTES = 32 << 20
+    """Of device memory, before calls are copied to the host: a copy for each would wait for the device each time."""
+
     def __init__(self, recorder: ChoiceSink) -> None:
         self._recorder = recorder
-        self._asked: tuple[int, torch.Tensor, dict[bytes, list[int]]] | None = None
+        self._asked: tuple[int, torch.Tensor, torch.Tensor] | None = None
+        self._held: list[_Choice] = []
 
     def of_gate(self, number: int) -> Callable[..., None]:
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            rows, places = self._recorder.rows, defaultdict[bytes, list[int]](list)
-            self._asked = None
-            if rows is not None:
-                wanted = (rows != NO_TOKEN).tolist()
-                for index, bits in enumerate(_bits(_first(output)[: len(rows)])):
-                    if wanted[index]:
-                        places[bits].append(index)
-                self._asked = number, rows, dict(places)
+            rows = self._recorder.rows
+            # A view, here and below: vLLM-Ascend empties tensors that it has used, and their views keep the values.
+            self._asked = None if rows is None else (number, rows, _first(output)[: len(rows)])
 
         return hook
 
     def watch(self, hooks: _Hooks) -> None:
-        """Look at both operators; the second one chooses where the first does not take so many experts."""
+        """Look at both operators until `hooks` end; the second one chooses where the first takes too few experts."""
         import torch_npu
         from vllm_ascend.ops import common_fused_moe, fused_moe
 
+        hooks.callback(self._record)
         self._watch(hooks, torch_npu, "npu_moe_gating_top_k")
         for module in (fused_moe, common_fused_moe):
             if hasattr(module, "select_experts"):
@@ -388,23 +437,43 @@ class _Choices:
 
         def watched(*arguments: Any, **options: Any) -> Any:
             output = choose(*arguments, **options)
-            self._note(options["router_logits"] if "router_logits" in options else arguments[0], output[1])
+            self._hold(options["router_logits"] if "router_logits" in options else arguments[0], output[1])
             return output
 
         hooks.enter_context(mock.patch.object(place, name, watched))
 
-    def _note(self, logits: torch.Tensor, chosen: torch.Tensor) -> None:
+    def _hold(self, logits: torch.Tensor, chosen: torch.Tensor) -> None:
         if self._asked is None:
             return
-        number, rows, places = self._asked
-        first_of = {bits: index for index, bits in reversed(list(enumerate(_bits(logits))))}
-        found = [(index, place) for bits, index in first_of.items() for place in places.get(bits, ())]
-        if found:
-            here, there = torch.tensor(found).T
-            self._recorder.record(of_layer(number, points.EXPERTS), chosen[here.to(chosen.device)].long(), rows[there])
+        self._held.append(_Choice(*self._asked, logits.detach(), chosen.detach()))
+        if sum(each.nbytes for each in self._held) > self._HELD_BYTES:
+            self._record()
+
+    def _record(self) -> None:
+        """Record what is held; one copy to the host for all calls."""
+        if not self._held:
+            return
+        held, self._held = self._held, []
+        own = _row_hashes([each.gate_logits for each in held])
+        given = _row_hashes([each.logits for each in held])
+        chosen = _on_host([each.chosen for each in held])
+        for choice, mine, theirs, experts in zip(held, own, given, chosen, strict=True):
+            if not len(theirs):
+                continue
+            known, first = np.unique(theirs, return_index=True)
+            places = np.searchsorted(known, mine).clip(max=len(known) - 1)
+            found = torch.from_numpy(known[places] == mine) & (choice.rows != NO_TOKEN)
+            if found.any():
+                there = torch.from_numpy(first[places])[found]
+                self._recorder.record(of_layer(choice.layer, points.EXPERTS), experts[there].long(), choice.rows[found])
 
 
-def _bits(rows: torch.Tensor) -> list[bytes]:
-    """The bytes of each row."""
-    raw = rows.detach().cpu().contiguous().view(torch.uint8).numpy()
-    return [row.tobytes() for row in raw]
+def _on_host(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    return torch.cat(tensors).cpu().split([len(each) for each in tensors])
+
+
+def _row_hashes(tensors: list[torch.Tensor]) -> list[NDArray[np.uint64]]:
+    """Of each tensor [rows, width], 64 bits for each row: the same for the same bytes, as good as never for others."""
+    rows = [each.contiguous().view(torch.uint8).numpy() for each in _on_host(tensors)]
+    multipliers = np.random.default_rng(0).integers(1 << 64, size=rows[0].shape[1], dtype=np.uint64) | np.uint64(1)
+    return [(each.astype(np.uint64) + np.uint64(1)) @ multipliers for each in rows]

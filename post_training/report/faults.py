@@ -12,6 +12,7 @@ from typing import Any
 
 from post_training.report.metrics import (
     EXPERT_SETS_DIFFER,
+    EXPERT_TIES_DIFFER,
     LOGPROB_DIFFERENCE,
     LOGPROB_DIFFERENCE_MEAN,
     SKIPPED_UPDATES,
@@ -21,9 +22,6 @@ from post_training.report.metrics import (
 
 # In float32 rollout and training compute the same function; what is left of a difference is summation order.
 FLOAT32_GATE = 1e-3
-# With router biases near 5, float32 scores lie 4.8e-7 apart, and the order of a sum decides between tied experts: up to
-# 0.2 % of tokens x layers with random weights. Biases rounded to bfloat16 give 25 % and more.
-FLOAT32_EXPERTS_GATE = 5e-3
 # Where tied experts were chosen differently single tokens may be further apart, and the mean over all tokens is not.
 FLOAT32_MEAN_GATE = 1e-4
 REWARD_ERROR = "reward_error"
@@ -41,8 +39,8 @@ class RunFaults:
 
     Args:
         precision: data type of the weights. In float32 log-probs of rollout and training differ by less than
-            `FLOAT32_GATE`, and both choose the same experts but for ties (`FLOAT32_EXPERTS_GATE`); in bfloat16 a near
-            tie may be decided either way.
+            `FLOAT32_GATE`, and both choose the same experts; ties are left out (`models/router_ties.py`). In bfloat16 a
+            near tie may be decided either way.
     """
 
     precision: str
@@ -78,7 +76,7 @@ class RunFaults:
         elif self.precision == "float32" and difference is not None and _is_beyond_gate(difference, metrics):
             self.beyond_gate[step] = difference
         share = metrics.get(EXPERT_SETS_DIFFER)
-        if self.precision == "float32" and share is not None and share >= FLOAT32_EXPERTS_GATE:
+        if self.precision == "float32" and share:
             self.other_experts[step] = share
         if WEIGHTS_EXACT in metrics and metrics[WEIGHTS_EXACT] != 1:
             self.differing.append(step)
@@ -127,8 +125,7 @@ class RunFaults:
         if self.other_experts:
             found["experts_differ"] = (
                 f"rollout and training chose different experts for up to {max(self.other_experts.values()):.2%} of the "
-                f"compared tokens and layers at {steps_in_words(self.other_experts)}, and in float32 less than "
-                f"{FLOAT32_EXPERTS_GATE:.1%} is right"
+                f"compared tokens and layers at {steps_in_words(self.other_experts)}, and in float32 none is right"
             )
         if self.nonfinite:
             found["metric_not_finite"] = self._nonfinite_in_words()
@@ -157,9 +154,8 @@ def steps_in_words(steps: Sequence[int] | Mapping[int, Any]) -> str:
 
 def _is_beyond_gate(difference: float, metrics: Mapping[str, Any]) -> bool:
     """Whether the largest difference of a float32 step shows that rollout and training are two models."""
-    ties = 0 < (metrics.get(EXPERT_SETS_DIFFER) or 0) < FLOAT32_EXPERTS_GATE
     mean = metrics.get(LOGPROB_DIFFERENCE_MEAN)
-    if ties and mean is not None and mean < FLOAT32_MEAN_GATE:
+    if metrics.get(EXPERT_TIES_DIFFER) and mean is not None and mean < FLOAT32_MEAN_GATE:
         return False
     return _is_finite(difference) and difference >= FLOAT32_GATE
 

@@ -32,6 +32,7 @@ LOGPROB_DIFFERENCE_MEAN = "training/rollout_logprob_diff_mean"
 WEIGHTS_EXACT = "reshard/weights_exact"
 VALUES_CHANGED_BY_CASTS = "reshard/values_changed_by_casts"
 EXPERT_SETS_DIFFER, EXPERT_SETS_COMPARED = "rollout/expert_sets_differ", "rollout/expert_sets_compared"
+EXPERT_TIES_DIFFER = "rollout/expert_ties_differ"
 """Share of the compared tokens x layers that rollout and training sent to different experts, and their count."""
 SKIPPED_UPDATES = ("actor/nonfinite_steps", "critic/nonfinite_steps")
 GENERATED_PROMPTS, TRAINED_PROMPTS = "sampling/generated_prompts", "sampling/trained_prompts"

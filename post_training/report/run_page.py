@@ -105,9 +105,9 @@ _CURVES = (
     ),
     _Curves(
         "Experts of rollout and training",
-        "Share of the compared tokens x layers that the two send to different sets of experts. In float32 only ties, "
-        "in bfloat16 those whose scores are nearly tied.",
-        {"rollout/expert_sets_differ": "different"},
+        "Share of the compared tokens x layers that the two send to different sets of experts. In float32 none, but at "
+        "or behind tied scores; in bfloat16 those whose scores are nearly tied.",
+        {"rollout/expert_sets_differ": "different", "rollout/expert_ties_differ": "behind a tie"},
         zero=True,
     ),
     _Curves("Gradient norm", "Before clipping.", {"actor/grad_norm": "norm"}, zero=True),

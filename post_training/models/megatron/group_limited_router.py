@@ -41,7 +41,7 @@ class GroupLimitedRouter(torch.nn.Module):
 
     def __init__(self, config: DeepseekV3TransformerConfig) -> None:
         super().__init__()
-        self._config = config
+        self.config = config
         experts = config.num_moe_experts
         device = torch.device("npu", torch.npu.current_device())
         self.weight = torch.nn.Parameter(
@@ -57,9 +57,19 @@ class GroupLimitedRouter(torch.nn.Module):
             super()._apply(fn, recurse)
         return self
 
+    @property
+    def groups(self) -> tuple[int, int]:
+        """How many groups the experts form, and from how many of them a token's experts come."""
+        return self.config.moe_router_num_groups, self.config.moe_router_group_topk
+
+    @torch.no_grad()
+    def choice_scores(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The scores that decide which experts are chosen, fp32 [tokens, experts], for ``tokens`` [tokens, hidden]."""
+        return F.linear(tokens.float(), self.weight.float()).sigmoid() + self.expert_bias
+
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights fp32 and expert indices int64, both [tokens, top_k], for ``tokens`` [tokens, hidden]."""
-        config = self._config
+        config = self.config
         scores = F.linear(tokens.float(), self.weight.float()).sigmoid()
         experts = self._choose(scores)
         weights = scores.gather(1, experts)
@@ -70,12 +80,7 @@ class GroupLimitedRouter(torch.nn.Module):
     @torch.no_grad()
     def _choose(self, scores: torch.Tensor) -> torch.Tensor:
         """Expert indices int64 [tokens, top_k] for ``scores`` [tokens, experts]."""
-        config = self._config
+        config = self.config
         if config.moe_router_force_load_balancing:
             return dealt_experts(scores.shape[0], config.moe_router_topk, config.num_moe_experts, scores.device)
-        return choose_experts(
-            scores + self.expert_bias,
-            config.moe_router_num_groups,
-            config.moe_router_group_topk,
-            config.moe_router_topk,
-        )
+        return choose_experts(scores + self.expert_bias, *self.groups, config.moe_router_topk)

@@ -16,7 +16,7 @@ GOOD = {
     "text": "[1 2]",
 }
 DIFFERENCE = "training/rollout_logprob_diff_max"
-EXPERTS, MEAN = "rollout/expert_sets_differ", "training/rollout_logprob_diff_mean"
+EXPERTS, TIES, MEAN = "rollout/expert_sets_differ", "rollout/expert_ties_differ", "training/rollout_logprob_diff_mean"
 
 
 def faults_of(*steps, precision="bfloat16", rewards=()):
@@ -47,6 +47,7 @@ def test_a_good_run_has_none():
             "experts_differ",
             "chose different experts for up to 41.00% of the compared tokens and layers",
         ),
+        ({EXPERTS: 1e-4, TIES: 1e-3}, "experts_differ", "for up to 0.01% of the compared"),
         ({DIFFERENCE: math.nan}, "metric_not_finite", f"metrics were not finite: {DIFFERENCE} at step 2"),
         ({DIFFERENCE: None}, "metric_not_finite", f"metrics were not finite: {DIFFERENCE} at step 2"),
         ({"actor/grad_norm": np.float32("inf")}, "metric_not_finite", "metrics were not finite: actor/grad_norm"),
@@ -59,14 +60,14 @@ def test_each_fault_is_named_with_its_step(changes, kind, says):
 
 
 def test_ties_let_single_tokens_differ_and_not_the_mean():
-    tied = {EXPERTS: 1e-3, DIFFERENCE: 3e-2, MEAN: 2e-5}
+    tied = {TIES: 1e-3, DIFFERENCE: 3e-2, MEAN: 2e-5}
     assert not faults_of(tied, precision="float32").clauses()
     assert "log_probs_differ" in faults_of(tied | {MEAN: 2e-4}, precision="float32").clauses()
-    assert "log_probs_differ" in faults_of(tied | {EXPERTS: 0.0}, precision="float32").clauses()
+    assert "log_probs_differ" in faults_of(tied | {TIES: 0.0}, precision="float32").clauses()
 
 
 def test_ties_between_experts_are_no_fault():
-    assert not faults_of({EXPERTS: 2e-3}, precision="float32").clauses()
+    assert not faults_of({EXPERTS: 0.0, TIES: 2e-3}, precision="float32").clauses()
     assert not faults_of({EXPERTS: 0.41}, precision="bfloat16").clauses()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,11 +12,16 @@ from numpy.typing import NDArray
 
 from post_training.mismatch.points import split
 from post_training.mismatch.recording import NO_TOKEN
-from post_training.report.metrics import EXPERT_SETS_COMPARED, EXPERT_SETS_DIFFER
-from verl_patches.features.expert_sets.keys import layer_keys, set_hashes
+from post_training.report.metrics import EXPERT_SETS_COMPARED, EXPERT_SETS_DIFFER, EXPERT_TIES_DIFFER
+from verl_patches.features.expert_sets.keys import drawn, layer_keys, set_hashes
 
-Pairs = NDArray[np.uint64]
-"""[records, 2]: the key of a token in a layer, and the hash of the experts that it was sent to."""
+Records = NDArray[np.uint64]
+"""[records, 2 or 4]: the key of a token in a layer, the hash of the experts that it was sent to, and for training its
+place (`Places`)."""
+Places = NDArray[np.uint64]
+"""[records, 2]: the key of a whole sequence, and a token's position in it above 32 bits of a layer's number."""
+_LAYER_BITS = np.uint64(32)
+_LAYER = np.uint64(2**32 - 1)
 
 
 class ChoiceRecorder:
@@ -28,7 +34,7 @@ class ChoiceRecorder:
     def __init__(self) -> None:
         self.rows: torch.Tensor | None = None
         self._keys: NDArray[np.uint64] = np.empty(0, np.uint64)
-        self._found: list[Pairs] = []
+        self._found: list[Records] = []
 
     def begin(self, keys: NDArray[np.uint64], drawn: NDArray[np.bool_]) -> bool:
         """The rows of the next forward have these keys; returns whether any of them is drawn."""
@@ -49,14 +55,59 @@ class ChoiceRecorder:
             return
         # Now: what follows in the model may give the memory away.
         experts = values.detach()[kept.to(values.device)].cpu().numpy()
-        keys = layer_keys(self._keys[rows[kept].numpy()], layer)
-        self._found.append(np.stack([keys, set_hashes(experts)], axis=1))
+        named = rows[kept].numpy()
+        keys = layer_keys(self._keys[named], layer)
+        self._found.append(np.column_stack([keys, set_hashes(experts), self._places(layer, named)]))
 
-    def take(self) -> Pairs:
+    def take(self) -> Records:
         """Everything that was recorded since the last call; each key once, with its first choice."""
-        pairs = np.concatenate([np.empty((0, 2), np.uint64), *self._found])
+        found = np.concatenate(self._found or [np.empty((0, 4), np.uint64)])
         self._found = []
-        return pairs[np.unique(pairs[:, 0], return_index=True)[1]]
+        return found[np.unique(found[:, 0], return_index=True)[1]]
+
+    def _places(self, layer: int, rows: NDArray[np.int64]) -> Places:
+        """The columns behind a record's key and hash: none."""
+        return np.empty((len(rows), 0), np.uint64)
+
+
+class TrainingChoiceRecorder(ChoiceRecorder):
+    """The same, and for float32 models which choices are tied: rounding decides them, on either side.
+
+    A token that was sent elsewhere gives every later layer and token of its sequence another input, so a tie may
+    explain what differs behind it and nothing else.
+
+    records_ties: the same on all ranks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records_ties = False
+        self._row_places: Places = np.empty((0, 2), np.uint64)
+        self._ties: list[Places] = []
+
+    def begin_packed(self, sequences: Sequence[NDArray[np.uint64]], padding: Sequence[int], share: float) -> bool:
+        """The next forward takes sequences with these keys end to end, each with so many rows of padding behind it."""
+        keys, places, tokens = [], [], []
+        for own, gap in zip(sequences, padding, strict=True):
+            positions = np.arange(len(own) + gap, dtype=np.uint64) << _LAYER_BITS
+            places.append(np.stack([np.full_like(positions, own[-1:].sum()), positions], axis=1))
+            keys.append(np.concatenate([own, np.zeros(gap, np.uint64)]))
+            tokens.append(np.arange(len(positions)) < len(own))
+        self._row_places = np.concatenate(places)
+        packed = np.concatenate(keys)
+        return self.begin(packed, drawn(packed, share) & np.concatenate(tokens))
+
+    def record_ties(self, layer: int, tied: torch.Tensor, rows: torch.Tensor) -> None:
+        """Keep which of the tokens `rows` a router of the layer may send elsewhere by rounding: bool [tokens]."""
+        self._ties.append(self._places(layer, rows[tied.cpu() & (rows != NO_TOKEN)].numpy()))
+
+    def take_ties(self) -> Places:
+        """All ties since the last call."""
+        ties, self._ties = np.concatenate([np.empty((0, 2), np.uint64), *self._ties]), []
+        return ties
+
+    def _places(self, layer: int, rows: NDArray[np.int64]) -> Places:
+        return self._row_places[rows] + np.array([0, layer], np.uint64)
 
 
 @dataclass
@@ -64,49 +115,66 @@ class StepChoices:
     """The recorders of this process. `watched`: whether this run has routers on both sides to compare."""
 
     rollout: ChoiceRecorder = field(default_factory=ChoiceRecorder)
-    training: ChoiceRecorder = field(default_factory=ChoiceRecorder)
+    training: TrainingChoiceRecorder = field(default_factory=TrainingChoiceRecorder)
     watched: bool = False
 
     def metrics(self, group: dist.ProcessGroup | None = None) -> dict[str, float]:
         """Compare the step's choices over the ranks of `group` and begin anew; empty where nothing can be compared.
 
-        Collective where routers are watched: two all-gathers and one all-reduce, all on the device.
+        Collective where routers are watched: two all-gathers and one all-reduce, and for float32 two all-gathers more.
+        All are on the device.
         """
         if not self.watched:
             return {}
         mine, of_rollout = self.training.take(), gathered(self.rollout.take(), group)
-        counts = torch.tensor(matched(of_rollout, mine), dtype=torch.float32, device="npu")
+        compared, differing = matched(of_rollout, mine)
+        with_ties = self.training.records_ties
+        tied = behind_a_tie(differing[:, 2:], gathered(self.training.take_ties(), group)) if with_ties else 0
+        counts = torch.tensor([compared, len(differing) - tied, tied], dtype=torch.float32, device="npu")
         dist.all_reduce(counts, group=group)
-        compared, differing = counts.tolist()
-        return {EXPERT_SETS_COMPARED: compared, EXPERT_SETS_DIFFER: differing / compared} if compared else {}
+        compared, certain, tied = counts.tolist()
+        if not compared:
+            return {}
+        metrics = {EXPERT_SETS_COMPARED: compared, EXPERT_SETS_DIFFER: certain / compared}
+        return metrics | ({EXPERT_TIES_DIFFER: tied / compared} if with_ties else {})
 
 
-def gathered(pairs: Pairs, group: dist.ProcessGroup | None = None) -> Pairs:
-    """The pairs of all ranks. Collective: one all-gather of how many each has, and one of the pairs."""
+def gathered(rows: NDArray[np.uint64], group: dist.ProcessGroup | None = None) -> NDArray[np.uint64]:
+    """The first two columns of all ranks' rows. Collective: one all-gather of their numbers, and one of the rows."""
     ranks = dist.get_world_size(group)
-    count = torch.tensor([len(pairs)], device="npu")
+    count = torch.tensor([len(rows)], device="npu")
     counts = torch.empty(ranks, dtype=count.dtype, device="npu")
     dist.all_gather_into_tensor(counts, count, group=group)
     sizes = counts.tolist()
     most = max(max(sizes), 1)
     padded = np.zeros((most, 2), np.uint64)
-    padded[: len(pairs)] = pairs
+    padded[: len(rows)] = rows[:, :2]
     sent = torch.from_numpy(padded.view(np.int64)).npu()
     received = torch.empty((ranks * most, 2), dtype=sent.dtype, device="npu")
     dist.all_gather_into_tensor(received, sent, group=group)
     found = received.cpu().numpy().view(np.uint64).reshape(ranks, most, 2)
-    return np.concatenate([rows[:size] for rows, size in zip(found, sizes, strict=True)])
+    return np.concatenate([part[:size] for part, size in zip(found, sizes, strict=True)])
 
 
-def matched(rollout: Pairs, training: Pairs) -> tuple[int, int]:
-    """How many keys both have, and for how many of them the sets differ."""
+def matched(rollout: Records, training: Records) -> tuple[int, Records]:
+    """How many keys both have, and training's records of those for which the sets differ."""
     keys, first = np.unique(rollout[:, 0], return_index=True)
     if not len(keys):
-        return 0, 0
+        return 0, training[:0]
     places = np.searchsorted(keys, training[:, 0]).clip(max=len(keys) - 1)
     both = keys[places] == training[:, 0]
     differ = rollout[first[places], 1] != training[:, 1]
-    return int(both.sum()), int((both & differ).sum())
+    return int(both.sum()), training[both & differ]
+
+
+def behind_a_tie(places: Places, ties: Places) -> int:
+    """How many of `places` a tie may explain: one of the same sequence, no later in it and in no later layer."""
+    found = 0
+    for sequence, place in places:
+        of_sequence = ties[ties[:, 0] == sequence, 1]
+        earlier = of_sequence >> _LAYER_BITS <= place >> _LAYER_BITS
+        found += bool((earlier & (of_sequence & _LAYER <= place & _LAYER)).any())
+    return found
 
 
 _choices = StepChoices()

@@ -6,7 +6,6 @@ vLLM-Ascend computes outside of its decode graphs; with ACL graphs nothing is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from post_training.mismatch.recording import recorded_rollout_choices
+from post_training.mismatch.recording import DummyRuns, recorded_rollout_choices
 from verl_patches.features.expert_sets.keys import PrefixKey, drawn
 from verl_patches.features.expert_sets.records import ChoiceRecorder
 
@@ -25,7 +24,7 @@ class RunnerChoices:
     def __init__(self, runner: Any, recorder: ChoiceRecorder, share: float) -> None:
         self._runner, self._recorder, self._share = runner, recorder, share
         self._prefixes: dict[str, PrefixKey] = {}
-        self._dummy = False
+        self._dummy_runs = DummyRuns()
         self._forward = ExitStack()
 
     def install(self) -> bool:
@@ -35,22 +34,11 @@ class RunnerChoices:
             return False
         model.register_forward_pre_hook(self._begin)
         model.register_forward_hook(self._end, always_call=True)
-        # On the object: an engine without a request runs along with the others on tokens that are none.
-        self._runner._dummy_run = self._without_tokens(self._runner._dummy_run)
+        self._runner._dummy_run = self._dummy_runs.watched(self._runner._dummy_run)
         return True
 
-    def _without_tokens(self, dummy_run: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **options: Any) -> Any:
-            self._dummy = True
-            try:
-                return dummy_run(*arguments, **options)
-            finally:
-                self._dummy = False
-
-        return run
-
     def _begin(self, model: nn.Module, arguments: Any) -> None:
-        if torch.compiler.is_compiling() or self._dummy or self._runs_graph():
+        if torch.compiler.is_compiling() or self._dummy_runs.running or self._runs_graph():
             return
         keys = np.array(self._keys(), dtype=np.uint64)
         if self._recorder.begin(keys, drawn(keys, self._share)):

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from post_training.layouts.placements import train_placement
 from post_training.mismatch.recording import recorded_training_choices
-from verl_patches.features.expert_sets.keys import drawn, prefix_keys
-from verl_patches.features.expert_sets.records import ChoiceRecorder, process_choices
+from verl_patches.features.expert_sets.keys import prefix_keys
+from verl_patches.features.expert_sets.records import TrainingChoiceRecorder, process_choices
 
 _pass: MicroBatches | None = None
 
@@ -21,7 +20,7 @@ _pass: MicroBatches | None = None
 class MicroBatches:
     """The micro batches of one pass of a model, whose packed rows are named for `recorder`."""
 
-    def __init__(self, recorder: ChoiceRecorder, share: float) -> None:
+    def __init__(self, recorder: TrainingChoiceRecorder, share: float) -> None:
         self._recorder, self._share = recorder, share
 
     @contextmanager
@@ -30,14 +29,9 @@ class MicroBatches:
 
         verl packs sequences end to end, each padded to a multiple of `alignment`.
         """
-        keys, real = [], []
-        for tokens, mask in zip(input_ids.cpu().numpy(), attention_mask.bool().cpu().numpy(), strict=True):
-            own = prefix_keys(tokens[mask])
-            padding = np.zeros(-len(own) % alignment, np.uint64)
-            keys += [own, padding]
-            real += [np.ones(len(own), bool), np.zeros(len(padding), bool)]
-        packed, is_token = np.concatenate(keys), np.concatenate(real)
-        self._recorder.begin(packed, drawn(packed, self._share) & is_token)
+        sequences = zip(input_ids.cpu().numpy(), attention_mask.bool().cpu().numpy(), strict=True)
+        keys = [prefix_keys(tokens[mask]) for tokens, mask in sequences]
+        self._recorder.begin_packed(keys, [-len(own) % alignment for own in keys], self._share)
         try:
             yield
         finally:
@@ -58,6 +52,7 @@ def recorded_pass(chunks: list[nn.Module], transformer_config: Any, share: float
         yield
         return
     slots = placement.layers(rank)
+    choices.training.records_ties = transformer_config.params_dtype == torch.float32
     with recorded_training_choices(chunks, slots, placement.tp_rank(rank), placement.tp, choices.training):
         _pass = MicroBatches(choices.training, share)
         try:

@@ -63,23 +63,24 @@ class JudgedRewards:
 
     def _answers(self, data: Any) -> Iterator[_Answer]:
         """The rows of verl's DataProto: `prompts` [batch, prompt length], `responses` [batch, response length]."""
-        decode = self._manager.tokenizer.decode
-        for row in range(len(data)):
-            item = data[row]
-            prompt, mask = item.batch["prompts"], item.batch["attention_mask"]
-            length = prompt.shape[-1]
-            # Prompts are padded on the left, responses on the right.
-            last = prompt[-min(int(mask[:length].sum()), _LAST_TOKENS) :]
-            response = item.batch["responses"][: int(mask[length:].sum())]
-            yield _Answer(
-                {
-                    "data_source": item.non_tensor_batch[self._manager.reward_fn_key],
-                    "solution_str": decode(response, skip_special_tokens=True),
-                    "ground_truth": item.non_tensor_batch["reward_model"]["ground_truth"],
-                    "extra_info": item.non_tensor_batch.get("extra_info"),
-                },
-                decode(last, skip_special_tokens=False).rstrip().endswith(_OPENED_THOUGHT),
-            )
+        tensors, others, decode = data.batch, data.non_tensor_batch, self._manager.tokenizer.decode
+        prompts, responses = tensors["prompts"], tensors["responses"]
+        length = prompts.shape[-1]
+        prompt_lengths = tensors["attention_mask"][:, :length].sum(-1).tolist()
+        response_lengths = tensors["attention_mask"][:, length:].sum(-1).tolist()
+        # Prompts are padded on the left, responses on the right.
+        ends = [row[-min(count, _LAST_TOKENS) :] for row, count in zip(prompts, prompt_lengths, strict=True)]
+        answers = [row[:count] for row, count in zip(responses, response_lengths, strict=True)]
+        sources, models = others[self._manager.reward_fn_key], others["reward_model"]
+        extras = others.get("extra_info", [None] * len(answers))
+        for source, answer, model, extra, end in zip(sources, answers, models, extras, ends, strict=True):
+            arguments = {
+                "data_source": source,
+                "solution_str": decode(answer, skip_special_tokens=True),
+                "ground_truth": model["ground_truth"],
+                "extra_info": extra,
+            }
+            yield _Answer(arguments, decode(end, skip_special_tokens=False).rstrip().endswith(_OPENED_THOUGHT))
 
 
 def judged_together(manager: Any) -> Any:

@@ -15,7 +15,13 @@ from post_training.layouts.layout import LayerSlot
 from post_training.mismatch.recording import recorded_training_choices
 from tests.ranks import run_ranks
 from verl_patches.features.expert_sets.keys import drawn, layer_keys, prefix_keys, set_hashes
-from verl_patches.features.expert_sets.records import ChoiceRecorder, StepChoices, matched
+from verl_patches.features.expert_sets.records import (
+    ChoiceRecorder,
+    StepChoices,
+    TrainingChoiceRecorder,
+    behind_a_tie,
+    matched,
+)
 from verl_patches.features.expert_sets.training import MicroBatches
 
 RANKS = 3
@@ -27,8 +33,18 @@ def pairs(*rows: tuple[int, int]) -> np.ndarray:
 
 def test_only_keys_of_both_sides_are_compared():
     rollout = pairs((5, 1), (2**63 + 7, 2), (9, 3))
-    assert matched(rollout, pairs((9, 3), (2**63 + 7, 4), (6, 1), (2**64 - 1, 1))) == (2, 1)
-    assert matched(rollout, pairs()) == matched(pairs(), rollout) == (0, 0)
+    compared, differing = matched(rollout, pairs((9, 3), (2**63 + 7, 4), (6, 1), (2**64 - 1, 1)))
+    assert compared == 2 and differing.tolist() == [[2**63 + 7, 4]]
+    assert [matched(*each)[0] for each in ((rollout, pairs()), (pairs(), rollout))] == [0, 0]
+
+
+def test_ties_explain_what_lies_behind_them():
+    """A tie at the third token of sequence 7 in layer 4: it explains that token, later ones and later layers."""
+    ties = pairs((7, 2 << 32 | 4))
+    explained = pairs((7, 2 << 32 | 4), (7, 9 << 32 | 4), (7, 2 << 32 | 60), (7, 9 << 32 | 5))
+    others = pairs((7, 1 << 32 | 4), (7, 2 << 32 | 3), (7, 9 << 32 | 3), (7, 0), (8, 2 << 32 | 4))
+    assert behind_a_tie(explained, ties) == 4
+    assert behind_a_tie(others, ties) == behind_a_tie(explained, pairs()) == behind_a_tie(pairs(), ties) == 0
 
 
 def test_recorder_keeps_the_first_choice_of_drawn_tokens():
@@ -75,7 +91,7 @@ def test_training_names_packed_tokens_and_no_padding(tp):
             expected[int(key)] = int(set_hashes(np.array([[token, token + 100]]))[0])
     found = {}
     for rank in range(tp):
-        recorder, model = ChoiceRecorder(), model_of(2)
+        recorder, model = TrainingChoiceRecorder(), model_of(2)
         slots = [LayerSlot(6, 0, 0), LayerSlot(7, 0, 1)]
         share = len(packed) // tp
         hidden = torch.tensor([[token, token + 100] for token in packed[rank * share : (rank + 1) * share]])
@@ -83,14 +99,14 @@ def test_training_names_packed_tokens_and_no_padding(tp):
             with MicroBatches(recorder, 1.0).forward(batch, mask, tp):
                 model.decoder.layers[1].mlp.router(hidden)
             model.decoder.layers[1].mlp.router(hidden + 1)  # as a recomputation: it is not the forward
-        found |= dict(recorder.take().tolist())
+        found |= dict(recorder.take()[:, :2].tolist())
     assert found == expected
 
 
 def test_chunks_of_virtual_stages_record_their_own_layers():
     """The first of two stages of two chunks has the layers 0, 1, 4 and 5; the routers of 1 and 5 choose differently."""
     tokens = torch.tensor([[11, 12, 13]])
-    recorder, chunks = ChoiceRecorder(), [model_of(2), model_of(2)]
+    recorder, chunks = TrainingChoiceRecorder(), [model_of(2), model_of(2)]
     slots = [LayerSlot(0, 0, 0), LayerSlot(1, 0, 1), LayerSlot(4, 1, 0), LayerSlot(5, 1, 1)]
     chosen = {1: torch.tensor([[1, 2], [3, 4], [5, 6]]), 5: torch.tensor([[7, 8], [2, 1], [6, 7]])}
     with recorded_training_choices(chunks, slots, 0, 1, recorder):
@@ -101,24 +117,32 @@ def test_chunks_of_virtual_stages_record_their_own_layers():
     for layer, experts in chosen.items():
         keys = layer_keys(prefix_keys(np.array([11, 12, 13])), layer)
         expected |= dict(zip(keys.tolist(), set_hashes(experts.numpy()).tolist(), strict=True))
-    assert dict(recorder.take().tolist()) == expected
+    assert dict(recorder.take()[:, :2].tolist()) == expected
 
 
 def test_choices_of_all_ranks_are_compared(tmp_path):
     """The rollout's records lie on other ranks than training's, and one of three tokens went elsewhere."""
     run_ranks("tests.verl_patches.features.expert_sets.test_records", RANKS, tmp_path)
     for rank in range(RANKS):
-        assert json.loads((tmp_path / f"{rank}.json").read_text()) == {
-            "rollout/expert_sets_compared": 6.0,
-            "rollout/expert_sets_differ": pytest.approx(1 / 6),
-        }
+        plain, *with_ties = json.loads((tmp_path / f"{rank}.json").read_text())
+        sixth = pytest.approx(1 / 6)
+        assert plain == {"rollout/expert_sets_compared": 6.0, "rollout/expert_sets_differ": sixth}
+        for metrics in with_ties:
+            assert metrics == {
+                "rollout/expert_sets_compared": 6.0,
+                "rollout/expert_sets_differ": 0.0,
+                "rollout/expert_ties_differ": sixth,
+            }
 
 
 def _record(recorder: ChoiceRecorder, tokens: list[int], experts: list[list[int]]) -> None:
     keys = prefix_keys(np.array(tokens))
-    recorder.begin(keys, drawn(keys, 1.0))
+    if isinstance(recorder, TrainingChoiceRecorder):
+        recorder.begin_packed([keys], [1], 1.0)
+    else:
+        recorder.begin(keys, drawn(keys, 1.0))
     for layer in (1, 2):
-        recorder.record(f"layers.{layer}.experts", torch.tensor(experts) + layer, recorder.rows)
+        recorder.record(f"layers.{layer}.experts", torch.tensor(experts) + layer, recorder.rows[: len(tokens)])
         experts = [row[::-1] for row in experts]
 
 
@@ -126,14 +150,21 @@ def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl")
-    choices = StepChoices(watched=True)
-    if rank == 2:
-        _record(choices.rollout, [8, 9, 10], [[1, 2], [3, 4], [5, 6]])
-    if rank == 0:
-        _record(choices.training, [8, 9, 10], [[1, 2], [3, 4], [5, 6]])
-        # What layer 2 of the last token chose, one expert apart.
-        choices.training._found[-1][-1, 1] ^= np.uint64(1)
-    figures = choices.metrics()
+    choices, figures = StepChoices(watched=True), []
+    for tie in (None, (1, 1), (0, 1), (2, 2)):
+        choices.training.records_ties = tie is not None
+        if rank == 2:
+            _record(choices.rollout, [8, 9, 10], [[1, 2], [3, 4], [5, 6]])
+        if rank == 0:
+            _record(choices.training, [8, 9, 10], [[1, 2], [3, 4], [5, 6]])
+            # What layer 2 of the last token chose, one expert apart.
+            choices.training._found[-1][-1, 1] ^= np.uint64(1)
+        if tie is not None and rank == 1:
+            # Another pipeline stage of the same micro batch, whose router may choose differently at this token.
+            token, layer = tie
+            choices.training.begin_packed([prefix_keys(np.array([8, 9, 10]))], [1], 1.0)
+            choices.training.record_ties(layer, torch.arange(4) == token, choices.training.rows)
+        figures.append(choices.metrics())
     assert choices.metrics() == {}, "a new step begins empty"
     (folder / f"{rank}.json").write_text(json.dumps(figures))
     dist.barrier()
