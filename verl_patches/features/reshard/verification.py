@@ -109,7 +109,8 @@ def _equal_where_both(box: Box, values: torch.Tensor, target_box: Box, target: t
     if mine.dtype != theirs.dtype:
         wider = torch.promote_types(mine.dtype, theirs.dtype)
         mine, theirs = mine.to(wider), theirs.to(wider)
+    # As bytes, where 0 and -0 differ, and as values, where NaN differs from itself.
     return all(
-        torch.equal(part.view(torch.uint8), other.view(torch.uint8)) and not bool(part.isnan().any())
+        torch.equal(part.view(torch.uint8), other.view(torch.uint8)) and torch.equal(part, other)
         for part, other in zip(parts_of(mine, _COMPARED_ELEMENTS), parts_of(theirs, _COMPARED_ELEMENTS), strict=True)
     )
