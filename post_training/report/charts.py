@@ -7,7 +7,7 @@ values as a tooltip.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -15,7 +15,7 @@ from itertools import pairwise
 from markupsafe import Markup
 
 _WIDTH, _HEIGHT = 560, 230
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 10, 10, 28
+_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 10, 10, 28
 # More steps than this are drawn as the lowest and the highest value of equally many steps each.
 _MOST_POINTS = 500
 _MOST_COLUMNS = 160
@@ -85,10 +85,16 @@ def lines(
     return _svg(parts, [each.name for each in series])
 
 
-def stacked(steps: Sequence[int], parts: Sequence[tuple[str, Sequence[float]]], text: Text = number) -> Markup:
+def stacked(
+    steps: Sequence[int],
+    parts: Sequence[tuple[str, Sequence[float]]],
+    text: Text = number,
+    colours: Mapping[str, int] | None = None,
+) -> Markup:
     """Bars over steps, each the sum of its parts; `parts` are names with a value of 0 or more for every step.
 
     Of many steps the bars are means of equally many. Empty where there is no step.
+    colours: the number of each part's colour; by default they come in turn.
     """
     if not steps:
         return Markup("")
@@ -98,21 +104,22 @@ def stacked(steps: Sequence[int], parts: Sequence[tuple[str, Sequence[float]]], 
     axes = _Axes(steps[0], steps[-1], _scale(0.0, max(map(sum, means))), margin=0.5 * width)
     shapes = [*axes.frame(text)]
     rows: dict[int, list[str]] = {}
+    classes = [colours[name] if colours else index % _MOST_COLOURS for index, (name, _) in enumerate(parts)]
     for group, heights in zip(groups, means, strict=True):
         first, last, base = steps[group[0]], steps[group[-1]], 0.0
         left, right = axes.place(first - 0.44, 0)[0], axes.place(last + 0.44, 0)[0]
-        for index, height in enumerate(heights):
+        for colour, height in zip(classes, heights, strict=True):
             top, bottom = axes.place(first, base + height)[1], axes.place(first, base)[1]
             if height > 0:
                 shapes.append(
-                    f'<rect class="c{index % _MOST_COLOURS} bar" x="{left:.1f}" y="{top:.1f}" '
+                    f'<rect class="c{colour} bar" x="{left:.1f}" y="{top:.1f}" '
                     f'width="{right - left:.1f}" height="{bottom - top:.1f}"/>'
                 )
             base += height
         named = zip(parts, heights, strict=True)
         rows[first] = [f"{name}: {text(height)}" for (name, _), height in named if height > 0] + [f"sum: {text(base)}"]
     shapes += axes.tooltips(rows, "step")
-    return _svg(shapes, [name for name, _ in parts])
+    return _svg(shapes, [name for name, _ in parts], colours=classes)
 
 
 def bars(values: Sequence[tuple[str, float]], text: Text = number) -> Markup:
@@ -181,10 +188,13 @@ class _Axes:
         return shapes
 
 
-def _svg(parts: Sequence[str], legend: Sequence[str], height: int = _HEIGHT) -> Markup:
+def _svg(
+    parts: Sequence[str], legend: Sequence[str], height: int = _HEIGHT, colours: Sequence[int] | None = None
+) -> Markup:
+    colours = colours or [index % _MOST_COLOURS for index in range(len(legend))]
     keys = "".join(
-        f'<span class="key"><i class="c{index % _MOST_COLOURS}"></i>{escape(name)}</span>'
-        for index, name in enumerate(legend)
+        f'<span class="key"><i class="c{colour}"></i>{escape(name)}</span>'
+        for colour, name in zip(colours, legend, strict=True)
     )
     drawing = f'<svg viewBox="0 0 {_WIDTH} {height}" role="img">{"".join(parts)}</svg>'
     return Markup(drawing + (f'<div class="legend">{keys}</div>' if keys else ""))

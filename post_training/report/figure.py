@@ -8,13 +8,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from post_training.report.metrics import REWARD, SPREAD_OVER_OTHERS, STAGES, STEP_SECONDS, ReportError, StepRecord
+from post_training.report.palette import LIGHT, stage_colour
 from post_training.report.summary import REWARD_WINDOW, moving_means
 
-_COLOURS = (
-    "#2f6db3", "#9ec5e8", "#7a4fa3", "#b9a3cf", "#c9a227", "#d8c99b", "#8fc7a3", "#3f8f5f", "#c8553d",
-)  # fmt: skip
-_OTHER_COLOUR = "#e4e4e4"
-_CURVE_COLOUR = "#2f6db3"
+_CURVE_COLOUR = LIGHT[0]
 # Device pixels: 110 dots an inch make it readable in a browser and a README alike.
 _DOTS_PER_INCH = 110
 
@@ -56,15 +53,15 @@ def _draw_stages(axes: Axes, records: Sequence[StepRecord]) -> None:
     steps = [record.step for record in records]
     stages = [record.stage_seconds() for record in records]
     base = [0.0] * len(records)
-    for stage, colour in zip([name for name in STAGES if name != SPREAD_OVER_OTHERS], _COLOURS, strict=True):
+    for stage in (name for name in STAGES if name != SPREAD_OVER_OTHERS):
         heights = [seconds[stage] or 0.0 for seconds in stages]
         if any(heights):
-            axes.bar(steps, heights, bottom=base, width=0.85, color=colour, label=stage)
+            axes.bar(steps, heights, bottom=base, width=0.85, color=stage_colour(stage), label=stage)
             base = [low + height for low, height in zip(base, heights, strict=True)]
     totals = [record.metrics.get(STEP_SECONDS) or 0.0 for record in records]
     rest = [max(0.0, total - used) for total, used in zip(totals, base, strict=True)]
     if any(rest):
-        axes.bar(steps, rest, bottom=base, width=0.85, color=_OTHER_COLOUR, label="other")
+        axes.bar(steps, rest, bottom=base, width=0.85, color=stage_colour("other"), label="other")
     axes.set_xlabel("step")
     axes.set_ylabel("seconds")
     if axes.containers:

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
 from post_training.masking import masked
-from post_training.report import charts
+from post_training.report import charts, palette
 from post_training.report.charts import Series
 from post_training.report.meters import read_meters
 from post_training.report.metrics import (
@@ -37,6 +37,7 @@ from post_training.report.metrics import (
     read_objects,
     read_records,
 )
+from post_training.report.palette import STAGE_COLOURS
 from post_training.report.run_folder import METERS, METRICS, at, read_configuration
 from post_training.report.samples import read_samples
 from post_training.report.summary import REWARD_WINDOW, RunFacts, moving_means, summarise
@@ -196,6 +197,7 @@ def _render(folder: Path, live: bool) -> str:
             samples=read_samples(folder),
             faults=faults,
             alerts=read_entries(folder / "alerts.jsonl", time=float, alert=str, message=str),
+            unknown="after step 1" if state.goes_on and not records else "not measured",
             metrics=_table(records),
             config=yaml.safe_dump(masked(dict(config)), sort_keys=False, allow_unicode=True),
             made=_time(time.time()),
@@ -212,6 +214,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.globals |= {"light": palette.LIGHT, "dark": palette.DARK}
     made.filters |= {"number": charts.number, "size": charts.size}
     return made
 
@@ -281,7 +284,9 @@ def _stages(records: Sequence[StepRecord]) -> Panel:
     parts.append(("other", [max(0.0, total - part) for total, part in zip(totals, used, strict=True)]))
     shown = [(name, values) for name, values in parts if any(values)]
     note = "Seconds of a step by stage. The time in which tensors move to and from the host is part of the stages."
-    return Panel("Seconds by stage", note, charts.stacked([record.step for record in timed], shown))
+    return Panel(
+        "Seconds by stage", note, charts.stacked([record.step for record in timed], shown, colours=STAGE_COLOURS)
+    )
 
 
 def _curves(records: Sequence[StepRecord], curves: _Curves) -> Panel:

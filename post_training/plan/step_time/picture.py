@@ -14,8 +14,8 @@ from post_training.plan.step_time.configured import MOST_DIES
 from post_training.plan.step_time.job import Cluster, StepJob
 from post_training.plan.step_time.model import STAGES, step_seconds
 from post_training.plan.step_time.text import largest_parts
+from post_training.report.palette import stage_colour
 
-_COLOURS = dict(zip(STAGES, ("#2f6db3", "#9ec5e8", "#7a4fa3", "#c9a227", "#c8553d", "#3f8f5f", "#8a8a8a"), strict=True))
 _SHOWN = 8
 _TIMES = (1 / 4, 1 / 2, 1, 2, 4)
 
@@ -42,7 +42,7 @@ def draw_time(job_on: Callable[[Cluster], StepJob], cluster: Cluster, path: Path
 def _draw_parts(axes: Axes, job: StepJob, cluster: Cluster) -> None:
     shown = largest_parts(job, cluster)[:_SHOWN]
     for place, (name, seconds) in enumerate(shown):
-        axes.barh(place, seconds, color=_COLOURS[name.split(":")[0]])
+        axes.barh(place, seconds, color=stage_colour(name.split(":")[0]))
         axes.annotate(f"{seconds:.0f}", (seconds, place), (3, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(shown)), [name for name, _ in shown])
     axes.invert_yaxis()
@@ -56,7 +56,7 @@ def _draw_scaling(axes: Axes, job_on: Callable[[Cluster], StepJob], cluster: Clu
     for stage in STAGES:
         heights = [seconds[stage] for seconds in steps]
         if any(heights):
-            axes.bar([str(dies) for dies in sizes], heights, bottom=base, color=_COLOURS[stage], label=stage)
+            axes.bar([str(dies) for dies in sizes], heights, bottom=base, color=stage_colour(stage), label=stage)
             base = [below + height for below, height in zip(base, heights, strict=True)]
     axes.set(title="the same batch on other clusters", xlabel="dies", ylabel="s")
     axes.legend(frameon=False, reverse=True)

@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from post_training.plan.step_time import model as step_time
 from post_training.report import charts
 from post_training.report.charts import Series
+from post_training.report.metrics import SPREAD_OVER_OTHERS, STAGES
+from post_training.report.palette import DARK, LIGHT, STAGE_COLOURS, stage_colour
 from tests.html_pages import StrictPage
 
 # Seconds, bytes, rewards: what lies nearer to 0 than any of them is 0.
@@ -87,8 +90,8 @@ def test_numbers_and_sizes_are_short():
 def grid(*ticks: tuple[str, str, str]) -> str:
     """Lines and texts of an axis: their place, the place of the text, the text."""
     return "".join(
-        f'<line class="grid" x1="62" x2="550" y1="{y}" y2="{y}"/>'
-        f'<text class="tick" x="56" y="{beside}" text-anchor="end">{text}</text>'
+        f'<line class="grid" x1="78" x2="550" y1="{y}" y2="{y}"/>'
+        f'<text class="tick" x="72" y="{beside}" text-anchor="end">{text}</text>'
         for y, beside, text in ticks
     )
 
@@ -121,13 +124,13 @@ FIFTHS = (
 
 
 def test_lines_are_drawn_to_the_letter():
-    """From 62 to 550 across and from 202 up to 10: two steps at both ends, 0 at the bottom, 10 at the top."""
+    """From 78 to 550 across and from 202 up to 10: two steps at both ends, 0 at the bottom, 10 at the top."""
     axis = grid(*((*place, str(2 * index)) for index, place in enumerate(FIFTHS)))
     chart = charts.lines([Series("a<b", [(1, 0.0), (2, 10.0)]), Series("dot", [(2, 5.0)])])
     assert chart == drawing(
-        axis + below(("62.0", 1), ("550.0", 2)) + '<polyline class="c0 line" points="62.0,202.0 550.0,10.0"/>'
+        axis + below(("78.0", 1), ("550.0", 2)) + '<polyline class="c0 line" points="78.0,202.0 550.0,10.0"/>'
         '<circle class="c1 dot" cx="550.0" cy="106.0" r="2.5"/>'
-        + told(("62.0", "244.0", "step 1\na&lt;b: 0"), ("306.0", "244.0", "step 2\na&lt;b: 10\ndot: 5")),
+        + told(("78.0", "236.0", "step 1\na&lt;b: 0"), ("314.0", "236.0", "step 2\na&lt;b: 10\ndot: 5")),
         "a&lt;b",
         "dot",
     )
@@ -140,28 +143,28 @@ def test_a_logarithmic_axis_has_a_power_of_ten_at_each_line():
     chart = charts.lines([Series("a", [(1, 1.0), (2, 0.0), (3, 100.0)])], logarithmic=True)
     assert chart == drawing(
         grid(("202.0", "206.0", "1"), ("106.0", "110.0", "10"), ("10.0", "14.0", "100"))
-        + below(("62.0", 1), ("306.0", 2), ("550.0", 3)) + '<polyline class="c0 line" points="62.0,202.0 550.0,10.0"/>'
-        + told(("62.0", "244.0", "step 1\na: 1"), ("306.0", "244.0", "step 3\na: 100")),
+        + below(("78.0", 1), ("314.0", 2), ("550.0", 3)) + '<polyline class="c0 line" points="78.0,202.0 550.0,10.0"/>'
+        + told(("78.0", "236.0", "step 1\na: 1"), ("314.0", "236.0", "step 3\na: 100")),
         "a",
     )  # fmt: skip
 
 
 def test_one_step_stands_in_the_middle():
     chart = charts.lines([Series("a", [(7, 5.0)])])
-    assert '<circle class="c0 dot" cx="306.0" cy="10.0" r="2.5"/>' in chart and below(("306.0", 7)) in chart
+    assert '<circle class="c0 dot" cx="314.0" cy="10.0" r="2.5"/>' in chart and below(("314.0", 7)) in chart
 
 
 def test_stacked_bars_are_drawn_to_the_letter():
-    """A step is half of 488 wide, its bar 0.88 of that; 3 of 3 are all of the 192 in height."""
+    """A step is half of 472 wide, its bar 0.88 of that; 3 of 3 are all of the 192 in height."""
     parts = [("x", [1.0, 3.0]), ("y", [1.0, 0.0])]
     axis = grid(("202.0", "206.0", "0"), ("138.0", "142.0", "1"), ("74.0", "78.0", "2"), ("10.0", "14.0", "3"))
-    bars = [("c0", "76.6", "138.0", "64.0"), ("c1", "76.6", "74.0", "64.0"), ("c0", "320.6", "10.0", "192.0")]
+    bars = [("c0", "92.2", "138.0", "64.0"), ("c1", "92.2", "74.0", "64.0"), ("c0", "328.2", "10.0", "192.0")]
     shapes = "".join(
-        f'<rect class="{colour} bar" x="{x}" y="{y}" width="214.7" height="{height}"/>' for colour, x, y, height in bars
+        f'<rect class="{colour} bar" x="{x}" y="{y}" width="207.7" height="{height}"/>' for colour, x, y, height in bars
     )
-    columns = told(("62.0", "244.0", "step 1\nx: 1\ny: 1\nsum: 2"), ("306.0", "244.0", "step 2\nx: 3\nsum: 3"))
+    columns = told(("78.0", "236.0", "step 1\nx: 1\ny: 1\nsum: 2"), ("314.0", "236.0", "step 2\nx: 3\nsum: 3"))
     assert charts.stacked([1, 2], parts) == drawing(
-        axis + below(("184.0", 1), ("428.0", 2)) + shapes + columns, "x", "y"
+        axis + below(("196.0", 1), ("432.0", 2)) + shapes + columns, "x", "y"
     )
     assert charts.stacked([], [("x", [])]) == ""
 
@@ -224,3 +227,14 @@ def test_bytes_are_read_in_powers_of_1024(value, shown):
 )
 def test_an_axis_has_round_numbers(low, high, options, ticks):
     assert charts._scale(low, high, **options) == pytest.approx(ticks, rel=1e-12, abs=1e-300)
+
+
+def test_stage_has_one_colour_in_pages_and_pictures():
+    """The stages that a run shows decide nothing: `update` is c1 with or without a reference pass."""
+    for names in (("rollout", "update"), ("rollout", "ref", "update")):
+        chart = charts.stacked([1], [(name, [1.0]) for name in names], colours=STAGE_COLOURS)
+        classes = re.findall(r'class="c(\d+) bar"', chart)
+        assert [LIGHT[int(each)] for each in classes] == [stage_colour(name) for name in names]
+    drawn = {name for name in (*STAGES, *step_time.STAGES) if name != SPREAD_OVER_OTHERS}
+    assert len({STAGE_COLOURS[name] for name in drawn - {"offload"}}) == len(drawn - {"offload"})
+    assert len(LIGHT) == len(DARK) > max(STAGE_COLOURS.values())

@@ -85,6 +85,14 @@ def test_the_page_tells_what_the_folder_holds(tmp_path):
     assert "hidden-secret" not in render_page(run) and "wandb_api_key: '***'" in text
 
 
+def test_page_before_the_first_step_promises_its_figures(tmp_path):
+    run = write_run(tmp_path / "run")
+    assert "after step 1" not in render_page(run)
+    (run / "metrics.jsonl").write_text("")
+    text = render_page(run)
+    assert "after step 1" in text and "not measured" not in text
+
+
 @pytest.mark.parametrize(
     ("trainer", "said"),
     [({"n_gpus_per_node": 16, "nnodes": 16}, "on 256 dies,"), ({"n_gpus_per_node": 8}, "on 8 dies,"),
