@@ -58,7 +58,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class _Curves:
+class Curves:
     """Which metrics one panel shows, by name with their labels; a name that ends in * is the beginning of several."""
 
     title: str
@@ -69,8 +69,9 @@ class _Curves:
     zero: bool = False
 
 
-_CURVES = (
-    _Curves(
+REWARD_CURVES = Curves("Reward", "Mean over the responses of a step.", {REWARD: ""}, zero=True)
+CURVES = (
+    Curves(
         "Response lengths",
         "Tokens of a response; a flat line at the limit means that most are cut.",
         {
@@ -81,53 +82,53 @@ _CURVES = (
         },
         zero=True,
     ),
-    _Curves(
+    Curves(
         "Truncated responses",
         "Share of responses that were cut at their greatest length.",
         {"response_length/clip_ratio": "share"},
         zero=True,
     ),
-    _Curves(
+    Curves(
         "KL",
         "Distance to the reference policy (loss), and between the policy before and after an update (ppo_kl).",
         {"actor/kl_loss": "loss", "actor/ppo_kl": "ppo_kl", "critic/kl": "in the reward"},
     ),
-    _Curves(
+    Curves(
         "Entropy",
         "Of the next token, mean over the responses. It is measured with old_log_prob, which on-policy runs leave out.",
         {"actor/entropy_loss": "entropy", "actor/entropy": "entropy of the update"},
     ),
-    _Curves(
+    Curves(
         "Rollout and training log-probs",
         "|difference| for the same tokens. In float32 the largest stays below 1e-3; in bfloat16 a near tie between "
         "experts may be decided either way.",
         {"training/rollout_logprob_diff_max": "largest", "training/rollout_logprob_diff_mean": "mean"},
         logarithmic=True,
     ),
-    _Curves(
+    Curves(
         "Experts of rollout and training",
         "Share of the compared tokens x layers that the two send to different sets of experts. In float32 none, but at "
         "or behind tied scores; in bfloat16 those whose scores are nearly tied.",
         {"rollout/expert_sets_differ": "different", "rollout/expert_ties_differ": "behind a tie"},
         zero=True,
     ),
-    _Curves("Gradient norm", "Before clipping.", {"actor/grad_norm": "norm"}, zero=True),
-    _Curves("Policy loss", "Of the update.", {"actor/pg_loss": "loss"}),
-    _Curves("Learning rate", "Of the update.", {"actor/lr": "rate"}, zero=True),
-    _Curves(
+    Curves("Gradient norm", "Before clipping.", {"actor/grad_norm": "norm"}, zero=True),
+    Curves("Policy loss", "Of the update.", {"actor/pg_loss": "loss"}),
+    Curves("Learning rate", "Of the update.", {"actor/lr": "rate"}, zero=True),
+    Curves(
         "Tokens a second",
         "Prompts and responses of a step, for each die; steps that save or validate are slower.",
         {"perf/throughput": "tokens"},
         zero=True,
     ),
-    _Curves(
+    Curves(
         "Memory by phase",
         "Highest use of the fullest die.",
         {PEAK_BYTES_PREFIX + phase: phase for phase in PHASES},
         charts.size,
         zero=True,
     ),
-    _Curves(
+    Curves(
         "Bytes of the overlay's collectives",
         "A step, of the rank that sent most.",
         {f"{COLLECTIVES_PREFIX}*/bytes": ""},
@@ -191,7 +192,7 @@ def _render(folder: Path, live: bool) -> str:
             planned=at(config, "trainer.total_training_steps"),
             emulated=meters is not None,
             summary=summary,
-            panels=[_rewards(records), _stages(records), *(_curves(records, curves) for curves in _CURVES)],
+            panels=[_rewards(records), _stages(records), *(_curves(records, curves) for curves in CURVES)],
             collectives=_collectives(summary["collectives"]),
             memory=_memory(folder),
             samples=read_samples(folder),
@@ -257,22 +258,22 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
-def _points(records: Sequence[StepRecord], name: str) -> list[tuple[int, float]]:
+def points(records: Sequence[StepRecord], name: str) -> list[tuple[int, float]]:
     """The finite values of a metric with their steps."""
     found = ((record.step, record.metrics.get(name)) for record in records)
     return [(step, float(value)) for step, value in found if isinstance(value, int | float)]
 
 
 def _rewards(records: Sequence[StepRecord]) -> Panel:
-    points = _points(records, REWARD)
-    means = moving_means([value for _, value in points], REWARD_WINDOW)
-    smooth = [(step, mean) for (step, _), mean in zip(points, means, strict=True)]
-    series = [Series("step", points, dots=True), Series(f"mean of {REWARD_WINDOW} steps", smooth)]
+    rewards = points(records, REWARD)
+    means = moving_means([value for _, value in rewards], REWARD_WINDOW)
+    smooth = [(step, mean) for (step, _), mean in zip(rewards, means, strict=True)]
+    series = [Series("step", rewards, dots=True), Series(f"mean of {REWARD_WINDOW} steps", smooth)]
     validated = sorted(
         {name for record in records for name in record.metrics if name.startswith(("val-core/", "val/"))}
     )
-    series += [Series(name, _points(records, name)) for name in validated]
-    return Panel("Reward", "Mean over the responses of a step.", charts.lines(series, zero=True))
+    series += [Series(name, points(records, name)) for name in validated]
+    return Panel(REWARD_CURVES.title, REWARD_CURVES.note, charts.lines(series, zero=True))
 
 
 def _stages(records: Sequence[StepRecord]) -> Panel:
@@ -289,14 +290,14 @@ def _stages(records: Sequence[StepRecord]) -> Panel:
     )
 
 
-def _curves(records: Sequence[StepRecord], curves: _Curves) -> Panel:
+def _curves(records: Sequence[StepRecord], curves: Curves) -> Panel:
     names = {name for record in records for name in record.metrics}
     series = []
     for wanted, label in curves.metrics.items():
         begin, star, end = wanted.partition("*")
         for name in sorted(names) if star else [wanted]:
-            if name.startswith(begin) and name.endswith(end) and (points := _points(records, name)):
-                series.append(Series(label or name.removeprefix(begin).removesuffix(end), points))
+            if name.startswith(begin) and name.endswith(end) and (found := points(records, name)):
+                series.append(Series(label or name.removeprefix(begin).removesuffix(end), found))
     chart = charts.lines(series, curves.text, curves.logarithmic, curves.zero)
     return Panel(curves.title, curves.note, chart)
 
@@ -332,7 +333,7 @@ def _table(records: Sequence[StepRecord]) -> list[tuple[str, list[str]]]:
     """Every metric with its first, last, lowest and highest value and in how many steps it was not finite."""
     rows = []
     for name in sorted({name for record in records for name in record.metrics}):
-        values = [value for _, value in _points(records, name)]
+        values = [value for _, value in points(records, name)]
         text = charts.size if name.startswith((PEAK_BYTES_PREFIX, ALLOCATED_BYTES_PREFIX)) else charts.number
         figures = [text(each) for each in (values[0], values[-1], min(values), max(values))] if values else ["-"] * 4
         unknown = sum(name in record.metrics and record.metrics[name] is None for record in records)

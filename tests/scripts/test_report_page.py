@@ -25,7 +25,16 @@ def test_the_page_is_written_where_it_is_asked_for(tmp_path, capsys):
     assert (tmp_path / "other.html").exists()
 
 
-@pytest.mark.parametrize("arguments", [["absent"], ["run", "--output", "absent/page.html"]])
+def test_two_runs_are_compared(tmp_path, capsys):
+    runs = [write_run(tmp_path / name) for name in ("first", "second")]
+    assert report.main([str(run) for run in runs]) == 0
+    assert capsys.readouterr().out.strip() == str(runs[1] / "comparison.html")
+    StrictPage((runs[1] / "comparison.html").read_text())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["absent"], ["run", "--output", "absent/page.html"], ["run", "absent"], ["run", "run"]]
+)
 def test_what_cannot_be_done_is_one_sentence(tmp_path, capsys, monkeypatch, arguments):
     write_run(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
