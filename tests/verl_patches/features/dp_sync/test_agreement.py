@@ -47,13 +47,19 @@ def test_the_planning_of_the_first_reshard_counts_in_no_step(record, monkeypatch
         collectives=2 + planning,
         object_collectives=planning,
         bytes_sent=8,
-        bytes_received=8,
-        expert_bytes_received=0,
-        values_changed_by_casts=0,
+        bytes_received=16,
+        expert_bytes_received=4,
+        values_changed_by_casts=1,
     )
     monkeypatch.setattr(megatron_vllm, "_resharder", lambda _: SimpleNamespace(run=lambda: report))
     megatron_vllm._run_plan(None)
-    assert record.counts["collectives/all_to_all/count"] == 2
+    assert record.counts == {
+        "collectives/all_to_all/count": 2,
+        "collectives/all_to_all/bytes": 8,
+        "reshard/bytes_received": 16,
+        "reshard/expert_bytes_received": 4,
+        "reshard/values_changed_by_casts": 1,
+    }
 
 
 def agreed_by(offers):
