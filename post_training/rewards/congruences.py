@@ -11,9 +11,11 @@ _MODULUS = re.compile(
     r"(?P<bracket>\( ?)?(?:\\(?:pmod|bmod|mod|pod)(?![a-zA-Z])|\\(?:text|mathrm|operatorname|textrm) ?\{ ?\(?mod ?\}"
     r"|(?<![a-zA-Z\\])mod(?:ulo)?(?![a-zA-Z]))"
 )
-_CLAUSES = re.compile(
-    r"\\text ?\{ ?(?:or|and) ?\}|(?<![a-zA-Z\\])(?:or|and)(?![a-zA-Z])|\\lor(?![a-zA-Z])|[;\u6216\u548c]"
-)
+_CONJUNCTIONS = {
+    "or": r"\\text ?\{ ?,? ?or ?\}|(?<![a-zA-Z\\])or(?![a-zA-Z])|\\(?:lor|vee)(?![a-zA-Z])|\u6216",
+    "and": r"\\text ?\{ ?,? ?and ?\}|(?<![a-zA-Z\\])and(?![a-zA-Z])|\\(?:land|wedge)(?![a-zA-Z])|[\u548c\u4e14]",
+}
+_CLAUSES = re.compile(f"{_CONJUNCTIONS['or']}|{_CONJUNCTIONS['and']}|;")
 _EQUIVALENT = re.compile(r"\\equiv(?![a-zA-Z])|\\cong(?![a-zA-Z])|=")
 _RESIDUES = re.compile(r",|\\text ?\{ ?,? ?or ?\}|(?<![a-zA-Z])or(?![a-zA-Z])|\u6216")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
@@ -137,6 +139,9 @@ def equal_congruences(truth: str, answer: str, equal: Callable[[str, str], bool]
         return _equal_one_sided(truth, answer, ours, theirs)
     if len(ours.others) != len(theirs.others) or not all(map(equal, ours.others, theirs.others)):
         return False
+    moduli = {clause.modulus for clause in ours.clauses | theirs.clauses}
+    if (len(moduli) > 1 or ours.others) and _joined_otherwise(truth, answer):
+        return False
     lefts = {clause.left for clause in ours.clauses | theirs.clauses} - {""}
     if len(lefts) <= 1:
         expected, found = _union(ours.clauses), _union(theirs.clauses)
@@ -146,6 +151,15 @@ def equal_congruences(truth: str, answer: str, equal: Callable[[str, str], bool]
             (each.residues, each.modulus) for each in theirs.clauses
         }
     return ours.clauses == theirs.clauses
+
+
+def _joined_otherwise(truth: str, answer: str) -> bool:
+    """Whether one says "and" where the other says "or".
+
+    Of residues of one modulus both list the solutions: x is 1 and 3, or 1 or 3, modulo 4.
+    """
+    kinds = [{kind for kind, form in _CONJUNCTIONS.items() if re.search(form, text)} for text in (truth, answer)]
+    return all(kinds) and not kinds[0] & kinds[1]
 
 
 def _union(clauses: frozenset[Clause]) -> tuple[int, frozenset[int]] | None:

@@ -36,6 +36,11 @@ _TOKENS = re.compile(
     r"|(?P<other>\\[a-zA-Z]+|\\.|.)",
     re.DOTALL,
 )
+# 20\frac{\text{m}}{\text{s}} is 20 m/s, and 每小时60千米 is 60千米/小时.
+_FRACTION_OF_UNITS = re.compile(
+    r"\\[dt]?frac ?\{ ?\\(?:text|textrm|mathrm) ?\{([^{}]*)\} ?\} ?\{ ?\\(?:text|textrm|mathrm) ?\{([^{}]*)\} ?\}$"
+)
+_EACH_BEFORE = re.compile(r"\u6bcf([\u3400-\u9fff]{1,3}) ?(?=[0-9])")
 _NUMERIC = re.compile(r"[0-9]|\\pi(?![a-zA-Z])")
 _SPOKEN = re.compile(r"[\u3400-\u9fff]+|(?:(?![\u3400-\u9fff])[^\W\d_])+|/|\^\{?-?[0-9]")
 _CHINESE_WORDS = re.compile("|".join(CHINESE) + "|.")
@@ -97,6 +102,7 @@ def quantity(answer: str) -> Quantity:
 def _amount(answer: str) -> Quantity:
     if (total := _sum_of_amounts(answer)) is not None:
         return total
+    answer = _with_units_behind(answer)
     tokens = list(_TOKENS.finditer(answer))
     first = _first_of_unit(tokens)
     value = answer[: tokens[first].start()] if first < len(tokens) else answer
@@ -106,6 +112,14 @@ def _amount(answer: str) -> Quantity:
     if not phrase.readable:
         return Quantity(answer, None, readable=False)
     return Quantity(_formed(value.strip(), phrase), _unit(phrase.powers))
+
+
+def _with_units_behind(answer: str) -> str:
+    """A rate as a number, a unit, a slash and a unit."""
+    each = _EACH_BEFORE.match(answer)
+    if each is not None and each[1] in UNITS:
+        answer = f"{answer[each.end() :]}/{each[1]}"
+    return _FRACTION_OF_UNITS.sub(r"\\text{\1}/\\text{\2}", answer)
 
 
 def _first_of_unit(tokens: list[re.Match[str]]) -> int:
@@ -121,7 +135,9 @@ def _first_of_unit(tokens: list[re.Match[str]]) -> int:
             case "gap":
                 first = position if first == position + 1 else first
             case "slash" if first <= position + 2:
-                continue
+                # 40/\text{hour} has no unit above the slash; 3/s may divide by a variable.
+                if any(token.lastgroup in ("marked", "chinese") for token in tokens[position + 1 : position + 3]):
+                    first = position
             case "power" if before in ("marked", "word", "chinese"):
                 continue
             case _:
@@ -140,7 +156,10 @@ def _is_unit(word: str, before: str | None) -> bool:
 
 
 def _words_of(tokens: list[re.Match[str]]) -> list[str]:
-    spoken = " ".join("degree" if token["degree"] else token["marked"] or token.group() for token in tokens)
+    # A gap may be \cdot or \quad, which are no words.
+    spoken = " ".join(
+        "degree" if token["degree"] else token["marked"] or token.group() for token in tokens if not token["gap"]
+    )
     words: list[str] = []
     for word in _SPOKEN.findall(spoken):
         words += _segmented(word) if ord(word[0]) > 0x2E80 else [word]

@@ -29,6 +29,14 @@ def test_an_expert_tensor_parallel_size_of_its_own_is_refused():
         parallel_state_patch.initialize_model_parallel(arguments, 2, expert_tensor_parallel_size=1)
 
 
+@pytest.mark.parametrize("what", ["world_size", "rank", "group"])
+def test_experts_are_cut_by_the_tensor_parallel_group(what):
+    from megatron.core import parallel_state
+
+    added, own = (getattr(parallel_state, f"get_{kind}_parallel_{what}") for kind in ("expert_tensor", "tensor_model"))
+    assert added is own
+
+
 def test_packed_sequence_parameters_keep_padded_bounds():
     from megatron.core.packed_seq_params import PackedSeqParams
 

@@ -9,7 +9,7 @@ import threading
 import traceback
 from random import Random
 
-from post_training.masking import Secrets, masked_output
+from post_training.masking import Secrets, masked_output, streams
 from post_training.masking.archive import write_archive
 from post_training.masking.streams import MaskingWriter, copy_masked
 from tests.post_training.masking.planted import KEY_BLOCK, VALUE, texts
@@ -46,6 +46,25 @@ def test_long_line_masked_in_bounded_memory():
         writer.feed("x" * 9990 + VALUE)
     writer.flush()
     assert VALUE not in shown.getvalue() and shown.getvalue().count("***") == 60
+
+
+def test_secret_at_the_cut_of_a_long_line_masked(monkeypatch):
+    # A line without an end is written but for its last characters, which are masked again with what follows them.
+    longest, overlap = 1 << 10, 1 << 8
+    monkeypatch.setattr(streams, "_LONGEST_LINE", longest)
+    monkeypatch.setattr(streams, "_OVERLAP", overlap)
+    secrets = Secrets({})
+    for text, secret in [each for each in texts() if "\n" not in each[0]][::3]:
+        for behind in range(1, len(text) + 1, 2):
+            parts = f"begin{' ' * longest}{text}{' ' * (overlap - behind)}", " end\n"
+            shown = io.StringIO()
+            writer = MaskingWriter(secrets, shown.write)
+            writer.feed(parts[0])
+            assert shown.getvalue()  # the line was cut
+            writer.feed(parts[1])
+            whole = secrets.text("".join(parts))
+            assert secret not in whole
+            assert shown.getvalue() == whole, (text, behind)
 
 
 def test_private_key_masked_line_by_line():

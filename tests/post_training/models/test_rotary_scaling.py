@@ -3,6 +3,7 @@
 The referees are the tables that they compute themselves, of the first positions and the last ones.
 """
 
+import math
 from types import SimpleNamespace
 from unittest import mock
 
@@ -113,6 +114,43 @@ def test_fsdp_accepts_what_both_sides_rotate_alike(name):
     apart = (table_of_transformers(GRID[name]) - table_of_vllm(GRID[name])).abs().max().item()
     assert (difference(trained, served) is None) == (name in AGREED)
     assert apart < 2e-3 if name in AGREED else apart > 2e-2
+
+
+def amplitude_and_factor(table, base, head=HEAD):
+    """What a table of cosine and sine was scaled by, and what its slowest plane was slowed down by."""
+    amplitude = table[0, 0].item()
+    angle = math.asin(table[-1, -1].item() / amplitude) / int(positions()[-1])
+    return amplitude, base ** -((head - 2) / head) / angle
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_rotation_is_what_the_tables_hold(name):
+    model = GRID[name]
+    sides = [(by_transformers(model), table_of_transformers(model)), (by_vllm(model), table_of_vllm(model))]
+    for rotation, table in sides:
+        found = amplitude_and_factor(table, model["rope_theta"])
+        assert found[0] == pytest.approx(rotation.amplitude, rel=1e-4)
+        if rotation.kind != "dynamic":  # which has another base
+            assert found[1] == pytest.approx(dict(rotation.numbers).get("factor", 1.0), rel=2e-3)
+
+
+@pytest.mark.parametrize("coefficients", [(1.0, 1.0), (0.707, 1.0), (1.0, 0.707), (1.0, 0.0)])
+def test_deepseeks_coefficients_scale_every_table_alike(coefficients):
+    scaling = DEEPSEEK_YARN | dict(zip(("mscale", "mscale_all_dim"), coefficients, strict=True))
+    model = {"rope_theta": 10000.0, "max_position_embeddings": 163840, "rope_scaling": scaling}
+    model |= {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}
+    names = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    own = YarnRotaryEmbedding(HEAD, 1e4, original_context=4096, **{name: scaling[name] for name in names})
+    cosine, sine = own(positions(), torch.float32)
+    megatrons = torch.cat((cosine[:, 0, : HEAD // 2], sine[:, 0, : HEAD // 2]), -1)
+    sides = [
+        (by_megatron(model, deepseek_v3.FAMILY.megatron.rotary), megatrons),
+        (by_vllm(model), table_of_vllm(model)),
+    ]
+    for rotation, table in sides:
+        found = amplitude_and_factor(table, model["rope_theta"])
+        assert found[0] == pytest.approx(rotation.amplitude, rel=1e-4)
+        assert found[1] == pytest.approx(dict(rotation.numbers)["factor"], rel=2e-3)
 
 
 def test_deepseek_of_megatron_is_vllms():

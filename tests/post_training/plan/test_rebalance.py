@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from post_training.plan.rebalance import Move, bucket, least_slot_steps, rebalance
@@ -55,6 +55,12 @@ def test_the_worked_example():
     assert rebalance([4, 4, 0, 0], [2, 8]) == [Move(0, 2, 2), Move(1, 3, 2)]
 
 
+# The edges that a draw seldom meets: steps without a sequence, the examples of the docstring, a graph that is full.
+@example([4, 0, 0], 2, [2, 4, 64])
+@example([0, 0], 3, None)
+@example([5, 2], 2, None)
+@example([5, 2], 2, [2, 4, 64])
+@example([8, 9], 2, [4, 8, 64])
 @given(st.lists(st.integers(0, 120), max_size=9), st.integers(2, 5), st.none() | SIZES)
 def test_the_bound_is_that_of_sequences_dealt_out_one_by_one(running, ranks, sizes):
     places, found = sorted(sizes or range(1, 121)), 0

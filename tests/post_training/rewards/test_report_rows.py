@@ -44,4 +44,6 @@ def test_rows_of_a_kind_have_both_results(kind):
 
 
 def test_every_reported_kind_has_rows():
-    assert len(KINDS) == 14 and {"congruences", "tiny_values", "magnitudes", "chinese", "wrappers"} < set(KINDS)
+    assert len(KINDS) == 15 and {"rates", "congruences", "tiny_values", "magnitudes", "chinese", "wrappers"} < set(
+        KINDS
+    )

@@ -49,7 +49,8 @@ def deciding_by_norm(optimizer: Any, group: dist.ProcessGroup | None) -> Iterato
     def step_unless_nonfinite(upstream: Callable[[], bool]) -> Callable[[], bool]:
         def step() -> bool:
             if not decision.norms:
-                decision.norms += [float(part.get_grad_norm()) for part in parts]
+                for part in parts:
+                    part.get_grad_norm()  # which notes it
             decision.skipped = any_rank(not math.isfinite(decision.norm), group)
             return decision.skipped or upstream()
 

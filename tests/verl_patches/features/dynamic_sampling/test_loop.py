@@ -90,6 +90,27 @@ def test_rewards_are_computed_once_and_found_in_any_order(tmp_path):
     assert all(sorted(places) == list(range(16)) for places in seen) and any(p != sorted(p) for p in seen)
 
 
+def test_metrics_of_a_step_are_those_of_all_its_waves(tmp_path):
+    """Counted from what the reward function saw; more qualified than were trained on, and the others wait."""
+    waves = []
+
+    def seen(data, return_dict=False):
+        right = (data.batch["responses"][:, 0] == scripted.RIGHT).view(-1, 4)
+        waves.append((right.any(-1) & ~right.all(-1), accuracy_reward(data).sum(-1)))
+        return accuracy_reward(data, return_dict)
+
+    records, number = fit(make_trainer(tmp_path, reward=seen)), 0
+    for record in records.values():
+        first, number = number, number + int(record["sampling/waves"])
+        differ, scores = (torch.cat(each) for each in zip(*waves[first:number], strict=True))
+        assert record["sampling/generated_prompts"] == len(differ)
+        assert record["sampling/qualified_share"] == pytest.approx(differ.float().mean().item())
+        assert record["sampling/generated_score"] == pytest.approx(scores.mean().item())
+    assert number == len(waves)
+    trained = sum(of_steps(records, "sampling/trained_prompts"))
+    assert sum(int(differ.sum()) for differ, _ in waves) > trained
+
+
 def test_the_time_of_the_waves_belongs_to_the_step(tmp_path):
     trainer = make_trainer(tmp_path)
     fit(trainer)

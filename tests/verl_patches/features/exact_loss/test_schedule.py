@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from overlay import ConfigurationError
+from verl_patches.features.exact_loss.gradient_factors import OF_ACTOR, OF_CRITIC, UpdateFactors
 from verl_patches.features.exact_loss.schedule import with_exact_loss
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.configuration_checks import check_configuration
@@ -73,6 +74,53 @@ def test_sequences_weigh_losses_and_tokens_weigh_means_over_tokens(lone_rank):
     assert losses == pytest.approx([1 * 1 / 3 * 2, 3.5 * 2 / 3 * 2])
     assert outputs[0][0]["actor/pg_loss"] == [pytest.approx(1 / 3 + 3.5 * 2 / 3)]
     assert outputs[0][0]["actor/ppo_kl"] == [pytest.approx(1 / 8 + 3.5 * 7 / 8)]
+
+
+# As verl makes them: losses by `agg_loss`, and these by `masked_mean` over the tokens of responses.
+MEANS = {
+    "actor": ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower"),
+    "critic": ("critic/vf_clipfrac", "critic/vpred_mean"),
+}
+AGGREGATED = {"actor": ("actor/pg_loss", "actor/kl_loss"), "critic": ("critic/vf_loss",)}
+
+
+@pytest.mark.parametrize("role", MEANS)
+def test_every_metric_weighs_as_it_was_averaged(lone_rank, role):
+    lengths = ((1, 1), (3, 4, 4))
+
+    def step(batches, model):
+        def loss(output, data, meta_info):
+            mean = data["attention_mask"][:, 2:].sum(-1).float().mean()
+            metrics = {name: mean.item() for name in (*MEANS[role], *AGGREGATED[role])}
+            return mean, [metrics, "entropy"] if role == "actor" else metrics
+
+        return None, partial(loss, data=next(batches), meta_info=None)
+
+    schedule = with_exact_loss(MegatronSchedule(), "seq-mean-token-mean", lone_rank)
+    batches = iter([micro_batch(*each) for each in lengths])
+    first = schedule(forward_step_func=step, data_iterator=batches, forward_only=False, num_microbatches=2)[0]
+    found = first[0] if role == "actor" else first
+    one, other = (sum(each) / len(each) for each in lengths)
+    by_tokens, by_sequences = (one * 2 + other * 11) / 13, (one * 2 + other * 3) / 5
+    assert found == pytest.approx(dict.fromkeys(MEANS[role], by_tokens) | dict.fromkeys(AGGREGATED[role], by_sequences))
+
+
+@pytest.mark.parametrize(("reported", "role"), [(OF_ACTOR, "actor"), (OF_CRITIC, "critic")])
+def test_every_metric_of_fsdp_weighs_as_it_was_averaged(lone_rank, reported, role):
+    mask = torch.cat([micro_batch(*each)["attention_mask"][:, 2:] for each in ((1, 1), (3, 4), (2, 2), (4, 1))])
+    factors, parts = UpdateFactors("seq-mean-token-mean", mask, 4, 2, lone_rank), mask.split(2)
+    for part in parts:
+        factors.weigh(part)
+    # verl appends one figure a micro batch; of what is not known here it stays as it is.
+    metrics = {
+        name: [part.sum(-1).float().mean().item() for part in parts] for name in (reported.loss, *MEANS[role])
+    } | {"actor/grad_norm": [0.25]}
+    factors.report(metrics, reported)
+    # The mean over two updates; in each, of all its tokens, and of its sequences.
+    by_tokens = ((1 * 2 + 3.5 * 7) / 9 + (2 * 4 + 2.5 * 5) / 9) / 2
+    by_sequences = ((1 + 3.5) / 2 + (2 + 2.5) / 2) / 2
+    expected = dict.fromkeys(MEANS[role], by_tokens) | {reported.loss: by_sequences, "actor/grad_norm": 0.25}
+    assert metrics == {name: [pytest.approx(each)] for name, each in expected.items()}
 
 
 def test_one_micro_batch_of_one_rank_keeps_its_bits(lone_rank):

@@ -88,6 +88,20 @@ def test_a_step_is_reported_once_and_the_next_begins_empty(lone_rank, monkeypatc
     assert step_record.current_record() == StepRecord()
 
 
+def test_means_are_over_the_tokens_of_all_micro_batches(lone_rank):
+    """Micro batches and draws of different sizes: no mean of means."""
+    record = StepRecord()
+    for rows, apart in ((1, 3.0), (3, 1.0)):
+        zeros = torch.zeros(rows, 2)
+        record.difference.add(zeros, zeros + apart, torch.ones(rows, 2))
+    record.drew(1.8, 2)
+    record.drew(3.0, 6)
+    found = agreed(record)
+    assert found["training/rollout_logprob_diff_mean"] == pytest.approx((1 * 3 + 3 * 1) / 4)
+    assert found["training/rollout_logprob_diff_max"] == 3
+    assert found["rollout/kept_probability"] == pytest.approx(4.8 / 8)
+
+
 def test_without_tokens_no_difference_is_claimed(lone_rank):
     assert not any("logprob_diff" in name for name in agreed(StepRecord()))
 

@@ -40,6 +40,49 @@ class OtherOptimizer(Optimizer):
         return True, self._norm, None
 
 
+class UnclippedOptimizer(Optimizer):
+    """With `clip_grad=0` one that is alone asks for no norm, and reports none."""
+
+    def step(self):
+        return self.step_with_ready_grads(), None, None
+
+
+@pytest.mark.parametrize("norm", [2.0, math.inf, math.nan])
+def test_norm_without_clipping_is_that_of_the_gradients(lone_rank, norm):
+    optimizer = UnclippedOptimizer(norm)
+    successful, found, _ = NonfiniteGuard(optimizer, lambda: [torch.ones(10).npu()]).step()
+    assert successful and optimizer.steps == int(math.isfinite(norm))
+    assert found == norm or math.isnan(found) and math.isnan(norm)
+
+
+class Chain:
+    """Steps its optimizers as Megatron's ChainedOptimizer does; without `clips` nobody asks for their norms."""
+
+    def __init__(self, norms, clips=True):
+        self.chained_optimizers, self._clips = [Optimizer(norm) for norm in norms], clips
+
+    def step_with_ready_grads(self):
+        return all([part.step_with_ready_grads() for part in self.chained_optimizers])
+
+    def step(self):
+        norms = [part.get_grad_norm() for part in self.chained_optimizers] if self._clips else []
+        norm = math.sqrt(sum(norm**2 for norm in norms)) if norms else None
+        return self.step_with_ready_grads(), norm, None
+
+
+@pytest.mark.parametrize("clips", [True, False])
+@pytest.mark.parametrize("norms", [(3.0, 4.0), (1.0, math.inf), (math.inf, 1.0), (1.0, math.nan), (math.nan, 1.0)])
+def test_norm_of_a_chain_is_that_of_all_its_gradients(lone_rank, norms, clips):
+    chain = Chain(norms, clips)
+    guard = NonfiniteGuard(chain, lambda: [torch.ones(10).npu()])
+    successful, norm, _ = guard.step()
+    expected = torch.tensor(norms).norm().item()
+    assert successful and (norm == expected or math.isnan(norm) and math.isnan(expected))
+    is_finite = math.isfinite(expected)
+    assert [part.steps for part in chain.chained_optimizers] == [int(is_finite)] * 2
+    assert guard.skipped == int(not is_finite)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("where", [0, 500, 999])
 def test_one_bad_value_anywhere_skips_the_step(lone_rank, bad, where):

@@ -203,14 +203,16 @@ def test_tokens_keep_the_log_probs_with_which_they_were_sampled(make, tmp_path, 
         mask = batch.batch["responses"] != PADDING
         sampled = -batch.batch["rollout_log_probs"][mask]
         age = trainer.global_steps - sampled
-        old.append(((age > 0).float().mean().item(), age.max().item()))
+        is_old = age > 0
+        mean = age[is_old].mean().item() if is_old.any() else 0
+        old.append((is_old.float().mean().item(), mean, age.max().item()))
         assert sampled.min() >= 1
         seen.extend(sampled.tolist())
         return update(batch)
 
     trainer.actor_rollout_wg.update_actor = look
     records = fit(trainer)
-    names = ("partial_rollout/old_share", "partial_rollout/max_age")
+    names = [f"partial_rollout/{name}" for name in ("old_share", "mean_age", "max_age")]
     assert old == [pytest.approx(tuple(record[name] for name in names)) for record in records.values()]
     assert len(set(seen)) > 2
 

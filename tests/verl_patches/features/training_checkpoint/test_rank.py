@@ -1,12 +1,16 @@
 """What ranks agree on before a checkpoint: the updates that an optimizer has made."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from post_training.checkpoint.files import CheckpointError
-from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank
+from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank, FullyShardedRank
 from verl_patches.features.training_checkpoint.rank import common_steps
 from verl_patches.features.training_checkpoint.saving import entries_of
 
@@ -31,3 +35,45 @@ def test_of_all_fsdp_ranks_the_first_writes_what_no_optimizer_updates(rank, name
     held = FsdpRank(model, None, rank, 3)
     assert [piece.canonical for piece in held.untrained] == names and len(entries_of(held)) == len(names)
     assert held.shapes == {"inner.running_mean": (2,)}
+
+
+@pytest.fixture
+def fake_ranks():
+    """Returns a function that makes this process a rank of so many, whose collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def begin(rank, world_size):
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+        return init_device_mesh("cpu", (world_size,))
+
+    yield begin
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+def test_fsdp2_shards_are_torchs_chunks_of_rows(fake_ranks, world_size):
+    """Rows that do not divide: torch gives the first ranks one more, and the last ones fewer or none."""
+    shapes = {"embed": (101, 3), "norm": (5,), "score": (1, 4), "down": (6, 7)}
+    whole = {name: torch.arange(math.prod(shape), dtype=torch.float32) for name, shape in shapes.items()}
+    for rank in range(world_size):
+        mesh, model = fake_ranks(rank, world_size), torch.nn.Module()
+        for name, shape in shapes.items():
+            chunks = whole[name].view(shape).chunk(world_size)
+            mine = chunks[rank] if rank < len(chunks) else torch.empty(0, *shape[1:])
+            held = DTensor.from_local(
+                mine,
+                mesh,
+                [Shard(0)],
+                run_check=False,
+                shape=torch.Size(shape),
+                stride=whole[name].view(shape).stride(),
+            )
+            model.register_parameter(name, torch.nn.Parameter(held))
+        optimizer = torch.optim.AdamW(model.parameters())
+        found = {shard.local: shard for shard in FullyShardedRank(model, optimizer, rank, world_size).shards}
+        assert found.keys() == {name for name in shapes if model.get_parameter(name).to_local().numel()}
+        for name, shard in found.items():
+            assert shard.shape == shapes[name]
+            assert torch.equal(shard.master, whole[name][shard.start : shard.stop]), (name, rank)
