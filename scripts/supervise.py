@@ -50,6 +50,7 @@ from post_training.report.metrics import (  # noqa: E402
     read_records,
     training_steps,
 )
+from post_training.report.nodes import SUPERVISION  # noqa: E402
 from post_training.report.run_folder import CONFIGURATION, METRICS, read_configuration  # noqa: E402
 from post_training.run_lock import FolderInUse, LivingOwners, owning  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
@@ -63,14 +64,13 @@ from verl_patches.trainer.own_ray.processes import wait_until  # noqa: E402
 _OUTPUT, _CHECKPOINTS = "actor_rollout_ref.overlay.measure.output_dir", "trainer.default_local_dir"
 _RESUME = "trainer.resume_mode"
 _ROLE = "supervise-"
-_RECORD = "supervision.jsonl"
 _LOG_BYTES, _SIGNALLED = 400_000, 128
 _HEARTBEAT_S = 1.0
 # What a launcher says on a node that gives its dies to another one's training, and seconds after the end of a start in
 # which the supervisor of that one has said what follows.
 _WORKER = re.compile(r"\bnode \S+ is the worker\b")
 _FIRST_LINES, _DECIDED_S = 200, 60.0
-_KEPT = (CONFIGURATION, METRICS, "events.jsonl", "faults.jsonl", "samples.last.json", "overlay.json", _RECORD)
+_KEPT = (CONFIGURATION, METRICS, "events.jsonl", "faults.jsonl", "samples.last.json", "overlay.json", SUPERVISION)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -421,7 +421,7 @@ class _Head:
         return [each for each in self._record()[self._read :] if "ended" in each or "again_s" in each]
 
     def _record(self) -> list[dict[str, Any]]:
-        return read_entries(self._supervised.folder / _RECORD)
+        return read_entries(self._supervised.folder / SUPERVISION)
 
 
 def _new_log(folder: Path) -> Path:
@@ -537,10 +537,10 @@ def _say(supervised: Supervised, sentence: str, **facts: Any) -> None:
     print(f"supervise: {sentence}", flush=True)
     entry = {"time": time.time(), "host": os.uname().nodename, **masked({"message": sentence, **facts})}
     try:
-        with (supervised.folder / _RECORD).open("a", encoding="utf-8") as record:
+        with (supervised.folder / SUPERVISION).open("a", encoding="utf-8") as record:
             record.write(json.dumps(entry) + "\n")
     except OSError as error:
-        print(f"warning: {supervised.folder / _RECORD} lacks the line above: {error.strerror}", file=sys.stderr)
+        print(f"warning: {supervised.folder / SUPERVISION} lacks the line above: {error.strerror}", file=sys.stderr)
 
 
 def _bundle(supervised: Supervised, log: Path, began: Began) -> str:
