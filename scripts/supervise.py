@@ -37,7 +37,7 @@ from post_training.disks import FULL, describe_full_disk  # noqa: E402
 from post_training.masking import masked, masked_output  # noqa: E402
 from post_training.masking.archive import write_archive  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
-from post_training.plan.fewer_nodes import Layout  # noqa: E402
+from post_training.plan.fewer_nodes import Layout, Layouts  # noqa: E402
 from post_training.recovery.causes import Failure, classify  # noqa: E402
 from post_training.recovery.decision import Again, Attempt, Supervision  # noqa: E402
 from post_training.recovery.policy import Policy, PolicyError, read_policy  # noqa: E402
@@ -126,8 +126,18 @@ def _node() -> str:
 def _elastic(job: LaunchedJob, supervised: "Supervised", options: argparse.Namespace, signals: SignalFlag) -> Elastic:
     """What decides on how many nodes the job of this head starts. Raises ValueError: see `plan_layouts`."""
     own = supervised.own_overrides({})
+
+    def layouts(overrides: Sequence[str]) -> Layouts:
+        try:
+            return plan_layouts(job, [*own, *overrides], options.min_nodes, options.die_memory)
+        except ValueError:
+            # Ctrl-C reaches the plan's process too.
+            if signals.received:
+                raise Interrupted(signals.received[0]) from None
+            raise
+
     elastic = Elastic(
-        lambda overrides: plan_layouts(job, [*own, *overrides], options.min_nodes, options.die_memory),
+        layouts,
         LivingOwners(supervised.folder, _ROLE).look,
         supervised.checkpoint,
         Patience(options.wait_for_nodes, options.look_for_nodes),
@@ -319,22 +329,23 @@ def _supervise(
         if full_disk:
             print(f"error: {full_disk}", file=sys.stderr)
             return 1
+        log = None
         try:
             if elastic:
                 elastic.choose(_words(overrides))
-        except NoLayout as error:
-            _say(supervised, f"it is not started again: {error}", ended=1)
-            return 1
-        log = _new_log(supervised.folder)
-        try:
+            log = _new_log(supervised.folder)
             ended = _start_once(supervised, supervision, log, overrides, head, silent_after, signals, elastic)
             if isinstance(ended, int):
                 return ended
             overrides = ended.overrides
             _wait(ended.wait_s, signals)
+        except NoLayout as error:
+            _say(supervised, f"it is not started again: {error}", ended=1)
+            return 1
         except Interrupted as interrupted:
             code = _SIGNALLED + interrupted.number
-            _say(supervised, "interrupted; everything that this started has been stopped", **_end(log, code))
+            record = _end(log, code) if log else {"ended": code}
+            _say(supervised, "interrupted; everything that this started has been stopped", **record)
             raise
 
 

@@ -15,7 +15,7 @@ from post_training.plan.fewer_nodes import Layout, Layouts
 
 ROOT = Path(__file__).resolve().parents[2]
 _MODEL, _CLUSTER, _JOIN, _NAME = "actor_rollout_ref.model.path", "--cluster", "--join", "--config-name"
-_ROLE = re.compile(r"^node \S+ on \S+: (head|worker) of (\d+) nodes ", re.MULTILINE)
+_ROLE = re.compile(r"^node \S+ on \S+: (head|worker) of \d+ nodes ", re.MULTILINE)
 _EMULATED = re.compile(r"^export NPU_EMULATOR_CAPACITY_MB=(\d+)$", re.MULTILINE)
 _TRAINING = "verl_patches.trainer.main_ppo"
 
@@ -24,7 +24,6 @@ _TRAINING = "verl_patches.trainer.main_ppo"
 class LaunchedJob:
     """A job of several nodes. words: of the training's command. emulated_mb: of an emulated die; None on NPUs."""
 
-    nodes: int
     words: tuple[str, ...]
     cluster: str | None
     emulated_mb: int | None
@@ -75,7 +74,7 @@ def describe_launched(command: Sequence[str]) -> LaunchedJob | None:
     emulated = _EMULATED.search(ended.stdout)
     cluster = command[command.index(_CLUSTER) + 1] if _CLUSTER in command else None
     (words, *_) = [line for line in reversed(lines) if _TRAINING in line]
-    return LaunchedJob(int(role[2]), tuple(words), cluster, int(emulated[1]) if emulated else None)
+    return LaunchedJob(tuple(words), cluster, int(emulated[1]) if emulated else None)
 
 
 def with_options(command: Sequence[str], options: Sequence[str]) -> list[str]:

@@ -286,7 +286,7 @@ def test_real_launcher_is_understood(tmp_path):
     )  # fmt: skip
     launcher = str(ROOT / "scripts" / "train_deepseekv3_256die_true_weight.sh")
     job = describe_launched(["bash", launcher, "--cluster", str(file), "--", "data.seed=7"])
-    assert job is not None and (job.nodes, job.emulated_mb) == (2, None)
+    assert job is not None and job.emulated_mb is None and "trainer.nnodes=2" in job.words
     assert job.model == tmp_path / "a model" / "config.json"
     command = job.plan_command(["trainer.nnodes=1"], 1, "61GiB")
     assert command[command.index("--config-name") + 1] == "deepseek_v3_256die_true_weight"

@@ -205,7 +205,7 @@ def test_elastic_training_goes_on_without_a_node_and_back_to_it(nodes, inputs, t
     output, policy = tmp_path / "run", tmp_path / "policy.yaml"
     policy.write_text("retry_options: {interval_seconds: 1}\n")
     line = [sys.executable, "scripts/supervise.py", "--policy", str(policy), "--output", str(output), "--elastic"]
-    line += ["--wait-for-nodes", "120", "--look-for-nodes", "1", "--", *small_job(tmp_path, inputs[1])]
+    line += ["--wait-for-nodes", "5", "--look-for-nodes", "1", "--", *small_job(tmp_path, inputs[1])]
     line += [f"trainer.total_training_steps={ELASTIC_STEPS}", *writing_to(output)]
     with ExitStack() as files:
         logs = [files.enter_context((tmp_path / name).open("w")) for name in ("head", "worker", "worker again")]
@@ -214,7 +214,10 @@ def test_elastic_training_goes_on_without_a_node_and_back_to_it(nodes, inputs, t
             happened = wait_until(lambda: leading.poll() is not None or what(), SECONDS_ALLOWED)
             assert happened and leading.poll() is None, (tmp_path / "head").read_text()[-6000:]
 
-        leading, following = start(head, line, logs[0]), start(worker, line, logs[1])
+        following = start(worker, line, logs[1])
+        # A node is there once its supervisor is.
+        assert wait_until(lambda: list(output.glob(".supervise-*.owner.1")) != [], SECONDS_ALLOWED)
+        leading = start(head, line, logs[0])
         until(lambda: (output / "checkpoints" / "global_step_1").is_dir())
         ip("-n", worker.name, "link", "set", INTERFACE, "down")
         worker.kill()
