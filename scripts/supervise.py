@@ -361,8 +361,8 @@ def _start_once(
 ) -> int | Again:
     """One start; the exit code where it was the last one."""
     began = Began.now(supervised.folder)
-    facts = elastic.facts() if elastic else {}
-    _say(supervised, f"a start; its output is in {log}", start=log.name, overrides=dict(overrides), **facts)
+    nodes = elastic.facts() if elastic else {}
+    _say(supervised, f"a start; its output is in {log}", start=log.name, overrides=dict(overrides), **nodes)
     progress = partial(read_progress, supervised.folder)
     command = supervised.command(overrides, elastic.fewer if elastic else None)
     try:
