@@ -51,15 +51,15 @@ class Layout:
     overrides: tuple[str, ...] = ()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Layouts:
     """What a job can go on with, down to `least` nodes. fitting: by falling number of nodes. short: why other numbers
     cannot hold it."""
 
     configured: int
     least: int = 1
-    fitting: list[Layout] = field(default_factory=list)
-    short: dict[int, str] = field(default_factory=dict)
+    fitting: tuple[Layout, ...] = ()
+    short: Mapping[int, str] = field(default_factory=dict)
 
 
 def find_layouts(
@@ -82,21 +82,21 @@ def find_layouts(
         ValueError: a job that cannot go on in another layout; one sentence.
     """
     _check(config, least)
-    found = Layouts(at(config, _NODES), least)
-    per_node, prompts = at(config, _DIES_PER_NODE), at(config, _PROMPTS)
-    for nodes in range(found.configured - 1, least - 1, -1):
+    configured, per_node, prompts = (at(config, key) for key in (_NODES, _DIES_PER_NODE, _PROMPTS))
+    fitting, short = list[Layout](), dict[int, str]()
+    for nodes in range(configured - 1, least - 1, -1):
         if prompts % (nodes * per_node):
-            found.short[nodes] = f"{_PROMPTS}={prompts} does not divide among the dies"
+            short[nodes] = f"{_PROMPTS}={prompts} does not divide among the dies"
             continue
         search = _Search(config, layers, nodes, plan_of)
         layout = search.first()
         if layout is not None:
-            found.fitting.append(layout)
+            fitting.append(layout)
             continue
-        found.short[nodes] = search.reason()
+        short[nodes] = search.reason()
         if search.closest is not None:
             break
-    return found
+    return Layouts(configured, least, tuple(fitting), short)
 
 
 def _check(config: Mapping[str, Any], least: int) -> None:

@@ -101,7 +101,7 @@ def plan_layouts(job: LaunchedJob, overrides: Sequence[str], least: int, die_mem
     except ValueError as error:
         said = (ended.stderr.strip().splitlines() or ["it prints no JSON"])[-1]
         raise ValueError(f"the plan of fewer nodes failed: {said}") from error
-    fitting = [Layout(each["nodes"], each["text"], tuple(each["overrides"])) for each in found["fitting"]]
+    fitting = tuple(Layout(each["nodes"], each["text"], tuple(each["overrides"])) for each in found["fitting"])
     short = {int(nodes): reason for nodes, reason in found["short"].items()}
     return Layouts(found["configured"], found["least"], fitting, short)
 

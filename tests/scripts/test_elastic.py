@@ -45,7 +45,7 @@ class Job:
 
     def plan(self, overrides: tuple[str, ...]) -> Layouts:
         self.planned_with.append(overrides)
-        return Layouts(16, 1, [EIGHT], {15: "it does not divide", 4: SHORT})
+        return Layouts(16, 1, (EIGHT,), {15: "it does not divide", 4: SHORT})
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
