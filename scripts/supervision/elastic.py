@@ -80,7 +80,7 @@ class Elastic:
         """What the job can go on with, as a clause."""
         found = [f"{layout.nodes} ({layout.text})" for layout in self._layouts.fitting]
         possible = f"it can go on with {', '.join(found)}" if found else "it can go on with no fewer"
-        return f"of {self.configured} nodes {possible}{self._shortage()}"
+        return f"of {self.configured} nodes {possible}{self._shortage() if self._layouts.short else ''}"
 
     def choose(self, overrides: Sequence[str]) -> Layout:
         """The layout of the next start, once all nodes are there or the wait for them is over.

@@ -74,6 +74,10 @@ def test_lost_node_waited_for_and_gone_on_without():
     assert job.elastic.facts() == {"nodes": 8, "of_nodes": 16, "layout": "TP4 PP8 EP4 DP4", "from_step": 40}
 
 
+def test_what_it_can_go_on_with_is_said_at_once():
+    assert Job().elastic.describe() == (f"of 16 nodes it can go on with 8 (TP4 PP8 EP4 DP4); 4 cannot: {SHORT}")
+
+
 def test_node_that_returns_within_the_wait_costs_no_layout():
     job = Job(there=15)
     job.during = lambda: setattr(job, "there", 16 if job.now >= 300 else 15)
