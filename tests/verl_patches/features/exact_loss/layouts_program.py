@@ -51,9 +51,9 @@ class GradientsOfUpdate(Updates):
             loss_agg_mode=MODE, ppo_mini_batch_size=SEQUENCES // data, ppo_micro_batch_size_per_gpu=micro
         )
         (gradients,), _ = self.update(self._batch(SEQUENCES, micro))
-        return [
-            (piece.canonical, piece.box, piece.view.of(gradients[piece.local]).cpu().clone()) for piece in self._pieces
-        ]
+        # A router's bias has no gradient.
+        trained = [piece for piece in self._pieces if piece.local in gradients]
+        return [(each.canonical, each.box, each.view.of(gradients[each.local]).cpu().clone()) for each in trained]
 
 
 def main(folder: Path) -> None:

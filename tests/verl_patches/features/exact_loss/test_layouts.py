@@ -56,7 +56,7 @@ def difference(left, right):
 
 def test_gradients_do_not_depend_on_dies_parallel_sizes_and_cut(gradients):
     exact = {name: found for name, found in gradients.items() if "upstream" not in name}
-    assert len(exact) == 14 and len(next(iter(exact.values()))) > 700, "every expert of three layers"
+    assert len(exact) == 14 and len(next(iter(exact.values()))) > 1500, "every expert of three layers"
     worst = {f"{a}; {b}": difference(exact[a], exact[b]) for a, b in combinations(exact, 2)}
     assert max(worst.values()) < TOLERANCE, max(worst.items(), key=lambda each: each[1])
 
