@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 # More digits mean nothing here, and Python refuses to convert some thousands of them.
-_LONGEST = 40
+_LONGEST, _DIGITS = 40, 9
 
 
 def finite(lowest: float = -math.inf, highest: float = math.inf, above: float | None = None) -> Callable[[str], float]:
@@ -23,6 +23,18 @@ def finite(lowest: float = -math.inf, highest: float = math.inf, above: float | 
         if not (math.isfinite(value) and lowest <= value <= highest and (above is None or value > above)):
             raise ArgumentTypeError(f"{text[:_LONGEST]!r} is invalid. Set it to {_range(lowest, highest, above)}")
         return value
+
+    convert.__name__ = "number"
+    return convert
+
+
+def whole(lowest: int) -> Callable[[str], int]:
+    """A whole number of at least `lowest`, with no more digits than a count of anything has."""
+
+    def convert(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS and int(text) >= lowest):
+            raise ArgumentTypeError(f"{text[:_LONGEST]!r} is invalid. Set it to a whole number from {lowest}")
+        return int(text)
 
     convert.__name__ = "number"
     return convert

@@ -211,6 +211,51 @@ class FolderLock:
         return self.folder / f".{self._role}.owner.{number}"
 
 
+class LivingOwners:
+    """Who owns a folder in roles that begin with the same words, as somebody sees who looks now and then.
+
+    An owner of another machine lives while its counter rises: it counts from the first rise that was seen, until none
+    was seen for `STALE_S` seconds. Of one of this machine the kernel knows.
+
+    Args:
+        folder: which all machines share.
+        prefix: of the roles.
+        clock: for tests.
+    """
+
+    def __init__(self, folder: Path, prefix: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._clock = folder, clock
+        self._name = re.compile(rf"\.({re.escape(prefix)}.*)\.owner\.(\d+)")
+        self._seen: dict[str, tuple[bytes, float | None]] = {}
+
+    def look(self) -> set[str]:
+        """The roles whose owners live."""
+        now, living = self._clock(), set()
+        for role, content in self._newest():
+            owner = _Seen(content)
+            facts = owner.facts()
+            if owner.released or not facts:
+                self._seen.pop(role, None)
+            elif facts.get("machine") == _machine():
+                living |= {role} if _process_start(int(facts["pid"])) == facts.get("started") else set()
+            else:
+                before, rose = self._seen.get(role, (content, None))
+                rose = now if content != before else rose
+                self._seen[role] = content, rose
+                living |= {role} if rose is not None and now - rose <= STALE_S else set()
+        return living
+
+    def _newest(self) -> Iterator[tuple[str, bytes]]:
+        """Of each role the owner's file of the highest number."""
+        numbers: dict[str, int] = {}
+        for entry in os.listdir(self._folder):
+            if found := self._name.fullmatch(entry):
+                numbers[found[1]] = max(numbers.get(found[1], 0), int(found[2]))
+        for role, number in numbers.items():
+            with suppress(OSError):  # released and deleted by the next owner meanwhile, or the server is away
+                yield role, (self._folder / f".{role}.owner.{number}").read_bytes()
+
+
 @dataclass
 class Ownership:
     """What a block owns. lost: the sentence with which another start has taken a folder over; empty while none has."""

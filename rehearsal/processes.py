@@ -83,12 +83,14 @@ def run_to_the_end(
     log: Path,
     signals: SignalFlag,
     while_running: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = lambda: None,
 ) -> int:
     """Runs a command with its output in ``log`` and returns its exit status (negative: the signal that ended it).
 
-    Secrets in the output are masked before they reach the log. ``while_running`` is called a few times a second. The
-    command gets a session of its own; when it has ended, failed or been interrupted, every process that it started and
-    left is ended too. Processes that ran below this one before are left alone.
+    Secrets in the output are masked before they reach the log. ``while_running`` is called a few times a second, and
+    once after the end; ``check`` only while the command runs, which it may end by raising. The command gets a session
+    of its own; when it has ended, failed or been interrupted, every process that it started and left is ended too.
+    Processes that ran below this one before are left alone.
 
     Raises:
         Interrupted: a signal in ``signals`` ended the run.
@@ -112,6 +114,7 @@ def run_to_the_end(
         try:
             while leader.poll() is None and not signals.received:
                 while_running()
+                check()
                 time.sleep(_POLL_S)
         finally:
             _end(leader, signals, earlier)

@@ -2,9 +2,10 @@
 """Works out what a job needs before anything starts: batches, memory by phase, hosts, disks, and what does not fit.
 
 For jobs on Megatron and on FSDP. Example, the job with true weights on dies of 64 GB, and how long its steps would take
-on the cluster of a file:
+on the cluster of a file; and with which fewer nodes it could go on:
   scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --swap-optimizer
   scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --time --cluster FILE
+  scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --fewer-nodes
 Exit codes: 0 everything fits, 1 something does not, 2 the configuration is refused.
 """
 
@@ -12,16 +13,18 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from post_training.arguments import finite  # noqa: E402
+from post_training.arguments import finite, whole  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
+from post_training.plan.fewer_nodes import Plan, describe_layouts, find_layouts  # noqa: E402
 from post_training.plan.fsdp import read_fsdp_job  # noqa: E402
 from post_training.plan.fsdp_report import FsdpPlan, describe_fsdp, make_fsdp_plan  # noqa: E402
 from post_training.plan.job import Job, read_job  # noqa: E402
@@ -76,17 +79,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--emulated", action="store_true", help="dies of the emulated NPU: no HCCL buffers, no CANN")
     parser.add_argument("--json", action="store_true", help="print bytes of a die, or with --time seconds, as JSON")
     _add_time_options(parser)
+    _add_options_of_fewer_nodes(parser)
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     try:
         if options.picture and not options.time:
             raise ValueError("--picture draws the time of a step; give --time too")
+        if options.time and options.fewer_nodes:
+            raise ValueError("--time and --fewer-nodes are two plans; take one of them away")
         if options.time:
             print(_time(options))
             return 0
         die, host, disk = (_bytes(size) for size in (options.die_memory, options.host_memory, options.disk))
         outside = NOTHING_OUTSIDE if options.emulated else outside_torch(options.cluster, options.cann_memory)
-        plan = make_plan(*_configuration(options), Machine(die, host, disk, outside, options.storage_speed))
+        machine = Machine(die, host, disk, outside, options.storage_speed)
+        if options.fewer_nodes:
+            return _show_fewer_nodes(options, machine)
+        plan = make_plan(*_configuration(options), machine)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -111,6 +120,36 @@ def _add_time_options(parser: argparse.ArgumentParser) -> None:
         f"(default: {SPREAD:g}, as published for DeepScaleR)",
     )
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="with --time: draw where a step goes")
+
+
+def _add_options_of_fewer_nodes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fewer-nodes",
+        action="store_true",
+        help="instead, the layouts with which the job can go on when nodes are lost, and which memory is short where "
+        "it cannot; as supervise.py --elastic takes them",
+    )
+    parser.add_argument(
+        "--min-nodes",
+        type=whole(1),
+        default=1,
+        metavar="N",
+        help="with --fewer-nodes: the smallest number of nodes (default: %(default)s)",
+    )
+
+
+def _show_fewer_nodes(options: argparse.Namespace, machine: Machine) -> int:
+    """Print the layouts of fewer nodes; 1 where there is none. Raises ValueError: see `find_layouts`."""
+    config, model, _ = _configuration(options)
+    path = setting("actor_rollout_ref.model.path", options.model.parent)
+
+    def plan_of(overrides: Sequence[str]) -> tuple[dict[str, Any], Plan]:
+        changed, swaps = configuration_of(options.config_name, [path, *options.overrides, *overrides], model)
+        return changed, make_plan(changed, model, options.swap_optimizer or swaps, machine)
+
+    layouts = find_layouts(config, model["num_hidden_layers"], options.min_nodes, plan_of)
+    print(json.dumps(asdict(layouts), indent=1) if options.json else describe_layouts(layouts))
+    return 0 if layouts.fitting else 1
 
 
 def make_plan(config: dict[str, Any], model: Mapping[str, Any], swaps: bool, machine: Machine) -> JobPlan | FsdpPlan:

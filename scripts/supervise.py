@@ -6,6 +6,7 @@ Example, the 256-die job; on every node, with the same arguments:
   scripts/supervise.py --output outputs/supervised -- bash scripts/train_deepseekv3_256die_true_weight.sh --cluster FILE
 The command gets Hydra overrides at its end: where to write, where to keep checkpoints, trainer.resume_mode=auto.
 A node that gives its dies to another one's training starts again with it, and ends when that one's supervisor says so.
+With --elastic the training goes on with fewer nodes when some are lost for good, and back to all when they return.
 Exit codes: 0 the training came to its end, 1 it failed and is not started again, 2 arguments or policy refused, the
 folder in use, or what the training itself refused; 129 hung up; 130 Ctrl-C; 131 quit; 143 terminated.
 """
@@ -31,11 +32,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from post_training.arguments import absolute, finite  # noqa: E402
+from post_training.arguments import absolute, finite, whole  # noqa: E402
 from post_training.disks import FULL, describe_full_disk  # noqa: E402
 from post_training.masking import masked, masked_output  # noqa: E402
 from post_training.masking.archive import write_archive  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
+from post_training.plan.fewer_nodes import Layout, Layouts  # noqa: E402
 from post_training.recovery.causes import Failure, classify  # noqa: E402
 from post_training.recovery.decision import Again, Attempt, Supervision  # noqa: E402
 from post_training.recovery.policy import Policy, PolicyError, read_policy  # noqa: E402
@@ -48,24 +50,27 @@ from post_training.report.metrics import (  # noqa: E402
     read_records,
     training_steps,
 )
+from post_training.report.nodes import SUPERVISION  # noqa: E402
 from post_training.report.run_folder import CONFIGURATION, METRICS, read_configuration  # noqa: E402
-from post_training.run_lock import FolderInUse, owning  # noqa: E402
+from post_training.run_lock import FolderInUse, LivingOwners, owning  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
+from scripts.supervision.elastic import Elastic, NodesReturned, NoLayout, Patience  # noqa: E402
+from scripts.supervision.launched_job import LaunchedJob, describe_launched, plan_layouts, with_options  # noqa: E402
 from verl_patches.features.training_checkpoint.run_records import set_aside_damaged  # noqa: E402
 from verl_patches.features.training_checkpoint.step_folders import newest_step  # noqa: E402
 from verl_patches.trainer.own_ray.processes import wait_until  # noqa: E402
 
 _OUTPUT, _CHECKPOINTS = "actor_rollout_ref.overlay.measure.output_dir", "trainer.default_local_dir"
 _RESUME = "trainer.resume_mode"
-_RECORD = "supervision.jsonl"
+_ROLE = "supervise-"
 _LOG_BYTES, _SIGNALLED = 400_000, 128
 _HEARTBEAT_S = 1.0
 # What a launcher says on a node that gives its dies to another one's training, and seconds after the end of a start in
 # which the supervisor of that one has said what follows.
 _WORKER = re.compile(r"\bnode \S+ is the worker\b")
 _FIRST_LINES, _DECIDED_S = 200, 60.0
-_KEPT = (CONFIGURATION, METRICS, "events.jsonl", "faults.jsonl", "samples.last.json", "overlay.json", _RECORD)
+_KEPT = (CONFIGURATION, METRICS, "events.jsonl", "faults.jsonl", "samples.last.json", "overlay.json", SUPERVISION)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,6 +86,10 @@ def _main(options: argparse.Namespace) -> int:
     except PolicyError as error:
         return _refuse(str(error))
     supervised = Supervised.prepared(options.command, options.output)
+    try:
+        job = describe_launched(options.command) if options.elastic else None
+    except ValueError as error:
+        return _refuse(f"{error}.")
     if options.dry_run:
         print(shlex.join(supervised.command({})))
         return 0
@@ -89,7 +98,7 @@ def _main(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         try:
             # Every node of a job has one supervisor in the folder that all of them share.
-            stack.enter_context(owning([supervised.folder], f"supervise-{_node()}"))
+            stack.enter_context(owning([supervised.folder], f"{_ROLE}{_node()}"))
         except FolderInUse as error:
             return _refuse(str(error))
         except OSError as error:
@@ -100,15 +109,43 @@ def _main(options: argparse.Namespace) -> int:
             return _refuse(f"--output {supervised.folder} cannot be made ({error.strerror}): choose another folder.")
         try:
             with SignalFlag() as signals:
-                return _supervise(supervised, Supervision(policy), options.silent_after, signals)
+                elastic = _elastic(job, supervised, options, signals) if job else None
+                return _supervise(supervised, Supervision(policy), options.silent_after, signals, elastic)
         except Interrupted as interrupted:
             return _SIGNALLED + interrupted.number
+        except ValueError as error:
+            return _refuse(f"{error}.")
 
 
 def _node() -> str:
     """This node among those of the job: two of them on one machine differ in their network, or by Slurm's name."""
     network = Path("/proc/self/ns/net").stat().st_ino
     return os.environ.get("SLURMD_NODENAME") or f"{os.uname().nodename}-{network}"
+
+
+def _elastic(job: LaunchedJob, supervised: "Supervised", options: argparse.Namespace, signals: SignalFlag) -> Elastic:
+    """What decides on how many nodes the job of this head starts. Raises ValueError: see `plan_layouts`."""
+    own = supervised.own_overrides({})
+
+    def layouts(overrides: Sequence[str]) -> Layouts:
+        try:
+            return plan_layouts(job, [*own, *overrides], options.min_nodes, options.die_memory)
+        except ValueError:
+            # Ctrl-C reaches the plan's process too.
+            if signals.received:
+                raise Interrupted(signals.received[0]) from None
+            raise
+
+    elastic = Elastic(
+        layouts,
+        LivingOwners(supervised.folder, _ROLE).look,
+        supervised.checkpoint,
+        Patience(options.wait_for_nodes, options.look_for_nodes),
+        lambda sentence: _say(supervised, sentence),
+        lambda seconds: _wait(seconds, signals),
+    )
+    _say(supervised, elastic.describe())
+    return elastic
 
 
 def _refuse(sentence: str) -> int:
@@ -132,6 +169,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="seconds without output and without progress of any rank (heartbeat.json) after which the whole training "
         "hangs (default: 7200); a rank that hangs is seen by the training itself",
     )
+    _add_elastic_options(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the first command, and start nothing")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="a launcher or entry point")
     options = parser.parse_args(arguments)
@@ -141,6 +179,38 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if "--emulate" in options.command or any(Path(word).name == "rehearse.sh" for word in options.command):
         parser.error("a rehearsal goes on by its own --resume: give the training that it stands for")
     return options
+
+
+def _add_elastic_options(parser: argparse.ArgumentParser) -> None:
+    elastic = parser.add_argument_group("with fewer nodes (docs/operations.md)")
+    elastic.add_argument(
+        "--elastic",
+        action="store_true",
+        help="when nodes are lost for good, go on with those that are left, in a layout that plan.py --fewer-nodes "
+        "finds, and go back when they return",
+    )
+    elastic.add_argument(
+        "--min-nodes", type=whole(1), default=1, metavar="N", help="end with fewer than these (default: %(default)s)"
+    )
+    longest = 30 * 86400
+    elastic.add_argument(
+        "--wait-for-nodes",
+        type=finite(lowest=0, highest=longest),
+        default=600,
+        metavar="S",
+        help="seconds that a start waits for lost nodes (default: %(default)s)",
+    )
+    elastic.add_argument(
+        "--look-for-nodes",
+        type=finite(above=0, highest=longest),
+        default=60,
+        metavar="S",
+        help="seconds between two looks for returned nodes; the training goes back at the next checkpoint "
+        "(default: %(default)s)",
+    )
+    elastic.add_argument(
+        "--die-memory", default="61GiB", metavar="SIZE", help="usable memory of a die (default: %(default)s)"
+    )
 
 
 @dataclass(frozen=True)
@@ -160,20 +230,34 @@ class Supervised:
         checkpoints = absolute(_given(command, _CHECKPOINTS) or folder / "checkpoints")
         return cls(tuple(command), folder, checkpoints)
 
-    def command(self, overrides: Mapping[str, int | float]) -> list[str]:
-        """The command with our overrides behind its own; a launcher takes them behind ``--``."""
-        own = [setting(_OUTPUT, self.folder), setting(_CHECKPOINTS, self.checkpoints), f"{_RESUME}=auto"]
-        own += [f"{key}={value}" for key, value in overrides.items()]
+    def command(self, overrides: Mapping[str, int | float], layout: Layout | None = None) -> list[str]:
+        """The command with our overrides behind its own; a launcher takes them behind ``--``.
+
+        Args:
+            overrides: of smaller micro batches and the like.
+            layout: the one of fewer nodes than the job is configured for.
+        """
+        own = [*self.own_overrides(overrides), *(layout.overrides if layout else ())]
         is_launcher = any(word.endswith(".sh") for word in self.given)
         separator = ["--"] if is_launcher and "--" not in self.given else []
-        return [*self.given, *separator, *own]
+        given = with_options(self.given, ["--nodes", str(layout.nodes)]) if layout else list(self.given)
+        return [*given, *separator, *own]
+
+    def own_overrides(self, overrides: Mapping[str, int | float]) -> list[str]:
+        """Where the run writes, that it goes on, and these."""
+        own = [setting(_OUTPUT, self.folder), setting(_CHECKPOINTS, self.checkpoints), f"{_RESUME}=auto"]
+        return [*own, *_words(overrides)]
+
+    def checkpoint(self) -> int:
+        """The step of the newest complete checkpoint, 0 where there is none."""
+        return newest_step(self.checkpoints)[0] or 0
 
     def full_disk(self) -> str | None:
         """One sentence if a disk has no space that this or the training writes to."""
         return describe_full_disk((self.folder, self.checkpoints))
 
-    def attempt(self, code: int, log: Path, began: "Began", hang: str | None) -> Attempt:
-        """What is known of a start that failed, or was ended because of a hang."""
+    def attempt(self, code: int, log: Path, began: "Began", hang: str | None, nodes: int | None = None) -> Attempt:
+        """What is known of a start that failed, or was ended because of a hang. nodes: see `Attempt`."""
         try:
             for sentence in set_aside_damaged(self.folder):
                 print(f"warning: {sentence}", file=sys.stderr)
@@ -191,10 +275,10 @@ class Supervised:
         # What the training said of it has no room there either.
         if full_disk and failure.cause not in ("bad_configuration", "interrupted"):
             failure = Failure("full_disk", full_disk)
-        checkpoint = newest_step(self.checkpoints)[0] or 0
+        checkpoint = self.checkpoint()
         # Without a step of its own it stands where it went on from, and not where an earlier start had come to.
         step = max((record.step for record in training_steps(records)), default=checkpoint)
-        return Attempt(failure, step, checkpoint, _configuration(self.folder, began))
+        return Attempt(failure, step, checkpoint, _configuration(self.folder, began), nodes)
 
 
 @dataclass(frozen=True)
@@ -227,7 +311,17 @@ def _identity(file: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _supervise(supervised: Supervised, supervision: Supervision, silent_after: float, signals: SignalFlag) -> int:
+def _words(overrides: Mapping[str, int | float]) -> list[str]:
+    return [f"{key}={value}" for key, value in overrides.items()]
+
+
+def _supervise(
+    supervised: Supervised,
+    supervision: Supervision,
+    silent_after: float,
+    signals: SignalFlag,
+    elastic: Elastic | None = None,
+) -> int:
     overrides: Mapping[str, int | float] = {}
     head = _Head(supervised)
     while True:
@@ -235,16 +329,23 @@ def _supervise(supervised: Supervised, supervision: Supervision, silent_after: f
         if full_disk:
             print(f"error: {full_disk}", file=sys.stderr)
             return 1
-        log = _new_log(supervised.folder)
+        log = None
         try:
-            ended = _start_once(supervised, supervision, log, overrides, head, silent_after, signals)
+            if elastic:
+                elastic.choose(_words(overrides))
+            log = _new_log(supervised.folder)
+            ended = _start_once(supervised, supervision, log, overrides, head, silent_after, signals, elastic)
             if isinstance(ended, int):
                 return ended
             overrides = ended.overrides
             _wait(ended.wait_s, signals)
+        except NoLayout as error:
+            _say(supervised, f"it is not started again: {error}", ended=1)
+            return 1
         except Interrupted as interrupted:
             code = _SIGNALLED + interrupted.number
-            _say(supervised, "interrupted; everything that this started has been stopped", **_end(log, code))
+            record = _end(log, code) if log else {"ended": code}
+            _say(supervised, "interrupted; everything that this started has been stopped", **record)
             raise
 
 
@@ -256,12 +357,20 @@ def _start_once(
     head: "_Head",
     silent_after: float,
     signals: SignalFlag,
+    elastic: Elastic | None,
 ) -> int | Again:
     """One start; the exit code where it was the last one."""
     began = Began.now(supervised.folder)
-    _say(supervised, f"a start; its output is in {log}", start=log.name, overrides=dict(overrides))
+    nodes = elastic.facts() if elastic else {}
+    _say(supervised, f"a start; its output is in {log}", start=log.name, overrides=dict(overrides), **nodes)
     progress = partial(read_progress, supervised.folder)
-    code = _start(supervised.command(overrides), log, silent_after, signals, progress)
+    command = supervised.command(overrides, elastic.fewer if elastic else None)
+    try:
+        check = elastic.check_returned if elastic else lambda: None
+        code = _start(command, log, silent_after, signals, progress, check)
+    except NodesReturned as returned:
+        _say(supervised, f"{returned}; again from there", again_s=0, after="nodes_returned")
+        return Again(0, overrides)
     if _is_worker(log):
         elsewhere = head.ended(_DECIDED_S if code == 0 else 0, signals)
         if elsewhere is not None:
@@ -274,7 +383,7 @@ def _start_once(
         _say(supervised, "the training came to its end", **_end(log, 0))
         return 0
     hang = None if code is not None else f"no output and no progress of any rank for {silent_after:g} s"
-    attempt = supervised.attempt(code or 1, log, began, hang)
+    attempt = supervised.attempt(code or 1, log, began, hang, elastic.current.nodes if elastic else None)
     decided = supervision.decide(attempt)
     facts = {"code": code, "cause": attempt.failure.cause, "stage": attempt.failure.stage, "step": attempt.step}
     _say(supervised, f"it failed ({attempt.failure.cause}): {attempt.failure.sentence}", **facts)
@@ -284,7 +393,7 @@ def _start_once(
         record = {"left": ended} if attempt.failure.cause == "in_use" else _end(log, ended)
         _say(supervised, f"it is not started again: {decided.reason}; {kept}", **record)
         return ended
-    settings = " ".join(f"{key}={value}" for key, value in decided.overrides.items())
+    settings = " ".join(_words(decided.overrides))
     place = f"from the checkpoint of step {attempt.checkpoint}" if attempt.checkpoint else "from the beginning"
     again = {} if _is_worker(log) else {"again_s": decided.wait_s, "after": attempt.failure.cause}
     _say(supervised, f"again in {decided.wait_s:g} s {place}{' with ' + settings if settings else ''}", **again)
@@ -323,7 +432,7 @@ class _Head:
         return [each for each in self._record()[self._read :] if "ended" in each or "again_s" in each]
 
     def _record(self) -> list[dict[str, Any]]:
-        return read_entries(self._supervised.folder / _RECORD)
+        return read_entries(self._supervised.folder / SUPERVISION)
 
 
 def _new_log(folder: Path) -> Path:
@@ -376,8 +485,12 @@ def _start(
     silent_after: float,
     signals: SignalFlag,
     progress: Callable[[], int | None],
+    check: Callable[[], None] = lambda: None,
 ) -> int | None:
-    """Run the command, with what it prints in the log and on the terminal; its exit status, None where it hung."""
+    """Run the command, with what it prints in the log and on the terminal; its exit status, None where it hung.
+
+    What ``check`` raises ends it.
+    """
     shown, silence = 0, Silence(progress, time.monotonic)
 
     def show() -> None:
@@ -393,7 +506,7 @@ def _start(
             raise _Silent
 
     try:
-        return run_to_the_end(command, {}, Path.cwd(), log, signals, show)
+        return run_to_the_end(command, {}, Path.cwd(), log, signals, show, check)
     except _Silent:
         return None
 
@@ -435,10 +548,10 @@ def _say(supervised: Supervised, sentence: str, **facts: Any) -> None:
     print(f"supervise: {sentence}", flush=True)
     entry = {"time": time.time(), "host": os.uname().nodename, **masked({"message": sentence, **facts})}
     try:
-        with (supervised.folder / _RECORD).open("a", encoding="utf-8") as record:
+        with (supervised.folder / SUPERVISION).open("a", encoding="utf-8") as record:
             record.write(json.dumps(entry) + "\n")
     except OSError as error:
-        print(f"warning: {supervised.folder / _RECORD} lacks the line above: {error.strerror}", file=sys.stderr)
+        print(f"warning: {supervised.folder / SUPERVISION} lacks the line above: {error.strerror}", file=sys.stderr)
 
 
 def _bundle(supervised: Supervised, log: Path, began: Began) -> str:

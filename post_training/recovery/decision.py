@@ -19,13 +19,20 @@ class Attempt:
     """How a start of the run ended.
 
     step: the last training step that ended, 0 if none did. checkpoint: the step of the newest complete checkpoint, 0 if
-    there is none. config: the resolved configuration, empty if the run did not come so far.
+    there is none. config: the resolved configuration, empty if the run did not come so far. nodes: that it ran on; None
+    where that never changes.
     """
 
     failure: Failure
     step: int
     checkpoint: int
     config: Mapping[str, Any] = field(default_factory=dict)
+    nodes: int | None = None
+
+    @property
+    def what_failed(self) -> tuple[str, int, int | None]:
+        """By which a failure is known again. One node less is another job: two nodes may be lost after one step."""
+        return self.failure.cause, self.step, self.nodes
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class Supervision:
             if not smaller:
                 return Enough(_why_not_smaller(attempt))
             self._overrides |= smaller
-        elif action == "retry" and last and (last.failure.cause, last.step) == (failure.cause, attempt.step):
+        elif action == "retry" and last and last.what_failed == attempt.what_failed:
             return Enough(f"{failure.cause} twice after step {attempt.step}")
         self._retries += 1
         return Again(self._wait(action == "retry_with_backoff"), dict(self._overrides))

@@ -37,6 +37,7 @@ from post_training.report.metrics import (
     read_objects,
     read_records,
 )
+from post_training.report.nodes import nodes_by_step
 from post_training.report.palette import STAGE_COLOURS
 from post_training.report.run_folder import METERS, METRICS, at, read_configuration
 from post_training.report.samples import read_samples
@@ -199,6 +200,7 @@ def _render(folder: Path, live: bool) -> str:
             faults=faults,
             alerts=read_entries(folder / "alerts.jsonl", time=float, alert=str, message=str),
             unknown="after step 1" if state.goes_on and not records else "not measured",
+            stretches=nodes_by_step(folder, max((record.step for record in records), default=0)),
             metrics=_table(records),
             config=yaml.safe_dump(masked(dict(config)), sort_keys=False, allow_unicode=True),
             made=_time(time.time()),

@@ -22,6 +22,7 @@ refused.
   --master HOST     name or address of the head instead of the file's MASTER_ADDR, where a scheduler chooses the nodes
   --join HOST:PORT  the head of a Ray that runs: on this node alone, hold its nodes' dies, versions and checkouts against
                     each other and train on it; no Ray is started or stopped
+  --nodes N         train on N of the file's nodes, once so many are there; supervise.py --elastic gives it where nodes are lost
   --resume WHAT     go on with a checkpoint: auto for the newest complete one below OUTPUT_DIR/checkpoints (or step 1 where
                     there is none), never, or the folder of a step; without it the configuration decides
   --dry-run         print the settings and the commands of this node, and start nothing
@@ -37,7 +38,7 @@ USAGE
 main() {
     local configuration=$1 cluster=$project_root/scripts/env/a3_256_dies.env action=run
     # shellcheck disable=SC2034 # the files of the launcher read them
-    declare -g master='' joined=''
+    declare -g master='' joined='' taken_nodes=''
     # shellcheck disable=SC2034 # training.sh reads them
     declare -ga overrides=() resume=()
     shift
@@ -61,6 +62,12 @@ main() {
                 argument_require_value "$1" $#
                 # shellcheck disable=SC2034
                 joined=$2
+                shift 2
+                ;;
+            --nodes)
+                argument_require_value "$1" $#
+                # shellcheck disable=SC2034
+                taken_nodes=$2
                 shift 2
                 ;;
             --resume)

@@ -29,6 +29,15 @@ cluster_read() {
         fi
     done
     cluster_check "$file"
+    cluster_take_nodes "$file"
+}
+
+# Puts the number of --nodes, which the launcher alone has, in the place of the file's.
+cluster_take_nodes() {
+    [[ -n ${taken_nodes:-} ]] || return 0
+    argument_require_decimal "--nodes (NODES in $1 is $NODES)" "$taken_nodes" 1 "$NODES"
+    declare -g NODES=$taken_nodes
+    cluster_given[NODES]=$taken_nodes
 }
 
 # Puts the head of --master or --join, which the launcher alone has, in the place of the file's. A scheduler publishes names

@@ -123,9 +123,24 @@ def test_slurm_starts_the_launcher_on_every_node_with_its_first_one_as_the_head(
     )
 
 
+def test_slurm_job_that_may_lose_nodes_has_a_supervisor_on_each(tmp_path):
+    launcher = "scripts/train_deepseekv3_256die_true_weight.sh"
+    ended = slurm(tmp_path, "--elastic", "my output", launcher, "--cluster", "my file")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == (
+        "[--no-kill][--kill-on-bad-exit=0][python3][scripts/supervise.py][--elastic][--output][my output][--]"
+        f"[bash][{launcher}][--master][node3][--cluster][my file]"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [([], "no launcher: sbatch deploy/slurm.sh"), (["absent.sh"], "absent.sh is no file below")],
+    [
+        ([], "no launcher: sbatch deploy/slurm.sh"),
+        (["absent.sh"], "absent.sh is no file below"),
+        (["--elastic"], "--elastic needs a folder that all nodes share"),
+        (["--elastic", "folder"], "and a launcher behind it"),
+    ],
 )
 def test_slurm_without_a_launcher_is_refused(tmp_path, arguments, sentence):
     ended = slurm(tmp_path, *arguments)

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 
 import pytest
 
-from post_training.arguments import absolute, finite
+from post_training.arguments import absolute, finite, whole
 from scripts import supervise
 
 
@@ -19,6 +19,13 @@ def test_range_kept():
     for convert, text in ((finite(0, 1), "1.01"), (finite(above=0), "0"), (finite(1), "0.5")):
         with pytest.raises(ArgumentTypeError, match="Set it to"):
             convert(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.0", "", "x", "9" * 6000, "٣", "1e3"])
+def test_number_that_counts_nothing_rejected(text):
+    assert whole(1)("1") == 1 and whole(0)("0") == 0
+    with pytest.raises(ArgumentTypeError, match="is invalid. Set it to a whole number from 1"):
+        whole(1)(text)
 
 
 def test_link_to_itself_is_a_path(tmp_path):

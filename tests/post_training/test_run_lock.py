@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from post_training import run_lock
-from post_training.run_lock import STALE_S, FolderInUse, FolderLock, owning
+from post_training.run_lock import STALE_S, FolderInUse, FolderLock, LivingOwners, owning
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLDER = """
@@ -176,3 +176,34 @@ def test_folders_are_given_back_where_one_is_in_use(tmp_path, holder):
     with pytest.raises(FolderInUse), owning([other, tmp_path], "run"):
         pass
     FolderLock(other, "run", wait=never).acquire()
+
+
+def test_living_owners_counted_by_role(tmp_path, holder):
+    """Roles with another beginning, released and killed owners do not count; a later owner of a role does."""
+    look = LivingOwners(tmp_path, "ru").look
+    assert look() == {"run"} and LivingOwners(tmp_path, "supervise-").look() == set()
+    with owning([tmp_path], "run-other"):
+        assert look() == {"run", "run-other"}
+    assert look() == {"run"}
+    holder.kill()
+    holder.wait()
+    assert look() == set()
+    with owning([tmp_path], "run"):
+        assert look() == {"run"}
+
+
+def test_owner_elsewhere_lives_while_its_counter_rises(tmp_path):
+    """A file that a dead node has left looks as one of a living node, until its counter does not rise."""
+    beat, clock = elsewhere(tmp_path), Clock()
+    look = LivingOwners(tmp_path, "run", clock).look
+    assert look() == set()
+    clock.wait(60)
+    assert look() == set(), "left by a node that is dead"
+    beat(8)
+    assert look() == {"run"}
+    clock.wait(STALE_S)
+    assert look() == {"run"}
+    clock.wait(1)
+    assert look() == set()
+    beat(9)
+    assert look() == {"run"}, "it has only been cut off for a while"

@@ -596,6 +596,18 @@ def test_a_job_goes_on_where_it_is_told_to(head, tmp_path, given, settings, monk
     assert code == 0 and training[-len(expected) - 1 :] == [*expected, "trainer.save_freq=50"]
 
 
+def test_fewer_nodes_are_waited_for_and_trained_on(head):
+    """Which the file's NODES bounds; the training gets the same number."""
+    code, said = head.run("--dry-run", "--nodes", "2", NODES=3)
+    lines = [shlex.split(line) for line in said.splitlines() if line.startswith("run ")]
+    (waiting,) = [line for line in lines if any("wait_for_nodes" in word for word in line)]
+    assert code == 0 and waiting[waiting.index("--nodes") + 1] == "2" and "trainer.nnodes=2" in lines[-1]
+    assert "head of 2 nodes" in said
+    for wrong in ("4", "0", "two"):
+        code, said = head.run("--dry-run", "--nodes", wrong, NODES=3)
+        assert code == 2 and "NODES in" in said and f'is "{wrong}": give a whole number from 1 to 3' in said
+
+
 @pytest.mark.parametrize("given", ["latest", "/no/global_step_5", ""])
 def test_a_folder_that_is_no_step_is_refused(head, given):
     code, said = head.run("--dry-run", "--resume", given)

@@ -15,12 +15,14 @@ from typing import TextIO
 import pytest
 
 from post_training.report.metrics import read_entries
+from post_training.report.run_folder import read_configuration
 from rehearsal.plan import DEFAULT_TRAIN_DATA
 from rehearsal.processes import remove_emulated_dies
 from rehearsal.resume_proof.comparison import compare
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 from tests.scripts.cluster_files import ROOT, lines_of_a_first_step, write_cluster_file
 from tests.scripts.namespaces import INTERFACE, Node, ip, reason_why_not, two_nodes
+from verl_patches.features.training_checkpoint.step_folders import newest_step
 from verl_patches.trainer.own_ray.processes import wait_until
 
 LAUNCHER = ROOT / "scripts" / "train_deepseekv3_256die_random_init.sh"
@@ -124,6 +126,8 @@ while True:
 
 # A job of two dies, which can be gone on with after every step.
 STEPS = 3
+# Enough for a node to come back while another one trains alone.
+ELASTIC_STEPS = 16
 SMALL_JOB = (
     "+scale=emulated_qwen2_5", f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1", "trainer.test_freq=-1",
     "trainer.val_before_train=false", "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
@@ -191,6 +195,63 @@ def test_supervised_nodes_outlive_a_taken_port_and_a_machine_that_loses_power(no
     train(nodes, [*job, *writing_to(unbroken)], tmp_path)
     compared = compare(unbroken, output, STEPS)
     assert compared.differing == () and compared.steps == STEPS, compared
+
+
+@pytest.mark.exhaustive("trains three times")
+@pytest.mark.timeout(3000)
+def test_elastic_training_goes_on_without_a_node_and_back_to_it(nodes, inputs, tmp_path):
+    """The worker loses power and does not come back for the wait; while one node trains, it does."""
+    head, worker = nodes
+    output, policy = tmp_path / "run", tmp_path / "policy.yaml"
+    policy.write_text("retry_options: {interval_seconds: 1}\n")
+    line = [sys.executable, "scripts/supervise.py", "--policy", str(policy), "--output", str(output), "--elastic"]
+    line += ["--wait-for-nodes", "5", "--look-for-nodes", "1", "--", *small_job(tmp_path, inputs[1])]
+    line += [f"trainer.total_training_steps={ELASTIC_STEPS}", *writing_to(output)]
+    with ExitStack() as files:
+        logs = [files.enter_context((tmp_path / name).open("w")) for name in ("head", "worker", "worker again")]
+
+        def until(what: Callable[[], bool]) -> None:
+            happened = wait_until(lambda: leading.poll() is not None or what(), SECONDS_ALLOWED)
+            assert happened and leading.poll() is None, (tmp_path / "head").read_text()[-6000:]
+
+        following = start(worker, line, logs[1])
+        # A node is there once its supervisor is.
+        assert wait_until(lambda: list(output.glob(".supervise-*.owner.1")) != [], SECONDS_ALLOWED)
+        leading = start(head, line, logs[0])
+        until(lambda: (output / "checkpoints" / "global_step_1").is_dir())
+        ip("-n", worker.name, "link", "set", INTERFACE, "down")
+        worker.kill()
+        following.wait(60)
+        remove_emulated_dies(worker.name)
+        ip("-n", worker.name, "link", "set", INTERFACE, "up")
+        until(lambda: len(starts(output)) == 2)
+        alone = starts(output)[1]["from_step"]
+        until(lambda: newest_step(output / "checkpoints")[0] > alone)
+        again = start(worker, line, logs[2])
+        for process in (leading, again):
+            process.wait(SECONDS_ALLOWED)
+    said = [(tmp_path / name).read_text() for name in ("head", "worker again")]
+    assert [leading.returncode, again.returncode] == [0, 0], said[0][-6000:] + said[1][-3000:]
+    # The collective of the head may notice before Ray does.
+    assert len(causes(output)) == 1 and causes(output)[0] in ("ray_died", "operator_error"), said[0][-6000:]
+    assert [(each["nodes"], each["layout"]) for each in starts(output)] == [
+        (2, "as configured"),
+        (1, "FSDP over 1 dies, rollout 1 x TP1"),
+        (2, "as configured"),
+    ]
+    first, second, third = (each["from_step"] for each in starts(output))
+    assert 0 == first < second < third < ELASTIC_STEPS
+    assert "2 of 2 nodes are there: the training goes back to 2 at its next checkpoint" in said[0]
+    assert "the head's supervisor has ended the training with 0" in said[1]
+    assert [node.processes() for node in nodes] == [[], []]
+    records = read_entries(output / "metrics.jsonl")
+    assert [record["step"] for record in records] == list(range(1, ELASTIC_STEPS + 1))
+    assert read_configuration(output)["trainer"]["nnodes"] == 2
+
+
+def starts(output: Path) -> list[dict]:
+    """The starts of the head, as its supervisor writes them: their nodes, layout and first step."""
+    return [entry for entry in read_entries(output / "supervision.jsonl") if "of_nodes" in entry]
 
 
 def causes(output: Path) -> list[str]:

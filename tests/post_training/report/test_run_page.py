@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from post_training.report import ReportError, StepRecord
+from post_training.report.nodes import nodes_by_step
 from post_training.report.run_page import _table, render_page, write_page
 from tests.html_pages import StrictPage, shown_by_chromium
 
@@ -159,3 +160,18 @@ def test_the_strict_reader_finds_what_is_wrong():
     for page in ("<!doctype html><p><b></p></b>", "<!doctype html><p>", "<!doctype html><img src=x>", "<p></p>"):
         with pytest.raises(AssertionError):
             StrictPage(page)
+
+
+def test_page_says_on_how_many_nodes_each_step_was_made(tmp_path):
+    """A node is lost after step 4 of checkpoint 2, comes back at 6; the last start follows a failure without a loss."""
+    folder = write_run(tmp_path / "run", steps=9)
+    starts = [(2, 0, "as configured"), (1, 2, "FSDP over 8 dies"), (2, 6, "as configured"), (2, 8, "as configured")]
+    entries = [{"message": "of 2 nodes it can go on with 1"}]
+    entries += [{"nodes": n, "of_nodes": 2, "from_step": step, "layout": text} for n, step, text in starts]
+    (folder / "supervision.jsonl").write_text("".join(json.dumps(each) + "\n" for each in entries))
+    stretches = [(each.first, each.last, each.nodes) for each in nodes_by_step(folder, 9)]
+    assert stretches == [(1, 2, 2), (3, 6, 1), (7, 9, 2)]
+    page = render_page(folder)
+    assert "<tr><td>3 to 6</td><td>1 of 2</td><td>FSDP over 8 dies</td></tr>" in page
+    (folder / "supervision.jsonl").unlink()
+    assert "Nodes by step" not in render_page(folder)

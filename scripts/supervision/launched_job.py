@@ -1,0 +1,112 @@
+"""What a launcher would start on this node, as its dry run says, and with which fewer nodes the plan lets it go on."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from post_training.plan.fewer_nodes import Layout, Layouts
+
+ROOT = Path(__file__).resolve().parents[2]
+_MODEL, _CLUSTER, _JOIN, _NAME = "actor_rollout_ref.model.path", "--cluster", "--join", "--config-name"
+_ROLE = re.compile(r"^node \S+ on \S+: (head|worker) of \d+ nodes ", re.MULTILINE)
+_EMULATED = re.compile(r"^export NPU_EMULATOR_CAPACITY_MB=(\d+)$", re.MULTILINE)
+_TRAINING = "verl_patches.trainer.main_ppo"
+
+
+@dataclass(frozen=True)
+class LaunchedJob:
+    """A job of several nodes. words: of the training's command. emulated_mb: of an emulated die; None on NPUs."""
+
+    words: tuple[str, ...]
+    cluster: str | None
+    emulated_mb: int | None
+
+    @property
+    def model(self) -> Path:
+        """The model's config.json."""
+        given = [word.partition("=")[2] for word in self.words if word.lstrip("+").startswith(f"{_MODEL}=")]
+        return Path(given[-1].strip("'\"")) / "config.json"
+
+    def plan_command(self, overrides: Sequence[str], least: int, die_memory: str) -> list[str]:
+        """The command that prints the layouts of fewer nodes as JSON."""
+        name = self.words[self.words.index(_NAME) + 1]
+        command = [sys.executable, str(ROOT / "scripts" / "plan.py"), _NAME, name, "--model", str(self.model)]
+        command += ["--fewer-nodes", "--min-nodes", str(least), "--json"]
+        command += [_CLUSTER, self.cluster] if self.cluster else []
+        if self.emulated_mb is None:
+            command += ["--die-memory", die_memory, "--host-memory", f"{_host_kib()}KiB"]
+        else:
+            command += ["--die-memory", f"{self.emulated_mb}MiB", "--emulated"]
+        given = self.words[self.words.index(_NAME) + 2 :]
+        return [*command, *given, *overrides]
+
+
+def describe_launched(command: Sequence[str]) -> LaunchedJob | None:
+    """The job of a launcher's command; None on a node that gives its dies to another one's training.
+
+    Raises:
+        ValueError: no launcher of several nodes, or one that refuses its arguments; one sentence.
+    """
+    if not any(word.endswith(".sh") for word in command):
+        raise ValueError("--elastic is invalid: the command is no launcher of several nodes. Pass one after --")
+    if _JOIN in command:
+        raise ValueError(
+            "--join is invalid with --elastic: the nodes of a Ray that somebody else has started have no supervisors. "
+            "Take one of them away"
+        )
+    ended = subprocess.run(
+        with_options(command, ["--dry-run"]), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    role = _ROLE.search(ended.stdout)
+    if ended.returncode or not role:
+        said = (ended.stderr.strip().splitlines() or ["it prints no role of this node in its --dry-run"])[-1]
+        raise ValueError(f"--elastic is invalid: the launcher says: {said.removeprefix('error: ')}")
+    if role[1] == "worker":
+        return None
+    lines = [shlex.split(line)[1:] for line in ended.stdout.splitlines() if line.startswith("run ")]
+    emulated = _EMULATED.search(ended.stdout)
+    cluster = command[command.index(_CLUSTER) + 1] if _CLUSTER in command else None
+    (words, *_) = [line for line in reversed(lines) if _TRAINING in line]
+    return LaunchedJob(tuple(words), cluster, int(emulated[1]) if emulated else None)
+
+
+def with_options(command: Sequence[str], options: Sequence[str]) -> list[str]:
+    """A launcher's command with more options of its own, which stand before ``--``."""
+    place = command.index("--") if "--" in command else len(command)
+    return [*command[:place], *options, *command[place:]]
+
+
+def plan_layouts(job: LaunchedJob, overrides: Sequence[str], least: int, die_memory: str) -> Layouts:
+    """The layouts of fewer nodes.
+
+    The plan runs in a process of its own: a supervisor lives for weeks and must hold neither verl nor torch.
+
+    Raises:
+        ValueError: the configuration is rejected, or cannot go on with fewer nodes; one sentence.
+    """
+    command = job.plan_command(overrides, least, die_memory)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if ended.returncode not in (0, 1):
+        said = (ended.stderr.strip().splitlines() or [f"it ended with exit status {ended.returncode}"])[-1]
+        raise ValueError(said.removeprefix("error: ").removeprefix("plan.py: error: "))
+    try:
+        found = json.loads(ended.stdout)
+    except ValueError as error:
+        said = (ended.stderr.strip().splitlines() or ["it prints no JSON"])[-1]
+        raise ValueError(f"the plan of fewer nodes failed: {said}") from error
+    fitting = tuple(Layout(each["nodes"], each["text"], tuple(each["overrides"])) for each in found["fitting"])
+    short = {int(nodes): reason for nodes, reason in found["short"].items()}
+    return Layouts(found["configured"], found["least"], fitting, short)
+
+
+def _host_kib() -> int:
+    """Memory of this node; all nodes of a job are alike."""
+    (line,) = [each for each in Path("/proc/meminfo").read_text().splitlines() if each.startswith("MemTotal:")]
+    return int(line.split()[1])

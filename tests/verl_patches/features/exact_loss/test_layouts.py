@@ -1,0 +1,66 @@
+"""A job that goes on in another layout takes the same optimizer step: gradients of one batch on four dies and on two.
+
+The batch is the same, the model is a DeepSeek-V3 in float32. The difference is its norm over the norm of the gradients,
+over all weights.
+"""
+
+from itertools import combinations
+
+import pytest
+import torch
+
+from tests.post_training.models.megatron.deepseek_v3_checkpoint import build_model
+from tests.ranks import run_ranks
+from tests.verl_patches.features.exact_loss.test_gradients import NOTICEABLE, TOLERANCE
+from tests.verl_patches.features.exact_loss.whole_pass import make_batch
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = "tests.verl_patches.features.exact_loss.layouts_program"
+DIES = (4, 2)
+
+
+@pytest.fixture(scope="module")
+def gradients(tmp_path_factory):
+    """By layout and cut: the gradients of all weights, by their HF names."""
+    folder = tmp_path_factory.mktemp("layouts")
+    model = build_model()
+    model.lm_head.weight.data.mul_(0.1)  # as whole_pass.write_reference does, and why
+    model.save_pretrained(folder / "checkpoint")
+    torch.save({"batch": make_batch()}, folder / "reference.pt")
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    found = {}
+    for dies in DIES:
+        run_ranks(PROGRAM, dies, folder)
+        ranks = [torch.load(folder / f"rank{rank}of{dies}.pt", weights_only=True) for rank in range(dies)]
+        found |= {name: whole([rank[name] for rank in ranks], shapes) for name in ranks[0]}
+    return found
+
+
+def whole(ranks, shapes):
+    """What ranks have of the gradients, put together: every element of every trained weight."""
+    names = {canonical for slices in ranks for canonical, *_ in slices}
+    made = {name: torch.full(shapes[name], torch.nan) for name in names}
+    for slices in ranks:
+        for canonical, box, values in slices:
+            made[canonical][tuple(slice(*interval) for interval in box)] = values
+    assert not any(values.isnan().any() for values in made.values())
+    return made
+
+
+def difference(left, right):
+    assert left.keys() == right.keys()
+    apart = sum((left[name].double() - right[name].double()).square().sum() for name in left)
+    return (apart / sum(values.double().square().sum() for values in left.values())).sqrt().item()
+
+
+def test_gradients_do_not_depend_on_dies_parallel_sizes_and_cut(gradients):
+    exact = {name: found for name, found in gradients.items() if "upstream" not in name}
+    assert len(exact) == 14 and len(next(iter(exact.values()))) > 1500, "every expert of three layers"
+    worst = {f"{a}; {b}": difference(exact[a], exact[b]) for a, b in combinations(exact, 2)}
+    assert max(worst.values()) < TOLERANCE, max(worst.items(), key=lambda each: each[1])
+
+
+def test_upstreams_gradients_depend_on_them(gradients):
+    found = {name: gradients[f"{name}, upstream"] for name in ("data4", "data2")}
+    assert difference(found["data4"], found["data2"]) > NOTICEABLE
