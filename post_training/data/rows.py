@@ -27,6 +27,23 @@ def to_row(problem: Problem, index: int, split_name: str, data_source: str | Non
     }
 
 
+def to_image_row(
+    question: str, answer: str, images: Sequence[bytes], index: int, split_name: str, data_source: str, instruction: str
+) -> dict[str, Any]:
+    """Returns one row with images under `parquet.IMAGE_SCHEMA`, as verl's geo3k.py makes it.
+
+    ``question`` says ``<image>`` where each of the encoded ``images`` belongs.
+    """
+    return {
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": f"{question} {instruction}" if instruction else question}],
+        "images": [{"bytes": image, "path": None} for image in images],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": answer},
+        "extra_info": {"split": split_name, "index": index, "answer": answer, "question": question},
+    }
+
+
 def split(items: Sequence[Item], test_count: int, seed: int) -> tuple[list[Item], list[Item]]:
     """Shuffles ``items`` and splits them into training and test items; the same seed gives the same two lists.
 
