@@ -14,6 +14,7 @@ from post_training.layouts.layout import RolloutPlacement
 from post_training.models.expert_placement import ExpertPlacement, expert_placement_findings
 from post_training.models.families import (
     ModelFamily,
+    decoder_values,
     families,
     family_of,
     find_family,
@@ -73,8 +74,9 @@ def model_findings(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
     Args:
         config: the values of the model's config.json.
     """
+    config = decoder_values(config)
     trained = _as_trained(config, use)
-    for rule in (_architecture, _variants, _rope, _context, _layout, _graph, _tables):
+    for rule in (_architecture, _backend, _variants, _rope, _context, _layout, _graph, _tables):
         found = list(rule(trained, use))
         yield from found
         if found:  # the next rules build on what this one has found sound
@@ -102,6 +104,16 @@ def _architecture(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
         reason = f"transformers would read another model than {family.architecture}"
         known = " or ".join(family.model_types)
         yield invalid("model_type", config.get("model_type"), reason, f"{_PATH} a model of type {known}")
+
+
+def _backend(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    """verl has the model for the back-end of the job."""
+    family = family_of(config)
+    if use.backend not in family.trained_with:
+        yield (
+            f"actor_rollout_ref.actor.strategy={use.backend} is invalid: verl has no Megatron model of {family.name}. "
+            "Set it to fsdp, in a configuration with ppo_trainer and fsdp_on_npu such as qwen2_5_vl_7b_geo3k"
+        )
 
 
 def _variants(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
