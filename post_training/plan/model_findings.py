@@ -76,7 +76,7 @@ def model_findings(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
     """
     config = decoder_values(config)
     trained = _as_trained(config, use)
-    for rule in (_architecture, _backend, _variants, _rope, _context, _layout, _graph, _tables):
+    for rule in (_architecture, _backend, _images, _variants, _rope, _context, _layout, _graph, _tables):
         found = list(rule(trained, use))
         yield from found
         if found:  # the next rules build on what this one has found sound
@@ -113,6 +113,23 @@ def _backend(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
         yield (
             f"actor_rollout_ref.actor.strategy={use.backend} is invalid: verl has no Megatron model of {family.name}. "
             "Set it to fsdp, in a configuration with ppo_trainer and fsdp_on_npu such as qwen2_5_vl_7b_geo3k"
+        )
+
+
+def _images(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    """Positions of prompts with images have three parts, which have been run with padding alone."""
+    if not family_of(config).reads_images:
+        return
+    sharing = use.node["actor"].get("ulysses_sequence_parallel_size") or 1
+    if sharing > 1:
+        yield (
+            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={sharing} is invalid: sequences with images have "
+            "not been run in parts. Set it to 1"
+        )
+    elif use.node["model"].get("use_remove_padding"):
+        yield (
+            "actor_rollout_ref.model.use_remove_padding=true is invalid: sequences with images have been run with "
+            "their padding alone. Set it to false"
         )
 
 

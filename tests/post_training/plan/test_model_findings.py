@@ -144,3 +144,17 @@ def test_tower_that_does_not_divide_rejected():
         "actor_rollout_ref.rollout.tensor_model_parallel_size=8 is invalid: visual.blocks.0.mlp.gate"
     )
     assert first(PUBLISHED_CONFIGS["Qwen/Qwen2.5-VL-32B-Instruct"], **job) is None
+
+
+@pytest.mark.parametrize(
+    ("group", "values", "key"),
+    [
+        ("model", {"use_remove_padding": True}, "actor_rollout_ref.model.use_remove_padding=true"),
+        ("actor", {"ulysses_sequence_parallel_size": 2}, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"),
+    ],
+)
+def test_images_without_padding_rejected(group, values, key):
+    job = use(**FSDP)
+    job.node[group].update(values)
+    assert next(model_findings(VL, job)).startswith(f"{key} is invalid: sequences with images have")
+    assert next(model_findings(QWEN, job), None) is None

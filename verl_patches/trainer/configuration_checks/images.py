@@ -1,0 +1,24 @@
+"""What a job needs whose prompts may hold images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from overlay import ConfigurationError
+from post_training.models.families import find_family
+
+
+def _reads_images(model: Mapping[str, Any] | None) -> bool:
+    family = find_family(model) if model is not None else None
+    return family is not None and family.reads_images
+
+
+def check_truncation(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
+    """A prompt that is cut loses some of its image tokens, and the model has one for each vector of an image."""
+    how = config["data"]["truncation"]
+    if _reads_images(model) and how != "error":
+        raise ConfigurationError(
+            f"data.truncation={how} is invalid: it cuts the tokens of an image, and the model fails on the rest. Set "
+            "it to error; data.filter_overlong_prompts=true leaves longer prompts out"
+        )
