@@ -26,6 +26,7 @@ from verl_patches.features.compatibility.feature import (
     DATA_FILES,
     ENTROPY_BONUS,
     FULLY_SHARDED,
+    IMAGE_PROMPTS,
     MEGATRON_ON_NPU,
     OWN_MODELS,
     ROLLOUT_SEED,
@@ -1296,6 +1297,39 @@ def serialized_bytes_are_counted(body):
     with mock.patch.object(serialized, "_bytes", 0):
         body(lambda self: (b"four", {}, {}), SimpleNamespace())
         return serialized.take()
+
+
+class _Rows(list):
+    """As much of a data set as a filter needs."""
+
+    column_names = ("prompt", "images")
+
+    def filter(self, fits, desc):
+        return _Rows(row for row in self if fits(row))
+
+
+@demonstrates("verl.utils.dataset.rl_dataset:RLHFDataset._read_files_and_tokenize", IMAGE_PROMPTS)
+def prompts_with_large_images_are_left_out(body):
+    """With one token of text, 2x2 and 4x4 image tokens are 4 and 16."""
+    from PIL import Image
+
+    counts = SimpleNamespace(patch_size=14, merge_size=2, min_pixels=28 * 28, max_pixels=1 << 20)
+    processor = SimpleNamespace(
+        image_processor=counts,
+        apply_chat_template=lambda *_, **__: "image",
+        tokenizer=lambda texts, **_: {"input_ids": [[0]] * len(texts)},
+    )
+    prompt = [{"role": "user", "content": "<image>"}]
+    rows = _Rows({"prompt": prompt, "images": [Image.new("RGB", (side, side))]} for side in (56, 112))
+    data = SimpleNamespace(
+        processor=processor, filter_overlong_prompts=True, prompt_key="prompt", image_key="images", max_prompt_length=8
+    )
+
+    def upstream(self):
+        self.dataframe = rows
+
+    body(upstream, data)
+    return [row["images"][0].size for row in data.dataframe]
 
 
 @demonstrates("verl.utils.dataset.rl_dataset:RLHFDataset._read_files_and_tokenize", DATA_FILES)

@@ -12,6 +12,7 @@ VERL_ON_MEGATRON_CORE = Feature(
     "verl_on_megatron_core", "verl 0.4.0, which is written for megatron-core 0.12, runs on 0.8.0."
 )
 DATA_FILES = Feature("data_files", "verl reads the parquet files of every release of datasets.")
+IMAGE_PROMPTS = Feature("image_prompts", "Prompts that are too long with the tokens of their images are left out.")
 ENTROPY_BONUS = Feature(
     "entropy_bonus", "An entropy bonus can be trained on Megatron, where upstream ends at the first update."
 )

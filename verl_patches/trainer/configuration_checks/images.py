@@ -7,6 +7,12 @@ from typing import Any
 
 from overlay import ConfigurationError
 from post_training.models.families import find_family
+from verl_patches.trainer.configuration_checks.model import described
+
+
+def reads_images(path: str) -> bool:
+    """Whether prompts of the model in this folder may hold images; false where this machine has no such folder."""
+    return _reads_images(described(path))
 
 
 def _reads_images(model: Mapping[str, Any] | None) -> bool:
