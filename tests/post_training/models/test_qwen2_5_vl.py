@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from post_training.layouts.layout import RolloutPlacement
 from post_training.models.families import decoder_values, family_of, sizes_of, table_for
+from post_training.models.published_names import published_name
 from post_training.report.flops import forward_flops
 from rehearsal.plan import run_environment
 from tests.post_training.models.published_configs import PUBLISHED_CONFIGS, nested
@@ -27,19 +29,25 @@ def published(size):
     return copy.deepcopy(PUBLISHED_CONFIGS[f"Qwen/Qwen2.5-VL-{size}-Instruct"])
 
 
-def as_files_say(name):
-    """The name that save_pretrained of transformers 4.52 gives a parameter, which is the published one."""
-    return name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
-
-
 @pytest.mark.parametrize("size", MODELS)
 def test_shapes_equal_those_of_transformers(size):
     with torch.device("meta"):
         model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**published(size)))
-    theirs = {as_files_say(name): tuple(weight.shape) for name, weight in model.named_parameters()}
+    theirs = {published_name(name): tuple(weight.shape) for name, weight in model.named_parameters()}
     ours = table_for(published(size)).shapes
     assert ours == theirs
     assert 2 * sum(prod(shape) for shape in ours.values()) == MODELS[size]
+
+
+def test_published_names_are_those_that_transformers_saves(tmp_path):
+    config = published("3B") | {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 64, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 2, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+    config["vision_config"] |= {"hidden_size": 32, "num_heads": 2, "out_hidden_size": 32, "depth": 1}
+    model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**config))
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert set(file.keys()) == {published_name(name) for name, _ in model.named_parameters()}
+        assert set(file.keys()) == set(table_for(config).shapes)
 
 
 @pytest.mark.parametrize("size", MODELS)
