@@ -33,8 +33,8 @@ from post_training.models.published_names import published_name
 class FlatShard:
     """The elements `start` to `stop` of a weight, which lie from `offset` on in this rank's shard of a flat parameter.
 
-    shape: of the weight as a matrix. flat: the shard, a vector, or the DTensor whose share it is. state: what torch's AdamW keeps of all of it, empty
-    before the first update.
+    shape: of the weight as a matrix. flat: the shard, a vector, or the DTensor whose share it is. state: what torch's
+    AdamW keeps of all of it, empty before the first update.
     """
 
     local: str
