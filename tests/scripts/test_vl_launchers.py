@@ -49,9 +49,7 @@ def test_launcher_plans_its_job(command, tmp_path):
         (tmp_path / "geometry3k" / "data" / f"{name}-00000-of-00001.parquet").touch()
     words = [re.sub("^/data/", f"{tmp_path}/", word) for word in command if word != "--dry-run"]
     words.insert(2, "--dry-run")
-    ended = subprocess.run(
-        words, cwd=ROOT, env=dict(os.environ), stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+    ended = subprocess.run(words, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     name = Path(command[1]).stem.removeprefix("train_")
     assert f"run python3 -m verl_patches.trainer.main_ppo --config-name {name} " in ended.stdout
