@@ -19,6 +19,7 @@ from verl import DataProto
 
 import overlay
 from tests.demonstrations import Upstream, demonstrates
+from tests.demonstrations.vllm_patches import module_with
 from verl_patches.features import settings
 from verl_patches.features.alerts.feature import ALERTS
 from verl_patches.features.answer_ends.feature import ANSWER_ENDS
@@ -27,6 +28,7 @@ from verl_patches.features.compatibility.feature import (
     ENTROPY_BONUS,
     FULLY_SHARDED,
     IMAGE_PROMPTS,
+    IMAGES,
     MEGATRON_ON_NPU,
     OWN_MODELS,
     ROLLOUT_SEED,
@@ -1346,3 +1348,17 @@ def types_of_a_later_release_are_those_of_the_file(body):
     except ValueError as error:
         return str(error)
     return str(read)
+
+
+@demonstrates("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:apply_rotary_pos_emb_flashatt", IMAGES)
+def the_operator_gets_cosines_as_wide_as_a_head(body):
+    heads, angles = torch.ones(1, 2, 1, 4, dtype=torch.bfloat16), torch.zeros(2, 4)
+    with module_with("torch_npu", npu_rotary_mul=lambda x, cos, sin: x * cos + sin):
+        return str(body(heads, 2 * heads, angles.cos(), angles.sin()))
+
+
+@demonstrates("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:Qwen2_5_VisionPatchEmbed.forward", IMAGES)
+def patches_are_multiplied(body):
+    """With one channel of two frames of two pixels."""
+    module = SimpleNamespace(proj=SimpleNamespace(weight=torch.arange(8.0).view(2, 1, 2, 1, 2)))
+    return str(body(module, torch.ones(1, 4, dtype=torch.bfloat16)))

@@ -19,7 +19,12 @@ ENTROPY_BONUS = Feature(
 FULLY_SHARDED = Feature(
     "fully_sharded", "FSDP2 of verl 0.4.0, which is written for CUDA and later releases of torch, runs on an NPU."
 )
-VERL_ON_VLLM = Feature("verl_on_vllm", "verl 0.4.0 starts engines of vLLM 0.9.1 for text models.")
+VERL_ON_VLLM = Feature(
+    "verl_on_vllm", "verl 0.4.0 starts engines of vLLM 0.9.1, for text models and for those that read images."
+)
+IMAGES = Feature(
+    "images", "Models that read images compute on an NPU, and their rollout takes new weights on any number of dies."
+)
 VLLM_ON_TORCH = Feature("vllm_on_torch", "vLLM 0.9.1, which is written for torch 2.7, runs on 2.5.1.")
 OWN_MODELS = Feature(
     "own_models", "verl trains families that the pinned megatron-core cannot build with this project's modules for it."
