@@ -76,7 +76,7 @@ def model_findings(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
     """
     config = decoder_values(config)
     trained = _as_trained(config, use)
-    for rule in (_architecture, _backend, _images, _variants, _rope, _context, _layout, _graph, _tables):
+    for rule in (_architecture, _backend, _images, _image_rows, _variants, _rope, _context, _layout, _graph, _tables):
         found = list(rule(trained, use))
         yield from found
         if found:  # the next rules build on what this one has found sound
@@ -168,6 +168,25 @@ def _context(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
         )
         remedy = f"Lower these keys, or set {_PATH.removeprefix('Set ')} a model with a longer context"
         yield invalid("max_position_embeddings", config["max_position_embeddings"], reason, remedy)
+
+
+def _image_rows(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    """verl cuts rows with images by their number, and no feature drops their images."""
+    if not family_of(config).reads_images:
+        return
+    node, overlay = use.node, use.node.get("overlay") or {}
+    for group in ("actor", "ref", "rollout"):
+        switch = "use_dynamic_bsz" if group == "actor" else "log_prob_use_dynamic_bsz"
+        if (node.get(group) or {}).get(switch):
+            yield (
+                f"actor_rollout_ref.{group}.{switch}=true is invalid: verl cuts rows with images by their number "
+                "alone. Set it to false"
+            )
+    if (overlay.get("partial_rollout") or {}).get("enabled"):
+        yield (
+            "actor_rollout_ref.overlay.partial_rollout.enabled=true is invalid: an answer would go on without its "
+            "images. Set it to false"
+        )
 
 
 def _context_length(config: Mapping[str, Any]) -> float:

@@ -158,3 +158,25 @@ def test_images_without_padding_rejected(group, values, key):
     job.node[group].update(values)
     assert next(model_findings(VL, job)).startswith(f"{key} is invalid: sequences with images have")
     assert next(model_findings(QWEN, job), None) is None
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value", "says"),
+    [
+        ("actor", "use_dynamic_bsz", True, "actor.use_dynamic_bsz=true is invalid: verl cuts rows with images"),
+        ("ref", "log_prob_use_dynamic_bsz", True, "ref.log_prob_use_dynamic_bsz=true is invalid: verl cuts rows"),
+        ("rollout", "log_prob_use_dynamic_bsz", True, "rollout.log_prob_use_dynamic_bsz=true is invalid: verl cuts"),
+        (
+            "overlay",
+            "partial_rollout",
+            {"enabled": True},
+            "partial_rollout.enabled=true is invalid: an answer would go",
+        ),
+    ],
+)
+def test_features_without_images_rejected(group, key, value, says):
+    for config in (VL, QWEN):
+        job = use(backend="fsdp")
+        job.node.setdefault(group, {})[key] = value
+        found = next(model_findings(config, job), None)
+        assert found is None if config is QWEN else says in found

@@ -30,7 +30,7 @@ from verl_patches.trainer.configuration_checks.fsdp import (
     check_token_limits,
 )
 from verl_patches.trainer.configuration_checks.handed_over import check_engine_arguments, check_transformer_options
-from verl_patches.trainer.configuration_checks.images import check_truncation
+from verl_patches.trainer.configuration_checks.images import check_micro_batches, check_truncation
 from verl_patches.trainer.configuration_checks.model import check_model, check_model_path, check_stages, described
 from verl_patches.trainer.configuration_checks.names import known_keys, unknown_key
 from verl_patches.trainer.configuration_checks.rollout import (
@@ -107,6 +107,7 @@ def check_configuration(config: Mapping[str, Any], model: Mapping[str, Any] | No
     check_graphs(values)
     check_model(values, model)
     check_truncation(values, model)
+    check_micro_batches(values, model)
     for feature in FEATURES:
         feature.check(values, settings)
     check_stages(values)
