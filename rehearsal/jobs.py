@@ -50,11 +50,14 @@ def scale_of(configuration: str) -> Scale:
 
 
 DEFAULT_JOB = "rehearsal"
+# That of a model whose prompts may hold images.
+IMAGE_JOB = "rehearsal_images"
 _TINY_QWEN = "+scale=emulated_qwen2_5"
 JOBS = {
     job.configuration: job
     for job in (
         Job(DEFAULT_JOB),
+        Job(IMAGE_JOB, "qwen2_5_vl", dies=2),
         Job("qwen2_5_0_5b_gsm8k", "qwen2", dies=2, settings=(_TINY_QWEN,)),
         Job("qwen2_5_1_5b_math_one_card", "qwen2", dies=1, settings=(_TINY_QWEN,)),
         Job("qwen2_5_vl_3b_geo3k_one_card", "qwen2_5_vl", dies=2, settings=(_TINY_VISION, f"{_ROLLOUT_TP}=1")),

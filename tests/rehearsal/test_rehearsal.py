@@ -34,7 +34,7 @@ from rehearsal.preflight import (
     is_whole,
 )
 from rehearsal.stages import check_before_anything, last_error
-from rehearsal.tiny_model.architecture import TINY_MODELS
+from rehearsal.tiny_model.architecture import TINY_MODELS, reads_images
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBLEMS = "\n".join(json.dumps({"problem": f"{n}+1", "answer": str(n + 1)}) for n in range(80))
@@ -219,7 +219,9 @@ def test_the_rehearsal_of_each_family_is_composed_and_checked(model):
     config = compose_checked(make_plan(Options(model=model), "time"))["actor_rollout_ref"]
     experts = sizes_of(TINY_MODELS[model]).experts
     assert config["overlay"]["rollout"]["expert_parallel_size"] == (4 if experts else 1)
-    assert bool(config["actor"]["megatron"]["override_transformer_config"]) == bool(experts)
+    megatron = config["actor"].get("megatron", {})
+    assert bool(megatron.get("override_transformer_config")) == bool(experts)
+    assert ("fsdp_config" in config["actor"]) == reads_images(model)
     assert find_family(TINY_MODELS[model]).architecture in TINY_MODELS[model]["architectures"]
 
 
