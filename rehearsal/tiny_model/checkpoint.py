@@ -16,6 +16,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoModelForVision2Seq, PreTrainedModel, Qwen2_5_VLProcessor
 
 from post_training.data import INSTRUCTION, read_problems
+from post_training.models.published_names import published_name
 from rehearsal import image_task
 from rehearsal.tiny_model import image_warm_start, warm_start
 from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS, reads_images, tiny_config
@@ -168,7 +169,7 @@ def _write_model(model: PreTrainedModel, dtype: torch.dtype, folder: Path) -> No
     """
     tied = model._tied_weights_keys if model.config.tie_word_embeddings else ()
     state = {
-        _published(name): tensor.detach()
+        published_name(name): tensor.detach()
         .to(torch.float32 if name.endswith("e_score_correction_bias") else dtype)
         .contiguous()
         for name, tensor in model.state_dict().items()
@@ -183,8 +184,3 @@ def _write_model(model: PreTrainedModel, dtype: torch.dtype, folder: Path) -> No
         (folder / "config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
     model.generation_config.save_pretrained(folder)
     safetensors.torch.save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _published(name: str) -> str:
-    """Return the name in the files of a tensor of transformers' model."""
-    return name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")

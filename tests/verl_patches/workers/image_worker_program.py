@@ -24,18 +24,11 @@ from verl.workers.fsdp_workers import ActorRolloutRefWorker
 
 from post_training.layouts.layout import RolloutPlacement
 from post_training.models.families import table_for
+from post_training.models.published_names import published_name
 from verl_patches.trainer.main_ppo import compose
 
 PROMPTS = 4
 _GENERATED_FROM = ["raw_prompt_ids", "multi_modal_data"]
-_NAMES_OF_TRANSFORMERS = {"model.language_model.": "model.", "model.visual.": "visual."}
-
-
-def published(name: str) -> str:
-    """The name in files of a weight of transformers' model."""
-    for inner, outer in _NAMES_OF_TRANSFORMERS.items():
-        name = name.replace(inner, outer)
-    return name
 
 
 def rollout(worker: Any, rows: list, config: Any) -> DataProto:
@@ -87,7 +80,7 @@ def differing(worker: Any, trained: dict[str, torch.Tensor]) -> list[str]:
 def whole_weights(worker: Any) -> dict[str, torch.Tensor]:
     """All weights of training, by their names in files. Collective."""
     return {
-        published(name): (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu()
+        published_name(name): (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu()
         for name, value in worker.actor_module_fsdp.state_dict().items()
     }
 
@@ -153,4 +146,4 @@ def _only(data: DataProto, name: str) -> DataProto:
 def _load(model: Any, weights: dict[str, torch.Tensor]) -> None:
     """Give transformers' model these weights, all of which it must have."""
     own = model.state_dict()
-    model.load_state_dict({name: weights[published(name)] for name in own})
+    model.load_state_dict({name: weights[published_name(name)] for name in own})
