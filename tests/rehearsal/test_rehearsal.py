@@ -225,6 +225,14 @@ def test_the_rehearsal_of_each_family_is_composed_and_checked(model):
     assert find_family(TINY_MODELS[model]).architecture in TINY_MODELS[model]["architectures"]
 
 
+def test_data_of_text_for_a_model_with_images_rejected(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        parse_arguments(["--model", "qwen2_5_vl", "--data", str(tmp_path / "gsm8k.jsonl")])
+    assert "gsm8k.jsonl is invalid: the model is trained on images that are drawn" in capsys.readouterr().err
+    options, _ = parse_arguments(["--model", "qwen2_5_vl"])
+    assert options.dies == 2 and make_plan(options, "time").job.configuration == "rehearsal_images"
+
+
 def test_what_a_family_does_not_have_is_refused_in_one_sentence():
     stages = "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list"
     assert "verl builds Qwen3; take the key away" in refusal(f"+{stages}=[3,1]", model="qwen3")
