@@ -8,6 +8,7 @@ import verl_patches.prelude_patch  # noqa: F401
 # isort: split
 import copy
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,6 +105,7 @@ def main(folder: Path) -> None:
     config = compose("rehearsal_images", request["overrides"])
     processor = AutoProcessor.from_pretrained(folder / "model", use_fast=False)
     data = RLHFDataset(str(folder / "data" / "train.parquet"), processor.tokenizer, config.data, processor)
+    torch.npu.set_device(int(os.environ["LOCAL_RANK"]))  # a worker of Ray's sees its own die alone
     worker = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="actor_rollout_ref")
     worker.init_model()
     model = AutoModelForVision2Seq.from_pretrained(folder / "model", torch_dtype=torch.float32).eval()
