@@ -1362,3 +1362,11 @@ def patches_are_multiplied(body):
     """With one channel of two frames of two pixels."""
     module = SimpleNamespace(proj=SimpleNamespace(weight=torch.arange(8.0).view(2, 1, 2, 1, 2)))
     return str(body(module, torch.ones(1, 4, dtype=torch.bfloat16)))
+
+
+@demonstrates("verl.utils.tokenizer:hf_processor", IMAGES)
+def the_data_set_knows_the_image_processor(body):
+    fast = type("Qwen2VLImageProcessorFast", (), {})
+    slow = SimpleNamespace(from_pretrained=lambda folder, use_fast: f"{folder} use_fast={use_fast}")
+    with module_with("transformers", AutoImageProcessor=slow):
+        return str(body(lambda folder, **_: SimpleNamespace(image_processor=fast()), "model").image_processor)[:20]

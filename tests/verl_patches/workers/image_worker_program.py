@@ -34,7 +34,7 @@ _GENERATED_FROM = ["raw_prompt_ids", "multi_modal_data"]
 
 def rollout(worker: Any, rows: list, config: Any) -> DataProto:
     """The answers to this rank's share of the rows, as verl's loop joins them with their prompts."""
-    batch = DataProto.from_single_dict(collate_fn(rows))
+    batch = DataProto.from_single_dict(collate_fn(rows)).chunk(dist.get_world_size())[dist.get_rank()]
     asked = batch.pop(["input_ids", "attention_mask", "position_ids"], _GENERATED_FROM)
     asked.meta_info["do_sample"] = True
     answers = worker.generate_sequences(asked)
@@ -109,14 +109,14 @@ def main(folder: Path) -> None:
     worker = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="actor_rollout_ref")
     worker.init_model()
     model = AutoModelForVision2Seq.from_pretrained(folder / "model", torch_dtype=torch.float32).eval()
-    rank, share = dist.get_rank(), PROMPTS // dist.get_world_size()
+    rank = dist.get_rank()
     found: list[dict[str, Any]] = []
     for step in range(2):
-        mine = range(step * PROMPTS + rank * share, step * PROMPTS + (rank + 1) * share)
+        asked = range(step * PROMPTS, (step + 1) * PROMPTS)
         weights = whole_weights(worker)
         _load(model, weights)
         with observed(worker, weights) as seen:
-            batch = rollout(worker, [data[row] for row in mine], config)
+            batch = rollout(worker, [data[row] for row in asked], config)
         batch = batch.union(_only(worker.compute_log_prob(copy.deepcopy(batch)), "old_log_probs"))
         batch = batch.union(worker.compute_ref_log_prob(copy.deepcopy(batch)))
         worst, right = referee(model, batch)
