@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     upstream="not forwarded: the name is compared by verl alone",
     remove_when="the pinned verl gives positions in three parts for Qwen2VLImageProcessorFast",
 )
-def hf_processor(upstream: Callable[..., ProcessorMixin | None], name_or_path: str, **options: Any) -> Any:
+def hf_processor(
+    upstream: Callable[..., ProcessorMixin | None], name_or_path: str, **options: Any
+) -> ProcessorMixin | None:
     processor = upstream(name_or_path, **options)
     images = getattr(processor, "image_processor", None)
-    if type(images).__name__ == "Qwen2VLImageProcessorFast":
+    if processor is not None and type(images).__name__ == "Qwen2VLImageProcessorFast":
         from transformers import AutoImageProcessor
 
         processor.image_processor = AutoImageProcessor.from_pretrained(name_or_path, use_fast=False)

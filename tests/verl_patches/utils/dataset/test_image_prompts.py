@@ -13,6 +13,7 @@ from post_training.data.parquet import IMAGE_SCHEMA, write_files
 from rehearsal.image_task import draw_exercises, write_image_task
 from rehearsal.plan import DEFAULT_TRAIN_DATA
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
+from verl_patches.utils.tokenizer import hf_processor
 
 LENGTHS = {"max_prompt_length": 64, "filter_overlong_prompts": False, "image_key": "images"}
 
@@ -46,7 +47,8 @@ def test_rows_with_images_equal_transformers(tmp_path):
 
     request = CheckpointRequest(DEFAULT_TRAIN_DATA, 0, "float32", None, "qwen2_5_vl")
     make_checkpoint(request, tmp_path / "model", lambda step, loss: None)
-    config, processor = (kind.from_pretrained(tmp_path / "model") for kind in (AutoConfig, AutoProcessor))
+    config = AutoConfig.from_pretrained(tmp_path / "model")
+    processor = hf_processor(AutoProcessor.from_pretrained, str(tmp_path / "model"), use_fast=True)  # as verl's trainer
     with torch.device("meta"):
         model = Qwen2_5_VLForConditionalGeneration(config)
     write_image_task(tmp_path, 1, 4)
