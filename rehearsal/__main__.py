@@ -18,8 +18,8 @@ from post_training.masking import masked_output
 from post_training.report.run_folder import at
 from post_training.terminal import escape_output
 from rehearsal.jobs import DEFAULT_JOB, JOBS
-from rehearsal.plan import OPTIONS_NAME, ROOT, MaskedOverride, Options, Plan, make_plan
-from rehearsal.tiny_model.architecture import TINY_MODELS
+from rehearsal.plan import OPTIONS_NAME, ROOT, MaskedOverride, Options, Plan, job_of, make_plan
+from rehearsal.tiny_model.architecture import TINY_MODELS, reads_images
 
 DONE, FAILED, REFUSED, SIGNALLED = 0, 1, 2, 128
 ENVIRONMENT_PYTHON = ROOT / ".venv" / "bin" / "python"
@@ -71,7 +71,10 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
             parser.error(f"--resume {resumed} is not the folder of a rehearsal, which has a {OPTIONS_NAME}")
     if values["model"] and values["job"] != DEFAULT_JOB:
         parser.error(f"--model is for the job {DEFAULT_JOB}, and {values['job']} has its own; take one of the two away")
-    values["dies"] = values["dies"] or JOBS[values["job"]].dies
+    job = job_of(values["job"], values["model"])
+    if values["data"] is not None and reads_images(values["model"] or job.model_type):
+        parser.error(f"--data={values['data']} is invalid: the model is trained on images that are drawn; take it away")
+    values["dies"] = values["dies"] or job.dies
     return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
 
 

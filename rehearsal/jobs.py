@@ -36,7 +36,12 @@ class Scale:
 
 
 _SCALED_DEEPSEEK = Scale("+scale=emulated_8_dies", "deepseek_v3")
-_SCALES = {"qwen2_5_32b_dapo": Scale("+scale=emulated_qwen2_5_32b", "qwen2")}
+_TINY_VISION = "+scale=emulated_qwen2_5_vl"
+_ROLLOUT_TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+_SCALES = {
+    "qwen2_5_32b_dapo": Scale("+scale=emulated_qwen2_5_32b", "qwen2"),
+    "qwen2_5_vl_32b_geo3k": Scale(_TINY_VISION, "qwen2_5_vl"),
+}
 
 
 def scale_of(configuration: str) -> Scale:
@@ -45,12 +50,17 @@ def scale_of(configuration: str) -> Scale:
 
 
 DEFAULT_JOB = "rehearsal"
+# That of a model whose prompts may hold images.
+IMAGE_JOB = "rehearsal_images"
 _TINY_QWEN = "+scale=emulated_qwen2_5"
 JOBS = {
     job.configuration: job
     for job in (
         Job(DEFAULT_JOB),
+        Job(IMAGE_JOB, "qwen2_5_vl", dies=2),
         Job("qwen2_5_0_5b_gsm8k", "qwen2", dies=2, settings=(_TINY_QWEN,)),
         Job("qwen2_5_1_5b_math_one_card", "qwen2", dies=1, settings=(_TINY_QWEN,)),
+        Job("qwen2_5_vl_3b_geo3k_one_card", "qwen2_5_vl", dies=2, settings=(_TINY_VISION, f"{_ROLLOUT_TP}=1")),
+        Job("qwen2_5_vl_7b_geo3k", "qwen2_5_vl", dies=2, settings=(_TINY_VISION,)),
     )
 }

@@ -14,8 +14,8 @@ from post_training.masking import MASK, masked_text
 from post_training.models.families import sizes_of
 from post_training.overrides import setting
 from post_training.user_files import read_object
-from rehearsal.jobs import DEFAULT_JOB, JOBS, Job
-from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS
+from rehearsal.jobs import DEFAULT_JOB, IMAGE_JOB, JOBS, Job
+from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS, reads_images
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "outputs" / "rehearsal"
@@ -100,7 +100,7 @@ class Plan:
     @property
     def job(self) -> Job:
         """What is rehearsed."""
-        return JOBS[self.options.job]
+        return job_of(self.options.job, self.options.model)
 
     @property
     def train_data(self) -> Path:
@@ -132,11 +132,15 @@ class Plan:
 
     def data_command(self) -> list[str]:
         """Makes the two parquet files."""
+        folder = str(self.output / "data")
+        if reads_images(self.options.model_type):
+            seed = str(self.options.seed)
+            return [sys.executable, "-m", "rehearsal.make_image_task", "--output_dir", folder, "--seed", seed]
         command = [
             sys.executable,
             str(ROOT / "scripts" / "json_to_parquet.py"),
             "--output_dir",
-            str(self.output / "data"),
+            folder,
         ]
         if self.options.data is None:
             command += ["--json_path", str(DEFAULT_TRAIN_DATA), "--test_json_path", str(DEFAULT_TEST_DATA)]
@@ -168,6 +172,11 @@ class Plan:
         return replace(self, overrides=(*self.overrides[:own], *more, *self.options.overrides))
 
 
+def job_of(name: str, model: str | None) -> Job:
+    """The job of this name with the tiny model of a family, None for its own: one that reads images has its own job."""
+    return JOBS[IMAGE_JOB if name == DEFAULT_JOB and model is not None and reads_images(model) else name]
+
+
 def make_plan(options: Options, time_name: str) -> Plan:
     """Works out a run; ``time_name`` names its folder unless the options say where to write."""
     output = absolute(options.output or RUNS / time_name)
@@ -184,7 +193,7 @@ def make_plan(options: Options, time_name: str) -> Plan:
         setting("trainer.n_gpus_per_node", options.dies),
         setting("trainer.default_local_dir", output / "checkpoints"),
     ]
-    if options.job == DEFAULT_JOB:
+    if plan.job.configuration == DEFAULT_JOB:
         own += _model_settings(options.model_type, options.dies)
     if options.recipe != Options.recipe:
         own.append(setting("+recipe", options.recipe))
@@ -217,7 +226,8 @@ def _search_path() -> str:
 
 def checkpoint_key(model_type: str) -> str:
     """A hash of everything that the tiny checkpoint of a family is made from."""
-    sources = [CHECKPOINT_SCRIPT, *sorted((ROOT / "rehearsal" / "tiny_model").glob("*.py"))]
+    sources = [CHECKPOINT_SCRIPT, ROOT / "rehearsal" / "image_task.py"]
+    sources += sorted((ROOT / "rehearsal" / "tiny_model").glob("*.py"))
     sources += [DEFAULT_TRAIN_DATA, ROOT / "requirements" / "runtime.lock"]
     digest = hashlib.sha256(f"{model_type} {CHECKPOINT_SEED}".encode())
     for path in sources:

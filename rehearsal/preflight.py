@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from post_training.data.inspection import check_file
+from post_training.data.inspection import Expectations, check_file
+from post_training.models.families import family_of
 from rehearsal.plan import Plan
 from rehearsal.tiny_model.architecture import TINY_MODELS
 
@@ -162,8 +163,10 @@ def check_rows(plan: Plan, config: Mapping[str, Any]) -> None:
         DataError: a file is unusable.
         PreflightError: there are fewer training rows than one step takes.
     """
-    rows, batch = check_file(plan.train_data), config["data"]["train_batch_size"]
-    check_file(plan.test_data)
+    has_images = family_of(TINY_MODELS[plan.options.model_type]).reads_images
+    expected = Expectations(image_key=config["data"].get("image_key", "images") if has_images else None)
+    rows, batch = check_file(plan.train_data, expected), config["data"]["train_batch_size"]
+    check_file(plan.test_data, expected)
     if rows < batch:
         raise PreflightError(
             f"The data give {rows} training rows, and one step takes data.train_batch_size={batch}: give more data, or "

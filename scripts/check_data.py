@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -20,7 +20,15 @@ if __name__ == "__main__":
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 from post_training.data import DataError  # noqa: E402
-from post_training.data.inspection import Expectations, Inspection, Measure, inspect_file, too_few_rows  # noqa: E402
+from post_training.data.images import ImageTokens, Size, prompt_lengths  # noqa: E402
+from post_training.data.inspection import (  # noqa: E402
+    Chat,
+    Expectations,
+    Inspection,
+    Measure,
+    inspect_file,
+    too_few_rows,
+)
 from post_training.terminal import escape_output  # noqa: E402
 
 SOUND, DEFECTIVE, UNREADABLE = 0, 1, 2
@@ -30,7 +38,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, help="the .parquet file")
-    parser.add_argument("--tokenizer", type=Path, help="folder of the model's tokenizer; prompts are measured with it")
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        help="folder of the model, or of its tokenizer: prompts are measured with it. With a preprocessor_config.json "
+        "prompts may hold images, whose tokens count",
+    )
+    parser.add_argument("--image_key", default="images", help="data.image_key (default: images)")
     parser.add_argument("--max_prompt_length", type=int, default=1024, help="data.max_prompt_length (default: 1024)")
     parser.add_argument(
         "--filter_overlong_prompts",
@@ -46,14 +60,41 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def has_processor(folder: Path | None) -> bool:
+    """Whether a folder is of a model that reads images."""
+    return folder is not None and (folder / "preprocessor_config.json").is_file()
+
+
+def image_measure(folder: Path) -> tuple[Measure, ImageTokens]:
+    """Returns what counts the tokens of chats and their images as verl does, and how it counts those of an image.
+
+    Raises:
+        DataError: the folder has no processor of Qwen2.5-VL's kind or no chat template.
+    """
+    from transformers import AutoProcessor
+
+    try:
+        processor = AutoProcessor.from_pretrained(folder)
+        tokens = ImageTokens.of(processor.image_processor)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"--tokenizer {folder} holds no processor of Qwen2.5-VL: give the folder of the published model."
+        ) from error
+    if not getattr(processor, "chat_template", None):
+        raise DataError(f"--tokenizer {folder} has no chat template: verl needs one to make a prompt of the messages.")
+
+    def count(chats: list[Chat], sizes: list[list[Size]]) -> list[int]:
+        return prompt_lengths(processor, chats, sizes)
+
+    return count, tokens
+
+
 def token_counter(folder: Path) -> Measure:
-    """Returns what counts the tokens of chats as verl does.
+    """Returns what counts the tokens of chats without images as verl does.
 
     Raises:
         DataError: the folder has no tokenizer or no chat template.
     """
-    if not folder.is_dir():
-        raise DataError(f"--tokenizer {folder} is not a folder: give the folder of the model or its tokenizer.")
     from transformers import AutoTokenizer
 
     try:
@@ -63,7 +104,7 @@ def token_counter(folder: Path) -> Measure:
     if not tokenizer.chat_template:
         raise DataError(f"--tokenizer {folder} has no chat template: verl needs one to make a prompt of the messages.")
 
-    def count(chats: list[list[dict[str, str]]]) -> list[int]:
+    def count(chats: list[Chat], sizes: list[list[Size]]) -> list[int]:
         texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
         return [len(tokens) for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
@@ -96,7 +137,16 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.max_prompt_length < 1:
             raise DataError(f"--max_prompt_length is {options.max_prompt_length}: it must be at least 1.")
-        measure = token_counter(options.tokenizer) if options.tokenizer else None
+        if options.tokenizer and not options.tokenizer.is_dir():
+            raise DataError(
+                f"--tokenizer {options.tokenizer} is not a folder: give the folder of the model or its tokenizer."
+            )
+        measure: Measure | None
+        if has_processor(options.tokenizer):
+            measure, tokens = image_measure(options.tokenizer)
+            expected = replace(expected, image_key=options.image_key, image_tokens=tokens)
+        else:
+            measure = token_counter(options.tokenizer) if options.tokenizer else None
         inspection = inspect_file(options.file, expected, measure)
         if 0 < inspection.rows < options.train_batch_size:
             few = too_few_rows(inspection.rows, options.train_batch_size, "data.train_batch_size")

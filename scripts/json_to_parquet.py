@@ -2,7 +2,8 @@
 """Turns a file of problems into train.parquet and test.parquet for verl.
 
 Knows deepscaler.json (problem, answer, solution), GSM8K (question, answer) and MATH-lighteval (problem, solution), as
-.json, .jsonl or .parquet. Records without an answer and repeated questions are left out, and reported.
+.json, .jsonl or .parquet, and Geometry3K (images, problem, answer) as .parquet. Records without an answer and repeated
+questions are left out, and reported.
 """
 
 import argparse
@@ -12,9 +13,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from post_training.arguments import finite  # noqa: E402
-from post_training.data import INSTRUCTION, DataError, Problem, Reading, read_problems, split, to_row
-from post_training.data.inspection import check_file  # noqa: E402
-from post_training.data.parquet import write_files  # noqa: E402
+from post_training.data import DataError, Problem, Reading, question_of, read_problems, split, to_rows  # noqa: E402
+from post_training.data.inspection import Expectations, check_file  # noqa: E402
+from post_training.data.parquet import IMAGE_SCHEMA, SCHEMA, write_files  # noqa: E402
+from post_training.data.records import INSTRUCTION, THINKING_INSTRUCTION  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 
 
@@ -31,7 +33,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--test_size", type=finite(), default=0.1, help="part of the records held out (default: 0.1)")
     parser.add_argument("--seed", type=int, default=42, help="seed of the shuffle and split (default: 42)")
     parser.add_argument("--data_source", help="name of the data in the metrics (default: by its kind)")
-    parser.add_argument("--instruction", default=INSTRUCTION, help=f'ends every prompt (default: "{INSTRUCTION}")')
+    parser.add_argument(
+        "--instruction",
+        help=f'ends every prompt (default: "{INSTRUCTION}", and for problems with images "{THINKING_INSTRUCTION}")',
+    )
     return parser.parse_args(arguments)
 
 
@@ -66,8 +71,8 @@ def load(options: argparse.Namespace) -> tuple[list[Problem], list[Problem]]:
             raise DataError(f"--test_size is {options.test_size}: it must be between 0 and 1.")
         return split(problems, max(1, round(len(problems) * options.test_size)), options.seed)
     test = read_reported(options.test_json_path)
-    tested = {problem.question for problem in test}
-    train = [problem for problem in problems if problem.question not in tested]
+    tested = set(map(question_of, test))
+    train = [problem for problem in problems if question_of(problem) not in tested]
     if len(train) < len(problems):
         print(f"{options.json_path}: left out {len(problems) - len(train)} that are test problems as well")
     if not train:
@@ -88,15 +93,19 @@ def main(arguments: list[str] | None = None) -> int:
     """Converts; returns the exit status."""
     options = parse_arguments(arguments)
     try:
-        files = {}
-        for name, problems in zip(("train", "test"), load(options), strict=True):
-            files[options.output_dir / f"{name}.parquet"] = [
-                to_row(problem, index, name, options.data_source, options.instruction)
-                for index, problem in enumerate(problems)
-            ]
-        write_files(files)
+        train, test = load(options)
+        has_images = bool(train[0].images)
+        files = {
+            options.output_dir / f"{name}.parquet": to_rows(problems, name, options.data_source, options.instruction)
+            for name, problems in (("train", train), ("test", test))
+        }
+        if bool(test[0].images) != has_images:
+            raise DataError(
+                "Training problems have images and test problems have none, or the other way: use one kind."
+            )
+        write_files(files, IMAGE_SCHEMA if has_images else SCHEMA)
         for path in files:
-            print(f"{path}: {check_file(path)} rows")
+            print(f"{path}: {check_file(path, Expectations(image_key='images' if has_images else None))} rows")
     except (DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

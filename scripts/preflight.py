@@ -32,10 +32,12 @@ sys.path.insert(0, str(ROOT))
 from post_training.arguments import absolute  # noqa: E402
 from post_training.checkpoint.durable import write_text_durably  # noqa: E402
 from post_training.masking import masked_output, masked_text  # noqa: E402
+from post_training.models.families import families  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
+from rehearsal.jobs import JOBS, scale_of  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
 from rehearsal.stages import last_error  # noqa: E402
 from rehearsal.twin import Twin  # noqa: E402
@@ -146,9 +148,18 @@ def _stages(options: argparse.Namespace, given: list[str], signals: SignalFlag) 
     for name, about, look in (*cheap, *emulated):
         begun = time.monotonic()
         why_not = "" if len(stages) < len(cheap) else _why_not(options, twin, stages)
+        if name == "evaluation" and not why_not and _reads_images(options.config_name):
+            why_not = "evaluate.py shows a model no images"
         state, said = (LEFT_OUT, why_not) if why_not else look()
         stages.append(_shown(Stage(name, about, state, said, time.monotonic() - begun)))
     return stages
+
+
+def _reads_images(config_name: str) -> bool:
+    """Whether the twin's model reads images."""
+    job = JOBS.get(config_name)
+    model_type = job.model_type if job else scale_of(config_name).model_type
+    return any(family.reads_images for family in families() if model_type in family.model_types)
 
 
 def _why_not(options: argparse.Namespace, twin: Twin, before: Sequence[Stage]) -> str:

@@ -25,9 +25,11 @@ sys.path.insert(0, str(ROOT))
 
 from post_training.arguments import absolute, finite  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
+from post_training.models.families import families  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.run_lock import FolderInUse, FolderLock, owning  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
+from rehearsal.image_task import write_image_task  # noqa: E402
 from rehearsal.jobs import DEFAULT_JOB, JOBS, Job, scale_of  # noqa: E402
 from rehearsal.plan import DEFAULT_TEST_DATA, DEFAULT_TRAIN_DATA, Options, make_plan  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag  # noqa: E402
@@ -138,7 +140,11 @@ def _shrunk(options: argparse.Namespace, folder: Path) -> Shrunk:
     if options.model is None:
         scaled_command = [sys.executable, "-m", "rehearsal.resume_proof.model", str(scaled), scale.model_type]
         _make_model(scaled_command if scale.setting in overrides else tiny.checkpoint_command())
-    _make_data(folder / "data", problems)
+    of_model = scale.model_type if scale.setting in overrides else job.model_type
+    if next(each for each in families() if of_model in each.model_types).reads_images:
+        _draw_data(folder / "data", len(problems))
+    else:
+        _make_data(folder / "data", problems)
     return Shrunk(options.config_name, tuple(overrides), dies, folder, options.run_limit)
 
 
@@ -195,6 +201,14 @@ def _make_data(folder: Path, problems: list[str]) -> None:
     tool += ["--json_path", str(few), "--test_json_path", str(DEFAULT_TEST_DATA)]
     tool += ["--data_source", DEFAULT_TRAIN_DATA.parent.name]
     subprocess.run(tool, check=True, stdout=subprocess.DEVNULL)
+
+
+def _draw_data(folder: Path, rows: int) -> None:
+    """As many questions about drawn images as parquet; those that are there are kept."""
+    import pyarrow.parquet
+
+    if not (folder / _TRAIN).is_file() or pyarrow.parquet.read_metadata(folder / _TRAIN).num_rows != rows:
+        write_image_task(folder, 0, rows)
 
 
 def _prove(shrunk: Shrunk, points: list[Point], signals: SignalFlag) -> int:

@@ -36,7 +36,7 @@ outputs/rehearsal/TIME/ (and the link outputs/rehearsal/latest). Everything it s
                         $(families)
   --steps N             training steps
   --seed N              seed of data order, sampling and training (default: 1)
-  --dies N              emulated dies (default: 4)
+  --dies N              emulated dies (default: 4, and 2 for a model that reads images)
   --device-memory MIB   memory of each die (default: 1024)
   --stream-seed N       work on streams runs late and in any order that events allow, drawn from N, so that a missing wait
                         shows as a wrong value (npu_emulator/README.md)

@@ -47,10 +47,10 @@ def cast_conversion(source: Path, output: Path, checksums: dict[str, str]) -> Co
     )
 
 
-def whole_record(source: Source, name: str) -> Record:
-    """A tensor as it stands in a HuggingFace file."""
+def whole_record(source: Source, name: str, shape: tuple[int, ...] | None = None) -> Record:
+    """A tensor as it stands in a HuggingFace file; there with `shape`, where its source has it as a matrix."""
     tensor = source.tensors[name]
-    return Record(name, source.dtype(name), tensor.shape, (Piece(name, whole_box(tensor.shape), name),))
+    return Record(name, source.dtype(name), shape or tensor.shape, (Piece(name, whole_box(tensor.shape), name),))
 
 
 def index_text(files: list[SafetensorsFile]) -> str:

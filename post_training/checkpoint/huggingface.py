@@ -14,7 +14,7 @@ from post_training.checkpoint.fp8 import BLOCK, scale_shape
 from post_training.checkpoint.regions import Region, StoredTensor
 from post_training.checkpoint.safetensors_files import read_header
 from post_training.checkpoint.source import CanonicalTensor, Fragment, Source
-from post_training.layouts.layout import Table, whole_box
+from post_training.layouts.layout import Table, as_matrix, whole_box
 from post_training.user_files import FileError, parse_json, read_text
 
 CONFIG_NAME = "config.json"
@@ -62,7 +62,8 @@ class HuggingfaceFolder:
     def _canonical(self, name: str) -> CanonicalTensor:
         tensor = self.tensors[name]
         region = Region.of(tensor, scales=self._scales(name, tensor), name=name)
-        return CanonicalTensor(name, tensor.shape, [Fragment(whole_box(tensor.shape), region, str(tensor.file))])
+        shape = as_matrix(tensor.shape)
+        return CanonicalTensor(name, shape, [Fragment(whole_box(shape), region, str(tensor.file))])
 
     def _scales(self, name: str, tensor: StoredTensor) -> StoredTensor | None:
         scales = self.tensors.get(name + SCALE_SUFFIX)

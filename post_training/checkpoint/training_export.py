@@ -86,7 +86,7 @@ def trained_to_huggingface(
     files = open_training_files(actor, table.shapes)
     master, others = (files.sources[state].tensors if state in files.sources else {} for state in (MASTER, WEIGHT))
     source = RoundedSource(str(actor), list({**others, **master}.values()), set(master), TYPES[named])
-    written = grouped([whole_record(source, name) for name in table.shapes], file_bytes)
+    written = grouped([whole_record(source, name, shape) for name, shape in table.shapes.items()], file_bytes)
     config = {key: value for key, value in config.items() if key != "quantization_config"}
     if "num_nextn_predict_layers" in config:
         config["num_nextn_predict_layers"] = 0  # such layers are not trained, so there is nothing to write of them

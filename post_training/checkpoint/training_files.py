@@ -23,7 +23,7 @@ from post_training.checkpoint.regions import Region, StoredTensor
 from post_training.checkpoint.safetensors_files import header, read_header, read_metadata
 from post_training.checkpoint.source import CanonicalTensor, Fragment, Source
 from post_training.checkpoint.step_files import complete_manifest
-from post_training.layouts.layout import EXPERT_MARK, PADDING, Box, Piece, Table, TrainPlacement
+from post_training.layouts.layout import EXPERT_MARK, PADDING, Box, Piece, Table, TrainPlacement, as_matrix
 
 MASTER, WEIGHT, MOMENTS = "master", "weight", ("exp_avg", "exp_avg_sq")
 """The float32 weight that the optimizer updates; a weight that no optimizer has, in its own type; AdamW's averages."""
@@ -177,7 +177,7 @@ def _add(
         )
     name, bounds = parsed["canonical"], (interval.split(":") for interval in parsed["box"].split(","))
     box = tuple((int(start), int(stop)) for start, stop in bounds)
-    shape = shapes[name]
+    shape = as_matrix(shapes[name])
     fits = len(box) == len(shape) and all(stop <= extent for (_, stop), extent in zip(box, shape, strict=True))
     if not fits or tuple(stop - start for start, stop in box) != stored.shape:
         raise CheckpointError(

@@ -1,6 +1,17 @@
 """Question files of several shapes, turned into the parquet files that verl reads."""
 
-from post_training.data.records import INSTRUCTION, DataError, Problem, Reading, read_problems
-from post_training.data.rows import split, to_row
+from post_training.data.records import INSTRUCTION, DataError, Problem, Reading, question_of, read_problems
+from post_training.data.rows import split, to_image_row, to_row, to_rows
 
-__all__ = ["INSTRUCTION", "DataError", "Problem", "Reading", "read_problems", "split", "to_row"]
+__all__ = [
+    "INSTRUCTION",
+    "DataError",
+    "Problem",
+    "Reading",
+    "question_of",
+    "read_problems",
+    "split",
+    "to_image_row",
+    "to_row",
+    "to_rows",
+]

@@ -4,6 +4,7 @@ verl's data set reads the prompt and ``extra_info``, its reward manager ``reward
 source; of all other columns it only carries the values along.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from post_training.data.images import PLACEHOLDER, ImageError, ImageTokens, Size, image_size, placeholders
 from post_training.data.records import DataError, refuse_repeated_columns, rows_of
 from post_training.rewards.answers import is_answer
 
@@ -20,7 +22,7 @@ _BATCH_ROWS = 1024
 _SHOWN_CHARACTERS = 60
 _LISTED_ROWS = 20
 _ROLES = ("system", "user", "assistant", "tool")
-_MEDIA = ("images", "videos")
+_IMAGES, _MEDIA = "images", ("images", "videos")
 _CONVERT = "convert the original data with scripts/json_to_parquet.py"
 
 
@@ -29,13 +31,16 @@ class Expectations:
     """What the run that reads the file is configured with; the fields are verl's keys under ``data``.
 
     ``max_prompt_length`` counts tokens and matters only with a tokenizer. With ``filter_overlong_prompts`` verl leaves
-    longer prompts out, and otherwise fails on them.
+    longer prompts out, and otherwise fails on them. ``image_key`` is None for a model of text; ``image_tokens`` is how
+    the model's processor counts.
     """
 
     prompt_key: str = "prompt"
     reward_fn_key: str = "data_source"
     max_prompt_length: int = 1024
     filter_overlong_prompts: bool = False
+    image_key: str | None = None
+    image_tokens: ImageTokens = ImageTokens()
 
 
 @dataclass
@@ -94,12 +99,15 @@ class Inspection:
         return [finding for finding in self.findings if finding.error]
 
 
-Measure = Callable[[list[list[dict[str, str]]]], list[int]]
-"""Token counts of chats. Raises ValueError for a chat that the template refuses."""
+Chat = list[dict[str, str]]
+Measure = Callable[[list[Chat], list[list[Size]]], list[int]]
+"""Token counts of chats with images of these sizes. Raises ValueError for a chat that the template refuses."""
 
 
-def check_configured_files(data: Mapping[str, Any]) -> None:
+def check_configured_files(data: Mapping[str, Any], reads_images: bool = False) -> None:
     """Checks every row of a run's parquet files; ``data`` is verl's node of that name.
+
+    reads_images: whether prompts of the model may hold images.
 
     Files on a remote file system, and those that a data set class of the user's own reads, are left alone.
 
@@ -108,7 +116,8 @@ def check_configured_files(data: Mapping[str, Any]) -> None:
     """
     if (data.get("custom_cls") or {}).get("path"):
         return
-    expected = Expectations(data["prompt_key"], data["reward_fn_key"])
+    image_key = (data.get("image_key") or _IMAGES) if reads_images else None
+    expected = Expectations(data["prompt_key"], data["reward_fn_key"], image_key=image_key)
     for key in ("train_files", "val_files"):
         files = [data[key]] if isinstance(data[key], str) else list(data[key])
         here = [Path(file).expanduser() for file in files if "://" not in file]
@@ -198,14 +207,18 @@ def _column_findings(names: list[str], expected: Expectations) -> Iterator[Findi
         if column not in names:
             yield Finding(column, f"it is missing; the file has the columns {', '.join(names)}", _CONVERT)
     for column in _MEDIA:
-        if column in names:
-            yield Finding(column, "verl would make a multi-modal prompt of the row", "leave the column out")
+        if column in names and column != expected.image_key:
+            problem = "verl would make a multi-modal prompt of the row"
+            remedy = "leave the column out"
+            if column == _IMAGES and expected.image_key is None:
+                remedy += ", or train a model that reads images, such as Qwen2.5-VL"
+            yield Finding(column, problem, remedy)
 
 
 def _inspect_rows(
     path: Path, file: pyarrow.parquet.ParquetFile, expected: Expectations, measure: Measure | None
 ) -> Inspection:
-    read = [expected.prompt_key, expected.reward_fn_key, "reward_model", "extra_info"]
+    read = [expected.prompt_key, expected.reward_fn_key, "reward_model", "extra_info", expected.image_key]
     columns = [column for column in dict.fromkeys(read) if column in file.schema_arrow.names]
     survey = _Survey(expected, measure)
     for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
@@ -226,13 +239,16 @@ class _Survey:
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         """Checks the next rows of the file."""
-        sound_chats: list[tuple[int, list[dict[str, str]]]] = []
+        sound: list[tuple[int, Chat, list[Size]]] = []
         for number, row in enumerate(rows, start=self.rows):
             chat = row[self._expected.prompt_key]
             defects = list(_prompt_defects(self._expected.prompt_key, chat))
             if not defects:
-                sound_chats.append((number, chat))
-                defects = list(self._repetition(number, chat))
+                sizes: list[Size] = []
+                defects = list(_image_defects(self._expected, row, chat, sizes))
+                if not any(defect.error for defect in defects):
+                    sound.append((number, chat, sizes))
+                defects += self._repetition(number, chat, row.get(self._expected.image_key or ""))
             defects += _answer_defects(row.get("reward_model"))
             defects += _source_defects(self._expected.reward_fn_key, row[self._expected.reward_fn_key])
             if "extra_info" in row:
@@ -240,12 +256,13 @@ class _Survey:
             for defect in defects:
                 self._findings.setdefault((defect.column, defect.problem), defect).add_row(number)
         self.rows += len(rows)
-        if self._measure is not None and sound_chats:
-            lengths = self._measure([chat for _, chat in sound_chats])
-            self._lengths += zip((number for number, _ in sound_chats), lengths, strict=True)
+        if self._measure is not None and sound:
+            numbers, chats, images = map(list, zip(*sound, strict=True))
+            self._lengths += zip(numbers, self._measure(chats, images), strict=True)
 
-    def _repetition(self, number: int, chat: list[dict[str, str]]) -> Iterator[Finding]:
-        first = self._first_rows.setdefault(repr(chat), number)
+    def _repetition(self, number: int, chat: Chat, images: Any) -> Iterator[Finding]:
+        asked = hashlib.sha256(repr((chat, images)).encode(errors="surrogatepass")).hexdigest()
+        first = self._first_rows.setdefault(asked, number)
         if first != number:
             remedy = "leave repeated rows out unless they are meant to count more than once"
             column, shown = self._expected.prompt_key, _shown(chat[-1]["content"])
@@ -305,6 +322,47 @@ def _prompt_defects(column: str, chat: Any) -> Iterator[Finding]:
     if chat[-1]["role"] == "assistant":
         remedy = "end the prompt with the user's message"
         yield Finding(f"{column}.role", "the model would answer its own message", remedy, _shown("assistant"))
+
+
+def _image_defects(expected: Expectations, row: Mapping[str, Any], chat: Chat, sizes: list[Size]) -> Iterator[Finding]:
+    """Defects of a row's images; their sizes are appended to `sizes`."""
+    column, places = expected.image_key, placeholders(chat)
+    if column is None:
+        return
+    if column not in row:
+        if places:
+            remedy = f"give each row the images of its prompt, or set data.image_key to their column; {_CONVERT}"
+            yield Finding(column, f"the prompt says {PLACEHOLDER}, and the file has no such column", remedy)
+        return
+    images = row[column]
+    if not isinstance(images, list) or not images:
+        remedy = "put rows without images into files without the column, which verl reads in each row of a file"
+        yield Finding(column, "it holds no image", remedy, _shown(images))
+        return
+    if len(images) != places:
+        problem = f"the prompt says {PLACEHOLDER} {places} times, and each image of the row needs a place"
+        remedy = f"write {PLACEHOLDER} once for each image, where it belongs"
+        yield Finding(column, problem, remedy, f"{len(images)} images")
+    for image in images:
+        try:
+            size = image_size(image)
+            expected.image_tokens.count(size)
+        except ImageError as error:
+            yield Finding(column, f"an image {error}", "correct the image or leave the row out")
+            return
+        sizes.append(size)
+        yield from _pixel_remarks(column, expected.image_tokens, size)
+
+
+def _pixel_remarks(column: str, tokens: ImageTokens, size: Size) -> Iterator[Finding]:
+    """Images that the processor changes in size beyond rounding."""
+    pixels, shown = size[0] * size[1], f"{size[0]}x{size[1]} pixels"
+    if pixels < tokens.least:
+        problem = f"the processor enlarges an image below its min_pixels={tokens.least}"
+        yield Finding(column, problem, "lower min_pixels in preprocessor_config.json to keep it", shown, error=False)
+    elif pixels > tokens.most:
+        problem = f"the processor shrinks an image above its max_pixels={tokens.most}"
+        yield Finding(column, problem, "raise max_pixels in preprocessor_config.json to keep it", shown, error=False)
 
 
 def _answer_defects(reward_model: Any) -> Iterator[Finding]:

@@ -1,5 +1,6 @@
-"""Writing verl's parquet files with one fixed schema."""
+"""Writing verl's parquet files with a fixed schema for text, and one for images."""
 
+import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -29,9 +30,46 @@ SCHEMA = pyarrow.schema(
     ]
 )
 
+_TEXT = {"dtype": "string", "_type": "Value"}
+# datasets reads this key of the schema: it decodes the column `images` to Pillow's images, as verl's geo3k.py has it.
+_FEATURES = {
+    "data_source": _TEXT,
+    "prompt": [{"role": _TEXT, "content": _TEXT}],
+    "images": {"feature": {"_type": "Image"}, "_type": "Sequence"},
+    "ability": _TEXT,
+    "reward_model": {"style": _TEXT, "ground_truth": _TEXT},
+    "extra_info": {
+        "split": _TEXT,
+        "index": {"dtype": "int64", "_type": "Value"},
+        "answer": _TEXT,
+        "question": _TEXT,
+    },
+}
+IMAGE_SCHEMA = pyarrow.schema(
+    [
+        SCHEMA.field("data_source"),
+        SCHEMA.field("prompt"),
+        ("images", pyarrow.list_(pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())]))),
+        SCHEMA.field("ability"),
+        SCHEMA.field("reward_model"),
+        (
+            "extra_info",
+            pyarrow.struct(
+                [
+                    ("split", pyarrow.string()),
+                    ("index", pyarrow.int64()),
+                    ("answer", pyarrow.string()),
+                    ("question", pyarrow.string()),
+                ]
+            ),
+        ),
+    ],
+    metadata={"huggingface": json.dumps({"info": {"features": _FEATURES}})},
+)
 
-def write_files(files: Mapping[Path, Sequence[dict[str, Any]]]) -> None:
-    """Writes rows to each path under SCHEMA.
+
+def write_files(files: Mapping[Path, Sequence[dict[str, Any]]], schema: pyarrow.Schema = SCHEMA) -> None:
+    """Writes rows to each path under `schema`.
 
     No file gets its name before the content of all of them is on the disk: training and test rows of two conversions
     never lie side by side because the second file could not be written.
@@ -39,7 +77,7 @@ def write_files(files: Mapping[Path, Sequence[dict[str, Any]]]) -> None:
     partials: dict[Path, Path] = {}
     try:
         for path, rows in files.items():
-            table = pyarrow.Table.from_pylist(list(rows), schema=SCHEMA)
+            table = pyarrow.Table.from_pylist(list(rows), schema=schema)
             path.parent.mkdir(parents=True, exist_ok=True)
             partials[path] = _partial_file(path)
             pyarrow.parquet.write_table(table, partials[path])

@@ -1,10 +1,11 @@
 r"""Reading problems with verifiable answers from JSON, JSON-lines and parquet files.
 
-Three shapes are known, by their columns:
+Four shapes are known, by their columns:
 
 - DeepScaleR: ``problem``, ``answer`` and, if present, ``solution``; the answer is the truth.
 - GSM8K: ``question`` and ``answer``; the truth follows the last ``####`` of the answer.
 - MATH-lighteval: ``problem`` and ``solution``; the truth is in the last ``\boxed`` of the solution.
+- Geometry3K, parquet: ``images``, ``problem``, which says ``<image>`` for each of them, and ``answer``, the truth.
 """
 
 import json
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from post_training.data.images import PLACEHOLDER, ImageError, image_size
 from post_training.rewards.answers import is_answer, last_boxed
 from post_training.user_files import FileError, read_bytes
 
@@ -22,9 +24,12 @@ if TYPE_CHECKING:
     import pyarrow
 
 INSTRUCTION = r"Put the answer in \boxed{}."
+# The form that verl rewards in this data: thoughts between tags, and then the answer.
+THINKING_INSTRUCTION = r"Think first, between <think> and </think>. Then put the answer in \boxed{}."
 DEEPSCALER = "deepscaler"
 GSM8K = "openai/gsm8k"
 MATH = "DigitalLearningGmbH/MATH-lighteval"
+GEOMETRY3K = "hiyouga/geometry3k"
 _GSM8K_MARK = "####"
 _LONGEST = 1 << 34
 _PARQUET_MAGIC = b"PAR1"
@@ -41,13 +46,15 @@ class DataError(ValueError):
 class Problem:
     """One question, its verifiable answer (never empty), and a worked solution ("" where the file has none).
 
-    ``source`` names the kind of data, as verl's rewards and metrics do.
+    ``source`` names the kind of data, as verl's rewards and metrics do. ``images`` are encoded; there are none for a
+    model of text.
     """
 
     question: str
     answer: str
     solution: str = ""
     source: str = DEEPSCALER
+    images: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,11 @@ class Reading:
     repeated: list[Repetition]
 
 
+def question_of(problem: Problem) -> tuple[str, tuple[bytes, ...]]:
+    """What a problem asks, apart from white space: the same words about other images are another question."""
+    return " ".join(problem.question.split()), problem.images
+
+
 class _NoAnswer(Exception):
     """A record has no verifiable answer; the message says why."""
 
@@ -85,7 +97,7 @@ def read_problems(path: Path) -> Reading:
         DataError: the file is missing, empty, not UTF-8, not JSON, a record has no known shape, or no record has an
             answer.
     """
-    problems: dict[str, tuple[str, Problem]] = {}
+    problems: dict[tuple[str, tuple[bytes, ...]], tuple[str, Problem]] = {}
     without_answer, repeated = [], []
     for place, record in _records(path):
         try:
@@ -95,7 +107,7 @@ def read_problems(path: Path) -> Reading:
         except _NoAnswer as reason:
             without_answer.append(f"{place}: {reason}")
             continue
-        first_place, first = problems.setdefault(" ".join(problem.question.split()), (place, problem))
+        first_place, first = problems.setdefault(question_of(problem), (place, problem))
         if first is not problem:
             repeated.append(Repetition(place, first_place, first.answer == problem.answer))
     if without_answer and not problems:
@@ -204,6 +216,8 @@ def _to_problem(record: Any, place: str) -> Problem:
         raise DataError(f"{place} is not a JSON object but {type(record).__name__}: every record must be an object.")
     if "problem" in record and "answer" in record:
         question, answer = _text(record, "problem", place), _answer(record, "answer", place)
+        if record.get("images"):
+            return Problem(question, answer, "", GEOMETRY3K, _images(record["images"], question, place))
         return Problem(question, answer, _encodable(str(record.get("solution") or "").strip(), "solution", place))
     if "question" in record and "answer" in record:
         solution, mark, answer = _answer(record, "answer", place).rpartition(_GSM8K_MARK)
@@ -218,6 +232,23 @@ def _to_problem(record: Any, place: str) -> Problem:
         f"{place} has the columns {found}: problem and answer (DeepScaleR), question and answer (GSM8K) or problem and "
         "solution (MATH-lighteval) are needed."
     )
+
+
+def _images(images: Any, question: str, place: str) -> tuple[bytes, ...]:
+    """The encoded images of a record. Raises DataError where one is none, or the question has no place for it."""
+    if not isinstance(images, list):
+        raise DataError(f'{place}: the column "images" holds {type(images).__name__} and not a list of images.')
+    if question.count(PLACEHOLDER) != len(images):
+        raise DataError(
+            f"{place}: the problem says {PLACEHOLDER} {question.count(PLACEHOLDER)} times and has {len(images)} "
+            "images: write it once for each."
+        )
+    for number, image in enumerate(images, start=1):
+        try:
+            image_size(image)
+        except ImageError as error:
+            raise DataError(f"{place}: image {number} {error}: correct it or leave the record out.") from error
+    return tuple(image["bytes"] for image in images)
 
 
 def _boxed_answer(solution: str) -> str:

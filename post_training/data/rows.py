@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from post_training.data.records import DataError, Problem
+from post_training.data.records import INSTRUCTION, THINKING_INSTRUCTION, DataError, Problem
 
 Item = TypeVar("Item")
 
@@ -25,6 +25,47 @@ def to_row(problem: Problem, index: int, split_name: str, data_source: str | Non
         "reward_model": {"style": "rule", "ground_truth": problem.answer},
         "extra_info": {"split": split_name, "index": index, "question": problem.question, "solution": problem.solution},
     }
+
+
+def to_image_row(
+    question: str, answer: str, images: Sequence[bytes], index: int, split_name: str, data_source: str, instruction: str
+) -> dict[str, Any]:
+    """Returns one row with images under `parquet.IMAGE_SCHEMA`, as verl's geo3k.py makes it.
+
+    ``question`` says ``<image>`` where each of the encoded ``images`` belongs.
+    """
+    return {
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": f"{question} {instruction}" if instruction else question}],
+        "images": [{"bytes": image, "path": None} for image in images],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": answer},
+        "extra_info": {"split": split_name, "index": index, "answer": answer, "question": question},
+    }
+
+
+def to_rows(
+    problems: Sequence[Problem], split_name: str, data_source: str | None, instruction: str | None
+) -> list[dict[str, Any]]:
+    """Returns a row for each problem, with images where they have some; None stands for what their kind has.
+
+    Raises:
+        DataError: some have images and some have none, which one file cannot hold.
+    """
+    with_images = sum(bool(problem.images) for problem in problems)
+    if 0 < with_images < len(problems):
+        raise DataError(
+            f"{with_images} of {len(problems)} records have images, and verl reads images in all rows of a file or in "
+            "none: give the others in a file of their own."
+        )
+    if not with_images:
+        words = INSTRUCTION if instruction is None else instruction
+        return [to_row(each, at, split_name, data_source, words) for at, each in enumerate(problems)]
+    words = THINKING_INSTRUCTION if instruction is None else instruction
+    return [
+        to_image_row(each.question, each.answer, each.images, at, split_name, data_source or each.source, words)
+        for at, each in enumerate(problems)
+    ]
 
 
 def split(items: Sequence[Item], test_count: int, seed: int) -> tuple[list[Item], list[Item]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from post_training.data import INSTRUCTION, read_problems, to_row
+from post_training.data import INSTRUCTION, DataError, read_problems, to_row
 from post_training.data.inspection import check_file
 
 
@@ -40,6 +40,8 @@ def read_questions(path: Path, instruction: str = INSTRUCTION) -> list[Question]
     rows = _training_rows(path)
     if rows is None:
         problems = read_problems(path).problems
+        if problems[0].images:
+            raise DataError(f"{path} has images, which evaluate.py shows no model: give problems of text.")
         rows = [to_row(problem, index, "test", None, instruction) for index, problem in enumerate(problems)]
     return [
         Question(

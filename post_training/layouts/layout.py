@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a table of figures needs families of models and no torch
@@ -94,6 +95,16 @@ class Piece:
 def whole_box(shape: Iterable[int]) -> Box:
     """The box that covers a tensor of this shape."""
     return tuple((0, extent) for extent in shape)
+
+
+def as_matrix(shape: Iterable[int]) -> tuple[int, ...]:
+    """The shape in which boxes of a tensor are cut: one of more than two dimensions is a matrix with its first's rows.
+
+    >>> as_matrix((1280, 3, 2, 14, 14))  # the convolution of a vision tower
+    (1280, 1176)
+    """
+    extents = tuple(shape)
+    return extents if len(extents) <= 2 else (extents[0], prod(extents[1:]))
 
 
 def share(extent: int, parts: int, index: int, what: str) -> tuple[int, int]:

@@ -25,6 +25,7 @@ _SIZES = (
 )  # fmt: skip
 # What verl's own builder of Megatron models scales positions by.
 _VERL_ROTARY = frozenset({"default", "linear"})
+TEXT_CONFIG = "text_config"
 _ANOTHER = "Set actor_rollout_ref.model.path to another model"
 
 
@@ -68,7 +69,9 @@ class ModelFamily:
     what the forms of MindSpeed-LLM's shards are derived from; None where there are none. balances_router: whether its
     experts can be dealt out by force. rollout_graphs: the graphs in which vLLM-Ascend decodes it.
     positive: values of config.json beside those of every model that must be integers above 0. variants: of the values
-    of a config.json, a sentence for each one that this project cannot train.
+    of a config.json, a sentence for each one that this project cannot train. trained_with: verl's back-ends that have
+    the model. reads_images: whether prompts may hold images, for which its folder has a processor. Functions of a
+    config.json get it as `decoder_values` returns it.
     """
 
     name: str
@@ -84,6 +87,8 @@ class ModelFamily:
     rollout_graphs: Literal["acl", "torchair"] = "acl"
     positive: tuple[str, ...] = ()
     variants: Callable[[Mapping[str, Any]], Iterator[str]] = _no_variants
+    trained_with: tuple[Literal["megatron", "fsdp"], ...] = ("megatron", "fsdp")
+    reads_images: bool = False
 
     @property
     def rotary(self) -> frozenset[str]:
@@ -192,6 +197,19 @@ def variant_findings(family: ModelFamily, config: Mapping[str, Any]) -> Iterator
         yield invalid("attention_dropout", config["attention_dropout"], reason, "Set attention_dropout to 0.0")
 
 
+def decoder_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values of a config.json with those of the decoder at its top, as models of text have them.
+
+    Published files of models with images have them there. What transformers 4.52 or later writes has them in
+    `text_config` (and perhaps at the top too), of which transformers and vLLM then read that one alone.
+    """
+    nested = config.get(TEXT_CONFIG)
+    if not isinstance(nested, Mapping):
+        return config
+    own = {name: config[name] for name in ("architectures", "model_type") if name in config}
+    return {name: value for name, value in {**config, **nested, **own}.items() if name != TEXT_CONFIG}
+
+
 def _architecture(config: Any) -> str | None:
     named = _field(config, "architectures")
     return next(iter(named), None) if isinstance(named, list | tuple) else None
@@ -248,8 +266,9 @@ def _described(
     family: ModelFamily, describe: Callable[[Mapping[str, Any]], Description], config: Mapping[str, Any]
 ) -> Description:
     """Apply `describe` to a config.json. Raises ValueError for sizes that are wrong or missing."""
-    check_sizes(config)
+    values = decoder_values(config)
+    check_sizes(values)
     try:
-        return describe(config)
+        return describe(values)
     except KeyError as missing:
         raise ValueError(f"the config.json of {family.architecture} lacks {missing}") from missing

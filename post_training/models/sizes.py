@@ -8,6 +8,25 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class VisionSizes:
+    """Widths of a vision tower.
+
+    Attributes:
+        patch: pixel values of one patch.
+        patches_per_token: patches that the merger makes one image token of.
+        block: what the HF names of the tensors of its first block begin with.
+    """
+
+    depth: int
+    hidden: int
+    intermediate: int
+    heads: int
+    patch: int
+    patches_per_token: int
+    block: str
+
+
+@dataclass(frozen=True)
 class ModelSizes:
     """Widths are elements a token; `kept_*` is what the backward of an attention needs beside inputs of matrices.
 
@@ -16,6 +35,7 @@ class ModelSizes:
     no experts. attention_weights: elements of the matrices of one layer's attention. score_width: widths of query and
     value together, of all heads. rollout_attention: elements of weights that the rollout derives, of all heads and a
     layer. rotary: elements of the rollout's rotary tables. mla: whether the attention is multi-head latent attention.
+    vision: of the tower in front of the decoder, which all other sizes describe; None for a model of text.
     """
 
     hidden: int
@@ -37,6 +57,7 @@ class ModelSizes:
     experts_per_token: int = 0
     expert_width: int = 0
     shared_width: int = 0
+    vision: VisionSizes | None = None
 
     def cache(self, tp: int) -> int:
         """Elements that a token has in the cache of one layer, on one of `tp` ranks."""
@@ -79,5 +100,6 @@ def grouped_attention_sizes(config: Mapping[str, Any], dense_layers: int, **expe
         # One table of cosines and sines.
         rotary=config.get("max_position_embeddings", 0) * width,
         mla=False,
+        vision=None,
         **experts,
     )

@@ -17,6 +17,7 @@ from post_training.models.families import sizes_of, table_for
 from post_training.models.sizes import ModelSizes
 from post_training.plan.device import CACHE_ALIGNMENT, CACHE_BLOCK, GRADIENT_BYTES, MOMENT_BYTES, SMALL_BUFFERS, Rank
 from post_training.plan.job import sequences_of
+from post_training.plan.vision import ImageLoad
 
 MASTER_BYTES = 4
 # transformers makes the mask of its NPU attention at every call: two squares in float32, and one of bytes that is kept.
@@ -43,7 +44,7 @@ class FsdpJob:
     a part of that. engine: of an engine's rank.
     entropy: whether the update computes it. by_rows: sharded by FSDP2.
     accumulates: whether it has several micro batches, and so gradients from the first one on. critic: PPO's, as a job
-    whose model has one output, and whose `micro_old` is that of its forward.
+    whose model has one output, and whose `micro_old` is that of its forward. images: None for a model of text.
     away_*: what verl moves to the host when it is not at work.
     """
 
@@ -73,11 +74,13 @@ class FsdpJob:
     blocks: int | None
     by_rows: bool = False
     critic: FsdpJob | None = None
+    images: ImageLoad | None = None
 
     @property
     def root(self) -> int:
         """FSDP2 has embeddings that are no output layer too in a unit of their own, as large as the output layer."""
-        return self.elements - self.sizes.layers * self.layer - (self.output_layer if self.by_rows else 0)
+        units = self.sizes.layers * self.layer + (self.images.blocks if self.images else 0)
+        return self.elements - units - (self.output_layer if self.by_rows else 0)
 
     @property
     def shard(self) -> int:
@@ -98,15 +101,16 @@ def read_fsdp_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> FsdpJo
     longest = data["max_prompt_length"] + data["max_response_length"]
     placement = RolloutPlacement(tp=tp, dp=1, ep=1, instances=dies // tp, shared_expert_replicated=False)
     elements = {name: prod(shape) for name, shape in table.shapes.items()}
+    sizes, itemsize = sizes_of(model), 4 if node["overlay"]["precision"] == "float32" else 2
     job = FsdpJob(
-        sizes=sizes_of(model),
+        sizes=sizes,
         elements=sum(elements.values()),
         output_layer=elements.get(_OUTPUT_LAYER, 0),
         layer=sum(size for name, size in elements.items() if name.startswith(_LAYER)),
         engine=Rank.of(table.vllm_ascend(placement, 0)).elements,
         dies=dies,
         rollout_tp=tp,
-        itemsize=4 if node["overlay"]["precision"] == "float32" else 2,
+        itemsize=itemsize,
         prompts=data["train_batch_size"],
         responses=rollout["n"],
         sequence_tokens=longest,
@@ -125,8 +129,21 @@ def read_fsdp_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> FsdpJo
         utilization=rollout["gpu_memory_utilization"],
         blocks=engine.get("num_gpu_blocks_override"),
         by_rows=actor["strategy"] == "fsdp2",
+        images=_images(sizes, elements, config, itemsize),
     )
     return replace(job, critic=_critic(job, config)) if config["algorithm"]["adv_estimator"] == "gae" else job
+
+
+def _images(
+    sizes: ModelSizes, elements: Mapping[str, int], config: Mapping[str, Any], itemsize: int
+) -> ImageLoad | None:
+    """The images of prompts that are images alone. An engine encodes no more at once than it prefills, or one image."""
+    tower, prompt = sizes.vision, config["data"]["max_prompt_length"]
+    if tower is None:
+        return None
+    block = sum(size for name, size in elements.items() if name.startswith(tower.block))
+    at_once = max(config["actor_rollout_ref"]["rollout"]["max_num_batched_tokens"], prompt)
+    return ImageLoad(tower, block, prompt, at_once, itemsize, sizes.hidden)
 
 
 def _critic(job: FsdpJob, config: Mapping[str, Any]) -> FsdpJob:
@@ -194,7 +211,7 @@ def fsdp_memory(job: FsdpJob, die_bytes: int) -> FsdpMemory:
     fixed, engine, returned = always + critic_rests, served + cache, weights if job.away_parameters else 0
     phases = {
         "reshard": fixed + rests + returned + engine + _exported(job),
-        "rollout": fixed + rests + engine + _engine_forward(job),
+        "rollout": fixed + rests + engine + max(_engine_forward(job), _engine_images(job)),
         "old_log_prob": fixed + rests + returned + _forward(job, job.micro_old, False),
         "ref": fixed + rests + _forward(job, job.micro_reference, True),
         "update": fixed + weights + optimizer + _update(job),
@@ -262,7 +279,8 @@ def _forward(job: FsdpJob, sequences: int, reference: bool) -> int:
     logits = tokens * vocabulary * job.itemsize + 3 * (1 if reference else sequences) * answer
     root, widths = job.root * job.itemsize, 4 * job.sizes.hidden + 3 * job.sizes.intermediate
     layer = root + _layers(job) + 2 * 4 * ATTENTION_MASK + tokens * job.itemsize * widths
-    return max(logits + (root if job.dies > 1 else 0), layer)
+    tower = root + job.images.forward(sequences) if job.images else 0
+    return max(logits + (root if job.dies > 1 else 0), layer, tower)
 
 
 def _update(job: FsdpJob) -> int:
@@ -274,6 +292,8 @@ def _update(job: FsdpJob) -> int:
     answer, layer = job.response_tokens * vocabulary * 4, _layer_activations(job, tokens)
     inputs = tokens * job.sizes.hidden * job.itemsize * job.sizes.layers
     kept, root = inputs if job.recomputes else job.sizes.layers * layer, job.root * job.itemsize
+    tower = job.images.kept(job.micro_update, job.recomputes) if job.images else 0
+    kept += tower
     whole = tokens * vocabulary * job.itemsize
     # Log-probs stay in float32, and with the entropy two more of the kind; then come gradients of the logits, beside
     # the logits themselves where the entropy has kept them.
@@ -283,9 +303,11 @@ def _update(job: FsdpJob) -> int:
     unit = job.layer * (job.itemsize + GRADIENT_BYTES)
     at_work = root + kept + layer + unit + _layers(job) + (2 * 4 + 1) * ATTENTION_MASK
     gradients = job.shard * GRADIENT_BYTES
+    tower_at_work = root + tower + job.images.backward(job.micro_update) if job.images else 0
     return max(
         (gradients if job.accumulates else 0) + logits,
         gradients + at_work,
+        gradients + tower_at_work,
         gradients + _root_gradient(job),
         gradients + job.shard * MASTER_BYTES,
     )
@@ -310,6 +332,11 @@ def _engine_forward(job: FsdpJob) -> int:
     layer = job.forward_tokens * job.itemsize * (2 * sizes.hidden + 3 * sizes.intermediate // job.rollout_tp)
     logits = job.engine_sequences * sizes.vocabulary * (job.itemsize + 4 + 4)
     return max(layer, logits)
+
+
+def _engine_images(job: FsdpJob) -> int:
+    """The tower encodes the images of a forward before the decoder begins."""
+    return job.images.engine(job.rollout_tp) if job.images else 0
 
 
 def _kv_bytes_of_token(job: FsdpJob) -> int:

@@ -74,6 +74,7 @@ def describe_fsdp(plan: FsdpPlan) -> str:
     lines = [
         f"dies              {job.dies}",
         f"training          FSDP over {job.dies}, {job.elements / 1e9:.3g}e9 parameters",
+        *_image_lines(job),
         f"rollout           {job.dies // job.rollout_tp} x TP{job.rollout_tp}",
         f"step              {job.prompts} prompts x {job.responses} = {job.prompts * job.responses} sequences of up to "
         f"{job.sequence_tokens} tokens",
@@ -95,3 +96,13 @@ def describe_fsdp(plan: FsdpPlan) -> str:
         *(f"but: {remark}" for remark in plan.remarks()),
     ]
     return "\n".join(lines)
+
+
+def _image_lines(job: FsdpJob) -> list[str]:
+    if job.images is None:
+        return []
+    images = job.images
+    return [
+        f"images            up to {images.tokens} image tokens a prompt, of {images.tower.patches_per_token} patches; "
+        f"{images.blocks / 1e9:.3g}e9 of the parameters are the vision tower's blocks"
+    ]

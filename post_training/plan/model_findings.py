@@ -14,6 +14,7 @@ from post_training.layouts.layout import RolloutPlacement
 from post_training.models.expert_placement import ExpertPlacement, expert_placement_findings
 from post_training.models.families import (
     ModelFamily,
+    decoder_values,
     families,
     family_of,
     find_family,
@@ -73,8 +74,9 @@ def model_findings(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
     Args:
         config: the values of the model's config.json.
     """
+    config = decoder_values(config)
     trained = _as_trained(config, use)
-    for rule in (_architecture, _variants, _rope, _context, _layout, _graph, _tables):
+    for rule in (_architecture, _backend, _images, _image_rows, _variants, _rope, _context, _layout, _graph, _tables):
         found = list(rule(trained, use))
         yield from found
         if found:  # the next rules build on what this one has found sound
@@ -102,6 +104,33 @@ def _architecture(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
         reason = f"transformers would read another model than {family.architecture}"
         known = " or ".join(family.model_types)
         yield invalid("model_type", config.get("model_type"), reason, f"{_PATH} a model of type {known}")
+
+
+def _backend(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    """verl has the model for the back-end of the job."""
+    family = family_of(config)
+    if use.backend not in family.trained_with:
+        yield (
+            f"actor_rollout_ref.actor.strategy={use.backend} is invalid: verl has no Megatron model of {family.name}. "
+            "Set it to fsdp, in a configuration with ppo_trainer and fsdp_on_npu such as qwen2_5_vl_7b_geo3k"
+        )
+
+
+def _images(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    """Positions of prompts with images have three parts, which have been run with padding alone."""
+    if not family_of(config).reads_images:
+        return
+    sharing = use.node["actor"].get("ulysses_sequence_parallel_size") or 1
+    if sharing > 1:
+        yield (
+            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={sharing} is invalid: sequences with images have "
+            "not been run in parts. Set it to 1"
+        )
+    elif use.node["model"].get("use_remove_padding"):
+        yield (
+            "actor_rollout_ref.model.use_remove_padding=true is invalid: sequences with images have been run with "
+            "their padding alone. Set it to false"
+        )
 
 
 def _variants(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
@@ -139,6 +168,25 @@ def _context(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
         )
         remedy = f"Lower these keys, or set {_PATH.removeprefix('Set ')} a model with a longer context"
         yield invalid("max_position_embeddings", config["max_position_embeddings"], reason, remedy)
+
+
+def _image_rows(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
+    """verl cuts rows with images by their number, and no feature drops their images."""
+    if not family_of(config).reads_images:
+        return
+    node, overlay = use.node, use.node.get("overlay") or {}
+    for group in ("actor", "ref", "rollout"):
+        switch = "use_dynamic_bsz" if group == "actor" else "log_prob_use_dynamic_bsz"
+        if (node.get(group) or {}).get(switch):
+            yield (
+                f"actor_rollout_ref.{group}.{switch}=true is invalid: verl cuts rows with images by their number "
+                "alone. Set it to false"
+            )
+    if (overlay.get("partial_rollout") or {}).get("enabled"):
+        yield (
+            "actor_rollout_ref.overlay.partial_rollout.enabled=true is invalid: an answer would go on without its "
+            "images. Set it to false"
+        )
 
 
 def _context_length(config: Mapping[str, Any]) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from post_training.models.families import find_family
+from post_training.models.families import decoder_values, find_family
 from post_training.report.rates import StepFigures
 
 DIES_OF_A_CARD = 2
@@ -56,7 +56,7 @@ def forward_flops(model: Mapping[str, Any], tokens: float) -> float:
     if family is None:
         raise UnknownModelError(f"there is no formula for models of type {model.get('model_type')!r}")
     try:
-        sizes = family.sizes(model)
+        sizes = family.sizes(decoder_values(model))
     except (KeyError, TypeError) as error:
         raise UnknownModelError(f"the model's config.json lacks {error}") from error
     # Causal: half of all pairs, and each counts twice, as a multiplication and an addition.

@@ -1,10 +1,13 @@
-r"""The rules that score a response: 1.0 for a right answer and 0.0 for a wrong one.
+r"""The rules that score a response: 1.0 for a right answer and 0.0 for a wrong one, but for ``geo3k``.
 
 ``boxed`` (the default) compares the last ``\boxed{...}`` of the response with the truth: as text, as numbers, and,
 where neither decides, by algebra with a time limit a comparison. An empty or NaN ground truth scores 0.
 
 ``gsm8k`` compares what follows the last ``####`` on its line in the same way, for prompts that ask for it there. verl's
 own rule takes the first one, and never finds ``5.`` equal to 5.
+
+``geo3k`` is the reward of verl for Geometry3K: nine tenths for what ``boxed`` finds right, and one tenth for the form
+``<think>...</think>...\boxed{...}``.
 
 ``substring`` is the published recipe's rule, kept for comparison: right when the truth occurs anywhere in the response.
 It is weak in both directions: "I count 12 of them: \boxed{7}" is right against the truth "2", and ``\boxed{0.5}`` is
@@ -26,6 +29,7 @@ from post_training.rewards.process import WorkerError
 
 _THOUGHT, _END_OF_THOUGHT = "<think>", "</think>"
 _MARK = "####"
+_ANSWER_SHARE, _FORM_SHARE = 0.9, 0.1
 _END_TOKEN = re.compile(r"(?:<\|[a-zA-Z_\uff5c\u2581]{1,32}\|>|</?s>|<\uff5c[^<>]{1,32}\uff5c>|\[EOS\])\s*$")
 # Where no </think> says that the thoughts are over, a box beside these words belongs to thoughts that go on.
 _DOUBT = re.compile(
@@ -124,6 +128,32 @@ def _equal(answer: str | None, truth: str, judge: Judge) -> float:
     return float(answer is not None and equal_answers(plain(truth), plain(answer), judge))
 
 
+def has_thinking_form(response: str) -> bool:
+    r"""Whether a response is thoughts between tags and then a ``\boxed{...}``, as verl's rule for Geometry3K asks.
+
+    In time linear in its length.
+    """
+    if not response.startswith(_THOUGHT):
+        return False
+    position = len(_THOUGHT)
+    for mark in (_END_OF_THOUGHT, "\\boxed{", "}"):
+        found = response.find(mark, position)
+        if found < 0:
+            return False
+        position = found + len(mark)
+    return True
+
+
+def score_geo3k(response: str, truth: str, judge: Judge) -> float:
+    """Returns 0.9 for a right answer in the box and 0.1 for the form; both may be earned."""
+    return _ANSWER_SHARE * score_boxed(response, truth, judge) + _FORM_SHARE * has_thinking_form(response)
+
+
+def accuracy(score: float, rule: str) -> float:
+    """The part of a score that is the answer's: 1.0 for a right one."""
+    return float(score >= _ANSWER_SHARE) if rule == "geo3k" else score
+
+
 def score_substring(response: str, truth: str, judge: Judge) -> float:
     """Returns 1.0 when ``truth`` occurs anywhere in ``response``; see the module's text for what that misses."""
     return float(truth in response)
@@ -133,11 +163,14 @@ RULES: dict[str, Callable[[str, str, Judge], float]] = {
     "boxed": score_boxed,
     "substring": score_substring,
     "gsm8k": score_gsm8k,
+    "geo3k": score_geo3k,
 }
 
 
 def has_form(response: str, rule: str = "boxed") -> bool:
     """Whether there is an answer where the rule looks for one; a rule that looks everywhere finds every form right."""
+    if rule == "geo3k":
+        return has_thinking_form(response)
     return rule not in ANSWERS or ANSWERS[rule](response) is not None
 
 

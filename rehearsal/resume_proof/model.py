@@ -20,7 +20,7 @@ _WARM_START = WarmStart(steps=80)
 
 def main(folder: Path, model_type: str) -> int:
     """Make it, warm-started; returns the exit code."""
-    changes = tuple(_CHANGES[model_type].items())
+    changes = tuple(_CHANGES.get(model_type, {}).items())
     request = CheckpointRequest(DEFAULT_TRAIN_DATA, 0, warm_start=_WARM_START, model_type=model_type, changes=changes)
     make_checkpoint(request, folder, lambda step, loss: None)
     return 0

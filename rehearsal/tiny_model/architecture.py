@@ -94,7 +94,42 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     },
+    # A decoder as of qwen2, whose positions have three parts, and a vision tower of two layers: in the first a patch
+    # sees those of its window, in the second all of the image. The rehearsal's images have four windows of one vision
+    # token each. Heads of the vision tower are 80 wide, as in the published models.
+    "qwen2_5_vl": _ALL
+    | _GROUPED_QUERY
+    | {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "attention_dropout": 0.0,
+        "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+        "vision_start_token_id": 5,
+        "vision_end_token_id": 6,
+        "image_token_id": 7,
+        "video_token_id": 8,
+        "vision_config": {
+            "depth": 2,
+            "hidden_size": 160,
+            "intermediate_size": 256,
+            "num_heads": 2,
+            "out_hidden_size": 128,
+            "hidden_act": "silu",
+            "in_channels": 3,
+            "patch_size": 14,
+            "spatial_patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "tokens_per_second": 2,
+            "window_size": 28,
+            "fullatt_block_indexes": [1],
+        },
+    },
 }
+
+
+def reads_images(model_type: str) -> bool:
+    """Whether the prompts of a family may hold images."""
+    return "vision_config" in TINY_MODELS[model_type]
 
 
 def tiny_config(

@@ -13,11 +13,14 @@ import safetensors.torch
 import tokenizers
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForVision2Seq, PreTrainedModel, Qwen2_5_VLProcessor
 
 from post_training.data import INSTRUCTION, read_problems
-from rehearsal.tiny_model import warm_start
-from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, tiny_config
+from post_training.models.published_names import published_name
+from rehearsal import image_task
+from rehearsal.tiny_model import image_warm_start, warm_start
+from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS, reads_images, tiny_config
+from rehearsal.tiny_model.processor import build_processor
 from rehearsal.tiny_model.task import Exercise
 from rehearsal.tiny_model.tokenizer import build_tokenizer
 
@@ -34,7 +37,7 @@ class CheckpointRequest:
 
     `warm_start` None leaves the weights at their random initial values (the norms and biases drawn as well, so that
     a path that forgets one of them shows). `model_type` is a key of `TINY_MODELS`; `changes` are other values for its
-    configuration, as pairs of key and value.
+    configuration, as pairs of key and value. A model that reads images is shown those of `image_task`, not `data`.
     """
 
     data: Path
@@ -51,7 +54,8 @@ class CheckpointRequest:
         versions = [torch.__version__, transformers.__version__, tokenizers.__version__]
         drawn = [settings, self.seed, self.dtype, self.model_type, self.changes, versions, INSTRUCTION]
         digest.update(json.dumps(drawn).encode())
-        for path in [*sorted(Path(__file__).parent.glob("*.py")), self.data]:
+        sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(image_task.__file__), self.data]
+        for path in sources:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
         return digest.hexdigest()
 
@@ -86,17 +90,22 @@ def make_checkpoint(
         return reused
     if output.exists() and not (output / MARKER).exists():
         raise FileExistsError(f"{output} exists and holds no {MARKER}: choose another folder or remove it")
-    tokenizer = build_tokenizer()
+    processor = build_processor() if reads_images(request.model_type) else build_tokenizer()
+    tokenizer = getattr(processor, "tokenizer", processor)
     model = _initial_model(request, tokenizer)
     reward = None
-    if request.warm_start:
-        reward = warm_start.train(model, tokenizer, exercises, request.warm_start, request.seed, progress)
-    else:
+    if not request.warm_start:
         _draw_constants(model, request.seed)
+    elif isinstance(processor, Qwen2_5_VLProcessor):
+        own = image_warm_start.IMAGE_WARM_START
+        settings = own if request.warm_start == warm_start.WarmStart() else request.warm_start
+        reward = image_warm_start.train(model, processor, settings, request.seed, progress)
+    else:
+        reward = warm_start.train(model, tokenizer, exercises, request.warm_start, request.seed, progress)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         written = Path(scratch) / "checkpoint"
-        tokenizer.save_pretrained(written)
+        processor.save_pretrained(written)
         _write_model(model, DTYPES[request.dtype], written)
         (written / MARKER).write_text(json.dumps({"fingerprint": fingerprint, "expected_reward": reward}, indent=1))
         if output.exists():
@@ -121,10 +130,15 @@ def _initial_model(request: CheckpointRequest, tokenizer: transformers.PreTraine
     torch.manual_seed(request.seed)
     tokens = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     config = tiny_config(*tokens, request.model_type, **dict(request.changes))
-    model = AutoModelForCausalLM.from_config(config)
+    kind = AutoModelForVision2Seq if reads_images(request.model_type) else AutoModelForCausalLM
+    model = kind.from_config(config)
     for name, bias in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             bias.copy_(_router_bias(bias.shape, _TRAINED_SPREAD if request.warm_start else _RANDOM_SPREAD))
+    for name, weight in model.named_parameters():
+        # A patch has 1,176 values, and a tower as shallow as this one learns nothing from outputs near zero.
+        if ".visual." in name and weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=weight[0].numel() ** -0.5)
     return model
 
 
@@ -141,7 +155,7 @@ def _draw_constants(model: PreTrainedModel, seed: int) -> None:
     """Draw the parameters that are initialised with ones and zeros."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        if name.endswith("norm.weight"):
+        if name.endswith(("norm.weight", "norm1.weight", "norm2.weight", "ln_q.weight")):
             parameter.data.uniform_(0.5, 1.5, generator=generator)
         elif name.endswith("bias"):
             parameter.data.uniform_(-0.5, 0.5, generator=generator)
@@ -150,15 +164,23 @@ def _draw_constants(model: PreTrainedModel, seed: int) -> None:
 def _write_model(model: PreTrainedModel, dtype: torch.dtype, folder: Path) -> None:
     """Write configuration and weights.
 
-    Biases of routers stay float32, as in DeepSeek's own checkpoints. Tied weights are stored once.
+    Biases of routers stay float32, as in DeepSeek's own checkpoints. Tied weights are stored once. Files of a model
+    that reads images look as the published ones, whose names and flat config.json transformers converts as it reads.
     """
     tied = model._tied_weights_keys if model.config.tie_word_embeddings else ()
     state = {
-        name: tensor.detach().to(torch.float32 if name.endswith("e_score_correction_bias") else dtype).contiguous()
+        published_name(name): tensor.detach()
+        .to(torch.float32 if name.endswith("e_score_correction_bias") else dtype)
+        .contiguous()
         for name, tensor in model.state_dict().items()
         if name not in tied
     }
     model.config.torch_dtype = dtype
     model.config.save_pretrained(folder)
+    if hasattr(model.config, "vision_config"):
+        described = json.loads((folder / "config.json").read_text())
+        del described["text_config"]
+        described["rope_scaling"] = TINY_MODELS[model.config.model_type]["rope_scaling"]
+        (folder / "config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
     model.generation_config.save_pretrained(folder)
     safetensors.torch.save_file(state, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,14 +1,19 @@
-"""The tiny model's tokenizer: byte-level BPE learned from a fixed text, so that any string encodes and decodes."""
+"""The tiny models' tokenizers: byte-level BPE learned from a fixed text, so that any string encodes and decodes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast
 
 from post_training.data import INSTRUCTION
+from rehearsal.image_task import COLOURS, QUESTIONS, SIDES
 from rehearsal.tiny_model.architecture import VOCABULARY_SIZE
 
 PAD, BEGIN, END, USER, ASSISTANT = "<|pad|>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>"
+# The names that transformers' processor, verl and vLLM look for; their ids are in `TINY_MODELS`.
+VISION_START, VISION_END, IMAGE, VIDEO = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
 BOXED_OPENING = "\\boxed{"
 
 CHAT_TEMPLATE = (
@@ -16,6 +21,21 @@ CHAT_TEMPLATE = (
     "{% if message['role'] == 'user' %}" + USER + "{{ message['content'] }}"
     "{% elif message['role'] == 'assistant' %}" + ASSISTANT + "{{ message['content'] }}{{ eos_token }}"
     "{% else %}{{ message['content'] }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
+)
+
+# The content of a message is a text, or texts and images in their order.
+IMAGE_CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] == 'user' %}"
+    + USER
+    + "{% elif message['role'] == 'assistant' %}"
+    + ASSISTANT
+    + "{% endif %}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}" + VISION_START + IMAGE + VISION_END + "{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
 )
 
@@ -45,6 +65,39 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         ValueError: if the learned vocabulary has not exactly `VOCABULARY_SIZE` entries.
     """
     special_tokens = [PAD, BEGIN, END, USER, ASSISTANT]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_learn(special_tokens, _TRAINING_TEXT.splitlines()),
+        pad_token=PAD,
+        bos_token=BEGIN,
+        eos_token=END,
+        additional_special_tokens=[USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=2048,
+    )
+
+
+def build_image_tokenizer() -> Qwen2TokenizerFast:
+    """Learn the tokenizer of the model that reads images: the same, with tokens of images and the words of their task.
+
+    Raises:
+        ValueError: if the learned vocabulary has not exactly `VOCABULARY_SIZE` entries.
+    """
+    own = [USER, ASSISTANT, VISION_START, VISION_END, IMAGE, VIDEO]
+    words = [*QUESTIONS.values(), *(f"{{{word}}}" for word in (*COLOURS, *SIDES))]
+    return Qwen2TokenizerFast(
+        tokenizer_object=_learn([PAD, BEGIN, END, *own], [*_TRAINING_TEXT.splitlines(), *words * 8]),
+        pad_token=PAD,
+        bos_token=BEGIN,
+        eos_token=END,
+        additional_special_tokens=own,
+        chat_template=IMAGE_CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=2048,
+    )
+
+
+def _learn(special_tokens: list[str], text: Sequence[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -56,19 +109,10 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_TRAINING_TEXT.splitlines(), trainer)
+    tokenizer.train_from_iterator(text, trainer)
     tokenizer.add_tokens(
         [AddedToken(text, special=False, normalized=False) for text in (" " + INSTRUCTION, BOXED_OPENING)]
     )
     if tokenizer.get_vocab_size() != VOCABULARY_SIZE:
         raise ValueError(f"the tokenizer has {tokenizer.get_vocab_size()} entries instead of {VOCABULARY_SIZE}")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        bos_token=BEGIN,
-        eos_token=END,
-        additional_special_tokens=[USER, ASSISTANT],
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-        model_max_length=2048,
-    )
+    return tokenizer

@@ -12,14 +12,15 @@ done
 usage() {
     cat <<'USAGE'
 Usage: bash scripts/train_qwen2_5_{0_5b_gsm8k,1_5b_math_one_card}.sh [OPTIONS] [-- KEY=VALUE...]
+       bash scripts/train_qwen2_5_vl_{3b_geo3k_one_card,7b_geo3k}.sh [OPTIONS] [-- KEY=VALUE...]
 
 Trains on the NPUs of this machine; with --emulate on emulated ones, with a tiny model of the same family that is made
 on the spot. Everything it starts, it stops.
 
   --emulate         no NPU, no download: sets up .venv/, makes model and data, and trains; a report follows
   --model DIR       the model's folder, as it is published (not with --emulate)
-  --data FILE       problems with answers: GSM8K's .jsonl, MATH's or DeepScaleR's .json, or .parquet; with --emulate the
-                    default is the arithmetic in data/
+  --data FILE       problems with answers: GSM8K's .jsonl, MATH's or DeepScaleR's .json, or .parquet, and for Qwen2.5-VL
+                    Geometry3K's .parquet; with --emulate the default is the arithmetic in data/, or drawn images
   --test-data FILE  problems to validate on (not with --emulate); default: a tenth of --data
   --steps N         training steps; default: what the configuration says
   --output DIR      where to write; default: outputs/CONFIGURATION/TIME

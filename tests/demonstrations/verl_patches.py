@@ -19,6 +19,7 @@ from verl import DataProto
 
 import overlay
 from tests.demonstrations import Upstream, demonstrates
+from tests.demonstrations.vllm_patches import module_with
 from verl_patches.features import settings
 from verl_patches.features.alerts.feature import ALERTS
 from verl_patches.features.answer_ends.feature import ANSWER_ENDS
@@ -26,6 +27,8 @@ from verl_patches.features.compatibility.feature import (
     DATA_FILES,
     ENTROPY_BONUS,
     FULLY_SHARDED,
+    IMAGE_PROMPTS,
+    IMAGES,
     MEGATRON_ON_NPU,
     OWN_MODELS,
     ROLLOUT_SEED,
@@ -1298,6 +1301,39 @@ def serialized_bytes_are_counted(body):
         return serialized.take()
 
 
+class _Rows(list):
+    """As much of a data set as a filter needs."""
+
+    column_names = ("prompt", "images")
+
+    def filter(self, fits, desc):
+        return _Rows(row for row in self if fits(row))
+
+
+@demonstrates("verl.utils.dataset.rl_dataset:RLHFDataset._read_files_and_tokenize", IMAGE_PROMPTS)
+def prompts_with_large_images_are_left_out(body):
+    """With one token of text, 2x2 and 4x4 image tokens are 4 and 16."""
+    from PIL import Image
+
+    counts = SimpleNamespace(patch_size=14, merge_size=2, min_pixels=28 * 28, max_pixels=1 << 20)
+    processor = SimpleNamespace(
+        image_processor=counts,
+        apply_chat_template=lambda *_, **__: "image",
+        tokenizer=lambda texts, **_: {"input_ids": [[0]] * len(texts)},
+    )
+    prompt = [{"role": "user", "content": "<image>"}]
+    rows = _Rows({"prompt": prompt, "images": [Image.new("RGB", (side, side))]} for side in (56, 112))
+    data = SimpleNamespace(
+        processor=processor, filter_overlong_prompts=True, prompt_key="prompt", image_key="images", max_prompt_length=8
+    )
+
+    def upstream(self):
+        self.dataframe = rows
+
+    body(upstream, data)
+    return [row["images"][0].size for row in data.dataframe]
+
+
 @demonstrates("verl.utils.dataset.rl_dataset:RLHFDataset._read_files_and_tokenize", DATA_FILES)
 def types_of_a_later_release_are_those_of_the_file(body):
     types = {"info": {"features": {"prompt": {"feature": {"dtype": "string", "_type": "Value"}, "_type": "List"}}}}
@@ -1312,3 +1348,25 @@ def types_of_a_later_release_are_those_of_the_file(body):
     except ValueError as error:
         return str(error)
     return str(read)
+
+
+@demonstrates("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:apply_rotary_pos_emb_flashatt", IMAGES)
+def the_operator_gets_cosines_as_wide_as_a_head(body):
+    heads, angles = torch.ones(1, 2, 1, 4, dtype=torch.bfloat16), torch.zeros(2, 4)
+    with module_with("torch_npu", npu_rotary_mul=lambda x, cos, sin: x * cos + sin):
+        return str(body(heads, 2 * heads, angles.cos(), angles.sin()))
+
+
+@demonstrates("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:Qwen2_5_VisionPatchEmbed.forward", IMAGES)
+def patches_are_multiplied(body):
+    """With one channel of two frames of two pixels."""
+    module = SimpleNamespace(proj=SimpleNamespace(weight=torch.arange(8.0).view(2, 1, 2, 1, 2)))
+    return str(body(module, torch.ones(1, 4, dtype=torch.bfloat16)))
+
+
+@demonstrates("verl.utils.tokenizer:hf_processor", IMAGES)
+def the_data_set_knows_the_image_processor(body):
+    fast = type("Qwen2VLImageProcessorFast", (), {})
+    slow = SimpleNamespace(from_pretrained=lambda folder, use_fast: f"{folder} use_fast={use_fast}")
+    with module_with("transformers", AutoImageProcessor=slow):
+        return str(body(lambda folder, **_: SimpleNamespace(image_processor=fast()), "model").image_processor)[:20]

@@ -1,5 +1,6 @@
 """What the patches of vLLM-Ascend change."""
 
+import os
 from dataclasses import replace
 from enum import Enum
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import torch
 from tests.demonstrations import Upstream, demonstrates
 from tests.demonstrations.vllm_patches import module_with
 from verl_patches.features import settings
-from verl_patches.features.compatibility.feature import SLEEP_MODE
+from verl_patches.features.compatibility.feature import IMAGES, SLEEP_MODE
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.dp_sync.lease import Agreement
 from verl_patches.features.request_noise.feature import REQUEST_NOISE
@@ -147,3 +148,11 @@ def queued_work_is_waited_for_before_memory_goes(body):
     with mock.patch("torch.npu", SimpleNamespace(synchronize=lambda: events.append("wait")), create=True):
         body(lambda allocator, tags: events.append(f"unmap all but {tags}"), SimpleNamespace(), ("weights",))
     return events
+
+
+@demonstrates("vllm_ascend.models:register_model", IMAGES)
+def the_model_that_takes_new_weights_is_registered(body):
+    found = []
+    with mock.patch.dict(os.environ, {"USE_OPTIMIZED_MODEL": "1"}):
+        body(lambda: found.append(os.environ["USE_OPTIMIZED_MODEL"]))
+        return [*found, os.environ["USE_OPTIMIZED_MODEL"]]

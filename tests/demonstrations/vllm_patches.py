@@ -135,8 +135,10 @@ def options_of_engine(body, **options):
 
 
 @demonstrates(LLM, VERL_ON_VLLM)
-def multi_modal_options_are_left_out(body):
-    return options_of_engine(body, limit_mm_per_prompt=None, disable_mm_preprocessor_cache=True)
+def multi_modal_options_are_for_models_that_read_images(body):
+    options = {"limit_mm_per_prompt": None, "disable_mm_preprocessor_cache": True}
+    with mock.patch("verl_patches.features.compatibility.image_models.reads_images", lambda folder: folder == "images"):
+        return [options_of_engine(body, model=model, **options) for model in ("text", "images")]
 
 
 @demonstrates(LLM, RESIDENCY)

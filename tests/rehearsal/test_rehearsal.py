@@ -34,7 +34,7 @@ from rehearsal.preflight import (
     is_whole,
 )
 from rehearsal.stages import check_before_anything, last_error
-from rehearsal.tiny_model.architecture import TINY_MODELS
+from rehearsal.tiny_model.architecture import TINY_MODELS, reads_images
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBLEMS = "\n".join(json.dumps({"problem": f"{n}+1", "answer": str(n + 1)}) for n in range(80))
@@ -219,8 +219,18 @@ def test_the_rehearsal_of_each_family_is_composed_and_checked(model):
     config = compose_checked(make_plan(Options(model=model), "time"))["actor_rollout_ref"]
     experts = sizes_of(TINY_MODELS[model]).experts
     assert config["overlay"]["rollout"]["expert_parallel_size"] == (4 if experts else 1)
-    assert bool(config["actor"]["megatron"]["override_transformer_config"]) == bool(experts)
+    megatron = config["actor"].get("megatron", {})
+    assert bool(megatron.get("override_transformer_config")) == bool(experts)
+    assert ("fsdp_config" in config["actor"]) == reads_images(model)
     assert find_family(TINY_MODELS[model]).architecture in TINY_MODELS[model]["architectures"]
+
+
+def test_data_of_text_for_a_model_with_images_rejected(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        parse_arguments(["--model", "qwen2_5_vl", "--data", str(tmp_path / "gsm8k.jsonl")])
+    assert "gsm8k.jsonl is invalid: the model is trained on images that are drawn" in capsys.readouterr().err
+    options, _ = parse_arguments(["--model", "qwen2_5_vl"])
+    assert options.dies == 2 and make_plan(options, "time").job.configuration == "rehearsal_images"
 
 
 def test_what_a_family_does_not_have_is_refused_in_one_sentence():

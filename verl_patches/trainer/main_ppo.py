@@ -128,6 +128,7 @@ def _carry_out_options(options: argparse.Namespace, start_workers: StartWorkers,
     from verl_patches.features.settings import SettingsError
     from verl_patches.trainer.configuration_checks import ConfigurationError, check_configuration, check_machine
     from verl_patches.trainer.configuration_checks.composition import sentence_of
+    from verl_patches.trainer.configuration_checks.images import reads_images
 
     try:
         config = compose(options.config_name, options.overrides)
@@ -141,7 +142,7 @@ def _carry_out_options(options: argparse.Namespace, start_workers: StartWorkers,
             return 0
         check_inherited(os.environ)
         check_machine(config)
-        check_configured_files(config.data)
+        check_configured_files(config.data, reads_images(config.actor_rollout_ref.model.path))
         _check_free(config)
     except (HydraException, OmegaConfBaseException) as error:
         return _refuse(sentence_of(error))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @wrap(
     "vllm.entrypoints.llm:LLM.__init__",
     feature=VERL_ON_VLLM,
-    why="verl 0.4.0 passes multi-modal options for text models, which vLLM 0.9.1 refuses",
+    why="verl 0.4.0 passes multi-modal options for text models too, which vLLM 0.9.1 rejects",
     upstream="https://github.com/verl-project/verl/pull/1880",
     remove_when="verl passes multi-modal options for multi-modal models only",
     evidence="executed",
@@ -32,8 +32,11 @@ def init(
     disable_mm_preprocessor_cache: bool = False,
     **kwargs: Any,
 ) -> None:
+    from verl_patches.features.compatibility.image_models import reads_images
+
     if limit_mm_per_prompt is not None:
         kwargs["limit_mm_per_prompt"] = limit_mm_per_prompt
+    if limit_mm_per_prompt is not None or reads_images(args[0] if args else kwargs.get("model")):
         kwargs["disable_mm_preprocessor_cache"] = disable_mm_preprocessor_cache
     upstream(self, *args, **kwargs)
 

@@ -168,7 +168,7 @@ def test_bytes_that_are_no_text_are_refused_with_their_row(tmp_path):
         check_file(tmp_path / "broken.parquet")
 
 
-def characters(chats):
+def characters(chats, sizes):
     """A tokenizer whose tokens are the characters of the last message."""
     return [len(chat[-1]["content"]) for chat in chats]
 

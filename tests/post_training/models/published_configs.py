@@ -103,10 +103,30 @@ def _mistral(sizes: tuple[int, int, int, int, int], vocabulary: int, **more: Any
     return _dense("MistralForCausalLM", "mistral", sizes, vocabulary, **{**of_mistral, **more})
 
 
-def _qwen2_5_vl(sizes: tuple[int, int, int, int, int], tied: bool) -> Config:
-    vision: Config = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
+def _qwen2_5_vl(sizes: tuple[int, int, int, int, int], tied: bool, vision_intermediate: int = 3420) -> Config:
+    named: Config = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
     mrope: Config = {"type": "mrope", "mrope_section": [16, 24, 24]}
-    return _qwen2(sizes, tied, 128000, rope_scaling=mrope) | vision | {"vision_config": {"depth": 32}}
+    tower: Config = {
+        "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": vision_intermediate,
+        "num_heads": 16, "in_chans": 3, "out_hidden_size": sizes[0], "patch_size": 14, "spatial_merge_size": 2,
+        "spatial_patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+        "tokens_per_second": 2, "temporal_patch_size": 2,
+    }  # fmt: skip
+    tokens: Config = {
+        "vision_start_token_id": 151652, "vision_end_token_id": 151653, "vision_token_id": 151654,
+        "image_token_id": 151655, "video_token_id": 151656,
+    }  # fmt: skip
+    flat = _qwen2(sizes, tied, 128000, rope_scaling=mrope, sliding_window=32768)
+    return flat | named | tokens | {"vision_config": tower}
+
+
+def nested(config: Config) -> Config:
+    """A multi-modal config.json as newer transformers write it: the decoder's values in `text_config` alone."""
+    outside = ("architectures", "model_type", "vision_config", "torch_dtype", "image_token_id", "video_token_id")
+    text = {name: value for name, value in config.items() if name not in outside}
+    scaling = {**text["rope_scaling"], "type": "default", "rope_type": "default"}
+    top = {name: config[name] for name in outside if name in config}
+    return top | {"text_config": {**text, "model_type": f"{config['model_type']}_text", "rope_scaling": scaling}}
 
 
 PUBLISHED_CONFIGS: dict[str, Config] = {
@@ -155,6 +175,7 @@ PUBLISHED_CONFIGS: dict[str, Config] = {
     | {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}},
     "Qwen/Qwen2.5-VL-3B-Instruct": _qwen2_5_vl((2048, 11008, 36, 16, 2), True),
     "Qwen/Qwen2.5-VL-7B-Instruct": _qwen2_5_vl((3584, 18944, 28, 28, 4), False),
+    "Qwen/Qwen2.5-VL-32B-Instruct": _qwen2_5_vl((5120, 27648, 64, 40, 8), False, 3456),
     "Qwen/Qwen3-0.6B": _qwen3((1024, 3072, 28, 16, 8), True),
     "Qwen/Qwen3-1.7B": _qwen3((2048, 6144, 28, 16, 8), True),
     "Qwen/Qwen3-4B": _qwen3((2560, 9728, 36, 32, 8), True),

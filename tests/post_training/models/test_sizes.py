@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForVision2Seq
 
 from post_training.models.families import families, sizes_of
 from post_training.models.sizes import ModelSizes
@@ -12,12 +12,13 @@ from rehearsal.tiny_model.architecture import TINY_MODELS
 
 
 def multiplied_by_a_token(config) -> int:
-    """Weights of transformers' matrices that a token meets: of an expert's its share, and the embedding none."""
+    """Weights of transformers' matrices that a token of text meets: of an expert's its share, the embedding none."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        kind = AutoModelForVision2Seq if hasattr(config, "vision_config") else AutoModelForCausalLM
+        model = kind.from_config(config)
     met = 0
     for name, weight in model.named_parameters():
-        if weight.dim() != 2 or name == "model.embed_tokens.weight":
+        if weight.dim() != 2 or name.endswith("embed_tokens.weight") or ".visual." in name:
             continue
         routed = ".experts." in name
         experts = getattr(config, "num_experts", None) or getattr(config, "n_routed_experts", None)
@@ -28,6 +29,8 @@ def multiplied_by_a_token(config) -> int:
 @pytest.mark.parametrize("model_type", sorted(TINY_MODELS))
 def test_the_weights_that_a_token_meets_are_those_of_transformers_matrices(model_type):
     values = {**TINY_MODELS[model_type], "hidden_size": 96, "intermediate_size": 208, "vocab_size": 336}
+    if "vision_config" in values:
+        values["vision_config"] = {**values["vision_config"], "out_hidden_size": 96}
     config = AutoConfig.for_model(model_type, **values)
     assert sizes_of(values).weights_met == multiplied_by_a_token(config)
 

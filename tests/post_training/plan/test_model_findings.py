@@ -3,12 +3,13 @@
 import pytest
 
 from post_training.plan.model_findings import ModelUse, model_findings
-from tests.post_training.models.published_configs import PUBLISHED_CONFIGS
+from tests.post_training.models.published_configs import PUBLISHED_CONFIGS, nested
 
 V3 = PUBLISHED_CONFIGS["deepseek-ai/DeepSeek-V3, edited"]
 QWEN = PUBLISHED_CONFIGS["Qwen/Qwen2.5-7B-Instruct"]
 QWEN3 = PUBLISHED_CONFIGS["Qwen/Qwen3-8B"]
 MOE = PUBLISHED_CONFIGS["Qwen/Qwen3-30B-A3B"]
+VL = PUBLISHED_CONFIGS["Qwen/Qwen2.5-VL-7B-Instruct"]
 PATH = "actor_rollout_ref.model.path"
 
 
@@ -94,3 +95,88 @@ def test_positions_of_yarn_make_the_context_longer():
 def test_critic_is_not_served():
     longest = {"rollout": {"prompt_length": 1024, "response_length": 40000}}
     assert first(QWEN, serves=False, **longest) is None and first(QWEN, **longest) is not None
+
+
+FSDP = {"backend": "fsdp"}
+
+
+@pytest.mark.parametrize("size", ["3B", "7B", "32B"])
+@pytest.mark.parametrize("form", [dict, nested])
+def test_multi_modal_model_passes_fsdp_in_both_forms(size, form):
+    config = form(PUBLISHED_CONFIGS[f"Qwen/Qwen2.5-VL-{size}-Instruct"])
+    assert first(config, **FSDP, rollout={"tensor_model_parallel_size": 4}) is None
+    assert first(config) == (
+        "actor_rollout_ref.actor.strategy=megatron is invalid: verl has no Megatron model of Qwen2.5-VL. Set it to "
+        "fsdp, in a configuration with ppo_trainer and fsdp_on_npu such as qwen2_5_vl_7b_geo3k"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"vision_config": None}, "vision_config=null of the model's config.json is invalid"),
+        ({"vision_config": {"depth": 32}}, "vision_config.hidden_size=null of the model's config.json is invalid"),
+        ({"vision_config": VL["vision_config"] | {"depth": True}}, "vision_config.depth=true of the model's"),
+        ({"vision_config": VL["vision_config"] | {"num_heads": 17}}, "each of its 17 heads has rotary angles"),
+        (
+            {"vision_config": VL["vision_config"] | {"out_hidden_size": 2048}},
+            "as wide as the decoder's hidden_size=3584",
+        ),
+        ({"vision_config": VL["vision_config"] | {"hidden_act": "gelu"}}, "the towers are built with silu"),
+        ({"rope_scaling": None}, "mrope_section holds three numbers that add up to 64"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24]}}, "mrope_section holds three numbers"),
+    ],
+)
+@pytest.mark.parametrize("form", [dict, nested])
+def test_multi_modal_config_with_wrong_parts_rejected(changes, says, form):
+    changed = form(VL)
+    for name, value in changes.items():
+        (changed["text_config"] if name != "vision_config" and form is nested else changed)[name] = value
+    assert says in first(changed, **FSDP)
+
+
+def test_tower_that_does_not_divide_rejected():
+    job = {**FSDP, "dies": 8, "rollout": {"tensor_model_parallel_size": 8}}
+    tall = VL | {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+    tall |= {"vision_config": VL["vision_config"] | {"out_hidden_size": 4096}}
+    said = first(tall, **job)
+    assert said.startswith(
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=8 is invalid: visual.blocks.0.mlp.gate"
+    )
+    assert first(PUBLISHED_CONFIGS["Qwen/Qwen2.5-VL-32B-Instruct"], **job) is None
+
+
+@pytest.mark.parametrize(
+    ("group", "values", "key"),
+    [
+        ("model", {"use_remove_padding": True}, "actor_rollout_ref.model.use_remove_padding=true"),
+        ("actor", {"ulysses_sequence_parallel_size": 2}, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"),
+    ],
+)
+def test_images_without_padding_rejected(group, values, key):
+    job = use(**FSDP)
+    job.node[group].update(values)
+    assert next(model_findings(VL, job)).startswith(f"{key} is invalid: sequences with images have")
+    assert next(model_findings(QWEN, job), None) is None
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value", "says"),
+    [
+        ("actor", "use_dynamic_bsz", True, "actor.use_dynamic_bsz=true is invalid: verl cuts rows with images"),
+        ("ref", "log_prob_use_dynamic_bsz", True, "ref.log_prob_use_dynamic_bsz=true is invalid: verl cuts rows"),
+        ("rollout", "log_prob_use_dynamic_bsz", True, "rollout.log_prob_use_dynamic_bsz=true is invalid: verl cuts"),
+        (
+            "overlay",
+            "partial_rollout",
+            {"enabled": True},
+            "partial_rollout.enabled=true is invalid: an answer would go",
+        ),
+    ],
+)
+def test_features_without_images_rejected(group, key, value, says):
+    for config in (VL, QWEN):
+        job = use(backend="fsdp")
+        job.node.setdefault(group, {})[key] = value
+        found = next(model_findings(config, job), None)
+        assert found is None if config is QWEN else says in found

@@ -213,7 +213,7 @@ def test_substring_rule_keeps_its_known_weakness(judge):
 
 
 def test_unknown_rule_names_the_known_ones(judge):
-    assert set(RULES) == {"boxed", "gsm8k", "substring"}
+    assert set(RULES) == {"boxed", "geo3k", "gsm8k", "substring"}
     with pytest.raises(ValueError, match=f"choose one of: {', '.join(RULES)}"):
         score("", "", judge, rule="exact")
 

@@ -6,10 +6,11 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForVision2Seq, AutoTokenizer
 
 from post_training.data import DataError
 from post_training.models.families import table_for
+from post_training.models.published_names import published_name
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from rehearsal.tiny_model.checkpoint import MARKER, CheckpointRequest, make_checkpoint
 from rehearsal.tiny_model.warm_start import WarmStart
@@ -50,13 +51,14 @@ def checkpoint_of_each_family(request, random_request, random_checkpoint, tmp_pa
 
 
 def test_transformers_loads_every_weight(checkpoint_of_each_family):
-    model, report = AutoModelForCausalLM.from_pretrained(
-        checkpoint_of_each_family.path, torch_dtype="auto", output_loading_info=True
-    )
+    path = checkpoint_of_each_family.path
+    has_images = (path / "preprocessor_config.json").exists()
+    kind = AutoModelForVision2Seq if has_images else AutoModelForCausalLM
+    model, report = kind.from_pretrained(path, torch_dtype="auto", output_loading_info=True)
     assert not any(report.values())
     assert model.dtype == torch.bfloat16
-    state = model.state_dict()
-    for name, stored in tensors(checkpoint_of_each_family.path).items():
+    state = {published_name(name): value for name, value in model.state_dict().items()}
+    for name, stored in tensors(path).items():
         assert torch.equal(state[name], stored.to(torch.bfloat16)), name
 
 

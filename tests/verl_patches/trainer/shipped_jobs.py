@@ -12,5 +12,8 @@ JOBS: dict[str, tuple[str, ...]] = {
     "qwen2_5_0_5b_gsm8k": (),
     "qwen2_5_1_5b_math_one_card": (),
     "qwen2_5_1_5b_math_one_card with FSDP2": ("actor_rollout_ref.actor.strategy=fsdp2",),
+    "qwen2_5_vl_3b_geo3k_one_card": (),
+    "qwen2_5_vl_7b_geo3k": (),
+    "qwen2_5_vl_32b_geo3k": (),
     "rehearsal": (),
 }

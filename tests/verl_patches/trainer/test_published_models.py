@@ -49,7 +49,10 @@ SENTENCES = {
     ("qwen2_5_32b_dapo", "Qwen/Qwen2.5-3B-Instruct"): "=8 does not divide the model's 2 heads of key and value",
     ("qwen2_5_32b_dapo", "Qwen/Qwen2.5-Math-7B"): "sequences of this job have up to 22528 tokens",
     ("qwen2_5_0_5b_gsm8k", "Qwen/Qwen2.5-7B-Instruct, sliding"): "use_sliding_window=true of the model's config.json",
-    ("qwen2_5_0_5b_gsm8k", "Qwen/Qwen2.5-VL-3B-Instruct"): "no layout table describes architecture Qwen2_5_VLForCond",
+    (
+        "qwen2_5_32b_dapo",
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+    ): "strategy=megatron is invalid: verl has no Megatron model",
     ("qwen2_5_0_5b_gsm8k", "meta-llama/Llama-3.1-8B-Instruct"): "no layout table describes architecture LlamaForCausal",
 }
 ACCEPTED = {
@@ -59,6 +62,9 @@ ACCEPTED = {
     ("qwen2_5_0_5b_gsm8k", "Qwen/Qwen2.5-0.5B-Instruct"),
     ("qwen2_5_1_5b_math_one_card", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
     ("qwen2_5_1_5b_math_one_card", "Qwen/Qwen2.5-Math-1.5B"),
+    ("qwen2_5_vl_3b_geo3k_one_card", "Qwen/Qwen2.5-VL-3B-Instruct"),
+    ("qwen2_5_vl_7b_geo3k", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    ("qwen2_5_vl_32b_geo3k", "Qwen/Qwen2.5-VL-32B-Instruct"),
 }
 
 

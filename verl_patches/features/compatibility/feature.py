@@ -12,13 +12,19 @@ VERL_ON_MEGATRON_CORE = Feature(
     "verl_on_megatron_core", "verl 0.4.0, which is written for megatron-core 0.12, runs on 0.8.0."
 )
 DATA_FILES = Feature("data_files", "verl reads the parquet files of every release of datasets.")
+IMAGE_PROMPTS = Feature("image_prompts", "Prompts that are too long with the tokens of their images are left out.")
 ENTROPY_BONUS = Feature(
     "entropy_bonus", "An entropy bonus can be trained on Megatron, where upstream ends at the first update."
 )
 FULLY_SHARDED = Feature(
     "fully_sharded", "FSDP2 of verl 0.4.0, which is written for CUDA and later releases of torch, runs on an NPU."
 )
-VERL_ON_VLLM = Feature("verl_on_vllm", "verl 0.4.0 starts engines of vLLM 0.9.1 for text models.")
+VERL_ON_VLLM = Feature(
+    "verl_on_vllm", "verl 0.4.0 starts engines of vLLM 0.9.1, for text models and for those that read images."
+)
+IMAGES = Feature(
+    "images", "Models that read images compute on an NPU, and their rollout takes new weights on any number of dies."
+)
 VLLM_ON_TORCH = Feature("vllm_on_torch", "vLLM 0.9.1, which is written for torch 2.7, runs on 2.5.1.")
 OWN_MODELS = Feature(
     "own_models", "verl trains families that the pinned megatron-core cannot build with this project's modules for it."

@@ -7,8 +7,8 @@ of 6 and 4 elements the first of two ranks holds five of the first, and the seco
     rank 0    a[0:5]
     rank 1                     a[5:6], b[0:4]
 
-A transformers model has its weights under their HuggingFace names, each whole and row by row, so a stretch of the
-vector is a stretch of every weight that it touches.
+A transformers model has its weights under their HuggingFace names, or under names that published ones follow from, each
+whole and row by row, so a stretch of the vector is a stretch of every weight that it touches.
 
 FSDP2 gives each rank a share of the rows of every weight: of one of 3 rows of 2, the first of two ranks has a[0:4] and
 the second a[4:6].
@@ -25,15 +25,16 @@ from typing import Any
 import torch
 
 from post_training.checkpoint.training_files import MOMENTS
-from post_training.layouts.layout import Piece, whole_box
+from post_training.layouts.layout import Piece, as_matrix, whole_box
+from post_training.models.published_names import published_name
 
 
 @dataclass(frozen=True)
 class FlatShard:
     """The elements `start` to `stop` of a weight, which lie from `offset` on in this rank's shard of a flat parameter.
 
-    flat: the shard, a vector, or the DTensor whose share it is. state: what torch's AdamW keeps of all of it, empty
-    before the first update.
+    shape: of the weight as a matrix. flat: the shard, a vector, or the DTensor whose share it is. state: what torch's
+    AdamW keeps of all of it, empty before the first update.
     """
 
     local: str
@@ -92,7 +93,7 @@ class FsdpRank:
         for prefix, handle in self._flat:
             flat = handle.flat_param
             for name, shape, where in zip(flat._fqns, flat._shapes, flat._shard_param_infos, strict=True):
-                yield clean_tensor_name(f"{prefix}.{name}").lstrip("."), tuple(shape), where, handle
+                yield published_name(clean_tensor_name(f"{prefix}.{name}").lstrip(".")), as_matrix(shape), where, handle
 
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -103,7 +104,7 @@ class FsdpRank:
         for prefix, module in self.model.named_modules():
             for name, buffer in module.named_buffers(recurse=False):
                 if name not in module._non_persistent_buffers_set:
-                    found[clean_tensor_name(f"{prefix}.{name}").lstrip(".")] = buffer
+                    found[published_name(clean_tensor_name(f"{prefix}.{name}").lstrip("."))] = buffer
         return found
 
     @property
@@ -161,17 +162,17 @@ class FullyShardedRank(FsdpRank):
         from verl_patches.features.compatibility.fully_sharded import release
 
         release(self.model)  # what is gathered is no DTensor
-        return dict(self.model.named_parameters())
+        return {published_name(name): parameter for name, parameter in self.model.named_parameters()}
 
     @property
     def _weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
+        return {name: as_matrix(parameter.shape) for name, parameter in self._parameters.items()}
 
     @cached_property
     def shards(self) -> list[FlatShard]:
         found = []
         for name, parameter in self._parameters.items():
-            shape, count = tuple(parameter.shape), _vector(parameter).numel()
+            shape, count = as_matrix(parameter.shape), _vector(parameter).numel()
             if count:
                 # torch rounds the rows of all but the last ranks up.
                 start = self.rank * -(-shape[0] // self.world_size) * math.prod(shape[1:])

@@ -30,6 +30,7 @@ from verl_patches.trainer.configuration_checks.fsdp import (
     check_token_limits,
 )
 from verl_patches.trainer.configuration_checks.handed_over import check_engine_arguments, check_transformer_options
+from verl_patches.trainer.configuration_checks.images import check_micro_batches, check_truncation
 from verl_patches.trainer.configuration_checks.model import check_model, check_model_path, check_stages, described
 from verl_patches.trainer.configuration_checks.names import known_keys, unknown_key
 from verl_patches.trainer.configuration_checks.rollout import (
@@ -105,6 +106,8 @@ def check_configuration(config: Mapping[str, Any], model: Mapping[str, Any] | No
     model = model if model is not None else described(values["actor_rollout_ref"]["model"]["path"])
     check_graphs(values)
     check_model(values, model)
+    check_truncation(values, model)
+    check_micro_batches(values, model)
     for feature in FEATURES:
         feature.check(values, settings)
     check_stages(values)

@@ -1,4 +1,4 @@
-"""verl's data set reads parquet files that any release of datasets has written."""
+"""verl's data set reads parquet files that any release of datasets has written, and counts tokens of images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from overlay import wrap
-from verl_patches.features.compatibility.feature import DATA_FILES
+from verl_patches.features.compatibility.feature import DATA_FILES, IMAGE_PROMPTS
 
 if TYPE_CHECKING:
     import pyarrow
@@ -44,3 +44,29 @@ def _unknown_types_left_out() -> Iterator[None]:
 
     with mock.patch.object(Features, "from_arrow_schema", from_arrow_schema):
         yield
+
+
+@wrap(
+    "verl.utils.dataset.rl_dataset:RLHFDataset._read_files_and_tokenize",
+    feature=IMAGE_PROMPTS,
+    evidence="executed",
+    why="filter_overlong_prompts counts an image as the text <image>, so that the run ends at the first prompt that is "
+    "too long with the tokens of its images",
+    upstream="https://github.com/volcengine/verl/pull/511",
+    remove_when="verl's filter counts what the processor makes of a prompt",
+)
+def leave_out_prompts_with_too_many_image_tokens(upstream: Callable[[RLHFDataset], None], self: RLHFDataset) -> None:
+    upstream(self)
+    if self.processor is None or not self.filter_overlong_prompts or self.image_key not in self.dataframe.column_names:
+        return
+    prompts, images, limit, processor = self.prompt_key, self.image_key, self.max_prompt_length, self.processor
+
+    def fits(row: dict[str, Any]) -> bool:
+        from post_training.data.images import prompt_lengths, sizes_in
+
+        return prompt_lengths(processor, [row[prompts]], [sizes_in(row[images])])[0] <= limit
+
+    before = len(self.dataframe)
+    # In this process: the processor's tokenizer is not to be forked, and no pixel is processed.
+    self.dataframe = self.dataframe.filter(fits, desc=f"Filtering images longer than {limit} tokens with their prompts")
+    print(f"{before - len(self.dataframe)} prompts have more than {limit} tokens with their images and are left out")

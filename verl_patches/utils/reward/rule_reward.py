@@ -14,7 +14,7 @@ while the models are built, and the first sample does not wait for it.
 from functools import cache
 from typing import Any
 
-from post_training.rewards import batch, has_form, score
+from post_training.rewards import accuracy, batch, has_form, score
 from post_training.rewards.judge import Judge, Limits
 from post_training.rewards.process import shared_pool
 
@@ -66,7 +66,7 @@ def compute_score_and_accuracy(
 ) -> dict[str, float]:
     """The same score, and beside it as acc, which stays what it is when a penalty is taken from the score."""
     found = compute_score(data_source, solution_str, ground_truth, extra_info, rule, time_limit_s, budget_s, workers)
-    return {"score": found, "acc": found}
+    return {"score": found, "acc": accuracy(found, rule)}
 
 
 def compute_score_and_format(

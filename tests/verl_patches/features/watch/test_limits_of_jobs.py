@@ -61,7 +61,7 @@ def test_a_healthy_phase_outlasts_the_limits_of_silence():
     assert seconds["update"] > watch.end_s.update and seconds["rollout"] > watch.end_s.rollout
 
 
-@pytest.mark.parametrize("name", [*JOBS, "rehearsal", "qwen2_5_0_5b_gsm8k", "qwen2_5_1_5b_math_one_card"])
+@pytest.mark.parametrize("name", [*JOBS, "rehearsal", "qwen2_5_0_5b_gsm8k", "qwen2_5_vl_7b_geo3k"])
 def test_the_job_ends_a_hang_before_its_supervisor(name):
     """The job names the rank; `--silent-after` of the supervisor names nobody."""
     watch = OverlaySettings.from_config(compose(name, []).actor_rollout_ref).watch

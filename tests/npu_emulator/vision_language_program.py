@@ -1,0 +1,136 @@
+"""Generates from images with vLLM-Ascend's Qwen2.5-VL in float32, gives it new weights, and compares with transformers.
+
+One rank of a tensor-parallel engine. `FOLDER/0` and `FOLDER/1` are checkpoints; figures go to `FOLDER/RANKS.json`.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from tests.ranks import fork_ranks
+
+TOKENS = 12
+WINDOW = 56  # four vision tokens, so that images have whole windows and cut ones
+# Sizes of the images of each prompt; the last one has two images.
+PROMPTS = (((56, 56),), ((112, 112),), ((84, 112),), ((140, 56),), ((56, 84), (84, 84)))
+
+
+def write_checkpoints(folder: Path) -> None:
+    """Write two random models of the tiny family with their processor, in float32."""
+    from rehearsal.plan import DEFAULT_TRAIN_DATA
+    from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
+
+    for seed in (0, 1):
+        request = CheckpointRequest(DEFAULT_TRAIN_DATA, seed, "float32", None, "qwen2_5_vl")
+        make_checkpoint(request, folder / str(seed), lambda step, loss: None)
+        file = folder / str(seed) / "config.json"
+        described = json.loads(file.read_text())
+        described["vision_config"]["window_size"] = WINDOW
+        file.write_text(json.dumps(described))
+
+
+def draw_images() -> list:
+    """Draw the images of each prompt: no two patches are alike."""
+    import numpy
+    from PIL import Image
+
+    random = numpy.random.default_rng(0)
+    return [
+        [Image.fromarray(random.integers(0, 256, (height, width, 3), numpy.uint8)) for height, width in sizes]
+        for sizes in PROMPTS
+    ]
+
+
+def ask(processor, number: int, images: list) -> str:
+    """Return the text of a prompt with these images."""
+    parts = [{"type": "image"} for _ in images] + [{"type": "text", "text": f"How many shapes? {number}"}]
+    return processor.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=True)
+
+
+def compare(model, encoded: list, outputs: list) -> dict:
+    """Count the tokens that transformers chooses too; the largest difference of log-probs, and equal prompts."""
+    import torch
+
+    equal, worst, prompts = 0, 0.0, 0
+    for prompt, output in zip(encoded, outputs, strict=True):
+        tokens, length = list(output.outputs[0].token_ids), prompt["input_ids"].shape[1]
+        prompts += list(output.prompt_token_ids) == prompt["input_ids"][0].tolist()
+        whole = torch.cat([prompt["input_ids"], torch.tensor([tokens])], 1)
+        with torch.no_grad():
+            logits = model(**{**prompt, "input_ids": whole, "attention_mask": torch.ones_like(whole)}).logits[0]
+        expected = logits.log_softmax(-1)[length - 1 : -1]
+        equal += sum(best == token for best, token in zip(expected.argmax(-1).tolist(), tokens, strict=True))
+        for row, token, found in zip(expected, tokens, output.outputs[0].logprobs, strict=True):
+            worst = max(worst, abs(row[token].item() - found[token].logprob))
+    return {"equal": equal, "of": len(encoded) * TOKENS, "worst": worst, "prompts": prompts}
+
+
+def differing(table, placement, rank: int, served, trained: dict) -> list[str]:
+    """Name the weights of this rank whose bytes are not those of the trained model."""
+    import torch
+
+    tensors = dict(served.named_parameters())
+    return [
+        piece.canonical
+        for piece in table.vllm_ascend(placement, rank)
+        if piece.canonical
+        and not torch.equal(
+            piece.locate(tensors).cpu(), trained[piece.canonical][tuple(slice(*edge) for edge in piece.box)]
+        )
+    ]
+
+
+def main(folder: Path) -> None:
+    """Serve the first checkpoint, then the weights of the second."""
+    from transformers import AutoModelForVision2Seq, AutoProcessor
+    from vllm import LLM, SamplingParams
+    from vllm.engine.arg_utils import EngineArgs
+
+    from post_training.layouts.layout import RolloutPlacement
+    from post_training.models.families import table_for
+
+    EngineArgs._is_v1_supported_oracle = lambda self, model_config: True  # float32 is for tests, says vLLM
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    spread = {"tensor_parallel_size": ranks, "distributed_executor_backend": "external_launcher"} if ranks > 1 else {}
+    llm = LLM(
+        model=str(folder / "0"), dtype="float32", max_num_seqs=8, seed=0, num_gpu_blocks_override=64, swap_space=0,
+        gpu_memory_utilization=0.4, enforce_eager=True, max_model_len=128, limit_mm_per_prompt={"image": 2},
+        disable_mm_preprocessor_cache=True, **spread,
+    )  # fmt: skip
+    processor, images = AutoProcessor.from_pretrained(folder / "0", use_fast=False), draw_images()
+    texts = [ask(processor, *each) for each in enumerate(images)]
+    encoded = [processor(text=[each], images=own, return_tensors="pt") for each, own in zip(texts, images, strict=True)]
+    requests = [
+        {"prompt_token_ids": processor.tokenizer.encode(each), "multi_modal_data": {"image": own}}
+        for each, own in zip(texts, images, strict=True)
+    ]
+    greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=1)
+    served = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
+    found = {}
+    for seed in ("0", "1"):
+        model = AutoModelForVision2Seq.from_pretrained(folder / seed).eval()
+        table = table_for(model.config)
+        if seed == "1":
+            served.load_weights(model.state_dict().items())  # names as verl's FSDP workers send them
+            llm.reset_prefix_cache()
+        names = {name.replace("language_model.", "").replace("model.visual.", "visual."): tensor
+                 for name, tensor in model.state_dict().items()}  # fmt: skip
+        outputs = llm.generate(requests, greedy, use_tqdm=False)
+        found[seed] = compare(model, encoded, outputs) if rank == 0 else {}
+        found[seed]["differing"] = differing(table, RolloutPlacement(ranks), rank, served, names)
+        found[seed]["weights"] = len(table.shapes)
+    (folder / f"{ranks}.{rank}.json").write_text(json.dumps(found))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    place, size = Path(sys.argv[1]), int(sys.argv[2])
+    os.environ |= {"VLLM_USE_V1": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "NPU_EMULATOR_DEVICES": str(size)}
+    os.environ |= {"USE_OPTIMIZED_MODEL": "0", "NPU_EMULATOR_NODE": f"images.{os.getpid()}"}
+    if not (place / "1").exists():
+        write_checkpoints(place)
+    from vllm.platforms import current_platform
+
+    current_platform.pre_register_and_update()
+    sys.exit(fork_ranks(__spec__.name, size, place))
