@@ -110,7 +110,8 @@ def test_every_package_comes_from_the_workspace(workspace):
 
 
 def test_the_worker_of_the_pin_turns_the_overlay_on_and_the_patch_series_applies(workspace):
-    assert PRELUDE in (workspace / "verl" / "workers" / "megatron_workers.py").read_text()
+    for name in ("__init__.py", "workers/megatron_workers.py"):
+        assert PRELUDE in (workspace / "verl" / name).read_text()
     changed = [line.removeprefix("+++ b/") for line in series_of(workspace) if line.startswith("+++ b/")]
     assert changed and all((workspace / name).is_file() for name in changed)
 

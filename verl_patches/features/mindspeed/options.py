@@ -39,8 +39,9 @@ def translate_options(config: DictConfig) -> None:
     from omegaconf import OmegaConf, open_dict
 
     for role in _OTHERS:
-        if OmegaConf.is_interpolation(OmegaConf.select(config, f"{role}.megatron"), "override_transformer_config"):
-            continue  # verl's reference policy has the actor's
+        megatron = OmegaConf.select(config, f"{role}.megatron")
+        if megatron is None or OmegaConf.is_interpolation(megatron, "override_transformer_config"):
+            continue  # FSDP has no such group, and verl's reference policy the actor's
         for name in _given(OmegaConf.select(config, f"{role}.{_GROUP}")):
             raise ConfigurationError(
                 f"{role}.{_GROUP}.{name} is invalid: MindSpeed has one command line for all models of a process. Set "

@@ -54,6 +54,10 @@ _OWN_RECORD = {
 def init(upstream: Callable[..., None], self: RayPPOTrainer, config: DictConfig, *args: Any, **kwargs: Any) -> None:
     from verl_patches.trainer.configuration_checks import check_configuration
 
+    if "overlay" not in config.actor_rollout_ref:  # the program is neither ours nor verl's own command
+        from verl_patches.trainer.verl_command import completed
+
+        config = completed(config)
     settings.activate(check_configuration(config))
     upstream(self, config, *args, **kwargs)
 
