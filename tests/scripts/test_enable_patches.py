@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import site
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.scripts.cluster_files import ROOT, load_script
-from tests.verl_patches.trainer.configuration_checks.test_fsdp import PUBLISHED
+from tests.scripts.guides import QUICK_START, Environment
 
 ENABLE = ROOT / "scripts" / "enable_patches.py"
-LINE = ["python3", "-m", "verl.trainer.main_ppo", "actor_rollout_ref.model.path=/weights", *PUBLISHED]
-
-
-class Environment:
-    """An environment with this one's packages, in which the patches may be enabled."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.elsewhere = folder / "env", folder / "elsewhere"
-        self.elsewhere.mkdir()
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.folder], check=True)
-        (self.site,) = self.folder.glob("lib/python*/site-packages")
-        (shared,) = (each for each in site.getsitepackages() if each.endswith("site-packages"))
-        (self.site / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
-
-    def run(self, *command: object) -> subprocess.CompletedProcess[str]:
-        """Run a command from another folder with nothing of this project on the path."""
-        dropped = ("PYTHONPATH", "RAY_ADDRESS", "VIRTUAL_ENV")
-        environment = {name: value for name, value in os.environ.items() if name not in dropped}
-        environment |= {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "RAY_TMPDIR": str(self.elsewhere)}
-        return subprocess.run(
-            [str(word) for word in command], cwd=self.elsewhere, env=environment, capture_output=True, text=True,
-            timeout=600,
-        )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +24,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 def test_verls_own_command_is_ours(environment):
     """The published line, with `$@` at its end as the guide has it: composed and checked without an edit of it."""
-    line = f"{shlex.join(LINE)} $@"
+    line, model = QUICK_START.replace("set -x", ""), "actor_rollout_ref.model.path=/weights"
     printed = environment.run("bash", "-c", line, "bash", "--cfg", "job")
     assert printed.returncode == 0, printed.stderr
     assert "overlay:" in printed.stdout and re.search(r"^ *device: npu$", printed.stdout, re.MULTILINE)
-    refused = environment.run("bash", "-c", line, "bash", "trainer.n_gpus_per_node=3")
+    refused = environment.run("bash", "-c", line, "bash", model, "trainer.n_gpus_per_node=3")
     assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1, refused.stderr
     assert refused.stderr.startswith("error: 3 dies cannot hold whole rollout instances of actor_rollout_ref.rollout")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts.guides import BATCH, QUICK_START, QUICK_START_DATA, SMALL, STEPS, Environment, run_of
 from tests.upstream.kernels import compile_kernels
 from tests.verl_patches.trainer.scaled_job import (
     TRUE,
@@ -137,6 +138,19 @@ def test_a_checkout_that_does_not_fit_changes_nothing(upstream, workspace, tmp_p
     )  # fmt: skip
     assert refused.returncode != 0 and "do not fit the patches" in refused.stdout + refused.stderr
     assert (workspace / "verl" / "models" / "mcore" / "registry.py").read_bytes() == before
+
+
+@pytest.mark.exhaustive
+def test_quick_start_trains_in_the_workspace(workspace, tmp_path):
+    """verl's own command on FSDP, at the cluster's commit and unedited: the workspace's line in verl/__init__.py is all."""
+    user = Environment(tmp_path)
+    (tmp_path / "model").mkdir()
+    user.fill_hub(tmp_path / "model")
+    user.follow(QUICK_START_DATA, cwd=workspace)
+    small = SMALL | {"data.train_batch_size": BATCH, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 10}
+    user.follow(QUICK_START, *(f"{key}={value}" for key, value in small.items()), cwd=workspace)
+    _, steps = run_of(workspace, "verl_grpo_example_gsm8k", "qwen2_7b_function_rm")
+    assert len(steps) == STEPS and all(step["actor/grad_norm"] > 0 for step in steps)
 
 
 @pytest.mark.parametrize("mode", MODES)
