@@ -142,7 +142,7 @@ def test_a_checkout_that_does_not_fit_changes_nothing(upstream, workspace, tmp_p
 
 @pytest.mark.exhaustive
 def test_quick_start_trains_in_the_workspace(workspace, tmp_path):
-    """verl's own command on FSDP, at the cluster's commit and unedited: the workspace's line in verl/__init__.py is all."""
+    """verl's own command on FSDP, at the cluster's commit: the line in verl's package activates the patches."""
     user = Environment(tmp_path)
     (tmp_path / "model").mkdir()
     user.fill_hub(tmp_path / "model")
