@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -140,7 +141,18 @@ def test_a_checkout_that_does_not_fit_changes_nothing(upstream, workspace, tmp_p
     assert (workspace / "verl" / "models" / "mcore" / "registry.py").read_bytes() == before
 
 
+@pytest.fixture
+def built_in_place(workspace) -> Iterator[None]:
+    """vLLM-Ascend's compiled modules beside its sources, as the image builds them: FSDP's rollout sleeps by them."""
+    installed = Path(importlib.util.find_spec("vllm_ascend").origin).parent
+    copies = [Path(shutil.copy(file, workspace / "vllm_ascend")) for file in installed.glob("*.so")]
+    yield
+    for copy in copies:
+        copy.unlink()
+
+
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("built_in_place")
 def test_quick_start_trains_in_the_workspace(workspace, tmp_path):
     """verl's own command on FSDP, at the cluster's commit: the line in verl's package activates the patches."""
     user = Environment(tmp_path)
