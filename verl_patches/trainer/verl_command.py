@@ -187,7 +187,7 @@ def completed(config: Mapping[str, Any]) -> DictConfig:
     if backend_of(config) == "fsdp":
         parts.append(OmegaConf.load(main_ppo.CONFIG_FOLDER / "fsdp_on_npu.yaml"))
     else:
-        megatron = OmegaConf.load(_OURS / "ppo_megatron_trainer.yaml")
+        megatron: Any = OmegaConf.load(_OURS / "ppo_megatron_trainer.yaml")
         del megatron["defaults"]
         parts.append(megatron)
     merged: Any = OmegaConf.merge(*parts, config)
