@@ -1,5 +1,7 @@
 """MindSpeed's options where a published script writes them: under override_transformer_config of verl's actor."""
 
+from copy import deepcopy
+
 import pytest
 from omegaconf import OmegaConf
 from transformers import DeepseekV3Config
@@ -24,10 +26,8 @@ PUBLISHED = [
 ]
 OVERLAY = "actor_rollout_ref.overlay.mindspeed"
 CLUSTER = ["actor_rollout_ref.model.path=/weights", "trainer.nnodes=16", "trainer.n_gpus_per_node=16"]
-MODEL = {
-    name: value
-    for name, value in PUBLISHED_CONFIGS["deepseek-ai/DeepSeek-V3, edited"].items()
-}  # fmt: skip
+# transformers completes rope_scaling in place.
+MODEL = deepcopy(PUBLISHED_CONFIGS["deepseek-ai/DeepSeek-V3, edited"])
 
 
 def composed(*overrides):
