@@ -11,7 +11,8 @@ source "$project_root/scripts/lib/terminal.sh"
 
 readonly MANIFEST=$project_root/.workspace
 readonly STAGING=$project_root/.workspace.new
-readonly PRELUDE_FILE=verl/workers/megatron_workers.py
+# The package, for every entry point and for FSDP; the workers, where the published recipe has the line.
+readonly PRELUDE_FILES=(verl/__init__.py verl/workers/megatron_workers.py)
 readonly PRELUDE_LINE='from verl_patches import prelude_patch  # noqa: F401'
 readonly SERIES=$project_root/vllm_ascend_patches/series
 
@@ -114,19 +115,29 @@ apply_series() {
     say "applied ${#files[@]} patches of vllm_ascend_patches/series"
 }
 
-# Inserts the prelude line before the first import of verl's Megatron workers.
+# Inserts the prelude line before the first import of verl's package and of its Megatron workers.
 insert_prelude() {
-    local file=$STAGING/$PRELUDE_FILE
-    [[ -f $file ]] || fail "verl has no $PRELUDE_FILE, where the prelude line belongs."
-    grep -q '^from verl_patches import prelude_patch' "$file" && return 0
-    grep -Eq '^(import|from) ' "$file" || fail "$PRELUDE_FILE imports nothing, so the prelude line has no place."
+    local name
+    for name in "${PRELUDE_FILES[@]}"; do
+        insert_prelude_into "$name"
+    done
+}
+
+insert_prelude_into() {
+    local file=$STAGING/$1
+    [[ -f $file ]] || fail "verl has no $1, where the prelude line belongs."
+    ! grep -q '^from verl_patches import prelude_patch' "$file" || return 0
+    if ! grep -Eq '^(import|from) ' "$file"; then
+        printf '%s\n' "$PRELUDE_LINE" >>"$file"
+        return 0
+    fi
     local patched=$file.patched
     awk -v line="$PRELUDE_LINE" '
         !done && /^(import|from) / && !/^from __future__/ { print line; print ""; done = 1 }
         { print }' "$file" >"$patched"
     cat "$patched" >"$file"
     rm "$patched"
-    say "inserted the prelude line into $PRELUDE_FILE"
+    say "inserted the prelude line into $1"
 }
 
 # Prints a checksum over all files of a folder and their names.
@@ -196,7 +207,8 @@ in_place() {
     ((${#changed[@]})) || fail "$project_root has no package of overlay/pins.toml; copy them there first."
     [[ " ${changed[*]} " != *" vllm_ascend "* ]] || apply_series
     # Without a verl here, an entry point of the overlay turns it on.
-    [[ " ${changed[*]} " != *" verl "* ]] || insert_prelude
+    # Nor does the line belong into a verl beside which only the patches of another package lie.
+    [[ " ${changed[*]} " != *" verl "* || ! -f $project_root/verl_patches/prelude_patch.py ]] || insert_prelude
     (cd "$project_root" && "$python" -m overlay check "${checked[@]}") ||
         fail "these sources do not fit the patches; nothing was changed in $project_root."
     replace_changed "${changed[@]}"

@@ -24,7 +24,7 @@ cluster_read() {
     for name in "${cluster_names[@]}"; do
         if [[ " ${CLUSTER_SETTINGS[*]} " == *" $name "* ]]; then
             declare -g "$name=${cluster_given[$name]}"
-        else
+        elif [[ $name != DIST_CKPT_PATH ]]; then # training.sh reads it, which a file may leave out
             cluster_exports+=("$name=${cluster_given[$name]}")
         fi
     done

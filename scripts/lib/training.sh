@@ -2,6 +2,28 @@
 # A node's part of a training job. Needs terminal.sh, settings.sh, cluster.sh, network.sh, processes.sh and ray_node.sh.
 # shellcheck disable=SC2154 # variables of the other files of the launcher
 
+# Sets training_weights, the settings by which a job reads converted shards: those of DIST_CKPT_PATH, which the cluster's file
+# or the environment gives, as the published recipe has it.
+training_find_shards() {
+    local configuration=$1 shards=${cluster_given[DIST_CKPT_PATH]:-none} role quoted
+    declare -ga training_weights=()
+    [[ $shards != none ]] || shards=${DIST_CKPT_PATH:-none}
+    [[ $shards != none ]] || return 0
+    if [[ $configuration == *_random_init ]]; then
+        say "DIST_CKPT_PATH is not read: this job begins with random weights"
+        return 0
+    fi
+    [[ -d $shards ]] ||
+        fail "DIST_CKPT_PATH=$shards is invalid: there is no such folder on this node. Set it to the --save-dir of convert_ckpt_deepseek3.py, or to none."
+    quoted=$(settings_quoted "$(realpath "$shards")")
+    for role in actor ref; do
+        training_weights+=(
+            "actor_rollout_ref.$role.megatron.use_dist_checkpointing=True"
+            "actor_rollout_ref.$role.megatron.dist_checkpointing_path=$quoted"
+        )
+    done
+}
+
 # Works out the command and the folder of this start.
 training_prepare() {
     local root=$1 configuration=$2 output=$OUTPUT_DIR start
@@ -9,6 +31,7 @@ training_prepare() {
     [[ $output == /* ]] || output=$root/$output
     # A clock that was set back must not mix two runs.
     [[ ! -e $output/$start ]] || start+=-$$
+    training_find_shards "$configuration"
     declare -g training_root=$root training_child=0 training_folder=$output/$start
     # All nodes may share the output's file system.
     [[ $network_role == head ]] || training_folder=$output/nodes/$network_address/$start
@@ -21,7 +44,7 @@ training_prepare() {
         "data.train_files=[$(settings_quoted "$TRAIN_FILES")]" "data.val_files=[$(settings_quoted "$TEST_FILES")]"
         "actor_rollout_ref.overlay.measure.output_dir=$(settings_quoted "$training_folder")"
         "trainer.default_local_dir=$(settings_quoted "$output/checkpoints")"
-        "${resume[@]}" "${overrides[@]}"
+        "${training_weights[@]}" "${resume[@]}" "${overrides[@]}"
     )
     declare -ga training_check=("${training_command[@]}" --check)
     declare -ga training_wait=(

@@ -144,6 +144,9 @@ def test_it_assembles_a_working_workspace_again_and_undoes_it(project):
             "from verl_patches import prelude_patch  # noqa: F401",
         ]
         assert sum("prelude_patch" in line for line in lines) == 1
+        # Every import of verl activates the patches, of FSDP's workers and of any program too.
+        assert (project.root / "verl/__init__.py").read_text().count("prelude_patch") == 1
+        assert project.python("-c", "import verl, overlay; print(len(overlay.report().pending))") == "1"
         assert (project.root / "vllm_ascend/core.py").read_text() == "VALUE = 2\n"
         assert project.use() == "('ours', 1)"
     assert (project.checkouts / "verl/verl/workers/megatron_workers.py").read_text() == WORKERS

@@ -19,6 +19,7 @@ REQUIRED = {
     "fp8_cast_bf16.py": "--input-fp8-hf-path, --output-bf16-hf-path",
     "json_to_parquet.py": "--json_path, --output_dir",
     "make_arithmetic_data.py": "--output",
+    "make_training_config.py": "published, --output",
     "make_tiny_checkpoint.py": "--output",
     "plan.py": "--config-name, --model",
     "preflight.py": "--config-name",

@@ -96,7 +96,9 @@ def test_a_fork_gets_everything_twice_the_same_and_is_as_it_was_after_an_undo(fo
     said = copy_into(fork)
     assert "changes verl/workers/megatron_workers.py" in said and "overlay check is clean" in said
     assert PRELUDE in (fork / "verl/workers/megatron_workers.py").read_text()
+    assert PRELUDE in (fork / "verl/__init__.py").read_text()
     assert git(fork, "diff", "--name-only").split() == [
+        "verl/__init__.py",
         "verl/workers/megatron_workers.py",
         "vllm_ascend/attention/mla_v1.py",
     ]

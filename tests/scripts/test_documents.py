@@ -25,6 +25,7 @@ FOR_USERS = [
     "rehearsal",
     "rollout",
     "security",
+    "seeds",
     "tracking",
     "troubleshooting",
     "weights",

@@ -26,6 +26,8 @@ KINDS = {
     "looked at": r"python3 -m webbrowser \S+|bash scripts/watch\.sh \S+|\.venv/bin/tensorboard --logdir \S+",
     "on NPUs": rf"{LAUNCHER} --model .*",  # tests/scripts/test_one_node.py
     "planned": r"python scripts/plan\.py .*",
+    "downloaded": r"(modelscope|hf) download .*",
+    "verl's own command": r"python3 scripts/enable_patches\.py",  # tests/scripts/test_guides.py
     "in the image": r"docker (build|exec) .*|bash scripts/run_container\.sh .*",
 }
 

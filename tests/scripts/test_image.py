@@ -78,6 +78,24 @@ def test_only_packages_with_hashes_are_installed():
     assert installs == [f"{common} -r /tmp/bootstrap.lock && {common} --no-build-isolation -r /tmp/requirements.txt"]
 
 
+# In the image and in no environment of the tests; SwanLab's are those of the lock of trackers.
+OF_DOWNLOADS_AND_SWANLAB = {
+    "modelscope": "1.40.2", "modelscope-hub": "0.5.1", "nvidia-ml-py": "13.615.71", "prettytable": "3.18.0",
+    "pwinput": "1.0.3", "pydantic-settings": "2.16.3", "pyecharts": "2.1.0", "pyroaring": "1.0.3",
+    "python-dotenv": "1.2.4", "simplejson": "4.3.0", "swanlab": "0.10.3", "watchdog": "7.1.0", "wcwidth": "0.9.4",
+}  # fmt: skip
+
+
+def test_swanlab_of_the_image_is_the_tested_one():
+    locked = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements" / "trackers.lock").read_text(), re.MULTILINE))
+    of_swanlab = OF_DOWNLOADS_AND_SWANLAB.keys() - {"modelscope", "modelscope-hub"}
+    assert {name: locked[name] for name in of_swanlab} == {name: OF_DOWNLOADS_AND_SWANLAB[name] for name in of_swanlab}
+    # The line of the guide names SwanLab and all of these.
+    for name in ("tracking.md", "tracking.zh.md"):
+        (line,) = re.findall(r"^    (.* --no-deps swanlab.*)$", (ROOT / "docs" / name).read_text(), re.MULTILINE)
+        assert {word.partition("==")[0] for word in line.split()} >= of_swanlab
+
+
 def test_the_image_has_the_versions_of_the_lock():
     text = (ROOT / "requirements" / "image.in").read_text()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -85,10 +103,11 @@ def test_the_image_has_the_versions_of_the_lock():
     wanted = {name.lower(): version for name, version in locked}
     wanted |= {name: PINS[name]["cluster"]["version"] for name in ("transformers", "torch-npu")}
     wanted["setuptools-scm"] = "8.3.1"
+    wanted |= OF_DOWNLOADS_AND_SWANLAB
     assert wanted["torch"] == PINS["torch"]["cluster"]["version"]
     x86 = ' ; platform_machine == "x86_64"'
     expected = [
-        f"{name}=={version}{x86 if re.match('nvidia-|triton|tensordict', name) else ''}"
+        f"{name}=={version}{x86 if re.match('nvidia-.*cu12|triton|tensordict', name) else ''}"
         for name, version in wanted.items()
     ]
     assert sorted(lines) == sorted([*expected, 'tensordict==0.8.3 ; platform_machine == "aarch64"'])

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.scripts.cluster_files import ROOT, free_port, write_cluster_file
+from verl_patches.trainer.configuration_checks import check_configuration
+from verl_patches.trainer.main_ppo import compose
 
 LAUNCHER = ROOT / "scripts" / "train_deepseekv3_256die_true_weight.sh"
 HEAD, WORKER = "127.0.0.2", "127.0.0.3"
@@ -250,6 +252,39 @@ def test_arguments_with_spaces_and_settings_reach_the_training_whole(head, port)
     environment = (head.tools / "environment").read_text().splitlines()
     for entry in ("VLLM_USE_V1=1", "HCCL_BUFFSIZE=300", "HCCL_SOCKET_IFNAME=net0", "GLOO_SOCKET_IFNAME=net0"):
         assert entry in environment
+
+
+SHARDED = [f"actor_rollout_ref.{role}.megatron.use_dist_checkpointing=True" for role in ("actor", "ref")]
+
+
+@pytest.mark.parametrize("given", ["environment", "file"])
+def test_dist_ckpt_path_reaches_actor_and_reference(head, tmp_path, given):
+    shards = tmp_path / "my shards"
+    shards.mkdir()
+    changed = {"DIST_CKPT_PATH": shards} if given == "file" else {}
+    head.extra |= {"DIST_CKPT_PATH": str(shards) if given == "environment" else "/of/the/shell"}
+    code, said = head.run("--dry-run", NODES=16, DIES_PER_NODE=16, **changed)
+    assert code == 0, said
+    (line,) = [line for line in said.splitlines() if "main_ppo" in line and not line.endswith("--check")]
+    words = shlex.split(line)
+    assert [word for word in words if "use_dist_checkpointing" in word] == SHARDED
+    paths = [word.partition("=")[2] for word in words if "dist_checkpointing_path" in word]
+    assert paths == [f"'{shards}'"] * 2
+    check_configuration(compose("deepseek_v3_256die_true_weight", words[words.index("--config-name") + 2 :]))
+
+
+@pytest.mark.parametrize("value", ["none", ""])
+def test_no_dist_ckpt_path_reads_the_models_folder(head, value):
+    head.extra |= {"DIST_CKPT_PATH": value} if value else {}
+    code, said = head.run("--dry-run")
+    assert code == 0 and "dist_checkpointing" not in said
+
+
+def test_missing_dist_ckpt_path_rejected(head):
+    head.extra |= {"DIST_CKPT_PATH": "/no/such/shards"}
+    code, said = head.run()
+    assert code == 2 and head.calls == []
+    assert "DIST_CKPT_PATH=/no/such/shards is invalid: there is no such folder" in said and "Set it to the" in said
 
 
 def test_a_worker_joins_and_ends_with_the_head(worker, port):

@@ -10,10 +10,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.scripts.guides import BATCH, QUICK_START, QUICK_START_DATA, SMALL, STEPS, Environment, run_of
 from tests.upstream.kernels import compile_kernels
 from tests.verl_patches.trainer.scaled_job import (
     TRUE,
@@ -110,7 +112,8 @@ def test_every_package_comes_from_the_workspace(workspace):
 
 
 def test_the_worker_of_the_pin_turns_the_overlay_on_and_the_patch_series_applies(workspace):
-    assert PRELUDE in (workspace / "verl" / "workers" / "megatron_workers.py").read_text()
+    for name in ("__init__.py", "workers/megatron_workers.py"):
+        assert PRELUDE in (workspace / "verl" / name).read_text()
     changed = [line.removeprefix("+++ b/") for line in series_of(workspace) if line.startswith("+++ b/")]
     assert changed and all((workspace / name).is_file() for name in changed)
 
@@ -136,6 +139,30 @@ def test_a_checkout_that_does_not_fit_changes_nothing(upstream, workspace, tmp_p
     )  # fmt: skip
     assert refused.returncode != 0 and "do not fit the patches" in refused.stdout + refused.stderr
     assert (workspace / "verl" / "models" / "mcore" / "registry.py").read_bytes() == before
+
+
+@pytest.fixture
+def built_in_place(workspace) -> Iterator[None]:
+    """vLLM-Ascend's compiled modules beside its sources, as the image builds them: FSDP's rollout sleeps by them."""
+    installed = Path(importlib.util.find_spec("vllm_ascend").origin).parent
+    copies = [Path(shutil.copy(file, workspace / "vllm_ascend")) for file in installed.glob("*.so")]
+    yield
+    for copy in copies:
+        copy.unlink()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("built_in_place")
+def test_quick_start_trains_in_the_workspace(workspace, tmp_path):
+    """verl's own command on FSDP, at the cluster's commit: the line in verl's package activates the patches."""
+    user = Environment(tmp_path)
+    (tmp_path / "model").mkdir()
+    user.fill_hub(tmp_path / "model")
+    user.follow(QUICK_START_DATA, cwd=workspace)
+    small = SMALL | {"data.train_batch_size": BATCH, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 10}
+    user.follow(QUICK_START, *(f"{key}={value}" for key, value in small.items()), cwd=workspace)
+    _, steps = run_of(workspace, "verl_grpo_example_gsm8k", "qwen2_7b_function_rm")
+    assert len(steps) == STEPS and all(step["actor/grad_norm"] > 0 for step in steps)
 
 
 @pytest.mark.parametrize("mode", MODES)

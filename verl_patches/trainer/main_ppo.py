@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -48,9 +48,10 @@ class WorkerSource(Protocol):
 
 
 StartWorkers = Callable[["DictConfig"], WorkerSource | None]
+Action = Literal["run", "check", "print"]
 
 
-def _no_source(config: DictConfig) -> None:
+def no_source(config: DictConfig) -> None:
     """Ray's workers come from the interpreter."""
 
 
@@ -70,12 +71,20 @@ def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     from verl_patches.features.settings import overlay_defaults
 
     ConfigStore.instance().store("overlay_defaults", overlay_defaults(), package="_global_")
-    folder = quoted(f"file://{_verl_config_folder()}")
+    folder = quoted(f"file://{verl_config_folder()}")
     with initialize_config_dir(config_dir=str(CONFIG_FOLDER), version_base=None):
-        return hydra_compose(config_name, [f"hydra.searchpath=[{folder}]", *overrides])
+        return translated(hydra_compose(config_name, [f"hydra.searchpath=[{folder}]", *overrides]))
 
 
-def _verl_config_folder() -> Path:
+def translated(config: DictConfig) -> DictConfig:
+    """The same configuration, in which MindSpeed's options under override_transformer_config are the overlay's keys."""
+    from verl_patches.features.mindspeed.options import translate_options
+
+    translate_options(config)
+    return config
+
+
+def verl_config_folder() -> Path:
     """verl's folder of configurations, found without importing verl."""
     spec = find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
@@ -99,7 +108,7 @@ def prepare_worker_of_own_ray() -> None:
     confine_worker()
 
 
-def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers = _no_source) -> int:
+def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers = no_source) -> int:
     """Compose, check, run. Returns the exit code. `start_workers` is called right before Ray starts.
 
     Secrets are masked in everything that this process prints, the lines of Ray's workers among it.
@@ -112,11 +121,20 @@ def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers = _
     parser.add_argument("--check", action="store_true", help="check everything that a run would check, and exit")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, key=value")
     options = parser.parse_intermixed_args(arguments)
+    action: Action = "print" if options.print_config else "check" if options.check else "run"
     with masked_output() as secrets:
-        return _carry_out_options(options, start_workers, secrets)
+        return carry_out(lambda: compose(options.config_name, options.overrides), action, start_workers, secrets)
 
 
-def _carry_out_options(options: argparse.Namespace, start_workers: StartWorkers, secrets: Secrets) -> int:
+def carry_out(composed: Callable[[], DictConfig], action: Action, start_workers: StartWorkers, secrets: Secrets) -> int:
+    """Compose, check, and do what is asked; returns the exit code.
+
+    Args:
+        composed: composes the configuration; what it raises is told in one sentence.
+        action: run; only check; or only print the resolved configuration.
+        start_workers: called right before Ray starts.
+        secrets: gets to know the configuration's.
+    """
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -131,11 +149,11 @@ def _carry_out_options(options: argparse.Namespace, start_workers: StartWorkers,
     from verl_patches.trainer.configuration_checks.images import reads_images
 
     try:
-        config = compose(options.config_name, options.overrides)
+        config = composed()
         check_configuration(config)
         _fill_null_groups(config)
         _make_paths_absolute(config)
-        if options.print_config:
+        if action == "print":
             plain = OmegaConf.to_container(config, resolve=True)
             secrets.learn(plain)
             print(OmegaConf.to_yaml(OmegaConf.create(secrets.value(plain))))
@@ -145,16 +163,16 @@ def _carry_out_options(options: argparse.Namespace, start_workers: StartWorkers,
         check_configured_files(config.data, reads_images(config.actor_rollout_ref.model.path))
         _check_free(config)
     except (HydraException, OmegaConfBaseException) as error:
-        return _refuse(sentence_of(error))
+        return refuse(sentence_of(error))
     except (ConfigurationError, SettingsError, DataError, EnvironmentRejected, FolderInUse) as error:
-        return _refuse(str(error))
-    if options.check:
+        return refuse(str(error))
+    if action == "check":
         return 0
     secrets.learn(OmegaConf.to_container(config, resolve=True))
     return run(config, start_workers)
 
 
-def _refuse(sentence: str) -> int:
+def refuse(sentence: str) -> int:
     from post_training.terminal import escaped
 
     print(f"error: {escaped(sentence)}", file=sys.stderr)
@@ -191,7 +209,7 @@ def _make_paths_absolute(config: DictConfig) -> None:
         reward.path = os.path.abspath(reward.path)
 
 
-def run(config: DictConfig, start_workers: StartWorkers = _no_source) -> int:
+def run(config: DictConfig, start_workers: StartWorkers = no_source) -> int:
     """Run verl with `config` as the owner of its folders; everything that this started has ended when it returns."""
     from post_training.run_lock import FolderInUse, owning
     from post_training.terminal import escaped
@@ -201,7 +219,7 @@ def run(config: DictConfig, start_workers: StartWorkers = _no_source) -> int:
             owned = stack.enter_context(owning([Path(folder) for folder in _own_folders(config)], _ROLE))
             _write_resolved(config)
         except FolderInUse as error:
-            return _refuse(str(error))
+            return refuse(str(error))
         except OSError as error:
             return _refuse_folder(config, error)
         code, sentence = _carry_out(config, start_workers)
@@ -217,7 +235,7 @@ def _refuse_folder(config: DictConfig, error: OSError) -> int:
     key = "actor_rollout_ref.overlay.measure.output_dir"
     if not folder or not (failed.is_relative_to(folder) or Path(folder).is_relative_to(failed)):
         key, folder = "trainer.default_local_dir", config.trainer.default_local_dir
-    return _refuse(f"{key}={folder} cannot be written ({error.strerror}); choose a folder that takes files")
+    return refuse(f"{key}={folder} cannot be written ({error.strerror}); choose a folder that takes files")
 
 
 def _own_folders(config: DictConfig) -> list[str]:

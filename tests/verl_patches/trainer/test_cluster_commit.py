@@ -30,13 +30,13 @@ def remove(node: dict[str, Any], name: str, *below: str) -> None:
 @pytest.fixture
 def configurations_of_the_cluster(tmp_path, monkeypatch) -> None:
     """verl's files of configurations, less the keys that its commit of the cluster lacks."""
-    folder = Path(shutil.copytree(main_ppo._verl_config_folder(), tmp_path / "config"))
+    folder = Path(shutil.copytree(main_ppo.verl_config_folder(), tmp_path / "config"))
     for file, absent in ABSENT_KEYS.items():
         config = yaml.safe_load((folder / file).read_text())
         for key in absent:
             remove(config, *key.split("."))
         (folder / file).write_text(yaml.safe_dump(config, sort_keys=False))
-    monkeypatch.setattr(main_ppo, "_verl_config_folder", lambda: folder)
+    monkeypatch.setattr(main_ppo, "verl_config_folder", lambda: folder)
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -14,6 +14,8 @@ from overlay import ConfigurationError, Feature
 PACKAGES = ("megatron.training", "mindspeed", "mindspeed_llm")
 MODEL_KEYS = ("num_layer_list", "moe_tp_extend_ep")
 """What of override_transformer_config is translated."""
+ALWAYS: Mapping[str, Any] = {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
+"""What of it guides to verl set, and MindSpeed-LLM is told in any case."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,12 @@ def _check_layout(config: Mapping[str, Any]) -> None:
     if not megatron["use_distributed_optimizer"]:
         raise _refused(f"{key}.use_distributed_optimizer=False", "set it to True")
     overrides = megatron.get("override_transformer_config") or {}
-    for name in overrides:
-        if name not in MODEL_KEYS:
+    for name, value in overrides.items():
+        if name in ALWAYS and value != ALWAYS[name]:
+            raise _refused(
+                f"{key}.override_transformer_config.{name}={value}", f"set it to {ALWAYS[name]}, or take it away"
+            )
+        if name not in (*MODEL_KEYS, *ALWAYS):
             raise _refused(f"{key}.override_transformer_config.{name}", f"only {' and '.join(MODEL_KEYS)} are")
     if overrides.get("moe_tp_extend_ep") is False:
         raise _refused(f"{key}.override_transformer_config.moe_tp_extend_ep=False", "set it to true")

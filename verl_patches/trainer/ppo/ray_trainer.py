@@ -54,6 +54,13 @@ _OWN_RECORD = {
 def init(upstream: Callable[..., None], self: RayPPOTrainer, config: DictConfig, *args: Any, **kwargs: Any) -> None:
     from verl_patches.trainer.configuration_checks import check_configuration
 
+    if "overlay" not in config.actor_rollout_ref:  # the program is neither ours nor verl's own command
+        from omegaconf import OmegaConf
+
+        from verl_patches.trainer.verl_command import completed
+
+        config = completed(config)
+        OmegaConf.resolve(config)  # as verl's task runner has done with the rest
     settings.activate(check_configuration(config))
     upstream(self, config, *args, **kwargs)
 

@@ -5,12 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from overlay import ConfigurationError
 from tests.demonstrations import installed
+from tests.verl_patches.trainer.configuration_checks.test_fsdp import PUBLISHED
 from verl_patches.features import settings
 from verl_patches.features.measure.feature import MeasureSettings
 from verl_patches.features.settings import OverlaySettings
+from verl_patches.trainer import main_ppo
 from verl_patches.trainer.main_ppo import compose
 from verl_patches.trainer.ppo import ray_trainer
 from verl_patches.utils import tracking
@@ -71,6 +74,18 @@ def test_the_driver_activates_the_settings_and_marks_its_progress(active, monkey
     assert ray_trainer.fit(lambda self: "fitted", SimpleNamespace()) == "fitted"
     events = [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]
     assert events == ["data_ready", "training_begins"]
+
+
+def test_configuration_of_verl_alone_gets_the_overlays_keys(active):
+    """Of a program of a user's own that builds verl's trainer from verl's file: nothing of it refers anywhere then."""
+    active()
+    verls = OmegaConf.load(main_ppo.verl_config_folder() / "ppo_trainer.yaml")
+    given = OmegaConf.merge(verls, OmegaConf.from_dotlist(["actor_rollout_ref.model.path=/weights", *PUBLISHED]))
+    seen = []
+    ray_trainer.init(lambda self, config: seen.append(config), SimpleNamespace(), given)
+    (config,) = seen
+    assert settings.current().measure.output_dir == config.trainer.default_local_dir
+    assert "overlay" not in given.actor_rollout_ref and "${" not in OmegaConf.to_yaml(config, resolve=False)
 
 
 def test_the_driver_refuses_what_cannot_run_before_verl_builds_anything(active):

@@ -1,0 +1,58 @@
+"""Files of a model or a data set by their name on a hub, as users of verl and transformers write them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal["model", "dataset"]
+_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+
+
+class HubError(ValueError):
+    """The files are neither here nor to be had; the message is a clause that says why."""
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether a path is a name on a hub, OWNER/NAME, and nothing of that name lies here."""
+    return _NAME.fullmatch(path) is not None and not Path(path).exists()
+
+
+def download_commands(name: str, kind: Kind, folder: str, modelscope: str | None = None) -> str:
+    """The two commands that put the files of a model or data set into a folder.
+
+    Args:
+        name: as Hugging Face has it.
+        kind: what it names.
+        folder: where the files go.
+        modelscope: the name on ModelScope, where it is another one.
+    """
+    option = "--dataset" if kind == "dataset" else "--model"
+    repository = "--repo-type dataset " if kind == "dataset" else ""
+    return (
+        f"modelscope download {option} {modelscope or name} --local_dir {folder}, or "
+        f"hf download {repository}{name} --local-dir {folder}"
+    )
+
+
+def snapshot(name: str, kind: Kind = "model", modelscope: str | None = None) -> Path:
+    """The folder with a hub's files, which are downloaded unless they are in the client's cache.
+
+    With VERL_USE_MODELSCOPE, which verl reads too, the hub is ModelScope, and `modelscope` the name there.
+
+    Raises:
+        HubError: there is no network, no such name, or no right to it.
+    """
+    try:
+        if os.environ.get("VERL_USE_MODELSCOPE", "False").lower() in ("true", "1"):
+            from modelscope import snapshot_download as from_modelscope
+
+            return Path(from_modelscope(modelscope or name, repo_type=kind))
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, repo_type=kind))
+    except Exception as error:  # clients raise anything, from requests' errors to their own
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        raise HubError(f"it is no folder here and no hub gives it ({type(error).__name__}: {reason[:300]})") from error

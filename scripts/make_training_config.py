@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Makes the config.json of a model that is trained in bfloat16 from the published one.
+
+Takes quantization_config out and sets the layers of multi-token prediction to 0; everything else stays. Works on the
+file of any published model. verl_patches/config.json is what it makes of DeepSeek-V3's.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from post_training.models.training_config import training_config  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
+from post_training.user_files import FileError, read_object  # noqa: E402
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("published", type=Path, help="the model's published config.json, or its folder")
+    parser.add_argument("--output", type=Path, required=True, help="the file to write; may be the published one itself")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Converts; returns the exit status."""
+    options = parse_arguments(arguments)
+    published = options.published / "config.json" if options.published.is_dir() else options.published
+    try:
+        values = read_object(published)
+        made = training_config(values)
+        written = options.output.with_name(f"{options.output.name}.new")
+        written.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+        written.replace(options.output)
+    except FileError as error:
+        print(f"error: {error}: give the config.json of a published model.", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(
+            f"error: --output={options.output} cannot be written ({error.strerror}): give another file.",
+            file=sys.stderr,
+        )
+        return 2
+    print(
+        f"{options.output}: "
+        + ("as published" if made == values else "without quantisation and multi-token prediction")
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    escape_output()
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""verl's own command, `python3 -m verl.trainer.main_ppo key=value ...`, as it is written in guides to verl.
+
+`verl_patches.prelude_patch` puts `python -m verl_patches.trainer.verl_command` in its place before verl's code is
+executed, because a Ray of the run's own has to be told of its address before anything imports ray. The command composes
+what verl's composes, over verl's configurations as they are on NPUs (`verl_patches/trainer/config/of_verl`), and then
+runs as `python -m verl_patches.trainer.main_ppo` does: with every check before anything starts, and with the overlay in
+every worker. Other programs that build verl's trainer themselves get the overlay's keys from `completed`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_patches.trainer import main_ppo
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_OURS = main_ppo.CONFIG_FOLDER / "of_verl"
+_ENVIRONMENT = main_ppo.REPOSITORY / "scripts" / "env" / "one_node.env"
+# What a launcher does before it starts a job, and what decides for a user whether a hub may be asked.
+_LEFT_TO_THE_USER = ("CANN_ENV", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+# Of Hydra's own command line, what a job has no use for.
+_NOT_TAKEN = ("--multirun", "-m", "--run", "-r", "--info", "-i", "--package", "-p", "--shell-completion", "-sc")
+
+
+def _set_variables() -> None:
+    """The variables of a job on one node, before anything reads them; those that are set stay."""
+    from post_training.environment_files import read_environment
+
+    if _ENVIRONMENT.is_file():
+        for name, value in read_environment(_ENVIRONMENT).items():
+            if name not in _LEFT_TO_THE_USER:
+                os.environ.setdefault(name, value)
+
+
+def main(arguments: Sequence[str] | None = None, start_workers: main_ppo.StartWorkers | None = None) -> int:
+    """Compose, check, run; returns the exit code, as `main_ppo.main` does."""
+    from post_training.masking import masked_output
+
+    _set_variables()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_intermixed_args(words)
+    for word in words:
+        if word in _NOT_TAKEN:
+            return main_ppo.refuse(f"{word} is Hydra's and not supported here: start one command for each job")
+    action: main_ppo.Action = "print" if options.cfg else "check" if options.check else "run"
+    with masked_output() as secrets:
+        return main_ppo.carry_out(
+            lambda: _composed(options, action), action, start_workers or main_ppo.no_source, secrets
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python3 -m verl.trainer.main_ppo", allow_abbrev=False)
+    parser.add_argument("--config-name", "-cn", default="ppo_trainer", help="a configuration (default: ppo_trainer)")
+    parser.add_argument("--config-path", "-cp", help="its folder: absolute, beside verl's main_ppo.py, or from here")
+    parser.add_argument("--config-dir", "-cd", help="a further folder of configurations")
+    parser.add_argument("--cfg", "-c", choices=["job"], help="print the resolved configuration and exit")
+    parser.add_argument("--resolve", action="store_true", help="with --cfg, where references are always resolved")
+    parser.add_argument("--check", action="store_true", help="check everything that a run would check, and exit")
+    for word in _NOT_TAKEN:
+        parser.add_argument(word, action="store_true", help=argparse.SUPPRESS, dest="not_taken")
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides, key=value")
+    return parser
+
+
+def _composed(options: argparse.Namespace, action: main_ppo.Action) -> DictConfig:
+    config = _filled(compose(options.config_name, options.config_path, options.config_dir, options.overrides))
+    if action != "print":
+        _find_models(config)
+    return config
+
+
+def compose(name: str, path: str | None, further: str | None, overrides: Sequence[str]) -> DictConfig:
+    """The configuration that verl's command would compose, where verl's own two stand as they are on NPUs.
+
+    Raises:
+        ConfigurationError: there is no such folder.
+        hydra.errors.HydraException: unknown configuration or key.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    from post_training.overrides import quoted
+    from verl_patches.features.settings import overlay_defaults
+
+    verls, store = main_ppo.verl_config_folder(), ConfigStore.instance()
+    for each in sorted(_OURS.glob("*.yaml")):
+        store.store(f"verls_{each.stem}", OmegaConf.load(verls / each.name), package="_global_")
+    store.store("overlay_defaults", overlay_defaults(), package="_global_")
+    store.store("started_ray", {"ray_init": {"address": _address(), "temp_dir": None}}, package="_global_")
+    given = _folder(path, verls) if path else _OURS
+    given = _OURS if given == verls.resolve() else given
+    name = name.removesuffix(".yaml").removesuffix(".yml")
+    sources = [*([Path(further).absolute()] if further else []), _OURS, main_ppo.CONFIG_FOLDER, verls]
+    listed = ",".join([*(quoted(f"file://{each}") for each in sources), *_search_path(given / f"{name}.yaml")])
+    with initialize_config_dir(config_dir=str(given), version_base=None):
+        return main_ppo.translated(hydra_compose(name, [f"hydra.searchpath=[{listed}]", *overrides]))
+
+
+def _folder(path: str, verls: Path) -> Path:
+    """The folder of `--config-path`: Hydra takes it from beside main_ppo.py, guides from the folder that one is in."""
+    from overlay import ConfigurationError
+
+    places = [place / Path(path).expanduser() for place in (verls.parent, Path.cwd(), main_ppo.REPOSITORY)]
+    found = next((place.resolve() for place in places if place.is_dir()), None)
+    if found is None:
+        raise ConfigurationError(
+            f"--config-path={path} is invalid: there is no such folder beside verl's main_ppo.py, in {Path.cwd()} or "
+            f"in {main_ppo.REPOSITORY}. Set it to the folder of your configuration"
+        )
+    return found
+
+
+def _search_path(file: Path) -> list[str]:
+    """What a user's own file adds to Hydra's search path, which the override would take away."""
+    from omegaconf import OmegaConf
+
+    from post_training.overrides import quoted
+
+    if not file.is_file():
+        return []
+    found = OmegaConf.select(OmegaConf.load(file), "hydra.searchpath") or []
+    return [quoted(str(each)) for each in found]
+
+
+def _address() -> str:
+    """As verl's command has it: the Ray that runs here or that RAY_ADDRESS names, else one of its own."""
+    if os.environ.get("RAY_ADDRESS"):
+        return "auto"
+    file = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+    try:
+        host, _, port = file.read_text(encoding="utf-8").strip().rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=2):
+            return "auto"
+    except (OSError, ValueError):
+        return "local"
+
+
+def _find_models(config: DictConfig) -> None:
+    """Put the folder of a hub's files in the place of the hub's name, once, before every worker asks for itself."""
+    from omegaconf import OmegaConf
+
+    from overlay import ConfigurationError
+    from post_training.hub import HubError, download_commands, is_hub_name, snapshot
+
+    keys = ["actor_rollout_ref.model.path"]
+    if config.algorithm.adv_estimator == "gae":
+        keys += ["critic.model.path", "critic.model.tokenizer_path"]
+    for key in keys:
+        path = OmegaConf.select(config, key)
+        if not isinstance(path, str) or not is_hub_name(path):
+            continue
+        try:
+            OmegaConf.update(config, key, str(snapshot(path)))
+        except HubError as error:
+            commands = download_commands(path, "model", path)
+            raise ConfigurationError(
+                f"{key}={path} is invalid: {error}. Set it to a folder with the model's files: {commands}"
+            ) from error
+
+
+def _filled(config: DictConfig) -> DictConfig:
+    """A user's whole configuration, which names neither of verl's two, gets the keys that it does not know."""
+    return config if "overlay" in config.actor_rollout_ref else completed(config)
+
+
+def completed(config: Mapping[str, Any]) -> DictConfig:
+    """A configuration of verl's with the overlay's keys, and others that it has not, as they are on NPUs; what it has
+    stays as it is."""
+    from omegaconf import OmegaConf
+
+    from verl_patches.features.settings import overlay_defaults
+    from verl_patches.trainer.configuration_checks.backends import backend_of
+
+    started = {"ray_init": {"address": "auto", "temp_dir": None}}
+    parts: list[Any] = [overlay_defaults(), started]
+    if backend_of(config) == "fsdp":
+        parts.append(OmegaConf.load(main_ppo.CONFIG_FOLDER / "fsdp_on_npu.yaml"))
+    else:
+        megatron: Any = OmegaConf.load(_OURS / "ppo_megatron_trainer.yaml")
+        del megatron["defaults"]
+        parts.append(megatron)
+    merged: Any = OmegaConf.merge(*parts, config)
+    OmegaConf.set_struct(merged, True)
+    return main_ppo.translated(merged)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
