@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Works out what a job needs before anything starts: batches, memory by phase, hosts, disks, and what does not fit.
 
-For jobs on Megatron and on FSDP. Where one on FSDP does not fit, it names settings with which it does. Example, the job with true weights on dies of 64 GB, and how long its steps would take
-on the cluster of a file:
+For jobs on Megatron and on FSDP. Where one on FSDP does not fit, it names settings with which it does. Example, the job
+with true weights on dies of 64 GB, and how long its steps would take on the cluster of a file:
   scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --swap-optimizer
   scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --time --cluster FILE
 Exit codes: 0 everything fits, 1 something does not, 2 the configuration is refused.

@@ -70,8 +70,8 @@ def topology(said: str, dies: int) -> Finding:
     pairs = {
         (row, column): words[column]
         for row, words in matrix.items()
-        for column in range(min(dies, len(words)))
-        if row < dies and row < column and not words[column].startswith("NPU")
+        for column in range(row + 1, min(dies, len(matrix)))
+        if row < dies and len(words) >= len(matrix)
     }
     if not pairs:
         return Finding("links between cards", "npu-smi shows no topology", known=False)
