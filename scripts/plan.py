@@ -89,11 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.time:
             print(_time(options))
             return 0
-        outside = NOTHING_OUTSIDE if options.emulated else outside_torch(options.cluster, options.cann_memory)
-        die = die_bytes(options.die_memory, options.cluster)
-        host, disk = (_bytes(size) for size in (options.host_memory, options.disk))
-        machine = Machine(die, host, disk, outside, options.storage_speed)
-        plan = make_plan(*_configuration(options), machine)
+        plan = make_plan(*_configuration(options), _machine(options))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -104,6 +100,13 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         print(describe(plan))
     return 1 if plan.problems() else 0
+
+
+def _machine(options: argparse.Namespace) -> Machine:
+    """What the options say of the machine. Raises ValueError for what is no size."""
+    outside = NOTHING_OUTSIDE if options.emulated else outside_torch(options.cluster, options.cann_memory)
+    die = die_bytes(options.die_memory, options.cluster)
+    return Machine(die, _bytes(options.host_memory), _bytes(options.disk), outside, options.storage_speed)
 
 
 def _fitting(options: argparse.Namespace, plan: FsdpPlan) -> list[str]:

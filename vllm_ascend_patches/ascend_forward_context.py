@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from overlay import wrap
-from post_training.chips import family_of_this_machine
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL, require_fused_exchange
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ def get_fused_moe_state(upstream: Callable[..., FusedMoEState], ep_size: int, wi
     if with_prefill:
         return chosen
     from vllm_ascend.ascend_config import get_ascend_config
+
+    from post_training.chips import family_of_this_machine
 
     in_graph = get_ascend_config().torchair_graph_config.enabled
     states = type(chosen)
