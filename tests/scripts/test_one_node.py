@@ -269,7 +269,7 @@ LASTING = "+actor_rollout_ref.overlay.alerts.rules.lasting={metric: critic/score
 
 
 def observed_run() -> list[str]:
-    """The command of docs/tracking.md that has a profile, alerts and MLflow, without its launcher and folder."""
+    """The command of docs/tracking.md that has a profile and alerts, without its launcher and folder."""
     text = (ROOT / "docs" / "tracking.md").read_text()
     (command,) = re.findall(r"^    (bash scripts/train_qwen.*(?:\n .*)+)", text, re.MULTILINE)
     _, launcher, emulated, *arguments = shlex.split(command.replace("\\\n", " "))
@@ -278,16 +278,9 @@ def observed_run() -> list[str]:
     return arguments[:output] + arguments[output + 2 :]
 
 
-def assert_is_observed(output: Path, steps: list[dict]) -> None:
-    """MLflow has both steps, the profiler the first one alone, and the page its title."""
-    from mlflow import MlflowClient
-
+def assert_is_observed(output: Path) -> None:
+    """The page has its title, and the profiler has recorded the first step alone."""
     assert "<title>verl-production-monitoring</title>" in (output / "report.html").read_text()
-    recorded = json.loads((output / "trackers.json").read_text())["mlflow"]["run"]
-    client = MlflowClient(f"sqlite:///{output / 'mlflow.db'}")
-    told = {each.step: each.value for each in client.get_metric_history(recorded, "critic/score/mean")}
-    assert told == pytest.approx({1: steps[0]["critic/score/mean"], 2: steps[1]["critic/score/mean"]})
-    assert client.get_run(recorded).info.status == "FINISHED"
     (trace,) = (output / "profile").glob("step_*/rank_0_*_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json")
     assert "step_1" in trace.parts and len(json.loads(trace.read_text())) > 1000
 
@@ -307,7 +300,7 @@ def test_one_emulated_die_trains_exactly_and_goes_on_to_the_bit(tmp_path):
     ended, steps = emulate(ONE_CARD, output, "--chip", "a2", *observed_run(), *saving, LASTING)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert alerts_of(output) == [(1, "reward_score"), (2, "lasting")]
-    assert_is_observed(output, steps)
+    assert_is_observed(output)
     assert all(step["perf/mfu/actor"] > 0 for step in steps)
     assert len(steps) == 2 and "2 steps on 1 emulated die, seed 1" in ended.stdout
     assert all(step["training/rollout_logprob_diff_max"] < 1e-3 and step["actor/grad_norm"] > 0 for step in steps)
