@@ -18,7 +18,7 @@ from post_training.masking import masked_output
 from post_training.report.run_folder import at
 from post_training.terminal import escape_output
 from rehearsal.jobs import DEFAULT_JOB, JOBS
-from rehearsal.plan import OPTIONS_NAME, ROOT, MaskedOverride, Options, Plan, job_of, make_plan
+from rehearsal.plan import CHIPS, OPTIONS_NAME, ROOT, MaskedOverride, Options, Plan, job_of, make_plan
 from rehearsal.tiny_model.architecture import TINY_MODELS, reads_images
 
 DONE, FAILED, REFUSED, SIGNALLED = 0, 1, 2, 128
@@ -49,6 +49,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--seed", type=int, default=Options.seed)
     parser.add_argument("--dies", type=int)
     parser.add_argument("--device-memory", type=int, default=Options.device_memory_mb, dest="device_memory_mb")
+    parser.add_argument("--chip", choices=sorted(CHIPS), default=Options.chip)
     parser.add_argument("--stream-seed", type=int)
     parser.add_argument("--model", choices=sorted(TINY_MODELS))
     parser.add_argument("--recipe", choices=("grpo", "dapo", "ppo"), default=Options.recipe)

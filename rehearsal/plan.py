@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from post_training.arguments import absolute
+from post_training.chips import A2, A3
 from post_training.environment_files import read_environment
 from post_training.masking import MASK, masked_text
 from post_training.models.families import sizes_of
@@ -24,6 +25,8 @@ DEFAULT_TEST_DATA = ROOT / "data" / "arithmetic" / "test.jsonl"
 CHECKPOINT_SCRIPT = ROOT / "scripts" / "make_tiny_checkpoint.py"
 REWARD = ROOT / "verl_patches" / "utils" / "reward" / "rule_reward.py"
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal.env"
+# What is emulated, by the word of --chip: its family, and a chip of it by CANN's name.
+CHIPS = {"a2": (A2, "Ascend910B3"), "a3": (A3, "Ascend910_9391")}
 # In a run's folder: what it was asked to do.
 OPTIONS_NAME = "rehearsal.json"
 # The warm start does not depend on the run's seed: all seeds start from one cached checkpoint.
@@ -36,7 +39,10 @@ class MaskedOverride(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """The user's choices. None means: what the job says; ``job`` is a key of `JOBS`, ``model`` one of `TINY_MODELS`."""
+    """The user's choices. None means: what the job says.
+
+    ``job`` is a key of `JOBS`, ``model`` one of `TINY_MODELS`, ``chip`` one of `CHIPS`.
+    """
 
     job: str = DEFAULT_JOB
     data: Path | None = None
@@ -45,6 +51,7 @@ class Options:
     seed: int = 1
     dies: int = JOBS[DEFAULT_JOB].dies
     device_memory_mb: int = 1024
+    chip: str = "a3"
     stream_seed: int | None = None
     recipe: str = "grpo"
     output: Path | None = None
@@ -156,6 +163,7 @@ class Plan:
         own = {
             **run_environment(self.overrides),
             "PYTHONPATH": _search_path(),
+            "NPU_EMULATOR_CHIP": CHIPS[self.options.chip][1],
             "NPU_EMULATOR_DEVICES": str(self.options.dies),
             "NPU_EMULATOR_CAPACITY_MB": str(self.options.device_memory_mb),
             "NPU_EMULATOR_STREAM_SEED": "" if self.options.stream_seed is None else str(self.options.stream_seed),

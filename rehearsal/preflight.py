@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from post_training.data.inspection import Expectations, check_file
 from post_training.models.families import family_of
-from rehearsal.plan import Plan
+from rehearsal.plan import CHIPS, Plan
 from rehearsal.tiny_model.architecture import TINY_MODELS
 
 if TYPE_CHECKING:
@@ -38,8 +38,14 @@ def compose_checked(plan: Plan) -> Mapping[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
 
     from verl_patches.features.settings import SettingsError
-    from verl_patches.trainer.configuration_checks import ConfigurationError, check_configuration, check_machine
+    from verl_patches.trainer.configuration_checks import (
+        ConfigurationError,
+        check_chip,
+        check_configuration,
+        check_machine,
+    )
     from verl_patches.trainer.configuration_checks.composition import sentence_of
+    from verl_patches.trainer.configuration_checks.values import resolved
     from verl_patches.trainer.main_ppo import compose
 
     try:
@@ -47,6 +53,8 @@ def compose_checked(plan: Plan) -> Mapping[str, Any]:
         to_make = not is_whole(plan.checkpoint) and _model_path(config) == str(plan.checkpoint)
         described = {"model_type": plan.options.model_type, **TINY_MODELS[plan.options.model_type]}
         check_configuration(config, described if to_make else None)
+        # The driver that checks the machine runs on none of the plan's dies.
+        check_chip(resolved(config), CHIPS[plan.options.chip][0])
         check_machine(config, model_is_there=not to_make)
     except (HydraException, OmegaConfBaseException) as error:
         raise PreflightError(sentence_of(error)) from error

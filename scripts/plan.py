@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Works out what a job needs before anything starts: batches, memory by phase, hosts, disks, and what does not fit.
 
-For jobs on Megatron and on FSDP. Example, the job with true weights on dies of 64 GB, and how long its steps would take
-on the cluster of a file; and with which fewer nodes it could go on:
+For jobs on Megatron and on FSDP. Where one on FSDP does not fit, it names settings with which it does. Example, the job
+with true weights on dies of 64 GB, how long its steps would take on the cluster of a file, and with which fewer nodes
+it could go on:
   scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --swap-optimizer
   scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --time --cluster FILE
   scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --fewer-nodes
@@ -21,12 +22,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from post_training.arguments import finite, whole  # noqa: E402
+from post_training.chips import A3  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.plan.fewer_nodes import Plan, describe_layouts, find_layouts  # noqa: E402
 from post_training.plan.fsdp import read_fsdp_job  # noqa: E402
-from post_training.plan.fsdp_report import FsdpPlan, describe_fsdp, make_fsdp_plan  # noqa: E402
+from post_training.plan.fsdp_report import SPARE, FsdpPlan, describe_fsdp, make_fsdp_plan  # noqa: E402
+from post_training.plan.fsdp_suggestions import suggestions  # noqa: E402
 from post_training.plan.job import Job, read_job  # noqa: E402
 from post_training.plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
@@ -39,7 +42,7 @@ from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import FileError, read_object  # noqa: E402
 from verl_patches.trainer.configuration_checks.values import resolved  # noqa: E402
 
-CANN_MEMORY = "117MiB"
+CANN_MEMORY, DIE_MEMORY = "117MiB", "61GiB"
 _P2P = "P2P_HCCL_BUFFSIZE"
 
 
@@ -48,7 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config-name", required=True, help="a file of verl_patches/trainer/config")
     parser.add_argument("--model", type=Path, required=True, help="the model's config.json")
-    parser.add_argument("--die-memory", default="61GiB", help="usable memory of a die (default: %(default)s)")
+    parser.add_argument(
+        "--die-memory", help="usable memory of a die (default: DIE_MEMORY of the cluster's file, or 61GiB)"
+    )
     parser.add_argument("--host-memory", default="", help="memory of a node's host")
     parser.add_argument("--disk", default="", help="free space for checkpoints")
     parser.add_argument(
@@ -68,7 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--cluster",
         type=Path,
         default=ROOT / "scripts" / "env" / "a3_256_dies.env",
-        help="the cluster's file, for HCCL_BUFFSIZE and P2P_HCCL_BUFFSIZE (default: scripts/env/a3_256_dies.env)",
+        help="the cluster's file, for CHIP, DIE_MEMORY, HCCL_BUFFSIZE and P2P_HCCL_BUFFSIZE (default: "
+        "scripts/env/a3_256_dies.env)",
     )
     parser.add_argument(
         "--cann-memory",
@@ -90,18 +96,55 @@ def main(arguments: list[str] | None = None) -> int:
         if options.time:
             print(_time(options))
             return 0
-        die, host, disk = (_bytes(size) for size in (options.die_memory, options.host_memory, options.disk))
-        outside = NOTHING_OUTSIDE if options.emulated else outside_torch(options.cluster, options.cann_memory)
-        machine = Machine(die, host, disk, outside, options.storage_speed)
+        machine = _machine(options)
         if options.fewer_nodes:
             return _show_fewer_nodes(options, machine)
         plan = make_plan(*_configuration(options), machine)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    text = describe_fsdp(plan) if isinstance(plan, FsdpPlan) else describe(plan)
-    print(json.dumps(plan.device_figures(), indent=1) if options.json else text)
+    if options.json:
+        print(json.dumps(plan.device_figures(), indent=1))
+    elif isinstance(plan, FsdpPlan):
+        print("\n".join([describe_fsdp(plan), *_fitting(options, plan)]))
+    else:
+        print(describe(plan))
     return 1 if plan.problems() else 0
+
+
+def _machine(options: argparse.Namespace) -> Machine:
+    """What the options say of the machine. Raises ValueError for what is no size."""
+    outside = NOTHING_OUTSIDE if options.emulated else outside_torch(options.cluster, options.cann_memory)
+    die = die_bytes(options.die_memory, options.cluster)
+    return Machine(die, _bytes(options.host_memory), _bytes(options.disk), outside, options.storage_speed)
+
+
+def _fitting(options: argparse.Namespace, plan: FsdpPlan) -> list[str]:
+    """For a job that does not fit, lines with settings that do: on the same dies if there are any, and with room left.
+
+    Every one has passed the checks of the configuration.
+    """
+    if not plan.problems():
+        return []
+    found: list[tuple[int, float, str]] = []
+    for more in suggestions(plan.job):
+        try:
+            other = make_plan(*_configuration(options, more), plan.machine)
+        except ValueError:
+            continue
+        if not isinstance(other, FsdpPlan) or other.problems():
+            continue
+        # Of those without room only the first on the same dies: more dies are no better then.
+        if other.left >= SPARE or (not found and other.job.dies == plan.job.dies):
+            found.append((other.job.dies, other.left, " ".join(more)))
+        if other.left >= SPARE:
+            break
+    return [f"fits, {left:.0%} of a die left: {settings}" for _, left, settings in found]
+
+
+def die_bytes(asked: str | None, cluster: Path) -> int:
+    """Bytes of a die that tensors can use: as asked, or as the cluster's file says. Raises ValueError for no size."""
+    return parse_bytes(asked or read_environment(cluster).get("DIE_MEMORY", DIE_MEMORY))
 
 
 def _add_time_options(parser: argparse.ArgumentParser) -> None:
@@ -201,6 +244,12 @@ def read_model(path: Path) -> dict:
 
 def _time(options: argparse.Namespace) -> str:
     """The modelled step as text or JSON; draws it where it is asked to."""
+    family = _family(options)
+    if family not in (None, A3):
+        raise ValueError(
+            f"CHIP={family} of {options.cluster} is invalid with --time: a step is modelled from published figures of "
+            "Atlas A3, and there are none of another. Set --cluster to a file with CHIP=A3"
+        )
     job, config = _job(options)
     model, cluster = read_model(options.model), read_cluster(options.cluster)
     response = options.response_tokens
@@ -225,21 +274,32 @@ def _job(options: argparse.Namespace) -> tuple[Job, dict[str, Any]]:
     return read_job(config, model, swaps), config
 
 
-def _configuration(options: argparse.Namespace) -> tuple[dict[str, Any], dict, bool]:
+def _configuration(
+    options: argparse.Namespace, more: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, Any], bool]:
     """The resolved configuration, the model's config.json, and whether MindSpeed keeps the optimizer on the host."""
     model = read_model(options.model)
     path = setting("actor_rollout_ref.model.path", options.model.parent)
-    config, swaps = configuration_of(options.config_name, [path, *options.overrides], model)
+    overrides = [path, *options.overrides, *more]
+    config, swaps = configuration_of(options.config_name, overrides, model, _family(options))
     return config, model, options.swap_optimizer or swaps
 
 
+def _family(options: argparse.Namespace) -> str | None:
+    """The family of the dies that the cluster's file names; None on emulated ones."""
+    return None if options.emulated or not options.cluster.is_file() else read_environment(options.cluster).get("CHIP")
+
+
 def configuration_of(
-    config_name: str, overrides: Sequence[str], model: Mapping[str, Any] | None
+    config_name: str, overrides: Sequence[str], model: Mapping[str, Any] | None, family: str | None = None
 ) -> tuple[dict[str, Any], bool]:
     """A configuration that has passed its checks, resolved, and whether MindSpeed swaps the optimizer here.
 
     Args:
+        config_name: a file of verl_patches/trainer/config.
+        overrides: Hydra's.
         model: the model's config.json; None reads it from the configuration's model.path, if this machine has it.
+        family: that of the dies, A2 or A3; None where it does not matter.
 
     Raises:
         ValueError: it cannot be composed, or a check refuses it; one sentence.
@@ -248,13 +308,15 @@ def configuration_of(
     from omegaconf.errors import OmegaConfBaseException
 
     from verl_patches.features.mindspeed.feature import MINDSPEED
-    from verl_patches.trainer.configuration_checks import check_configuration
+    from verl_patches.trainer.configuration_checks import check_chip, check_configuration
     from verl_patches.trainer.configuration_checks.composition import sentence_of
     from verl_patches.trainer.main_ppo import compose
 
     try:
         config = compose(config_name, list(overrides))
         settings = check_configuration(config, model)
+        if family:
+            check_chip(resolved(config), family)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(sentence_of(error)) from error
     return resolved(config), MINDSPEED.is_on(settings) and settings.mindspeed.swap_optimizer

@@ -34,7 +34,6 @@ from post_training.checkpoint.durable import write_text_durably  # noqa: E402
 from post_training.masking import masked_output, masked_text  # noqa: E402
 from post_training.models.families import families  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
-from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.jobs import JOBS, scale_of  # noqa: E402
@@ -43,7 +42,7 @@ from rehearsal.stages import last_error  # noqa: E402
 from rehearsal.twin import Twin  # noqa: E402
 from scripts import doctor  # noqa: E402
 from scripts.examination.device_test import examine_device  # noqa: E402
-from scripts.plan import CANN_MEMORY, configuration_of, make_plan, outside_torch, read_model  # noqa: E402
+from scripts.plan import CANN_MEMORY, configuration_of, die_bytes, make_plan, outside_torch, read_model  # noqa: E402
 from verl_patches.trainer import main_ppo  # noqa: E402
 
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
@@ -67,8 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Looks; returns the exit code."""
     options = _options(arguments)
     try:
-        options.die = parse_bytes(options.die_memory)
         cluster = doctor.read_settings(options.cluster) if options.cluster else {}
+        options.die = die_bytes(options.die_memory, options.cluster or _CLUSTER)
+        options.chip = cluster.get("CHIP")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -97,7 +97,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     cluster = "the cluster's file: its model, data and nodes count, and this node is examined"
     parser.add_argument("--cluster", type=Path, metavar="FILE", help=cluster)
     parser.add_argument("--model", type=Path, help="a config.json for the plan instead of the model's own")
-    parser.add_argument("--die-memory", default="61GiB", help="usable memory of a die (default: %(default)s)")
+    parser.add_argument(
+        "--die-memory", help="usable memory of a die (default: DIE_MEMORY of the cluster's file, or 61GiB)"
+    )
     parser.add_argument("--swap-optimizer", action="store_true", help="MindSpeed keeps the optimizer on the host")
     parser.add_argument("--no-twin", action="store_true", help="leave the emulated run out, which takes minutes")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where to write")
@@ -191,7 +193,7 @@ def _plan(options: argparse.Namespace, given: list[str]) -> tuple[str, str]:
     try:
         model = read_model(options.model) if options.model else None
         own = [setting(_MODEL, options.model.parent)] if options.model else []
-        config, swaps = configuration_of(options.config_name, [*own, *given], model)
+        config, swaps = configuration_of(options.config_name, [*own, *given], model, options.chip)
         folder = Path(config["actor_rollout_ref"]["model"]["path"]).expanduser()
         if model is None and not (folder / "config.json").is_file():
             return LEFT_OUT, f"{folder} has no config.json here; give one with --model"

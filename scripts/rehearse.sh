@@ -38,6 +38,7 @@ outputs/rehearsal/TIME/ (and the link outputs/rehearsal/latest). Everything it s
   --seed N              seed of data order, sampling and training (default: 1)
   --dies N              emulated dies (default: 4, and 2 for a model that reads images)
   --device-memory MIB   memory of each die (default: 1024)
+  --chip NAME           a2 or a3: the chip that is emulated (default: a3); operators that the other one alone has are refused
   --stream-seed N       work on streams runs late and in any order that events allow, drawn from N, so that a missing wait
                         shows as a wrong value (npu_emulator/README.md)
   --recipe NAME         grpo (default); dapo: clip-higher, prompts whose answers differ alone, a penalty for length; or
@@ -58,7 +59,7 @@ main() {
             --help) usage; return ;;
             --dry-run) dry_run=true; options+=("$1"); shift ;;
             --) shift; overrides=("$@"); break ;;
-            --data | --output | --steps | --seed | --dies | --device-memory | --stream-seed | --recipe | --resume | --model)
+            --data | --output | --steps | --seed | --dies | --device-memory | --chip | --stream-seed | --recipe | --resume | --model)
                 argument_require_value "$1" $#
                 case $1 in
                     --data) argument_require_file "$1" "$2" ;;
@@ -68,6 +69,7 @@ main() {
                         known=$(families)
                         [[ $2 != *" "* && " $known " == *" $2 "* ]] || fail "--model is \"$2\", and the families are $known."
                         ;;
+                    --chip) argument_require_chip "$2" ;;
                     --recipe)
                         [[ $2 == grpo || $2 == dapo || $2 == ppo ]] ||
                             fail "--recipe is \"$2\", and the recipes are grpo, dapo and ppo."

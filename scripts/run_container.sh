@@ -23,7 +23,8 @@ Starts a container in the background, with the host's network, because HCCL and 
 Docker's Ascend runtime where that is installed, and as devices otherwise. It is not privileged and sees no folder of the
 host except the driver's and those that --mount names.
 
-  --dies N          NPUs to pass in, from 0 on (default: 16)
+  --dies N          NPUs to pass in, from 0 on (default: all of this machine: 8 of an Atlas A2, 16 of an Atlas A3)
+  --devices LIST    the NPUs to pass in by number, such as 3 or 0,1,6; inside they are numbered from 0
   --mount PATH      a folder of the host, under the same path; again for more; PATH:ro read-only
   --shm-size SIZE   shared memory, in which Ray keeps objects (default: 256g)
   --root PATH       where to look for devices and driver instead of / (for trying it out)
@@ -32,16 +33,36 @@ host except the driver's and those that --mount names.
 USAGE
 }
 
-# Adds the NPUs to the command: by the Ascend runtime, or device by device.
-add_npus() {
-    local dies=$1 device runtimes last=$(($1 - 1))
-    runtimes=$(docker info --format '{{json .Runtimes}}' 2>/dev/null) || runtimes=''
-    if [[ $runtimes == *'"ascend"'* ]]; then
-        command+=(--runtime ascend --env "ASCEND_VISIBLE_DEVICES=0-$last")
+# Prints the numbers of the NPUs to pass in, one a line: those of --devices, the first of --dies, or all there are.
+list_npus() {
+    local path number found=0
+    if [[ -n $devices ]]; then
+        tr , '\n' <<<"$devices"
         return
     fi
-    for device in $(seq -f '/dev/davinci%g' 0 "$last") /dev/davinci_manager /dev/devmm_svm /dev/hisi_hdc; do
-        [[ -e $device_root$device ]] || fail "There is no $device: is the NPU driver installed, and has this machine $dies dies?"
+    if [[ -z $dies ]]; then
+        for path in "$device_root"/dev/davinci*; do
+            number=${path##*davinci}
+            [[ ! $number =~ ^[0-9]+$ ]] || ((found += 1))
+        done
+        ((found > 0)) || fail "There is no /dev/davinci0: is the NPU driver installed?"
+        dies=$found
+    fi
+    seq 0 $((dies - 1))
+}
+
+# Adds the NPUs to the command: by the Ascend runtime, or device by device.
+add_npus() {
+    local device runtimes listed numbers
+    listed=$(list_npus) || exit $?
+    mapfile -t numbers <<<"$listed"
+    runtimes=$(docker info --format '{{json .Runtimes}}' 2>/dev/null) || runtimes=''
+    if [[ $runtimes == *'"ascend"'* ]]; then
+        command+=(--runtime ascend --env "ASCEND_VISIBLE_DEVICES=${devices:-0-${numbers[-1]}}")
+        return
+    fi
+    for device in "${numbers[@]/#//dev/davinci}" /dev/davinci_manager /dev/devmm_svm /dev/hisi_hdc; do
+        [[ -e $device_root$device ]] || fail "There is no $device: is the NPU driver installed, and does npu-smi show that NPU?"
         command+=(--device "$device")
     done
 }
@@ -62,19 +83,23 @@ add_mounts() {
 }
 
 main() {
-    local image="" name="" dies=16 shared=256g dry_run=false mounts=() inside=(/bin/bash)
+    local image="" name="" dies="" devices="" shared=256g dry_run=false mounts=() inside=(/bin/bash)
     local device_root=""
     while (($#)); do
         case $1 in
             --help) usage; return ;;
             --dry-run) dry_run=true; shift ;;
             --) shift; inside=("$@"); break ;;
-            --image | --name | --dies | --mount | --shm-size | --root)
+            --image | --name | --dies | --devices | --mount | --shm-size | --root)
                 argument_require_value "$1" $#
                 case $1 in
                     --image) image=$2 ;;
                     --name) name=$2 ;;
                     --dies) argument_require_number "$1" "$2" 1; dies=$2 ;;
+                    --devices)
+                        [[ $2 =~ ^[0-9]+(,[0-9]+)*$ ]] || fail "--devices is \"$2\": give numbers of NPUs, such as 3 or 0,1,6."
+                        devices=$2
+                        ;;
                     --mount) mounts+=("$2") ;;
                     --shm-size) shared=$2 ;;
                     --root) device_root=$2 ;;
@@ -84,12 +109,13 @@ main() {
             *) fail "Unknown argument \"$1\": see --help." ;;
         esac
     done
+    [[ -z $dies || -z $devices ]] || fail "--dies and --devices both choose NPUs; take one of them away."
     [[ -n $image && -n $name ]] || fail "--image and --name are needed: see --help."
     command -v docker >/dev/null || fail "docker was not found; install it, or start the image with what you have."
     local command=(docker run --detach --interactive --tty --init --name "$name" --network host --shm-size "$shared")
     # HCCL pins memory and opens a connection to every other die.
     command+=(--ulimit memlock=-1 --ulimit nofile=1048576)
-    add_npus "$dies"
+    add_npus
     add_mounts
     command+=("$image" "${inside[@]}")
     if $dry_run; then

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from overlay import wrap
-from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL
+from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL, require_fused_exchange
 
 if TYPE_CHECKING:
     from vllm_ascend.ascend_forward_context import FusedMoEState
@@ -27,6 +27,12 @@ def get_fused_moe_state(upstream: Callable[..., FusedMoEState], ep_size: int, wi
         return chosen
     from vllm_ascend.ascend_config import get_ascend_config
 
+    from post_training.chips import family_of_this_machine
+
     in_graph = get_ascend_config().torchair_graph_config.enabled
     states = type(chosen)
-    return states.MC2 if in_graph and chosen is states.All2All else chosen
+    if in_graph and chosen is states.All2All:
+        chosen = states.MC2
+    if chosen is states.MC2:
+        require_fused_exchange(family_of_this_machine(), ep_size, in_graph)
+    return chosen

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from overlay.pins import Pins
+from post_training.chips import family_of_this_machine
 from post_training.inherited_environment import VISIBLE, describe_visible
+from scripts.examination.chips import examine_chips
 from scripts.examination.finding import Finding, ask
 from scripts.examination.installed_files import examine_files
 from scripts.examination.npus import examine_npus
@@ -27,7 +29,8 @@ OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9
 def examine_node(settings: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
     """Look at this machine; `settings` are those of the cluster's file, `root` the top of the file system."""
     findings = [*python_and_pins(), *installed_files(), platform_plugin(), cann(root)]
-    findings += npus(int(settings["DIES_PER_NODE"]), root)
+    findings += npus(int(settings["DIES_PER_NODE"]), root, int(settings.get("NODES", "2")))
+    findings += chips(settings, root)
     findings += visible_npus(settings)
     findings += network(settings)
     findings += [limit_of_files(), limit_of_locked_memory(), jemalloc(settings["JEMALLOC"]), shared_memory(root)]
@@ -113,12 +116,22 @@ def cann(root: Path, pin: str = "8.2.RC1") -> Finding:
     return Finding("CANN", f"{match[1]} (pin: {pin})", "" if right else f"install CANN {pin}")
 
 
-def npus(dies: int, root: Path = Path("/")) -> list[Finding]:
-    """Number and health of the NPUs, and the state of their links."""
+def npus(dies: int, root: Path = Path("/"), nodes: int = 2) -> list[Finding]:
+    """Number and health of the NPUs, and the state of the links that a job of so many nodes uses."""
     if emulated():
         count = int(os.environ.get("NPU_EMULATOR_DEVICES", "8"))
         return [Finding("NPUs", f"{count} emulated", "" if count >= dies else f"set NPU_EMULATOR_DEVICES={dies}")]
-    return examine_npus(dies, root)
+    return examine_npus(dies, root, nodes)
+
+
+def chips(settings: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
+    """Family and memory of the NPUs against CHIP and DIE_MEMORY of the cluster's file."""
+    if not emulated():
+        return list(examine_chips(settings, root))
+    family, wanted = family_of_this_machine(), settings.get("CHIP")
+    names = {"A2": "Ascend910B3", "A3": "Ascend910_9391"}
+    remedy = f"set NPU_EMULATOR_CHIP={names[wanted]}" if wanted in names and family != wanted else ""
+    return [Finding("chip", f"Atlas {family}, emulated", remedy)]
 
 
 def visible_npus(settings: Mapping[str, str]) -> list[Finding]:

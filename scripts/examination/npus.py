@@ -74,18 +74,29 @@ def _headings(line: str) -> list[str]:
     return found
 
 
-def read_health(said: str) -> dict[tuple[int, int], str]:
-    """Health by numbers of card and chip, from the table of `npu-smi info`.
+@dataclass(frozen=True)
+class Row:
+    """A chip in the table of `npu-smi info`: its numbers, its card's name, its health, and its HBM in MB, 0 without."""
 
-    A chip has two lines there. In the first are its card and its health, in the second its own number:
+    npu: int
+    chip: int
+    name: str
+    health: str
+    memory_mib: int
+
+
+def read_chips(said: str) -> list[Row]:
+    """The chips in the table of `npu-smi info`.
+
+    A chip has two lines there. In the first are its card, name and health, in the second its own number and its memory:
 
         | NPU   Name                | Health        | Power(W) ...
-        | Chip  Phy-ID              | Bus-Id        | AICore(%) ...
+        | Chip  Phy-ID              | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB) |
         | 7     Ascend910           | OK            | -
-        | 1     15                  | 0000:83:00.0  | 0
+        | 1     15                  | 0000:83:00.0  | 0           0    / 0          3122 / 65536  |
     """
-    states: dict[tuple[int, int], str] = {}
-    column, first = None, None
+    rows: list[Row] = []
+    column, first, usages = None, None, ""
     for line in said.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if not line.lstrip().startswith("|") or not cells[0]:
@@ -93,18 +104,38 @@ def read_health(said: str) -> dict[tuple[int, int], str]:
         if cells[0].startswith("NPU"):
             # The table of processes begins with NPU, too, and has no health.
             column, first = (cells.index("Health") if "Health" in cells else None), None
+        elif cells[0].startswith("Chip"):
+            usages = cells[-1]
         elif column is not None and column < len(cells) and cells[0].split()[0].isdigit():
-            number = int(cells[0].split()[0])
+            number, _, rest = cells[0].partition(" ")
             if first is None:
-                first = number, cells[column]
+                first = int(number), rest.strip(), cells[column]
             else:
-                states[first[0], number] = first[1]
+                rows.append(Row(first[0], int(number), first[1], first[2], _memory(usages, cells[-1])))
                 first = None
-    return states
+    return rows
 
 
-def examine_npus(dies: int, root: Path = Path("/")) -> list[Finding]:
-    """Number and health of the NPUs, and the state of their links; `root` is the top of the file system."""
+def _memory(headings: str, values: str) -> int:
+    """The total of the column HBM-Usage(MB), whose values are pairs such as `3122 / 65536`."""
+    names = re.findall(r"(\S+)-Usage\(MB\)", headings)
+    totals = re.findall(r"\d+\s*/\s*(\d+)", values)
+    return int(dict(zip(names, totals, strict=False)).get("HBM", 0))
+
+
+def read_health(said: str) -> dict[tuple[int, int], str]:
+    """Health by numbers of card and chip, from the table of `npu-smi info`."""
+    return {(row.npu, row.chip): row.health for row in read_chips(said)}
+
+
+def examine_npus(dies: int, root: Path = Path("/"), nodes: int = 2) -> list[Finding]:
+    """Number and health of the NPUs, and the state of the links that a job of so many nodes uses.
+
+    Args:
+        dies: those that the job takes of this node.
+        root: the top of the file system.
+        nodes: those of the job; one node sends nothing over the links of its dies.
+    """
     smi = find_tool("npu-smi", root)
     listed = ask(smi, "info", "-m")
     if listed is None:
@@ -117,7 +148,7 @@ def examine_npus(dies: int, root: Path = Path("/")) -> list[Finding]:
     findings = [Finding("NPUs", f"{len(chips)} of {dies}", remedy)]
     findings += [_health(chip, states, smi) for chip in chips]
     tool = find_tool("hccn_tool", root)
-    return findings + [link(chip, tool) for chip in chips]
+    return findings + [link(chip, tool, nodes > 1) for chip in chips]
 
 
 def _health(chip: Chip, states: Mapping[tuple[int, int], str], smi: str) -> Finding:
@@ -130,13 +161,15 @@ def _health(chip: Chip, states: Mapping[tuple[int, int], str], smi: str) -> Find
     return Finding(str(chip), f"{chip.name}, {state}", "" if state == "OK" else remedy)
 
 
-def link(chip: Chip, tool: str) -> Finding:
+def link(chip: Chip, tool: str, needed: bool = True) -> Finding:
     """The network link of one die, over which HCCL reaches other nodes. hccn_tool takes physical numbers."""
     what = f"link of die {chip.logic}"
     said = ask(tool, "-i", str(chip.physical), "-link", "-g")
     state = re.search(r"link status:\s*(\S+)", said or "")
     if not state:
         return Finding(what, "hccn_tool does not answer", known=False)
+    if state[1].upper() != "UP" and not needed:
+        return Finding(what, f"{state[1].lower()}, and a job on one node does not use it")
     if state[1].upper() != "UP":
         return Finding(what, state[1].lower(), "check cable and switch port")
     health = re.search(

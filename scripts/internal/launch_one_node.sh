@@ -18,6 +18,7 @@ Trains on the NPUs of this machine; with --emulate on emulated ones, with a tiny
 on the spot. Everything it starts, it stops.
 
   --emulate         no NPU, no download: sets up .venv/, makes model and data, and trains; a report follows
+  --chip NAME       with --emulate: a2 or a3, the chip that is emulated; default: a3
   --model DIR       the model's folder, as it is published (not with --emulate)
   --data FILE       problems with answers: GSM8K's .jsonl, MATH's or DeepScaleR's .json, or .parquet, and for Qwen2.5-VL
                     Geometry3K's .parquet; with --emulate the default is the arithmetic in data/, or drawn images
@@ -40,17 +41,18 @@ USAGE
 main() {
     local configuration=$1 dies=$2 name
     shift 2
-    declare -g emulate=false dry_run=false model='' data='' test_data='' steps='' output='' settings='' going_on=''
+    declare -g emulate=false dry_run=false model='' data='' test_data='' chip='' steps='' output='' settings='' going_on=''
     declare -ga overrides=() resume=()
     while (($#)); do
         case $1 in
             --help) usage; return ;;
             --emulate) emulate=true; shift ;;
             --dry-run) dry_run=true; shift ;;
-            --model | --data | --test-data | --steps | --output | --settings)
+            --model | --data | --test-data | --chip | --steps | --output | --settings)
                 argument_require_value "$1" $#
                 case $1 in
                     --data | --test-data) argument_require_file "$1" "$2" 'a .json, .jsonl or .parquet file' ;;
+                    --chip) argument_require_chip "$2" ;;
                     --settings) argument_require_file "$1" "$2" 'a file of NAME=value lines' ;;
                     --steps) argument_require_number "$1" "$2" 1 ;;
                 esac

@@ -31,3 +31,8 @@ argument_require_decimal() {
         fail "$option is \"$value\": give a whole number from $lowest to $highest, without leading zeros."
     fi
 }
+
+# Fails unless VALUE is a chip that is emulated.
+argument_require_chip() {
+    [[ $1 == a2 || $1 == a3 ]] || fail "--chip is \"$1\": give a2 or a3."
+}

@@ -5,8 +5,10 @@
 # What the launcher itself reads; every other name in the file is exported to the processes of the job.
 readonly CLUSTER_SETTINGS=(
     MASTER_ADDR SOCKET_IFNAME NODES DIES_PER_NODE MODEL_PATH TRAIN_FILES TEST_FILES OUTPUT_DIR CANN_ENV JEMALLOC
-    RAY_PORT RAY_TLS_DIR ALLOW_PUBLIC_ADDRESS HEAD_TIMEOUT_S NODES_TIMEOUT_S STOP_TIMEOUT_S POLL_S
+    RAY_PORT RAY_TLS_DIR ALLOW_PUBLIC_ADDRESS HEAD_TIMEOUT_S NODES_TIMEOUT_S STOP_TIMEOUT_S POLL_S CHIP DIE_MEMORY
 )
+# What a file may leave out, because it describes 128 Atlas A3 cards unless it says otherwise.
+readonly -A CLUSTER_DEFAULTS=([CHIP]=A3 [DIE_MEMORY]=61GiB)
 readonly CLUSTER_NUMBERS=(NODES DIES_PER_NODE HEAD_TIMEOUT_S NODES_TIMEOUT_S STOP_TIMEOUT_S)
 readonly CLUSTER_FORM='a file of NAME=value lines, such as scripts/env/a3_256_dies.env'
 # torch_npu ends a process whose collective has waited this many seconds, unless the process group names another limit,
@@ -20,6 +22,11 @@ cluster_read() {
     declare -gA cluster_given=()
     declare -ga cluster_names=() cluster_exports=()
     settings_read "$file" cluster_given cluster_names
+    for name in "${!CLUSTER_DEFAULTS[@]}"; do
+        [[ -z ${cluster_given[$name]+given} ]] || continue
+        cluster_given[$name]=${CLUSTER_DEFAULTS[$name]}
+        cluster_names+=("$name")
+    done
     cluster_place_head
     for name in "${cluster_names[@]}"; do
         if [[ " ${CLUSTER_SETTINGS[*]} " == *" $name "* ]]; then
@@ -81,6 +88,9 @@ cluster_check() {
     cluster_check_timeouts "$file"
     [[ $POLL_S =~ ^(0|[1-9][0-9]{0,5})(\.[0-9]{1,6})?$ && $POLL_S =~ [1-9] ]] ||
         fail "$file: POLL_S is \"$POLL_S\": give seconds, such as 5 or 0.5."
+    [[ $CHIP == A2 || $CHIP == A3 ]] || fail "$file: CHIP=$CHIP is invalid: it is the family of the dies. Set it to A2 or A3."
+    [[ $DIE_MEMORY =~ ^[1-9][0-9]{0,14}([KMG]iB)?$ ]] ||
+        fail "$file: DIE_MEMORY=$DIE_MEMORY is invalid: it is no size. Set it to what tensors can use of a die, such as 61GiB."
     [[ $ALLOW_PUBLIC_ADDRESS == yes || $ALLOW_PUBLIC_ADDRESS == no ]] || fail "$file: ALLOW_PUBLIC_ADDRESS is yes or no."
 }
 

@@ -19,11 +19,13 @@ one_node_emulate() {
     output=${output:-$(one_node_folder "$root" "$configuration")}
     if [[ $going_on != never && ${#resume[@]} -gt 0 ]] && [[ $going_on != auto || -f $output/rehearsal.json ]]; then
         [[ -z $data ]] || fail "--data $data: a run goes on with its own; take the option away."
+        [[ -z $chip ]] || fail "--chip $chip: a run goes on with its own; take the option away."
         options=(--resume "$output")
         [[ -z $steps ]] || resume+=("trainer.total_training_steps=$steps")
         overrides=("${resume[@]}" "${overrides[@]}")
     else
         [[ -z $data ]] || options+=(--data "$data")
+        [[ -z $chip ]] || options+=(--chip "$chip")
         [[ -z $steps ]] || options+=(--steps "$steps")
         options+=(--output "$output")
     fi
@@ -85,6 +87,7 @@ one_node_train() {
 # Fails unless model and data are given.
 one_node_require_input() {
     local remedy="without NPUs and downloads, --emulate makes a tiny one"
+    [[ -z $chip ]] || fail "--chip $chip: the NPUs of this machine are what they are; take the option away, or add --emulate."
     [[ -n $model ]] || fail "--model is missing: give the folder of the published model; $remedy."
     [[ -r $model/config.json ]] || fail "--model $model has no config.json: give the folder of the published model; $remedy."
     [[ -n $data ]] || fail "--data is missing: give a file of problems with answers; --emulate has arithmetic of its own."

@@ -23,7 +23,7 @@ from rehearsal.__main__ import parse_arguments
 from rehearsal.display import format_duration, format_row
 from rehearsal.jobs import JOBS
 from rehearsal.lengths import measured_settings
-from rehearsal.plan import Options, make_plan
+from rehearsal.plan import OPTIONS_NAME, Options, make_plan
 from rehearsal.preflight import (
     PreflightError,
     check_device_memory,
@@ -340,6 +340,26 @@ def test_streams_have_a_seed_only_where_one_was_asked_for():
     assert make_plan(Options(), "time").environment()["NPU_EMULATOR_STREAM_SEED"] == ""
     options, _ = parse_arguments(["--stream-seed", "0"])
     assert options.stream_seed == 0
+
+
+def test_chip_is_that_of_the_option_and_kept_for_a_resume(tmp_path):
+    assert make_plan(Options(), "time").environment()["NPU_EMULATOR_CHIP"] == "Ascend910_9391"
+    options, _ = parse_arguments(["--chip", "a2", "--output", str(tmp_path)])
+    assert make_plan(options, "time").environment()["NPU_EMULATOR_CHIP"] == "Ascend910B3"
+    options.write(tmp_path / OPTIONS_NAME)
+    assert Options.of_run(tmp_path, ()).chip == "a2"
+
+
+def test_rehearsal_on_an_atlas_a2_is_checked_for_it():
+    """Eager by itself; a graph over four dies would need an exchange of tokens that only an Atlas A3 has there."""
+    compose_checked(make_plan(Options(chip="a2"), "time"))
+    graph = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.torchair_graph_config.enabled=true"
+    eager = "actor_rollout_ref.rollout.enforce_eager=false"
+    free = "actor_rollout_ref.rollout.free_cache_engine=false"
+    compose_checked(make_plan(Options(overrides=(graph, eager, free)), "time"))
+    said = refusal(graph, eager, free, chip="a2")
+    assert "torchair_graph_config.enabled=true is invalid: experts lie on 4 dies of an Atlas A2" in said
+    assert "+graph=off" in said
 
 
 def test_every_variable_of_the_environment_file_is_read_by_the_software_it_names():

@@ -21,6 +21,7 @@ FOR_USERS = [
     "failure-signs",
     "first-hour",
     "glossary",
+    "not-supported",
     "operations",
     "rehearsal",
     "rollout",

@@ -28,6 +28,7 @@ KINDS = {
     "planned": r"python scripts/plan\.py .*",
     "downloaded": r"(modelscope|hf) download .*",
     "verl's own command": r"python3 scripts/enable_patches\.py",  # tests/scripts/test_guides.py
+    "examined": r"python scripts/doctor\.py .*",
     "in the image": r"docker (build|exec) .*|bash scripts/run_container\.sh .*",
 }
 
@@ -89,6 +90,22 @@ def test_a_plan_of_the_guide_fits(command, tmp_path):
         (tmp_path / f"Qwen2.5-{size}-Instruct" / "config.json").write_text(content)
     tool(tmp_path / "python", f'exec {shlex.quote(sys.executable)} "$@"')
     assert "everything fits" in executed(command.replace("/data/", f"{tmp_path}/"), tmp_path).stdout
+
+
+@pytest.mark.parametrize("command", of_kind("examined"))
+def test_the_doctor_of_the_guide_knows_the_chip(command, tmp_path):
+    """On emulated dies of an Atlas A2, with a copy of the file that the guide names and the reader's model in it."""
+    (name,) = set(re.findall(r"`(scripts/env/a2_\S+_64gb\.env)`", GUIDES[0].read_text()))
+    (tmp_path / "a2.env").write_text((ROOT / name).read_text().replace("<folder of the model>", str(tmp_path)))
+    words = shlex.split(command.replace("/data/", f"{tmp_path}/"))
+    environment = os.environ | {"NPU_EMULATOR_CHIP": "Ascend910B3", "NPU_EMULATOR_DEVICES": "8"}
+    ended = subprocess.run(
+        [sys.executable, *words[1:], "--no-self-test"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    # What this machine lacks of a node's limits is not the guide's.
+    assert ended.returncode in (0, 1) and "error:" not in ended.stderr, ended.stderr
+    assert re.search(r"^ok +chip +Atlas A2, emulated$", ended.stdout, re.MULTILINE), ended.stdout
+    assert re.search(r"^ok +NPUs +8 emulated$", ended.stdout, re.MULTILINE)
 
 
 def test_the_image_is_built_started_and_entered(tmp_path):

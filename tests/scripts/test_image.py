@@ -39,8 +39,28 @@ def test_the_commits_are_those_of_the_pins():
         prefix = name.upper().replace("-", "_")
         wanted |= {f"{prefix}_REPOSITORY": cluster["repository"], f"{prefix}_COMMIT": cluster["commit"]}
     given = arguments()
-    assert given.pop("BASE_IMAGE") == "quay.io/ascend/cann:8.2.rc1-a3-openeuler22.03-py3.11"
+    del given["CHIP"], given["BASE_IMAGE"], given["SOC_VERSION"]
     assert given == wanted
+
+
+@pytest.mark.parametrize(
+    ("chip", "image"),
+    [
+        (None, "quay.io/ascend/cann:8.2.rc1-a3-openeuler22.03-py3.11"),
+        # As in Dockerfile.openEuler of vLLM-Ascend at the cluster's pin.
+        ("910b", "quay.io/ascend/cann:8.2.rc1-910b-openeuler22.03-py3.11"),
+    ],
+)
+def test_base_image_is_that_of_the_chip(chip, image):
+    given = arguments()
+    assert given["BASE_IMAGE"].replace("${CHIP}", chip or given["CHIP"]) == image
+    before = [text for name, text in instructions()[: [name for name, _ in instructions()].index("FROM")]]
+    assert [text.partition("=")[0] for text in before] == ["CHIP", "BASE_IMAGE"], "Docker expands what stands above"
+
+
+def test_kernels_are_built_for_the_chip_that_is_given():
+    (build,) = [text for name, text in instructions() if name == "RUN" and "build_ext" in text]
+    assert 'SOC_VERSION="${SOC_VERSION}"' in build and arguments()["SOC_VERSION"] == "ASCEND910B1"
 
 
 def test_every_source_is_fetched_at_its_commit_into_the_folder_that_the_workspace_expects():
@@ -259,9 +279,21 @@ def test_the_ascend_runtime_is_used_where_it_is_installed(host):
     assert code == 0 and "--runtime ascend --env ASCEND_VISIBLE_DEVICES=0-1" in said and "--device" not in said
 
 
+@pytest.mark.parametrize("runtimes", ["{}", '{"ascend":{}}'])
+@pytest.mark.parametrize(("line", "numbers"), [([], "01"), (["--devices", "1"], "1"), (["--devices", "1,0"], "10")])
+def test_npus_passed_in_are_all_or_those_named(host, runtimes, line, numbers):
+    code, said = host(runtimes, "--image", "i", "--name", "n", "--dry-run", *line)
+    named = re.search(r"ASCEND_VISIBLE_DEVICES=([\d\\,-]+)", said)
+    found = re.sub(r"\D", "", named[1]) if named else "".join(re.findall(r"/dev/davinci(\d+)", said))
+    assert code == 0 and found == numbers, said
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
+        (["--image", "i", "--name", "n", "--devices", "0-3"], '--devices is "0-3": give numbers of NPUs'),
+        (["--image", "i", "--name", "n", "--devices", "7"], "There is no /dev/davinci7"),
+        (["--image", "i", "--name", "n", "--devices", "0", "--dies", "1"], "take one of them away"),
         (["--name", "n"], "--image and --name are needed"),
         (["--image", "i", "--name", "n", "--dies", "3"], "There is no /dev/davinci2: is the NPU driver installed"),
         (["--image", "i", "--name", "n", "--dies", "none"], "give a whole number"),

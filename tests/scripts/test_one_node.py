@@ -106,6 +106,8 @@ def test_a_dry_run_prints_what_a_run_then_does(machine, tmp_path):
         ([], True, {"IMPORT_STATUS": "1"}, "python3 cannot import torch_npu"),
         (["--emulate"], True, {}, "--emulate makes a tiny model of its own"),
         (["--emulate", "--resume", "auto"], False, {}, "--resume auto: give --output, the folder of the run to go on"),
+        (["--chip", "a2"], True, {}, "--chip a2: the NPUs of this machine are what they are"),
+        (["--emulate", "--chip", "910b"], False, {}, '--chip is "910b": give a2 or a3'),
         (["--resume", "nowhere"], True, {}, '--resume is "nowhere", which is no folder of a complete step'),
     ],
 )
@@ -262,12 +264,25 @@ def emulate(launcher: Path, output: Path, *arguments: str) -> tuple[subprocess.C
     return ended, [entry["metrics"] for entry in entries if entry["step"]]
 
 
-# As a guide to verl has it, but for a reward that every step stays below, and a rule of our own that two steps meet.
-MONITORING = (
-    "+monitoring_config={metrics: [reward_score, kl_divergence, entropy, gpu_utilization, memory_usage], "
-    "alerting: {threshold: {reward_score: 1.8, kl_divergence: 1000}}, dashboard: verl-production-monitoring}",
-    "+actor_rollout_ref.overlay.alerts.rules.lasting={metric: critic/score/mean, below: 1.8, for: 2}",
-)
+# A rule of our own that two steps meet, beside the thresholds of the documented command.
+LASTING = "+actor_rollout_ref.overlay.alerts.rules.lasting={metric: critic/score/mean, below: 1.8, for: 2}"
+
+
+def observed_run() -> list[str]:
+    """The command of docs/tracking.md that has a profile and alerts, without its launcher and folder."""
+    text = (ROOT / "docs" / "tracking.md").read_text()
+    (command,) = re.findall(r"^    (bash scripts/train_qwen.*(?:\n .*)+)", text, re.MULTILINE)
+    _, launcher, emulated, *arguments = shlex.split(command.replace("\\\n", " "))
+    assert ROOT / launcher == ONE_CARD and emulated == "--emulate"
+    output = arguments.index("--output")
+    return arguments[:output] + arguments[output + 2 :]
+
+
+def assert_is_observed(output: Path) -> None:
+    """The page has its title, and the profiler has recorded the first step alone."""
+    assert "<title>verl-production-monitoring</title>" in (output / "report.html").read_text()
+    (trace,) = (output / "profile").glob("step_*/rank_0_*_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json")
+    assert "step_1" in trace.parts and len(json.loads(trace.read_text())) > 1000
 
 
 def alerts_of(folder: Path) -> list[tuple[int, str]]:
@@ -278,13 +293,15 @@ def alerts_of(folder: Path) -> list[tuple[int, str]]:
 @pytest.mark.slow
 def test_one_emulated_die_trains_exactly_and_goes_on_to_the_bit(tmp_path):
     """The second step is trained twice: after the first, and after the checkpoint of the first. What the first has
-    raised is not raised again. The folder is one that a user may have."""
+    raised is not raised again. The folder is one that a user may have, and the die one of an Atlas A2, whose FLOPs verl
+    knows by its name."""
     output = tmp_path / "第一 次"
     saving = ("trainer.save_freq=1", "actor_rollout_ref.overlay.precision=float32")
-    ended, steps = emulate(ONE_CARD, output, "--steps", "2", "--", *saving, *MONITORING)
+    ended, steps = emulate(ONE_CARD, output, "--chip", "a2", *observed_run(), *saving, LASTING)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert alerts_of(output) == [(1, "reward_score"), (2, "lasting")]
-    assert "<title>verl-production-monitoring</title>" in (output / "report.html").read_text()
+    assert_is_observed(output)
+    assert all(step["perf/mfu/actor"] > 0 for step in steps)
     assert len(steps) == 2 and "2 steps on 1 emulated die, seed 1" in ended.stdout
     assert all(step["training/rollout_logprob_diff_max"] < 1e-3 and step["actor/grad_norm"] > 0 for step in steps)
     summary = json.loads((output / "summary.json").read_text())
@@ -316,6 +333,7 @@ def test_a_job_trains_exactly(launcher, tmp_path):
     ended, steps = emulate(launcher, tmp_path, "--steps", "2", "--", precision)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert len(steps) == 2 and all(step["actor/grad_norm"] > 0 for step in steps)
+    assert all(step["perf/mfu/actor"] == 0 for step in steps), "an Atlas A3 is unknown to verl"
     assert all(step["training/rollout_logprob_diff_max"] < 1e-3 for step in steps)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["patches_effective"] == summary["patches_applied"] > 0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -78,6 +79,49 @@ def test_32_gb_hold_a_rollout_with_the_optimizer_on_the_host_and_no_update(capsy
     assert "DOES NOT FIT: update: " in capsys.readouterr().out
     code, small = figures(capsys, tmp_path, ONE_CARD, "0.5B", *card)
     assert code == 0 and max(small["phases"].values()) < 0.8 * small["die"]
+
+
+A2_64, A2_32 = (ROOT / "scripts" / "env" / f"a2_8_cards_{size}gb.env" for size in (64, 32))
+
+
+def test_job_that_does_not_fit_is_told_what_would(capsys, tmp_path):
+    """Each line's settings are tried: they pass the checks, and the plan fits as it said."""
+    named = ["--config-name", ONE_CARD, "--model", str(described(tmp_path, "1.5B")), "--cluster", str(A2_32)]
+    assert plan.main(named) == 1
+    said = capsys.readouterr().out
+    found = re.findall(r"^fits, (\d+)% of a die left: (.+)$", said, re.MULTILINE)
+    assert len(found) == 2 and "DOES NOT FIT" in said
+    for left, settings in found:
+        assert plan.main([*named, *settings.split()]) == 0
+        assert f"left              {left}% of a die" in capsys.readouterr().out
+    (here, few), (room, more) = found
+    assert "n_gpus_per_node" not in few and int(here) < 20
+    assert more == "trainer.n_gpus_per_node=2" and int(room) >= 20
+
+
+def test_job_that_fits_nowhere_gets_no_advice(capsys, tmp_path):
+    named = ["--config-name", ONE_CARD, "--model", str(described(tmp_path, "7B")), "--die-memory", "4GiB"]
+    assert plan.main(named) == 1
+    assert not re.search("^fits", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("cluster", "size", "code"), [(A2_64, "1.5B", 0), (A2_32, "1.5B", 1), (A2_32, "0.5B", 0)])
+def test_memory_of_a_die_is_that_of_the_clusters_file(capsys, tmp_path, cluster, size, code):
+    found = figures(capsys, tmp_path, ONE_CARD, size, "--cluster", str(cluster))
+    assert found[0] == code and found[1]["die"] == {A2_64: 61 << 30, A2_32: 29 << 30}[cluster]
+    asked = figures(capsys, tmp_path, ONE_CARD, size, "--cluster", str(cluster), "--die-memory", "50GiB")
+    assert asked[1]["die"] == 50 << 30
+
+
+def test_plan_rejects_what_the_chip_of_the_file_lacks(capsys, tmp_path):
+    model = (Path(__file__).with_name("deepseek_v3_config.json")).read_text()
+    (tmp_path / "config.json").write_text(model)
+    job = ["--config-name", "deepseek_v3_256die_random_init", "--model", str(tmp_path / "config.json")]
+    spread = "actor_rollout_ref.overlay.rollout.expert_parallel_size=8"
+    assert plan.main([*job, "--cluster", str(A2_64), spread]) == 2
+    assert "experts lie on 8 dies of an Atlas A2" in capsys.readouterr().err
+    assert plan.main([*job, "--cluster", str(A2_64), "--time"]) == 2
+    assert "CHIP=A2" in capsys.readouterr().err
 
 
 def test_7b_fits_eight_dies(capsys, tmp_path):

@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from overlay import ConfigurationError, Feature
+from post_training.chips import A2
+
+# Dies over which CANN's fused exchange of tokens works on an Atlas A2; on an Atlas A3 it does on 2 and more
+# (aclnnMoeDistributeDispatchV2: epWorldSize). vLLM-Ascend uses it in graphs, and everywhere from 16 dies on.
+SIZES_OF_A2 = (16, 32, 64, 128, 192, 256, 384)
+_GRAPH = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.torchair_graph_config.enabled"
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,33 @@ def check_size(config: Mapping[str, Any], settings: Any) -> None:
             f"whole tensor-parallel groups of {tensor_parallel}; set it to {dies} for one instance, to a divisor of "
             f"{dies} for several, or to 1 to leave experts unspread"
         )
+
+
+def require_fused_exchange(family: str | None, dies: int, in_graph: bool) -> None:
+    """Reject dies over which chips of `family` cannot exchange the tokens of experts.
+
+    Args:
+        family: A2 or A3; None where it is not known, which rejects nothing.
+        dies: those that share the experts of one instance.
+        in_graph: whether the rollout decodes in a graph, which can hold no other exchange.
+
+    Raises:
+        ConfigurationError: the fused operator of an Atlas A2 would be used on a number of dies that it does not take.
+    """
+    least = SIZES_OF_A2[0]
+    if family != A2 or dies in SIZES_OF_A2 or (dies < least and not in_graph):
+        return
+    sizes = ", ".join(map(str, SIZES_OF_A2))
+    if dies < least:
+        raise ConfigurationError(
+            f"{_GRAPH}=true is invalid: experts lie on {dies} dies of an Atlas A2, whose fused exchange of tokens, the "
+            f"only one that a graph can hold, takes {sizes}. Set it to false with +graph=off, or "
+            f"{ROLLOUT_EXPERT_PARALLEL.switch} to one of these"
+        )
+    raise ConfigurationError(
+        f"{ROLLOUT_EXPERT_PARALLEL.switch}={dies} is invalid: the fused exchange of tokens of an Atlas A2 takes "
+        f"{sizes} dies. Set it to one of these"
+    )
 
 
 ROLLOUT_EXPERT_PARALLEL = Feature(

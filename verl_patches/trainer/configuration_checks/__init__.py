@@ -15,6 +15,7 @@ from overlay import ConfigurationError
 from verl_patches.features.catalogue import FEATURES
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.configuration_checks.backends import backend_of
+from verl_patches.trainer.configuration_checks.chip import check_chip
 from verl_patches.trainer.configuration_checks.critic import check_critic
 from verl_patches.trainer.configuration_checks.failures import describe_failure
 from verl_patches.trainer.configuration_checks.files import (
@@ -57,6 +58,7 @@ from verl_patches.trainer.configuration_checks.values import check_values, resol
 
 __all__ = [
     "ConfigurationError",
+    "check_chip",
     "check_cluster_resources",
     "check_configuration",
     "check_machine",
@@ -124,10 +126,11 @@ def check_machine(config: Mapping[str, Any], model_is_there: bool = True) -> Non
         model_is_there: false where the model will only be made.
 
     Raises:
-        ConfigurationError: a package, a login, a file, a variable of the environment, or room on a disk.
+        ConfigurationError: a chip, a package, a login, a file, a variable of the environment, or room on a disk.
     """
     values = resolved(config)
     check_interpreter()
+    check_chip(values)
     check_trackers(values)
     check_task_queue(values)
     check_reward(values)

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from verl_patches.trainer.configuration_checks.schema import (
+    SEE,
+    SHARED,
     Algorithm,
     Count,
     CountOrNone,
@@ -32,7 +34,8 @@ from verl_patches.trainer.configuration_checks.schema import (
 )
 
 _FSDP = "this configuration trains with FSDP; for Megatron choose one that has actor_rollout_ref.actor.megatron"
-_NOT_RUN = "nothing else has been run with the overlay on FSDP"
+_NOT_RUN = f"nothing else has been run with the overlay on FSDP; {SEE}"
+_CUDAS = "its kernels are CUDA's; set it to false"
 Strategy = Annotated[Literal["fsdp", "fsdp2"], Field(description=_FSDP)]
 FloatingPoint = Literal["fp32", "bf16", "float32", "bfloat16"]
 
@@ -70,11 +73,11 @@ class FsdpModel(Group):
     enable_gradient_checkpointing: bool
     enable_activation_offload: Literal[False] = Field(default=False, description=_NOT_RUN)
     use_remove_padding: bool = False
-    use_liger: Literal[False] = Field(default=False, description="its kernels are CUDA's")
-    use_fused_kernels: Literal[False] = Field(default=False, description="its kernels are CUDA's")
+    use_liger: Literal[False] = Field(default=False, description=_CUDAS)
+    use_fused_kernels: Literal[False] = Field(default=False, description=_CUDAS)
     trust_remote_code: bool = False
     use_shm: bool = False
-    lora_rank: Literal[0] = Field(default=0, description=_NOT_RUN)
+    lora_rank: Literal[0] = Field(default=0, description=f"every weight is trained; {SEE}")
     lora_alpha: Count = 16
     target_modules: str | list[Name] = "all-linear"
 
@@ -112,13 +115,13 @@ class FsdpReference(LogProbs):
 
 
 class FsdpRollout(Generation):
-    chat_scheduler: None = Field(default=None, description="asynchronous rollouts are not supported")
+    chat_scheduler: None = Field(default=None, description=f"asynchronous rollouts are not supported; {SEE}")
     use_fire_sampling: Literal[False] = Field(default=False, description=_NOT_RUN)
     layered_summon: bool = False
 
 
 class FsdpActorRolloutRef(Group):
-    hybrid_engine: Literal[True]
+    hybrid_engine: Literal[True] = Field(description=SHARED)
     model: FsdpModel
     actor: FsdpActor
     ref: FsdpReference

@@ -16,6 +16,8 @@ from typing import Any
 from overlay import ConfigurationError
 from post_training.plan.model_findings import OWN_TRANSFORMER_OPTIONS
 from verl_patches.trainer.configuration_checks.names import nearest
+from verl_patches.trainer.configuration_checks.schema import SEE
+from verl_patches.trainer.configuration_checks.values import shown
 
 ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 # What verl itself gives the engine, and which of its keys it takes it from; given twice, Python refuses the call.
@@ -40,6 +42,22 @@ GIVEN_BY_VERL = {
     "enable_prefix_caching": None,
     "enable_sleep_mode": None,
 }
+_EXPERTS = "actor_rollout_ref.overlay.rollout.expert_parallel_size decides it"
+# Arguments with which the engine would compute something else than training, or not run: their value that changes
+# nothing, and why no other one is taken.
+NOT_SUPPORTED: dict[str, tuple[Any, str]] = {
+    "quantization": (None, "training sends bfloat16 weights after every update, and nothing quantises them again"),
+    "kv_cache_dtype": ("auto", "log-probs of a cache in another type are not those of training"),
+    "enable_lora": (False, "every weight is trained, and reshard sends all of them"),
+    "enable_prompt_adapter": (False, "training knows no prompt adapters"),
+    "speculative_config": (None, "nothing trains the model that drafts"),
+    "kv_transfer_config": (None, "prefill and decode share the dies of a training"),
+    "pipeline_parallel_size": (1, "vLLM-Ascend's workers are training's, and the rollout has no stages"),
+    "data_parallel_size": (1, _EXPERTS),
+    "enable_expert_parallel": (False, _EXPERTS),
+    "task": ("generate", "a rollout generates"),
+    "device": ("npu", "training runs on NPUs"),
+}
 _TRANSFORMER = (
     ("core/model_parallel_config.py", "ModelParallelConfig"),
     ("core/transformer/transformer_config.py", "TransformerConfig"),
@@ -57,6 +75,10 @@ def check_engine_arguments(config: Mapping[str, Any]) -> None:
             key = GIVEN_BY_VERL[name]
             remedy = f"set {key} instead" if key else "take it away"
             raise ConfigurationError(f"{ENGINE}.{name}={value} is given to the engine by verl already; {remedy}")
+        if name in NOT_SUPPORTED and value != NOT_SUPPORTED[name][0]:
+            raise ConfigurationError(
+                f"{ENGINE}.{name}={shown(value)} is invalid: {NOT_SUPPORTED[name][1]}. Take it away; {SEE}"
+            )
         _require_known(ENGINE, name, known, "argument of vLLM's engine")
 
 

@@ -12,10 +12,11 @@ from pydantic import BaseModel
 
 from verl_patches.features.settings import NODE, SET_ELSEWHERE, OverlaySettings
 from verl_patches.trainer.configuration_checks.backends import NAMES, SCHEMAS
-from verl_patches.trainer.configuration_checks.schema import Configuration, group_of
+from verl_patches.trainer.configuration_checks.schema import PAGE, SEE, Configuration, group_of
 
 _MODE = "actor_rollout_ref.actor.loss_agg_mode"
 _MEGATRON = "actor_rollout_ref.actor.megatron"
+_RECOMPUTED = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint"
 
 # Keys, or groups of them, of verl's recipes and of guides to verl, and what they are called.
 RENAMED = {
@@ -36,6 +37,11 @@ RENAMED = {
     "parallelism.tensor_parallelism": f"{_MEGATRON}.tensor_model_parallel_size",
     "parallelism.pipeline_parallelism": f"{_MEGATRON}.pipeline_model_parallel_size",
     "memory_config.gradient_checkpointing": "actor_rollout_ref.model.enable_gradient_checkpointing",
+    "memory_config.activation_checkpointing": "actor_rollout_ref.model.enable_gradient_checkpointing",
+    "memory_config.cpu_offload.optimizer": "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+    "memory_config.cpu_offload.parameters": "actor_rollout_ref.actor.fsdp_config.param_offload",
+    "memory_config.recomputation.strategy": f"{_RECOMPUTED}_granularity",
+    "memory_config.recomputation.checkpoint_layer": f"{_RECOMPUTED}_num_layers",
     "performance.torch_compile": "actor_rollout_ref.actor.use_torch_compile",
 }
 # What their values are called, where not the same.
@@ -45,6 +51,15 @@ _VALUES = {_MODE: {"true": "token-mean", "false": "seq-mean-token-mean"}}
 ELSEWHERE = {
     "parallelism.data_parallelism": "follows from the dies and the other sizes; take it away",
     "global_profiler": "belongs to a later verl; set actor_rollout_ref.overlay.profile instead, and take it away",
+    "actor_rollout_ref.rollout.agent": f"belongs to a later verl, whose agents need an asynchronous rollout; {SEE}",
+    "actor_rollout_ref.rollout.quantization": f"belongs to a later verl; {SEE}",
+    "deployment": f"serves a model, and this is a training; take it away ({PAGE} says how to serve)",
+    "hardware.gpu_memory": "is what plan.py --die-memory asks for; take it away",
+    "iam": f"is the cluster's, and no training's; take it away ({PAGE} says who may do what)",
+    "performance.compile_mode": "has one value with actor_rollout_ref.actor.use_torch_compile; take it away",
+    "performance.enable_cudnn_benchmark": "is CUDA's; take it away",
+    "performance.enable_flash_attention": "is always on: CANN's fused attention; take it away",
+    "performance.enable_mixed_precision": "is always on: actor_rollout_ref.overlay.precision says which; take it away",
     "retry_options": "belongs in the policy file of scripts/supervise.py; take it away",
     "monitoring_config.alerting.threshold": "has reward_score, kl_divergence and entropy; for another metric "
     "write a rule in actor_rollout_ref.overlay.alerts.rules",
@@ -63,7 +78,7 @@ def unknown_key(key: str, value: str | None = None) -> str:
     if named := only_back_end(key):
         return (
             f"unknown key {key}, which nothing reads: it belongs to {named}, and this configuration trains with the "
-            "other back-end; take it away"
+            f"other back-end; take it away{f' ({PAGE})' if 'lora' in key else ''}"
         )
     meant = nearest(key, known_keys())
     advice = f"did you mean {meant}?" if meant else "take it away"

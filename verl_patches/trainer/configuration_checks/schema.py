@@ -39,6 +39,8 @@ KlEstimator = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
 Backend = Literal["console", "tensorboard", "wandb", "tracking", "mlflow", "swanlab", "vemlp_wandb", "clearml"]
 
 _MEGATRON = "this configuration trains with Megatron; for FSDP choose one that has actor_rollout_ref.actor.fsdp_config"
+PAGE = "docs/not-supported.md"
+SEE = f"{PAGE} says what to use"
 _KEPT = "the checkpoint that a run goes on from is kept until a newer one is complete; set it to false"
 _NO_HDFS = "checkpoints are written to trainer.default_local_dir alone; take it away"
 
@@ -144,7 +146,7 @@ class Megatron(Group):
     virtual_pipeline_model_parallel_size: CountOrNone
     context_parallel_size: Literal[1] = Field(
         description="the attention of these models on Megatron-core 0.8.0 needs whole sequences; raise "
-        "tensor_model_parallel_size instead"
+        f"tensor_model_parallel_size instead ({PAGE})"
     )
     sequence_parallel: bool
     use_distributed_optimizer: bool
@@ -302,7 +304,7 @@ class ValidationSampling(Group):
 
 
 class MultiTurn(Group):
-    enable: Literal[False] = Field(description="tools need SGLang, which the overlay does not patch")
+    enable: Literal[False] = Field(description=f"tools need SGLang, which the overlay does not patch; {SEE}")
     max_turns: CountOrNone
     tool_config_path: Name | None
     format: Name
@@ -311,8 +313,8 @@ class MultiTurn(Group):
 class Generation(Group):
     """What both have of a rollout."""
 
-    name: Literal["vllm"] = Field(description="vLLM-Ascend is the only rollout that the overlay patches")
-    mode: Literal["sync"] = Field(description="asynchronous rollouts are not supported")
+    name: Literal["vllm"] = Field(description=f"vLLM-Ascend is the only rollout that the overlay patches; {SEE}")
+    mode: Literal["sync"] = Field(description=f"asynchronous rollouts are not supported; {SEE}")
     temperature: NotNegative
     top_k: TopK
     top_p: PositiveFraction
@@ -350,8 +352,11 @@ class Rollout(Generation):
     layer_name_map: LayerNames
 
 
+SHARED = f"training and rollout share their dies; {SEE}"
+
+
 class ActorRolloutRef(Group):
-    hybrid_engine: Literal[True]
+    hybrid_engine: Literal[True] = Field(description=SHARED)
     model: TrainedModel
     actor: Actor
     ref: Reference
@@ -416,7 +421,9 @@ class OverlongBuffer(Group):
 class Rewards(Group):
     """What both have of a reward model, and of the functions that stand in for it."""
 
-    enable: Literal[False] = Field(description="a reward model is not supported yet; set custom_reward_function")
+    enable: Literal[False] = Field(
+        description=f"a reward model is not supported yet; set custom_reward_function ({PAGE})"
+    )
     model: RewardNetwork
     micro_batch_size: CountOrNone
     micro_batch_size_per_gpu: CountOrNone
@@ -497,7 +504,7 @@ class Trainer(Group):
     max_actor_ckpt_to_keep: CountOrNone
     max_critic_ckpt_to_keep: None = Field(description="there is no critic; set actor_rollout_ref.overlay.checkpoint")
     ray_wait_register_center_timeout: Count
-    device: Literal["npu"]
+    device: Literal["npu"] = Field(description="training runs on NPUs; set it to npu")
     val_only: bool = False
     rollout_data_dir: Name | None = None
     validation_data_dir: Name | None = None
