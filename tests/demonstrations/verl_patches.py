@@ -22,6 +22,8 @@ from tests.demonstrations import Upstream, demonstrates
 from verl_patches.features import settings
 from verl_patches.features.alerts.feature import ALERTS
 from verl_patches.features.answer_ends.feature import ANSWER_ENDS
+from verl_patches.features.chunked_log_probs.deferred import DeferredLogits
+from verl_patches.features.chunked_log_probs.feature import CHUNKED_LOG_PROBS
 from verl_patches.features.compatibility.feature import (
     DATA_FILES,
     ENTROPY_BONUS,
@@ -1312,3 +1314,21 @@ def types_of_a_later_release_are_those_of_the_file(body):
     except ValueError as error:
         return str(error)
     return str(read)
+
+
+@demonstrates("verl.models.mcore.model_forward:gptmodel_forward", CHUNKED_LOG_PROBS)
+def log_probs_are_taken_of_deferred_logits(body):
+    @contextlib.contextmanager
+    def deferring(model, processor, chunk_bytes):
+        yield f"deferred {processor}, {chunk_bytes}"
+
+    with mock.patch("verl_patches.features.chunked_log_probs.deferred.deferring", deferring):
+        return body(lambda model, logits_processor: logits_processor, "model", logits_processor="processor")
+
+
+@demonstrates("verl.workers.actor.megatron_actor:vocab_parallel_entropy", CHUNKED_LOG_PROBS)
+def the_entropy_comes_with_the_log_probs(body):
+    logits = DeferredLogits(torch.zeros(1, 1, 3), torch.zeros(4, 3), torch.tensor([[1]]), None, 1)
+    found = (torch.tensor([[-1.0]]), torch.tensor([[0.5]]))
+    with mock.patch.object(DeferredLogits, "_compute", return_value=found):
+        return str(body(lambda logits: "upstream", logits))
