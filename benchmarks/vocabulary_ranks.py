@@ -15,7 +15,7 @@ import verl_patches.prelude_patch  # noqa: F401
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -177,17 +177,17 @@ class Trial:
         torch.npu.synchronize()
         torch.npu.empty_cache()
         torch.npu.reset_peak_memory_stats()
-        before, start = torch.npu.memory_allocated(), time.perf_counter()
+        before, start = torch.npu.memory_allocated(), time.process_time()
         found = self.forward(way)
         forward = torch.npu.max_memory_allocated() - before
         torch.npu.synchronize()
-        middle = time.perf_counter()
+        middle = time.process_time()
         self.backward(found)
         torch.npu.synchronize()
         cost = {
             "peak": torch.npu.max_memory_allocated() - before,
             "peak_forward": forward,
-            "seconds": time.perf_counter() - start,
+            "seconds": time.process_time() - start,
             "seconds_forward": middle - start,
         }
         gradients = {"hidden": self.hidden.grad.squeeze(1), "weight": self.gradient_of_weight()}
@@ -201,16 +201,15 @@ def _replaced(way: str) -> Iterator[None]:
         yield
         return
     published = way == "published"
-    steps: dict[str, Callable[..., Any]] = {
-        "calculate_predicted_logits": _predicted_in_place if published else _predicted_in_a_copy
+    steps: dict[str, Any] = {
+        "calculate_predicted_logits": staticmethod(_predicted_in_place if published else _predicted_in_a_copy)
     }
     if published:
-        steps["calculate_logits_max"] = _maximum_in_place
-    with mock.patch.multiple(VocabParallelCrossEntropy, **{name: staticmethod(step) for name, step in steps.items()}), (
-        mock.patch("megatron.core.transformer.module.float16_to_fp32", lambda output: output)
-        if published
-        else nullcontext()
-    ):  # fmt: skip
+        steps["calculate_logits_max"] = staticmethod(_maximum_in_place)
+    # Megatron's wrapper of a bfloat16 model would hand float32 logits over, in which nothing is rounded or saved.
+    converts = "megatron.core.transformer.module.float16_to_fp32"
+    kept = mock.patch(converts, lambda output: output) if published else nullcontext()
+    with mock.patch.multiple(VocabParallelCrossEntropy, **steps), kept:
         yield
 
 

@@ -223,7 +223,7 @@ class _Gradients:
         if self._of_hidden is not None:
             self._add_to_hidden(of_logits, self._weight[rows])
         if self._accumulates:
-            self._accumulate(self._weight.main_grad[rows], of_logits, self.hidden)  # type: ignore[attr-defined]  # Megatron's
+            self._accumulate(self._weight.main_grad[rows], of_logits, self.hidden)
         elif self._of_weight is not None:
             torch.matmul(of_logits.t(), self.hidden, out=self._of_weight[rows])
 
@@ -256,5 +256,5 @@ class _Gradients:
     def of_weight(self) -> torch.Tensor | None:
         """Return the weight's gradient; None where it is in `main_grad`, of which Megatron's hook is told."""
         if self._accumulates:
-            self._weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]  # Megatron's
+            self._weight.grad_added_to_main_grad = True
         return self._of_weight

@@ -98,7 +98,7 @@ def output_layer(model: Any) -> nn.Module | None:
 
     layer = getattr(unwrap_model(model), "output_layer", None)
     # Others add something to the logits: MindSpeed-LLM's segments, a critic's head.
-    if type(layer) is not ColumnParallelLinear or layer.bias is not None or layer.gather_output:
+    if layer is None or type(layer) is not ColumnParallelLinear or layer.bias is not None or layer.gather_output:
         return None
     # Megatron keeps the layer's input for a weight gradient of its own; hooks read the logits (compare_log_probs.py).
     if layer.config.defer_embedding_wgrad_compute or layer._forward_hooks or "forward" in vars(layer):
