@@ -84,7 +84,7 @@ class Head(MegatronModule):
         return self.output_layer(hidden)[0].transpose(0, 1).contiguous()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Data:
     """On the host of every rank: hidden [tokens, hidden], weight [vocabulary, hidden], and the rest [1, tokens]."""
 

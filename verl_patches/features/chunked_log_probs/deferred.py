@@ -9,20 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 Processor = Callable[..., Any]
-
-
-@dataclass
-class KeptInput:
-    """What a forward of an output layer would have multiplied with: its own weight, or the embedding's."""
-
-    weight: torch.Tensor | None = None
 
 
 class DeferredLogits:
@@ -121,15 +113,15 @@ def deferring(model: Any, processor: Processor, chunk_bytes: int) -> Iterator[Pr
     if layer is None:
         yield processor
         return
-    kept = KeptInput()
+    weights: list[torch.Tensor] = []
 
     def hand_through(input_: torch.Tensor, weight: torch.Tensor | None = None) -> tuple[torch.Tensor, None]:
-        kept.weight = layer.weight if weight is None else weight
+        weights[:] = [layer.weight if weight is None else weight]  # its own, or the embedding's
         return input_, None
 
     def of_hidden_states(hidden: torch.Tensor, *, label: torch.Tensor, **others: Any) -> Any:
-        assert kept.weight is not None, "the model has called its output layer"
-        return processor(DeferredLogits(hidden, kept.weight, label, layer, chunk_bytes), label=label, **others)
+        (weight,) = weights
+        return processor(DeferredLogits(hidden, weight, label, layer, chunk_bytes), label=label, **others)
 
     # On the object: MindSpeed replaces the method of the class, and this comes before either.
     vars(layer)["forward"] = hand_through
