@@ -9,6 +9,11 @@ All run in the same processes with verl's worker on a small DeepSeek-V3 (float32
 rehearsal's, `experts` has routed experts so wide that nearly all bytes are theirs. With --cycles, only ours runs, that
 many steps, each with a bit for bit comparison of training and rollout weights, and a look at where the latter lie.
 --addresses is the key actor_rollout_ref.overlay.residency.rollout_addresses.
+
+With --vocabulary one output layer of DeepSeek-V3's vocabulary is measured instead, on TP4: the peak of forward and
+backward above what was there before, and how far log-probs, entropy and gradients are from float64. Beside ours,
+upstream's (verl's functions on Megatron's cross entropy), the same with MindSpeed's replacement, and the published
+recipe's replacements, which work in the memory and the type of the model's logits (benchmarks/vocabulary_ranks.py).
 """
 
 import json
@@ -28,6 +33,7 @@ from transformers import AutoConfig, DeepseekV3ForCausalLM  # noqa: E402
 from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
 from benchmarks.published_step import move_as_published, move_by_plan  # noqa: E402
 from post_training.report.metrics import ALLOCATED_BYTES_PREFIX, PEAK_BYTES_PREFIX, PHASES  # noqa: E402
+from tests.ranks import run_ranks  # noqa: E402
 from tests.rig import jobs  # noqa: E402
 from tests.rig.conftest import PROMPTS, overrides, random_checkpoint  # noqa: E402
 from tests.rig.processes import Processes  # noqa: E402
@@ -35,6 +41,8 @@ from verl_patches.features.residency.feature import Addresses  # noqa: E402
 
 WAYS = ("ours", "published", "upstream")
 EXPERTS_WIDTH = 512
+VOCABULARY, VOCABULARY_RANKS = 129_280, 4
+COMPARED_TOKENS, COMPARED_WIDTH = 256, 64
 COPIES = ("residency/device_to_host_bytes", "residency/host_to_device_bytes")
 
 
@@ -130,9 +138,45 @@ def table(found: dict[str, dict[str, float]]) -> str:
     for name in COPIES:
         copied = [cell for way in WAYS for cell in (f"{found[way].get(name, 0) / 1e6:.2f}", "")]
         rows.append([name.removeprefix("residency/").removesuffix("_bytes"), *copied, *[""] * len(others)])
+    return aligned(rows)
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """The rows as lines, with their columns below each other."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
+
+
+def measure_vocabulary(tokens: int, hidden: int) -> dict[str, dict[str, float]]:
+    """Peak, seconds and distances from float64 of each way, the largest over ranks.
+
+    The distances are those of fewer tokens of a narrower layer, with an entropy bonus.
+    """
+    layer = {"tokens": tokens, "hidden": hidden, "vocabulary": VOCABULARY, "tp": VOCABULARY_RANKS}
+    narrow = layer | {"tokens": COMPARED_TOKENS, "hidden": COMPARED_WIDTH, "entropy": True, "against_float64": True}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "request.json").write_text(json.dumps([layer | {"runs": 2}, narrow]))
+        run_ranks("benchmarks.vocabulary_ranks", VOCABULARY_RANKS, Path(folder))
+        ranks = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("rank*.json"))]
+    found: dict[str, dict[str, float]] = {}
+    for way in ranks[0][0]:
+        costs = {name: max(rank[0][way][name] for rank in ranks) for name in ("peak", "seconds_forward", "seconds")}
+        names = ranks[0][1][way]["from_float64"]
+        found[way] = costs | {name: max(rank[1][way]["from_float64"][name] for rank in ranks) for name in names}
+    return found
+
+
+def vocabulary_table(found: dict[str, dict[str, float]]) -> str:
+    """One line a way: its peak in MB and against upstream's, seconds, and distances from float64."""
+    distances = ("log_probs", "entropy", "hidden", "weight")
+    rows = [["way", "peak MB", "/ upstream", "forward s", "both s", *(f"{name} off" for name in distances)]]
+    for way, figures in found.items():
+        peak, seconds = figures["peak"], (figures["seconds_forward"], figures["seconds"])
+        ratio = peak / found["upstream"]["peak"]
+        cells = [f"{peak / 1e6:.1f}", f"{ratio:.3f}", *(f"{each:.2f}" for each in seconds)]
+        rows.append([way, *cells, *(f"{figures[name]:.1e}" for name in distances)])
+    return aligned(rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -143,8 +187,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--model", choices=("tiny", "experts"), default="tiny")
     parser.add_argument("--addresses", choices=get_args(Addresses), default="reserved")
+    parser.add_argument("--vocabulary", action="store_true", help="measure an output layer instead of a step")
+    parser.add_argument("--tokens", type=whole(4), default=4096, help="of --vocabulary, a multiple of 4")
+    parser.add_argument("--hidden", type=whole(4), default=64, help="width of the hidden states of --vocabulary")
     options = parser.parse_args(arguments)
-    if options.cycles:
+    if options.vocabulary:
+        layer = measure_vocabulary(options.tokens // VOCABULARY_RANKS * VOCABULARY_RANKS, options.hidden)
+        print(vocabulary_table(layer))
+        write_figures(options.json, layer)
+    elif options.cycles:
         checked = cycle(options.model, options.addresses, options.cycles)
         print(json.dumps(checked))
         write_figures(options.json, checked)

@@ -252,11 +252,16 @@ def _release(upstream: Upstream, commit: str, sources: Sources) -> tuple[Upstrea
 
 
 def _installed(patches: Patches, pins: Pins) -> Iterator[tuple[Upstream, Sources | None]]:
-    """The upstreams that patches need, each as it is installed here."""
+    """The upstreams that patches need, each as it is installed here.
+
+    One that has no release in a package index is left out where it is absent: nobody can install it there.
+    """
     for upstream in pins.upstreams:
         needed = {target.partition(":")[0] for patch in patches for target in (patch.target, *patch.relies_on)}
         if any(pins.of_module(module) == upstream for module in needed):
-            yield upstream, installed(upstream)
+            sources = installed(upstream)
+            if sources is not None or upstream.release:
+                yield upstream, sources
 
 
 def _pins(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:

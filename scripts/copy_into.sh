@@ -23,7 +23,7 @@ the metadata by which vLLM finds its plugin for the NPU, inserts the prelude lin
 checkout may hold any of verl, vllm, vllm_ascend and megatron. Run again, it brings what it copied up to date.
 
   --into CHECKOUT   the folder in which the packages lie
-  --only PACKAGE    only the patches of verl, vllm, vllm-ascend or megatron, without scripts; may be repeated
+  --only PACKAGE    only the patches of verl, vllm, vllm-ascend, megatron or mindspeed, no scripts; may be repeated
   --dry-run         print what would change, and change nothing
   --undo            put CHECKOUT back as it was
   --discard         replace or remove files although they were changed since they were put there

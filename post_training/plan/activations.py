@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from post_training.layouts.vocabulary_chunks import chunk_width
 from post_training.plan.job import Job
 
 
@@ -78,15 +79,32 @@ def _kept_by_layer(job: Job, layer: int, tokens: int) -> int:
 
 
 def _head(job: Job, stage: int, tokens: int) -> int:
-    """What follows the last layer: the logits, their input of all ranks' tokens, and both sides of the last norm."""
+    """What follows the last layer: the logits, their input of all ranks' tokens, and both sides of the last norm.
+
+    With logits in chunks the gradient of that input is added up in float32.
+    """
     if stage < job.train.pp - 1:
         return 0
     inputs = tokens * job.sizes.hidden * job.itemsize
-    return logits(job, stage, tokens) + inputs + 2 * inputs // job.train.tp
+    summed = 0 if job.log_prob_chunk_bytes is None else tokens * job.sizes.hidden * 4
+    return logits(job, stage, tokens) + inputs + 2 * inputs // job.train.tp + summed
 
 
 def logits(job: Job, stage: int, tokens: int) -> int:
-    """The logits of the last stage: as computed, in float32, and their exponentials."""
+    """The logits of the last stage."""
     if stage < job.train.pp - 1:
         return 0
-    return tokens * job.sizes.vocabulary // job.train.tp * (job.itemsize + 4 + 4)
+    return logits_at_once(tokens, job.sizes.vocabulary // job.train.tp, job.itemsize, job.log_prob_chunk_bytes)
+
+
+def logits_at_once(tokens: int, vocabulary: int, itemsize: int, chunk_bytes: int | None) -> int:
+    """Bytes of the logits that exist together: as computed, in float32, and their exponentials.
+
+    Args:
+        tokens: of a micro batch.
+        vocabulary: of a rank.
+        itemsize: bytes of one number of the model.
+        chunk_bytes: most bytes of float32 logits of a chunk; None where all logits are computed at once.
+    """
+    columns = vocabulary if chunk_bytes is None else chunk_width(tokens, vocabulary, chunk_bytes)
+    return tokens * columns * (itemsize + 4 + 4)

@@ -36,6 +36,7 @@ class Job:
     engine may fill. saves_every: steps between checkpoints, 0 for none.
     keeps: checkpoints that stay when a newer one is complete, 0 for all.
     weighs_in_float32: whether training adds the rows of a token's experts up in float32.
+    log_prob_chunk_bytes: most bytes of float32 logits that exist together; None where all of a micro batch do.
     critic: the same job with the critic in the actor's place, where one is trained.
     """
 
@@ -62,6 +63,7 @@ class Job:
     keeps: int
     swaps_optimizer: bool
     weighs_in_float32: bool
+    log_prob_chunk_bytes: int | None = None
     critic: Job | None = None
 
     @property
@@ -101,6 +103,7 @@ def _critic(job: Job, config: Mapping[str, Any]) -> Job:
         job,
         table=value_table(job.table),
         sizes=replace(job.sizes, vocabulary=1),
+        log_prob_chunk_bytes=None,
         micro_update=update,
         micro_reference=sequences_of(critic, "", "forward_", job.sequence_tokens) if job.update_tokens else update,
         recomputation=_recomputation(critic["model"], "critic.model"),
@@ -139,7 +142,14 @@ def _read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimiz
         swaps_optimizer=swaps_optimizer,
         # This project's own layer does; where MindSpeed swaps the optimizer, its fused operator does not.
         weighs_in_float32=not swaps_optimizer,
+        log_prob_chunk_bytes=_log_prob_chunk_bytes(overlay),
     )
+
+
+def _log_prob_chunk_bytes(overlay: Mapping[str, Any]) -> int | None:
+    """What the feature chunked_log_probs computes at once; None where it is off."""
+    chunked = overlay.get("chunked_log_probs") or {}
+    return int(chunked["chunk_bytes"]) if chunked.get("enabled") else None
 
 
 def sequences_of(group: Mapping[str, Any], switch: str, size: str, longest: int) -> int:

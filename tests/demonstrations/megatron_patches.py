@@ -7,6 +7,8 @@ from unittest import mock
 import torch
 
 from tests.demonstrations import Upstream, demonstrates
+from verl_patches.features.chunked_log_probs.deferred import DeferredLogits
+from verl_patches.features.chunked_log_probs.feature import CHUNKED_LOG_PROBS
 from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU, VERL_ON_MEGATRON_CORE
 
 PARALLEL_STATE = "megatron.core.parallel_state"
@@ -122,3 +124,11 @@ def the_name_is_there(body):
         "post_training.models.megatron.deepseek_v3_config.DeepseekV3TransformerConfig", return_value="ours"
     ):
         return body(None)(q_lora_rank=4)
+
+
+@demonstrates("megatron.core.tensor_parallel.cross_entropy:vocab_parallel_cross_entropy", CHUNKED_LOG_PROBS)
+def log_probs_come_from_hidden_states(body):
+    labels = torch.tensor([[1, 2]])
+    logits = DeferredLogits(torch.zeros(1, 2, 3), torch.zeros(4, 3), labels, None, 1)
+    with mock.patch.object(DeferredLogits, "_compute", return_value=(torch.tensor([[-1.0, -2.0]]), None)):
+        return str(body(lambda logits, target: "upstream", logits, labels))

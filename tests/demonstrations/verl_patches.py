@@ -23,6 +23,8 @@ from tests.demonstrations.vllm_patches import module_with
 from verl_patches.features import settings
 from verl_patches.features.alerts.feature import ALERTS
 from verl_patches.features.answer_ends.feature import ANSWER_ENDS
+from verl_patches.features.chunked_log_probs.deferred import DeferredLogits
+from verl_patches.features.chunked_log_probs.feature import CHUNKED_LOG_PROBS
 from verl_patches.features.compatibility.feature import (
     DATA_FILES,
     ENTROPY_BONUS,
@@ -1370,3 +1372,21 @@ def the_data_set_knows_the_image_processor(body):
     slow = SimpleNamespace(from_pretrained=lambda folder, use_fast: f"{folder} use_fast={use_fast}")
     with module_with("transformers", AutoImageProcessor=slow):
         return str(body(lambda folder, **_: SimpleNamespace(image_processor=fast()), "model").image_processor)[:20]
+
+
+@demonstrates("verl.models.mcore.model_forward:gptmodel_forward", CHUNKED_LOG_PROBS)
+def log_probs_are_taken_of_deferred_logits(body):
+    @contextlib.contextmanager
+    def deferring(model, processor, chunk_bytes):
+        yield f"deferred {processor}, {chunk_bytes}"
+
+    with mock.patch("verl_patches.features.chunked_log_probs.deferred.deferring", deferring):
+        return body(lambda model, logits_processor: logits_processor, "model", logits_processor="processor")
+
+
+@demonstrates("verl.workers.actor.megatron_actor:vocab_parallel_entropy", CHUNKED_LOG_PROBS)
+def the_entropy_comes_with_the_log_probs(body):
+    logits = DeferredLogits(torch.zeros(1, 1, 3), torch.zeros(4, 3), torch.tensor([[1]]), None, 1)
+    found = (torch.tensor([[-1.0]]), torch.tensor([[0.5]]))
+    with mock.patch.object(DeferredLogits, "_compute", return_value=found):
+        return str(body(lambda logits: "upstream", logits))

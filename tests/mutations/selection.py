@@ -13,6 +13,7 @@ _SWITCHES = "tests/overlay/test_real_switches.py"
 ROOMS: dict[str, tuple[str, ...]] = {
     "overlay": ("tests/overlay",),
     "megatron_patches": ("tests/megatron_patches", _SWITCHES, "tests/rig"),
+    "mindspeed_patches": ("tests/mindspeed_patches", _SWITCHES),
     "npu_emulator": ("tests/npu_emulator", "tests/rig"),
     "post_training": ("tests/post_training", _SWITCHES, "tests/rig"),
     "rehearsal": ("tests/rehearsal",),

@@ -9,6 +9,7 @@ import pytest
 
 from overlay import cli, declaration
 from overlay.lock import Lock
+from overlay.pins import Pins, Upstream
 
 PINS = """
 [acme]
@@ -253,3 +254,14 @@ def test_a_history_is_printed_written_as_json_and_as_a_document(project):
     event = f"DAY {last[:8]} all: CONFLICT"
     assert f"| `acme.core:extra@always` | {event} | {event} |  |\n" in text
     assert project("bisect", "--upstream", f"acme={project.folder}", f"{first}..{first}")[0] == 0
+
+
+def test_absent_upstream_without_release_is_left_out(bench):
+    """Nobody can install it there; one with a release stays, and is reported as not verified."""
+    upstreams = (
+        Upstream("source", ("absent_source",), "source_patches", commit="1234567890"),
+        Upstream("wheel", ("absent_wheel",), "wheel_patches", distribution="absent-wheel", release="1.0"),
+    )
+    patches = [bench.patch("wrap", f"{upstream.packages[0]}:f", print) for upstream in upstreams]
+    found = list(cli._installed(patches, Pins(upstreams)))
+    assert found == [(upstreams[1], None)]

@@ -29,6 +29,7 @@ from tests.post_training.models.megatron.training_models_program import (
     start_layout,
     stepped_weights,
 )
+from tests.verl_patches.features.chunked_log_probs.model_program import compare
 from verl_patches.features import settings
 from verl_patches.features.mindspeed import megatron_adaptor
 from verl_patches.trainer.main_ppo import compose
@@ -134,6 +135,7 @@ def main(folder: Path) -> None:
         "step": compare_optimizer_step(folder, layout, reference) | {"expected norm": norm},
         "faults": with_faults(folder, layout, reference),
         "biases": types_of_biases(folder, layout),
+        "deferred": compare(folder / "checkpoint", layout, torch.float32, reference["batch"]),
         "report": overlay.assert_effective().as_dict(),
     }
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(results))

@@ -23,7 +23,9 @@ import torch_npu  # noqa: F401
 ROOT = Path(__file__).resolve().parents[2]
 OVERLAY = "overlay"
 """What this repository is called in the list."""
-_OWN = ("verl_patches", "megatron_patches", "vllm_patches", "vllm_ascend_patches", "post_training")
+_OWN = (
+    "verl_patches", "megatron_patches", "mindspeed_patches", "vllm_patches", "vllm_ascend_patches", "post_training"
+)  # fmt: skip
 REACHED_OPERATORS = Path(__file__).with_name("reached_operators.json")
 _EXPORTED = re.compile(r"""\bm\.def\(\s*"(\w+)\"""")
 

@@ -133,6 +133,19 @@ def test_logits_and_gradients_are_those_of_transformers(measured):
     assert max(seen.values()) < TOLERANCE
 
 
+def test_deferred_logits_give_what_mindspeed_gives(measured):
+    """Log-probs, entropy and every gradient, where MindSpeed has replaced Megatron's cross entropy and its layers."""
+    seen: dict[str, float] = {}
+    for rank in measured:
+        for name, distance in rank["deferred"]["distances"].items():
+            seen[name] = max(distance, seen.get(name, 0.0))
+    values = [seen.pop(name) for name in ("log_probs", "entropy")]
+    whole, deferred = zip(*(rank["deferred"]["returned"] for rank in measured), strict=True)
+    print(f"largest distance of values {max(values):.1e}, of gradients {max(seen.values()):.1e}")
+    assert max(values) < 1e-6 and max(seen.values()) < 2e-6
+    assert max(whole) > 0 == max(deferred), "the output layer returns logits without the feature alone"
+
+
 def test_mindspeeds_optimizer_takes_the_step_of_adam(measured):
     for rank in measured:
         assert rank["adam"].startswith("mindspeed.")

@@ -35,7 +35,16 @@ def named_architectures(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "room", ["megatron_patches", "overlay", "scripts", "verl_patches", "vllm_ascend_patches", "vllm_patches"]
+    "room",
+    [
+        "megatron_patches",
+        "mindspeed_patches",
+        "overlay",
+        "scripts",
+        "verl_patches",
+        "vllm_ascend_patches",
+        "vllm_patches",
+    ],
 )
 def test_no_patch_tool_or_check_names_an_architecture(room):
     assert named_architectures(ROOT / room) == []

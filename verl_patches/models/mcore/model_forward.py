@@ -1,4 +1,4 @@
-"""Log-probs of training at the temperature of the rollout, and the experts of its tokens."""
+"""Log-probs of training: at the temperature of the rollout, in chunks of the vocabulary; and the experts of tokens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
 from verl_patches.features import settings
+from verl_patches.features.chunked_log_probs.feature import CHUNKED_LOG_PROBS
 from verl_patches.features.expert_sets.feature import EXPERT_SETS
 from verl_patches.features.temperature.feature import TEMPERATURE
 
@@ -31,6 +32,38 @@ def gptmodel_forward(
     if logits_processor is not None:
         logits_processor = at_temperature(logits_processor, settings.current().rollout_temperature)
     return upstream(*args, logits_processor=logits_processor, **kwargs)
+
+
+@wrap(
+    "verl.models.mcore.model_forward:gptmodel_forward",
+    feature=CHUNKED_LOG_PROBS,
+    evidence="executed",
+    relies_on=[
+        "verl.workers.actor.megatron_actor:MegatronPPOActor.forward_backward_batch",
+        "megatron.core.models.gpt.gpt_model:GPTModel.forward",
+        "megatron.core.tensor_parallel.layers:ColumnParallelLinear.forward",
+        "megatron.core.tensor_parallel.layers:LinearWithGradAccumulationAndAsyncCommunication.backward",
+        "megatron.core.transformer.module:Float16Module.forward",
+    ],
+    why="the model multiplies with its output layer before verl takes log-probs: logits of all tokens exist, in two "
+    "types; here both ends are at hand: the model that is to return hidden states, and what takes log-probs",
+    upstream="https://github.com/NVIDIA/Megatron-LM/pull/2206",
+    remove_when="the pinned verl fuses the output layer with the log-probs for Megatron",
+    inside=["temperature"],
+)
+def gptmodel_forward_without_logits(
+    upstream: Callable[..., Any],
+    model: nn.Module,
+    *args: Any,
+    logits_processor: Callable[..., Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    from verl_patches.features.chunked_log_probs.deferred import deferring
+
+    if logits_processor is None:
+        return upstream(model, *args, **kwargs)
+    with deferring(model, logits_processor, settings.current().chunked_log_probs.chunk_bytes) as processor:
+        return upstream(model, *args, logits_processor=processor, **kwargs)
 
 
 @wrap(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
 from verl_patches.features import settings
+from verl_patches.features.chunked_log_probs.feature import CHUNKED_LOG_PROBS
 from verl_patches.features.compatibility.feature import ENTROPY_BONUS, VERL_ON_NPU
 from verl_patches.features.dynamic_batches.feature import DYNAMIC_BATCHES
 from verl_patches.features.exact_loss.feature import EXACT_LOSS
@@ -218,6 +219,25 @@ def forward_backward_batch(
 def vocab_parallel_entropy(upstream: Callable[..., torch.Tensor], vocab_parallel_logits: torch.Tensor) -> torch.Tensor:
     # Without a backward the logits may be written into.
     return upstream(vocab_parallel_logits.clone() if vocab_parallel_logits.requires_grad else vocab_parallel_logits)
+
+
+@wrap(
+    "verl.workers.actor.megatron_actor:vocab_parallel_entropy",
+    feature=CHUNKED_LOG_PROBS,
+    relies_on=[f"{_ACTOR}.forward_backward_batch"],
+    why="upstream's keeps two more tensors as large as all logits for its backward; that of logits which have not been "
+    "computed comes with their log-probs",
+    upstream="not forwarded: part of this project's features",
+    remove_when="see gptmodel_forward",
+    outside=["entropy_bonus"],
+    only_here=True,
+)
+def entropy_of_deferred_logits(upstream: Callable[..., torch.Tensor], vocab_parallel_logits: Any) -> torch.Tensor:
+    from verl_patches.features.chunked_log_probs.deferred import DeferredLogits
+
+    if isinstance(vocab_parallel_logits, DeferredLogits):
+        return vocab_parallel_logits.entropy()
+    return upstream(vocab_parallel_logits)
 
 
 @wrap(

@@ -1,0 +1,1 @@
+"""Log-probs and entropy of Megatron's training without whole logits."""
