@@ -209,7 +209,9 @@ def _add_elastic_options(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     elastic.add_argument(
-        "--die-memory", default="61GiB", metavar="SIZE", help="usable memory of a die (default: %(default)s)"
+        "--die-memory",
+        metavar="SIZE",
+        help="usable memory of a die (default: DIE_MEMORY of the cluster's file, or 61GiB)",
     )
 
 

@@ -34,14 +34,15 @@ class LaunchedJob:
         given = [word.partition("=")[2] for word in self.words if word.lstrip("+").startswith(f"{_MODEL}=")]
         return Path(given[-1].strip("'\"")) / "config.json"
 
-    def plan_command(self, overrides: Sequence[str], least: int, die_memory: str) -> list[str]:
+    def plan_command(self, overrides: Sequence[str], least: int, die_memory: str | None) -> list[str]:
         """The command that prints the layouts of fewer nodes as JSON."""
         name = self.words[self.words.index(_NAME) + 1]
         command = [sys.executable, str(ROOT / "scripts" / "plan.py"), _NAME, name, "--model", str(self.model)]
         command += ["--fewer-nodes", "--min-nodes", str(least), "--json"]
         command += [_CLUSTER, self.cluster] if self.cluster else []
         if self.emulated_mb is None:
-            command += ["--die-memory", die_memory, "--host-memory", f"{_host_kib()}KiB"]
+            command += ["--die-memory", die_memory] if die_memory else []
+            command += ["--host-memory", f"{_host_kib()}KiB"]
         else:
             command += ["--die-memory", f"{self.emulated_mb}MiB", "--emulated"]
         given = self.words[self.words.index(_NAME) + 2 :]
@@ -83,7 +84,7 @@ def with_options(command: Sequence[str], options: Sequence[str]) -> list[str]:
     return [*command[:place], *options, *command[place:]]
 
 
-def plan_layouts(job: LaunchedJob, overrides: Sequence[str], least: int, die_memory: str) -> Layouts:
+def plan_layouts(job: LaunchedJob, overrides: Sequence[str], least: int, die_memory: str | None) -> Layouts:
     """The layouts of fewer nodes.
 
     The plan runs in a process of its own: a supervisor lives for weeks and must hold neither verl nor torch.
