@@ -156,7 +156,7 @@ class AlgebraProcess:
 class AlgebraPool:
     """Compares answers in up to `size` processes at the same time; safe to share between threads.
 
-    A process starts when all others are busy. They end with this one, like every `AlgebraProcess`.
+    A process starts with `prepare`, or when all others are busy. They end with this one, like every `AlgebraProcess`.
 
     Args:
         size: the most processes; None stands for one per core that this process may use, and `MOST_WORKERS` at most.
@@ -171,12 +171,14 @@ class AlgebraPool:
         self._returned = threading.Condition()
 
     def prepare(self) -> None:
-        """Starts one process without waiting for it, so that the first comparison need not wait for its imports."""
-        process = self._take()
+        """Starts all processes without waiting for them: a comparison that starts one waits for its imports."""
+        taken = [self._take() for _ in range(self.size)]
         try:
-            process.prepare()
+            for process in taken:
+                process.prepare()
         finally:
-            self._give_back(process)
+            for process in taken:
+                self._give_back(process)
 
     def resize(self, size: int) -> None:
         """Sets the most processes; those that run already are kept."""

@@ -221,3 +221,14 @@ def test_degenerate_answers_are_judged_within_their_time():
     """2,000 of the 100,000 seeds that were tried; without linear rules one of them would take the whole time."""
     program = [sys.executable, "-m", "tests.post_training.rewards.degenerate", "0", "2000", "60"]
     assert subprocess.run(program, cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_prepared_pool_starts_no_process_for_a_comparison(tmp_path):
+    pool = AlgebraPool(3, [sys.executable, "-c", ECHOING])
+    pool.prepare()
+    prepared = {process._process.pid for process in pool._all}
+    assert len(prepared) == 3
+    files = [str(tmp_path / str(number)) for number in range(3)]
+    assert batch.judged_together(lambda file: pool.equal(json.dumps(files), file, 60.0), files, 3) == [True] * 3
+    assert {process._process.pid for process in pool._all} == prepared
+    pool.close()
