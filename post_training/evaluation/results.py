@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from post_training.evaluation.estimates import CONFIDENCE, Estimate, bootstrap, pass_at_k, wilson
+from post_training.estimates import CONFIDENCE, Estimate, bootstrap, pass_at_k, wilson
 from post_training.evaluation.problems import Question
 
 GREEDY = "greedy"

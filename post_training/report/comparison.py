@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from post_training.evaluation.estimates import Estimate, block_bootstrap
+from post_training.estimates import Estimate, block_bootstrap
 from post_training.masking import masked
 from post_training.report import charts
 from post_training.report.charts import Series

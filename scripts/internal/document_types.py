@@ -43,8 +43,6 @@ def main() -> int:
     """Print the page."""
     sys.stdout.write(INTRODUCTION)
     for family in families():
-        if family.model_types[0] not in TINY_MODELS:
-            continue
         table = family.table(TINY_MODELS[family.model_types[0]])
         for tensors, is_float32 in sorted(_kinds(table).items()):
             kind = "float32" if is_float32 else "bfloat16"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from post_training.evaluation.estimates import wilson
+from post_training.estimates import wilson
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 from scripts import evaluate
 from tests.html_pages import StrictPage

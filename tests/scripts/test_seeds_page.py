@@ -11,23 +11,6 @@ from verl_patches.trainer.configuration_checks import known_keys
 PAGES = [ROOT / "docs" / name for name in ("seeds.md", "seeds.zh.md")]
 FOLDERS = ("benchmarks/", "deploy/", "docs/", "examples/", "overlay/", "requirements", "scripts/", "tests/")
 PATCHES = ("megatron_patches/", "mindspeed_patches/", "verl_patches/", "vllm_patches/", "vllm_ascend_patches/")
-# Files that other parts of issue 42 bring; each leaves this list when it is merged.
-TO_COME = {
-    "docs/not-supported.md",
-    "megatron_patches/core/tensor_parallel/cross_entropy.py",
-    "mindspeed_patches/core/tensor_parallel/cross_entropy.py",
-    "scripts/env/a2_8_cards_64gb.env",
-    "scripts/train_qwen2_5_vl_3b_geo3k_one_card.sh",
-    "scripts/train_qwen2_5_vl_7b_geo3k.sh",
-    "tests/megatron_patches/core/tensor_parallel/test_cross_entropy.py",
-    "tests/post_training/models/test_qwen2_5_vl.py",
-    "tests/post_training/plan/test_fewer_nodes.py",
-    "tests/rehearsal/test_image_task.py",
-    "tests/scripts/test_chips.py",
-    "tests/scripts/test_elastic.py",
-    "tests/verl_patches/trainer/configuration_checks/test_not_supported.py",
-    "verl_patches/trainer/config/qwen2_5_vl_32b_geo3k.yaml",
-}
 # What a document has under a name of its own, which is no file of ours.
 OTHERS = {"vllm_ascend_patches/0001-FIX-KVcache-NZ.patch", "llm_rl/deepseek"}
 
@@ -59,8 +42,7 @@ def missing(word: str) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_named_paths_and_tests_exist(page):
     found = paths(page)
-    assert {word for word in found if missing(word)} <= TO_COME and len(found) > 80
-    assert found >= TO_COME, "what is to come stands in the page"
+    assert {word for word in found if missing(word)} == set() and len(found) > 80
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from post_training.evaluation.estimates import block_bootstrap, bootstrap
+from post_training.estimates import block_bootstrap, bootstrap
 from post_training.report import ReportError, StepRecord
 from post_training.report.comparison import FEWEST_STEPS, differences, render_comparison, write_comparison
 from tests.html_pages import StrictPage
