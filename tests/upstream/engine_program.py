@@ -111,8 +111,16 @@ def with_faults(folder: Path, layout: Layout, reference: dict[str, Any]) -> dict
 
 
 def types_of_biases(folder: Path, layout: Layout) -> dict[str, str]:
-    """The types of the routers' biases in a bfloat16 model, which Megatron's Float16Module casts as verl wraps it."""
-    model = Trial(folder / "checkpoint", layout, dtype=torch.bfloat16).model
+    """The types of the routers' biases in a bfloat16 model, which Megatron's Float16Module casts as verl wraps it.
+
+    The engine was started for float32, so its configuration says float32 until here.
+    """
+    from megatron.core.transformer.module import Float16Module  # the engine may have put its own there
+
+    trial = Trial(folder / "checkpoint", layout)
+    trial.config.bf16 = True
+    model = Float16Module(trial.config, trial.module)
+    assert torch.bfloat16 in {each.dtype for each in model.parameters()}
     return {name: str(held.dtype) for name, held in model.named_buffers() if name.endswith("expert_bias")}
 
 
