@@ -23,6 +23,7 @@ FOR_USERS = [
     "glossary",
     "not-supported",
     "operations",
+    "qwen2_5_vl",
     "rehearsal",
     "rollout",
     "security",
