@@ -14,10 +14,8 @@ Exit codes: 0 done, 1 a model could not be evaluated, 2 refused before anything 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,10 +34,8 @@ if __name__ == "__main__":
 from jinja2 import TemplateError  # noqa: E402
 
 from post_training.arguments import absolute  # noqa: E402
-from post_training.checkpoint.training_export import is_training_checkpoint  # noqa: E402
 from post_training.data import INSTRUCTION, DataError  # noqa: E402
 from post_training.end_tokens import EndTokensError, end_tokens  # noqa: E402
-from post_training.environment_files import read_environment  # noqa: E402
 from post_training.evaluation.judging import RewardError, RewardFunction, judge, load_reward  # noqa: E402
 from post_training.evaluation.page import render_page  # noqa: E402
 from post_training.evaluation.problems import Question, read_questions  # noqa: E402
@@ -49,32 +45,25 @@ from post_training.rewards.answers import last_boxed  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import read_object  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies, run_to_the_end  # noqa: E402
-from verl_patches.features.training_checkpoint.step_folders import (  # noqa: E402
-    newest_step,
-    saved_steps,
-    step_folder,
+from scripts.inference.models import (  # noqa: E402
+    InferenceError,
+    Model,
+    check_machine,
+    described,
+    engine_environment,
+    exported,
+    find_model,
 )
 
 REWARD = ROOT / "verl_patches" / "utils" / "reward" / "rule_reward.py"
 JSON_NAME, PAGE_NAME = "evaluation.json", "evaluation.html"
 _WORKER = ROOT / "scripts" / "internal" / "generate_responses.py"
-_ENVIRONMENTS = ROOT / "scripts" / "env"
 _SAMPLED = "sampled"
 _LIMIT = 1 << 20
-_MIB = 1 << 20
 
 
-class EvaluationError(Exception):
+class EvaluationError(InferenceError):
     """What was asked for cannot be done, or a model could not be evaluated; one sentence."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model to evaluate. folder: a HuggingFace folder, which an export becomes; None until then."""
-
-    name: str
-    given: Path
-    folder: Path | None
 
 
 @dataclass(frozen=True)
@@ -123,14 +112,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
         _check_numbers(options)
-        models = [_model(given) for given in options.model]
+        models = [find_model(given) for given in options.model]
         _check_names(models)
         reward, rule = _reward(options)
         questions = read_questions(options.data, options.instruction)[: options.limit or None]
         tokenized = [_tokenized(model, questions, options) for model in models]
-        _check_machine(options)
+        check_machine(options.emulate, options.tensor_parallel)
         output = _output(options)
-    except (EvaluationError, DataError, RewardError, ValueError, OSError) as error:
+    except (InferenceError, DataError, RewardError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{len(questions)} questions, {len(models)} models; files in {output}", flush=True)
@@ -144,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted as interrupted:
         print(f"error: {interrupted} ended the evaluation; everything it started has been stopped", file=sys.stderr)
         return 128 + interrupted.number
-    except (EvaluationError, RewardError, ValueError, OSError) as error:
+    except (InferenceError, RewardError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(table(evaluated))
@@ -184,31 +173,6 @@ def _check_numbers(options: argparse.Namespace) -> None:
             raise EvaluationError(f"{name} is {share:g}: give a share above 0, up to 1")
 
 
-def _model(given: str) -> Model:
-    """The model of `[NAME=]FOLDER`.
-
-    Raises:
-        EvaluationError: no folder, or nothing in it that can be evaluated.
-    """
-    name, named, path = given.partition("=")
-    folder = Path(path if named else given)
-    name = name if named else absolute(folder).name
-    if not name or not name.isprintable() or "/" in name:
-        raise EvaluationError(f"--model {given}: {name!r} is no name for a table; give NAME=FOLDER")
-    if not folder.is_dir():
-        raise EvaluationError(f"--model {folder} is no folder; give a model's folder, an export, or a checkpoint")
-    folder = _newest_checkpoint(folder)
-    if is_training_checkpoint(folder):
-        return Model(name, folder, None)
-    for inside in (folder, folder / "actor", folder / "actor" / "huggingface"):
-        if (inside / "config.json").is_file() and any(inside.glob("*.safetensors")):
-            return Model(name, folder, inside)
-    raise EvaluationError(
-        f"--model {folder} holds neither config.json with .safetensors nor a checkpoint of a training; give "
-        "one of them, or a run's folder"
-    )
-
-
 def _check_names(models: Sequence[Model]) -> None:
     names = [model.name for model in models]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -234,7 +198,7 @@ def _tokenized(model: Model, questions: Sequence[Question], options: argparse.Na
     Raises:
         EvaluationError: no tokenizer, no chat template, or prompts that are too long for the model.
     """
-    folder = model.folder or _described(model)
+    folder = model.folder or described(model)
     from transformers import AutoTokenizer
 
     try:
@@ -265,53 +229,6 @@ def _tokenized(model: Model, questions: Sequence[Question], options: argparse.Na
     return found
 
 
-def _newest_checkpoint(folder: Path) -> Path:
-    """The newest complete checkpoint of a run, whose checkpoints lie in it or in `checkpoints/`; others as they are.
-
-    Raises:
-        EvaluationError: a run whose checkpoints are all incomplete.
-    """
-    for root in (folder, folder / "checkpoints"):
-        if saved_steps(root):
-            step, incomplete = newest_step(root)
-            if step is None:
-                raise EvaluationError(f"--model {folder}: no checkpoint is complete: {incomplete[0]}")
-            return step_folder(root, step)
-    return folder
-
-
-def _described(checkpoint: Model) -> Path:
-    """The folder with the model's config.json and tokenizer, for a checkpoint that is not exported yet."""
-    from scripts.export_hf import model_of_run
-
-    return model_of_run(checkpoint.given)
-
-
-def _check_machine(options: argparse.Namespace) -> None:
-    """Raises EvaluationError where there are no NPUs for what is asked."""
-    emulated = importlib.util.find_spec("npu_emulator") is not None
-    if options.emulate:
-        if not emulated:
-            raise EvaluationError(
-                f"{sys.executable} has no emulated NPU; take .venv/bin/python, which scripts/rehearse.sh sets up"
-            )
-        return
-    if emulated:
-        raise EvaluationError(f"{sys.executable} holds the emulated NPU and no other; give --emulate")
-    count = "import torch, torch_npu; print(torch.npu.device_count())"
-    environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
-    asked = subprocess.run([sys.executable, "-c", count], env=environment, capture_output=True, text=True)
-    said = asked.stdout.split()
-    if asked.returncode or not said:
-        raise EvaluationError(
-            f"{sys.executable} cannot import torch_npu; start this in the image, after CANN's set_env.sh"
-        )
-    if int(said[-1]) < options.tensor_parallel:
-        raise EvaluationError(
-            f"torch_npu sees {said[-1]} NPUs here and --tensor-parallel is {options.tensor_parallel}; give fewer"
-        )
-
-
 def _output(options: argparse.Namespace) -> Path:
     """The folder to write, which holds no other evaluation."""
     folder = options.output or ROOT / "outputs" / "evaluation" / datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -327,7 +244,7 @@ def _evaluated(model: Model, questions: Sequence[Question], tokenized: Tokenized
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(dir=run.output, prefix=".work.") as scratch:
         work = Path(scratch)
-        folder = model.folder or _exported(model, work / "model")
+        folder = model.folder or exported(model, work / "model")
         _generate(model, folder, tokenized, run, work)
         found = json.loads((work / "answers.json").read_text())
     generated = time.monotonic()
@@ -348,17 +265,6 @@ def _answer(question: Question, tokens: list[int], why: str, tokenized: Tokenize
     text = tokenized.tokenizer.decode(tokens)
     score, right = judge(run.reward, question, text, run.rule)
     return Answer(text, len(tokens), why == "length", score, right, last_boxed(text) is not None)
-
-
-def _exported(model: Model, folder: Path) -> Path:
-    """A checkpoint of a training as a HuggingFace folder."""
-    from post_training.checkpoint.conversion import run
-    from scripts.export_hf import parse_arguments as export_arguments
-    from scripts.export_hf import plan
-
-    print(f"{model.name}: exporting {model.given}", flush=True)
-    run(plan(export_arguments([str(model.given), str(folder)])), len(os.sched_getaffinity(0)), lambda line: None)
-    return folder
 
 
 def _generate(model: Model, folder: Path, tokenized: Tokenized, run: _Run, work: Path) -> None:
@@ -383,7 +289,7 @@ def _generate(model: Model, folder: Path, tokenized: Tokenized, run: _Run, work:
         json.dumps({"engine": engine, "prompts": tokenized.prompts, "sampling": sampling})
     )
     node = f"evaluate.{os.getpid()}"
-    environment = _environment(options, folder, node)
+    environment = engine_environment(folder, options.emulate, options.tensor_parallel, node)
     command = [sys.executable, str(_WORKER), str(work / "request.json"), str(work / "answers.json")]
     try:
         status = run_to_the_end(command, environment, ROOT, log, run.signals)
@@ -394,22 +300,6 @@ def _generate(model: Model, folder: Path, tokenized: Tokenized, run: _Run, work:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
         last = lines[-1] if lines else "it printed nothing"
         raise EvaluationError(f"{model.name} could not generate: {last} ({log})")
-
-
-def _environment(options: argparse.Namespace, folder: Path, node: str) -> dict[str, str]:
-    """The variables of the process that generates."""
-    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    own = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
-    if not options.emulate:
-        job = read_environment(_ENVIRONMENTS / "one_node.env")
-        job.pop("CANN_ENV")
-        return {name: os.environ.get(name, value) for name, value in job.items()} | own
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return own | read_environment(_ENVIRONMENTS / "rehearsal.env") | {
-        "NPU_EMULATOR_DEVICES": str(options.tensor_parallel),
-        "NPU_EMULATOR_CAPACITY_MB": str(1024 + 3 * weights // _MIB),
-        "NPU_EMULATOR_NODE": node,
-    }  # fmt: skip
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -26,6 +26,7 @@ REQUIRED = {
     "prove_resume.py": "--config-name",
     "report.py": "RUN",
     "reshard_plan.py": "--train, --rollout",
+    "serve.py": "--model",
     "summarise.py": "RUN",
     "verify_ckpt.py": "left, right",
 }

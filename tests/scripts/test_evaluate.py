@@ -253,17 +253,3 @@ def test_vllm_ascend_answers_as_transformers_does(qwen, tmp_path, dies):
     assert sum(texts[0] == text for texts, text in zip(sampled, expected, strict=True)) <= 6
     assert all(len(set(texts)) > 1 for texts in sampled)
     assert all(each["greedy"]["tokens"] <= 6 for each in answers)
-
-
-def test_run_stands_for_its_newest_complete_checkpoint(tmp_path, monkeypatch):
-    """Which one is complete is checked with the checkpoints of trainings, in features/training_checkpoint."""
-    monkeypatch.setattr(evaluate, "newest_step", lambda root: (2, ["global_step_10: not complete"]))
-    run = tmp_path / "run"
-    for step in (2, 10):
-        (run / "checkpoints" / f"global_step_{step}").mkdir(parents=True)
-    newest = run / "checkpoints" / "global_step_2"
-    assert evaluate._newest_checkpoint(run) == evaluate._newest_checkpoint(run / "checkpoints") == newest
-    assert evaluate._newest_checkpoint(newest) == newest
-    monkeypatch.undo()
-    with pytest.raises(evaluate.EvaluationError, match="no checkpoint is complete: .*global_step_10"):
-        evaluate._newest_checkpoint(run)

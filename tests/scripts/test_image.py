@@ -123,7 +123,7 @@ def test_the_image_has_the_versions_of_the_lock():
     wanted = {name.lower(): version for name, version in locked}
     wanted |= {name: PINS[name]["cluster"]["version"] for name in ("transformers", "torch-npu")}
     wanted["setuptools-scm"] = "8.3.1"
-    wanted |= OF_DOWNLOADS_AND_SWANLAB
+    wanted |= OF_DOWNLOADS_AND_SWANLAB | {"qwen-vl-utils": "0.0.14"}  # as in upstream.lock
     assert wanted["torch"] == PINS["torch"]["cluster"]["version"]
     x86 = ' ; platform_machine == "x86_64"'
     expected = [
@@ -152,8 +152,8 @@ def test_a_package_that_is_not_the_one_of_the_hash_is_refused(tmp_path):
 
 def resolve(requirements: Path, machine: str) -> subprocess.CompletedProcess:
     """Ask the package registry for a wheel of every requirement, for Python 3.11 on Linux."""
-    # This one, pure Python, has no wheel anywhere.
-    options = ["--only-binary", ":all:", "--no-binary", "antlr4-python3-runtime", "--no-deps", "--quiet", "--no-header"]
+    # These, pure Python, have no wheel anywhere.
+    options = ["--only-binary", ":all:", "--no-binary", "antlr4-python3-runtime,pwinput", "--no-deps", "--quiet", "--no-header"]
     line = ["uv", "pip", "compile", "--python-version", "3.11", "--python-platform", f"{machine}-unknown-linux-gnu"]
     line[0] = str(Path(sys.executable).with_name("uv"))
     return subprocess.run([*line, *options, requirements], capture_output=True, text=True, timeout=600)

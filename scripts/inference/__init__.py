@@ -1,0 +1,1 @@
+"""Answering with a trained model."""

@@ -1,0 +1,137 @@
+"""Models that vLLM-Ascend answers with, and the processes that run it: for evaluate.py and serve.py.
+
+A model is a HuggingFace folder, an export, a checkpoint of a training, which is exported on the way, or a run's folder,
+which stands for its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from post_training.arguments import absolute
+from post_training.checkpoint.training_export import is_training_checkpoint
+from post_training.environment_files import read_environment
+from verl_patches.features.training_checkpoint.step_folders import newest_step, saved_steps, step_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+_ENVIRONMENTS = ROOT / "scripts" / "env"
+_MIB = 1 << 20
+
+
+class InferenceError(Exception):
+    """What was asked for cannot be done with a model or on this machine; one sentence."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that a user names. folder: a HuggingFace folder, which an export becomes; None until then."""
+
+    name: str
+    given: Path
+    folder: Path | None
+
+
+def find_model(given: str) -> Model:
+    """The model of `[NAME=]FOLDER`.
+
+    Raises:
+        InferenceError: no folder, or nothing in it that an engine can load.
+    """
+    name, named, path = given.partition("=")
+    folder = Path(path if named else given)
+    name = name if named else absolute(folder).name
+    if not name or not name.isprintable() or "/" in name:
+        raise InferenceError(f"--model {given}: {name!r} is no name for a table; give NAME=FOLDER")
+    if not folder.is_dir():
+        raise InferenceError(f"--model {folder} is no folder; give a model's folder, an export, or a checkpoint")
+    folder = newest_checkpoint(folder)
+    if is_training_checkpoint(folder):
+        return Model(name, folder, None)
+    for inside in (folder, folder / "actor", folder / "actor" / "huggingface"):
+        if (inside / "config.json").is_file() and any(inside.glob("*.safetensors")):
+            return Model(name, folder, inside)
+    raise InferenceError(
+        f"--model {folder} holds neither config.json with .safetensors nor a checkpoint of a training; give "
+        "one of them, or a run's folder"
+    )
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    """The newest complete checkpoint of a run, whose checkpoints lie in it or in `checkpoints/`; others as they are.
+
+    Raises:
+        InferenceError: a run whose checkpoints are all incomplete.
+    """
+    for root in (folder, folder / "checkpoints"):
+        if saved_steps(root):
+            step, incomplete = newest_step(root)
+            if step is None:
+                raise InferenceError(f"--model {folder}: no checkpoint is complete: {incomplete[0]}")
+            return step_folder(root, step)
+    return folder
+
+
+def described(checkpoint: Model) -> Path:
+    """The folder with the model's config.json and tokenizer, for a checkpoint that is not exported yet."""
+    from scripts.export_hf import model_of_run
+
+    return model_of_run(checkpoint.given)
+
+
+def check_machine(emulate: bool, dies: int) -> None:
+    """Raises InferenceError where there are no NPUs for what is asked."""
+    emulated = importlib.util.find_spec("npu_emulator") is not None
+    if emulate:
+        if not emulated:
+            raise InferenceError(
+                f"{sys.executable} has no emulated NPU; take .venv/bin/python, which scripts/rehearse.sh sets up"
+            )
+        return
+    if emulated:
+        raise InferenceError(f"{sys.executable} holds the emulated NPU and no other; give --emulate")
+    count = "import torch, torch_npu; print(torch.npu.device_count())"
+    environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+    asked = subprocess.run([sys.executable, "-c", count], env=environment, capture_output=True, text=True)
+    said = asked.stdout.split()
+    if asked.returncode or not said:
+        raise InferenceError(
+            f"{sys.executable} cannot import torch_npu; start this in the image, after CANN's set_env.sh"
+        )
+    if int(said[-1]) < dies:
+        raise InferenceError(f"torch_npu sees {said[-1]} NPUs here and --tensor-parallel is {dies}; give fewer")
+
+
+def exported(model: Model, folder: Path) -> Path:
+    """A checkpoint of a training as a HuggingFace folder."""
+    from post_training.checkpoint.conversion import run
+    from scripts.export_hf import parse_arguments as export_arguments
+    from scripts.export_hf import plan
+
+    print(f"{model.name}: exporting {model.given}", flush=True)
+    run(plan(export_arguments([str(model.given), str(folder)])), len(os.sched_getaffinity(0)), lambda line: None)
+    return folder
+
+
+def engine_environment(folder: Path, emulate: bool, dies: int, node: str) -> dict[str, str]:
+    """The variables of a process that runs an engine on the model in `folder`.
+
+    Args:
+        emulate: on `dies` emulated dies of a node with this name, large enough for the weights.
+    """
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    own = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    if not emulate:
+        job = read_environment(_ENVIRONMENTS / "one_node.env")
+        job.pop("CANN_ENV")
+        return {name: os.environ.get(name, value) for name, value in job.items()} | own
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return own | read_environment(_ENVIRONMENTS / "rehearsal.env") | {
+        "NPU_EMULATOR_DEVICES": str(dies),
+        "NPU_EMULATOR_CAPACITY_MB": str(1024 + 3 * weights // _MIB),
+        "NPU_EMULATOR_NODE": node,
+    }  # fmt: skip

@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""Serves a trained model with vLLM-Ascend, by OpenAI's protocol, until Ctrl-C.
+
+    serve.py --model RUN
+    serve.py --model RUN/checkpoints/global_step_50 --port 8000 --tensor-parallel 4 --api-key-file KEY
+    .venv/bin/python scripts/serve.py --emulate --model MODEL
+
+A model is a HuggingFace folder, an export, or a checkpoint of a training, which is exported on the way; a run's folder
+stands for its newest checkpoint. It answers at http://127.0.0.1:PORT/v1, and prints that once it does.
+docs/evaluation.md says more.
+Exit codes: 0 ended by Ctrl-C or SIGTERM, 1 the server failed, 2 refused before anything started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+if __name__ == "__main__":
+    # Only the server's processes use a device; a tokenizer is a folder, and no hub is asked for it.
+    os.environ |= {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HF_HUB_OFFLINE": "1"}
+
+from post_training.arguments import absolute, finite, whole  # noqa: E402
+from post_training.masking import masked_output  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
+from post_training.user_files import read_object  # noqa: E402
+from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies, run_to_the_end  # noqa: E402
+from scripts.inference.models import (  # noqa: E402
+    InferenceError,
+    check_machine,
+    described,
+    engine_environment,
+    exported,
+    find_model,
+)
+
+_SERVER = "vllm.entrypoints.openai.api_server"
+_LOOPBACK = "127.0.0.1"
+_KEY_VARIABLE = "VLLM_API_KEY"  # vLLM reads it; an argument would show in the list of processes
+_PROBE_S = 0.2
+_HIGHEST_PORT = 65535
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of a serving."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, metavar="[NAME=]FOLDER", help="NAME is what clients ask for")
+    parser.add_argument("--host", default=_LOOPBACK, help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=whole(1), default=8000, help="default: %(default)s")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="a file whose line clients must send as key")
+    parser.add_argument("--max-model-len", type=whole(2), metavar="N", help="tokens of a prompt and its answer")
+    parser.add_argument("--tensor-parallel", type=whole(1), default=1, metavar="N", help="dies (default: 1)")
+    parser.add_argument("--memory-share", type=finite(above=0, highest=1), default=0.8, help="of a die (default: 0.8)")
+    parser.add_argument("--output", type=Path, help="folder of the log (default: outputs/serving/TIME)")
+    parser.add_argument("--emulate", action="store_true", help="run on the emulated NPU, where there is none")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves; returns the exit code."""
+    options = parse_arguments(arguments)
+    try:
+        model = find_model(options.model)
+        _check_length(model.folder or described(model), options.max_model_len)
+        key = _key(options)
+        check_machine(options.emulate, options.tensor_parallel)
+        _check_port(options.host, options.port)
+        output = absolute(options.output or ROOT / "outputs" / "serving" / datetime.now().strftime("%Y%m%d-%H%M%S"))
+        output.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError, InferenceError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    node, log = f"serve.{os.getpid()}", output / "serve.log"
+    try:
+        with SignalFlag() as signals, tempfile.TemporaryDirectory(dir=output, prefix=".work.") as work:
+            folder = model.folder or exported(model, Path(work) / "model")
+            environment = engine_environment(folder, options.emulate, options.tensor_parallel, node) | key
+            print(f"Starting {model.name}; log: {log}", flush=True)
+            command = _command(options, folder, model.name)
+            run_to_the_end(command, environment, ROOT, log, signals, check=_Announcement(options, model.name))
+    except Interrupted:
+        print("The server has ended, and everything it started.")
+        return 0
+    except (InferenceError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if options.emulate:
+            remove_emulated_dies(node)
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    print(f"error: the server ended: {lines[-1] if lines else 'it printed nothing'} ({log})", file=sys.stderr)
+    return 1
+
+
+def _command(options: argparse.Namespace, folder: Path, name: str) -> list[str]:
+    command = [sys.executable, "-m", _SERVER, "--model", str(folder), "--served-model-name", name]
+    command += ["--host", options.host, "--port", str(options.port), "--dtype", "bfloat16"]
+    command += ["--tensor-parallel-size", str(options.tensor_parallel)]
+    command += ["--gpu-memory-utilization", str(options.memory_share)]
+    command += ["--enforce-eager"] if options.emulate else []
+    return command + (["--max-model-len", str(options.max_model_len)] if options.max_model_len else [])
+
+
+class _Announcement:
+    """Says once that the server answers; called a few times a second."""
+
+    def __init__(self, options: argparse.Namespace, name: str) -> None:
+        host = _LOOPBACK if options.host in ("0.0.0.0", "") else options.host
+        self._address, self._name, self._said = f"http://{host}:{options.port}", name, False
+
+    def __call__(self) -> None:
+        if self._said:
+            return
+        try:
+            with urllib.request.urlopen(f"{self._address}/health", timeout=_PROBE_S) as answer:
+                self._said = answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return
+        print(f"{self._name} answers at {self._address}/v1; Ctrl-C ends it.", flush=True)
+
+
+def _key(options: argparse.Namespace) -> dict[str, str]:
+    """The variable with the key that clients need; none on loopback where none is asked for.
+
+    Raises:
+        InferenceError: no key in the file, or an address that others reach without a key.
+    """
+    if options.api_key_file is None:
+        if options.host not in (_LOOPBACK, "localhost", "::1"):
+            raise InferenceError(
+                f"--host {options.host} lets everybody who reaches it use the model; give --api-key-file"
+            )
+        return {}
+    key = options.api_key_file.read_text().strip()
+    if not key or len(key.split()) != 1:
+        raise InferenceError(f"--api-key-file {options.api_key_file} holds no key; write one word into it")
+    return {_KEY_VARIABLE: key}
+
+
+def _check_length(folder: Path, length: int | None) -> None:
+    most = read_object(folder / "config.json").get("max_position_embeddings")
+    if length and most and length > most:
+        raise InferenceError(f"--max-model-len is {length}, and the model reads {most} tokens; give at most {most}")
+
+
+def _check_port(host: str, port: int) -> None:
+    if port > _HIGHEST_PORT:
+        raise InferenceError(f"--port is {port}; give a number from 1 to {_HIGHEST_PORT}")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise InferenceError(f"--port {port} cannot be taken at {host} ({error.strerror}); give another") from error
+
+
+if __name__ == "__main__":
+    escape_output()
+    with masked_output():
+        sys.exit(main())

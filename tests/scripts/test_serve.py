@@ -1,0 +1,98 @@
+"""scripts/serve.py: what it rejects, and answers from an emulated die that OpenAI's own client asks for."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
+from scripts import serve
+from tests.scripts.test_evaluate import greedy_of_transformers
+
+ROOT = Path(__file__).parents[2]
+PROBLEMS = ROOT / "data" / "arithmetic" / "test.jsonl"
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory) -> Path:
+    """A tiny Qwen2 of random weights."""
+    request = CheckpointRequest(PROBLEMS, 0, "bfloat16", model_type="qwen2", warm_start=None)
+    return make_checkpoint(request, tmp_path_factory.mktemp("qwen") / "model", lambda step, loss: None).path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model", "absent"], "--model absent is no folder"),
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 lets everybody who reaches it use the model; give --api-key-file"),
+        (["--api-key-file", "{empty}"], "holds no key; write one word into it"),
+        (["--port", "{taken}"], "cannot be taken at 127.0.0.1 (Address already in use); give another"),
+        (["--port", "70000"], "--port is 70000; give a number from 1 to 65535"),
+        (["--max-model-len", "100000000"], "--max-model-len is 100000000, and the model reads"),
+    ],
+)
+def test_unusable_option_is_rejected_in_one_sentence(qwen, tmp_path, capsys, arguments, says):
+    (tmp_path / "key").write_text(" \n")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        values = {"empty": tmp_path / "key", "taken": taken.getsockname()[1]}
+        given = ["--model", str(qwen), "--emulate", "--output", str(tmp_path / "out")]
+        assert serve.main([*given, *(each.format(**values) for each in arguments)]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.startswith("error: ") and said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_emulation_the_emulated_npu_is_not_taken(qwen, capsys):
+    assert serve.main(["--model", str(qwen)]) == 2
+    assert "holds the emulated NPU and no other; give --emulate" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_trained_model_answers_openais_client(qwen, tmp_path):
+    """Greedy answers are transformers' own but for near ties of bfloat16; without the key there are none; Ctrl-C leaves
+    nothing behind."""
+    from openai import AuthenticationError, OpenAI
+    from transformers import AutoTokenizer
+
+    chats = [[{"role": "user", "content": f"{first}-{second}"}] for first in range(3, 7) for second in range(1, 4)]
+    (tmp_path / "key").write_text("secret-of-the-test\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "scripts/serve.py", "--emulate", "--model", f"tiny={qwen}", "--port", str(port)]
+    command += ["--api-key-file", str(tmp_path / "key"), "--output", str(tmp_path / "out"), "--max-model-len", "64"]
+    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    watchdog = threading.Timer(600, server.kill)
+    watchdog.start()
+    try:
+        said = [server.stdout.readline(), server.stdout.readline()]
+        log = (tmp_path / "out" / "serve.log").read_text()
+        assert said[1] == f"tiny answers at http://127.0.0.1:{port}/v1; Ctrl-C ends it.\n", log[-2000:]
+        client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="secret-of-the-test")
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        asked = {"model": "tiny", "max_tokens": 4, "temperature": 0}
+        answers = [client.chat.completions.create(messages=chat, **asked) for chat in chats]
+        with pytest.raises(AuthenticationError):
+            OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="another").models.list()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=120) == 0
+    finally:
+        watchdog.cancel()
+        server.kill()
+        server.wait()
+    assert "secret-of-the-test" not in log and not list((tmp_path / "out").glob(".work*"))
+    left = [path for path in Path("/dev/shm").iterdir() if re.search(rf"serve\.{server.pid}\b", path.name)]
+    assert not left
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True) for chat in chats]
+    expected = [tokenizer.decode(each, skip_special_tokens=True) for each in greedy_of_transformers(qwen, prompts, 4)]
+    equal = [each.choices[0].message.content == text for each, text in zip(answers, expected, strict=True)]
+    assert sum(equal) >= 0.7 * len(equal) and len(set(expected)) > 3, (answers, expected)
+    assert [answer.usage.prompt_tokens for answer in answers] == [len(prompt) for prompt in prompts]
