@@ -153,7 +153,15 @@ def test_a_package_that_is_not_the_one_of_the_hash_is_refused(tmp_path):
 def resolve(requirements: Path, machine: str) -> subprocess.CompletedProcess:
     """Ask the package registry for a wheel of every requirement, for Python 3.11 on Linux."""
     # These, pure Python, have no wheel anywhere.
-    options = ["--only-binary", ":all:", "--no-binary", "antlr4-python3-runtime,pwinput", "--no-deps", "--quiet", "--no-header"]
+    options = [
+        "--only-binary",
+        ":all:",
+        "--no-binary",
+        "antlr4-python3-runtime,pwinput",
+        "--no-deps",
+        "--quiet",
+        "--no-header",
+    ]
     line = ["uv", "pip", "compile", "--python-version", "3.11", "--python-platform", f"{machine}-unknown-linux-gnu"]
     line[0] = str(Path(sys.executable).with_name("uv"))
     return subprocess.run([*line, *options, requirements], capture_output=True, text=True, timeout=600)
