@@ -51,6 +51,37 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config-name", required=True, help="a file of verl_patches/trainer/config")
     parser.add_argument("--model", type=Path, required=True, help="the model's config.json")
+    _add_options_of_the_machine(parser)
+    parser.add_argument("--json", action="store_true", help="print bytes of a die, or with --time seconds, as JSON")
+    _add_time_options(parser)
+    _add_options_of_fewer_nodes(parser)
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        if options.picture and not options.time:
+            raise ValueError("--picture draws the time of a step; give --time too")
+        if options.time and options.fewer_nodes:
+            raise ValueError("--time and --fewer-nodes are two plans; take one of them away")
+        if options.time:
+            print(_time(options))
+            return 0
+        machine = _machine(options)
+        if options.fewer_nodes:
+            return _show_fewer_nodes(options, machine)
+        plan = make_plan(*_configuration(options), machine)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps(plan.device_figures(), indent=1))
+    elif isinstance(plan, FsdpPlan):
+        print("\n".join([describe_fsdp(plan), *_fitting(options, plan)]))
+    else:
+        print(describe(plan))
+    return 1 if plan.problems() else 0
+
+
+def _add_options_of_the_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--die-memory", help="usable memory of a die (default: DIE_MEMORY of the cluster's file, or 61GiB)"
     )
@@ -83,33 +114,6 @@ def main(arguments: list[str] | None = None) -> int:
         "npu-smi showed it with CANN 8.2.RC1 on an A3 in issue 2523 of vllm-ascend)",
     )
     parser.add_argument("--emulated", action="store_true", help="dies of the emulated NPU: no HCCL buffers, no CANN")
-    parser.add_argument("--json", action="store_true", help="print bytes of a die, or with --time seconds, as JSON")
-    _add_time_options(parser)
-    _add_options_of_fewer_nodes(parser)
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
-    options = parser.parse_intermixed_args(arguments)
-    try:
-        if options.picture and not options.time:
-            raise ValueError("--picture draws the time of a step; give --time too")
-        if options.time and options.fewer_nodes:
-            raise ValueError("--time and --fewer-nodes are two plans; take one of them away")
-        if options.time:
-            print(_time(options))
-            return 0
-        machine = _machine(options)
-        if options.fewer_nodes:
-            return _show_fewer_nodes(options, machine)
-        plan = make_plan(*_configuration(options), machine)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if options.json:
-        print(json.dumps(plan.device_figures(), indent=1))
-    elif isinstance(plan, FsdpPlan):
-        print("\n".join([describe_fsdp(plan), *_fitting(options, plan)]))
-    else:
-        print(describe(plan))
-    return 1 if plan.problems() else 0
 
 
 def _machine(options: argparse.Namespace) -> Machine:
