@@ -86,7 +86,7 @@ def moved(scores: torch.Tensor, by: torch.Tensor, seed: int) -> torch.Tensor:
 @given(seed=st.integers(0, 10_000), groups=st.sampled_from([(1, 1), (4, 1), (4, 2), (8, 4), (8, 8)]))
 def test_scores_within_a_margin_choose_the_same_experts(seed, groups):
     from post_training.models.megatron.group_limited_router import choose_experts
-    from post_training.models.router_ties import choice_margins
+    from post_training.models.megatron.router_ties import choice_margins
 
     scores = torch.rand(40, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     margins = choice_margins(scores, 4, *groups)
@@ -103,7 +103,7 @@ def test_scores_within_a_margin_choose_the_same_experts(seed, groups):
 
 def test_router_names_the_tokens_that_rounding_decides():
     """Published biases lie near 5, where float32 numbers are 4.8e-7 apart; the last two of four experts are tied."""
-    from post_training.models.router_ties import tied_choices
+    from post_training.models.megatron.router_ties import tied_choices
 
     router = router_of()
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_router_names_the_tokens_that_rounding_decides():
 def test_megatron_router_is_tied_where_its_logits_are():
     from types import SimpleNamespace
 
-    from post_training.models.router_ties import tied_choices
+    from post_training.models.megatron.router_ties import tied_choices
 
     config = SimpleNamespace(moe_router_topk=2)
     router = SimpleNamespace(weight=torch.eye(4), config=config)
