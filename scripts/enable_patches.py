@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from overlay import startup  # noqa: E402
+from post_training.terminal import escape_output  # noqa: E402
 
 PACKAGE, PRELUDE = "verl", "verl_patches.prelude_patch"
 
@@ -52,4 +53,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main())

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from post_training import estimates
 from post_training.estimates import bootstrap, pass_at_k, wilson
-from post_training.evaluation import estimates
 
 
 def counted(samples: int, correct: int, k: int) -> float:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     "megatron.core.tensor_parallel.cross_entropy:vocab_parallel_cross_entropy",
     feature=CHUNKED_LOG_PROBS,
     evidence="executed",
-    relies_on=["verl.utils.megatron.tensor_parallel:vocab_parallel_log_probs_from_logits"],
     why="Megatron needs whole logits in float32, beside those in the model's type; cross_entropy_loss_fusion compiles "
     "the same steps and needs them too",
     upstream="not forwarded: part of this project's features",

@@ -77,7 +77,8 @@ STAGES = "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer
 @pytest.mark.parametrize("name", KINDS)
 def test_the_peak_of_an_update_is_the_measured_one(measured, name):
     config, dies = measured
-    assert planned(config, KINDS[name]) == pytest.approx(max(die[name] for die in dies), rel=0.02)
+    """The plan may ask for a little more than is needed, and for less only by what sizes are rounded by."""
+    assert 0.98 < planned(config, KINDS[name]) / max(die[name] for die in dies) < 1.025
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForVision2Seq
 
 import verl_patches.prelude_patch  # noqa: F401  (before Megatron)
 from overlay import ConfigurationError
@@ -152,8 +152,11 @@ def build_stages(node: dict[str, Any], hf_config: Any) -> None:
 def build_sharded(hf_config: Any) -> None:
     """transformers' model of a few layers has the tensors of the layout."""
     hf_config.num_hidden_layers = getattr(hf_config, "first_k_dense_replace", 0) + 1
+    # As verl's worker chooses the class.
+    sees = type(hf_config) in AutoModelForVision2Seq._model_mapping
+    kind = AutoModelForVision2Seq if sees else AutoModelForCausalLM
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(hf_config, torch_dtype=torch.bfloat16, attn_implementation="eager")
+        model = kind.from_config(hf_config, torch_dtype=torch.bfloat16, attn_implementation="eager")
     buffers = {name: tuple(each.shape) for name, each in model.named_buffers() if name.endswith("correction_bias")}
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters()} | buffers
     assert shapes == dict(table_for(hf_config).shapes), "other tensors than the layout's"

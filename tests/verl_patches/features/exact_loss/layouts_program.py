@@ -65,6 +65,6 @@ def main(folder: Path) -> None:
         start_layout(layout)
         update = GradientsOfUpdate(folder, layout, reference)
         found |= {f"{layout.name}, micro batches of {micro}": update.slices(micro) for micro in (1, 4)}
-        found[f"{layout.name}, upstream"] = update.slices(2, exact=False)
+        found |= {f"{layout.name}, upstream's of {micro}": update.slices(micro, exact=False) for micro in (1, 4)}
     torch.save(found, folder / f"rank{dist.get_rank()}of{dist.get_world_size()}.pt")
     dist.barrier()

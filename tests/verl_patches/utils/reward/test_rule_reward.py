@@ -24,16 +24,15 @@ def closing():
 
 
 @pytest.mark.slow
-def test_verl_loads_the_rules_and_starts_one_process_before_the_first_sample(closing):
+def test_rules_start_their_processes_before_the_first_sample(closing):
     shared_pool().close()
     training, validation = loaded(), loaded(rule="substring", time_limit_s=2)
-    (only,) = shared_pool()._all
-    process = only._process
-    assert process is not None and process.poll() is None
+    started = [each._process for each in shared_pool()._all]
+    assert len(started) == shared_pool().size and all(process.poll() is None for process in started)
     sample = {"data_source": "own", "solution_str": r"12 or \boxed{\frac{4}{8}}", "extra_info": None}
     assert training(**sample, ground_truth="0.5") == 1.0
     assert validation(**sample, ground_truth="0.5") == 0.0
     assert validation(**sample, ground_truth="2") == 1.0
     assert training(**sample | {"solution_str": r"\boxed{x+1}"}, ground_truth="1+x") == 1.0
     assert training(**sample, ground_truth=12) == 0.0
-    assert only._process is process and shared_pool()._all == [only]
+    assert [each._process for each in shared_pool()._all] == started
