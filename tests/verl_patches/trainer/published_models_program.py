@@ -29,6 +29,7 @@ from overlay import ConfigurationError
 from post_training.layouts.model_tensors import train_tensors
 from post_training.layouts.placements import train_placement
 from post_training.models.families import table_for
+from post_training.models.published_names import published_name
 from tests.verl_patches.trainer.shipped_jobs import JOBS
 from verl_patches.trainer.main_ppo import compose
 from verl_patches.workers.model_check import check_workers_model
@@ -158,7 +159,8 @@ def build_sharded(hf_config: Any) -> None:
     with torch.device("meta"):
         model = kind.from_config(hf_config, torch_dtype=torch.bfloat16, attn_implementation="eager")
     buffers = {name: tuple(each.shape) for name, each in model.named_buffers() if name.endswith("correction_bias")}
-    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()} | buffers
+    held = {published_name(name) if sees else name: each for name, each in model.named_parameters()}
+    shapes = {name: tuple(each.shape) for name, each in held.items()} | buffers
     assert shapes == dict(table_for(hf_config).shapes), "other tensors than the layout's"
 
 
