@@ -1,18 +1,23 @@
 """What ranks agree on before a checkpoint: the updates that an optimizer has made."""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from post_training.checkpoint.files import CheckpointError
 from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank, FullyShardedRank
 from verl_patches.features.training_checkpoint.rank import common_steps
 from verl_patches.features.training_checkpoint.saving import entries_of
+
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.mark.parametrize(("steps", "common"), [([], 0), ([0], 0), ([3], 3), ([3, 3, 3], 3)])
@@ -37,28 +42,33 @@ def test_of_all_fsdp_ranks_the_first_writes_what_no_optimizer_updates(rank, name
     assert held.shapes == {"inner.running_mean": (2,)}
 
 
-@pytest.fixture
-def fake_ranks():
-    """Returns a function that makes this process a rank of so many, whose collectives do nothing."""
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+def test_fsdp2_shards_are_torchs_chunks_of_rows(world_size):
+    """Rows that do not divide: torch gives the first ranks one more, and the last ones fewer or none.
+
+    In a process of its own: it has one process group after the other, and this one may have its own.
+    """
+    program = f"from {__name__} import compare_shards; compare_shards({world_size})"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def fake_rank(rank: int, world_size: int) -> DeviceMesh:
+    """This process as a rank of so many, whose collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    def begin(rank, world_size):
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-        return init_device_mesh("cpu", (world_size,))
-
-    yield begin
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    return init_device_mesh("cpu", (world_size,))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-def test_fsdp2_shards_are_torchs_chunks_of_rows(fake_ranks, world_size):
-    """Rows that do not divide: torch gives the first ranks one more, and the last ones fewer or none."""
+def compare_shards(world_size: int) -> None:
+    """Compare the shards of every rank with torch's chunks."""
     shapes = {"embed": (101, 3), "norm": (5,), "score": (1, 4), "down": (6, 7)}
     whole = {name: torch.arange(math.prod(shape), dtype=torch.float32) for name, shape in shapes.items()}
     for rank in range(world_size):
-        mesh, model = fake_ranks(rank, world_size), torch.nn.Module()
+        mesh, model = fake_rank(rank, world_size), torch.nn.Module()
         for name, shape in shapes.items():
             chunks = whole[name].view(shape).chunk(world_size)
             mine = chunks[rank] if rank < len(chunks) else torch.empty(0, *shape[1:])
