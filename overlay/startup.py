@@ -2,8 +2,8 @@
 
 `install` puts two files into the site-packages of a Python: a copy of this one, which ends in a call of `watch`, and a
 .pth file that imports it whenever that Python starts. Nothing else happens then: the patches come with the first import
-of the package, and a process that never imports it pays for one small class. The copy stands alone, because a Python
-that starts anywhere has neither this package nor its root on its path.
+of the package, and a process that never imports it pays for one small class. The copy imports nothing of
+this package, which need not be on the path of a Python that starts elsewhere; so it repeats a little of hooks.py.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ DEFAULT_TEST_DATA = ROOT / "data" / "arithmetic" / "test.jsonl"
 CHECKPOINT_SCRIPT = ROOT / "scripts" / "make_tiny_checkpoint.py"
 REWARD = ROOT / "verl_patches" / "utils" / "reward" / "rule_reward.py"
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal.env"
-# What is emulated, by the word of --chip: its family, and a chip of it by CANN's name.
+# For each value of --chip the family, and a chip of it by CANN's name.
 CHIPS = {"a2": (A2, "Ascend910B3"), "a3": (A3, "Ascend910_9391")}
 # In a run's folder: what it was asked to do.
 OPTIONS_NAME = "rehearsal.json"

@@ -124,9 +124,9 @@ def _machine(options: argparse.Namespace) -> Machine:
 
 
 def _fitting(options: argparse.Namespace, plan: FsdpPlan) -> list[str]:
-    """For a job that does not fit, lines with settings that do: on the same dies if there are any, and with room left.
+    """Lines with settings that make a job fit which does not: on the same dies if possible, and with memory to spare.
 
-    Every one has passed the checks of the configuration.
+    All of them have passed the checks of the configuration.
     """
     if not plan.problems():
         return []
@@ -138,7 +138,7 @@ def _fitting(options: argparse.Namespace, plan: FsdpPlan) -> list[str]:
             continue
         if not isinstance(other, FsdpPlan) or other.problems():
             continue
-        # Of those without room only the first on the same dies: more dies are no better then.
+        # A tight fit is worth naming only on the same dies; who adds dies wants memory to spare.
         if other.left >= SPARE or (not found and other.job.dies == plan.job.dies):
             found.append((other.job.dies, other.left, " ".join(more)))
         if other.left >= SPARE:

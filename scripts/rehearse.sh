@@ -38,7 +38,7 @@ outputs/rehearsal/TIME/ (and the link outputs/rehearsal/latest). Everything it s
   --seed N              seed of data order, sampling and training (default: 1)
   --dies N              emulated dies (default: 4, and 2 for a model that reads images)
   --device-memory MIB   memory of each die (default: 1024)
-  --chip NAME           a2 or a3: the chip that is emulated (default: a3); operators that the other one alone has are refused
+  --chip NAME           a2 or a3: the chip to emulate (default: a3); operators that only the other one has are rejected
   --stream-seed N       work on streams runs late and in any order that events allow, drawn from N, so that a missing wait
                         shows as a wrong value (npu_emulator/README.md)
   --recipe NAME         grpo (default); dapo: clip-higher, prompts whose answers differ alone, a penalty for length; or

@@ -8,7 +8,7 @@
 A model is a HuggingFace folder, an export, or a checkpoint of a training, which is exported on the way; a run's folder
 stands for its newest checkpoint. It answers at http://127.0.0.1:PORT/v1, and prints that once it does.
 docs/evaluation.md says more.
-Exit codes: 0 ended by Ctrl-C or SIGTERM, 1 the server failed, 2 refused before anything started.
+Exit codes: 0 ended by Ctrl-C or SIGTERM, 1 the server failed, 2 rejected before anything started.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def find_layouts(
 ) -> Layouts:
     """Layouts for every number of nodes from one below the configured to `least`.
 
-    Where the memory of a number is short, that of smaller ones is too, so the search ends there.
+    The search ends at the first number of nodes whose memory is short, because fewer nodes have less.
 
     Args:
         config: the job's resolved configuration.
@@ -182,12 +182,12 @@ def _beyond(plan: Plan) -> set[str]:
 
 
 def _cache(plan: Plan) -> float:
-    """Tokens that one sequence may have over those that the KV cache has room for."""
+    """The longest sequence, as a multiple of the tokens that fit into the KV cache."""
     return plan.job.sequence_tokens / max(plan.device.kv_tokens, 1)
 
 
 def _excess(plan: Plan) -> float:
-    """What is needed over what is there, of the memory that is shortest."""
+    """Needed bytes as a multiple of those available, for the memory that is shortest."""
     on_host = plan.host.total / plan.machine.host if isinstance(plan, JobPlan) and plan.machine.host else 0.0
     return max(max(plan.peaks().values()) / plan.machine.die, _cache(plan), on_host)
 

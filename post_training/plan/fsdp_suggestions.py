@@ -30,7 +30,7 @@ def suggestions(job: FsdpJob) -> Iterator[tuple[str, ...]]:
 
 
 def _savings(job: FsdpJob) -> list[tuple[str, ...]]:
-    """What the job does not save yet, each as the overrides of it."""
+    """Ways to save memory that the job does not use yet, each as overrides."""
     micro = (
         ("actor.ppo_micro_batch_size_per_gpu", job.micro_update),
         ("rollout.log_prob_micro_batch_size_per_gpu", job.micro_old),
