@@ -22,7 +22,7 @@ from post_training.layouts.model_tensors import unwrapped
 from post_training.mismatch import points
 from post_training.mismatch.dumps import Captured, Part, TokenSequence
 from post_training.mismatch.points import of_layer
-from post_training.models.megatron.router_ties import tied_choices
+from post_training.mismatch.router_ties import tied_choices
 
 NO_TOKEN = -1
 """In the rows of a forward: padding, or a token that nobody asked for."""
@@ -220,7 +220,7 @@ class TrainingChoiceSink(ChoiceSink, Protocol):
     records_ties: bool
 
     def record_ties(self, layer: int, tied: torch.Tensor, rows: torch.Tensor) -> None:
-        """Keep which of the tokens `rows` are `tied`, bool [tokens] (`models/megatron/router_ties.py`)."""
+        """Keep which of the tokens `rows` are `tied`, bool [tokens] (`mismatch/router_ties.py`)."""
 
 
 @contextmanager

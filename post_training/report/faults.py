@@ -39,7 +39,7 @@ class RunFaults:
 
     Args:
         precision: data type of the weights. In float32 log-probs of rollout and training differ by less than
-            `FLOAT32_GATE`, and both choose the same experts; ties are left out (`models/megatron/router_ties.py`). In
+            `FLOAT32_GATE`, and both choose the same experts; ties are left out (`mismatch/router_ties.py`). In
             bfloat16 a near tie may be decided either way.
     """
 

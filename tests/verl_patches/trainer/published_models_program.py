@@ -124,7 +124,20 @@ def serve(node: dict[str, Any], hf_config: Any) -> None:
     )
     model.seed = 0
     ModelConfig.verify_with_parallel_config(model, parallel)
+    if hasattr(hf_config, "vision_config"):
+        split_vision(hf_config.vision_config, rollout["tensor_model_parallel_size"])
     assert ModelConfig.get_hf_config_sliding_window(model) is None, "a sliding window"
+
+
+def split_vision(vision_config: Any, tensor_parallel_size: int) -> None:
+    """vLLM's layers of a vision tower on one rank."""
+    from vllm.model_executor.layers import linear
+    from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VisionMLP
+
+    size = mock.patch.object(linear, "get_tensor_model_parallel_world_size", lambda: tensor_parallel_size)
+    rank = mock.patch.object(linear, "get_tensor_model_parallel_rank", lambda: 0)
+    with size, rank, torch.device("meta"):
+        Qwen2_5_VisionMLP(vision_config.hidden_size, vision_config.intermediate_size, bias=True)
 
 
 def build_stages(node: dict[str, Any], hf_config: Any) -> None:

@@ -1,0 +1,41 @@
+"""Choices of experts that rounding decides: margins against the router of ours, and Megatron's own router."""
+
+from types import SimpleNamespace
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import verl_patches.prelude_patch  # noqa: F401  (before Megatron)
+from post_training.mismatch.router_ties import choice_margins, tied_choices
+
+
+def moved(scores: torch.Tensor, by: torch.Tensor, seed: int) -> torch.Tensor:
+    """Scores [tokens, experts], each moved up or down by `by` [tokens]."""
+    signs = torch.randint(2, scores.shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    return scores + signs * by.unsqueeze(1)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10_000), groups=st.sampled_from([(1, 1), (4, 1), (4, 2), (8, 4), (8, 8)]))
+def test_scores_within_a_margin_choose_the_same_experts(seed, groups):
+    from post_training.models.megatron.group_limited_router import choose_experts
+
+    scores = torch.rand(40, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    margins = choice_margins(scores, 4, *groups)
+    chosen = choose_experts(scores, *groups, 4).sort().values
+    for way in range(8):
+        within = choose_experts(moved(scores, 0.99 * margins, way), *groups, 4).sort().values
+        assert torch.equal(within, chosen)
+    swapped = torch.zeros(40, dtype=torch.bool)
+    for way in range(40):
+        beyond = choose_experts(moved(scores, 4 * margins, way), *groups, 4).sort().values
+        swapped |= (beyond != chosen).any(1)
+    assert swapped.float().mean() > 0.8, "a margin that is too small would excuse nothing, and one of 0 everything"
+
+
+def test_megatron_router_is_tied_where_its_logits_are():
+    config = SimpleNamespace(moe_router_topk=2)
+    router = SimpleNamespace(weight=torch.eye(4), config=config)
+    tokens = torch.tensor([[3.0, 2.0, 2.0 + 2**-21, 1.0], [3.0, 2.5, 2.0, 1.0], [3.0, 3.0 + 2**-21, 2.0, 1.0]])
+    assert tied_choices(router, tokens).tolist() == [True, False, False]
