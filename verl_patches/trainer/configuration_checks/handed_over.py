@@ -43,21 +43,31 @@ GIVEN_BY_VERL = {
     "enable_sleep_mode": None,
 }
 _EXPERTS = "actor_rollout_ref.overlay.rollout.expert_parallel_size decides it"
-# Arguments with which the engine would compute something else than training, or not run: their value that changes
-# nothing, and why no other one is taken.
-NOT_SUPPORTED: dict[str, tuple[Any, str]] = {
-    "quantization": (None, "training sends bfloat16 weights after every update, and nothing quantises them again"),
-    "kv_cache_dtype": ("auto", "log-probs of a cache in another type are not those of training"),
-    "enable_lora": (False, "every weight is trained, and reshard sends all of them"),
-    "enable_prompt_adapter": (False, "training knows no prompt adapters"),
-    "speculative_config": (None, "nothing trains the model that drafts"),
-    "kv_transfer_config": (None, "prefill and decode share the dies of a training"),
-    "pipeline_parallel_size": (1, "vLLM-Ascend's workers are training's, and the rollout has no stages"),
-    "data_parallel_size": (1, _EXPERTS),
-    "enable_expert_parallel": (False, _EXPERTS),
-    "task": ("generate", "a rollout generates"),
-    "device": ("npu", "training runs on NPUs"),
+# Arguments with which the engine would compute something else than training, or not run: their values that change
+# nothing, and why no other one is taken. A key without a value is left out by verl.
+NOT_SUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "quantization": ((), "training sends bfloat16 weights after every update, and nothing quantises them again"),
+    "kv_cache_dtype": (("auto",), "log-probs of a cache in another type are not those of training"),
+    "enable_lora": ((False,), "every weight is trained, and reshard sends all of them"),
+    "enable_prompt_adapter": ((False,), "training knows no prompt adapters"),
+    "speculative_config": ((), "nothing trains the model that drafts"),
+    "kv_transfer_config": ((), "prefill and decode share the dies of a training"),
+    "pipeline_parallel_size": ((1,), "vLLM-Ascend's workers are training's, and the rollout has no stages"),
+    "data_parallel_size": ((1,), _EXPERTS),
+    "enable_expert_parallel": ((False,), _EXPERTS),
+    "task": (("auto", "generate"), "a rollout generates"),
+    "device": (("auto", "npu"), "training runs on NPUs"),
+    "worker_cls": (("auto",), "training calls vLLM-Ascend's worker"),
+    "model_impl": (("auto", "vllm"), "reshard knows where vLLM's own models hold their weights"),
+    "cpu_offload_gb": ((0,), "reshard writes to the dies, and would miss the weights that vLLM keeps on the host"),
+    "calculate_kv_scales": ((False,), "log-probs of a scaled cache are not those of training"),
+    "num_scheduler_steps": ((1,), "vLLM's first engine alone has them"),
+    "hf_config_path": ((), "training and rollout are one model, that of actor_rollout_ref.model.path"),
+    "tokenizer": ((), "training and rollout share the tokenizer of actor_rollout_ref.model.path"),
+    "enable_multimodal_encoder_data_parallel": ((False,), "reshard sends each die its part of the vision tower"),
 }
+# What training reads too, or is compared with (`post_training/plan/rotary_findings.py`).
+OVERRIDDEN_OF_A_MODEL = frozenset({"rope_scaling", "rope_theta", "max_position_embeddings"})
 _TRANSFORMER = (
     ("core/model_parallel_config.py", "ModelParallelConfig"),
     ("core/transformer/transformer_config.py", "TransformerConfig"),
@@ -75,11 +85,22 @@ def check_engine_arguments(config: Mapping[str, Any]) -> None:
             key = GIVEN_BY_VERL[name]
             remedy = f"set {key} instead" if key else "take it away"
             raise ConfigurationError(f"{ENGINE}.{name}={value} is given to the engine by verl already; {remedy}")
-        if name in NOT_SUPPORTED and value != NOT_SUPPORTED[name][0]:
+        if name in NOT_SUPPORTED and value not in NOT_SUPPORTED[name][0]:
             raise ConfigurationError(
                 f"{ENGINE}.{name}={shown(value)} is invalid: {NOT_SUPPORTED[name][1]}. Take it away; {SEE}"
             )
+        if name == "hf_overrides":
+            _check_model_overrides(value)
         _require_known(ENGINE, name, known, "argument of vLLM's engine")
+
+
+def _check_model_overrides(value: Any) -> None:
+    others = sorted(set(value) - OVERRIDDEN_OF_A_MODEL) if isinstance(value, Mapping) else [shown(value)]
+    if others:
+        raise ConfigurationError(
+            f"{ENGINE}.hf_overrides={shown(value)} is invalid: the rollout alone would read {', '.join(others)}, and "
+            "be another model than the one that is trained. Change config.json in actor_rollout_ref.model.path instead"
+        )
 
 
 def check_transformer_options(config: Mapping[str, Any]) -> None:

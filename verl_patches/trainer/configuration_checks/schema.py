@@ -306,7 +306,7 @@ class ValidationSampling(Group):
 class MultiTurn(Group):
     enable: Literal[False] = Field(description=f"tools need SGLang, which the overlay does not patch; {SEE}")
     max_turns: CountOrNone
-    tool_config_path: Name | None
+    tool_config_path: None = Field(description=f"no turn calls a tool; {SEE}")
     format: Name
 
 
