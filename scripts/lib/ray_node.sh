@@ -58,6 +58,9 @@ ray_node_start() {
     if [[ $network_role == head ]] && network_answers "$network_address" "$RAY_PORT"; then
         quit "$EXIT_RAY" "$network_address:$RAY_PORT is taken by $(network_listener "$RAY_PORT"), and not by an earlier start of this launcher: stop that Ray, or choose another RAY_PORT on all nodes."
     fi
+    # What Ray noted of its last start, which has ended. A node that had joined that one ends a little later, and Ray
+    # takes its process for another head where this machine sees it.
+    [[ $network_role != head ]] || rm -f "$ray_folder/r/ray_current_cluster"
     process_become "${ray_command[@]}" >>"$log" 2>&1 &
     ray_process=$!
     [[ $network_role == head ]] || return 0

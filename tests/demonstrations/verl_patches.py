@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 import pyarrow
@@ -1293,6 +1293,23 @@ def a_batch_has_arrived_on_the_host(body):
     npu = SimpleNamespace(is_initialized=lambda: True, synchronize=lambda: events.append("wait"))
     with mock.patch.multiple("verl.utils.device", get_torch_device=lambda: npu, is_npu_available=True):
         body(lambda data, device: events.append(f"copy to {device}"), SimpleNamespace(), "cpu")
+    return events
+
+
+@demonstrates(f"{FSDP_MANAGER}.__init__", VERL_ON_NPU)
+def a_manager_that_asks_for_cuda_is_answered_by_the_npu(body):
+    """At the cluster's commit verl has `check_cuda_is_available`; its release, which is installed here, does not."""
+    events = []
+
+    class Contrib(ModuleType):
+        transfer_to_npu = property(lambda _: events.append("torch.cuda is the NPU"))
+
+    for asks in (False, True):
+        names = {"check_cuda_is_available": None} if asks else {}
+        functions = SimpleNamespace(**names)
+        modules = {"torch_npu.contrib": Contrib("torch_npu.contrib"), "verl.utils.torch_functional": functions}
+        with mock.patch.dict("sys.modules", modules), mock.patch("verl.utils.torch_functional", functions):
+            body(lambda self, module: events.append(module), SimpleNamespace(), f"it asks: {asks}")
     return events
 
 

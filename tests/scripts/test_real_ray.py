@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ray._private.services import find_bootstrap_address, find_gcs_addresses
 
 from tests.scripts.cluster_files import ROOT, free_port, write_cluster_file
 from verl_patches.trainer.own_ray import python_of_workers
@@ -123,6 +124,22 @@ def test_no_server_of_ray_takes_jobs_over_http_and_the_nodes_agree(launch):
     assert f"ok {ADDRESS} clock" in doctor
     assert f"BAD {ADDRESS} NPUs 2 of 3; start Ray there with --resources for 3" in wants_more
     assert "BAD nodes 1 of 2" in wants_more
+
+
+@pytest.mark.slow
+def test_ray_starts_while_a_node_of_the_one_before_still_ends(launch, port):
+    """Ray looks at every raylet of the machine, and at the address that its last start left."""
+    folder = Path(f"/tmp/ray-{getpass.getuser()}-{port}", "r")
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "ray_current_cluster").write_text(f"{ADDRESS}:{port}")
+    waits = ["raylet", "-c", "import sys; sys.stdin.read()", f"--gcs-address={ADDRESS}:{port}"]
+    with subprocess.Popen(waits, executable=sys.executable, stdin=subprocess.PIPE) as joined:
+        # The control: what Ray would go by.
+        assert find_gcs_addresses() >= {f"{ADDRESS}:{port}"}
+        assert find_bootstrap_address(str(folder)) == f"{ADDRESS}:{port}"
+        launch()
+        assert joined.poll() is None
+        joined.stdin.close()
 
 
 @pytest.mark.slow

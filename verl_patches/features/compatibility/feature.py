@@ -7,7 +7,9 @@ _ROLLOUT_SEED = "actor_rollout_ref.rollout.seed"
 
 SETTINGS = Feature("settings", "Every process of a run knows the overlay's configuration before it builds anything.")
 MEGATRON_ON_NPU = Feature("megatron_on_npu", "Megatron-core, which is written for CUDA, runs on an NPU.")
-VERL_ON_NPU = Feature("verl_on_npu", "verl's batches reach an NPU, and leave it, as torch_npu copies and holds them.")
+VERL_ON_NPU = Feature(
+    "verl_on_npu", "verl's batches reach an NPU and leave it as torch_npu holds them, and FSDP's rollout starts on one."
+)
 VERL_ON_MEGATRON_CORE = Feature(
     "verl_on_megatron_core", "verl 0.4.0, which is written for megatron-core 0.12, runs on 0.8.0."
 )

@@ -1,12 +1,13 @@
-"""verl's sharding manager between FSDP and vLLM: its time, and its memory apart from the rollout's."""
+"""verl's sharding manager between FSDP and vLLM: on an NPU, its time, and its memory apart from the rollout's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
+from verl_patches.features.compatibility.feature import VERL_ON_NPU
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.watch.feature import WATCH
@@ -16,6 +17,24 @@ if TYPE_CHECKING:
 
 _MANAGER = "verl.workers.sharding_manager.fsdp_vllm:FSDPVLLMShardingManager"
 _OURS = "not forwarded: part of this project's features"
+
+
+@wrap(
+    f"{_MANAGER}.__init__",
+    feature=VERL_ON_NPU,
+    why="the cluster's verl asks whether there is CUDA and ends every rollout of FSDP where there is none; its release "
+    "asks for the device",
+    upstream="https://github.com/verl-project/verl/pull/1858",
+    remove_when="the pinned verl has check_device_is_available in place of check_cuda_is_available",
+)
+def init(upstream: Callable[..., None], self: FSDPVLLMShardingManager, *args: Any, **kwargs: Any) -> None:
+    from verl.utils import torch_functional
+
+    if hasattr(torch_functional, "check_cuda_is_available"):
+        # The vendor's way to let torch.cuda answer for the NPU, as for FSDP2 and Megatron.
+        from torch_npu.contrib import transfer_to_npu  # noqa: F401
+
+    upstream(self, *args, **kwargs)
 
 
 @wrap(
