@@ -38,7 +38,7 @@ from post_training.masking import masked, masked_output  # noqa: E402
 from post_training.masking.archive import write_archive  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.plan.fewer_nodes import Layout, Layouts  # noqa: E402
-from post_training.recovery.causes import Failure, classify  # noqa: E402
+from post_training.recovery.causes import RAY_ENDED, Failure, classify  # noqa: E402
 from post_training.recovery.decision import Again, Attempt, Supervision  # noqa: E402
 from post_training.recovery.policy import Policy, PolicyError, read_policy  # noqa: E402
 from post_training.report.heartbeat import read_progress  # noqa: E402
@@ -374,11 +374,14 @@ def _start_once(
         _say(supervised, f"{returned}; again from there", again_s=0, after="nodes_returned")
         return Again(0, overrides)
     if _is_worker(log):
-        elsewhere = head.ended(_DECIDED_S if code == 0 else 0, signals)
+        # Ray ends here with the head's, whose next one may answer before the launcher has looked which of them it was.
+        with_heads_ray = code in (0, RAY_ENDED)
+        decided_there = head.decision(_DECIDED_S if with_heads_ray else 0, signals)
+        elsewhere = decided_there.get("ended")
         if elsewhere is not None:
             _say(supervised, f"the head's supervisor has ended the training with {elsewhere}", code=code)
-            return elsewhere
-        if code == 0:
+            return int(elsewhere)
+        if code == 0 or (with_heads_ray and decided_there):
             _say(supervised, "the head has ended this start, and not the training; again", code=code)
             return Again(0, overrides)
     if code == 0:
@@ -420,15 +423,15 @@ class _Head:
         self._supervised, self._read = supervised, 0
         self._read = len(self._record())
 
-    def ended(self, seconds: float, signals: SignalFlag) -> int | None:
-        """The exit code with which it has ended the training; None where it goes on with it, or has not said anything
-        new within `seconds`."""
+    def decision(self, seconds: float, signals: SignalFlag) -> dict[str, Any]:
+        """Its newest decision: `ended`, the exit code of the whole training, or `again_s`; empty where it has made none
+        within `seconds`."""
         wait_until(lambda: bool(signals.received or self._decisions()), seconds)
         if signals.received:
             raise Interrupted(signals.received[0])
         last = self._decisions()[-1:]
         self._read = len(self._record())
-        return last[0].get("ended") if last else None
+        return last[0] if last else {}
 
     def _decisions(self) -> list[dict[str, Any]]:
         return [each for each in self._record()[self._read :] if "ended" in each or "again_s" in each]

@@ -14,7 +14,7 @@ from post_training.recovery.signs import SIGNS, Cause, Sign, Stage
 from post_training.report.faults import INVALID, NOT_ANSWERING, REWARD_FAILED
 
 # Exit codes of the entry point and of the launchers (see their --help).
-_REFUSED, _NO_RAY, _NODES_MISSING, _RAY_ENDED = 2, 3, 4, 5
+_REFUSED, _NO_RAY, _NODES_MISSING, RAY_ENDED = 2, 3, 4, 5
 _SIGNALLED = 128
 # SIGHUP, SIGINT, SIGQUIT and SIGTERM: as the status of who handled them, and of who was ended by them.
 _ASKED_TO_END = (129, 130, 131, 143, -1, -2, -3, -15)
@@ -54,7 +54,7 @@ def classify(code: int, sentence: str, log: str, faults: Sequence[Mapping[str, A
         _REFUSED: "bad_configuration",
         _NO_RAY: "network_error",
         _NODES_MISSING: "network_error",
-        _RAY_ENDED: "ray_died",
+        RAY_ENDED: "ray_died",
         **dict.fromkeys(_ASKED_TO_END, "interrupted"),
     }
     if code in by_code:

@@ -1,7 +1,7 @@
-"""A launcher on a node that gives its dies to the head's training: says so, and ends with 0 when a start of that ended.
+"""A launcher on a node that gives its dies to the head's training: says so, and ends when a start of that has ended.
 
-Usage: following_training.py RECORD STARTS; the n-th start waits for the n-th decision of the head in the supervisors'
-record, or for its last one.
+Usage: following_training.py RECORD STARTS CODE; the n-th start waits for the n-th decision of the head in the
+supervisors' record, or for its last one. It ends with 0 after the last one, and with CODE after another.
 """
 
 import json
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 
-def main(record: Path, starts: Path) -> None:
+def main(record: Path, starts: Path, code: int) -> int:
     print("node 10.0.0.2 is the worker; logs are in /logs", flush=True)
     with starts.open("a") as file:
         file.write("a start\n")
@@ -18,11 +18,12 @@ def main(record: Path, starts: Path) -> None:
     while True:
         complete = record.read_text().rpartition("\n")[0].splitlines()
         said = [json.loads(line) for line in complete]
-        if any("ended" in each for each in said) or sum("again_s" in each for each in said) >= number:
+        over = any("ended" in each for each in said)
+        if over or sum("again_s" in each for each in said) >= number:
             print("the head has ended the job; how it went is in the head's log", flush=True)
-            return
+            return 0 if over else code
         time.sleep(0.05)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))

@@ -290,11 +290,12 @@ def test_a_second_supervision_goes_on_from_what_the_first_has_left(bench):
 
 
 @pytest.fixture
-def another_node(bench):
+def another_node(bench, request):
     """Starts the supervisor of a node that gives its dies to the head, in the folder of the head's."""
     script, record, starts = FOLLOWING, bench.output / "supervision.jsonl", bench.folder / "follows"
     command = bench.command([])
     command = [*command[: command.index("--") + 1], sys.executable, str(script), str(record), str(starts)]
+    command.append(str(getattr(request, "param", 0)))
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment() | {"SLURMD_NODENAME": "another"}, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -305,14 +306,15 @@ def another_node(bench):
     process.wait()
 
 
+@pytest.mark.parametrize("another_node", [0, 5], indirect=True, ids=["alone", "beside the next Ray of the head"])
 def test_every_node_starts_again_with_the_head_and_ends_with_it(bench, another_node):
-    """Whatever the head does, its launcher ends with 0 there."""
+    """Whatever the head does, its launcher ends with 0 there, or with 5 where the head's next Ray is there already."""
     process, starts = another_node
     ended = bench.run([after(3, "worker_died"), after(5, "ray_died")])
     said, _ = process.communicate(timeout=600)
     assert ended.returncode == process.returncode == 0, ended.stdout + said
     assert len(bench.starts) == 3 and 1 <= len(starts.read_text().splitlines()) <= 3
-    assert "the head's supervisor has ended the training with 0" in said
+    assert "the head's supervisor has ended the training with 0" in said and "it failed" not in said
     assert [step for step, _ in bench.metrics] == list(range(1, STEPS + 1))
 
 
