@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Required, TypedDict, TypeVar, Unpack
 
 from overlay.errors import DeclarationError
 from overlay.feature import Feature
@@ -21,6 +21,40 @@ Body = TypeVar("Body", bound=Callable[..., Any])
 MODULE_KINDS = ("before_import", "provide")
 EVIDENCE = ("executed", "checked", "hardware only")
 _SEQUENCES = ("relies_on", "after", "outside", "inside")
+# A patch that names neither is no correction of upstream, but a part of a feature of this project.
+OF_THIS_PROJECT = {
+    "upstream": "not forwarded: part of this project's features",
+    "remove_when": "never: it is part of this project's features",
+}
+
+
+class Metadata(TypedDict, total=False):
+    """What a declaration says beside its target.
+
+    Attributes:
+        feature: What the patch belongs to, and whether it can be switched off.
+        why: What upstream does, and what needs it otherwise.
+        upstream: The issue or pull request that deals with it, the path of a draft under docs/upstream, or
+            `not forwarded: reason`. Left out, with `remove_when`, where the patch corrects nothing and is part of a
+            feature of this project.
+        remove_when: What upstream will have when the patch can go.
+        relies_on: Targets whose change matters to the body too.
+        outside, inside: Names of features whose wraps of this target are called inside this one, or around it.
+        after: Names or labels of patches of other targets, which are applied first.
+        only_here: Change this one name, and not the copies of it elsewhere.
+        evidence: Whether the rehearsal executes the patch, a test checks it, or only hardware can.
+    """
+
+    feature: Required[Feature]
+    why: Required[str]
+    upstream: str
+    remove_when: str
+    relies_on: Sequence[str]
+    outside: Sequence[str]
+    inside: Sequence[str]
+    after: Sequence[str]
+    only_here: bool
+    evidence: Evidence
 
 
 @dataclass(frozen=True)
@@ -98,7 +132,7 @@ def patches_of(feature: Feature) -> list[Patch]:
     return [patch for patch in _declared if patch.feature is feature]
 
 
-def wrap(target: str, **metadata: Any) -> Callable[[Body], Body]:
+def wrap(target: str, **metadata: Unpack[Metadata]) -> Callable[[Body], Body]:
     """Call the decorated function with the original callable first, then with the call's own arguments.
 
     While its feature is off, the original is called in its place.
@@ -106,11 +140,7 @@ def wrap(target: str, **metadata: Any) -> Callable[[Body], Body]:
 
     Args:
         target: `package.module:Qualified.name`.
-        metadata: feature (a Feature), why, upstream (link of the issue or pull request, path of a draft under
-            docs/upstream or "not forwarded: reason"), remove_when; optionally relies_on (targets), outside and inside
-            (names of features whose wraps of this target are called inside this one, or around it), after (names or
-            labels of patches of other targets, which are applied first), only_here (change this one name and not the
-            copies of it elsewhere), evidence.
+        metadata: See `Metadata`.
 
     Raises:
         DeclarationError: a malformed target, or metadata that is missing, empty or unknown.
@@ -118,7 +148,7 @@ def wrap(target: str, **metadata: Any) -> Callable[[Body], Body]:
     return _declare("wrap", target, metadata)
 
 
-def replace(target: str, **metadata: Any) -> Callable[[Body], Body]:
+def replace(target: str, **metadata: Unpack[Metadata]) -> Callable[[Body], Body]:
     """Install the decorated function itself in place of the target; metadata as for `wrap`.
 
     If the target is a value that cannot be called, the function is called without arguments and its result installed.
@@ -126,22 +156,22 @@ def replace(target: str, **metadata: Any) -> Callable[[Body], Body]:
     return _declare("replace", target, metadata)
 
 
-def add(target: str, **metadata: Any) -> Callable[[Body], Body]:
+def add(target: str, **metadata: Unpack[Metadata]) -> Callable[[Body], Body]:
     """Put what the decorated `build(module) -> object` returns where upstream has nothing; metadata as for `wrap`."""
     return _declare("add", target, metadata)
 
 
-def register(target: str, **metadata: Any) -> Callable[[Body], Body]:
+def register(target: str, **metadata: Unpack[Metadata]) -> Callable[[Body], Body]:
     """Merge the dict that the decorated `entries(module)` returns into the target mapping; metadata as for `wrap`."""
     return _declare("register", target, metadata)
 
 
-def before_import(target: str, **metadata: Any) -> Callable[[Body], Body]:
+def before_import(target: str, **metadata: Unpack[Metadata]) -> Callable[[Body], Body]:
     """Run the decorated function, without arguments, just before module `target` is executed; metadata as `wrap`."""
     return _declare("before_import", target, metadata)
 
 
-def provide(target: str, **metadata: Any) -> Callable[[Body], Body]:
+def provide(target: str, **metadata: Unpack[Metadata]) -> Callable[[Body], Body]:
     """Stand in for the absent module `target` with what the decorated `build(name) -> ModuleType` returns.
 
     It is built when upstream first reads from it, and only if the real module cannot be found. Its parent packages stay
@@ -150,14 +180,17 @@ def provide(target: str, **metadata: Any) -> Callable[[Body], Body]:
     return _declare("provide", target, metadata)
 
 
-def _declare(kind: Kind, target: str, metadata: dict[str, Any]) -> Callable[[Body], Body]:
+def _declare(kind: Kind, target: str, metadata: Metadata) -> Callable[[Body], Body]:
     _check_target(kind, target)
-    _check_metadata(kind, target, metadata)
+    fields: dict[str, Any] = {**metadata}
+    if not fields.keys() & OF_THIS_PROJECT.keys():
+        fields |= OF_THIS_PROJECT
+    _check_metadata(kind, target, fields)
     for sequence in _SEQUENCES:
-        metadata[sequence] = _texts(target, sequence, metadata.get(sequence, ()))
+        fields[sequence] = _texts(target, sequence, fields.get(sequence, ()))
 
     def record(body: Body) -> Body:
-        _declared.append(Patch(kind=kind, target=target, body=body, **metadata))
+        _declared.append(Patch(kind=kind, target=target, body=body, **fields))
         return body
 
     return record

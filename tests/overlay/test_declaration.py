@@ -1,7 +1,12 @@
+from pathlib import Path
+
 import pytest
+from mypy import api
 
 from overlay import DeclarationError, Feature, add, before_import, declaration, wrap
 from tests.overlay.conftest import METADATA
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +46,27 @@ def test_missing_and_empty_metadata_are_refused(key):
         add("acme:name", **incomplete)
     with pytest.raises(DeclarationError, match=f"missing {key}"):
         add("acme:name", **incomplete, **{key: "  "})
+
+
+def test_patch_that_corrects_nothing_needs_no_link_and_no_end():
+    """Both or neither: a link without a word of when the patch can go is a correction that was not thought through."""
+    own = {name: value for name, value in METADATA.items() if name in ("feature", "why")}
+    wrap("acme:name", **own)(lambda upstream: upstream())
+    (patch,) = declaration.declared()
+    assert patch.upstream == "not forwarded: part of this project's features"
+    assert patch.remove_when == "never: it is part of this project's features"
+
+
+def test_type_checker_notices_a_misspelt_field(tmp_path):
+    program = tmp_path / "patches.py"
+    program.write_text(
+        "from overlay import Feature, wrap\n"
+        "wrap('acme:name', feature=Feature('some', 'a test'), why='a reason', relies_in=['acme:other'])\n"
+    )
+    said = api.run(
+        ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".cache" / "mypy"), str(program)]
+    )
+    assert 'Unexpected keyword argument "relies_in"' in said[0], said
 
 
 def test_only_a_wrap_belongs_to_a_feature_that_can_be_off():
