@@ -20,6 +20,7 @@ from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.manifest import Manifest
 from post_training.report.metrics import read_entries, read_records
 from verl_patches.features.data_order.order import DataOrderError
+from verl_patches.features.measure import run_files
 from verl_patches.features.training_checkpoint import circumstances
 from verl_patches.features.training_checkpoint import trainer as saving
 from verl_patches.features.training_checkpoint.feature import CheckpointSettings, KeepBest
@@ -548,6 +549,24 @@ def test_damaged_lines_set_aside_counted_and_said(trainer, tmp_path, capsys, dam
     assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == (damage + b"\n") * 2
     assert [record.step for record in read_records(metrics)] == [1, 2]
     assert read_entries(tmp_path / "events.jsonl") == [{"time": 1.0, "event": "ray_ready"}]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_every_record_that_a_run_writes_may_be_damaged(trainer, tmp_path, monkeypatch, capsys, damage):
+    """Whatever files a run writes a line at a time, in folders too."""
+    monkeypatch.setattr(run_files, "_written", set())
+    files = run_files.RunFiles(str(tmp_path))
+    files.step(1, {"a": 0.5}), files.note("ray_ready"), files.fault("kind", "message", 1), files.executed(["patch"])
+    files.alert({"step": 1, "alert": "kl", "message": "high"})
+    records = sorted(tmp_path.rglob("*.jsonl"))
+    written = {file: file.read_bytes() for file in records}
+    for file in records:
+        file.write_bytes(damage + b"\n" + written[file])
+    saved(trainer, 2)
+    resume_step(trainer(), str(tmp_path))
+    assert {file: file.read_bytes() for file in records} == written and len(records) == 5
+    assert capsys.readouterr().out.count("damaged line was set aside") == len(records)
+    assert run_files.read_executed(tmp_path) == ["patch"]
 
 
 def test_checkpoint_without_a_rank_file_not_published(trainer, monkeypatch):
