@@ -487,6 +487,38 @@ def test_other_batches_and_another_model_are_refused(trainer, tmp_path):
     resume_step(at(0, train_batch_size=8), "")
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["gone", "new"])
+@pytest.mark.parametrize("key", ["rope_scaling", "hidden_size", "first_k_dense_replace"])
+def test_a_key_that_one_of_two_models_has_is_named(trainer, tmp_path, first, key):
+    """As a scaling of rotary embeddings that was added to the model's folder."""
+    known = {"hidden_size": 32, "num_hidden_layers": 4, "rope_scaling": {"type": "linear", "factor": 2}}
+    configs = [{**known, key: 8}, {name: value for name, value in known.items() if name != key}]
+    for step, config in zip((2, 0), configs if first else configs[::-1], strict=True):
+        (tmp_path / "model").mkdir(exist_ok=True)
+        (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+        made = trainer(step)
+        made.config.merge_with({"actor_rollout_ref": {"model": {"path": str(tmp_path / "model")}}})
+        if step:
+            save_step(made, CheckpointSettings())
+            process_publisher().logged(step, {})
+    then, now = ("8", "None") if first else ("None", "8")
+    with pytest.raises(CheckpointError, match=f"config.json has {key}={then}, and the one of .* has {now}; give the"):
+        resume_step(made, "")
+
+
+@pytest.mark.parametrize("key", ["_name_or_path", "torch_dtype", "transformers_version", "use_cache"])
+def test_a_key_that_says_nothing_of_the_model_may_come_and_go(trainer, tmp_path, key):
+    for step, config in ((2, {"hidden_size": 32}), (0, {"hidden_size": 32, key: "other"})):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        made = trainer(step)
+        made.config.merge_with({"actor_rollout_ref": {"model": {"path": str(tmp_path)}}})
+        if step:
+            save_step(made, CheckpointSettings())
+            process_publisher().logged(step, {})
+    resume_step(made, "")
+    assert made.global_steps == 2
+
+
 def test_a_checkpoint_that_says_less_is_gone_on_from(trainer, monkeypatch, capsys):
     """As earlier versions wrote them."""
     known = {"step", "data", "data_sha256", "kl_coefficient"}
