@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType
 
 from post_training.checkpoint.durable import write_durably, write_text_durably
-from verl_patches.features.measure.run_files import PATCHES
+from post_training.report.metrics import PATCHES
 
 BY_STEP = ("metrics.jsonl", "faults.jsonl", "alerts.jsonl")
 # The keys without which a line of a file cannot be used, and what they hold.
