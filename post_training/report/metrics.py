@@ -51,6 +51,7 @@ COLLECTIVES_PREFIX = "collectives/"
 # Of events.jsonl: the first event of every start, and how one ended, with `status` and `message`.
 BEGAN, ENDED = "ray_ready", "ended"
 MEMORY = "memory"  # the folder with a file for each die
+PATCHES = "patches"  # the folder with a file of executed patches for each process
 # Forwards of a rollout without a prompt, and how often its ranks exchanged what they run.
 DECODE_STEPS, AGREEMENTS = "rollout/decode_steps", "rollout/agreements"
 # Ranks x graph size summed over those forwards, and the sum with sequences spread evenly over the ranks.

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -148,3 +149,36 @@ def test_a_killed_process_leaves_what_it_wrote(tmp_path):
     process.stdout.close()
     (written,) = tmp_path.iterdir()
     assert json.loads(written.read_text())["operators"]["aclnnAdds"]["calls"] == 1
+
+
+def taken() -> int:
+    """MiB of die 0 that this process has."""
+    return meters.snapshot()["memory"]["0"]["allocated"] >> 20
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_phases_within_others_leave_their_peaks(seed):
+    """Memory comes and goes in phases that begin within others, whose peaks are those of what was seen meanwhile."""
+    draw, held, peaks, opened = random.Random(seed), [], {}, []
+    torch.npu.synchronize()
+    with contextlib.ExitStack() as phases:
+        for number in range(12):
+            torch.npu.empty_cache()
+            action = draw.choice(["take", "take", "give", "begin", "begin", "end"])
+            if action == "take":  # torch_npu asks for whole blocks of 2 MiB, and for 32 bytes more than a tensor has
+                held.append(torch.empty((draw.choice([31, 47, 63]) << 20), dtype=torch.uint8, device="npu"))
+            elif action == "give" and held:
+                held.pop(draw.randrange(len(held)))
+                torch.npu.empty_cache()
+            elif action == "begin":
+                opened.append((f"phase {number}", phases.enter_context(contextlib.ExitStack())))
+                opened[-1][1].enter_context(meters.phase(opened[-1][0]))
+                peaks[opened[-1][0]] = 0
+            elif action == "end" and opened:
+                opened.pop()[1].close()
+            for name, _ in opened:
+                peaks[name] = max(peaks[name], taken())
+    found = {name: each["peak_bytes"].get("0", 0) >> 20 for name, each in meters.snapshot()["phases"].items()}
+    held.clear()
+    torch.npu.empty_cache()
+    assert len(found) > 1 and found == peaks

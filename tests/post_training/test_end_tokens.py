@@ -76,6 +76,18 @@ def test_another_folder_of_generation_settings_is_read(tmp_path):
     assert all(end_tokens(tmp_path, 2, generation=word).tokens == (2, 7) for word in ("vllm", "auto"))
 
 
+@pytest.mark.parametrize("of_model", [None, {"eos_token_id": 5}], ids=["no file", "file"])
+@pytest.mark.parametrize("of_other", [None, {"eos_token_id": [8, 9]}, {"pad_token_id": 0}], ids=str)
+def test_another_folder_may_lack_the_file_that_the_model_has(tmp_path, of_model, of_other):
+    """vLLM reads everything from the folder that it is given, config.json too."""
+    other = tmp_path / "other"
+    other.mkdir()
+    write(tmp_path, 7, of_model)
+    write(other, 3, of_other)
+    found = set(end_tokens(tmp_path, 2, generation=str(other)).tokens)
+    assert found == stops_of_vllm(other, 2, {2, 3, 5, 7, 8, 9})
+
+
 def test_the_line_of_the_start_names_tokens_and_files(tmp_path):
     write(tmp_path, 151643, {"eos_token_id": [151643, 151645]})
     assert str(end_tokens(tmp_path, 151645)) == (

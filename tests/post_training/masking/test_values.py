@@ -31,6 +31,24 @@ def test_value_below_secret_name_masked(name):
     assert masked({name: VALUE, "project": f"x-{VALUE}"}, {}) == {name: "***", "project": "x-***"}
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "below",
+    [
+        lambda value: value,
+        lambda value: [value, "x"],
+        lambda value: {"user": value},
+        lambda value: {"a": {"b": {"c": value}}},
+        lambda value: [{"a": [value]}, None],
+    ],
+    ids=["value", "list", "group", "deep", "mixed"],
+)
+def test_value_anywhere_below_secret_name_masked_elsewhere(name, below):
+    """However deep it lies: a log line that quotes it shows it no more than the configuration does."""
+    config = {"a": {name: below(VALUE)}, "note": f"logged in with {VALUE}", VALUE: [f"x{VALUE}"]}
+    assert VALUE not in json.dumps(masked(config, {}))
+
+
 @pytest.mark.parametrize(("text", "secret"), texts())
 def test_text_with_secret_masked(text, secret):
     assert secret in text

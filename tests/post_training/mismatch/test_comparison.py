@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from dataclasses import replace
 
@@ -15,10 +16,11 @@ from post_training.mismatch.dumps import Captured, TokenSequence
 from post_training.mismatch.points import in_order, in_words, of_layer, split
 from post_training.mismatch.report import as_json, render_page, sentence, shown, table
 from tests.html_pages import StrictPage
-from tests.post_training.mismatch.synthetic import CHOSEN, EXPERTS, LAYERS, TOKENS, changed, dump
+from tests.post_training.mismatch.synthetic import CHOSEN, EXPERTS, LAYERS, SEQUENCES, TOKENS, changed, dump
 
 ROLLOUT, TRAINING = dump("rollout"), dump("training")
 EVERY = in_order(set(TRAINING.points))
+FIRST_ROWS = (0, len(SEQUENCES[0].tokens))
 
 
 def first(rollout, training=TRAINING):
@@ -120,6 +122,28 @@ def test_a_near_tie_is_told_and_what_follows_it_is_not_judged():
     for row in (5, 0):
         again = changed(other, of_layer(1, points.ATTENTION), lambda values: values * 2, [row])
         assert compare(again, TRAINING, allowing).first.point == of_layer(1, points.ATTENTION)
+
+
+def is_judged(swaps, point, row):
+    """By the words of `compare`: other experts of a token count from their layer on, and in the layers behind for every
+    later token of its sequence. swaps: (layer, row)."""
+    layer, part = split(point)
+    begin = FIRST_ROWS[row >= FIRST_ROWS[1]]
+    seen = layer if layer is not None else 0 if point == points.EMBEDDING else LAYERS
+    own = part in points.OF_A_LAYER[points.OF_A_LAYER.index(points.EXPERTS) + 1 :] and (layer, row) in swaps
+    return not own and not any(at < seen and begin <= swapped <= row for at, swapped in swaps)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tokens_behind_any_swap_are_not_judged(seed):
+    draw = random.Random(seed)
+    swaps = draw.sample([(layer, row) for layer in range(LAYERS) for row in range(TOKENS)], draw.randint(2, 4))
+    other = ROLLOUT
+    for layer, row in swaps:
+        other = swap(other, layer, row, *unchosen(row, layer))
+    for result in compare(other, TRAINING, Tolerance(1e-4, 1e-3, 1.0)).results:
+        rows = TRAINING.points[result.point].rows.tolist()
+        assert result.judged == sum(is_judged(swaps, result.point, row) for row in rows), result.point
 
 
 def test_more_swaps_than_near_ties_are_a_fault():

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from post_training.models.families import families, sizes_of
@@ -56,6 +57,29 @@ def test_the_optimizer_needs_the_host():
     # Experts have no replica to share with: 12 bytes for each element of a rank.
     assert kept.optimizer == pytest.approx(12 * (2818572288 + (3386509312 - 2818572288) // 8), rel=1e-6)
     assert kept.phases["update"] > DIE > swapped.phases["update"]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_optimizer_has_what_adamw_keeps_of_its_share(precision):
+    """Megatron gives torch's AdamW float32 copies of bfloat16 weights, and of a float32 model the weights themselves.
+    Replicas share dense weights, and those that have the same experts share these."""
+    weights = torch.ones(64, dtype=getattr(torch, precision))
+    main = torch.nn.Parameter(weights if precision == "float32" else weights.float())
+    main.grad, optimizer = torch.ones(64), torch.optim.AdamW([main])
+    optimizer.step()
+    kept = [each for each in optimizer.state[main].values() if each.numel() == 64]
+    kept += [main] if main.data_ptr() != weights.data_ptr() else []
+    planned = job("true_weight", f"actor_rollout_ref.overlay.precision={precision}")
+    train, shares = planned.train, []
+    for rank in range(0, train.world_size, train.world_size // train.pp):
+        pieces = planned.table.megatron(train, rank)
+        dense, experts = (
+            sum(prod(each.extents) for each in pieces if (".mlp.experts." in each.canonical) is of_experts)
+            for of_experts in (False, True)
+        )
+        shares.append(dense / train.dp + experts / (train.dp / train.ep))
+    memory = device_memory(planned, DIE, 0)
+    assert memory.optimizer == pytest.approx(max(shares) * sum(each.nbytes for each in kept) / 64, rel=1e-6)
 
 
 def test_the_update_follows_the_number_of_layers_that_the_key_recomputes():

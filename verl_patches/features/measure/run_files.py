@@ -13,10 +13,8 @@ from typing import Any
 
 from post_training.masking import masked
 from post_training.report.heartbeat import HEARTBEAT
-from post_training.report.metrics import MEMORY, read_entries
+from post_training.report.metrics import MEMORY, PATCHES, read_entries
 from post_training.report.samples import FIRST, LAST, Sample
-
-PATCHES = "patches"
 
 # Of this process: what it has written, and the most of its device's memory by phase.
 _written: set[str] = set()

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import NoneType
 
 from post_training.checkpoint.durable import write_durably, write_text_durably
+from post_training.report.metrics import PATCHES
 
 BY_STEP = ("metrics.jsonl", "faults.jsonl", "alerts.jsonl")
 # The keys without which a line of a file cannot be used, and what they hold.
@@ -17,8 +18,9 @@ _NEEDED: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "faults.jsonl": {"step": (int, NoneType), "time": (int, float), "kind": str, "message": str},
     "alerts.jsonl": {"step": int},
     "events.jsonl": {"time": (int, float), "event": str},
-    "patches.jsonl": {"executed": list},
 }
+# The same of every process's own file in the folder `PATCHES`.
+_NEEDED_OF_PATCHES: Mapping[str, type] = {"executed": list}
 DAMAGED = ".damaged"
 """What is added to a file's name for the lines of it that were set aside."""
 
@@ -29,14 +31,14 @@ def set_aside_damaged(folder: Path) -> list[str]:
     Returns a sentence for each file that had such lines. An unfinished last line stays: it may still be being written.
     """
     sentences = []
-    for name, needed in _NEEDED.items():
-        path = folder / name
+    of_patches = dict.fromkeys(sorted((folder / PATCHES).glob("*.jsonl")), _NEEDED_OF_PATCHES)
+    for path, needed in ({folder / name: needed for name, needed in _NEEDED.items()} | of_patches).items():
         complete, _, unfinished = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
         lines = [line for line in complete.split(b"\n") if line.strip()]
         bad = [line for line in lines if not _is_record(line, needed)]
         if not bad:
             continue
-        with path.with_name(name + DAMAGED).open("ab") as aside:
+        with path.with_name(path.name + DAMAGED).open("ab") as aside:
             aside.writelines(line + b"\n" for line in bad)
         kept = [line + b"\n" for line in lines if _is_record(line, needed)]
         write_durably(path, [*kept, unfinished], 0, lambda _: None)

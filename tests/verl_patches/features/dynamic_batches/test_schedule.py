@@ -1,6 +1,7 @@
 """How a batch passes Megatron's schedule, which is stood in for: cut anew on the way in, in order on the way out."""
 
 import math
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -24,6 +25,7 @@ from verl_patches.features.dynamic_batches.schedule import (
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
+from verl_patches.workers.actor.megatron_actor import forward_backward_whole_batch
 
 LENGTHS = [3, 9, 1, 4, 2, 7, 5, 1]
 UPDATE = "actor_rollout_ref.actor.use_dynamic_bsz=true"
@@ -181,6 +183,27 @@ def test_each_pass_has_verls_keys():
 def test_what_does_not_go_together_is_refused(other, says):
     with pytest.raises(ConfigurationError, match=says):
         check_configuration(compose("rehearsal", [UPDATE, other]))
+
+
+@pytest.mark.parametrize(
+    ("trains", "forward_only", "tokens"), [(True, False, 96), (True, True, 64), (False, True, 128)]
+)
+@pytest.mark.parametrize("left_out", ["", "update", "old_log_prob", "ref"])
+def test_each_pass_is_cut_by_its_own_limit(monkeypatch, trains, forward_only, tokens, left_out):
+    """The worker of the reference policy has no optimizer, by which its forward is told from the actor's."""
+    limits = {"update": 96, "old_log_prob": 64, "ref": 128} | ({left_out: None} if left_out else {})
+    monkeypatch.setattr(TokenLimits, "of", lambda settings: TokenLimits(**limits))
+    found = []
+
+    def upstream(actor, data, *, forward_only):
+        found.append((dynamic._limits[-1:], data.meta_info.get("micro_batch_size")))
+        return {}
+
+    actor = SimpleNamespace(actor_optimizer=object() if trains else None)
+    data = SimpleNamespace(batch=whole_batch(), meta_info={})
+    forward_backward_whole_batch(upstream, actor, data, forward_only=forward_only)
+    expected = [each for each in limits.values() if each == tokens]
+    assert found == [(expected, len(LENGTHS) if expected else None)] and not dynamic._limits
 
 
 def test_passes_of_which_nothing_is_said_follow_the_update():

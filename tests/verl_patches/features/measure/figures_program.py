@@ -32,6 +32,12 @@ REPORTED = {
     "same": ({"actor/pg_loss": 1.0, "actor/ppo_kl": 0.5}, {"actor/pg_loss": 2.0, "actor/ppo_kl": 0.25}),
     "other": ({"actor/pg_loss": 1.0, "actor/ppo_kl": 0.5}, {"actor/pg_loss": 2.0, "actor/kl_loss": 0.25}),
 }
+# What each rank has seen, by case: differences of log-probs by token, probabilities that were left by drawn token.
+SEEN: dict[str, list[tuple[list[float], list[float]]]] = {
+    "both": [([3.0, 1.0], [0.5]), ([0.25] * 6, [1.0, 0.75, 0.75])],
+    "one": [([], []), ([0.5, 1.5, 4.0], [0.25, 0.5])],
+    "none": [([], []), ([], [])],
+}
 
 
 def told(call: Callable[[], Any]) -> Any:
@@ -49,6 +55,14 @@ def started(stages: tuple[str, ...]) -> StepRecord:
     return record
 
 
+def of_a_step(differences: list[float], left: list[float]) -> StepRecord:
+    """The record of a rank that has seen these."""
+    record, rollout = StepRecord(), torch.tensor([differences])
+    record.difference.add(rollout, torch.zeros_like(rollout), torch.ones_like(rollout))
+    record.drew(sum(left), len(left))
+    return record
+
+
 def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     torch.npu.set_device(rank)
@@ -57,6 +71,8 @@ def main(folder: Path) -> None:
         name: told(lambda o=o: largest_over_ranks(o if rank else ONE)) for name, o in OTHERS.items()
     }
     found["step"] = told(lambda: agreed(started(("ref", "update") if rank else ("rollout", "update"))))
+    for name, seen in SEEN.items():
+        found[f"means {name}"] = agreed(of_a_step(*seen[rank]))
     device = torch.device("npu", rank)
     for name, of_ranks in REPORTED.items():
         found[f"sums {name}"] = told(lambda of=of_ranks: sums_over_ranks(of[rank], KNOWN, device, None))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from statistics import fmean
 
 import pytest
 
 from tests.ranks import run_ranks
+from tests.verl_patches.features.measure.figures_program import SEEN
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +38,19 @@ def test_other_names_rejected_with_the_difference(ranks, case, difference):
         "same code and settings, which scripts/doctor.py --ray ADDRESS compares"
     )
     assert [rank[case] for rank in ranks] == [sentence] * 2
+
+
+@pytest.mark.parametrize("case", SEEN)
+def test_means_are_over_the_tokens_of_all_ranks(ranks, case):
+    """A rank with more tokens weighs more, and one without any takes nothing away."""
+    differences, left = ([each for of_rank in SEEN[case] for each in of_rank[part]] for part in (0, 1))
+    expected = {}
+    if differences:
+        expected |= {"training/rollout_logprob_diff_mean": fmean(differences)}
+        expected |= {"training/rollout_logprob_diff_max": max(differences)}
+    if left:
+        expected |= {"rollout/kept_probability": fmean(left)}
+    assert [rank[f"means {case}"] for rank in ranks] == [pytest.approx(expected)] * 2
 
 
 def test_reported_sums_are_of_the_same_name(ranks):

@@ -20,6 +20,7 @@ from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.manifest import Manifest
 from post_training.report.metrics import read_entries, read_records
 from verl_patches.features.data_order.order import DataOrderError
+from verl_patches.features.measure import run_files
 from verl_patches.features.training_checkpoint import circumstances
 from verl_patches.features.training_checkpoint import trainer as saving
 from verl_patches.features.training_checkpoint.feature import CheckpointSettings, KeepBest
@@ -486,6 +487,38 @@ def test_other_batches_and_another_model_are_refused(trainer, tmp_path):
     resume_step(at(0, train_batch_size=8), "")
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["gone", "new"])
+@pytest.mark.parametrize("key", ["rope_scaling", "hidden_size", "first_k_dense_replace"])
+def test_a_key_that_one_of_two_models_has_is_named(trainer, tmp_path, first, key):
+    """As a scaling of rotary embeddings that was added to the model's folder."""
+    known = {"hidden_size": 32, "num_hidden_layers": 4, "rope_scaling": {"type": "linear", "factor": 2}}
+    configs = [{**known, key: 8}, {name: value for name, value in known.items() if name != key}]
+    for step, config in zip((2, 0), configs if first else configs[::-1], strict=True):
+        (tmp_path / "model").mkdir(exist_ok=True)
+        (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+        made = trainer(step)
+        made.config.merge_with({"actor_rollout_ref": {"model": {"path": str(tmp_path / "model")}}})
+        if step:
+            save_step(made, CheckpointSettings())
+            process_publisher().logged(step, {})
+    then, now = ("8", "None") if first else ("None", "8")
+    with pytest.raises(CheckpointError, match=f"config.json has {key}={then}, and the one of .* has {now}; give the"):
+        resume_step(made, "")
+
+
+@pytest.mark.parametrize("key", ["_name_or_path", "torch_dtype", "transformers_version", "use_cache"])
+def test_a_key_that_says_nothing_of_the_model_may_come_and_go(trainer, tmp_path, key):
+    for step, config in ((2, {"hidden_size": 32}), (0, {"hidden_size": 32, key: "other"})):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        made = trainer(step)
+        made.config.merge_with({"actor_rollout_ref": {"model": {"path": str(tmp_path)}}})
+        if step:
+            save_step(made, CheckpointSettings())
+            process_publisher().logged(step, {})
+    resume_step(made, "")
+    assert made.global_steps == 2
+
+
 def test_a_checkpoint_that_says_less_is_gone_on_from(trainer, monkeypatch, capsys):
     """As earlier versions wrote them."""
     known = {"step", "data", "data_sha256", "kl_coefficient"}
@@ -548,6 +581,24 @@ def test_damaged_lines_set_aside_counted_and_said(trainer, tmp_path, capsys, dam
     assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == (damage + b"\n") * 2
     assert [record.step for record in read_records(metrics)] == [1, 2]
     assert read_entries(tmp_path / "events.jsonl") == [{"time": 1.0, "event": "ray_ready"}]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_every_record_that_a_run_writes_may_be_damaged(trainer, tmp_path, monkeypatch, capsys, damage):
+    """Whatever files a run writes a line at a time, in folders too."""
+    monkeypatch.setattr(run_files, "_written", set())
+    files = run_files.RunFiles(str(tmp_path))
+    files.step(1, {"a": 0.5}), files.note("ray_ready"), files.fault("kind", "message", 1), files.executed(["patch"])
+    files.alert({"step": 1, "alert": "kl", "message": "high"})
+    records = sorted(tmp_path.rglob("*.jsonl"))
+    written = {file: file.read_bytes() for file in records}
+    for file in records:
+        file.write_bytes(damage + b"\n" + written[file])
+    saved(trainer, 2)
+    resume_step(trainer(), str(tmp_path))
+    assert {file: file.read_bytes() for file in records} == written and len(records) == 5
+    assert capsys.readouterr().out.count("damaged line was set aside") == len(records)
+    assert run_files.read_executed(tmp_path) == ["patch"]
 
 
 def test_checkpoint_without_a_rank_file_not_published(trainer, monkeypatch):
