@@ -8,13 +8,16 @@ readonly project_root
 source "$project_root/scripts/lib/terminal.sh"
 # shellcheck source=scripts/lib/environment.sh
 source "$project_root/scripts/lib/environment.sh"
+# shellcheck source=scripts/lib/documentation.sh
+source "$project_root/scripts/lib/documentation.sh"
 
 usage() {
     cat <<'USAGE'
 Usage: bash scripts/test.sh [--fast | --measure | PYTEST ARGUMENTS...]
 
-Sets up .venv/, runs ruff, mypy, import-linter and shellcheck, and then the tests. Without arguments it runs all tests,
-as CI does; what it does not know itself goes to pytest.
+Sets up .venv/ and .venv.docs/, runs ruff, mypy, import-linter and shellcheck,
+and then the tests. Without arguments it runs all tests, as CI does; what it
+does not know itself goes to pytest.
 
   --fast            leave out slow and exhaustive tests, and files that take long
   --measure         run all tests and write what each file costs to tests/durations.json
@@ -37,6 +40,7 @@ main() {
     fi
     cd "$project_root"
     environment_ensure "$project_root"
+    documentation_ensure "$project_root"
     local tools=$project_root/.venv/bin shell_scripts
     mapfile -d '' shell_scripts < <(find scripts deploy .ci -type f \( -name '*.sh' -o -path '.ci/run' \) -print0)
     "$tools/ruff" check .

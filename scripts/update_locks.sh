@@ -47,3 +47,5 @@ cd "$project_root/requirements"
 "$project_root/.venv/bin/uv" "${options[@]}" profiles.in -o profiles.lock
 # As those: another torch_npu, with a torch for the CPU alone. Where the index has none, UV_FIND_LINKS says who does.
 "$project_root/.venv/bin/uv" "${options[@]}" torch_npu_2.13.in -o torch_npu_2.13.lock
+# As those; the documentation has an environment of its own.
+"$project_root/.venv/bin/uv" "${options[@]}" docs.in -o docs.lock

@@ -191,7 +191,7 @@ def test_the_demonstrations_are_near_to_a_patch_and_to_nothing_else():
 
 
 def test_a_program_is_near_to_the_tests_that_start_it_by_its_path():
-    assert "tests/scripts/test_readme.py" in tiers("scripts/internal/update_readme_sample.py", ROOT)[0]
+    assert "tests/scripts/test_readme.py" in tiers("scripts/internal/update_sample_run.py", ROOT)[0]
     assert "tests/scripts/test_commands.py" in tiers("scripts/doctor.py", ROOT)[0]
     # They give it part by part: ROOT / "scripts" / "plan.py".
     assert "tests/post_training/plan/step_time/test_configured.py" in tiers("scripts/plan.py", ROOT)[0]

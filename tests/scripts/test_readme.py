@@ -1,4 +1,4 @@
-"""README.md agrees with the tree: its pins, its commands and its links."""
+"""README.md and the pages that it leads to agree with the tree: pins, commands, the sample run and links."""
 
 import re
 import tomllib
@@ -9,12 +9,12 @@ import pytest
 from tests.scripts.cluster_files import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
+PINS = ("docs/overview.md", "docs/overview.zh.md")
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 
 
 def pins_table():
-    """Returns the table of README.md that overlay/pins.toml asks for."""
+    """Return the table that overlay/pins.toml asks for."""
     rows = ["| upstream | on the cluster | where packages come from a registry |", "|---|---|---|"]
     for name, pin in tomllib.loads((ROOT / "overlay" / "pins.toml").read_text()).items():
         if not isinstance(pin, dict):
@@ -26,8 +26,20 @@ def pins_table():
     return "\n".join(rows)
 
 
-def test_pins_are_those_of_the_overlay():
-    assert pins_table() in README, f"README.md needs this table:\n{pins_table()}"
+@pytest.mark.parametrize("page", PINS)
+def test_pins_are_those_of_the_overlay(page):
+    assert pins_table() in (ROOT / page).read_text(), f"{page} needs this table:\n{pins_table()}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_readme_is_a_landing_page(name):
+    """One screen after another, and every cell of evidence leads to something that is there (test_documents.py)."""
+    lines = (ROOT / name).read_text().splitlines()
+    assert len(lines) < 150
+    assert {"    bash scripts/rehearse.sh", "    bash scripts/test.sh"} <= set(lines)
+    (header,) = (number for number, line in enumerate(lines) if re.match(r"\| (Model|模型) ", line))
+    rows = lines[header + 2 : lines.index("", header)]
+    assert len(rows) >= 10 and all(row.split(" | ")[-1].count("](") >= 1 for row in rows)
 
 
 def test_locks_hold_the_pinned_releases():
@@ -80,9 +92,9 @@ Done in 1:35: 3 steps on 4 emulated dies, seed 1
   patches         7 applied, 7 effective"""
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+@pytest.mark.parametrize("name", ["docs/rehearsal.md", "docs/rehearsal.zh.md"])
 def test_the_sample_run_is_replaced_by_a_command(name):
-    script = load_script("scripts/internal/update_readme_sample.py")
+    script = load_script("scripts/internal/update_sample_run.py")
     readme, printed = (ROOT / name).read_text(), PRINTED.format(root=ROOT)
     assert script.sample(printed, ROOT) == (SHOWN, 7)
     newer = script.with_sample(readme, SHOWN, 7)
@@ -96,6 +108,23 @@ def test_the_sample_run_is_replaced_by_a_command(name):
     for broken in (printed.replace("  files ", "  nothing "), printed.replace("7 effective", "6 effective"), ""):
         with pytest.raises(script.SampleError):
             script.sample(broken, ROOT)
+
+
+def test_sample_run_and_picture_are_of_one_run(tmp_path, monkeypatch):
+    script = load_script("scripts/internal/update_sample_run.py")
+    for name in script.BEGINS:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setattr(script, "PICTURE", tmp_path / "docs" / "sample_run.png")
+    (printed := tmp_path / "printed.txt").write_text(PRINTED.format(root=tmp_path))
+    assert script.main([str(printed)]) == 2 and not script.PICTURE.exists()
+    (drawn := tmp_path / "outputs" / "rehearsal" / "1" / "report.png").parent.mkdir(parents=True)
+    drawn.write_bytes(b"picture")
+    assert script.main([str(printed)]) == 0 and script.PICTURE.read_bytes() == b"picture"
+    for name in script.BEGINS:
+        text = (tmp_path / name).read_text()
+        assert "Done in 1:35" in text and "](sample_run.png)" in text
 
 
 def test_requirements_name_no_host():

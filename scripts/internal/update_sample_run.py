@@ -1,24 +1,25 @@
 #!/usr/bin/env python3
-"""Puts a rehearsal's output into README.md and README.zh.md as their sample run, dated to the patches that it applied.
+"""Puts a rehearsal into the documents as their sample run: its output into docs/rehearsal.md, its picture beside that.
 
-bash scripts/rehearse.sh | tee rehearsal.txt; python scripts/internal/update_readme_sample.py rehearsal.txt
+bash scripts/rehearse.sh | tee rehearsal.txt; python scripts/internal/update_sample_run.py rehearsal.txt
 """
 
 import argparse
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = ("Done in", "reward", "seconds a step", "start-up", "weights", "patches")
-BEGINS = {"README.md": "## What it printed\n", "README.zh.md": "## 它的输出\n"}
+PICTURE = ROOT / "docs" / "sample_run.png"
+BEGINS = {"docs/rehearsal.md": "## What it prints\n", "docs/rehearsal.zh.md": "## 它的输出\n"}
 INTRODUCTIONS = {
-    "README.md": (
-        "A second run (environment and checkpoint made before) on 2 otherwise idle cores, when the overlay had "
-        "{patches} patches:"
+    "docs/rehearsal.md": (
+        "A second run (environment and checkpoint made before) on 2 cores, when the overlay had {patches} patches:"
     ),
-    "README.zh.md": "第二次运行（环境与 checkpoint 已就绪），机器有 2 个空闲核，overlay 当时有 {patches} 个补丁：",
+    "docs/rehearsal.zh.md": "第二次运行（环境与 checkpoint 已就绪），2 个核，overlay 当时有 {patches} 个补丁：",
 }
 END = "\n`outputs/rehearsal/latest/report.png`"
 
@@ -28,7 +29,7 @@ class SampleError(ValueError):
 
 
 def sample(output: str, root: Path) -> tuple[str, int]:
-    """What README.md shows of a rehearsal's output, with paths inside `root` relative, and its number of patches.
+    """Return what the documents show of a rehearsal's output, with paths inside `root` relative, and its patches.
 
     Of the steps these are the first and the last, and of the summary the lines that stand for themselves.
 
@@ -54,27 +55,42 @@ def _entries(summary: str, names: Sequence[str]) -> Iterator[str]:
     return (entry for entry in entries if entry.strip().startswith(tuple(names)))
 
 
-def with_sample(readme: str, text: str, patches: int) -> str:
-    """README.md or README.zh.md with the sample replaced."""
-    name = next(name for name, begin in BEGINS.items() if begin in readme)
-    before, begin, rest = readme.partition(BEGINS[name])
+def picture(output: str) -> Path:
+    """Return the picture of the rehearsal that printed `output`.
+
+    Raises:
+        SampleError: the rehearsal did not end, or its folder is gone.
+    """
+    folder = re.search(r"^ +files +(\S+)$", output, re.MULTILINE)
+    if folder is None or not (found := Path(folder[1]) / "report.png").is_file():
+        raise SampleError("the folder of this rehearsal has no report.png")
+    return found
+
+
+def with_sample(page: str, text: str, patches: int) -> str:
+    """Replace the sample of docs/rehearsal.md or of its Chinese sister."""
+    name = next(name for name, begin in BEGINS.items() if begin in page)
+    before, begin, rest = page.partition(BEGINS[name])
     _, end, after = rest.partition(END)
     indented = "\n".join(f"    {line}".rstrip() for line in text.splitlines())
     return f"{before}{begin}\n{INTRODUCTIONS[name].format(patches=patches)}\n\n{indented}\n{end}{after}"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Rewrites the README of both languages; 2 if the output cannot be used."""
+    """Rewrite the pages of both languages and the picture; 2 if the output cannot be used."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path, help="what scripts/rehearse.sh printed")
     options = parser.parse_args(arguments)
     try:
-        text, patches = sample(options.output.read_text(), ROOT)
+        output = options.output.read_text()
+        text, patches = sample(output, ROOT)
+        drawn = picture(output)
     except SampleError as error:
         print(f"error: {options.output}: {error}", file=sys.stderr)
         return 2
     for name in BEGINS:
         (ROOT / name).write_text(with_sample((ROOT / name).read_text(), text, patches))
+    shutil.copyfile(drawn, PICTURE)
     return 0
 
 
