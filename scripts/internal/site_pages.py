@@ -1,8 +1,8 @@
 """The pages of the documentation site: MkDocs reads copies of the repository's documents from one folder.
 
 The documents are written for GitHub and stay so. This hook of mkdocs.yml changes the copies: a link to a document leads
-to its page, and one to source code to a page that shows it; headings get the anchors that GitHub gives them, those of the
-English page in both languages, so that a link fits either; and lists are indented as Python-Markdown wants them.
+to its page, and one to source code to a page that shows it; headings get the anchors that GitHub gives them, those of
+the English page in both languages, so that a link fits either; and lists are indented as Python-Markdown wants them.
 """
 
 from __future__ import annotations
