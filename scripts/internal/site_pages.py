@@ -140,16 +140,18 @@ class Site:
         """Write all pages, pictures and the source files to which they link."""
         documents = [str(path.relative_to(self.root)) for path in (self.root / "docs").rglob("*") if path.is_file()]
         for document in sorted([*BESIDE_THE_CODE, *documents]):
-            target = self.pages / str(self.page_of(document))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if target.suffix == ".md":
-                target.write_text(self.page(document), encoding="utf-8")
-            else:
-                shutil.copyfile(self.root / document, target)
+            page = str(self.page_of(document))
+            content = self.page(document).encode() if page.endswith(".md") else (self.root / document).read_bytes()
+            self._write_changed(page, content)
         for source in self.sources:
-            target = self.pages / _source_page_name(source)
+            self._write_changed(_source_page_name(source), self.source_page(source).encode())
+
+    def _write_changed(self, page: str, content: bytes) -> None:
+        """Write a page unless it is there: `mkdocs serve` watches the folder, and would build for ever."""
+        target = self.pages / page
+        if not target.exists() or target.read_bytes() != content:
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(self.source_page(source), encoding="utf-8")
+            target.write_bytes(content)
 
     def page(self, document: str) -> str:
         """Return the page of a document."""

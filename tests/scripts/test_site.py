@@ -160,6 +160,19 @@ def test_pages_show_what_github_shows(tmp_path: Path) -> None:
         assert Counter(COUNTED.findall(shown)) == Counter(COUNTED.findall(referee.render(original))), name
 
 
+def test_only_changed_pages_are_written_again(small: Path) -> None:
+    """`mkdocs serve` watches what it builds from: a page that is written without need would start another build."""
+    copies = site_pages.Site(small, small / "pages")
+    copies.write()
+    before = {path: path.stat().st_mtime_ns for path in (small / "pages").rglob("*") if path.is_file()}
+    (small / "docs" / "data.md").write_text("# Another title\n\n## Part\n")
+    copies.write()
+    changed = {path.name for path, time in before.items() if path.stat().st_mtime_ns != time}
+    # The Chinese page has the anchors of the English one.
+    assert changed == {"data.md", "data.zh.md"}
+    assert (small / "pages" / "data.zh.md").read_text().startswith("# Title {#another-title}")
+
+
 def test_lists_indented_by_four() -> None:
     text = "1. First:\n\n       code\n\n   - inner\n     goes on\n2. Second\n\nText:\n- one\n\n  more\n"
     assert site_pages.with_indented_lists(text) == (
