@@ -122,7 +122,7 @@ def _source_page_name(path: str) -> str:
     return f"source/{path.replace('.', '-')}.md"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Site:
     """The pages that are written to the folder `pages`, from the repository at `root`."""
 
