@@ -21,7 +21,6 @@ import overlay
 from tests.demonstrations import Upstream, demonstrates
 from tests.demonstrations.vllm_patches import module_with
 from verl_patches.features import settings
-from verl_patches.features.alerts.feature import ALERTS
 from verl_patches.features.answer_ends.feature import ANSWER_ENDS
 from verl_patches.features.chunked_log_probs.deferred import DeferredLogits
 from verl_patches.features.chunked_log_probs.feature import CHUNKED_LOG_PROBS
@@ -40,28 +39,22 @@ from verl_patches.features.compatibility.feature import (
 from verl_patches.features.critic import tokens
 from verl_patches.features.critic.feature import CRITIC
 from verl_patches.features.critic.warmup import ENDS_STEP
-from verl_patches.features.data_order.feature import DATA_ORDER
 from verl_patches.features.dynamic_batches.feature import DYNAMIC_BATCHES
-from verl_patches.features.dynamic_sampling import source as prompt_source
-from verl_patches.features.dynamic_sampling.feature import DYNAMIC_SAMPLING
 from verl_patches.features.exact_loss import schedule
 from verl_patches.features.exact_loss.feature import EXACT_LOSS
 from verl_patches.features.expert_sets.feature import EXPERT_SETS
-from verl_patches.features.first_placement.feature import FIRST_PLACEMENT
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.measure import serialized, step_record
 from verl_patches.features.measure.feature import MEASURE, MeasureSettings
 from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY
-from verl_patches.features.overlong.feature import OVERLONG_FILTERING, OVERLONG_PENALTY
 from verl_patches.features.partial_rollout.feature import PARTIAL_ROLLOUT
 from verl_patches.features.precision.feature import PRECISION
-from verl_patches.features.profile.feature import PROFILE, ProfileSettings
+from verl_patches.features.profile.feature import PROFILE
 from verl_patches.features.request_noise.feature import REQUEST_NOISE
 from verl_patches.features.reshard.feature import RESHARD, WHOLE_WEIGHTS
 from verl_patches.features.residency.feature import PHASES
-from verl_patches.features.rollout_correction.feature import ROLLOUT_CORRECTION
 from verl_patches.features.router_balance.feature import ROUTER_BALANCE
 from verl_patches.features.sample_handles.feature import SAMPLE_HANDLES
 from verl_patches.features.sequence_ratio.feature import SEQUENCE_RATIO
@@ -240,148 +233,6 @@ def a_bad_combination_is_refused(body):
     return len(upstream.calls)
 
 
-@demonstrates(f"{TRAINER}._create_dataloader", DATA_ORDER)
-def the_place_in_the_data_is_two_integers(body):
-    config = {"data": {"train_batch_size": 2, "shuffle": True}}
-    trainer = SimpleNamespace(config=OmegaConf.create(config), train_dataset=[0, 1, 2], total_training_steps=1)
-
-    def upstream(self, *arguments):
-        self.train_dataloader = SimpleNamespace(state_dict=lambda: "upstream")
-
-    body(upstream, trainer, None, None, None, None)
-    return trainer.train_dataloader.state_dict()
-
-
-@demonstrates(f"{TRAINER}._create_dataloader", DYNAMIC_SAMPLING)
-def the_loader_filters_its_prompts(body):
-    config = {
-        "data": {"train_batch_size": 2, "shuffle": True},
-        "actor_rollout_ref": {"rollout": {"n": 2}},
-        "algorithm": {"filter_groups": {"enable": True, "metric": "acc"}},
-        "trainer": {"total_epochs": 1},
-    }
-    trainer = SimpleNamespace(config=OmegaConf.create(config), train_dataset=[0, 1, 2], total_training_steps=1)
-    with mock.patch.object(prompt_source, "_source", None):
-        body(lambda self, *_: setattr(self, "train_dataloader", "upstream"), trainer, None, None, None, None)
-    return type(trainer.train_dataloader).__name__
-
-
-@demonstrates(f"{TRAINER}._create_dataloader", PARTIAL_ROLLOUT)
-def the_loader_chooses_after_the_rollout(body):
-    config = {
-        "data": {"train_batch_size": 2, "shuffle": True},
-        "actor_rollout_ref": {"rollout": {"n": 2}},
-        "trainer": {"total_epochs": 1},
-    }
-    trainer = SimpleNamespace(config=OmegaConf.create(config), train_dataset=[0, 1, 2], total_training_steps=1)
-    with mock.patch.object(prompt_source, "_source", None):
-        body(lambda self, *_: setattr(self, "train_dataloader", "upstream"), trainer, None, None, None, None)
-    return type(trainer.train_dataloader).__name__
-
-
-@demonstrates(f"{TRAINER}.init_workers", PARTIAL_ROLLOUT)
-def answers_are_those_that_are_finished(body):
-    source = SimpleNamespace(connect=lambda generate, multiple: None, answering="ours")
-    workers = SimpleNamespace(generate_sequences="upstream", world_size=2)
-    body(
-        lambda self: setattr(self, "actor_rollout_wg", workers),
-        SimpleNamespace(train_dataloader=source),
-    )
-    return workers.generate_sequences
-
-
-@demonstrates("verl.trainer.ppo.ray_trainer:_timer", DYNAMIC_SAMPLING)
-@demonstrates("verl.trainer.ppo.ray_trainer:_timer", PARTIAL_ROLLOUT)
-def seconds_before_the_step_are_its_own(body):
-    source, timing = SimpleNamespace(seconds={"gen": 2.0}), {"gen": 1.0}
-    with mock.patch.object(prompt_source, "_source", source), body(lambda *_: contextlib.nullcontext(), "gen", timing):
-        pass
-    return timing
-
-
-class ExhaustedSource(prompt_source.PromptSource):
-    """A source that has no prompts left."""
-
-    def __init__(self):
-        self.ended_by = "no prompts are left"
-
-
-@demonstrates(f"{TRAINER}.init_workers", DYNAMIC_SAMPLING)
-def answers_are_those_of_the_source(body):
-    trainer = SimpleNamespace(train_dataloader=ExhaustedSource(), reward_fn=Upstream())
-    workers = SimpleNamespace(generate_sequences="upstream", world_size=2)
-    body(lambda self: setattr(self, "actor_rollout_wg", workers), trainer)
-    return getattr(workers.generate_sequences, "__name__", "upstream")
-
-
-@demonstrates(f"{TRAINER}.fit", DYNAMIC_SAMPLING)
-def the_end_of_the_prompts_is_the_end_of_the_run(body):
-    with instead_of("verl_patches.features.dynamic_sampling.ending.end_early"):
-        return asks_ours(lambda: body(Upstream(), SimpleNamespace(train_dataloader=ExhaustedSource())))
-
-
-@demonstrates(f"{TRAINER}.init_workers", OVERLONG_FILTERING)
-@demonstrates(f"{TRAINER}.init_workers", OVERLONG_PENALTY)
-def long_answers_cost_and_cut_ones_do_not_count(body):
-    config = {
-        "actor_rollout_ref": NO_MODEL,
-        "data": {"max_response_length": 4},
-        "reward_model": {"overlong_buffer": {"enable": True, "len": 2, "penalty_factor": 1.0}},
-    }
-    tokenizer = SimpleNamespace(eos_token_id=2)
-    trainer = SimpleNamespace(config=OmegaConf.create(config), reward_fn=len, tokenizer=tokenizer)
-    body(lambda self: setattr(self, "actor_rollout_wg", SimpleNamespace(update_actor=len)), trainer)
-    return trainer.reward_fn is len, trainer.actor_rollout_wg.update_actor is len
-
-
-@demonstrates(f"{TRAINER}.init_workers", ROLLOUT_CORRECTION)
-def the_update_gets_weights(body):
-    trainer = SimpleNamespace()
-    body(lambda self: setattr(self, "actor_rollout_wg", SimpleNamespace(update_actor=len)), trainer)
-    return trainer.actor_rollout_wg.update_actor is len
-
-
-@demonstrates(f"{TRAINER}.init_workers", MEASURE)
-def the_batch_is_reported(body):
-    config = OmegaConf.create({"actor_rollout_ref": NO_MODEL})
-    tokenizer = SimpleNamespace(eos_token_id=2)
-    trainer = SimpleNamespace(config=config, tokenizer=tokenizer, reward_fn=None, val_reward_fn=None)
-    body(lambda self: setattr(self, "actor_rollout_wg", SimpleNamespace(update_actor="upstream")), trainer)
-    return callable(trainer.actor_rollout_wg.update_actor)
-
-
-def event_noted(event, *arguments):
-    """A demonstration that an event is written to the run's files."""
-
-    def demonstration(body):
-        with output_folder() as folder:
-            body(Upstream(), SimpleNamespace(), *arguments)
-            return event in "".join(file.read_text() for file in folder.iterdir())
-
-    return demonstration
-
-
-demonstrates(f"{TRAINER}.__init__", MEASURE)(event_noted("data_ready", None))
-demonstrates(f"{TRAINER}.fit", MEASURE)(event_noted("training_begins"))
-
-
-@demonstrates(f"{TRAINER}.init_workers", ONPOLICY)
-def old_log_prob_is_answered_without_a_worker(body):
-    forward = Upstream()
-    trainer = SimpleNamespace()
-    body(lambda self: setattr(self, "actor_rollout_wg", SimpleNamespace(compute_log_prob=forward)), trainer)
-    trainer.actor_rollout_wg.compute_log_prob(SimpleNamespace(batch={"responses": torch.zeros(2, 3)}))
-    return len(forward.calls)
-
-
-@demonstrates(f"{TRAINER}.init_workers", LEARNING_RATE)
-def the_step_is_sent_with_the_batch(body):
-    trainer, batch = SimpleNamespace(global_steps=3), SimpleNamespace(meta_info={})
-    body(lambda self: setattr(self, "actor_rollout_wg", SimpleNamespace(update_actor=Upstream())), trainer)
-    trainer.actor_rollout_wg.update_actor(batch)
-    return batch.meta_info
-
-
 @demonstrates(f"{WORKER}.update_actor", LEARNING_RATE)
 def the_rate_follows_the_step(body):
     optim = {"lr": 1.0, "warmup_style": "constant", "lr_warmup_steps": 4, "total_training_steps": 8}
@@ -417,55 +268,11 @@ def a_step_goes_through_the_trackers_of_the_run(body):
     return trackers.return_value.log.call_count
 
 
-@demonstrates("verl.utils.tracking:Tracking.log", ALERTS)
-def a_step_is_held_against_the_rules(body):
-    with mock.patch("verl_patches.features.alerts.watcher.process_alerts") as alerts:
-        alerts.return_value.take.return_value = ""
-        body(Upstream(), SimpleNamespace(), data={"reward": 0.5}, step=1)
-    return [call.args for call in alerts.return_value.take.call_args_list]
-
-
-@demonstrates(f"{TRAINER}.fit", ALERTS)
-def an_alert_ends_the_run_with_the_step_saved(body):
-    from verl_patches.features.alerts.watcher import StoppedByAlert
-
-    saved = []
-    trainer = SimpleNamespace(
-        config=OmegaConf.create({"trainer": {"default_local_dir": "/nowhere"}}),
-        global_steps=3,
-        _save_checkpoint=lambda: saved.append(3),
-    )
-
-    def stopped(self):
-        raise StoppedByAlert("alert")
-
-    with mock.patch("verl_patches.features.alerts.watcher.process_publisher"), contextlib.suppress(Exception):
-        body(stopped, trainer)
-    return saved
-
-
 @demonstrates("verl.utils.tracking:Tracking.__del__", TRACKING)
 def trackers_that_were_refused_are_not_ended(body):
     upstream = Upstream()
     body(upstream, SimpleNamespace())
     return str(upstream.calls)
-
-
-@demonstrates(f"{TRAINER}.fit", TRACKING)
-def trackers_learn_how_the_training_ended(body):
-    def failing(self):
-        raise ValueError
-
-    with mock.patch("verl_patches.features.tracking.run._trackers") as trackers, contextlib.suppress(ValueError):
-        body(failing, SimpleNamespace())
-    return [call.args for call in trackers.close.call_args_list]
-
-
-@demonstrates("verl.utils.tracking:Tracking.log", MEASURE)
-def a_step_is_written(body):
-    with output_folder() as folder:
-        body(Upstream(), SimpleNamespace(), data={"reward": 0.5}, step=1)
-        return (folder / "metrics.jsonl").exists()
 
 
 @demonstrates("flash_attn.bert_padding", MEGATRON_ON_NPU)
@@ -915,7 +722,6 @@ for method in PHASE_OF_CRITICS_METHOD:
     demonstrates(f"{FSDP_CRITIC_WORKER}.{method}", WATCH)(phase_seen_within(SimpleNamespace()))
     demonstrates(f"{CRITIC_WORKER}.{method}", WATCH)(phase_seen_within(SimpleNamespace()))
 demonstrates(f"{FSDP_MANAGER}.__enter__", WATCH)(phase_seen_within(SimpleNamespace()))
-demonstrates(f"{TRAINER}.fit", WATCH)(phase_seen_within(SimpleNamespace()))
 demonstrates(f"{MANAGER}.__enter__", WATCH)(phase_seen_within(SimpleNamespace()))
 demonstrates("verl.trainer.ppo.reward:compute_reward", WATCH)(phase_seen_within(None, None))
 
@@ -949,13 +755,6 @@ def a_worker_gives_signs_of_life(body):
     return [call.args[0] for call in begun.call_args_list]
 
 
-@demonstrates(f"{TRAINER}.init_workers", WATCH)
-def the_training_loop_gives_signs_of_life(body):
-    with mock.patch("verl_patches.features.watch.signs.start_in_ray") as begun:
-        body(Upstream(), SimpleNamespace())
-    return [call.args[0] for call in begun.call_args_list]
-
-
 @demonstrates(f"{CHECKPOINTS}.save_checkpoint", TRAINING_CHECKPOINT)
 def ours_saves(body):
     module = "verl_patches.utils.checkpoint.megatron_checkpoint_manager"
@@ -968,28 +767,6 @@ def ours_loads(body):
     module = "verl_patches.utils.checkpoint.megatron_checkpoint_manager"
     with instead_of(f"{module}._rank_of"):
         return asks_ours(lambda: body(Upstream(), SimpleNamespace(), "folder"))
-
-
-@demonstrates(f"{TRAINER}._save_checkpoint", TRAINING_CHECKPOINT)
-def a_step_is_saved_by_ours(body):
-    config = OmegaConf.create({"actor_rollout_ref": {"actor": {"strategy": "megatron"}}})
-    with instead_of("verl_patches.features.training_checkpoint.trainer.save_step"):
-        return asks_ours(lambda: body(Upstream(), SimpleNamespace(config=config)))
-
-
-@demonstrates(f"{TRAINER}.init_workers", TRAINING_CHECKPOINT)
-def an_update_waits_for_the_checkpoint_before_it(body):
-    trainer = SimpleNamespace(actor_rollout_wg=SimpleNamespace(update_actor=None))
-    with mock.patch("verl_patches.features.training_checkpoint.trainer.process_publisher") as publisher:
-        body(Upstream(), trainer)
-    return len(publisher.return_value.finishing_first.call_args_list)
-
-
-@demonstrates(f"{TRAINER}.fit", TRAINING_CHECKPOINT)
-def the_end_of_a_run_waits_for_its_last_checkpoint(body):
-    with mock.patch("verl_patches.features.training_checkpoint.trainer.process_publisher") as publisher:
-        body(Upstream(), SimpleNamespace())
-    return len(publisher.return_value.finishing_at_end.call_args_list)
 
 
 @demonstrates(f"{WORKER}.finish_checkpoint", TRAINING_CHECKPOINT)
@@ -1008,32 +785,6 @@ def dispatched(method):
     from verl.single_controller.base.decorator import MAGIC_ATTR
 
     return getattr(method, MAGIC_ATTR)["dispatch_mode"].name
-
-
-@demonstrates(f"{TRAINER}.init_workers", PROFILE)
-def a_step_is_recorded_from_its_generation_on(body):
-    told, answered = [], Upstream()
-    workers = SimpleNamespace(generate_sequences=answered, update_actor=answered, profile_step=told.append)
-    trainer = SimpleNamespace(global_steps=1)
-    chosen = settings.OverlaySettings(profile=ProfileSettings(steps=(1,)))
-    with mock.patch.object(settings, "_current", chosen):
-        body(lambda self: setattr(self, "actor_rollout_wg", workers), trainer)
-    workers.generate_sequences(SimpleNamespace(meta_info={}))
-    workers.update_actor(None)
-    return told
-
-
-@demonstrates(f"{TRAINER}._load_checkpoint", TRAINING_CHECKPOINT)
-def a_step_is_resumed_by_ours(body):
-    with instead_of("verl_patches.features.training_checkpoint.trainer.resume_step"):
-        return asks_ours(lambda: body(Upstream(), SimpleNamespace()))
-
-
-@demonstrates("verl.utils.tracking:Tracking.log", TRAINING_CHECKPOINT)
-def a_logged_step_is_published(body):
-    with mock.patch("verl_patches.features.training_checkpoint.trainer.process_publisher") as publisher:
-        body(Upstream(), None, data={}, step=4)
-    return [call.args for call in publisher.return_value.logged.call_args_list]
 
 
 @demonstrates(f"{FSDP_WORKER}._build_model_optimizer", PRECISION)
@@ -1200,62 +951,6 @@ def a_chunk_of_two_workers_is_stored_once(body):
     with mock.patch("ray.put", lambda chunk: "stored"):
         body(upstream, SimpleNamespace(workers=[1, 2]), "work", [chunk, chunk])
     return upstream.calls[0][0][2:] == (["stored", "stored"],)
-
-
-@demonstrates(f"{TRAINER}.init_workers", SAMPLE_HANDLES)
-def workers_are_sent_handles(body):
-    sent = []
-    workers = SimpleNamespace(generate_sequences=Upstream(), compute_log_prob=Upstream(), update_actor=sent.append)
-    trainer = SimpleNamespace(global_steps=1, use_reference_policy=False)
-    ones = torch.ones(1, 2, dtype=torch.int64)
-    columns = {"responses": ones, "attention_mask": ones.repeat(1, 2), "sample_id": ones[:, 0], "sample_lengths": ones}
-    with mock.patch("ray.put", lambda chunk: "stored"):
-        body(lambda self: setattr(self, "actor_rollout_wg", workers), trainer)
-        workers.update_actor(DataProto.from_dict(columns))
-    return sorted(sent[0].batch.keys())
-
-
-class WorkersThatAnswer:
-    """Answers as long as their prompt's token, to prompts of one token each; `asked`: what they were sent."""
-
-    world_size = 4
-
-    def __init__(self):
-        self.asked = []
-        self.generate_sequences = self._answer
-
-    def _answer(self, prompts):
-        self.asked.append({name: values.flatten().tolist() for name, values in prompts.batch.items()})
-        lengths = prompts.batch["input_ids"]
-        mask = (torch.arange(9)[None] < lengths).long()
-        return DataProto.from_dict(
-            {"responses": mask, "attention_mask": torch.cat((torch.ones_like(lengths), mask), -1)}
-        )
-
-
-def what_workers_are_sent(body, *batches):
-    """The tokens of prompts, and other columns, that workers get for batches of one token a prompt."""
-    workers = WorkersThatAnswer()
-    rollout = {"tensor_model_parallel_size": 2, "seed": 1}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
-    body(lambda self: setattr(self, "actor_rollout_wg", workers), trainer := SimpleNamespace(config=config))
-    trainer.global_steps = 1
-    for batch in batches:
-        tokens = torch.tensor(batch)[:, None]
-        columns = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-        workers.generate_sequences(DataProto.from_dict(columns))
-    return workers.asked
-
-
-@demonstrates(f"{TRAINER}.init_workers", FIRST_PLACEMENT)
-def the_longest_prompts_go_to_different_engines(body):
-    with mock.patch("verl_patches.features.training_checkpoint.kept_states.process_kept_states"):
-        return [asked["input_ids"] for asked in what_workers_are_sent(body, [9, 8, 1, 2], [9, 8, 1, 2])]
-
-
-@demonstrates(f"{TRAINER}.init_workers", REQUEST_NOISE)
-def every_prompt_is_sent_with_a_seed(body):
-    return sorted(what_workers_are_sent(body, [3, 4])[0])
 
 
 @demonstrates(f"{ROLLOUT}.generate_sequences", REQUEST_NOISE)

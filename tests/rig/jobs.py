@@ -136,10 +136,8 @@ def tokens(state: State) -> dict[str, list[list[int]]]:
 
 
 def no_old_log_prob(state: State) -> None:
-    """Put in the batch what the driver puts there when it does not ask for old_log_prob."""
-    from verl_patches.trainer.ppo.ray_trainer import _absent_log_prob
-
-    state["batch"].batch["old_log_probs"] = _absent_log_prob(state["batch"]).batch["old_log_probs"]
+    """The batch as it is where the driver does not ask for old_log_prob."""
+    state["batch"].batch = state["batch"].batch.exclude("old_log_probs")
 
 
 def reference_log_prob(state: State) -> list[list[float]]:

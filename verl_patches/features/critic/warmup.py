@@ -16,22 +16,23 @@ def in_warmup(trainer: Any) -> bool:
     return trainer.global_steps < trainer.config.trainer.get("critic_warmup", 0)
 
 
-def ending_warmup(trainer: Any, ending: Callable[[Update], Update]) -> None:
-    """Let the update of the trainer's critic, if it has one, end the steps of the warm-up.
+def ending_warmup(trainer: Any, ending: Callable[[Update], Update]) -> Callable[[Update], Update]:
+    """What lets an update of the trainer's critic end the steps of the warm-up.
 
     ending: makes of a call of the workers' update the one that ends a step.
     """
-    if not getattr(trainer, "use_critic", False):
-        return
-    update = trainer.critic_wg.update_critic
-    last = ending(update)
 
-    def update_critic(batch: Any) -> Any:
-        ends = in_warmup(trainer)
-        batch.meta_info[ENDS_STEP] = ends
-        return (last if ends else update)(batch)
+    def around(update: Update) -> Update:
+        last = ending(update)
 
-    trainer.critic_wg.update_critic = update_critic
+        def update_critic(batch: Any) -> Any:
+            ends = in_warmup(trainer)
+            batch.meta_info[ENDS_STEP] = ends
+            return (last if ends else update)(batch)
+
+        return update_critic
+
+    return around
 
 
 def ends_step(meta_info: Mapping[str, Any]) -> bool:

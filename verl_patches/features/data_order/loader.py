@@ -1,4 +1,4 @@
-"""The loader that verl's training loop goes through, able to begin anywhere."""
+"""The loader of the training's prompts, able to begin anywhere, and the batch of a step out of its next prompts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from verl_patches.features.data_order.order import DataOrder, Place, PlacedSampler, place_state, read_place
+from verl_patches.features.step import Collected, Step, Workers, split
 
 
 class ResumableLoader:
@@ -54,3 +55,23 @@ class ResumableLoader:
         """
         self._place = read_place(state, self._order)
         self._epochs_asked_for = 0
+
+
+class NextPrompts:
+    """The batch of a step out of the loader's next prompts; the loader is gone through once an epoch."""
+
+    ended_by = None
+
+    def __init__(self, loader: Iterable[Any], epochs: int) -> None:
+        self._rows = ((epoch, rows) for epoch in range(epochs) for rows in loader)
+        self.figures: dict[str, float] = {}
+
+    def collect(self, step: Step, workers: Workers) -> Collected | None:
+        """The batch of a step; None behind the last epoch and the last step."""
+        epoch, rows = next(self._rows, (0, None))
+        if rows is None:
+            return None
+        prompts, asked = split(rows)
+        with step.timed("gen"):
+            answers = workers.generate(asked)
+        return Collected(epoch, prompts, asked, answers)

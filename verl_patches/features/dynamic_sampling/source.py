@@ -1,17 +1,11 @@
-"""The batches of verl's training loop, each generated for, rewarded and filtered before the loop sees it.
-
-verl's loop takes a batch of prompts from its loader, asks the workers to generate for it, and scores the answers. Here
-the loader does all three, in as many waves as it takes to fill the batch with prompts that qualify, and the loop's own
-two calls are answered with what has been generated and scored already.
-"""
+"""The batch of a step out of prompts that qualify: generated for, scored and filtered in as many waves as it takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import numpy
 import torch
 
 from post_training.report.run_error import RunError
@@ -19,10 +13,8 @@ from verl_patches.features.dynamic_sampling.acceptance import Acceptance
 from verl_patches.features.dynamic_sampling.feature import KEY, SEQUENCE_REWARD, FilterGroups
 from verl_patches.features.dynamic_sampling.groups import qualifies
 from verl_patches.features.dynamic_sampling.queue import Prompt, PromptQueue
-from verl_patches.features.dynamic_sampling.wave import Group, Workers, generate_groups
-
-PLACE = "place_in_step"
-"""The column with an answer's place in the batch, by which its reward is found wherever verl moves it."""
+from verl_patches.features.dynamic_sampling.wave import Group, generate_groups
+from verl_patches.features.step import Collected, Step, Workers, split
 
 
 class PromptsExhausted(RunError):
@@ -40,11 +32,10 @@ class Sizes:
 
 
 class PromptSource:
-    """In the place of verl's loader: `rows[i]` are prompts, made into a batch by `collate`.
+    """`rows[i]` are prompts, made into a batch by `collate`.
 
     Prompts that qualify beyond the batch go back to the head of the queue and are generated for again, with the weights
-    that are new by then. As `ResumableLoader` does, an epoch that was finished before a resume gives no batches, and no
-    batch comes after the last step's.
+    that are new by then. The last batch is that of the last step.
     """
 
     def __init__(
@@ -52,41 +43,47 @@ class PromptSource:
     ) -> None:
         self._rows, self._collate, self._queue, self._chosen, self._sizes = rows, collate, queue, chosen, sizes
         self._acceptance = Acceptance()
-        self._epochs_asked_for = self._given = 0
-        self._workers: Workers | None = None
-        self._pending: list[Group] | None = None
-        self._rewards: tuple[torch.Tensor, dict[str, list[Any]]] | None = None
-        self.seconds: dict[str, float] = {}
-        """Of the step's generation and rewards, by the names of verl's timers."""
+        self._given = 0
         self.figures: dict[str, float] = {}
         """Of the step's waves, as metrics."""
         self.ended_by: str | None = None
         """Why the prompts did not last for all steps, if they did not and the run is to stop then."""
 
-    def connect(self, workers: Workers) -> None:
-        """Generate with `workers`; before this no batch can be had."""
-        self._workers = workers
+    def collect(self, step: Step, workers: Workers) -> Collected | None:
+        """The batch of a step; None after the last one, and where the prompts are used up.
 
-    def __iter__(self) -> Iterator[Any]:
-        epoch = self._epochs_asked_for
-        self._epochs_asked_for += 1
-        while self.ended_by is None and self._given < self._sizes.steps and self._queue.epoch <= epoch:
-            before = self.state_dict()
-            try:
-                groups = self._fill()
-            except PromptsExhausted as exhausted:
-                if self._chosen.on_exhausted == "fail":
-                    raise
-                self._restore(before)
-                self.ended_by = str(exhausted)
-                return
-            self._given += 1
-            self._pending = groups
-            yield self._collate([group.item for group in groups])
+        Raises:
+            PromptsExhausted: they are, and the run is to fail then.
+        """
+        if self.ended_by is not None or self._given >= self._sizes.steps:
+            return None
+        epoch, before = self._queue.epoch, self.state_dict()
+        try:
+            groups = self._fill(step, workers)
+        except PromptsExhausted as exhausted:
+            if self._chosen.on_exhausted == "fail":
+                raise
+            self._restore(before)
+            self.ended_by = str(exhausted)
+            return None
+        self._given += 1
+        return self._batch_of(epoch, groups)
 
-    def _fill(self) -> list[Group]:
+    def _batch_of(self, epoch: int, groups: Sequence[Group]) -> Collected:
+        from verl import DataProto
+
+        prompts, asked = split(self._collate([group.item for group in groups]))
+        names = set.intersection(*(set(group.further) for group in groups))
+        further = {
+            name: [value for group in groups for value in group.further[name]]
+            for name in groups[0].further
+            if name in names
+        }
+        rewards = torch.cat([group.rewards for group in groups]), further
+        return Collected(epoch, prompts, asked, DataProto.concat([group.answers for group in groups]), rewards)
+
+    def _fill(self, step: Step, workers: Workers) -> list[Group]:
         """Groups that qualify, as many as a step has prompts."""
-        self.seconds = dict.fromkeys(("gen", "reward"), 0.0)
         self._acceptance.begin_step()
         kept: list[Group] = []
         scores: list[float] = []
@@ -97,11 +94,10 @@ class PromptSource:
                 raise PromptsExhausted(
                     self._sentence(generated, len(kept), f"{waves} waves, {KEY}.max_num_gen_batches")
                 )
-            assert self._workers is not None
-            prompts = self._queue.take(self._acceptance.wave(missing, self._workers.multiple, self._sizes.largest_wave))
+            prompts = self._queue.take(self._acceptance.wave(missing, workers.multiple, self._sizes.largest_wave))
             if not prompts:
                 raise PromptsExhausted(self._sentence(generated, len(kept), "all epochs, trainer.total_epochs"))
-            groups = self._generated(prompts)
+            groups = self._generated(prompts, step, workers)
             qualified = [group for group in groups if self._qualifies(group)]
             self._acceptance.count(len(groups), len(qualified))
             kept += qualified
@@ -123,10 +119,9 @@ class PromptSource:
             f"easier, harder or more prompts, raise the limit, or set {KEY}.on_exhausted=stop_and_save"
         )
 
-    def _generated(self, prompts: Sequence[Prompt]) -> list[Group]:
-        assert self._workers is not None
+    def _generated(self, prompts: Sequence[Prompt], step: Step, workers: Workers) -> list[Group]:
         items = [self._rows[prompt.row] for prompt in prompts]
-        return generate_groups(prompts, items, self._collate, self._sizes.answers, self._workers, self.seconds)
+        return generate_groups(prompts, items, self._collate, self._sizes.answers, workers, step)
 
     def _qualifies(self, group: Group) -> bool:
         return qualifies(self._values(group), self._chosen.lower_bound, self._chosen.upper_bound)
@@ -149,47 +144,6 @@ class PromptSource:
                 f"the reward function's {name}, which {KEY}.metric names, is no number ({error}); name another value"
             ) from error
 
-    def answering(self, prompts: Any) -> Any:
-        """In the place of verl's call for the answers to a batch: those that are there. Other calls are passed on.
-
-        prompts: a `DataProto`; verl marks one for validation, and one without sampling, in its meta information.
-        """
-        from verl import DataProto
-
-        assert self._workers is not None
-        if prompts.meta_info.get("validate") or not prompts.meta_info.get("do_sample", True):
-            return self._workers.generate(prompts)
-        groups, self._pending = self._pending or [], None
-        due = self._collate([group.item for group in groups])["input_ids"] if groups else None
-        if due is None or not torch.equal(due, prompts.batch["input_ids"]):
-            raise RuntimeError("verl's loop asks for answers to other prompts than those of the step")
-        answers = DataProto.concat([group.answers for group in groups])
-        answers.non_tensor_batch[PLACE] = numpy.arange(len(answers)).astype(object)
-        names = set.intersection(*(set(group.further) for group in groups))
-        further = {
-            name: [value for group in groups for value in group.further[name]]
-            for name in groups[0].further
-            if name in names
-        }
-        self._rewards = torch.cat([group.rewards for group in groups]), further
-        return answers
-
-    def stored_reward(self, reward_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """verl's `reward_fn`, which finds the rewards of the step's answers and computes those of others."""
-
-        def reward(data: Any, return_dict: bool = False) -> Any:
-            places = data.non_tensor_batch.get(PLACE)
-            if places is None or self._rewards is None:
-                return reward_fn(data, return_dict=return_dict)
-            rows = [int(place) for place in places]
-            rewards, further = self._rewards
-            if not return_dict:
-                return rewards[rows]
-            ordered = {name: [values[row] for row in rows] for name, values in further.items()}
-            return {"reward_tensor": rewards[rows], "reward_extra_info": ordered}
-
-        return reward
-
     def state_dict(self) -> dict[str, Any]:
         """Where the source is, as JSON holds it."""
         return {"given": self._given, "queue": self._queue.state_dict(), "acceptance": self._acceptance.state_dict()}
@@ -202,7 +156,6 @@ class PromptSource:
         """
         self._queue.load_state_dict(state.get("queue", {}))
         self._restore(state)
-        self._epochs_asked_for = 0
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._queue.load_state_dict(state["queue"])
@@ -211,25 +164,3 @@ class PromptSource:
 
     def __len__(self) -> int:
         return self._sizes.steps
-
-
-class StepSource(Protocol):
-    """A loader that generates before verl's step begins. seconds: of the step, by the names of verl's timers; figures:
-    of the step, as metrics."""
-
-    seconds: dict[str, float]
-    figures: dict[str, float]
-
-
-_source: StepSource | None = None
-
-
-def put_in_force(source: StepSource | None) -> None:
-    """The source of the training in this process."""
-    global _source
-    _source = source
-
-
-def current_source() -> StepSource | None:
-    """The source of the training in this process; None where verl's loader is in use."""
-    return _source

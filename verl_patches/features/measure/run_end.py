@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import overlay
 from post_training.report.faults import REWARD_ERROR, RunFaults
 from post_training.report.run_error import RunError, original
 from post_training.rewards import counts, failures
 from verl_patches.features.measure.run_files import RunFiles
+from verl_patches.features.measure.samples import take_samples
 from verl_patches.features.training_checkpoint.kept_states import process_kept_states
+from verl_patches.features.training_checkpoint.trainer import process_publisher
 
 _RULE_ERROR = "rule_error"
 
@@ -55,6 +58,15 @@ _faults = FaultsOnDriver("bfloat16")
 def process_faults() -> FaultsOnDriver:
     """Those of the run that goes on in this process."""
     return _faults
+
+
+def record_step(step: int, metrics: Mapping[str, Any], files: RunFiles) -> None:
+    """Write what a step reports and what it was made of, as it is logged."""
+    if not 0 < step <= process_publisher().previous:  # validated once more by a run that goes on after a step
+        files.step(step, metrics)
+    files.executed(overlay.executed())
+    files.samples(step, take_samples())
+    process_faults().logged(step, metrics, files)
 
 
 @contextmanager

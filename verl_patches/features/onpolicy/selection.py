@@ -1,4 +1,4 @@
-"""Letting more columns of a batch through a selection that somebody else makes."""
+"""The columns of a batch that an update reads, where verl's list of them is not the one that is needed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 
-class AlsoSelecting:
-    """Stands for a verl `DataProto` whose `select` also keeps the `extra` columns that it has."""
+class UpdateColumns:
+    """Stands for a verl `DataProto` whose `select` also keeps the `extra` columns that it has, and leaves out `absent`
+    ones that it has not."""
 
-    def __init__(self, data: Any, extra: Sequence[str]):
-        self._data = data
-        self._extra = extra
+    def __init__(self, data: Any, extra: Sequence[str], absent: Sequence[str] = ()):
+        self._data, self._extra, self._absent = data, extra, absent
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
 
     def select(self, batch_keys: Sequence[str]) -> Any:
-        """A `DataProto` with `batch_keys` and the extra columns."""
-        kept = [name for name in self._extra if name in self._data.batch.keys() and name not in batch_keys]
-        return self._data.select(batch_keys=[*batch_keys, *kept])
+        """A `DataProto` with these columns."""
+        there = self._data.batch.keys()
+        asked = [name for name in batch_keys if name in there or name not in self._absent]
+        return self._data.select(batch_keys=[*asked, *(e for e in self._extra if e in there and e not in asked)])

@@ -1,36 +1,31 @@
-"""The batches of verl's training loop where a rollout ends before its last answers.
+"""The batch of a step where a rollout ends before its last answers.
 
-verl's loop takes a batch of prompts from its loader and asks the workers for their answers. Which prompts of those in
-flight a step trains on is known only after the rollout, so that the loader asks the workers, and the loop's own call is
-answered with what has been generated already.
+Which prompts of those in flight a step trains on is known only after the rollout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 from post_training.plan.partial_rollout import Group, GroupsInFlight, PartialRollout, ages, spread
 from post_training.report.run_error import RunError
 from verl_patches.features.data_order.order import DataOrderError
 from verl_patches.features.dynamic_sampling.queue import Prompt, PromptQueue
-from verl_patches.features.dynamic_sampling.wave import asked_of
 from verl_patches.features.partial_rollout.answers import Answer
 from verl_patches.features.partial_rollout.columns import FINISHED, TOKENS, with_rows
 from verl_patches.features.partial_rollout.engine import Begun, Row, Share
+from verl_patches.features.step import Collected, Step, Workers, split
 
 Answers = tuple[Answer, ...]
 _LOG_PROBS = "rollout_log_probs"
 
 
 class SourceOfFinished:
-    """In the place of verl's loader: `rows[i]` are prompts, made into a batch by `collate`; `answers` to each.
+    """`rows[i]` are prompts, made into a batch by `collate`; `answers` to each. Its last batch is the last step's."""
 
-    As `ResumableLoader` does, an epoch that was finished before a resume gives no batches, and no batch comes after the
-    last step's.
-    """
+    ended_by = None
 
     def __init__(
         self,
@@ -43,55 +38,44 @@ class SourceOfFinished:
     ) -> None:
         self._rows, self._collate, self._queue, self._answers, self._steps = rows, collate, queue, answers, steps
         self._groups: GroupsInFlight[Answers] = GroupsInFlight(policy)
-        self._epochs_asked_for = self._given = 0
-        self._generate: Callable[[Any], Any] | None = None
-        self._pending: tuple[Any, Any] | None = None
-        self.seconds: dict[str, float] = {}
-        """Of the step's generation, by the name of verl's timer."""
+        self._given = 0
         self.figures: dict[str, float] = {}
         """Of the step's answers, as metrics."""
 
-    def connect(self, generate: Callable[[Any], Any], multiple: int) -> None:
-        """Generate with verl's call of the workers, for prompts whose number is a multiple of `multiple`."""
-        self._generate = generate
-        self._groups.policy = replace(self._groups.policy, multiple=multiple)
+    def collect(self, step: Step, workers: Workers) -> Collected | None:
+        """The batch of a step; None after the last one, and where all epochs have ended."""
+        if self._given >= self._steps:
+            return None
+        epoch, policy = self._queue.epoch, replace(self._groups.policy, multiple=workers.multiple)
+        self._groups.policy = policy
+        fresh = self._queue.take(policy.fresh(len(self._groups), self._steps - self._given))
+        self._groups.begin(step.number, fresh, (Answer(),) * self._answers)
+        if len(self._groups) < policy.batch:
+            return None
+        self._given += 1
+        taken, answers = self._generated(step, workers)
+        self.figures = figures_of(step.number, taken, len(self._groups))
+        prompts, asked = split(self._collate([self._rows[group.prompt[1]] for group in taken]))
+        return Collected(epoch, prompts, asked, answers)
 
-    def __iter__(self) -> Iterator[Any]:
-        epoch = self._epochs_asked_for
-        self._epochs_asked_for += 1
-        while self._given < self._steps and self._queue.epoch <= epoch:
-            policy = self._groups.policy
-            prompts = self._queue.take(policy.fresh(len(self._groups), self._steps - self._given))
-            self._groups.begin(self._given + 1, prompts, (Answer(),) * self._answers)
-            if len(self._groups) < policy.batch:
-                return
-            self._given += 1
-            taken, answers = self._generated(self._given)
-            self.figures = figures_of(self._given, taken, len(self._groups))
-            batch = self._collate([self._rows[group.prompt[1]] for group in taken])
-            self._pending = batch["input_ids"], answers
-            yield batch
-
-    def _generated(self, step: int) -> tuple[list[Group[Answers]], Any]:
+    def _generated(self, step: Step, workers: Workers) -> tuple[list[Group[Answers]], Any]:
         """The groups that the step trains on, which leave, and their answers as the workers give them."""
         from verl import DataProto
 
         groups, policy, n = self._groups.groups, self._groups.policy, self._answers
         padding = -len(groups) % policy.multiple
-        old = [place for place, group in enumerate(groups) if group.begun < step]
-        new = [place for place, group in enumerate(groups) if group.begun == step]
+        old = [place for place, group in enumerate(groups) if group.begun < step.number]
+        new = [place for place, group in enumerate(groups) if group.begun == step.number]
         order = spread(old, [*new, *[-1] * padding], policy.multiple)
-        due = self._groups.overdue(step)
+        due = self._groups.overdue(step.number)
         nothing = Row([Begun(finished=True)] * n)
         rows = [_row(groups[place].content, due[place]) if place >= 0 else nothing for place in order]
         items = [self._rows[groups[max(place, 0)].prompt[1]] for place in order]
-        asked = asked_of(DataProto.from_single_dict(self._collate(items)))
-        assert self._generate is not None
-        begun = perf_counter()
-        found = self._generate(with_rows(asked, rows, Share(policy.batch + padding, len(rows))))
-        self.seconds = {"gen": perf_counter() - begun}
+        _, asked = split(self._collate(items))
+        with step.timed("gen"):
+            found = workers.generate(with_rows(asked, rows, Share(policy.batch + padding, len(rows))))
         at = {place: number * n for number, place in enumerate(order)}
-        self._groups.update([self._grown(group, step, found, at[place]) for place, group in enumerate(groups)])
+        self._groups.update([self._grown(group, step.number, found, at[place]) for place, group in enumerate(groups)])
         where = {group.prompt: at[place] for place, group in enumerate(groups)}
         taken = self._groups.take([all(each.finished for each in group.content) for group in self._groups.groups])
         answers = DataProto.concat([found[where[group.prompt] : where[group.prompt] + n] for group in taken])
@@ -110,21 +94,6 @@ class SourceOfFinished:
             tokens, log_probs = (found.batch[name][row, :count].tolist() for name in ("responses", _LOG_PROBS))
             grown.append(answer.grown(step, tokens, log_probs, bool(found.batch[FINISHED][row])))
         return tuple(grown)
-
-    def answering(self, prompts: Any) -> Any:
-        """In the place of verl's call for the answers to a batch: those that are there. Other calls are passed on.
-
-        prompts: a `DataProto`; verl marks one for validation, and one without sampling, in its meta information.
-        """
-        import torch
-
-        assert self._generate is not None
-        if prompts.meta_info.get("validate") or not prompts.meta_info.get("do_sample", True):
-            return self._generate(prompts)
-        pending, self._pending = self._pending, None
-        if pending is None or not torch.equal(pending[0], prompts.batch["input_ids"]):
-            raise RuntimeError("verl's loop asks for answers to other prompts than those of the step")
-        return pending[1]
 
     def state_dict(self) -> dict[str, Any]:
         """Where the source is, as JSON holds it."""
@@ -160,7 +129,7 @@ class SourceOfFinished:
             )
         self._queue.load_state_dict(queue)
         self._groups = GroupsInFlight(self._groups.policy, in_flight)
-        self._given, self._epochs_asked_for = given, 0
+        self._given = given
 
     def __len__(self) -> int:
         return self._steps

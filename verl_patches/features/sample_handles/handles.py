@@ -18,7 +18,8 @@ ID, LENGTHS, COUNTED = "sample_id", "sample_lengths", "sample_counted"
 """Columns of a batch: int64 [samples]; int32 [samples, 2], tokens of prompt and response as they were generated; int32
 [samples], tokens of the response that count now."""
 REBUILT = ("prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask", "rollout_log_probs")
-KEPT = OLD, REFERENCE = "old_log_probs", "ref_log_prob"
+REFERENCE = "ref_log_prob"
+KEPT = ("old_log_probs", REFERENCE)
 """What workers compute from the tokens that they have, or have computed."""
 _ON_THE_DRIVER = ("token_level_scores", "token_level_rewards", "returns", "reward_baselines")
 

@@ -12,14 +12,12 @@ import torch
 import torch.distributed as dist
 
 from verl_patches.features.measure.step_record import current_record
-from verl_patches.features.onpolicy.log_probs import absent_log_probs
 from verl_patches.features.sample_handles.handles import (
     COUNTED,
     FIRST,
     ID,
     KEPT,
     LENGTHS,
-    OLD,
     ORDER,
     REFERENCE,
     STEP,
@@ -145,10 +143,7 @@ class SampleStore:
     def update(self, train: Callable[[Any], Any], handles: DataProto, replica: int) -> DataProto:
         """What `train` gives for the batch of `handles`. The samples are forgotten: the weights are others now."""
         with self.forgetting_after_a_failure():
-            batch = self.batch_of(handles, replica)
-            if OLD not in batch.batch.keys():
-                batch.batch[OLD] = absent_log_probs(batch.batch["responses"])
-            output = train(batch)
+            output = train(self.batch_of(handles, replica))
         self.clear()
         return output
 

@@ -32,16 +32,18 @@ _SCHEDULE = "verl.workers.actor.megatron_actor:get_forward_backward_func"
     feature=MEASURE,
     evidence="executed",
     relies_on=["verl.protocol:DataProto.select"],
-    why="verl drops the rollout's log-probs before the update, where training's own are known at no extra cost",
+    why="verl drops the rollout's log-probs before the update, where training's own are known at no extra cost, and "
+    "asks for an old_log_prob where the update takes its own",
     upstream="not forwarded: part of this project's features",
     remove_when="verl hands rollout_log_probs to the update",
 )
 def make_minibatch_iterator(
     upstream: Callable[..., Iterable[DataProto]], self: MegatronPPOActor, data: DataProto
 ) -> Iterable[DataProto]:
-    from verl_patches.features.onpolicy.selection import AlsoSelecting
+    from verl_patches.features.onpolicy.selection import UpdateColumns
 
-    return upstream(self, AlsoSelecting(data, ("rollout_log_probs",)))
+    absent = () if settings.current().recompute_old_log_prob else ("old_log_probs",)
+    return upstream(self, UpdateColumns(data, ("rollout_log_probs",), absent))
 
 
 @wrap(

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,11 @@ from post_training.end_tokens import EndTokens
 from post_training.report.run_error import RunError
 from verl_patches.features.answer_ends.ends import end_tokens_of, stop_at
 from verl_patches.features.answer_ends.mask import masked_to_lengths
+from verl_patches.features.measure.feature import MEASURE
 from verl_patches.trainer.configuration_checks import ConfigurationError, check_machine
 from verl_patches.trainer.main_ppo import compose
-from verl_patches.trainer.ppo import ray_trainer
+from verl_patches.trainer.ppo.middleware import MIDDLEWARE, dress
+from verl_patches.trainer.ppo.trainer import OverlayTrainer
 from verl_patches.workers import megatron_workers
 from verl_patches.workers.rollout.vllm_rollout.vllm_rollout_spmd import (
     generate_sequences_to_their_ends,
@@ -120,11 +123,9 @@ def test_an_engine_with_end_tokens_of_its_own_rejected(tmp_path, of_tokenizer, o
         stop_at(SimpleNamespace(), ends, llm_engine(of_tokenizer, of_generation))
 
 
-def test_the_driver_prints_and_uses_the_same_tokens(tmp_path, capsys, monkeypatch):
+def test_the_driver_prints_and_uses_the_same_tokens(tmp_path, capsys):
     """One answer is cut, and two end at the tokens of the generation configuration and of the tokenizer."""
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9]}))
-    monkeypatch.setattr(ray_trainer, "_note", lambda event: None)
-    monkeypatch.setattr("verl_patches.features.critic.warmup.ending_warmup", lambda *_: None)
     node = {"model": {"path": str(tmp_path)}, "rollout": {"ignore_eos": False, "top_k": 50, "top_p": 1.0}}
     workers = SimpleNamespace(update_actor=lambda batch: SimpleNamespace(meta_info={"metrics": {}}))
     trainer = SimpleNamespace(
@@ -133,8 +134,13 @@ def test_the_driver_prints_and_uses_the_same_tokens(tmp_path, capsys, monkeypatc
         actor_rollout_wg=workers,
         reward_fn=None,
         val_reward_fn=None,
+        use_critic=False,
+        use_reference_policy=False,
+        log=None,
+        source=SimpleNamespace(figures={}),
     )
-    ray_trainer.init_workers_that_report_the_batch(lambda self: None, trainer)
+    trainer.end_tokens = partial(OverlayTrainer.end_tokens, trainer)
+    dress(trainer, [each for each in MIDDLEWARE if each.feature is MEASURE])
     assert capsys.readouterr().out == (
         "Answers end at 2 (tokenizer), 8 (generation_config.json), 9 (generation_config.json).\n"
         "Answers are drawn by top_k=50, and trained and compared as samples of the whole distribution.\n"

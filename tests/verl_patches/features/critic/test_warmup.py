@@ -19,8 +19,7 @@ def test_the_steps_are_those_in_which_verl_leaves_the_actor(warmup, alone):
 
 def test_the_critics_update_ends_the_steps_of_the_warm_up_alone():
     log = []
-    workers = SimpleNamespace(update_critic=lambda batch: log.append(("update", ends_step(batch.meta_info))))
-    trainer = trainer_at(1, 2, use_critic=True, critic_wg=workers)
+    trainer = trainer_at(1, 2)
 
     def noting(name):
         def ending(update):
@@ -32,17 +31,19 @@ def test_the_critics_update_ends_the_steps_of_the_warm_up_alone():
 
         return ending
 
-    ending_warmup(trainer, noting("measured"))
-    ending_warmup(trainer, noting("recorded"))
+    def update(batch):
+        log.append(("update", ends_step(batch.meta_info)))
+
+    for name in ("measured", "recorded"):
+        update = ending_warmup(trainer, noting(name))(update)
     batch = SimpleNamespace(meta_info={})
-    workers.update_critic(batch)
+    update(batch)
     assert log == [("update", True), "measured", "recorded"]
     log.clear()
     trainer.global_steps = 2
-    workers.update_critic(batch)
+    update(batch)
     assert log == [("update", False)]
 
 
-def test_a_run_without_a_critic_is_left_as_it_is():
-    ending_warmup(trainer_at(1, 2, use_critic=False), None)
+def test_an_update_of_another_batch_ends_no_step():
     assert not ends_step({})

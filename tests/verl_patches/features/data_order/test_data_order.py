@@ -1,8 +1,5 @@
 """The order of prompts after a resume, against verl's own loader in a run that was never broken."""
 
-import inspect
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.utils.data import RandomSampler
@@ -127,19 +124,18 @@ def test_the_state_is_numbers_that_json_can_hold():
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_verls_trainer_trains_in_its_own_order_and_resumes_in_it(shuffle):
-    """verl's `_create_dataloader` is the referee: alone for the unbroken run, with the patch for the resumed one."""
+    """verl's `_create_dataloader` is the referee: alone for the unbroken run, in our trainer for the resumed one."""
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
-    from verl_patches.trainer.ppo.ray_trainer import create_dataloader
+    from verl_patches.trainer.ppo.trainer import OverlayTrainer
 
-    upstream = inspect.unwrap(RayPPOTrainer._create_dataloader)
-    unbroken = trainer_of(shuffle)
-    upstream(unbroken, *unbroken.datasets, Batch, None)
+    unbroken = trainer_of(RayPPOTrainer, shuffle)
+    unbroken._create_dataloader(*unbroken.datasets, Batch, None)
     expected, _ = trained(unbroken.train_dataloader, 10**9)
     for cut in (1, 4, 5, 8, 10):
-        first, resumed = trainer_of(shuffle), trainer_of(shuffle)
+        first, resumed = trainer_of(OverlayTrainer, shuffle), trainer_of(OverlayTrainer, shuffle)
         for trainer in (first, resumed):
-            create_dataloader(upstream, trainer, *trainer.datasets, Batch, None)
+            trainer._create_dataloader(*trainer.datasets, Batch, None)
         before, state = trained(first.train_dataloader, cut)
         resumed.train_dataloader.load_state_dict(state)
         assert before + trained(resumed.train_dataloader, 10**9)[0] == expected
@@ -151,11 +147,14 @@ class Batch(list):
         return list(self)
 
 
-def trainer_of(shuffle):
+def trainer_of(kind, shuffle):
     """As much of verl's trainer as makes loaders, for 4 epochs of 4 batches."""
     from omegaconf import OmegaConf
 
     data = {"train_batch_size": 3, "val_batch_size": None, "dataloader_num_workers": 0}
     data |= {"shuffle": shuffle, "seed": SEED}
     config = {"data": data, "trainer": {"total_epochs": EPOCHS, "total_training_steps": None}}
-    return SimpleNamespace(config=OmegaConf.create(config), datasets=(list(range(13)), list(range(2))))
+    config |= {"actor_rollout_ref": {"rollout": {"n": 1}}}
+    trainer = object.__new__(kind)
+    trainer.config, trainer.datasets = OmegaConf.create(config), (list(range(13)), list(range(2)))
+    return trainer

@@ -1,4 +1,4 @@
-"""verl's own training loop over workers that follow a script, in this process and without Ray.
+"""The training loop over workers that follow a script, in this process and without Ray.
 
 The workers have one weight. What they answer depends on it, on the prompt and on random numbers of their own; an update
 changes it; a checkpoint holds it with the state of the random numbers. So a run that goes on is the unbroken one bit
@@ -7,11 +7,10 @@ for bit only if everything that decides about prompts has come back.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,15 +18,17 @@ from unittest import mock
 
 import torch
 
-from overlay.declaration import declared
 from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.manifest import Manifest
-from verl_patches.features.dynamic_sampling import source
+from verl_patches.features import settings
+from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.overlong.feature import OVERLONG_FILTERING, OVERLONG_PENALTY
+from verl_patches.features.rollout_correction.feature import ROLLOUT_CORRECTION
 from verl_patches.features.settings import OverlaySettings
-from verl_patches.features.training_checkpoint.feature import CheckpointSettings
-from verl_patches.features.training_checkpoint.trainer import process_publisher, resume_step, save_step
+from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT, CheckpointSettings
+from verl_patches.features.training_checkpoint.trainer import resume_step, save_step
 from verl_patches.trainer.main_ppo import compose
-from verl_patches.trainer.ppo import ray_trainer
+from verl_patches.trainer.ppo import middleware
 
 PROMPT, RESPONSE, PADDING, END = 3, 4, 0, 9
 WRONG, RIGHT = 5, 6
@@ -151,7 +152,7 @@ def accuracy_reward(data: Any, return_dict: bool = False) -> Any:
 
 
 class Records:
-    """In the place of verl's tracking: keeps every step, and lets its checkpoint have its name."""
+    """In the place of verl's tracking: keeps every step."""
 
     steps: dict[int, dict[str, Any]]
     timing: dict[int, dict[str, float]]
@@ -162,19 +163,12 @@ class Records:
     def log(self, data: dict[str, Any], step: int) -> None:
         self.steps[step] = {name: value for name, value in data.items() if not name.startswith(("timing", "perf"))}
         self.timing[step] = {name: value for name, value in data.items() if name.startswith("timing_s")}
-        process_publisher().logged(step, data)
 
 
-# In the order in which the engine calls them, the innermost first.
-INITIALISATIONS = (
-    ray_trainer.init_workers_that_report_the_batch,
-    ray_trainer.init_workers_with_penalty,
-    ray_trainer.init_workers_that_correct,
-    ray_trainer.init_workers_that_filter_truncated,
-    ray_trainer.init_workers_of_the_source,
-    ray_trainer.init_workers_of_finished,
-    ray_trainer.init_workers_that_finish_a_checkpoint,
-)
+FEATURES = (TRAINING_CHECKPOINT, OVERLONG_FILTERING, MEASURE, OVERLONG_PENALTY, ROLLOUT_CORRECTION)
+"""Whose middleware needs neither Ray nor a device."""
+TRAINING = {MEASURE: lambda trainer: nullcontext()}
+"""A script compares no log-probs, which a run is not valid without."""
 
 
 def make_trainer(
@@ -194,7 +188,9 @@ def make_trainer(
     """
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
-    class Trainer(RayPPOTrainer):
+    from verl_patches.trainer.ppo.trainer import OverlayTrainer
+
+    class Scripted(RayPPOTrainer):
         validations = 0
 
         def __init__(self) -> None:
@@ -208,6 +204,7 @@ def make_trainer(
             self.validations += 1
             return {"val/acc": self.actor_rollout_wg.weight}
 
+    class Trainer(OverlayTrainer, Scripted):
         def _save_checkpoint(self) -> None:
             save_step(self, CheckpointSettings(), in_background)
 
@@ -220,16 +217,13 @@ def make_trainer(
     trainer.config = _job(configuration, folder, data, n, overrides)
     trainer.tokenizer = SimpleNamespace(eos_token_id=END, pad_token_id=PADDING)
     trainer.reward_fn = trainer.val_reward_fn = reward
-    trainer.async_rollout_mode = trainer.use_rm = trainer.use_critic = trainer.use_reference_policy = False
+    trainer.use_rm = trainer.use_critic = trainer.use_reference_policy = False
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 2)
-    make_loaders = inspect.unwrap(RayPPOTrainer._create_dataloader)
-    for body in (ray_trainer.create_prompt_source, ray_trainer.create_source_of_finished):
-        make_loaders = _in_force(trainer, body, make_loaders)
-    make_loaders(trainer, Prompts(rows), Prompts(2), collate, None)
-    init = type(trainer).init_workers
-    for body in INITIALISATIONS:
-        init = _in_force(trainer, body, init)
-    init(trainer)
+    alone = tuple(replace(each, training=TRAINING.get(each.feature, each.training)) for each in middleware.MIDDLEWARE
+                  if each.feature in FEATURES)  # fmt: skip
+    with _in_force(trainer), mock.patch.object(middleware, "MIDDLEWARE", alone):
+        trainer._create_dataloader(Prompts(rows), Prompts(2), collate, None)
+        trainer.init_workers()
     return trainer
 
 
@@ -244,6 +238,7 @@ def _job(configuration: str, folder: Path, data: Path, n: int, overrides: tuple[
             f"actor_rollout_ref.rollout.n={n}",
             "actor_rollout_ref.model.path=/weights",
             f"trainer.default_local_dir={folder}/checkpoints",
+            "actor_rollout_ref.overlay.measure.output_dir=null",
             "trainer.total_training_steps=6",
             "trainer.total_epochs=50",
             "trainer.balance_batch=false",
@@ -254,24 +249,14 @@ def _job(configuration: str, folder: Path, data: Path, n: int, overrides: tuple[
     )
 
 
-def _in_force(trainer: Any, body: Callable[..., Any], upstream: Callable[..., Any]) -> Callable[..., Any]:
-    """What is called in upstream's place for the patch with this body, by the trainer's own configuration."""
-    (patch,) = [each for each in declared() if each.body is body]
+def _in_force(trainer: Any) -> Any:
+    """The trainer's own settings, while the block lasts."""
     chosen = OverlaySettings.from_config(trainer.config.actor_rollout_ref, trainer.config)
-    return functools.partial(body, upstream) if patch.feature.is_on(chosen) else upstream
+    return mock.patch.object(settings, "_current", chosen)
 
 
 def fit(trainer: Any) -> dict[int, dict[str, Any]]:
-    """verl's training loop; returns the metrics of every step but those of time."""
-    from verl.trainer.ppo import ray_trainer as upstream
-
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch("verl.utils.tracking.Tracking", Records))
-        timed = upstream._timer
-        for body in (ray_trainer.timer, ray_trainer.timer_of_finished):
-            timed = _in_force(trainer, body, timed)
-        stack.enter_context(mock.patch.object(upstream, "_timer", timed))
-        stack.callback(source.put_in_force, None)
-        loop = _in_force(trainer, ray_trainer.fit_while_prompts_last, inspect.unwrap(upstream.RayPPOTrainer.fit))
-        _in_force(trainer, ray_trainer.fit_to_the_last_checkpoint, loop)(trainer)
+    """Train; returns the metrics of every step but those of time."""
+    with _in_force(trainer), mock.patch("verl.utils.tracking.Tracking", Records):
+        trainer.fit()
     return Records.steps

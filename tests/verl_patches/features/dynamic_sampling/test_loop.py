@@ -1,9 +1,9 @@
-"""verl's own loop over the prompts that qualify: what each step trains on, how it ends, how it resumes."""
+"""The training loop over the prompts that qualify: what each step trains on, how it ends, how it resumes."""
 
 import json
 import shutil
 from collections import Counter
-from contextlib import nullcontext
+from unittest import mock
 
 import pytest
 import torch
@@ -16,13 +16,12 @@ from rehearsal.plan import Options, make_plan
 from tests.verl_patches.features.dynamic_sampling import scripted
 from tests.verl_patches.features.dynamic_sampling.scripted import Killed, Prompts, accuracy_reward, fit, make_trainer
 from verl_patches.features.data_order.order import DataOrder
-from verl_patches.features.dynamic_sampling import source as sources
 from verl_patches.features.dynamic_sampling.feature import FilterGroups
 from verl_patches.features.dynamic_sampling.queue import PromptQueue
 from verl_patches.features.dynamic_sampling.source import PromptSource, Sizes
-from verl_patches.features.dynamic_sampling.timers import with_seconds_before
-from verl_patches.features.dynamic_sampling.wave import Group, Workers
+from verl_patches.features.dynamic_sampling.wave import Group
 from verl_patches.features.overlong.feature import OverlongBuffer
+from verl_patches.features.step import Step, Workers
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
 
@@ -81,13 +80,13 @@ def test_rewards_are_computed_once_and_found_in_any_order(tmp_path):
         expected = accuracy_reward(batch)
         assert torch.equal(batch.batch["token_level_scores"], expected)
         assert [float(a) for a in batch.non_tensor_batch["acc"]] == (batch.batch["responses"][:, 0] == 6).tolist()
-        seen.append([int(place) for place in batch.non_tensor_batch[sources.PLACE]])
+        seen.append(batch.non_tensor_batch["index"].tolist())
         return update(batch)
 
     trainer.actor_rollout_wg.update_actor = look
     records = fit(trainer)
     assert sum(calls) == 4 * sum(of_steps(records, "sampling/generated_prompts"))
-    assert all(sorted(places) == list(range(16)) for places in seen) and any(p != sorted(p) for p in seen)
+    assert any(rows[place] != rows[place - place % 4] for rows in seen for place in range(16)), "some group was parted"
 
 
 def test_metrics_of_a_step_are_those_of_all_its_waves(tmp_path):
@@ -112,19 +111,26 @@ def test_metrics_of_a_step_are_those_of_all_its_waves(tmp_path):
 
 
 def test_the_time_of_the_waves_belongs_to_the_step(tmp_path):
-    trainer = make_trainer(tmp_path)
-    fit(trainer)
-    timing, before = scripted.Records.timing[6], trainer.train_dataloader.seconds
-    assert all(timing[f"timing_s/{name}"] > before[name] > 0 for name in ("gen", "reward"))
-    assert timing["timing_s/step"] > before["gen"] + before["reward"]
+    """By a clock that only generation and rewards move."""
+    now = [0.0]
 
+    def takes(seconds, call):
+        def timed(*given, **named):
+            now[0] += seconds
+            return call(*given, **named)
 
-def test_seconds_before_a_timer_are_added_to_its_own_and_to_the_steps():
-    found = {}
-    for name in ("gen", "ref", "step"):
-        with with_seconds_before(nullcontext(found.update({name: 1.0})), found, name, {"gen": 10.0, "reward": 5.0}):
-            pass
-    assert found == {"gen": 11.0, "ref": 1.0, "step": 16.0}
+        return timed
+
+    trainer = make_trainer(tmp_path, reward=takes(5.0, accuracy_reward))
+    workers = trainer.actor_rollout_wg
+    workers.generate_sequences = takes(10.0, workers.generate_sequences)
+    with mock.patch("verl_patches.features.step.perf_counter", lambda: now[0]):
+        records = fit(trainer)
+    for step, record in records.items():
+        timing, waves = scripted.Records.timing[step], record["sampling/waves"]
+        names = ("gen", "reward", "adv", "step")
+        assert [timing[f"timing_s/{name}"] for name in names] == [10.0 * waves, 5.0 * waves, 0.0, 15.0 * waves]
+    assert max(record["sampling/waves"] for record in records.values()) > 1
 
 
 def test_the_last_step_validates_and_saves(tmp_path):
@@ -295,9 +301,12 @@ class Scripted(PromptSource):
 
     verdict = attempts = handed_out = None
 
-    def _generated(self, prompts):
+    def _generated(self, prompts, step, workers):
         self.handed_out.update(prompts)
         return [Group(prompt, {"prompt": prompt}, None, torch.zeros(1), {}) for prompt in prompts]
+
+    def _batch_of(self, epoch, groups):
+        return groups
 
     def _qualifies(self, group):
         self.attempts[group.prompt] += 1
@@ -309,13 +318,17 @@ def scripted_source(rows, epochs, batch, largest, multiple, verdict):
     made = Scripted(
         None, list, queue, FilterGroups("acc", on_exhausted="stop_and_save"), Sizes(batch, largest, 1, 10**9)
     )
-    made.connect(Workers(None, multiple, None))
+    made.workers = Workers(None, multiple, None)
     made.verdict, made.attempts, made.handed_out = verdict, Counter(), Counter()
     return made
 
 
-def steps_of(source, epochs):
-    return [[item["prompt"] for item in batch] for _ in range(epochs) for batch in source]
+def steps_of(source):
+    """The prompts of each step, until there are no more."""
+    steps = []
+    while (groups := source.collect(Step(len(steps) + 1), source.workers)) is not None:
+        steps.append([group.prompt for group in groups])
+    return steps
 
 
 SIZES = st.tuples(st.integers(1, 12), st.integers(1, 4), st.integers(1, 5), st.integers(1, 9), st.integers(1, 3))
@@ -327,7 +340,7 @@ def test_the_steps_are_the_qualified_prompts_in_their_order_cut_into_batches(siz
     """Naive: go through all prompts, keep those that qualify, cut. However large the waves are."""
     rows, epochs, batch, largest, multiple = sizes
     good = {(epoch, row): random.random() < 0.6 for epoch in range(epochs) for row in range(rows)}
-    found = steps_of(scripted_source(rows, epochs, batch, largest, multiple, lambda p, _: good[p]), epochs)
+    found = steps_of(scripted_source(rows, epochs, batch, largest, multiple, lambda p, _: good[p]))
     order = DataOrder(rows, batch, 3)
     kept = [(e, row) for e in range(epochs) for row in order.permutation(e) if good[e, row]]
     assert found == [kept[start : start + batch] for start in range(0, len(kept) - batch + 1, batch)]
@@ -347,7 +360,7 @@ def test_no_prompt_is_lost_and_none_is_trained_twice_in_an_epoch(sizes, random):
 
     source = scripted_source(rows, epochs, batch, largest, multiple, verdict)
     before, trained = source.state_dict(), Counter()
-    for prompts in steps_of(source, epochs):
+    for prompts in steps_of(source):
         assert len(prompts) == batch
         trained.update(prompts)
         before = source.state_dict()

@@ -4,7 +4,6 @@ import numpy as np
 import torch
 
 from verl_patches.features.measure import run_files
-from verl_patches.features.measure.reported_names import true_metrics
 from verl_patches.features.measure.run_files import RunFiles, read_executed, read_faults, read_patches
 
 
@@ -80,9 +79,3 @@ def test_an_empty_folder_name_writes_nothing(tmp_path, monkeypatch):
     files.note("x")
     files.overlay({})
     assert not list(tmp_path.iterdir())
-
-
-def test_metrics_of_a_forward_that_did_not_run_are_left_out():
-    metrics = {"actor/entropy_loss": 0.0, "training/rollout_probs_diff_max": 1.0, "actor/pg_loss": 0.1}
-    assert true_metrics(metrics, old_log_prob_computed=True) == metrics
-    assert true_metrics(metrics, old_log_prob_computed=False) == {"actor/pg_loss": 0.1}

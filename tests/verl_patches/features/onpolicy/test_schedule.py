@@ -5,7 +5,7 @@ import torch
 
 from verl_patches.features.measure import step_record
 from verl_patches.features.onpolicy.schedule import with_measured_difference, with_own_log_probs
-from verl_patches.features.onpolicy.selection import AlsoSelecting
+from verl_patches.features.onpolicy.selection import UpdateColumns
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,10 @@ class Data:
 
 
 def test_a_selection_keeps_the_extra_columns_that_exist():
-    data = AlsoSelecting(Data(a=1, b=2, c=3), ("c", "d"))
+    data = UpdateColumns(Data(a=1, b=2, c=3), ("c", "d"), absent=["old"])
     assert data.select(batch_keys=["a"]).batch == {"a": 1, "c": 3}
     assert data.select(batch_keys=["c"]).batch == {"c": 3}
+    assert data.select(batch_keys=["old", "b"]).batch == {"b": 2, "c": 3}
+    with pytest.raises(KeyError, match="other"):
+        data.select(batch_keys=["other"])
     assert data.meta_info == {"temperature": 1.0}

@@ -1,8 +1,6 @@
 """What long answers cost, and that those which were cut count nowhere in the loss; the two clips beside them."""
 
-import functools
 from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,11 +9,13 @@ import torch
 from overlay import ConfigurationError
 from post_training.end_tokens import EndTokens
 from verl_patches.features.measure.batch_figures import truncated
-from verl_patches.features.overlong.feature import OverlongBuffer
+from verl_patches.features.measure.feature import MEASURE
+from verl_patches.features.overlong.feature import OVERLONG_FILTERING, OverlongBuffer
 from verl_patches.features.overlong.filtering import filtering, without_truncated
 from verl_patches.features.overlong.penalty import penalties, with_penalty
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
+from verl_patches.trainer.ppo.middleware import MIDDLEWARE, dress
 
 PENALTY = "reward_model.overlong_buffer"
 END = 9
@@ -125,24 +125,13 @@ def test_the_update_gets_the_filtered_batch():
 
 
 def test_the_share_of_cut_answers_is_that_of_the_batch_and_not_of_what_is_left():
-    """The two wraps in the order in which the overlay applies them; the other way round there would be none."""
-    import verl_patches.trainer.ppo.ray_trainer  # noqa: F401
-    from overlay.declaration import declared
-    from overlay.ordering import make_plan
-    from verl_patches.features.measure.feature import MEASURE
-    from verl_patches.features.overlong.feature import OVERLONG_FILTERING
-
-    target = "verl.trainer.ppo.ray_trainer:RayPPOTrainer.init_workers"
-    bodies = [
-        patch.body
-        for patch in make_plan([patch for patch in declared() if patch.target == target]).patches
-        if patch.feature in (MEASURE, OVERLONG_FILTERING)
-    ]
-    assert len(bodies) == 2
-    assert share_of_cut_answers(bodies) == 0.5 and share_of_cut_answers(bodies[::-1]) == 0.0
+    """In the order of the list; the other way round there would be none."""
+    both = [each for each in MIDDLEWARE if each.feature in (MEASURE, OVERLONG_FILTERING)]
+    assert len(both) == 2
+    assert share_of_cut_answers(both) == 0.5 and share_of_cut_answers(both[::-1]) == 0.0
 
 
-def share_of_cut_answers(bodies) -> float:
+def share_of_cut_answers(middleware) -> float:
     """What the driver reports of a batch with one answer in two cut, whose update gets it without its tokens."""
     batch = batch_of([4, 1], last=[7, END], token_level_scores=torch.zeros(2, 4))
     batch.non_tensor_batch["uid"] = np.array(["a", "a"], dtype=object)
@@ -152,38 +141,26 @@ def share_of_cut_answers(bodies) -> float:
         trained.append(data.batch["attention_mask"][:, -4:].sum(-1).tolist())
         return SimpleNamespace(meta_info={"metrics": {}})
 
-    workers = SimpleNamespace(update_actor=update)
-    config = compose("rehearsal", [])
-    trainer = SimpleNamespace(config=config, actor_rollout_wg=workers, reward_fn=None, val_reward_fn=None)
-
-    def init(_):
-        """Stands for upstream's method."""
-
-    for body in bodies:
-        init = functools.partial(body, init)
-    with (
-        mock.patch(
-            "verl_patches.trainer.ppo.ray_trainer._end_tokens", return_value=EndTokens((("tokenizer", (END,)),))
-        ),
-        mock.patch("verl_patches.trainer.ppo.ray_trainer._note"),
-    ):
-        init(trainer)
-        output = workers.update_actor(batch)
+    trainer = trainer_of(SimpleNamespace(update_actor=update))
+    dress(trainer, middleware)
+    output = trainer.actor_rollout_wg.update_actor(batch)
     assert trained == [[0, 1]]
     return output.meta_info["metrics"]["sampling/truncated_share"]
 
 
-def test_a_critic_learns_from_the_answers_that_the_actor_learns_from():
-    from verl_patches.trainer.ppo.ray_trainer import init_workers_that_filter_truncated
+def trainer_of(actor, **more):
+    """As much of a trainer as the two features read."""
+    given = {"reward_fn": None, "val_reward_fn": None, "log": None, "use_reference_policy": False, "use_critic": False}
+    given |= {"end_tokens": lambda: EndTokens((("tokenizer", (END,)),)), "source": SimpleNamespace(figures={})}
+    return SimpleNamespace(config=compose("rehearsal", []), actor_rollout_wg=actor, **given | more)
 
+
+def test_a_critic_learns_from_the_answers_that_the_actor_learns_from():
     batch, actor, critic = batch_of([4, 1], last=[7, END]), SimpleNamespace(), SimpleNamespace()
     actor.update_actor = critic.update_critic = lambda data: data
-    trainer = SimpleNamespace(actor_rollout_wg=actor, critic_wg=critic, use_critic=True)
-    with mock.patch(
-        "verl_patches.trainer.ppo.ray_trainer._end_tokens", return_value=EndTokens((("tokenizer", (END,)),))
-    ):
-        init_workers_that_filter_truncated(lambda self: None, trainer)
-        given = [update(batch).batch["attention_mask"] for update in (actor.update_actor, critic.update_critic)]
+    trainer = trainer_of(actor, critic_wg=critic, use_critic=True)
+    dress(trainer, [each for each in MIDDLEWARE if each.feature is OVERLONG_FILTERING])
+    given = [update(batch).batch["attention_mask"] for update in (actor.update_actor, critic.update_critic)]
     assert torch.equal(*given) and given[0][:, -4:].sum(-1).tolist() == [0, 1]
 
 

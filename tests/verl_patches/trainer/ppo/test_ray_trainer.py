@@ -1,22 +1,23 @@
-"""The driver's patches, called directly with a trainer that only remembers."""
+"""The driver's patch, called directly with a trainer that only remembers, and what of a step is written."""
 
 import json
 from types import SimpleNamespace
 
 import pytest
-import torch
 from omegaconf import OmegaConf
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from overlay import ConfigurationError
-from tests.demonstrations import installed
+from post_training.end_tokens import EndTokens
 from tests.verl_patches.trainer.configuration_checks.test_fsdp import PUBLISHED
 from verl_patches.features import settings
-from verl_patches.features.measure.feature import MeasureSettings
+from verl_patches.features.measure.feature import MEASURE, MeasureSettings
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer import main_ppo
 from verl_patches.trainer.main_ppo import compose
 from verl_patches.trainer.ppo import ray_trainer
-from verl_patches.utils import tracking
+from verl_patches.trainer.ppo.middleware import MIDDLEWARE, dress
+from verl_patches.trainer.ppo.trainer import OverlayTrainer
 
 
 @pytest.fixture
@@ -31,49 +32,23 @@ def active(monkeypatch, tmp_path):
     return put_in_force
 
 
-class Workers:
-    """A worker group whose forward must not be asked for."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def compute_log_prob(self, batch):
-        self.calls += 1
-
-
-def started(trainer):
-    trainer.actor_rollout_wg = Workers()
-
-
-def test_old_log_prob_is_answered_by_the_driver_without_a_call(active):
-    active(recompute_old_log_prob=False)
-    trainer = SimpleNamespace()
-    ray_trainer.init_workers(started, trainer)
-    batch = SimpleNamespace(batch={"responses": torch.zeros(4, 6, dtype=torch.int64)})
-    answer = trainer.actor_rollout_wg.compute_log_prob(batch)
-    assert trainer.actor_rollout_wg.calls == 0
-    assert set(answer.batch.keys()) == {"old_log_probs", "entropys"}
-    assert all(column.shape == (4, 6) and column.isnan().all() for column in answer.batch.values())
-
-
-def test_with_recomputation_the_workers_are_asked(active):
-    active(recompute_old_log_prob=True)
-    trainer = SimpleNamespace()
-    installed(ray_trainer.init_workers, started)(trainer)
-    trainer.actor_rollout_wg.compute_log_prob(None)
-    assert trainer.actor_rollout_wg.calls == 1
-
-
-def test_the_driver_activates_the_settings_and_marks_its_progress(active, monkeypatch):
+def test_verls_trainer_becomes_ours(active):
+    """Whoever made it: verl's own class, one that somebody derived from it, with its own loop, and ours."""
     folder = active()
     overlay = "actor_rollout_ref.overlay"
     config = compose("rehearsal", [f"{overlay}.precision=float32", f"{overlay}.measure.output_dir={folder}"])
-    inner = installed(ray_trainer.init_noted, lambda self, config: None)
-    ray_trainer.init(inner, SimpleNamespace(), config)
+
+    class Recipe(RayPPOTrainer):
+        def fit(self):
+            return "of the recipe"
+
+    for kind in (RayPPOTrainer, Recipe, OverlayTrainer):
+        trainer = object.__new__(kind)
+        ray_trainer.init(lambda self, config: None, trainer, config)
+        assert isinstance(trainer, OverlayTrainer) and isinstance(trainer, kind)
+        assert type(trainer).init_workers is OverlayTrainer.init_workers
+        assert kind is not Recipe or trainer.fit() == "of the recipe"
     assert settings.current().precision == "float32"
-    assert ray_trainer.fit(lambda self: "fitted", SimpleNamespace()) == "fitted"
-    events = [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert events == ["data_ready", "training_begins"]
 
 
 def test_configuration_of_verl_alone_gets_the_overlays_keys(active):
@@ -82,7 +57,7 @@ def test_configuration_of_verl_alone_gets_the_overlays_keys(active):
     verls = OmegaConf.load(main_ppo.verl_config_folder() / "ppo_trainer.yaml")
     given = OmegaConf.merge(verls, OmegaConf.from_dotlist(["actor_rollout_ref.model.path=/weights", *PUBLISHED]))
     seen = []
-    ray_trainer.init(lambda self, config: seen.append(config), SimpleNamespace(), given)
+    ray_trainer.init(lambda self, config: seen.append(config), object.__new__(RayPPOTrainer), given)
     (config,) = seen
     assert settings.current().measure.output_dir == config.trainer.default_local_dir
     assert "overlay" not in given.actor_rollout_ref and "${" not in OmegaConf.to_yaml(config, resolve=False)
@@ -94,15 +69,22 @@ def test_the_driver_refuses_what_cannot_run_before_verl_builds_anything(active):
         ray_trainer.init(lambda self, config: pytest.fail("verl was called"), SimpleNamespace(), config)
 
 
-@pytest.mark.parametrize(("recompute", "kept"), [(True, {"actor/entropy_loss", "reward"}), (False, {"reward"})])
-def test_a_step_is_written_and_handed_on_without_made_up_metrics(active, recompute, kept):
-    folder = active(recompute_old_log_prob=recompute)
-    handed_on = {}
+def test_a_step_is_written_before_it_is_handed_on_and_published_behind(active):
+    folder = active()
+    order = []
+    trainer = SimpleNamespace(
+        global_steps=3, use_critic=False, use_reference_policy=False, log=lambda metrics: order.append(written())
+    )
+    group = SimpleNamespace(update_actor=None)
+    trainer.actor_rollout_wg, trainer.reward_fn, trainer.val_reward_fn = group, None, None
+    trainer.end_tokens = lambda: EndTokens((("tokenizer", (2,)),))
+    trainer.config = compose("rehearsal", [])
 
-    def upstream(self, data, step, backend):
-        handed_on.update(data=data, step=step, backend=backend)
+    def written():
+        return json.loads((folder / "metrics.jsonl").read_text())
 
-    tracking.log(upstream, None, {"actor/entropy_loss": float("nan"), "reward": 0.5}, 3)
-    written = json.loads((folder / "metrics.jsonl").read_text())
-    assert written["step"] == handed_on["step"] == 3
-    assert set(written["metrics"]) == set(handed_on["data"]) == kept
+    dress(trainer, [each for each in MIDDLEWARE if each.feature is MEASURE])
+    trainer.log({"reward": 0.5})
+    (record,) = order
+    assert record["step"] == 3 and record["metrics"] == {"reward": 0.5}
+    assert json.loads((folder / "events.jsonl").read_text())["event"] == "models_ready"

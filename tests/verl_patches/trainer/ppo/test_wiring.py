@@ -1,4 +1,4 @@
-"""How the driver's patches are wired where a rollout has more ranks than engines, and where there is a critic."""
+"""How features are wired to the training loop: at a rollout of more ranks than engines, and where there is a critic."""
 
 from __future__ import annotations
 
@@ -15,12 +15,22 @@ from verl import DataProto
 from post_training.plan.first_placement import first_placement
 from tests.verl_patches.features.overlong.test_overlong import END, batch_of
 from verl_patches.features import settings
+from verl_patches.features.data_order.loader import NextPrompts
+from verl_patches.features.first_placement.feature import FIRST_PLACEMENT
+from verl_patches.features.learning_rate.feature import LEARNING_RATE
 from verl_patches.features.learning_rate.rates import STEP
+from verl_patches.features.overlong.feature import OVERLONG_FILTERING
 from verl_patches.features.partial_rollout.columns import ROWS
+from verl_patches.features.request_noise.feature import REQUEST_NOISE
 from verl_patches.features.request_noise.seeds import SEED, Seeds
+from verl_patches.features.rollout_correction.feature import ROLLOUT_CORRECTION
+from verl_patches.features.sample_handles.feature import SAMPLE_HANDLES
 from verl_patches.features.settings import OverlaySettings
+from verl_patches.features.step import Step
+from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.training_checkpoint.kept_states import KeptStates
-from verl_patches.trainer.ppo import ray_trainer
+from verl_patches.trainer.ppo.middleware import MIDDLEWARE, dress
+from verl_patches.trainer.ppo.trainer import OverlayTrainer
 
 WIDTH = 16
 LENGTHS = [9, 1, 12, 3, 7, 2, 15, 5]
@@ -47,17 +57,29 @@ class Workers:
 
 
 class Trainer(SimpleNamespace):
-    """verl's trainer as far as the patches read it: two worker groups, the critic's if there is one."""
+    """The trainer as far as features read it: worker groups of actor, critic and reference policy."""
 
     def __init__(self, **changes: Any) -> None:
         rollout = {"tensor_model_parallel_size": 2}
         config = {"actor_rollout_ref": {"rollout": rollout, "model": {"path": "model"}}}
-        given = {"config": OmegaConf.create(config), "global_steps": 3, "use_critic": True}
-        super().__init__(**given | {"tokenizer": SimpleNamespace(eos_token_id=END)} | changes)
+        given = {
+            "config": OmegaConf.create(config),
+            "global_steps": 3,
+            "use_critic": True,
+            "use_reference_policy": True,
+        }
+        groups = {f"{name}_wg": Workers() for name in ("actor_rollout", "critic", "ref_policy")}
+        super().__init__(**given | groups | {"tokenizer": SimpleNamespace(eos_token_id=END)} | changes)
 
-    def begin(self) -> None:
-        """What verl's init_workers leaves."""
-        self.actor_rollout_wg, self.critic_wg, self.ref_policy_wg = Workers(), Workers(), Workers()
+    def end_tokens(self) -> Any:
+        return OverlayTrainer.end_tokens(self)
+
+
+def dressed(*features: Any, **changes: Any) -> Trainer:
+    """A trainer whose calls these features go around."""
+    trainer = Trainer(**changes)
+    dress(trainer, [each for each in MIDDLEWARE if each.feature in features])
+    return trainer
 
 
 def prompts(lengths: list[int]) -> DataProto:
@@ -69,41 +91,44 @@ def test_placement_counts_engines_and_not_ranks():
     """Four ranks at rollout TP 2 are two engines, each of which takes half of the batch."""
     two, four = (first_placement(LENGTHS, engines) for engines in (2, 4))
     assert two != four
-    trainer = Trainer()
     kept = "verl_patches.features.training_checkpoint.kept_states.process_kept_states"
     with mock.patch(kept, return_value=KeptStates()):
-        ray_trainer.init_workers_by_length(Trainer.begin, trainer)
-    workers = trainer.actor_rollout_wg
+        workers = dressed(FIRST_PLACEMENT).actor_rollout_wg
     for _ in range(2):
         workers.generate_sequences(prompts(LENGTHS))
     assert workers.asked == [LENGTHS, [LENGTHS[place] for place in two]]
 
 
-@pytest.mark.parametrize("patch", [ray_trainer.init_workers_of_finished, ray_trainer.init_workers_of_the_source])
-def test_sources_know_all_ranks_that_a_batch_is_cut_for(patch):
+def test_sources_know_all_ranks_that_a_batch_is_cut_for():
     """verl deals a batch out to ranks, of which several are one engine."""
-    connected: list[Any] = []
-    source = SimpleNamespace(
-        connect=lambda *given: connected.extend(given), answering="ours", stored_reward=lambda reward_fn: reward_fn
-    )
-    patch(Trainer.begin, Trainer(train_dataloader=source, reward_fn=len))
-    multiple = connected[1] if len(connected) == 2 else connected[0].multiple
-    assert multiple == 4
+    given: list[Any] = []
+    source = SimpleNamespace(collect=lambda step, workers: given.append(workers))
+    trainer = Trainer(source=source)
+    OverlayTrainer.collect_batch(trainer, Step(1))
+    assert given[0].multiple == 4 and given[0].generate == trainer.actor_rollout_wg.generate_sequences
+
+
+def test_next_prompts_are_those_of_all_epochs():
+    """Counted from 0; the prompts end with the last epoch."""
+    rows = {name: torch.ones(2, 1) for name in ("input_ids", "attention_mask", "position_ids")}
+    source, step = NextPrompts([rows, rows], epochs=2), Step(1)
+    workers = SimpleNamespace(generate=lambda asked: sorted(asked.batch.keys()))
+    found = [source.collect(step, workers) for _ in range(5)]
+    assert [each and each.epoch for each in found] == [0, 0, 1, 1, None]
+    assert found[0].answers == ["attention_mask", "input_ids", "position_ids"] and "gen" in step.seconds
 
 
 def test_critic_knows_the_step_too():
-    trainer = Trainer()
-    ray_trainer.init_workers_that_know_the_step(Trainer.begin, trainer)
+    trainer = dressed(LEARNING_RATE)
     for group, update in ((trainer.actor_rollout_wg, "update_actor"), (trainer.critic_wg, "update_critic")):
         getattr(group, update)(SimpleNamespace(meta_info={}))
         assert [batch.meta_info for batch in group.updates] == [{STEP: 3}]
 
 
 def test_critic_is_not_trained_on_cut_answers():
-    trainer = Trainer()
-    ray_trainer.init_workers_that_filter_truncated(Trainer.begin, trainer)
     batch = batch_of([4, 4, 2], last=[END, 5, END])
     with mock.patch("verl.utils.model.get_generation_config", return_value=None):
+        trainer = dressed(OVERLONG_FILTERING)
         trainer.actor_rollout_wg.update_actor(batch)
         trainer.critic_wg.update_critic(batch)
     for group in (trainer.actor_rollout_wg, trainer.critic_wg):
@@ -117,10 +142,9 @@ def test_critic_waits_for_a_checkpoint_in_writing():
     def finishing_first(update: Any) -> Any:
         return lambda batch: order.append("finished") or update(batch)
 
-    trainer = Trainer()
     publisher = SimpleNamespace(finishing_first=finishing_first)
     with mock.patch("verl_patches.features.training_checkpoint.trainer.process_publisher", return_value=publisher):
-        ray_trainer.init_workers_that_finish_a_checkpoint(Trainer.begin, trainer)
+        trainer = dressed(TRAINING_CHECKPOINT)
     trainer.actor_rollout_wg.update_actor("batch")
     trainer.critic_wg.update_critic("batch")
     assert order == ["finished"] * 2 and trainer.critic_wg.updates == ["batch"]
@@ -129,9 +153,8 @@ def test_critic_waits_for_a_checkpoint_in_writing():
 @pytest.mark.parametrize("in_actor", [False, True])
 def test_reference_policy_gets_handles(in_actor):
     """With LoRA the actor's workers are the reference policy's."""
-    trainer = Trainer(use_reference_policy=True, ref_in_actor=in_actor)
     with mock.patch("ray.put", lambda each: each):
-        ray_trainer.init_workers_that_keep_samples(Trainer.begin, trainer)
+        trainer = dressed(SAMPLE_HANDLES, ref_in_actor=in_actor)
         ones = torch.ones(1, 2, dtype=torch.int64)
         columns = {"responses": ones, "attention_mask": ones.repeat(1, 2)}
         columns |= {"sample_id": ones[:, 0], "sample_lengths": ones}
@@ -141,24 +164,13 @@ def test_reference_policy_gets_handles(in_actor):
     assert "responses" not in seen.batch.keys()
 
 
-@pytest.mark.parametrize("use_critic", [False, None])
-def test_no_critic_is_asked_for_where_there_is_none(use_critic):
-    """verl's trainer has the group in neither case."""
-
-    def begin(trainer: Any) -> None:
-        trainer.begin()
-        del trainer.critic_wg
-
-    for patch in (
-        ray_trainer.init_workers_that_know_the_step,
-        ray_trainer.init_workers_that_filter_truncated,
-        ray_trainer.init_workers_that_finish_a_checkpoint,
-    ):
-        trainer = Trainer(use_critic=use_critic)
-        if use_critic is None:
-            del trainer.use_critic
-        patch(begin, trainer)
-        assert callable(trainer.actor_rollout_wg.update_actor)
+def test_no_critic_is_asked_for_where_there_is_none():
+    """verl's trainer has no such group then."""
+    trainer = Trainer(use_critic=False)
+    del trainer.critic_wg
+    dress(trainer, [each for each in MIDDLEWARE if each.feature in (LEARNING_RATE, TRAINING_CHECKPOINT)])
+    trainer.actor_rollout_wg.update_actor(SimpleNamespace(meta_info={}))
+    assert [batch.meta_info for batch in trainer.actor_rollout_wg.updates] == [{STEP: 3}]
 
 
 @pytest.mark.parametrize("seed", [None, 5])
@@ -166,7 +178,7 @@ def test_requests_are_seeded_by_run_and_step(seed):
     """The rollout's own seed, 0 where verl has none, and the step; answers that go on keep the seeds that they had."""
     trainer = Trainer()
     trainer.config.actor_rollout_ref.rollout.seed = seed
-    ray_trainer.init_workers_that_seed_requests(Trainer.begin, trainer)
+    trainer = dressed(REQUEST_NOISE, config=trainer.config)
     workers, own = trainer.actor_rollout_wg, Seeds(seed or 0, lambda: trainer.global_steps)
     for trainer.global_steps in (3, 4):
         workers.generate_sequences(prompts([1, 2]))
@@ -185,11 +197,9 @@ def test_correction_is_capped_by_its_setting(monkeypatch):
     columns = {"old_log_probs": ones * 0, "rollout_log_probs": ones * -5, "advantages": ones}
     output = SimpleNamespace(meta_info={"metrics": {}})
     seen: list[DataProto] = []
-    trainer = Trainer()
-    ray_trainer.init_workers_that_correct(
-        lambda each: each.begin() or setattr(each.actor_rollout_wg, "update_actor", lambda b: seen.append(b) or output),
-        trainer,
-    )
+    group = Workers()
+    group.update_actor = lambda batch: seen.append(batch) or output
+    trainer = dressed(ROLLOUT_CORRECTION, actor_rollout_wg=group)
     trainer.actor_rollout_wg.update_actor(
         DataProto.from_dict(columns | {"attention_mask": torch.ones(1, 3, dtype=torch.long)})
     )
