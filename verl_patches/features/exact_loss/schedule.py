@@ -18,6 +18,7 @@ LOSSES = ("actor/pg_loss", "actor/kl_loss", "critic/vf_loss")
 TOKEN_MEANS = (
     "actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower", "critic/vf_clipfrac", "critic/vpred_mean",
 )  # fmt: skip
+Weights = tuple[float, float]
 _of_critic: list[str] = []
 
 
@@ -53,11 +54,13 @@ def with_exact_loss(schedule: Callable[..., Any], mode: str, group: dist.Process
             return schedule(
                 forward_step_func=forward_step_func, data_iterator=data_iterator, forward_only=True, **options
             )
-        batches, iterator = _drawn(data_iterator)
-        update = _Update(mode, batches, group)
+        of_chunks = isinstance(data_iterator, list)  # one iterator for each model chunk of a virtual pipeline
+        chunks = [list(each) for each in (data_iterator if of_chunks else [data_iterator])]
+        update = _Update(mode, chunks[0], group)
+        weighed = [zip(batches, update.weights, strict=True) for batches in chunks]
         outputs = schedule(
             forward_step_func=update.weighing(forward_step_func),
-            data_iterator=iterator,
+            data_iterator=weighed if of_chunks else weighed[0],
             forward_only=False,
             **options,
         )
@@ -67,17 +70,11 @@ def with_exact_loss(schedule: Callable[..., Any], mode: str, group: dist.Process
     return run
 
 
-def _drawn(data_iterator: Any) -> tuple[list[Any], Any]:
-    """The micro batches, and an iterator over them again: one for each model chunk of a virtual pipeline."""
-    if isinstance(data_iterator, list):
-        chunks = [list(each) for each in data_iterator]
-        return chunks[0], [iter(batches) for batches in chunks]
-    batches = list(data_iterator)
-    return batches, iter(batches)
-
-
 class _Update:
-    """The micro batches of one update on this rank, and what each weighs in it. Collective: one all-reduce."""
+    """The micro batches of one update on this rank. Collective: one all-reduce.
+
+    weights: what the loss of each weighs in the update, and its means over tokens.
+    """
 
     def __init__(self, mode: str, batches: list[Any], group: dist.ProcessGroup):
         mine = torch.stack([count(_response_mask(batch)) for batch in batches])
@@ -86,25 +83,23 @@ class _Update:
         dist.all_reduce(total, group=group)
         *parts, whole = (Amounts(*row) for row in torch.cat([mine, total[None]]).tolist())
         self._average = 1 / (len(batches) * dist.get_world_size(group))
-        self._shares = {
-            id(batch): (share(mode, part, whole), share(TOKEN_MEAN, part, whole))
-            for batch, part in zip(batches, parts, strict=True)
-        }
+        self.weights = [(share(mode, part, whole), share(TOKEN_MEAN, part, whole)) for part in parts]
 
     def weighing(self, forward_step: Callable[..., Any]) -> Callable[..., Any]:
-        """`forward_step`, the loss of whose micro batch has its factor."""
+        """`forward_step` for micro batches that come with their weights."""
 
-        def step(batches: Iterator[Any], model: Any) -> Any:
-            output, loss = forward_step(batches, model)
+        def step(batches: Iterator[tuple[Any, Weights]], model: Any) -> Any:
+            batch, weights = next(batches)
+            output, loss = forward_step(iter([batch]), model)
             # A partial again, as other features that look at the micro batch expect.
-            return output, partial(self._weighed, loss, data=loss.keywords["data"])
+            return output, partial(self._weighed, loss, weights, data=loss.keywords["data"])
 
         return step
 
-    def _weighed(self, loss: partial, output: Any, *, data: Any) -> Any:
+    def _weighed(self, loss: partial, weights: Weights, output: Any, *, data: Any) -> Any:
         value, told = loss(output)
         metrics = _metrics_of(told)
-        of_loss, of_tokens = self._shares[id(data)]
+        of_loss, of_tokens = weights
         weighed = {name: of_loss for name in LOSSES} | {name: of_tokens for name in TOKEN_MEANS}
         for name in weighed.keys() & metrics.keys():
             metrics[name] = _times(metrics[name], weighed[name])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -112,11 +113,13 @@ class TrainingChoiceRecorder(ChoiceRecorder):
 
 @dataclass
 class StepChoices:
-    """The recorders of this process. `watched`: whether this run has routers on both sides to compare."""
+    """The recorders of this process. watched: whether this run has routers on both sides to compare. of_pass: what goes
+    around the forward of a micro batch while a pass of training is recorded."""
 
     rollout: ChoiceRecorder = field(default_factory=ChoiceRecorder)
     training: TrainingChoiceRecorder = field(default_factory=TrainingChoiceRecorder)
     watched: bool = False
+    of_pass: Callable[..., AbstractContextManager[None]] | None = None
 
     def metrics(self, group: dist.ProcessGroup | None = None) -> dict[str, float]:
         """Compare the step's choices over the ranks of `group` and begin anew; empty where nothing can be compared.

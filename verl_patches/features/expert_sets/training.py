@@ -14,8 +14,6 @@ from post_training.mismatch.recording import recorded_training_choices
 from verl_patches.features.expert_sets.keys import prefix_keys
 from verl_patches.features.expert_sets.records import TrainingChoiceRecorder, process_choices
 
-_pass: MicroBatches | None = None
-
 
 class MicroBatches:
     """The micro batches of one pass of a model, whose packed rows are named for `recorder`."""
@@ -44,7 +42,6 @@ def recorded_pass(chunks: list[nn.Module], transformer_config: Any, share: float
 
     Recomputation in backward comes between forwards, where nothing is recorded.
     """
-    global _pass
     rank = torch.distributed.get_rank()
     placement = train_placement(transformer_config)
     choices = process_choices()
@@ -54,17 +51,18 @@ def recorded_pass(chunks: list[nn.Module], transformer_config: Any, share: float
     slots = placement.layers(rank)
     choices.training.records_ties = transformer_config.params_dtype == torch.float32
     with recorded_training_choices(chunks, slots, placement.tp_rank(rank), placement.tp, choices.training):
-        _pass = MicroBatches(choices.training, share)
+        choices.of_pass = MicroBatches(choices.training, share).forward
         try:
             yield
         finally:
-            _pass = None
+            choices.of_pass = None
 
 
 def micro_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
     """A context for the forward of this micro batch; it does nothing outside of a recorded pass."""
-    if _pass is None:
+    forward = process_choices().of_pass
+    if forward is None:
         return nullcontext()
     from megatron.core import parallel_state
 
-    return _pass.forward(input_ids, attention_mask, parallel_state.get_tensor_model_parallel_world_size())
+    return forward(input_ids, attention_mask, parallel_state.get_tensor_model_parallel_world_size())
