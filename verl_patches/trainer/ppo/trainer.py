@@ -65,6 +65,8 @@ class OverlayTrainer(RayPPOTrainer):
         """Start the workers, and put what features add around their calls."""
         self.middleware = in_force()
         print(f"features of a step, from the workers outwards: {', '.join(e.feature.name for e in self.middleware)}")
+        if self.has_foreign_loop:
+            print(f"warning: {type(self).__name__} has a loop of its own, whose log features add nothing to")
         for each in self.middleware:
             each.before_workers(self)
         super().init_workers()
@@ -82,6 +84,13 @@ class OverlayTrainer(RayPPOTrainer):
         current = settings.current()
         in_background = self.config.actor_rollout_ref.actor.strategy == "megatron" and writes_in_background(current)
         save_step(self, current.checkpoint, in_background)
+        if self.has_foreign_loop:  # which knows no `publish_checkpoint`
+            self.publish_checkpoint({})
+
+    @property
+    def has_foreign_loop(self) -> bool:
+        """Whether a class that is derived from verl's brings a loop of its own."""
+        return type(self).fit is not OverlayTrainer.fit
 
     # The loop --------------------------------------------------------------------------------------------------------
 

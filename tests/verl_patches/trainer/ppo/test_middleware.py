@@ -29,7 +29,7 @@ from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOIN
 from verl_patches.features.watch.feature import WATCH
 from verl_patches.features.watch.signs import process_signs
 from verl_patches.trainer.ppo.middleware import MIDDLEWARE, Middleware, dress, in_force
-from verl_patches.trainer.ppo.trainer import OverlayTrainer
+from verl_patches.trainer.ppo.trainer import OverlayTrainer, overlaid
 
 WATCHER = "verl_patches.features.alerts.watcher"
 PUBLISHER = "verl_patches.features.training_checkpoint.trainer.process_publisher"
@@ -128,6 +128,34 @@ def test_a_checkpoint_gets_its_name_behind_the_trackers():
     with mock.patch(PUBLISHER, return_value=publisher):
         OverlayTrainer.log(trainer, {"reward": 0.5})
     assert order == [("logged", 3, {"reward": 0.5}), ("published", 3, {"reward": 0.5})]
+
+
+def test_a_checkpoint_of_a_loop_that_publishes_none_gets_its_name(monkeypatch, capsys):
+    """A class of a recipe that is derived from verl's: it saves when it likes, and there is nothing behind its log."""
+    monkeypatch.setattr(settings, "_current", OverlaySettings.all_off())
+
+    class Recipe(RayPPOTrainer):
+        def __init__(self) -> None:
+            config = {"actor_rollout_ref": {"actor": {"strategy": "fsdp"}}}
+            vars(self).update(vars(trainer_of(config=OmegaConf.create(config))))
+
+        def fit(self) -> None:
+            self._save_checkpoint()
+
+    order: list[Any] = []
+    trainer = Recipe()
+    trainer.__class__ = overlaid(Recipe)
+    publisher = SimpleNamespace(logged=lambda step, metrics: order.append(("published", step)))
+    with (
+        mock.patch("verl_patches.trainer.ppo.middleware.MIDDLEWARE", ()),
+        mock.patch.object(RayPPOTrainer, "init_workers", lambda self: None),
+        mock.patch("verl_patches.features.training_checkpoint.trainer.save_step", lambda *_: order.append("saved")),
+        mock.patch(PUBLISHER, return_value=publisher),
+    ):
+        trainer.init_workers()
+        trainer.fit()
+    assert order == ["saved", ("published", 3)]
+    assert "warning: Recipe has a loop of its own" in capsys.readouterr().out
 
 
 def test_the_end_of_a_run_waits_for_its_last_checkpoint():
