@@ -20,7 +20,7 @@ from verl import DataProto
 import overlay
 from tests.demonstrations import Upstream, demonstrates
 from tests.demonstrations.vllm_patches import module_with
-from verl_patches.features import settings
+from verl_patches.features import settings, worker_context
 from verl_patches.features.answer_ends.feature import ANSWER_ENDS
 from verl_patches.features.chunked_log_probs.deferred import DeferredLogits
 from verl_patches.features.chunked_log_probs.feature import CHUNKED_LOG_PROBS
@@ -481,8 +481,6 @@ def training_state_is_away_while_the_engine_starts(body):
 
 @demonstrates(f"{WORKER}._build_rollout", EXPERT_SETS)
 def the_rollouts_choices_are_watched(body):
-    from verl_patches.features.expert_sets.records import StepChoices
-
     layer = SimpleNamespace(mlp=SimpleNamespace(gate="router"))
     model = torch.nn.Identity()
     model.model = SimpleNamespace(layers=[layer])
@@ -490,7 +488,7 @@ def the_rollouts_choices_are_watched(body):
     worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
     engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
     rollout = SimpleNamespace(inference_engine=SimpleNamespace(llm_engine=engine))
-    with mock.patch("verl_patches.features.expert_sets.records._choices", StepChoices()):
+    with mock.patch.object(worker_context, "_context", worker_context.WorkerContext()):
         body(lambda self: (rollout, "manager"), "worker")
     return len(model._forward_pre_hooks)
 
@@ -870,14 +868,16 @@ def a_value_is_that_of_a_token(body):
 
 @demonstrates(f"{FSDP_CRITIC}._forward_micro_batch", CRITIC)
 def the_loss_will_know_the_tokens_of_the_answer(body):
-    with mock.patch.object(tokens, "_last", tokens.LastForward()) as last:
+    with mock.patch.object(worker_context, "_context", worker_context.WorkerContext()):
+        last = tokens.last_forward()
         body(Upstream(), None, AN_ANSWER)
         return last.mask(torch.ones(1, 3)).tolist()
 
 
 @demonstrates("verl.trainer.ppo.core_algos:compute_value_loss", CRITIC)
 def the_loss_counts_the_tokens_of_the_answer(body):
-    with mock.patch.object(tokens, "_last", tokens.LastForward()) as last:
+    with mock.patch.object(worker_context, "_context", worker_context.WorkerContext()):
+        last = tokens.last_forward()
         last.hold(torch.tensor([[1, 1, 0]]))
         return body(lambda response_mask: response_mask.tolist(), response_mask=torch.ones(1, 3))
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 import torch
 
+from verl_patches.features.worker_context import worker_context
+
 
 def response_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """[rows, response length]: the tokens of answers, out of `attention_mask` and `responses`."""
@@ -38,9 +40,6 @@ class LastForward:
         return given if self._mask is None else self._mask
 
 
-_last = LastForward()
-
-
 def last_forward() -> LastForward:
     """That of this process."""
-    return _last
+    return worker_context().of(LastForward)

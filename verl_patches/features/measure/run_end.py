@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import overlay
 from post_training.report.faults import REWARD_ERROR, RunFaults
 from post_training.report.run_error import RunError, original
 from post_training.rewards import counts, failures
@@ -62,6 +61,8 @@ def process_faults() -> FaultsOnDriver:
 
 def record_step(step: int, metrics: Mapping[str, Any], files: RunFiles) -> None:
     """Write what a step reports and what it was made of, as it is logged."""
+    import overlay
+
     if not 0 < step <= process_publisher().previous:  # validated once more by a run that goes on after a step
         files.step(step, metrics)
     files.executed(overlay.executed())

@@ -10,6 +10,7 @@ import torch
 
 from verl_patches.features import settings
 from verl_patches.features.profile.feature import ProfileSettings
+from verl_patches.features.worker_context import worker_context
 
 
 class Recorder:
@@ -41,10 +42,6 @@ def _profiler(folder: Path, name: str, chosen: ProfileSettings) -> Any:
     )
 
 
-# Of this process: torch_npu has one profiler at a time.
-_recorder = Recorder()
-
-
 def method_of_worker() -> Callable[[Any, int | None], None]:
     """The method of a worker that verl's driver calls on all of them: `profile_step(step)`, and None to end one."""
     from verl.single_controller.base.decorator import Dispatch, register
@@ -52,6 +49,7 @@ def method_of_worker() -> Callable[[Any, int | None], None]:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def profile_step(self: Any, step: int | None) -> None:
         chosen = settings.current()
-        _recorder.turn_to(step, self.rank, chosen.profile, Path(chosen.measure.output_dir))
+        recorder = worker_context().of(Recorder)  # of the process: torch_npu has one profiler at a time
+        recorder.turn_to(step, self.rank, chosen.profile, Path(chosen.measure.output_dir))
 
     return profile_step

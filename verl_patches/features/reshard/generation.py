@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from verl_patches.features.worker_context import worker_context
+
 
 class WeightsNotWholeError(RuntimeError):
     """Somebody wanted to generate while the rollout weights were no complete set."""
@@ -39,9 +41,6 @@ class WeightsGeneration:
             )
 
 
-_generation = WeightsGeneration()
-
-
 def process_generation() -> WeightsGeneration:
     """The one counter of this process, which has one rollout model."""
-    return _generation
+    return worker_context().of(WeightsGeneration)

@@ -25,6 +25,7 @@ from verl_patches.features.sample_handles.handles import (
     unpacked,
 )
 from verl_patches.features.sample_handles.plan import Generation, SampleHandleError, owners, plan_exchange
+from verl_patches.features.worker_context import worker_context
 
 if TYPE_CHECKING:
     from verl import DataProto
@@ -238,9 +239,6 @@ def _read(order: Any) -> np.ndarray:
     return ray.get(order)
 
 
-_store = SampleStore()
-
-
 def process_store() -> SampleStore:
     """The store of this process, which verl's actor and reference worker share."""
-    return _store
+    return worker_context().of(SampleStore)

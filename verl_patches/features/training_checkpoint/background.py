@@ -15,6 +15,7 @@ import torch
 from post_training.checkpoint.durable import Written
 from post_training.tensor_parts import host_copy
 from verl_patches.features.training_checkpoint.saving import RankFile
+from verl_patches.features.worker_context import worker_context
 
 GROUPS = {"actor": ("actor_params", "optimizer"), "critic": ("critic_params", "critic_optimizer")}
 """Residency's groups in which a checkpoint's tensors lie, by the role that verl's checkpoint manager has."""
@@ -64,9 +65,6 @@ def _host_view(tensor: torch.Tensor, on_host: OnHost) -> torch.Tensor:
     return host_copy(tensor) if held is None else held
 
 
-_writer = BackgroundWriter()
-
-
 def process_writer() -> BackgroundWriter:
     """The one writer of this process."""
-    return _writer
+    return worker_context().of(BackgroundWriter)
