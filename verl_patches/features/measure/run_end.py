@@ -8,7 +8,7 @@ instead: the exception out of the worker is only given its step.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,13 +59,11 @@ def process_faults() -> FaultsOnDriver:
     return _faults
 
 
-def record_step(step: int, metrics: Mapping[str, Any], files: RunFiles) -> None:
-    """Write what a step reports and what it was made of, as it is logged."""
-    import overlay
-
+def record_step(step: int, metrics: Mapping[str, Any], patches: Iterable[str], files: RunFiles) -> None:
+    """Write what a step reports and what it was made of, as it is logged. patches: that have been called."""
     if not 0 < step <= process_publisher().previous:  # validated once more by a run that goes on after a step
         files.step(step, metrics)
-    files.executed(overlay.executed())
+    files.executed(patches)
     files.samples(step, take_samples())
     process_faults().logged(step, metrics, files)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from overlay import Feature
+from overlay import Feature, executed
 from verl_patches.features import settings
 from verl_patches.features.alerts.feature import ALERTS
 from verl_patches.features.first_placement.feature import FIRST_PLACEMENT
@@ -178,7 +178,7 @@ def _measure(trainer: Trainer) -> Additions:
 
     def recording(log: Call) -> Call:
         def run(metrics: dict[str, Any]) -> None:
-            record_step(trainer.global_steps, metrics, files)
+            record_step(trainer.global_steps, metrics, executed(), files)
             log(metrics)
 
         return run
