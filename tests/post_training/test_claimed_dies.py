@@ -78,6 +78,11 @@ def test_container_with_dies_of_its_own_is_not_refused(machine):
             assert dies == [0, 1]
 
 
+def test_job_takes_the_first_of_the_visible_dies(machine):
+    with claimed_dies(2, {VISIBLE: "7,6,5,4"}, machine) as first, claimed_dies(0, {VISIBLE: "7"}, machine) as none:
+        assert (first, none) == ([7, 6], [])
+
+
 def test_machine_without_npus_claims_nothing(tmp_path):
     with claimed_dies(8, {}, tmp_path) as first, claimed_dies(8, {}, tmp_path) as second:
         assert first == second == []

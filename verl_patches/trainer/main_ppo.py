@@ -162,7 +162,10 @@ def carry_out(composed: Callable[[], DictConfig], action: Action, start_workers:
         check_inherited(os.environ)
         check_machine(config)
         check_configured_files(config.data, reads_images(config.actor_rollout_ref.model.path))
-        _check_free(config)
+        try:
+            _check_free(config)
+        except OSError as error:  # another user's folder
+            return _refuse_folder(config, error)
     except (HydraException, OmegaConfBaseException) as error:
         return refuse(sentence_of(error))
     except (ConfigurationError, SettingsError, DataError, EnvironmentRejected, FolderInUse, DiesInUse) as error:
