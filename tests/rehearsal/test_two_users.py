@@ -15,6 +15,7 @@ import pytest
 
 from rehearsal.plan import Options, make_plan
 from tests.second_user import User, second_user, shared_folder, this_user
+from verl_patches.trainer.own_ray.folder import shared_memory_prefix
 from verl_patches.trainer.own_ray.processes import descendants, runs, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,4 +140,5 @@ def test_two_users_rehearse_beside_each_other(shared, checkpoint):
     assert len(folders[0]) >= 3 and len(folders[1]) >= 3 and folders[0].isdisjoint(folders[1])
     assert not any(runs(ray[name]) for ray in rays for name in ("raylet", "gcs_server"))
     assert not [folder for folder in folders[0] | folders[1] if folder.exists()]
-    assert not list(Path("/dev/shm").glob("psm_tmp-rehearsal-*"))
+    names = [shared_memory_prefix(folder) for folder in folders[0] | folders[1]]
+    assert not [path for path in Path("/dev/shm").iterdir() if path.name.startswith(tuple(names))]
