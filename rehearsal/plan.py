@@ -188,7 +188,7 @@ def job_of(name: str, model: str | None) -> Job:
 def make_plan(options: Options, time_name: str) -> Plan:
     """Works out a run; ``time_name`` names its folder unless the options say where to write."""
     output = absolute(options.output or RUNS / time_name)
-    checkpoint = ROOT / ".cache" / "checkpoints" / checkpoint_key(options.model_type)
+    checkpoint = checkpoint_folder(checkpoint_key(options.model_type))
     plan = Plan(options, output, checkpoint, ())
     own = [
         *plan.job.settings,
@@ -230,6 +230,24 @@ def _model_settings(model_type: str, dies: int) -> list[str]:
 def _search_path() -> str:
     inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     return os.pathsep.join(dict.fromkeys([str(ROOT), *inherited]))
+
+
+def checkpoint_folder(key: str, root: Path = ROOT) -> Path:
+    """Where the tiny checkpoint of a key lies: in the checkout, which other users may share.
+
+    A user who can write nothing there takes a checkpoint that is there, and keeps the others in a cache of their own.
+    """
+    shared = root / ".cache" / "checkpoints"
+    existing = next(folder for folder in (shared, *shared.parents) if folder.exists())
+    if _is_readable(shared / key) or os.access(existing, os.W_OK | os.X_OK):
+        return shared / key
+    own = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(own, "rehearsal", "checkpoints", key)
+
+
+def _is_readable(folder: Path) -> bool:
+    """Whether this user can read all files of a folder, if it is there."""
+    return os.access(folder, os.R_OK | os.X_OK) and all(os.access(file, os.R_OK) for file in folder.iterdir())
 
 
 def checkpoint_key(model_type: str) -> str:

@@ -115,6 +115,11 @@ class Rehearsal:
         if not plan.options.resumes:
             plan.options.write(plan.output / OPTIONS_NAME)
         if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
+            if not os.access(plan.checkpoint.parent, os.W_OK | os.X_OK):
+                raise PreflightError(
+                    f"{plan.checkpoint} is damaged, and {plan.checkpoint.owner()} alone can make it again: let them "
+                    "remove it, or use a checkout of your own."
+                )
             self.console.print(f"{escaped(str(plan.checkpoint))} is damaged; it is made again")
             shutil.rmtree(plan.checkpoint)
         if not plan.checkpoint.exists():

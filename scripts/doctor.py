@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = read_settings(options.cluster)
         if options.ray:
             check_address(options.ray)
-        findings = examine_node(settings)
+        findings = examine_node(settings, job_runs=bool(options.ray))
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -34,6 +34,7 @@ if __name__ == "__main__":
 from jinja2 import TemplateError  # noqa: E402
 
 from post_training.arguments import absolute  # noqa: E402
+from post_training.claimed_dies import DiesInUse, claimed_dies  # noqa: E402
 from post_training.data import INSTRUCTION, DataError  # noqa: E402
 from post_training.end_tokens import EndTokensError, end_tokens  # noqa: E402
 from post_training.evaluation.judging import RewardError, RewardFunction, judge, load_reward  # noqa: E402
@@ -124,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(f"{len(questions)} questions, {len(models)} models; files in {output}", flush=True)
     try:
-        with SignalFlag() as signals:
+        with SignalFlag() as signals, claimed_dies(0 if options.emulate else options.tensor_parallel):
             evaluated = [
                 _evaluated(model, questions, tokens, _Run(options, output, signals, reward, rule))
                 for model, tokens in zip(models, tokenized, strict=True)
@@ -133,6 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted as interrupted:
         print(f"error: {interrupted} ended the evaluation; everything it started has been stopped", file=sys.stderr)
         return 128 + interrupted.number
+    except DiesInUse as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except (InferenceError, RewardError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -31,6 +31,7 @@ if __name__ == "__main__":
     os.environ |= {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HF_HUB_OFFLINE": "1"}
 
 from post_training.arguments import absolute, finite, whole  # noqa: E402
+from post_training.claimed_dies import DiesInUse, claimed_dies  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import read_object  # noqa: E402
@@ -82,7 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     node, log = f"serve.{os.getpid()}", output / "serve.log"
     try:
-        with SignalFlag() as signals, tempfile.TemporaryDirectory(dir=output, prefix=".work.") as work:
+        with (
+            claimed_dies(0 if options.emulate else options.tensor_parallel),
+            SignalFlag() as signals,
+            tempfile.TemporaryDirectory(dir=output, prefix=".work.") as work,
+        ):
             folder = model.folder or exported(model, Path(work) / "model")
             environment = engine_environment(folder, options.emulate, options.tensor_parallel, node) | key
             print(f"Starting {model.name}; log: {log}", flush=True)
@@ -91,6 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted:
         print("The server has ended, and everything it started.")
         return 0
+    except DiesInUse as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except (InferenceError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -108,10 +108,16 @@ def make_checkpoint(
         processor.save_pretrained(written)
         _write_model(model, DTYPES[request.dtype], written)
         (written / MARKER).write_text(json.dumps({"fingerprint": fingerprint, "expected_reward": reward}, indent=1))
-        if output.exists():
-            output.rename(Path(scratch) / "replaced")
-        written.rename(output)
-    return CheckpointResult(output, reused=False, expected_reward=reward)
+        # Another run may have made it meanwhile, and may be reading it.
+        return _matching(output, fingerprint) or _put_in_place(written, output, CheckpointResult(output, False, reward))
+
+
+def _put_in_place(written: Path, output: Path, result: CheckpointResult) -> CheckpointResult:
+    """Rename a folder to `output`; what is there goes into the scratch folder of `written`, which is removed."""
+    if output.exists():
+        output.rename(written.with_name("replaced"))
+    written.rename(output)
+    return result
 
 
 def _matching(output: Path, fingerprint: str) -> CheckpointResult | None:
@@ -183,4 +189,6 @@ def _write_model(model: PreTrainedModel, dtype: torch.dtype, folder: Path) -> No
         described["rope_scaling"] = TINY_MODELS[model.config.model_type]["rope_scaling"]
         (folder / "config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
     model.generation_config.save_pretrained(folder)
-    safetensors.torch.save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    safetensors.torch.save_file(state, weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # safetensors keeps it from other users, who may share this checkout

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from post_training.claimed_dies import DiesInUse, claimed_dies
 from scripts.examination.finding import Finding
 from scripts.examination.node import emulated
 
@@ -77,6 +78,8 @@ def examine_device(
 ) -> list[Finding]:
     """Let two children try dies 0 and 1; one finding of each check, and one of a die that hangs or ends.
 
+    They are left alone where a job of this project has one of them.
+
     Args:
         program: the command of a child, to which its rank and a file are added.
         start_s: seconds until torch_npu has opened a die.
@@ -85,22 +88,30 @@ def examine_device(
     allowed = check_s or (EMULATED_SECONDS if emulated() else CHECK_SECONDS)
     if importlib.util.find_spec("torch_npu") is None:
         return [Finding("device self-test", "not run: torch_npu is not installed", known=False)]
-    with tempfile.TemporaryDirectory(prefix="device-test-") as folder:
-        ranks = [_begin(program, rank, Path(folder)) for rank in range(_RANKS)]
-        try:
-            began = time.monotonic()
-            while not all(rank.is_ready() for rank in ranks) and time.monotonic() - began < start_s:
-                time.sleep(0.05)
-            seconds = start_s
-            if all(rank.is_ready() for rank in ranks):
-                began, seconds = time.monotonic(), allowed
-            while any(rank.process.poll() is None for rank in ranks) and time.monotonic() - began < seconds:
-                time.sleep(0.05)
-            hangs = [rank for rank in ranks if rank.process.poll() is None]
-            return _findings(ranks, hangs, seconds)
-        finally:
-            for rank in ranks:
-                _end(rank.process)
+    try:
+        with claimed_dies(_RANKS), tempfile.TemporaryDirectory(prefix="device-test-") as folder:
+            return _examined(program, Path(folder), start_s, allowed)
+    except DiesInUse as error:
+        reason = str(error).partition(" is invalid: ")[2].partition(". ")[0]
+        return [Finding("device self-test", f"not run: {reason}", known=False)]
+
+
+def _examined(program: Sequence[str], folder: Path, start_s: float, allowed: float) -> list[Finding]:
+    ranks = [_begin(program, rank, folder) for rank in range(_RANKS)]
+    try:
+        began = time.monotonic()
+        while not all(rank.is_ready() for rank in ranks) and time.monotonic() - began < start_s:
+            time.sleep(0.05)
+        seconds = start_s
+        if all(rank.is_ready() for rank in ranks):
+            began, seconds = time.monotonic(), allowed
+        while any(rank.process.poll() is None for rank in ranks) and time.monotonic() - began < seconds:
+            time.sleep(0.05)
+        hangs = [rank for rank in ranks if rank.process.poll() is None]
+        return _findings(ranks, hangs, seconds)
+    finally:
+        for rank in ranks:
+            _end(rank.process)
 
 
 def _begin(program: Sequence[str], rank: int, folder: Path) -> _Rank:

@@ -20,18 +20,26 @@ from scripts.examination.chips import examine_chips
 from scripts.examination.finding import Finding, ask
 from scripts.examination.installed_files import examine_files
 from scripts.examination.npus import examine_npus
+from scripts.examination.occupied_dies import dies_in_use
 
 OPEN_FILES = 65536
 # Ray keeps objects in shared memory: by default three tenths of the memory, and no more than this.
 OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9
 
 
-def examine_node(settings: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
-    """Look at this machine; `settings` are those of the cluster's file, `root` the top of the file system."""
+def examine_node(settings: Mapping[str, str], root: Path = Path("/"), job_runs: bool = False) -> list[Finding]:
+    """Look at this machine.
+
+    Args:
+        settings: those of the cluster's file.
+        root: the top of the file system.
+        job_runs: whether the job may have its dies already.
+    """
     findings = [*python_and_pins(), *installed_files(), platform_plugin(), cann(root)]
     findings += npus(int(settings["DIES_PER_NODE"]), root, int(settings.get("NODES", "2")))
     findings += chips(settings, root)
     findings += visible_npus(settings)
+    findings += [] if job_runs else occupied_dies(settings, root)
     findings += network(settings)
     findings += [limit_of_files(), limit_of_locked_memory(), jemalloc(settings["JEMALLOC"]), shared_memory(root)]
     findings += paths(settings)
@@ -136,13 +144,22 @@ def chips(settings: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
 
 def visible_npus(settings: Mapping[str, str]) -> list[Finding]:
     """CANN's list of the NPUs that processes see, of the cluster's file or inherited, against the dies of a node."""
-    dies = int(settings["DIES_PER_NODE"])
-    environment = {**os.environ, **{name: settings[name] for name in (VISIBLE,) if name in settings}}
+    dies, environment = int(settings["DIES_PER_NODE"]), _environment(settings)
     if VISIBLE not in environment:
         return []
     sentence = describe_visible(environment, dies)
     remedy = "" if sentence is None else sentence.partition("is invalid: ")[2]
     return [Finding("visible NPUs", f"{VISIBLE}={environment[VISIBLE][:100]}", remedy)]
+
+
+def occupied_dies(settings: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
+    """Dies of the job that another job has. Emulated ones are each run's own."""
+    return [] if emulated() else [dies_in_use(int(settings["DIES_PER_NODE"]), _environment(settings), root)]
+
+
+def _environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the list of visible NPUs of the cluster's file, which counts before an inherited one."""
+    return {**os.environ, **{name: settings[name] for name in (VISIBLE,) if name in settings}}
 
 
 def network(settings: Mapping[str, str]) -> Iterator[Finding]:

@@ -55,7 +55,7 @@ process_end_session() {
 process_keep_node() {
     exec {process_lock}<>"$process_notes.lock"
     flock --nonblock "$process_lock" ||
-        quit "$EXIT_RAY" "This node already runs a job (process $(cut -d ' ' -f 1 "$process_notes.lock")) with this MASTER_ADDR and RAY_PORT: wait for its end, or end it with --stop."
+        quit "$EXIT_RAY" "This node already runs a job (process $(cut -d ' ' -f 1 "$process_notes.lock")) of yours with this RAY_PORT: wait for its end, end it with --stop, or give one of the two another RAY_PORT on all nodes."
     printf '%s %s\n' "$$" "$(process_birth "$$")" >"$process_notes.lock"
 }
 

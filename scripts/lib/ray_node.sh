@@ -65,7 +65,18 @@ ray_node_start() {
     ray_process=$!
     [[ $network_role == head ]] || return 0
     network_wait "$network_address" "$RAY_PORT" "$HEAD_TIMEOUT_S" "$ray_process" "Ray to start" || status=$?
-    ((status == 0)) || quit "$EXIT_RAY" "Ray did not start on this node; the reason is in $log."
+    ((status == 0)) || quit "$EXIT_RAY" "Ray did not start on this node; $(ray_node_reason "$log")."
+}
+
+# Prints why Ray ended: the last error that start_ray.py wrote into LOG, or where to look for the reason.
+ray_node_reason() {
+    local said
+    said=$(sed -n 's/^error: //p' "$1" 2>/dev/null | tail -n 1)
+    if [[ -n $said ]]; then
+        printf '%s; the log is %s' "${said%.}" "$1"
+    else
+        printf 'the reason is in %s' "$1"
+    fi
 }
 
 # Whether our own Ray has ended, or the joined one does not answer. A training that failed with STATUS because one of Ray's processes is gone may tell so

@@ -154,7 +154,7 @@ training_follow() {
     say "giving $DIES_PER_NODE dies to the head at $MASTER_ADDR:$RAY_PORT until it ends the job"
     wait "$ray_process" || status=$?
     if network_answers "$MASTER_ADDR" "$RAY_PORT"; then
-        quit "$EXIT_RAY_ENDED" "Ray on this node ended with $(training_code "$status") although the head is there; the reason is in $ray_log."
+        quit "$EXIT_RAY_ENDED" "Ray on this node ended with $(training_code "$status") although the head is there; $(ray_node_reason "$ray_log")."
     fi
     say "the head has ended the job; how it went is in the head's log"
 }

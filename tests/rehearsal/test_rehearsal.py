@@ -23,7 +23,7 @@ from rehearsal.__main__ import parse_arguments
 from rehearsal.display import format_duration, format_row
 from rehearsal.jobs import JOBS
 from rehearsal.lengths import measured_settings
-from rehearsal.plan import OPTIONS_NAME, Options, make_plan
+from rehearsal.plan import OPTIONS_NAME, Options, checkpoint_folder, make_plan
 from rehearsal.preflight import (
     PreflightError,
     check_device_memory,
@@ -445,3 +445,21 @@ def test_a_checkpoint_that_is_cut_is_noticed(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(whole)
     (tmp_path / "config.json").write_text('{"a"')
     assert not is_whole(tmp_path)
+
+
+def test_user_who_cannot_write_the_checkout_keeps_checkpoints_at_home(tmp_path, monkeypatch):
+    """What the owner has made is read, unless it is closed; the owner makes the others in the checkout."""
+    shared, key = tmp_path / "checkout" / ".cache" / "checkpoints", "0123"
+    assert checkpoint_folder(key, tmp_path / "checkout") == shared / key
+    (shared / "made").mkdir(parents=True)
+    (shared / "made" / "model.safetensors").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    closed = {shared}
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: not (mode & os.W_OK) and Path(path).exists() and path not in closed
+    )
+    own = tmp_path / "cache" / "rehearsal" / "checkpoints"
+    assert checkpoint_folder(key, tmp_path / "checkout") == own / key
+    assert checkpoint_folder("made", tmp_path / "checkout") == shared / "made"
+    closed.add(shared / "made" / "model.safetensors")
+    assert checkpoint_folder("made", tmp_path / "checkout") == own / "made"

@@ -24,7 +24,7 @@ def test_both_languages_have_the_same_commands_tables_and_sections():
     assert rows(ENGLISH) == rows(CHINESE)
     assert [
         len(re.findall(rf"^{mark} ", text, re.MULTILINE)) for text in (ENGLISH, CHINESE) for mark in ("#", "##")
-    ] == [1, 11] * 2
+    ] == [1, 12] * 2
 
 
 def test_figures_of_the_plan_are_the_same():

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 
+from post_training import claimed_dies
 from scripts import doctor, preflight
 from scripts.examination import device_checks, device_test
 from scripts.examination.device_checks import BAD, LEFT_OUT, OK, finite_check, large_tensors, nan_in_maxima
@@ -41,6 +42,15 @@ def test_emulated_dies_pass(monkeypatch):
     }  # fmt: skip
     assert found["large tensors"].detail == "not run: an emulated die keeps its memory on this host"
     assert found["empty all-to-all"].detail == "between 2 dies, with parts that are empty"
+
+
+def test_dies_that_a_job_has_are_left_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(claimed_dies, "devices_of_dies", lambda root: [tmp_path / "davinci0", tmp_path / "davinci1"])
+    monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(device_test, "_begin", lambda *_: pytest.fail("no child is started"))
+    with claimed_dies.claimed_dies(1, {"ASCEND_RT_VISIBLE_DEVICES": "1"}):
+        (found,) = device_test.examine_device()
+    assert found.state == "?" and re.fullmatch(r"not run: process \d+ of \w+ has die 1 \(.*davinci1\)", found.detail)
 
 
 def test_events_and_splits_that_do_nothing_are_found(monkeypatch):

@@ -148,6 +148,7 @@ ok  torch                 2.5.1 (pin: 2.5.1)
 ok  vLLM's platform       ascend
 ok  CANN                  8.2.rc1 (pin: 8.2.RC1)
 BAD NPUs                  0 of 2; 2 are wanted: look at dmesg and the driver's log, reseat or reset
+?   dies in use           npu-smi shows no dies
 ok  interface             enp0 10.0.0.1
 ok  public addresses      none
 ok  Ray's port            1 is free

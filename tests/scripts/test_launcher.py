@@ -34,7 +34,7 @@ esac
 # Stands for `ray start`: a head listens until it is ended; a worker lasts as long as the head answers.
 RAY = """#!/bin/bash
 echo "ray $*" >>"$CALLS"
-[[ ! -e $TOOLS/ray-fails ]] || { echo "ray broke"; exit 1; }
+[[ ! -e $TOOLS/ray-fails ]] || { echo "ray broke"; cat "$TOOLS/ray-fails"; exit 1; }
 exec "$PYTHON_OF_TESTS" "$TOOLS/ray.py" "$NODE_ADDRESS" "$@"
 """
 RAY_PROGRAM = """
@@ -352,7 +352,13 @@ def test_a_ray_that_does_not_start_is_three(head):
     head.set("ray-fails")
     code, said = head.run()
     assert code == 3 and "Ray did not start on this node; the reason is in" in said
-    assert head.calls == ["check", "ray start"]
+    head.set(
+        "ray-fails", "error: ASCEND_RT_VISIBLE_DEVICES=0,1 is invalid: process 7 of anna has die 1. Set it to 2,3.\n"
+    )
+    code, said = head.run()
+    assert code == 3 and "start on this node; ASCEND_RT_VISIBLE_DEVICES=0,1 is invalid: process 7 of anna has" in said
+    assert "has die 1. Set it to 2,3; the log is" in said and "the reason is in" not in said
+    assert head.calls == 2 * ["check", "ray start"]
 
 
 def test_a_port_of_somebody_else_is_three_and_is_left_alone(head, port):
@@ -479,12 +485,30 @@ def test_a_second_start_beside_a_job_that_runs_is_refused(head, port):
     head.wait_for("train")
     before = head.calls
     code, said = head.run()
-    assert code == 3 and f"This node already runs a job (process {first.pid})" in said
+    assert code == 3 and f"This node already runs a job (process {first.pid}) of yours with this RAY_PORT" in said
     assert first.poll() is None and answers(port) and head.calls == before
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=SECONDS_ALLOWED)
     (head.tools / "train-hangs").unlink()
     assert head.run()[0] == 0
+
+
+def test_two_jobs_of_one_user_run_beside_each_other(head, tmp_path, port):
+    """With another RAY_PORT; the end of one, and --stop of one, leave the other alone."""
+    other_port = free_port(HEAD)
+    (tmp_path / "other").mkdir()
+    other = Machine(tmp_path / "other", other_port, HEAD)
+    head.set("train-hangs")
+    first = head.start()
+    head.wait_for("train")
+    try:
+        assert other.run()[0] == 0 and other.run("--stop")[0] == 0
+        assert first.poll() is None and answers(port) and "training" not in head.calls
+    finally:
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=SECONDS_ALLOWED)
+        shutil.rmtree(f"/tmp/ray-{getpass.getuser()}-{other_port}")
+    assert head.calls[-2:] == ["training", "ray ended"]
 
 
 def test_stop_ends_the_job_that_runs(head, port):

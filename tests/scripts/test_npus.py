@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from post_training.claimed_dies import claimed_dies
 from scripts.examination import node
 from scripts.examination.npus import Chip, examine_npus, find_tool, link, read_health, read_mapping
+from scripts.examination.occupied_dies import Process, dies_in_use, read_processes
 
 SAMPLES = Path(__file__).with_name("npu_smi")
 
@@ -182,3 +184,54 @@ def test_a_link_is_asked_for_by_the_physical_number(driver):
     tool = find_tool("hccn_tool", root)
     (chip,) = read_mapping(mapping)
     assert link(chip, tool).line() == "BAD link of die 3         down; check cable and switch port"
+
+
+def test_processes_are_read_from_the_last_table():
+    assert read_processes(sample("a2_info")) == [Process(0, 0, 602983, "python", 54729)]
+    assert read_processes(sample("a3_info")) == read_processes(sample("inference_card_info")) == []
+    assert read_processes("") == read_processes("npu-smi failed\n") == []
+
+
+VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
+BUSY = "die 0 by process 602983 (python, 54729 MB)"
+
+
+@pytest.mark.parametrize(
+    ("dies", "environment", "detail", "remedy"),
+    [
+        (1, {}, BUSY, f"set {VISIBLE}=1, which are free, or wait until that job has ended"),
+        (2, {}, BUSY, "wait until that job has ended, or end it"),
+        (1, {VISIBLE: "1"}, "none of 1", ""),
+        (1, {VISIBLE: "0"}, BUSY, f"set {VISIBLE}=1, which are free, or wait until that job has ended"),
+    ],
+)
+def test_die_with_a_process_is_named_with_those_that_are_free(driver, dies, environment, detail, remedy):
+    """The table of a 910B node whose first card another job has; the second chip of the mapping is free."""
+    table = sample("a2_info").replace("| 0       0  ", "| 8       0  ")  # the mapping's number of the first card
+    root = driver("npu-smi", shows(table, "a2_mapping_short"))
+    found = dies_in_use(dies, environment, root)
+    assert (found.detail, found.remedy, found.state) == (detail, remedy, "BAD" if remedy else "ok")
+
+
+def test_die_that_a_job_of_ours_holds_is_named_before_it_has_memory(driver, monkeypatch):
+    """As between a job's start and its first tensor, when npu-smi shows no process."""
+    monkeypatch.delenv(VISIBLE, raising=False)
+    root = driver("hccn_tool", LINKS)
+    (root / "dev").mkdir()
+    for number in range(16):
+        (root / "dev" / f"davinci{number}").touch()
+    given = {"DIES_PER_NODE": "8", VISIBLE: "4,5,6,7,8,9,10,11"}
+    assert [finding.line() for finding in node.occupied_dies(given, root)] == ["ok  dies in use           none of 8"]
+    with claimed_dies(2, {VISIBLE: "3,5"}, root):
+        (found,) = node.occupied_dies(given, root)
+        assert f"has die 5 ({root}/dev/davinci5)" in found.remedy and "Set it to 0,1,2,4,6,7,8,9" in found.remedy
+        assert found.state == "BAD" and given[VISIBLE] in found.detail
+
+
+def test_driver_that_does_not_answer_says_nothing_of_dies(driver):
+    assert dies_in_use(2, {}, driver("npu-smi", "exit 1")).state == "?"
+
+
+def test_emulated_dies_are_nobody_elses(monkeypatch):
+    monkeypatch.setattr(node, "emulated", lambda: True)
+    assert node.occupied_dies({"DIES_PER_NODE": "8"}) == []

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from post_training import claimed_dies
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
-from scripts import serve
+from scripts import evaluate, serve
 from tests.scripts.test_evaluate import greedy_of_transformers
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +53,22 @@ def test_unusable_option_is_rejected_in_one_sentence(qwen, tmp_path, capsys, arg
 def test_without_emulation_the_emulated_npu_is_not_taken(qwen, capsys):
     assert serve.main(["--model", str(qwen)]) == 2
     assert "holds the emulated NPU and no other; give --emulate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", [serve, evaluate])
+def test_dies_of_another_job_are_not_taken(qwen, tmp_path, monkeypatch, capsys, program):
+    devices = [tmp_path / f"davinci{number}" for number in range(2)]
+    monkeypatch.setattr(claimed_dies, "devices_of_dies", lambda root: devices)
+    monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(program, "check_machine", lambda emulate, dies: None)
+    monkeypatch.setattr(program, "run_to_the_end", lambda *_, **__: pytest.fail("nothing is started"))
+    line = ["--model", str(qwen), "--output", str(tmp_path / "out"), "--tensor-parallel", "2"]
+    line += [] if program is serve else ["--data", str(PROBLEMS)]
+    monkeypatch.setattr(serve, "_check_port", lambda host, port: None)
+    with claimed_dies.claimed_dies(1, {"ASCEND_RT_VISIBLE_DEVICES": "1"}):
+        assert program.main(line) == 2
+    said = capsys.readouterr().err
+    assert "error: ASCEND_RT_VISIBLE_DEVICES (not set: dies 0 to 1) is invalid" in said and "has die 1" in said
 
 
 @pytest.mark.slow

@@ -139,6 +139,7 @@ def carry_out(composed: Callable[[], DictConfig], action: Action, start_workers:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from post_training.claimed_dies import DiesInUse
     from post_training.data import DataError
     from post_training.data.inspection import check_configured_files
     from post_training.inherited_environment import EnvironmentRejected, check_inherited
@@ -161,10 +162,13 @@ def carry_out(composed: Callable[[], DictConfig], action: Action, start_workers:
         check_inherited(os.environ)
         check_machine(config)
         check_configured_files(config.data, reads_images(config.actor_rollout_ref.model.path))
-        _check_free(config)
+        try:
+            _check_free(config)
+        except OSError as error:  # another user's folder
+            return _refuse_folder(config, error)
     except (HydraException, OmegaConfBaseException) as error:
         return refuse(sentence_of(error))
-    except (ConfigurationError, SettingsError, DataError, EnvironmentRejected, FolderInUse) as error:
+    except (ConfigurationError, SettingsError, DataError, EnvironmentRejected, FolderInUse, DiesInUse) as error:
         return refuse(str(error))
     if action == "check":
         return 0
@@ -245,15 +249,26 @@ def _own_folders(config: DictConfig) -> list[str]:
 
 
 def _check_free(config: DictConfig) -> None:
-    """Raise FolderInUse where a folder of the run belongs to another one that lives."""
+    """Raise FolderInUse where a folder of the run belongs to another one that lives, DiesInUse where a die does."""
     from post_training.run_lock import FolderLock
 
     for folder in _own_folders(config):
         FolderLock(Path(folder), _ROLE).check_free()
+    with _claimed_dies(config):
+        pass
+
+
+def _claimed_dies(config: DictConfig) -> AbstractContextManager[object]:
+    """Hold the dies of a run on this machine; those of another Ray are held by who has started it."""
+    from post_training.claimed_dies import claimed_dies
+    from verl_patches.trainer.configuration_checks.sizes import number_of_dies
+
+    return claimed_dies(number_of_dies(config)) if config.ray_init.address == "local" else nullcontext()
 
 
 def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, str]:
     """Run verl; returns the exit code and what the user is told."""
+    from post_training.claimed_dies import DiesInUse
     from post_training.report.run_error import RunError, original
     from verl_patches.trainer.configuration_checks import ConfigurationError, describe_failure
     from verl_patches.trainer.own_ray import FolderError
@@ -263,6 +278,7 @@ def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, st
     try:
         with (
             _termination_as_interrupt(terminated),
+            _claimed_dies(config),
             _ray(config, start_workers) as own,
             _termination_as_interrupt(terminated),
             _watching(config) as watcher,
@@ -273,7 +289,7 @@ def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, st
             return 1, f"error: {watcher.sentence}"
         sentence = "interrupted; everything that this run started has been stopped"
         return (SIGNALLED + terminated[0] if terminated else INTERRUPTED), sentence
-    except (ConfigurationError, FolderError) as error:
+    except (ConfigurationError, FolderError, DiesInUse) as error:
         return 2, f"error: {original(error)}"
     except RunError as error:
         return 1, f"error: {original(error)}"

@@ -134,16 +134,27 @@ def _search_path(file: Path) -> list[str]:
 
 
 def _address() -> str:
-    """As verl's command has it: the Ray that runs here or that RAY_ADDRESS names, else one of its own."""
+    """As verl's command has it: this user's Ray that runs here or the one that RAY_ADDRESS names, else one of its own.
+
+    Ray itself joins the Ray of any user: of whoever wrote the file last, and for `auto` of any process that it finds.
+    """
     if os.environ.get("RAY_ADDRESS"):
         return "auto"
     file = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
     try:
-        host, _, port = file.read_text(encoding="utf-8").strip().rpartition(":")
+        address = file.read_text(encoding="utf-8").strip()
+        host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=2):
-            return "auto"
+            if file.stat().st_uid == os.getuid():
+                return address
     except (OSError, ValueError):
         return "local"
+    print(
+        f"the Ray at {address} belongs to another user, so this run starts one of its own; RAY_ADDRESS={address} "
+        "joins it",
+        file=sys.stderr,
+    )
+    return "local"
 
 
 def _find_models(config: DictConfig) -> None:

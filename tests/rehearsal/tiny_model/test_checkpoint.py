@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForVision2Seq, AutoToken
 from post_training.data import DataError
 from post_training.models.families import table_for
 from post_training.models.published_names import published_name
+from rehearsal.tiny_model import checkpoint
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from rehearsal.tiny_model.checkpoint import MARKER, CheckpointRequest, make_checkpoint
 from rehearsal.tiny_model.warm_start import WarmStart
@@ -152,6 +153,29 @@ def test_an_interrupted_run_leaves_what_was_there(random_request, tmp_path):
         make_checkpoint(dataclasses.replace(random_request, warm_start=WarmStart(batch_size=2)), kept.path, interrupt)
     assert (kept.path / MARKER).read_text() == marker
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_checkpoint_that_another_run_has_made_meanwhile_is_kept(random_request, tmp_path, monkeypatch):
+    """That run may be reading it."""
+    write, places = checkpoint._write_model, []
+
+    def write_after_another(*arguments):
+        monkeypatch.setattr(checkpoint, "_write_model", write)
+        places.append(make_checkpoint(random_request, tmp_path / "tiny", ignore))
+        places.append((tmp_path / "tiny" / "model.safetensors").stat().st_ino)
+        write(*arguments)
+
+    monkeypatch.setattr(checkpoint, "_write_model", write_after_another)
+    late = make_checkpoint(random_request, tmp_path / "tiny", ignore)
+    first, file = places
+    assert not first.reused and late.reused and (late.path / "model.safetensors").stat().st_ino == file
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_files_can_be_read_by_other_users(random_checkpoint):
+    """As those of the checkout can; safetensors alone would close its own."""
+    modes = {path.name: path.stat().st_mode & 0o444 for path in random_checkpoint.path.iterdir()}
+    assert modes.pop("model.safetensors") == 0o444 and set(modes.values()) == {0o444}
 
 
 def test_a_folder_that_is_no_checkpoint_of_ours_is_refused(random_request, tmp_path):

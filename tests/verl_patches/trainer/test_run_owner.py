@@ -1,5 +1,6 @@
 """The writer of a run's folders owns them: entry point, rehearsal and proof are rejected beside another run."""
 
+import errno
 import io
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from post_training import run_lock
+from post_training import claimed_dies, inherited_environment, run_lock
 from post_training.run_lock import FolderInUse, FolderLock
 from rehearsal import stages
 from rehearsal.plan import Options, make_plan
@@ -121,3 +122,51 @@ def test_second_proof_in_one_folder_refused(tmp_path, owned, capsys):
     assert prove_resume.main(["--config-name", "rehearsal", "--output", str(tmp_path)]) == 2
     assert "is in use by process" in capsys.readouterr().err
     FolderLock(tmp_path, "run").check_free()
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine with four dies, of which nobody has any."""
+    devices = [tmp_path / f"davinci{number}" for number in range(4)]
+    monkeypatch.setattr(claimed_dies, "devices_of_dies", lambda root: devices)
+    monkeypatch.delenv(inherited_environment.VISIBLE, raising=False)
+
+
+def with_ray(config, address, dies=2):
+    trainer = {"nnodes": 1, "n_gpus_per_node": dies}
+    return OmegaConf.merge(config, {"ray_init": {"address": address}, "trainer": trainer})
+
+
+def test_run_whose_dies_another_job_has_refused(tmp_path, machine, monkeypatch, capsys):
+    """By the check and by the run itself; a Ray that somebody else has started holds the dies itself."""
+    local = with_ray(config(tmp_path, tmp_path / "checkpoints"), "local")
+    for name in ("_conclude", "_write_resolved"):
+        monkeypatch.setattr(main_ppo, name, lambda *_: None)
+    monkeypatch.setattr(main_ppo, "_ray", lambda *_: pytest.fail("no Ray is started"))
+    with claimed_dies.claimed_dies(1, {inherited_environment.VISIBLE: "1"}):
+        with pytest.raises(claimed_dies.DiesInUse):
+            main_ppo._check_free(local)
+        assert main_ppo.run(local) == 2
+        said = capsys.readouterr().err
+        assert f"error: {inherited_environment.VISIBLE} (not set: dies 0 to 1) is invalid: process" in said
+        assert "has die 1" in said and "Set it to 0,2, which are free" in said
+        main_ppo._check_free(with_ray(config(tmp_path, tmp_path / "checkpoints"), "10.0.0.1:6379"))
+    main_ppo._check_free(local)
+
+
+def test_closed_folder_of_another_user_is_one_sentence(tmp_path, monkeypatch, capsys):
+    def closed(lock):
+        raise PermissionError(errno.EACCES, "Permission denied", str(lock.folder))
+
+    output = tmp_path / "out"
+    key = "actor_rollout_ref.overlay.measure.output_dir"
+    line = ["--config-name", "rehearsal", "--check", f"{key}={output}"]
+    monkeypatch.setattr(run_lock.FolderLock, "check_free", closed)
+    for check in ("check_machine", "check_configuration"):
+        monkeypatch.setattr(f"verl_patches.trainer.configuration_checks.{check}", lambda *_: None)
+    monkeypatch.setattr("post_training.data.inspection.check_configured_files", lambda *_: None)
+    monkeypatch.setattr("verl_patches.trainer.configuration_checks.images.reads_images", lambda _: False)
+    assert main_ppo.main(line) == 2
+    said = capsys.readouterr().err
+    assert f"{key}={output} cannot be written (Permission denied); choose a folder" in said
+    assert said.count("\n") == 1

@@ -203,11 +203,24 @@ def test_ray_that_runs_is_joined(monkeypatch, tmp_path):
     (tmp_path / "no-ray" / "ray").mkdir(parents=True)
     file = tmp_path / "no-ray" / "ray" / "ray_current_cluster"
     with socket.create_server(("127.0.0.1", 0)) as server:
-        file.write_text(f"127.0.0.1:{server.getsockname()[1]}")
-        assert composed(MODEL).ray_init.address == "auto"
+        file.write_text(address := f"127.0.0.1:{server.getsockname()[1]}")
+        assert composed(MODEL).ray_init.address == address
     assert composed(MODEL).ray_init.address == "local", "what the file names has ended"
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert composed(MODEL).ray_init.address == "auto"
+
+
+def test_ray_of_another_user_is_not_joined(monkeypatch, tmp_path, capsys):
+    (tmp_path / "no-ray" / "ray").mkdir(parents=True)
+    file, other = tmp_path / "no-ray" / "ray" / "ray_current_cluster", os.getuid() + 1
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        file.write_text(address := f"127.0.0.1:{server.getsockname()[1]}\n")
+        monkeypatch.setattr(os, "getuid", lambda: other)
+        assert composed(MODEL).ray_init.address == "local"
+    said = capsys.readouterr().err
+    assert f"the Ray at {address.strip()} belongs to another user" in said
+    assert f"RAY_ADDRESS={address.strip()} joins it" in said
+    assert composed(MODEL).ray_init.address == "local" and not capsys.readouterr().err, "what the file names has ended"
 
 
 @pytest.mark.parametrize(

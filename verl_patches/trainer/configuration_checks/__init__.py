@@ -23,6 +23,7 @@ from verl_patches.trainer.configuration_checks.files import (
     check_interpreter,
     check_model_folder,
     check_reward,
+    check_shared_copy,
 )
 from verl_patches.trainer.configuration_checks.fsdp import (
     check_features,
@@ -134,6 +135,7 @@ def check_machine(config: Mapping[str, Any], model_is_there: bool = True) -> Non
     check_trackers(values)
     check_task_queue(values)
     check_reward(values)
+    check_shared_copy(values)
     if model_is_there:
         check_model_folder(values)
         check_checkpoint_room(values, OverlaySettings.from_config(values["actor_rollout_ref"]))

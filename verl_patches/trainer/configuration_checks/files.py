@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -157,3 +158,29 @@ def _check_our_rule(given: Mapping[str, Any]) -> None:
         Limits(**{name: given[name] for name in ("time_limit_s", "budget_s", "workers") if name in given})
     except ValueError as error:
         raise ConfigurationError(f"{key}.{error}") from error
+
+
+def check_shared_copy(config: Mapping[str, Any], folder: Path = Path("/dev/shm/verl-cache")) -> None:
+    """Rejects use_shm where verl's folder for it belongs to another user, which each worker would fail on.
+
+    verl has one such folder for all users of a machine (verl.utils.fs:copy_to_shm), and keeps what it copied there.
+    """
+    groups = {
+        "actor_rollout_ref.model": config["actor_rollout_ref"]["model"],
+        "critic.model": config.get("critic", {}).get("model", {}),
+        "data": config["data"],
+    }
+    chosen = next((f"{name}.use_shm" for name, group in groups.items() if group.get("use_shm")), None)
+    if chosen is None or not folder.exists() or os.access(folder, os.W_OK | os.X_OK):
+        return
+    raise ConfigurationError(
+        f"{chosen}=true is invalid: verl copies the files of all users into {folder}, which is "
+        f"{_owner(folder)}'s here. Set it to false, or let them remove that folder."
+    )
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.owner()
+    except KeyError:
+        return f"user {path.stat().st_uid}"

@@ -1,5 +1,7 @@
 """What a run needs of the driver's machine: trackers, the model's folder, the reward function, the environment."""
 
+import inspect
+import os
 import re
 import sys
 
@@ -8,10 +10,11 @@ import pytest
 from overlay import ConfigurationError
 from post_training.overrides import setting
 from verl_patches.trainer.configuration_checks import check_machine
-from verl_patches.trainer.configuration_checks.files import check_interpreter
+from verl_patches.trainer.configuration_checks.files import check_interpreter, check_shared_copy
 from verl_patches.trainer.configuration_checks.trackers import TRACKERS, check_trackers
 from verl_patches.trainer.main_ppo import REPOSITORY, compose
 
+_SHARED = inspect.signature(check_shared_copy).parameters["folder"].default
 OUR_RULES = REPOSITORY / "verl_patches" / "utils" / "reward" / "rule_reward.py"
 VARIABLES = (
     "WANDB_API_KEY WANDB_MODE WANDB_BASE_URL SWANLAB_API_KEY SWANLAB_MODE SWANLAB_SAVE_DIR CLEARML_CONFIG_FILE NETRC "
@@ -209,3 +212,24 @@ def test_a_python_that_ray_cannot_start_workers_with_is_refused(monkeypatch):
         check_interpreter()
     monkeypatch.setattr(sys, "executable", "/data/of a team/bin/python")
     check_interpreter()
+
+
+@pytest.mark.parametrize("group", ["actor_rollout_ref.model", "critic.model", "data"])
+def test_shared_copy_in_another_users_folder_rejected(tmp_path, monkeypatch, group):
+    """verl's own function shows the failure that each worker would have: it makes folders there, for every user."""
+    from verl.utils import fs
+
+    assert f"'{_SHARED}/'" in inspect.getsource(fs.copy_to_shm)
+    folder = tmp_path / "verl-cache"
+    config = compose("rehearsal", [f"++{group}.use_shm=true"])
+    check_shared_copy(config, folder)
+    folder.mkdir()
+    check_shared_copy(config, folder)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder)
+    check_shared_copy(compose("rehearsal", []), folder)
+    with pytest.raises(ConfigurationError) as caught:
+        check_shared_copy(config, folder)
+    assert str(caught.value) == (
+        f"{group}.use_shm=true is invalid: verl copies the files of all users into {folder}, which is "
+        f"{folder.owner()}'s here. Set it to false, or let them remove that folder."
+    )
