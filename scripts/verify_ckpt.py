@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Compares two checkpoints bit for bit: HuggingFace FP8, HuggingFace BF16, Megatron shards, in any pair.
+"""Compare two checkpoints bit for bit: HuggingFace FP8, HuggingFace BF16, Megatron shards, in any pair.
 
-FP8 weights are compared as the bfloat16 values that they mean. A checkpoint of a training is compared with another one
-by all that it holds, and with a HuggingFace folder by its float32 weights, rounded to the folder's types. Exit status:
-0 equal, 1 different (the first difference is printed), 2 a checkpoint is damaged or cannot be read. More in
+FP8 weights are compared by their bfloat16 values. Two training checkpoints are compared by everything that they hold; a
+training checkpoint and a HuggingFace folder by the float32 weights, rounded to the folder's types. More in
 docs/weights.md.
+
+Example:
+    python scripts/verify_ckpt.py DeepSeek-V3 SHARDS
+
+Exit codes: 0 equal; 1 different, the first difference is printed; 2 a checkpoint is damaged or cannot be read.
 """
 
 import argparse
@@ -22,20 +26,25 @@ from post_training.checkpoint.layout_options import add_layout_options, layout_f
 from post_training.checkpoint.shard_conversion import Comparison, compare_checkpoints  # noqa: E402
 from post_training.checkpoint.training_comparison import compare_trained  # noqa: E402
 from post_training.checkpoint.training_export import is_training_checkpoint  # noqa: E402
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__)
     parser.add_argument(
         "left",
         type=Path,
+        metavar="LEFT",
         help="a HuggingFace folder, a folder of Megatron shards, or the folder of a step of a training",
     )
-    parser.add_argument("right", type=Path, help="another one")
+    parser.add_argument("right", type=Path, metavar="RIGHT", help="another one")
     parser.add_argument(
-        "--hf-dir", type=Path, help="folder with config.json, for shards that these tools did not write"
+        "--hf-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder with config.json, for shards that other tools wrote",
     )
     add_layout_options(parser, "source")
     add_workers_option(parser)

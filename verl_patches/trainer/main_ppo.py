@@ -7,7 +7,6 @@ use by another one, 129 hung up, 130 interrupted, 131 quit, 143 ended.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import signal
@@ -29,6 +28,16 @@ if TYPE_CHECKING:
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
 REPOSITORY = Path(__file__).resolve().parents[2]
 INTERRUPTED, SIGNALLED = 130, 128
+_DESCRIPTION = """
+Train with verl and the overlay, after every check has passed.
+
+Example:
+    python -m verl_patches.trainer.main_ppo --config-name qwen2_5_0_5b_gsm8k \\
+        actor_rollout_ref.model.path=MODEL --check
+
+Exit codes: 0 done; 1 failed; 2 configuration rejected, or a folder of the run is in use; 129 hung up; 130 Ctrl-C;
+131 quit; 143 terminated.
+"""
 # Signals that ask for an end as Ctrl-C does.
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
 # For a worker of every node to start and look for a file.
@@ -113,13 +122,15 @@ def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers = n
 
     Secrets are masked in everything that this process prints, the lines of Ray's workers among it.
     """
+    from post_training.command_parser import CommandParser
     from post_training.masking import masked_output
 
-    parser = argparse.ArgumentParser(prog="python -m verl_patches.trainer.main_ppo")
-    parser.add_argument("--config-name", default="rehearsal", help="a file of verl_patches/trainer/config")
+    parser = CommandParser(prog="python -m verl_patches.trainer.main_ppo", description=_DESCRIPTION)
+    name = "a file of verl_patches/trainer/config (default: %(default)s)"
+    parser.add_argument("--config-name", default="rehearsal", metavar="NAME", help=name)
     parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and exit")
     parser.add_argument("--check", action="store_true", help="check everything that a run would check, and exit")
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides, key=value")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides")
     options = parser.parse_intermixed_args(arguments)
     action: Action = "print" if options.print_config else "check" if options.check else "run"
     with masked_output() as secrets:
