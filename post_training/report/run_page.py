@@ -218,6 +218,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.globals |= {"light": palette.LIGHT, "dark": palette.DARK}
+    made.globals |= {"light_frame": palette.LIGHT_FRAME, "dark_frame": palette.DARK_FRAME}
     made.filters |= {"number": charts.number, "size": charts.size}
     return made
 
