@@ -8,7 +8,7 @@ docs/weights.md.
 Example:
     python scripts/verify_ckpt.py DeepSeek-V3 SHARDS
 
-Exit codes: 0 equal; 1 different, the first difference is printed; 2 a checkpoint is damaged or cannot be read.
+Exit codes: 0 equal; 1 different, the first difference is printed; 2 a checkpoint is damaged or unreadable; 130 Ctrl-C.
 """
 
 import argparse
@@ -21,12 +21,13 @@ if __name__ == "__main__":
     # No tensor of these tools touches a device, so torch need not load one.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
-from post_training.checkpoint.command_line import add_workers_option  # noqa: E402
+from post_training.checkpoint.command_line import INTERRUPTED, add_workers_option  # noqa: E402
 from post_training.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
 from post_training.checkpoint.shard_conversion import Comparison, compare_checkpoints  # noqa: E402
 from post_training.checkpoint.training_comparison import compare_trained  # noqa: E402
 from post_training.checkpoint.training_export import is_training_checkpoint  # noqa: E402
 from post_training.command_parser import CommandParser  # noqa: E402
+from post_training.interrupts import acknowledged  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 
 
@@ -64,10 +65,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Compares; returns the exit status."""
     options = parse_arguments(arguments)
     try:
-        comparison = _comparison(options)
+        with acknowledged("interrupted; stopping the workers"):
+            comparison = _comparison(options)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     if comparison.only_in_one:
         print(f"not compared, in one of the two only: {len(comparison.only_in_one)} tensors of multi-token prediction")
     if comparison.difference:

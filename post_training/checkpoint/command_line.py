@@ -10,6 +10,7 @@ from pathlib import Path
 from post_training.arguments import whole
 from post_training.checkpoint.checksums import read_checksums
 from post_training.checkpoint.conversion import Conversion, run
+from post_training.interrupts import acknowledged
 
 INTERRUPTED = 130
 
@@ -44,12 +45,13 @@ def run_tool(options: argparse.Namespace, plan: Callable[[argparse.Namespace], C
     """Plan and run a conversion, and return the exit status: 0 done, 2 rejected, 130 interrupted."""
     begun = time.monotonic()
     try:
-        summary = run(plan(options), options.workers, lambda line: print(line, flush=True))
+        with acknowledged("interrupted; stopping the workers, finished files are kept"):
+            summary = run(plan(options), options.workers, lambda line: print(line, flush=True))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to resume", file=sys.stderr)
+        print("stopped; run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
     kept = f", {summary.kept} verified from an earlier run" if summary.kept else ""
     print(

@@ -38,8 +38,8 @@ Example:
 Exit codes: 0 done; 1 failed; 2 configuration rejected, or a folder of the run is in use; 129 hung up; 130 Ctrl-C;
 131 quit; 143 terminated.
 """
-# Signals that ask for an end as Ctrl-C does.
-_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
+# Ctrl-C, and the signals that ask for an end as it does.
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
 # For a worker of every node to start and look for a file.
 _STORAGE_LIMIT_S = 600
 _ROLE = "run"  # of an owner of folders: a supervisor and a rehearsal, which start runs, have other ones
@@ -265,17 +265,20 @@ def _check_free(config: DictConfig) -> None:
 
 def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, str]:
     """Run verl; returns the exit code and what the user is told."""
+    from post_training.interrupts import acknowledged
     from post_training.report.run_error import RunError, original
     from verl_patches.trainer.configuration_checks import ConfigurationError, describe_failure
     from verl_patches.trainer.own_ray import FolderError
 
-    terminated: list[int] = []
-    watcher = None
+    watcher, sentence = None, "interrupted; stopping everything that this run started"
+    first: list[int] = []
+    second: list[int] = []
     try:
         with (
-            _termination_as_interrupt(terminated),
+            acknowledged(sentence, _ENDING_SIGNALS) as first,
             _ray(config, start_workers) as own,
-            _termination_as_interrupt(terminated),
+            # Ray puts its own handler in place while it starts; before that, its processes end with this one.
+            acknowledged(sentence, _ENDING_SIGNALS) as second,
             _watching(config) as watcher,
         ):
             _train(config, own)
@@ -283,7 +286,8 @@ def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, st
         if watcher is not None and watcher.sentence:
             return 1, f"error: {watcher.sentence}"
         sentence = "interrupted; everything that this run started has been stopped"
-        return (SIGNALLED + terminated[0] if terminated else INTERRUPTED), sentence
+        received = [*second, *first]
+        return (SIGNALLED + received[0] if received else INTERRUPTED), sentence
     except (ConfigurationError, FolderError) as error:
         return 2, f"error: {original(error)}"
     except RunError as error:
@@ -396,27 +400,6 @@ def _write_resolved(config: DictConfig) -> None:
         model = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json"
         if model.is_file():
             shutil.copyfile(model, os.path.join(folder, "model.json"))
-
-
-@contextmanager
-def _termination_as_interrupt(received: list[int]) -> Iterator[None]:
-    """Turn `_ENDING_SIGNALS` into KeyboardInterrupt, which Ray's calls hand on, and note them in `received`.
-
-    Ray puts its own handler in place while it starts; before that the processes that it started end with this one.
-    """
-
-    def interrupt(number: int, frame: Any) -> None:
-        received.append(number)
-        raise KeyboardInterrupt
-
-    # What `nohup` has told this process not to mind stays so.
-    ending = [each for each in _ENDING_SIGNALS if signal.getsignal(each) != signal.SIG_IGN]
-    previous = {each: signal.signal(each, interrupt) for each in ending}
-    try:
-        yield
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
 
 
 @contextmanager
