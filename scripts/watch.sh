@@ -46,7 +46,7 @@ main() {
         esac
     done
     [[ -n $run ]] || fail "Which run? Give its output folder: see --help."
-    [[ -d $run ]] || fail "$run is not a folder: give the output folder of a run."
+    [[ -d $run || ! -e $run ]] || fail "$run is not a folder: give the output folder of a run."
     [[ -x $python ]] || python=python3
     exec "$python" "$project_root/scripts/internal/watch_run.py" "$run" "$port"
 }

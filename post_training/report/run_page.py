@@ -39,7 +39,7 @@ from post_training.report.metrics import (
 )
 from post_training.report.nodes import nodes_by_step
 from post_training.report.palette import STAGE_COLOURS
-from post_training.report.run_folder import METERS, METRICS, at, read_configuration
+from post_training.report.run_folder import CONFIGURATION, METERS, METRICS, at, read_configuration
 from post_training.report.samples import read_samples
 from post_training.report.summary import REWARD_WINDOW, RunFacts, moving_means, summarise
 
@@ -151,6 +151,23 @@ def write_page(folder: Path, path: Path | None = None) -> Path:
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(target)
     return target
+
+
+def missing_part(folder: Path) -> str:
+    """What a run in `folder` must still write before its page shows anything; empty once there is a step.
+
+    A run that ended before its first step has a page that says why.
+
+    Raises:
+        ReportError: a file of the run cannot be read.
+    """
+    if not folder.is_dir():
+        return "the folder does not exist yet"
+    if not (folder / CONFIGURATION).is_file():
+        return f"the folder has no {CONFIGURATION} yet"
+    records = read_records(folder / METRICS)
+    begun = not records and _state(folder, read_events(folder), records).goes_on
+    return "the first step has not ended yet" if begun else ""
 
 
 def render_page(folder: Path, live: bool = False) -> str:
