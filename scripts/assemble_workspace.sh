@@ -56,7 +56,7 @@ source_folder() {
 clone_at_pin() {
     local repository=$1 wanted=$2 folder=$3
     say "cloning $repository at $wanted"
-    git clone --quiet --no-checkout "$repository" "$folder" || fail "$repository cannot be cloned; give the checkout as NAME=FOLDER."
+    git clone --quiet --no-checkout "$repository" "$folder" || fail "$repository cannot be cloned; give the checkout as NAME=DIR."
     git -C "$folder" checkout --quiet --detach "$wanted" || fail "$repository has no $wanted; see overlay/pins.toml."
 }
 

@@ -283,7 +283,7 @@ main() {
         esac
         shift
     done
-    [[ -n $into ]] || fail "--into CHECKOUT is missing: see --help."
+    [[ -n $into ]] || fail "--into DIR is missing: see --help."
     [[ -d $into ]] || fail "--into $into: there is no such folder."
     into=$(cd "$into" && pwd -P)
     [[ $into != "$project_root" || $action == undo ]] || fail "--into $into is this project itself; give a checkout of upstream."

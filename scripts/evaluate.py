@@ -187,7 +187,7 @@ def _check_names(models: Sequence[Model]) -> None:
     names = [model.name for model in models]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise EvaluationError(f"two models are called {twice}; give NAME=FOLDER for each")
+        raise EvaluationError(f"two models are called {twice}; give NAME=DIR for each")
 
 
 def _reward(options: argparse.Namespace) -> tuple[RewardFunction, dict[str, Any]]:
