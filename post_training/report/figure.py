@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -17,7 +18,7 @@ _CURVE_COLOUR = LIGHT[0]
 _DOTS_PER_INCH = 110
 
 
-@mpl.rc_context(dict(PICTURE_STYLE))  # matplotlib makes ticks only when the picture is saved
+@mpl.rc_context(dict[Any, Any](PICTURE_STYLE))  # matplotlib makes ticks only when the picture is saved
 def draw(records: Sequence[StepRecord], title: str, path: Path) -> None:
     """Writes a PNG with two panels over the steps: mean reward, and seconds a stage (stacked).
 
