@@ -1,18 +1,19 @@
-"""What the decode loop of a rollout costs with sequences of different lengths: a calculation, on no device.
+"""Compute what the decode loop of a rollout costs with sequences of different lengths, without a device.
 
-    python benchmarks/decode_schedule.py [--ranks 2 16 256] [--lengths FILE] [--json FILE]
+Example:
+    python benchmarks/decode_schedule.py --ranks 2 16 256 --sequences 32
 
-Ranks of one model run graphs of the same size, so a slot-step is one place of one rank's graph in one decode step.
-Six schedules run the same sequences: one graph for all of a rollout; a graph for every size, and no sequence moves;
-the published rebalance of cann-recipes-train, simulated from its described behaviour, which looks every 1000 steps
-and has graphs down to 4; and ours, which decides, and agrees, once in 16 steps and has graphs down to 1. "Placed" are
-the second and the fourth with prompts dealt out by the mean length of their answers in the epoch before, which was
-drawn for the same prompts and is wrong by a log-normal factor of --drift besides; for --lengths it is that of the
-file's own lengths, wrong by the factor. The bound is what ranks would need if sequences moved for nothing before every
-step. Bytes are the KV cache of the sequences that move, in blocks and without prompts, of DeepSeek-V3.
+Ranks of one model run graphs of the same size, so a slot-step is one slot of one rank's graph in one decode step.
+Six schedules run the same sequences: one graph for a whole rollout; a graph for every size, without moving sequences;
+the published rebalance of cann-recipes-train, simulated from its description, which decides every 1000 steps and has
+graphs down to 4; and ours, which decides every 16 steps and has graphs down to 1. "Placed" are the second and the
+fourth with prompts dealt out by the mean length of their answers in the epoch before, which is drawn for the same
+prompts and wrong by a log-normal factor of --drift besides; with --lengths it is that of the file's own lengths, wrong
+by the factor. The bound is the steps of the ranks if sequences moved for free before every step. Bytes are the KV cache
+of the sequences that move, in blocks and without prompts, of DeepSeek-V3.
 
 A second table is of partial rollouts: a training of several steps over groups of 16 samples each, in which a rollout
-ends at --threshold, and what is left goes on in at most --max-steps further steps; all of it decodes at once.
+ends at --threshold, and the rest continues in at most --max-steps further steps; all sequences decode together.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.options import Parser, make_parser, whole, write_figures  # noqa: E402
+from benchmarks.options import Parser, make_parser, write_figures  # noqa: E402
 from benchmarks.partial_rollouts import PartialCost, partial_cost  # noqa: E402
+from post_training.arguments import whole  # noqa: E402
 from post_training.plan.first_placement import first_placement  # noqa: E402
 from post_training.plan.partial_rollout import LEAST_THRESHOLD, PartialRollout  # noqa: E402
 from post_training.plan.rebalance import Move, bucket, least_slot_steps, rebalance  # noqa: E402
@@ -239,11 +241,15 @@ def options_of(parser: Parser) -> argparse.Namespace:
     parser.add_argument("--sequences", type=whole(1), default=32, help="on a rank at first (default: %(default)s)")
     parser.add_argument("--longest", type=whole(16), default=16384, help="response, in tokens (default: %(default)s)")
     parser.add_argument("--lengths", type=Path, metavar="FILE", help="lengths of responses, one number per line")
-    parser.add_argument("--drift", type=factor, default=0.25, help="of known lengths (default: %(default)s)")
-    parser.add_argument("--threshold", type=share, default=0.8, help="of partial rollouts (default: %(default)s)")
+    parser.add_argument(
+        "--drift", type=factor, default=0.25, metavar="X", help="of known lengths (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--threshold", type=share, default=0.8, metavar="X", help="of partial rollouts (default: %(default)s)"
+    )
     parser.add_argument("--max-steps", type=whole(1), default=2, help="of partial rollouts (default: %(default)s)")
     parser.add_argument("--training-steps", type=whole(1), default=50, help="with them (default: %(default)s)")
-    parser.add_argument("--seed", type=whole(0), default=0)
+    parser.add_argument("--seed", type=whole(0), default=0, help="default: %(default)s")
     return parser.parse_args()
 
 

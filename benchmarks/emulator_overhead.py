@@ -1,10 +1,13 @@
-"""What a transformer layer costs on the emulated NPU, beside the same layer on the CPU: wall time and processor time.
+"""Measure a transformer layer on the emulated NPU beside the same layer on the CPU: wall time and processor time.
 
-The emulator computes with torch's CPU kernels, so what is more than 1 is the price of the device. Both sides run in one
-process and in turns, a few milliseconds each, so that whatever else the machine does meets both; a figure is the median
+The emulator computes with torch's CPU kernels, so the ratio above 1 is the cost of the device. Both sides run in one
+process and take turns of a few milliseconds, so that other load on the machine affects both; a metric is the median
 of the turns, and a ratio the median of the ratios of neighbouring turns. One thread computes.
 
-torch_npu's queue of tasks is a second thread, which processor time counts.
+torch_npu's task queue is a second thread, which processor time includes.
+
+Example:
+    python benchmarks/emulator_overhead.py --widths 64 256 --pairs 100
 """
 
 import statistics
@@ -21,7 +24,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
+from benchmarks.options import make_parser, write_figures  # noqa: E402
+from post_training.arguments import whole  # noqa: E402
 
 BATCH, SEQUENCE, HEADS = 4, 64, 4
 TURN_SECONDS = 0.02
@@ -136,7 +140,7 @@ def table(comparisons: list[Comparison]) -> str:
 
 
 def main() -> None:
-    parser = make_parser(__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--widths", type=whole(1), nargs="+", default=[64, 256], help="default: 64 256")
     parser.add_argument("--pairs", type=whole(1), default=100, help="turns of each device (default: 100)")
     options = parser.parse_args()

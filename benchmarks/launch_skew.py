@@ -1,15 +1,15 @@
-"""How long after the first worker the last one starts, when verl hands a batch to all of them.
+"""Measure the delay between the first and the last worker's start when verl hands a batch to all of them.
 
-    python benchmarks/launch_skew.py [--actors 32] [--samples 512] [--tokens 4096] [--json FILE]
+Example:
+    python benchmarks/launch_skew.py --actors 32 --samples 512 --tokens 4096
 
-verl's own dispatch and worker group run with Ray's actors on this machine, which only say when they were called.
-Tensor- and pipeline-parallel ranks, `--sharing` of them, take the same part of the batch. In turns, the batch goes
-the way of the pinned verl, where each worker's part is serialized for itself; with `shared_chunks`, where each
-distinct part enters Ray's store once; as in verl 0.4.0, which does that in its dispatch; and with `sample_handles`,
-where ids and lengths stand for the tokens, which stay with the workers. The batch is what verl
-gives to the reference policy: three tensors of whole sequences, their prompts, their responses and a mask of these,
-in int64. Workers of one machine say nothing of a network; actors that wait for a processor are a part of the skew, so
-the ratio of the ways counts, and the bytes.
+verl's own dispatch and worker group run with Ray's actors on this machine, which only report when they were called.
+Tensor- and pipeline-parallel ranks, `--sharing` of them, take the same part of the batch. In turns, the batch is sent
+as by the pinned verl, where each worker's part is serialized separately; with `shared_chunks`, where each distinct part
+enters Ray's store once; as by verl 0.4.0, which does that in its dispatch; and with `sample_handles`, where ids and
+lengths replace the tokens, which stay with the workers. The batch is the reference policy's in verl: three tensors of
+whole sequences, their prompts, their responses and a mask of these, in int64. One machine has no network, and actors
+that wait for a processor are part of the skew, so compare the ratios, and the bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from verl.single_controller.base.decorator import dispatch_megatron_compute_data
 from verl.single_controller.base.megatron.worker_group import MegatronWorkerGroup  # noqa: E402
 from verl.single_controller.ray.base import RayWorkerGroup  # noqa: E402
 
-from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
+from benchmarks.options import make_parser, write_figures  # noqa: E402
+from post_training.arguments import whole  # noqa: E402
 from rehearsal.prefork import start_template  # noqa: E402
 from verl_patches.features.measure import serialized  # noqa: E402
 from verl_patches.features.sample_handles.handles import ID, LENGTHS, DriverOfHandles  # noqa: E402

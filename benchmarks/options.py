@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from post_training.command_parser import CommandParser
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and ends with 2."""
+
+class Parser(CommandParser):
+    """Reports an error in one line, with exit code 2."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; see --help\n")
@@ -21,31 +21,9 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser(description: str | None) -> Parser:
     """A parser with `--json FILE`."""
-    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the figures there too, as JSON")
+    parser = Parser(description=description)
+    parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the metrics as JSON too")
     return parser
-
-
-def whole(lowest: int) -> Callable[[str], int]:
-    """The type of an option that takes a whole number from `lowest` on."""
-
-    def parse(text: str) -> int:
-        if not text.isascii() or not text.isdecimal() or len(text) > 9 or int(text) < lowest:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {lowest} on")
-        return int(text)
-
-    return parse
-
-
-def positive(text: str) -> float:
-    """The type of an option that takes a number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return number
 
 
 def writable_file(text: str) -> Path:

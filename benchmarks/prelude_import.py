@@ -1,9 +1,10 @@
-"""What a cold import of the prelude costs more than a bare interpreter.
+"""Measure what a cold import of the prelude costs beside a bare interpreter.
 
-    python benchmarks/prelude_import.py [--pairs N]
+Processes with and without the import alternate, so that other load on the machine affects both. Prints the medians over
+the pairs of the differences in CPU time (user and system) and in wall-clock time, in milliseconds.
 
-Processes with and without the import alternate, so that whatever else the machine does meets both alike. Reported are
-the medians over the pairs of the differences in CPU time (user and system) and in wall-clock time, in milliseconds.
+Example:
+    python benchmarks/prelude_import.py --pairs 21
 """
 
 import resource
@@ -15,7 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
+from benchmarks.options import make_parser, write_figures  # noqa: E402
+from post_training.arguments import whole  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BARE, PRELUDE = "pass", "from verl_patches import prelude_patch"
@@ -32,8 +34,8 @@ def cost(code: str) -> tuple[float, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = make_parser(__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=whole(1), default=21, help="how often each of the two is run")
+    parser = make_parser(__doc__)
+    parser.add_argument("--pairs", type=whole(1), default=21, help="runs of each (default: %(default)s)")
     options = parser.parse_args()
     pairs, figures = options.pairs, {}
     cost(PRELUDE)

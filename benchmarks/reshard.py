@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Moves training weights into a vLLM-Ascend rollout in three ways on eight emulated dies, and compares what they cost.
+"""Move training weights into a vLLM-Ascend rollout in three ways on eight emulated dies, and compare what they cost.
 
-planned    this project's exchange
-verl       verl 0.4.0's own code: whole tensors gathered one by one, and vLLM's load_weights
-published  the per-tensor algorithm of the recipe's authors, written from its description
+  planned    this project's exchange
+  verl       verl 0.4.0's own code: whole tensors gathered one by one, and
+             vLLM's load_weights
+  published  the per-tensor algorithm of the recipe's authors, written from
+             its description
 
 The ways run in turn inside one set of processes, into the same live model, and must agree in every byte. A ratio is the
 median over the repeats of each repeat's own ratio.
 
-Example: benchmarks/reshard.py --model experts --repeats 5
+Example:
+    python benchmarks/reshard.py --model experts --repeats 5
 """
 
 import argparse
@@ -22,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
 
-from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
+from benchmarks.options import make_parser, write_figures  # noqa: E402
+from post_training.arguments import whole  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from rehearsal.tiny_model.architecture import tiny_config  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
@@ -45,7 +49,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", choices=("tiny", "experts"), action="append", help="default: both")
     parser.add_argument("--repeats", type=whole(1), default=5, help="how often each way runs (default: 5)")
     parser.add_argument(
-        "--bucket", type=_bytes, default="64MiB", help="staging of the planned way, each direction (default: 64MiB)"
+        "--bucket",
+        type=_bytes,
+        default="64MiB",
+        metavar="SIZE",
+        help="staging of the planned way, each direction (default: 64MiB)",
     )
     return parser.parse_args(arguments)
 

@@ -1,19 +1,26 @@
 #!/usr/bin/env python3
-"""Device memory of a whole training step on four emulated dies, phase after phase, and what moves to and from the host.
+"""Measure the device memory of a training step on four emulated dies by phase, and the traffic to and from the host.
 
-ours       weights by plan, and in each phase only what it needs
-published  weights by the published per-tensor algorithm, and in each phase only what it needs, as its authors do
-upstream   every tensor gathered whole on every die by verl 0.4.0, and everything on the device all the time
+  ours       weights by plan, and in each phase only what it needs
+  published  weights by the published per-tensor algorithm, and in each phase
+             only what it needs, as its authors do
+  upstream   every tensor gathered whole on every die by verl 0.4.0, and
+             everything on the device all the time
 
 All run in the same processes with verl's worker on a small DeepSeek-V3 (float32), from the same weights: `tiny` is the
 rehearsal's, `experts` has routed experts so wide that nearly all bytes are theirs. With --cycles, only ours runs, that
-many steps, each with a bit for bit comparison of training and rollout weights, and a look at where the latter lie.
---addresses is the key actor_rollout_ref.overlay.residency.rollout_addresses.
+many steps, each with a bit for bit comparison of training and rollout weights and their addresses. --addresses is the
+key actor_rollout_ref.overlay.residency.rollout_addresses.
 
 With --vocabulary one output layer of DeepSeek-V3's vocabulary is measured instead, on TP4: the peak of forward and
-backward above what was there before, and how far log-probs, entropy and gradients are from float64. Beside ours,
+backward above what was there before, and the differences of log-probs, entropy and gradients from float64. Beside ours:
 upstream's (verl's functions on Megatron's cross entropy), the same with MindSpeed's replacement, and the published
-recipe's replacements, which work in the memory and the type of the model's logits (benchmarks/vocabulary_ranks.py).
+recipe's replacements, which work in the memory and the dtype of the model's logits (benchmarks/vocabulary_ranks.py).
+
+Examples:
+    python benchmarks/step_memory.py --model experts
+    python benchmarks/step_memory.py --cycles 20
+    python benchmarks/step_memory.py --vocabulary --tokens 4096
 """
 
 import json
@@ -30,8 +37,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch  # noqa: E402
 from transformers import AutoConfig, DeepseekV3ForCausalLM  # noqa: E402
 
-from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
+from benchmarks.options import make_parser, write_figures  # noqa: E402
 from benchmarks.published_step import move_as_published, move_by_plan  # noqa: E402
+from post_training.arguments import whole  # noqa: E402
 from post_training.report.metrics import ALLOCATED_BYTES_PREFIX, PEAK_BYTES_PREFIX, PHASES  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
 from tests.rig import jobs  # noqa: E402

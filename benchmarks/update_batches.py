@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Seconds of an update on FSDP in micro batches of a number of sequences, and of a number of tokens.
+"""Measure an update on FSDP in micro batches of a number of sequences, and of a number of tokens.
 
-    python benchmarks/update_batches.py [--sequences 64] [--fixed 4] [--turns 5] [--json FILE]
+Example:
+    python benchmarks/update_batches.py --sequences 64 --fixed 4 --turns 5
 
-fixed, padded   every sequence as long as the longest may be
-fixed           padding removed
-by tokens       padding removed, and as many sequences as have together the tokens of the largest micro batch of `fixed`
+  fixed, padded   every sequence as long as the longest may be
+  fixed           padding removed
+  by tokens       padding removed, and as many sequences as have together the
+                  tokens of the largest micro batch of `fixed`
 
-verl's actor updates a small Qwen3 of random weights on one emulated die, which runs on the processor: the seconds say
-what is computed, and not what a die waits for. The lengths are as GSM8K's, log-normal with 143 +- 59 tokens. The ways
+verl's actor updates a small Qwen3 of random weights on one emulated die, which runs on the processor: the seconds show
+the computation, and not what a die waits for. The lengths are as GSM8K's, log-normal with 143 +- 59 tokens. The ways
 take turns on the same batch, and their loss is the same.
 """
 
@@ -38,7 +40,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 from verl import DataProto  # noqa: E402
 from verl.workers.actor.dp_actor import DataParallelPPOActor  # noqa: E402
 
-from benchmarks.options import make_parser, whole, write_figures  # noqa: E402
+from benchmarks.options import make_parser, write_figures  # noqa: E402
+from post_training.arguments import whole  # noqa: E402
 from tests.ranks import free_port  # noqa: E402
 from verl_patches.features import settings  # noqa: E402
 from verl_patches.features.exact_loss.feature import ExactLossSettings  # noqa: E402

@@ -1,11 +1,17 @@
 #!/usr/bin/env python3
-"""Times the weight tools against straightforward single-process references, side by side on one checkpoint.
+"""Time the weight tools beside straightforward single-process references on one checkpoint.
 
 Makes a synthetic FP8 DeepSeek-V3 of --gigabytes and one of a quarter of it, and measures
-  reference  FP8 -> BF16 files -> Megatron shards: load whole files, torch operations, save (tests/.../reference.py)
-  tools      FP8 -> Megatron shards in one pass, scripts/convert_ckpt_deepseek3.py
+  reference  FP8 -> BF16 files -> Megatron shards: load whole files, torch
+             operations, save (tests/.../reference.py)
+  tools      FP8 -> Megatron shards in one pass,
+             scripts/convert_ckpt_deepseek3.py
+
 Then the shards are compared bit for bit. Inputs are dropped from the page cache before each run; the reference is not
 charged for syncing its files, the tools sync theirs. Needs about 5.5 times --gigabytes on the disk of --work.
+
+Example:
+    python benchmarks/weights.py --work DIR --gigabytes 8
 """
 
 import argparse
@@ -26,7 +32,8 @@ if __name__ == "__main__":
 
 import torch  # noqa: E402
 
-from benchmarks.options import make_parser, positive, whole, write_figures  # noqa: E402
+from benchmarks.options import make_parser, write_figures  # noqa: E402
+from post_training.arguments import finite, whole  # noqa: E402
 from post_training.models.deepseek_v3 import canonical_shapes  # noqa: E402
 from tests.post_training.checkpoint.reference import ShardLayout, cast_folder, save_shards  # noqa: E402
 from tests.post_training.checkpoint.synthetic import Synthetic, small_config  # noqa: E402
@@ -183,8 +190,12 @@ def run_step(step: str, arguments: list[str]) -> None:
 def main() -> int:
     """Runs the benchmark or, started by itself, one step of it."""
     parser = make_parser(__doc__)
-    parser.add_argument("--work", type=Path, help="folder for the files; must not exist, is removed in the end")
-    parser.add_argument("--gigabytes", type=positive, default=8.0, help="size of the FP8 checkpoint (default: 8)")
+    parser.add_argument(
+        "--work", type=Path, metavar="DIR", help="folder for the files; must not exist, is removed at the end"
+    )
+    parser.add_argument(
+        "--gigabytes", type=finite(above=0), default=8.0, help="size of the FP8 checkpoint (default: 8)"
+    )
     parser.add_argument(
         "--experts", type=whole(8), default=128, help="experts of a layer (default: 128; 8 for a trial)"
     )

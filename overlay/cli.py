@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +44,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m overlay", description="The patches of an overlay.")
+    parser = argparse.ArgumentParser(
+        prog="python -m overlay",
+        description="List, explain and check the patches of an overlay.",
+        epilog=_example("explain reshard"),
+        formatter_class=_help_format,
+    )
     parser.add_argument(
         "--pins", type=Path, default=PINS_FILE, metavar="FILE", help="the upstreams (default: pins.toml of the engine)"
     )
@@ -51,41 +57,68 @@ def _parser() -> argparse.ArgumentParser:
         "--lock", type=Path, metavar="FILE", help=f"the fingerprints (default: {LOCK_FILE.name} beside the pins)"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listing = _command(commands, "list", _list, "one line per patch, in the order in which they are applied")
-    explain = _command(commands, "explain", _explain, "everything that is declared about one patch or one feature")
-    explain.add_argument("name", help="a feature, a target, a target@feature, or a part of one")
+    listing = _command(commands, _list, "print one line per patch, in the order of application", "list --json")
+    explain = _command(commands, _explain, "print every declaration of a patch or a feature", "explain reshard")
+    explain.add_argument("name", metavar="NAME", help="a feature, a target, target@feature, or a part of one")
     check = _command(
-        commands, "check", _check, "whether upstream's source fits the patches; it is parsed, not imported"
+        commands,
+        _check,
+        "check whether upstream's source fits the patches; it is parsed, not imported",
+        "check --upstream NAME=CHECKOUT",
     )
-    lock = _command(commands, "lock", _lock, "generate the lock of fingerprints from all sources at hand")
+    lock = _command(
+        commands,
+        _lock,
+        "write the lock of fingerprints from all sources at hand",
+        "lock --upstream NAME=CHECKOUT@COMMIT",
+    )
     for command in (listing, explain, check):
-        command.add_argument("--json", action="store_true", help="the same as JSON")
+        command.add_argument("--json", action="store_true", help="print JSON")
     for command in (check, lock):
         command.add_argument(
             "--upstream",
             action="append",
             default=[],
-            metavar="NAME=PATH[@COMMIT]",
-            help="a folder with the packages, or a commit of a git repository; without it, what is installed here",
+            metavar="NAME=DIR[@COMMIT]",
+            help="a folder with the packages, or a commit of a git repository (default: the installed packages)",
         )
     bisect = _command(
-        commands, "bisect", _bisect, "for each patch the first commits of an upstream that change and that break it"
+        commands,
+        _bisect,
+        "find the first commits of an upstream that change and that break each patch",
+        "bisect --upstream NAME=CHECKOUT A..B",
     )
-    bisect.add_argument("--upstream", required=True, metavar="NAME=CHECKOUT", help="a git repository with its history")
-    bisect.add_argument("range", nargs="?", default="", metavar="A..B", help="default: from the pin to HEAD")
+    bisect.add_argument("--upstream", required=True, metavar="NAME=DIR", help="a git repository with its history")
+    bisect.add_argument("range", nargs="?", default="", metavar="COMMIT..COMMIT", help="default: from the pin to HEAD")
     form = bisect.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="the same as JSON")
-    form.add_argument("--markdown", action="store_true", help="the same as a document")
-    _command(
-        commands, "pins", _pins, "the cluster's sources for scripts: package, repository, commit, reference by tabs"
-    )
-    docs = _command(commands, "docs", _docs, "write the table of features and patches")
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--markdown", action="store_true", help="print a Markdown document")
+    _command(commands, _pins, "print package, repository, commit and reference of each pin, tab-separated", "pins")
+    docs = _command(commands, _docs, "write the table of features and patches", "docs --to FILE")
     docs.add_argument("--to", type=Path, metavar="FILE", help=f"default: {DOCUMENT.name} beside the pins")
     return parser
 
 
-def _command(commands: Any, name: str, run: Any, summary: str) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=summary, description=summary)
+def _help_format(prog: str) -> argparse.HelpFormatter:
+    """The format of the help texts: at most 80 columns, with the examples as they are written."""
+    # argparse leaves the last two columns free.
+    width = min(shutil.get_terminal_size().columns, 80) - 2
+    return argparse.RawDescriptionHelpFormatter(prog, width=width)
+
+
+def _example(arguments: str) -> str:
+    return f"Example:\n    python -m overlay {arguments}"
+
+
+def _command(commands: Any, run: Any, summary: str, example: str) -> argparse.ArgumentParser:
+    """Add the command that `example` begins with."""
+    command = commands.add_parser(
+        example.split()[0],
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=_example(example),
+        formatter_class=_help_format,
+    )
     command.set_defaults(run=run)
     return command
 

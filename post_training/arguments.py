@@ -36,7 +36,7 @@ def whole(lowest: int) -> Callable[[str], int]:
             raise ArgumentTypeError(f"{text[:_LONGEST]!r} is invalid. Set it to a whole number from {lowest}")
         return int(text)
 
-    convert.__name__ = "number"
+    convert.__name__ = "whole number"
     return convert
 
 

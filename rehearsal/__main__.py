@@ -1,6 +1,5 @@
 """The rehearsal after rehearse.sh has read the command line and set up the environment."""
 
-import argparse
 import os
 import shlex
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from post_training.arguments import absolute
+from post_training.command_parser import CommandParser
 from post_training.inherited_environment import EnvironmentRejected, check_inherited, drop_inherited
 from post_training.masking import masked_output
 from post_training.report.run_folder import at
@@ -22,6 +22,12 @@ from rehearsal.plan import CHIPS, OPTIONS_NAME, ROOT, MaskedOverride, Options, P
 from rehearsal.tiny_model.architecture import TINY_MODELS, reads_images
 
 DONE, FAILED, REFUSED, SIGNALLED = 0, 1, 2, 128
+_DESCRIPTION = """
+Rehearse a post-training job on emulated dies, in the environment that rehearse.sh sets up.
+
+Example:
+    bash scripts/rehearse.sh --steps 5 --seed 2
+"""
 ENVIRONMENT_PYTHON = ROOT / ".venv" / "bin" / "python"
 PLANNED_KEYS = (
     "trainer.total_training_steps",
@@ -42,28 +48,35 @@ PLANNED_KEYS = (
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     """Reads the command line that rehearse.sh passes on; the second value is --dry-run."""
-    parser = argparse.ArgumentParser(prog="rehearse.sh")
-    parser.add_argument("--job", choices=JOBS, default=DEFAULT_JOB)
-    parser.add_argument("--data", type=absolute)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--seed", type=int, default=Options.seed)
-    parser.add_argument("--dies", type=int)
-    parser.add_argument("--device-memory", type=int, default=Options.device_memory_mb, dest="device_memory_mb")
-    parser.add_argument("--chip", choices=sorted(CHIPS), default=Options.chip)
-    parser.add_argument("--stream-seed", type=int)
-    parser.add_argument("--model", choices=sorted(TINY_MODELS))
-    parser.add_argument("--recipe", choices=("grpo", "dapo", "ppo"), default=Options.recipe)
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--resume", type=absolute)
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("overrides", nargs="*")
+    parser = CommandParser(prog="rehearse.sh", description=_DESCRIPTION)
+    parser.add_argument("--job", choices=JOBS, default=DEFAULT_JOB, metavar="NAME", help="the job to scale down")
+    parser.add_argument("--data", type=absolute, metavar="FILE", help="problems to train on (default: data/arithmetic)")
+    parser.add_argument("--steps", type=int, help="training steps")
+    parser.add_argument("--seed", type=int, default=Options.seed, help="seed of the run (default: %(default)s)")
+    parser.add_argument("--dies", type=int, help="emulated dies")
+    memory = "memory of each die in MiB (default: %(default)s)"
+    parser.add_argument(
+        "--device-memory", type=int, default=Options.device_memory_mb, dest="device_memory_mb", help=memory
+    )
+    parser.add_argument(
+        "--chip", choices=sorted(CHIPS), default=Options.chip, help="the chip to emulate (default: %(default)s)"
+    )
+    parser.add_argument("--stream-seed", type=int, help="run streams late, in an order drawn from this seed")
+    parser.add_argument("--model", choices=sorted(TINY_MODELS), metavar="NAME", help="family of the tiny model")
+    parser.add_argument(
+        "--recipe", choices=("grpo", "dapo", "ppo"), default=Options.recipe, help="default: %(default)s"
+    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write")
+    parser.add_argument("--resume", type=absolute, metavar="DIR", help="resume the run in this folder")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides for the training")
     values = vars(parser.parse_args(arguments))
     dry_run, resumed = values.pop("dry_run"), values.pop("resume")
     if resumed is not None:
         others = [name for name, value in values.items() if name != "overrides" and value != parser.get_default(name)]
         if others:
             option = next(action.option_strings[0] for action in parser._actions if action.dest == others[0])
-            parser.error(f"--resume goes on with the options of the run; take {option} away")
+            parser.error(f"--resume keeps the options of the run; remove {option}")
         try:
             return Options.of_run(resumed, tuple(values["overrides"])), dry_run
         except MaskedOverride as error:

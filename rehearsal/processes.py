@@ -8,10 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from post_training.interrupts import say_at_once
 from post_training.masking import Secrets
 from post_training.masking.streams import copy_masked
 from verl_patches.trainer.own_ray.processes import (
@@ -54,9 +54,7 @@ class SignalFlag:
         self.received.append(number)
         first = f"{signal.Signals(number).name}: stopping everything that was started; again, to wait no longer"
         sentence = first if len(self.received) == 1 else f"{signal.Signals(number).name} again: waiting no longer"
-        # Not by print: the signal may come while a stream is being written.
-        with suppress(OSError):
-            os.write(2, f"\n{sentence}\n".encode())
+        say_at_once(sentence)
 
     def __enter__(self) -> "SignalFlag":
         self._previous = {

@@ -18,21 +18,30 @@ readonly SERIES=$project_root/vllm_ascend_patches/series
 
 usage() {
     cat <<'TEXT'
-Usage: bash scripts/assemble_workspace.sh [--from FOLDER] [NAME=FOLDER ...] [--clone] [--any-commit]
-       bash scripts/assemble_workspace.sh --in-place [NAME=FOLDER ...]
+Usage: bash scripts/assemble_workspace.sh [--from DIR] [--clone] [--any-commit]
+                                          [NAME=DIR...]
+       bash scripts/assemble_workspace.sh --in-place [NAME=DIR...]
        bash scripts/assemble_workspace.sh --undo
 
-Copies the packages verl, vllm, vllm_ascend, megatron, mindspeed and mindspeed_llm beside the patch folders, from
-git checkouts at the commits of overlay/pins.toml, with the metadata by which vLLM finds its plugin for the NPU.
+Copies the packages verl, vllm, vllm_ascend, megatron, mindspeed and
+mindspeed_llm beside the patch folders, from git checkouts at the commits of
+overlay/pins.toml, with the metadata by which vLLM finds its NPU plugin.
 
-  --from FOLDER   where the checkouts are, under the names of their repositories (default: /workspace)
-  NAME=FOLDER     the checkout that holds package NAME
-  --clone         clone what is not there, at its pin
-  --any-commit    also take checkouts at other commits, with changes or without git; overlay check still decides
-  --discard       replace or remove packages although they were changed since they were put here
-  --in-place      in a fork of your own: prepare the packages that lie here already, at whatever commit; FOLDER is a
-                  checkout whose setup.py names the plugins. Run again, it changes nothing more
-  --undo          remove what this script put here
+  --from DIR     folder of the checkouts, named like their repositories
+                 (default: /workspace)
+  NAME=DIR       the checkout with package NAME
+  --clone        clone missing checkouts, at their pins
+  --any-commit   also take checkouts at other commits, with changes or without
+                 git; overlay check still decides
+  --discard      replace or remove packages that were changed after the copy
+  --in-place     prepare the packages of your own fork, at whatever commit; DIR
+                 is a checkout whose setup.py names the plugins. Repeating it
+                 changes nothing
+  --undo         remove everything that this script copied
+  --help         print this
+
+Example:
+  bash scripts/assemble_workspace.sh --from /workspace --clone
 TEXT
 }
 
@@ -47,7 +56,7 @@ source_folder() {
 clone_at_pin() {
     local repository=$1 wanted=$2 folder=$3
     say "cloning $repository at $wanted"
-    git clone --quiet --no-checkout "$repository" "$folder" || fail "$repository cannot be cloned; give the checkout as NAME=FOLDER."
+    git clone --quiet --no-checkout "$repository" "$folder" || fail "$repository cannot be cloned; give the checkout as NAME=DIR."
     git -C "$folder" checkout --quiet --detach "$wanted" || fail "$repository has no $wanted; see overlay/pins.toml."
 }
 

@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
-"""Checks a parquet file for everything that verl reads in it.
+"""Check a parquet file for everything that verl reads in it.
 
-Prints one line for each defect: row, column, value, what is wrong, what to do. Exit status: 0 verl can train on the
-file, 1 it cannot, 2 the file or the tokenizer cannot be read.
+Prints one line for each defect: row, column, value, what is wrong, what to do.
+
+Example:
+    python scripts/check_data.py data/gsm8k/train.parquet --tokenizer MODEL
+
+Exit codes: 0 verl can train on the file; 1 it cannot; 2 the file or the tokenizer cannot be read.
 """
 
 import argparse
@@ -19,6 +23,7 @@ if __name__ == "__main__":
     # And no device is used, so torch need not look for one.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.data import DataError  # noqa: E402
 from post_training.data.images import ImageTokens, Size, prompt_lengths  # noqa: E402
 from post_training.data.inspection import (  # noqa: E402
@@ -36,15 +41,16 @@ SOUND, DEFECTIVE, UNREADABLE = 0, 1, 2
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path, help="the .parquet file")
+    parser = CommandParser(description=__doc__)
+    parser.add_argument("file", type=Path, metavar="FILE", help="the .parquet file")
     parser.add_argument(
         "--tokenizer",
         type=Path,
+        metavar="DIR",
         help="folder of the model, or of its tokenizer: prompts are measured with it. With a preprocessor_config.json "
         "prompts may hold images, whose tokens count",
     )
-    parser.add_argument("--image_key", default="images", help="data.image_key (default: images)")
+    parser.add_argument("--image_key", default="images", metavar="NAME", help="data.image_key (default: images)")
     parser.add_argument("--max_prompt_length", type=int, default=1024, help="data.max_prompt_length (default: 1024)")
     parser.add_argument(
         "--filter_overlong_prompts",
@@ -54,8 +60,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--train_batch_size", type=int, default=1, help="data.train_batch_size, which the rows must fill (default: 1)"
     )
-    parser.add_argument("--prompt_key", default="prompt", help="data.prompt_key (default: prompt)")
-    parser.add_argument("--reward_fn_key", default="data_source", help="data.reward_fn_key (default: data_source)")
+    parser.add_argument("--prompt_key", default="prompt", metavar="NAME", help="data.prompt_key (default: prompt)")
+    parser.add_argument(
+        "--reward_fn_key", default="data_source", metavar="NAME", help="data.reward_fn_key (default: data_source)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     return parser.parse_args(arguments)
 

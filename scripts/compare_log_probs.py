@@ -1,17 +1,24 @@
 #!/usr/bin/env python3
-"""Sends the same tokens through rollout and training and says where the two part first: which layer, which part of it,
-which experts, by how much.
+r"""Compare the log-probs of rollout and training on the same tokens, and find where they first differ.
 
-    compare_log_probs.py RUN --tokens FILE                         # vLLM-Ascend and Megatron, as the run has them
-    compare_log_probs.py RUN/checkpoints/global_step_50 --tokens FILE --dtype float32
-    compare_log_probs.py RUN --tokens FILE --dump rollout FILE     # one side only, to compare elsewhere
-    compare_log_probs.py --rollout-dump FILE --training-dump FILE  # two dumps, on any machine
-    compare_log_probs.py RUN --rollout-dump FILE                   # a dump, held against this machine's other side
+Prints the layer, the part of it, the experts and the size of the first difference.
+
+Examples:
+    python scripts/compare_log_probs.py RUN --tokens FILE
+    python scripts/compare_log_probs.py RUN/checkpoints/global_step_50 \
+        --tokens FILE --dtype float32
+    python scripts/compare_log_probs.py RUN --tokens FILE --dump rollout FILE
+    python scripts/compare_log_probs.py --rollout-dump FILE --training-dump FILE
+    python scripts/compare_log_probs.py RUN --rollout-dump FILE
+
+The third example writes one side's dump, the fourth compares two dumps on any machine, and the last compares a dump
+with the other side on this machine.
 
 A RUN is a training's folder: its configuration says how both sides are built, its newest checkpoint has the weights.
-FILE of --tokens has a JSON object a line, {"prompt": ..., "response": ...}, each a text or a list of token ids. Further
-KEY=VALUE change the run's configuration. docs/operations.md says more, and what a dump is.
-Exit codes: 0 they agree, 1 they do not, 2 refused before anything started, 3 a side could not be computed; 130 Ctrl-C;
+FILE of --tokens has one JSON object per line, {"prompt": ..., "response": ...}, each a text or a list of token ids.
+More in docs/operations.md.
+
+Exit codes: 0 they agree; 1 they do not; 2 rejected before anything started; 3 a side could not be computed; 130 Ctrl-C;
 143 terminated.
 """
 
@@ -42,6 +49,7 @@ from rich.console import Console  # noqa: E402
 
 from post_training.arguments import absolute  # noqa: E402
 from post_training.checkpoint.durable import write_text_durably  # noqa: E402
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
 from post_training.mismatch.comparison import TOLERANCES, Comparison, ComparisonError, Tolerance, compare  # noqa: E402
@@ -93,23 +101,23 @@ class Source:
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", nargs="?", metavar="RUN|CHECKPOINT", help="a run's folder, or a checkpoint in one")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="changes of the run's configuration")
-    parser.add_argument("--tokens", type=Path, metavar="FILE", help="prompts and responses, a JSON object a line")
-    parser.add_argument("--limit", type=int, default=16, help="take so many lines of it (default: %(default)s)")
+    parser = CommandParser(description=__doc__)
+    parser.add_argument("source", nargs="?", metavar="RUN", help="a run's folder, or a checkpoint in one")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="change the run's configuration")
+    parser.add_argument("--tokens", type=Path, metavar="FILE", help="prompts and responses, one JSON object per line")
+    parser.add_argument("--limit", type=int, default=16, help="lines to read from it (default: %(default)s)")
     parser.add_argument(
-        "--dtype", nargs="+", choices=_DTYPES, help="compute in these (default: float32, then bfloat16)"
+        "--dtype", nargs="+", choices=_DTYPES, metavar="NAME", help="float32, bfloat16 or both (default: both)"
     )
     parser.add_argument("--rollout-dump", type=Path, metavar="FILE", help="take the rollout's side from this dump")
     parser.add_argument("--training-dump", type=Path, metavar="FILE", help="take training's side from this dump")
     parser.add_argument(
-        "--dump", nargs=2, action="append", default=[], metavar=("rollout|training", "OUT"),
+        "--dump", nargs=2, action="append", default=[], metavar=("rollout|training", "FILE"),
         help="write this side's dump; without another side to compare it with, only that side is computed",
     )  # fmt: skip
     parser.add_argument("--tolerance", type=float, help="relative difference of activations that counts as the same")
-    parser.add_argument("--output", type=Path, help="folder to write (default: outputs/mismatch/TIME)")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be computed, and start nothing")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write (default: outputs/mismatch/TIME)")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be computed, and start nothing")
     return parser.parse_intermixed_args(arguments)
 
 

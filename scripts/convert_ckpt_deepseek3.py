@@ -1,8 +1,17 @@
 #!/usr/bin/env python3
-"""Converts a DeepSeek-V3 checkpoint (HuggingFace safetensors, BF16 or FP8 as published) to Megatron shards.
+r"""Convert a DeepSeek-V3 checkpoint (HuggingFace safetensors, BF16 or FP8 as published) to Megatron shards.
 
-The shards are those of MindSpeed-LLM v2.0.0. The model's dimensions are read from config.json. Interrupted, it goes on
-where it stopped when the same command is given again. docs/weights.md says more.
+The shards are those of MindSpeed-LLM v2.0.0. The model's dimensions are read from config.json. Run the same command
+again to resume an interrupted conversion. More in docs/weights.md.
+
+Example:
+    python scripts/convert_ckpt_deepseek3.py --load-dir MODEL \
+        --save-dir SHARDS --target-tensor-parallel-size 4 \
+        --target-pipeline-parallel-size 8 --target-expert-parallel-size 8 \
+        --num-layer-list 7,7,8,8,8,8,8,7 \
+        --moe-grouped-gemm --moe-tp-extend-ep
+
+Exit codes: 0 done; 2 rejected; 130 Ctrl-C.
 """
 
 import argparse
@@ -20,14 +29,17 @@ from post_training.checkpoint.conversion import Conversion  # noqa: E402
 from post_training.checkpoint.huggingface import open_huggingface  # noqa: E402
 from post_training.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
 from post_training.checkpoint.shard_conversion import to_shards  # noqa: E402
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--load-dir", type=Path, required=True, help="folder of the HuggingFace checkpoint")
-    parser.add_argument("--save-dir", type=Path, required=True, help="folder to write; empty or new")
+    parser = CommandParser(description=__doc__)
+    parser.add_argument(
+        "--load-dir", type=Path, metavar="DIR", required=True, help="folder of the HuggingFace checkpoint"
+    )
+    parser.add_argument("--save-dir", type=Path, metavar="DIR", required=True, help="folder to write; empty or new")
     add_layout_options(parser, "target")
     add_common_options(parser)
     return parser.parse_args(arguments)

@@ -15,18 +15,25 @@ readonly RECORD=.overlay_copy
 
 usage() {
     cat <<'TEXT'
-Usage: bash scripts/copy_into.sh --into CHECKOUT [--only PACKAGE ...] [--dry-run]
-       bash scripts/copy_into.sh --into CHECKOUT --undo [--discard]
+Usage: bash scripts/copy_into.sh --into DIR [--only NAME...] [--dry-run]
+       bash scripts/copy_into.sh --into DIR --undo [--discard]
 
-Copies the overlay, the patches and what they need beside the packages of CHECKOUT, applies numbered patch files, writes
-the metadata by which vLLM finds its plugin for the NPU, inserts the prelude line into verl, and runs overlay check. A
-checkout may hold any of verl, vllm, vllm_ascend and megatron. Run again, it brings what it copied up to date.
+Copies the overlay, the patches and their dependencies beside the packages of a
+checkout, applies numbered patch files, writes the metadata by which vLLM finds
+its NPU plugin, inserts the prelude line into verl, and runs overlay check. A
+checkout may hold any of verl, vllm, vllm_ascend and megatron. Run it again to
+update the copies.
 
-  --into CHECKOUT   the folder in which the packages lie
-  --only PACKAGE    only the patches of verl, vllm, vllm-ascend, megatron or mindspeed, no scripts; may be repeated
-  --dry-run         print what would change, and change nothing
-  --undo            put CHECKOUT back as it was
-  --discard         replace or remove files although they were changed since they were put there
+  --into DIR    the folder of the packages
+  --only NAME   only the patches of verl, vllm, vllm-ascend, megatron or
+                mindspeed, no scripts; repeatable
+  --dry-run     print what would change, and change nothing
+  --undo        restore the checkout
+  --discard     replace or remove files that were changed after the copy
+  --help        print this
+
+Example:
+  bash scripts/copy_into.sh --into /workspace/verl --dry-run
 TEXT
 }
 
@@ -276,7 +283,7 @@ main() {
         esac
         shift
     done
-    [[ -n $into ]] || fail "--into CHECKOUT is missing: see --help."
+    [[ -n $into ]] || fail "--into DIR is missing: see --help."
     [[ -d $into ]] || fail "--into $into: there is no such folder."
     into=$(cd "$into" && pwd -P)
     [[ $into != "$project_root" || $action == undo ]] || fail "--into $into is this project itself; give a checkout of upstream."

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Examines this node for a job, and with --ray ADDRESS all nodes of a Ray that runs against each other.
+"""Check this node for a job; with --ray, compare all nodes of a running Ray.
 
-Its dies 0 and 1 are tested in child processes, at most ten seconds once they have started: leave that out with
---no-self-test where a job has the dies.
-Every line that begins with BAD ends with what to do. Exit codes: 0 nothing is bad, 1 something is, 2 the cluster's file
-cannot be read.
+Dies 0 and 1 are tested in child processes, which takes at most ten seconds once they have started. Pass --no-self-test
+where a job uses these dies. Every line that begins with BAD ends with what to do.
+
+Examples:
+    python scripts/doctor.py --cluster scripts/env/a3_256_dies.env
+    python scripts/doctor.py --ray 10.0.0.1:6379 --no-self-test
+
+Exit codes: 0 nothing is bad; 1 something is; 2 the cluster's file cannot be read.
 """
 
-import argparse
 import re
 import socket
 import subprocess
@@ -17,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from scripts.examination.cluster import ask_nodes, compare_nodes  # noqa: E402
@@ -26,10 +30,16 @@ from scripts.examination.node import examine_node  # noqa: E402
 
 def main(arguments: list[str] | None = None) -> int:
     """Examines; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cluster", type=Path, default=ROOT / "scripts" / "env" / "a3_256_dies.env")
-    parser.add_argument("--ray", metavar="ADDRESS", help="HOST:PORT of a Ray that runs")
-    parser.add_argument("--no-self-test", action="store_true", help="leave out the test of dies 0 and 1")
+    parser = CommandParser(description=__doc__)
+    parser.add_argument(
+        "--cluster",
+        type=Path,
+        default=ROOT / "scripts" / "env" / "a3_256_dies.env",
+        metavar="FILE",
+        help="settings of the cluster (default: scripts/env/a3_256_dies.env)",
+    )
+    parser.add_argument("--ray", metavar="HOST:PORT", help="the head of a running Ray")
+    parser.add_argument("--no-self-test", action="store_true", help="skip the test of dies 0 and 1")
     options = parser.parse_args(arguments)
     try:
         settings = read_settings(options.cluster)

@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
-"""Makes every process of a Python that imports verl do so with the patches, whatever command started it.
+"""Apply the patches in every process of this Python that imports verl, whatever command starts it.
 
-Two small files in that Python's site-packages are all: `python3 -m verl.trainer.main_ppo ...` and Ray's workers then
-need no edit of verl and no other command. A process that does not import verl is not touched. The assembled workspace
-has a line of its own in verl/__init__.py and needs none of this.
+Installs two small files in this Python's site-packages: `python3 -m verl.trainer.main_ppo ...` and Ray's workers then
+run with the patches, and verl stays unedited. A process that does not import verl is unaffected. The assembled
+workspace has its own line in verl/__init__.py and does not need this.
+
+Examples:
+    python scripts/enable_patches.py
+    python scripts/enable_patches.py --status
 """
 
 import argparse
@@ -15,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from overlay import startup  # noqa: E402
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 
 PACKAGE, PRELUDE = "verl", "verl_patches.prelude_patch"
@@ -22,10 +27,10 @@ PACKAGE, PRELUDE = "verl", "verl_patches.prelude_patch"
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = CommandParser(description=__doc__)
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--remove", action="store_true", help="take the two files away again")
-    action.add_argument("--status", action="store_true", help="print whether this Python has them; exit code 1 if not")
+    action.add_argument("--remove", action="store_true", help="remove the two files")
+    action.add_argument("--status", action="store_true", help="print whether they are installed; exit code 1 if not")
     return parser.parse_args(arguments)
 
 

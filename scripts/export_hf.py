@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Exports a checkpoint of a training, or Megatron shards, to a HuggingFace folder.
+"""Export a training checkpoint, or Megatron shards, to a HuggingFace folder.
 
-    export_hf.py RUN/checkpoints/global_step_50 OUT [--hf-dir MODEL]
-    export_hf.py --load-dir SHARDS --hf-dir MODEL --save-dir OUT [layout]
+Examples:
+    python scripts/export_hf.py RUN/checkpoints/global_step_50 OUT
+    python scripts/export_hf.py --load-dir SHARDS --hf-dir MODEL --save-dir OUT
 
-A checkpoint of a training needs no layout: its weights are rounded once to the `torch_dtype` of MODEL's config.json,
-and MODEL is the run's own unless it is given. The layout of shards that convert_ckpt_deepseek3.py wrote is in their
-manifest.json; for others, give it. Interrupted, it goes on where it stopped when the same command is given again.
-docs/checkpoints.md and docs/weights.md say more.
+A training checkpoint needs no layout options: its weights are rounded once to the `torch_dtype` of MODEL's config.json,
+and MODEL defaults to the run's own. The manifest.json of convert_ckpt_deepseek3.py has the layout of its shards; for
+other shards, pass it. Run the same command again to resume an interrupted export. More in docs/checkpoints.md and
+docs/weights.md.
+
+Exit codes: 0 done; 2 rejected; 130 Ctrl-C.
 """
 
 import argparse
@@ -28,6 +31,7 @@ from post_training.checkpoint.conversion import Conversion  # noqa: E402
 from post_training.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
 from post_training.checkpoint.shard_conversion import shards_form, to_huggingface  # noqa: E402
 from post_training.checkpoint.training_export import is_training_checkpoint, trained_to_huggingface  # noqa: E402
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.report.run_folder import at  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import read_yaml  # noqa: E402
@@ -37,18 +41,19 @@ _GB = 10**9
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path, nargs="?", help="folder of the checkpoint; the same as --load-dir")
-    parser.add_argument("out", type=Path, nargs="?", help="folder to write; the same as --save-dir")
-    parser.add_argument("--load-dir", type=Path, help="folder of the shards or of the checkpoint")
-    parser.add_argument("--save-dir", type=Path, help="folder to write; empty or new")
+    parser = CommandParser(description=__doc__)
+    parser.add_argument("checkpoint", type=Path, nargs="?", metavar="CHECKPOINT", help="the same as --load-dir")
+    parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="the same as --save-dir")
+    parser.add_argument("--load-dir", type=Path, metavar="DIR", help="folder of the shards or of the checkpoint")
+    parser.add_argument("--save-dir", type=Path, metavar="DIR", help="folder to write; empty or new")
     parser.add_argument(
         "--hf-dir",
         type=Path,
+        metavar="DIR",
         help="folder with config.json and tokenizer; its weights are not read (default: the model that the run of the "
         "checkpoint names in its config.yaml)",
     )
-    parser.add_argument("--max-file-gb", type=float, default=5.0, help="size of a safetensors file (default: 5)")
+    parser.add_argument("--max-file-gb", type=float, default=5.0, help="largest safetensors file in GB (default: 5)")
     add_layout_options(parser, "source")
     add_common_options(parser)
     options = parser.parse_args(arguments)

@@ -1,7 +1,13 @@
 #!/usr/bin/env python3
-"""Casts an FP8 checkpoint (HuggingFace safetensors) of a known family of models to bfloat16.
+r"""Cast an FP8 checkpoint (HuggingFace safetensors) of a known family of models to bfloat16.
 
-Interrupted, it goes on where it stopped when the same command is given again. docs/weights.md says more.
+Run the same command again to resume an interrupted cast. More in docs/weights.md.
+
+Example:
+    python scripts/fp8_cast_bf16.py --input-fp8-hf-path DeepSeek-V3 \
+        --output-bf16-hf-path DeepSeek-V3-BF16
+
+Exit codes: 0 done; 2 rejected; 130 Ctrl-C.
 """
 
 import argparse
@@ -17,14 +23,18 @@ if __name__ == "__main__":
 from post_training.checkpoint.cast import cast_conversion  # noqa: E402
 from post_training.checkpoint.command_line import add_common_options, known_checksums, run_tool  # noqa: E402
 from post_training.checkpoint.conversion import Conversion  # noqa: E402
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--input-fp8-hf-path", type=Path, required=True, help="folder of the FP8 checkpoint")
-    parser.add_argument("--output-bf16-hf-path", type=Path, required=True, help="folder to write; empty or new")
+    parser = CommandParser(description=__doc__)
+    parser.add_argument(
+        "--input-fp8-hf-path", type=Path, metavar="DIR", required=True, help="folder of the FP8 checkpoint"
+    )
+    output = "folder to write; empty or new"
+    parser.add_argument("--output-bf16-hf-path", type=Path, metavar="DIR", required=True, help=output)
     add_common_options(parser)
     return parser.parse_args(arguments)
 

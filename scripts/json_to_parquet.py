@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
-"""Turns a file of problems into train.parquet and test.parquet for verl.
+r"""Convert a file of problems to train.parquet and test.parquet for verl.
 
-Knows deepscaler.json (problem, answer, solution), GSM8K (question, answer) and MATH-lighteval (problem, solution), as
+Reads deepscaler.json (problem, answer, solution), GSM8K (question, answer) and MATH-lighteval (problem, solution), as
 .json, .jsonl or .parquet, and Geometry3K (images, problem, answer) as .parquet. Records without an answer and repeated
-questions are left out, and reported.
+questions are left out and reported.
+
+Example:
+    python scripts/json_to_parquet.py --json_path deepscaler.json \
+        --output_dir data/deepscaler
 """
 
 import argparse
@@ -13,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from post_training.arguments import finite  # noqa: E402
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.data import DataError, Problem, Reading, question_of, read_problems, split, to_rows  # noqa: E402
 from post_training.data.inspection import Expectations, check_file  # noqa: E402
 from post_training.data.parquet import IMAGE_SCHEMA, SCHEMA, write_files  # noqa: E402
@@ -22,19 +27,23 @@ from post_training.terminal import escape_output  # noqa: E402
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json_path", type=Path, required=True, help="the file with the problems")
+    parser = CommandParser(description=__doc__)
+    parser.add_argument("--json_path", type=Path, metavar="FILE", required=True, help="the file with the problems")
     parser.add_argument(
-        "--output_dir", type=Path, required=True, help="where train.parquet and test.parquet are written"
+        "--output_dir", type=Path, metavar="DIR", required=True, help="folder for train.parquet and test.parquet"
     )
     parser.add_argument(
-        "--test_json_path", type=Path, help="test problems in a file of their own; nothing is shuffled or split then"
+        "--test_json_path",
+        type=Path,
+        metavar="FILE",
+        help="test problems in their own file; nothing is shuffled or split then",
     )
-    parser.add_argument("--test_size", type=finite(), default=0.1, help="part of the records held out (default: 0.1)")
+    parser.add_argument("--test_size", type=finite(), default=0.1, help="share of the records held out (default: 0.1)")
     parser.add_argument("--seed", type=int, default=42, help="seed of the shuffle and split (default: 42)")
-    parser.add_argument("--data_source", help="name of the data in the metrics (default: by its kind)")
+    parser.add_argument("--data_source", metavar="NAME", help="name of the data in the metrics (default: by its kind)")
     parser.add_argument(
         "--instruction",
+        metavar="TEXT",
         help=f'ends every prompt (default: "{INSTRUCTION}", and for problems with images "{THINKING_INSTRUCTION}")',
     )
     return parser.parse_args(arguments)

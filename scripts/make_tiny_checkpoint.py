@@ -1,6 +1,10 @@
-"""Writes the checkpoint of a tiny model, DeepSeek-V3 or another family, warm-started on the task's training problems.
+r"""Make the checkpoint of a tiny model, warm-started on the task's training problems.
 
-A checkpoint made before from the same inputs is kept.
+An existing checkpoint made from the same inputs is kept.
+
+Example:
+    python scripts/make_tiny_checkpoint.py --output outputs/tiny \
+        --model-type qwen3
 """
 
 import argparse
@@ -11,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from post_training.command_parser import CommandParser
 from post_training.data import DataError
 from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS
 from rehearsal.tiny_model.checkpoint import DTYPES, CheckpointRequest, make_checkpoint
@@ -20,20 +25,25 @@ _STEPS_PER_LINE = 50
 
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, required=True, help="folder of the checkpoint")
+    parser = CommandParser(description=__doc__)
+    parser.add_argument("--output", type=Path, metavar="DIR", required=True, help="folder of the checkpoint")
     parser.add_argument(
-        "--model-type", choices=sorted(TINY_MODELS), default=DEFAULT_MODEL_TYPE, help="family (default: %(default)s)"
+        "--model-type",
+        choices=sorted(TINY_MODELS),
+        default=DEFAULT_MODEL_TYPE,
+        metavar="NAME",
+        help=f"{', '.join(sorted(TINY_MODELS))} (default: %(default)s)",
     )
     parser.add_argument(
         "--data",
         type=Path,
+        metavar="FILE",
         default=_PROJECT_ROOT / "data" / "arithmetic" / "train.jsonl",
-        help="training problems of the warm start (default: %(default)s)",
+        help="problems for the warm start (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and warm start (default: %(default)s)")
     parser.add_argument(
-        "--dtype", choices=sorted(DTYPES), default="bfloat16", help="of the stored weights (default: %(default)s)"
+        "--dtype", choices=sorted(DTYPES), default="bfloat16", help="dtype of the stored weights (default: %(default)s)"
     )
     parser.add_argument("--no-warm-start", action="store_true", help="leave the weights random")
     return parser.parse_args(arguments)

@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the config.json of a model that is trained in bfloat16 from the published one.
+r"""Make the config.json for training in bfloat16 from a model's published one.
 
-Takes quantization_config out and sets the layers of multi-token prediction to 0; everything else stays. Works on the
-file of any published model. verl_patches/config.json is what it makes of DeepSeek-V3's.
+Removes quantization_config and sets the number of multi-token prediction layers to 0; everything else stays. Works for
+any published model. verl_patches/config.json is made from DeepSeek-V3's.
+
+Example:
+    python scripts/make_training_config.py DeepSeek-V3/config.json \
+        --output BF16/config.json
 """
 
 import argparse
@@ -12,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.models.training_config import training_config  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import FileError, read_object  # noqa: E402
@@ -19,9 +24,10 @@ from post_training.user_files import FileError, read_object  # noqa: E402
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("published", type=Path, help="the model's published config.json, or its folder")
-    parser.add_argument("--output", type=Path, required=True, help="the file to write; may be the published one itself")
+    parser = CommandParser(description=__doc__)
+    parser.add_argument("published", type=Path, metavar="FILE", help="the model's published config.json, or its folder")
+    output = "file to write; may be the published one itself"
+    parser.add_argument("--output", type=Path, metavar="FILE", required=True, help=output)
     return parser.parse_args(arguments)
 
 

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""Works out what a job needs before anything starts: batches, memory by phase, hosts, disks, and what does not fit.
+r"""Plan what a job needs before it starts: batches, memory by phase, hosts, disks, and what does not fit.
 
-For jobs on Megatron and on FSDP. Where one on FSDP does not fit, it names settings with which it does. Example, the job
-with true weights on dies of 64 GB, how long its steps would take on the cluster of a file, and with which fewer nodes
-it could go on:
-  scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --swap-optimizer
-  scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --time --cluster FILE
-  scripts/plan.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --fewer-nodes
-Exit codes: 0 everything fits, 1 something does not, 2 the configuration is refused.
+Supports jobs on Megatron and on FSDP. Where an FSDP job does not fit, the plan names settings with which it does.
+
+Example: the job with true weights on dies of 64 GB; the seconds of its steps; and the layouts on fewer nodes:
+    python scripts/plan.py --config-name deepseek_v3_256die_true_weight \
+        --model deepseek-v3/config.json --swap-optimizer
+    python scripts/plan.py --config-name deepseek_v3_256die_true_weight \
+        --model deepseek-v3/config.json --time --cluster FILE
+    python scripts/plan.py --config-name deepseek_v3_256die_true_weight \
+        --model deepseek-v3/config.json --fewer-nodes
+
+Exit codes: 0 everything fits; 1 something does not; 2 the configuration is rejected.
 """
 
 import argparse
@@ -23,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from post_training.arguments import finite, whole  # noqa: E402
 from post_training.chips import A3  # noqa: E402
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
@@ -48,14 +53,14 @@ _P2P = "P2P_HCCL_BUFFSIZE"
 
 def main(arguments: list[str] | None = None) -> int:
     """Plans; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config-name", required=True, help="a file of verl_patches/trainer/config")
-    parser.add_argument("--model", type=Path, required=True, help="the model's config.json")
+    parser = CommandParser(description=__doc__)
+    parser.add_argument("--config-name", required=True, metavar="NAME", help="a file of verl_patches/trainer/config")
+    parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="the model's config.json")
     _add_options_of_the_machine(parser)
-    parser.add_argument("--json", action="store_true", help="print bytes of a die, or with --time seconds, as JSON")
+    parser.add_argument("--json", action="store_true", help="print bytes per die, or with --time seconds, as JSON")
     _add_time_options(parser)
     _add_options_of_fewer_nodes(parser)
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     try:
         if options.picture and not options.time:
@@ -83,35 +88,39 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _add_options_of_the_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--die-memory", help="usable memory of a die (default: DIE_MEMORY of the cluster's file, or 61GiB)"
+        "--die-memory",
+        metavar="SIZE",
+        help="usable memory of a die (default: DIE_MEMORY of the cluster's file, or 61GiB)",
     )
-    parser.add_argument("--host-memory", default="", help="memory of a node's host")
-    parser.add_argument("--disk", default="", help="free space for checkpoints")
+    parser.add_argument("--host-memory", default="", metavar="SIZE", help="memory of a node's host")
+    parser.add_argument("--disk", default="", metavar="SIZE", help="free space for checkpoints")
     parser.add_argument(
         "--storage-speed",
         type=_speed,
         default=0.0,
-        metavar="GB/s",
-        help="what all nodes together write to the storage for checkpoints; measure it (default: 0, not known)",
+        metavar="X",
+        help="GB/s that all nodes together write to the checkpoint storage; measure it (default: 0, unknown)",
     )
     parser.add_argument(
         "--swap-optimizer",
         action="store_true",
-        help="the job runs where MindSpeed is installed, which keeps the optimizer on the host; needless where it is "
+        help="the job runs with MindSpeed, which keeps the optimizer on the host; not needed where MindSpeed is "
         "installed here too",
     )
     parser.add_argument(
         "--cluster",
         type=Path,
         default=ROOT / "scripts" / "env" / "a3_256_dies.env",
+        metavar="FILE",
         help="the cluster's file, for CHIP, DIE_MEMORY, HCCL_BUFFSIZE and P2P_HCCL_BUFFSIZE (default: "
         "scripts/env/a3_256_dies.env)",
     )
     parser.add_argument(
         "--cann-memory",
         default=CANN_MEMORY,
-        help="what CANN takes of a die for a process that does nothing; npu-smi shows yours (default: %(default)s, as "
-        "npu-smi showed it with CANN 8.2.RC1 on an A3 in issue 2523 of vllm-ascend)",
+        metavar="SIZE",
+        help="memory of a die that CANN takes for an idle process; npu-smi shows yours (default: %(default)s, as "
+        "npu-smi shows it with CANN 8.2.RC1 on an A3 in issue 2523 of vllm-ascend)",
     )
     parser.add_argument("--emulated", action="store_true", help="dies of the emulated NPU: no HCCL buffers, no CANN")
 
@@ -155,32 +164,31 @@ def _add_time_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time",
         action="store_true",
-        help="instead, the seconds of a step on the dies of --cluster, modelled from published figures",
+        help="print the seconds of a step on the dies of --cluster instead, modelled from published figures",
     )
-    parser.add_argument("--prompt-tokens", type=finite(), default=78, help="mean of a prompt (default: %(default)s)")
-    parser.add_argument("--response-tokens", type=finite(), help="mean of a response (default: as long as allowed)")
+    parser.add_argument("--prompt-tokens", type=finite(), default=78, help="mean prompt length (default: %(default)s)")
+    response = "mean response length (default: the longest allowed)"
+    parser.add_argument("--response-tokens", type=finite(), help=response)
     parser.add_argument(
         "--response-spread",
         type=float,
-        metavar="SIGMA",
         help="standard deviation of the logarithm of a response's length, which is log-normal "
         f"(default: {SPREAD:g}, as published for DeepScaleR)",
     )
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="with --time: draw where a step goes")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="with --time: an SVG with the parts of a step")
 
 
 def _add_options_of_fewer_nodes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fewer-nodes",
         action="store_true",
-        help="instead, the layouts with which the job can go on when nodes are lost, and which memory is short where "
-        "it cannot; as supervise.py --elastic takes them",
+        help="print the layouts with which the job can continue when nodes are lost instead, and which memory is short "
+        "where it cannot; supervise.py --elastic takes them",
     )
     parser.add_argument(
         "--min-nodes",
         type=whole(1),
         default=1,
-        metavar="N",
         help="with --fewer-nodes: the smallest number of nodes (default: %(default)s)",
     )
 

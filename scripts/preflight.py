@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
-"""Looks at a job before it asks for an NPU: every check of a start, the plan's memory and disks, this node against the
-cluster's file, a test of two of its dies, and the job itself on at most 8 emulated dies: trained, killed, resumed,
-validated, exported, evaluated.
+r"""Check a job before it asks for an NPU.
 
-Examples, on any machine; what comes behind is what the training would get:
-  scripts/preflight.py --config-name deepseek_v3_256die_true_weight --cluster FILE
-  scripts/preflight.py --config-name qwen2_5_0_5b_gsm8k --no-twin actor_rollout_ref.model.path=MODEL
-The stages are on the terminal and in preflight.html of the output folder; the run begins where all before it passed.
-Exit codes: 0 all that was looked at is well, 1 something is not, 2 arguments refused; 130 Ctrl-C; 143 terminated.
+Runs every check of a start, the plan of memory and disks, the checks of this node against the cluster's file, a test of
+two of its dies, and the job itself on at most 8 emulated dies: train, kill, resume, validate, export, evaluate.
+
+Examples, on any machine; the training gets the same overrides:
+    python scripts/preflight.py --cluster FILE \
+        --config-name deepseek_v3_256die_true_weight
+    python scripts/preflight.py --config-name qwen2_5_0_5b_gsm8k --no-twin \
+        actor_rollout_ref.model.path=MODEL
+
+Prints the stages, and writes them to preflight.html in the output folder. The emulated run starts once every other
+stage has passed.
+
+Exit codes: 0 all checks pass; 1 one fails; 2 arguments rejected; 130 Ctrl-C; 143 terminated.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ sys.path.insert(0, str(ROOT))
 
 from post_training.arguments import absolute  # noqa: E402
 from post_training.checkpoint.durable import write_text_durably  # noqa: E402
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.masking import masked_output, masked_text  # noqa: E402
 from post_training.models.families import families  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
@@ -92,18 +99,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config-name", required=True, help="a file of verl_patches/trainer/config")
-    cluster = "the cluster's file: its model, data and nodes count, and this node is examined"
+    parser = CommandParser(description=__doc__)
+    parser.add_argument("--config-name", required=True, metavar="NAME", help="a file of verl_patches/trainer/config")
+    cluster = "settings of the cluster: sets model, data and nodes, and this node is checked"
     parser.add_argument("--cluster", type=Path, metavar="FILE", help=cluster)
-    parser.add_argument("--model", type=Path, help="a config.json for the plan instead of the model's own")
     parser.add_argument(
-        "--die-memory", help="usable memory of a die (default: DIE_MEMORY of the cluster's file, or 61GiB)"
+        "--model", type=Path, metavar="FILE", help="a config.json for the plan instead of the model's own"
+    )
+    parser.add_argument(
+        "--die-memory",
+        metavar="SIZE",
+        help="usable memory of a die (default: DIE_MEMORY of the cluster's file, or 61GiB)",
     )
     parser.add_argument("--swap-optimizer", action="store_true", help="MindSpeed keeps the optimizer on the host")
-    parser.add_argument("--no-twin", action="store_true", help="leave the emulated run out, which takes minutes")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="where to write")
-    parser.add_argument("--dry-run", action="store_true", help="print the emulated run's command, and leave it out")
+    parser.add_argument("--no-twin", action="store_true", help="skip the emulated run, which takes minutes")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write (default: outputs/preflight/TIME)")
+    parser.add_argument("--dry-run", action="store_true", help="print the emulated run's command, and skip it")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     name = datetime.now().strftime("%Y%m%d-%H%M%S")

@@ -1,14 +1,21 @@
 #!/usr/bin/env python3
-"""Proves that a configuration can be gone on with: trains it, shrunk to at most 8 emulated dies, kills it at drawn
-points, goes on, and compares every metric of every step and all weights with the unbroken run, bit for bit.
+r"""Prove that a configuration resumes bit for bit.
+
+Trains it, scaled down to at most 8 emulated dies, kills it at random points, resumes it, and compares every metric of
+every step and all weights with an uninterrupted run.
 
 Example, the job with true weights:
-  scripts/prove_resume.py --config-name deepseek_v3_256die_true_weight --points 4
+    python scripts/prove_resume.py --points 4 \
+        --config-name deepseek_v3_256die_true_weight
+
 A configuration of more dies gets its `+scale=emulated_...`, one of a single node what `--emulate` gives it. The model
-is the rehearsal's tiny one of the family, for a scaled job with the widths that DeepSeek-V3's attention kernels take,
-or with the layers that its stages need.
-The same command with the same --output goes on with a proof that was ended: points that were equal are not run again.
-Exit codes: 0 everything is equal, 1 something differs or a run failed, 2 the configuration is refused.
+is the rehearsal's tiny one of the family, for a scaled-down job with the widths that DeepSeek-V3's attention kernels
+take, or with the layers that its stages need.
+
+Run the same command with the same --output to resume an interrupted proof: points that were equal are kept.
+
+Exit codes: 0 everything is equal; 1 something differs or a run failed; 2 the configuration is rejected; 130 Ctrl-C;
+143 terminated.
 """
 
 import argparse
@@ -24,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from post_training.arguments import absolute, finite  # noqa: E402
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
 from post_training.models.families import families  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
@@ -86,16 +94,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config-name", required=True, help="a file of verl_patches/trainer/config")
-    parser.add_argument("--points", type=int, default=4, help="how many kills (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
-    parser.add_argument("--model", type=Path, help="a tiny model's folder instead of the rehearsal's")
-    parser.add_argument("--output", type=Path, help="where to write, and what to go on with")
+    parser = CommandParser(description=__doc__)
+    parser.add_argument("--config-name", required=True, metavar="NAME", help="a file of verl_patches/trainer/config")
+    parser.add_argument("--points", type=int, default=4, help="number of kills (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random points (default: %(default)s)")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a tiny model's folder instead of the rehearsal's")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write, or to resume")
     parser.add_argument(
-        "--run-limit", type=finite(), default=900.0, metavar="S", help="seconds a run may take (default: 900)"
+        "--run-limit", type=finite(), default=900.0, metavar="SECONDS", help="limit of one run (default: 900)"
     )
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides, as for the training")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     if options.points < 1:
         parser.error(f"--points {options.points}: give 1 or more")

@@ -27,28 +27,36 @@ usage() {
     cat <<USAGE
 Usage: bash scripts/rehearse.sh [OPTIONS] [-- KEY=VALUE...]
 
-Sets up .venv/, makes the checkpoint of a tiny model, post-trains it with GRPO on emulated dies, and writes
-outputs/rehearsal/TIME/ (and the link outputs/rehearsal/latest). Everything it starts, it stops.
+Sets up .venv/, makes the checkpoint of a tiny model, post-trains it with GRPO
+on emulated dies, and writes outputs/rehearsal/TIME/, with the link
+outputs/rehearsal/latest. Stops everything that it starts.
 
-  --data FILE           problems to train on: like deepscaler.json (problem, answer) or GSM8K's jsonl (question, answer);
-                        default: the arithmetic in data/
+  --data FILE           problems to train on, like deepscaler.json (problem,
+                        answer) or GSM8K's jsonl (question, answer)
+                        (default: the arithmetic in data/)
   --model NAME          family of the tiny model (default: deepseek_v3):
                         $(families)
   --steps N             training steps
   --seed N              seed of data order, sampling and training (default: 1)
-  --dies N              emulated dies (default: 4, and 2 for a model that reads images)
-  --device-memory MIB   memory of each die (default: 1024)
-  --chip NAME           a2 or a3: the chip to emulate (default: a3); operators that only the other one has are rejected
-  --stream-seed N       work on streams runs late and in any order that events allow, drawn from N, so that a missing wait
-                        shows as a wrong value (npu_emulator/README.md)
-  --recipe NAME         grpo (default); dapo: clip-higher, prompts whose answers differ alone, a penalty for length; or
-                        ppo: a critic beside the actor, and advantages by GAE
-  --output DIR          where to write instead of outputs/rehearsal/TIME
-  --resume DIR          go on with the run that was written to DIR, from its newest checkpoint, to the end of its steps;
-                        it saves with -- trainer.save_freq=N. Its other options are the run's own
+  --dies N              emulated dies (default: 4; 2 for image models)
+  --device-memory N     memory of each die in MiB (default: 1024)
+  --chip NAME           a2 or a3: the chip to emulate, which rejects the other
+                        chip's operators (default: a3)
+  --stream-seed N       run streams late and in any order that events allow,
+                        drawn from N: a missing wait shows as a wrong value
+                        (npu_emulator/README.md)
+  --recipe NAME         grpo (default); dapo: clip-higher, dynamic sampling, an
+                        overlong penalty; ppo: a critic, and advantages by GAE
+  --output DIR          folder to write (default: outputs/rehearsal/TIME)
+  --resume DIR          resume the run in DIR from its newest checkpoint, with
+                        the run's own options; save with
+                        -- trainer.save_freq=N
   --dry-run             print the plan and its commands, and start nothing
   --help                print this
-  -- KEY=VALUE...       Hydra overrides for the training, such as actor_rollout_ref.actor.optim.lr=1e-4
+  -- KEY=VALUE...       Hydra overrides for the training
+
+Example:
+  bash scripts/rehearse.sh --steps 5 -- actor_rollout_ref.actor.optim.lr=1e-4
 USAGE
 }
 

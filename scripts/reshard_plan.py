@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Plans a reshard from training to rollout and prints what it moves. No weights and no processes are needed.
+r"""Plan a reshard from training to rollout and print what it moves. Needs no weights and starts no processes.
 
 Example, the 256 dies of the recipe:
-  scripts/reshard_plan.py --model deepseek-v3 --train tp4,pp8,ep8,tp_extend,layers=7/7/8/8/8/8/8/7 --rollout tp2,ep256
+    python scripts/reshard_plan.py --model deepseek-v3 --rollout tp2,ep256 \
+        --train tp4,pp8,ep8,tp_extend,layers=7/7/8/8/8/8/8/7
 """
 
 import argparse
@@ -14,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.layouts.figures import PerTensorFigures, PlanFigures, Spread, per_tensor_figures, plan_figures
 from post_training.layouts.plan import Plan  # noqa: E402
 from post_training.plan.placement_text import KNOWN, parse_bytes, parse_model, parse_placements
@@ -22,16 +24,20 @@ from post_training.terminal import escape_output  # noqa: E402
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__)
     known = f"{', '.join(KNOWN)}, or a config.json (default: deepseek-v3)"
-    parser.add_argument("--model", default="deepseek-v3", help=known)
-    parser.add_argument("--train", required=True, help="tpN,ppN,epN[,dpN][,tp_extend][,layers=A/B/...]")
-    parser.add_argument("--rollout", required=True, help="tpN,epN[,dpN][,instancesN][,shared_tp]")
-    parser.add_argument("--bucket", default="1GiB", help="staging in each direction (default: 1GiB)")
-    parser.add_argument("--itemsize", type=int, default=2, help="bytes of one weight (default: 2, bfloat16)")
-    parser.add_argument("--dies-per-node", type=int, default=16, help="dies of one node (default: 16)")
+    parser.add_argument("--model", default="deepseek-v3", metavar="NAME", help=known)
+    parser.add_argument(
+        "--train", required=True, metavar="LAYOUT", help="tpN,ppN,epN[,dpN][,tp_extend][,layers=A/B/...]"
+    )
+    parser.add_argument("--rollout", required=True, metavar="LAYOUT", help="tpN,epN[,dpN][,instancesN][,shared_tp]")
+    parser.add_argument(
+        "--bucket", default="1GiB", metavar="SIZE", help="staging buffer in each direction (default: 1GiB)"
+    )
+    parser.add_argument("--itemsize", type=int, default=2, help="bytes per weight (default: 2, bfloat16)")
+    parser.add_argument("--dies-per-node", type=int, default=16, help="dies per node (default: 16)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--plot", type=Path, help="write a PNG with the traffic by die")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a PNG with the traffic of each die")
     return parser.parse_args(arguments)
 
 

@@ -17,19 +17,29 @@ readonly DRIVER_PATHS=(
 
 usage() {
     cat <<'USAGE'
-Usage: bash scripts/run_container.sh --image IMAGE --name NAME [OPTIONS] [-- COMMAND...]
+Usage: bash scripts/run_container.sh --image NAME --name NAME [OPTIONS]
+                                     [-- COMMAND...]
 
-Starts a container in the background, with the host's network, because HCCL and Ray use it. It gets the NPUs through
-Docker's Ascend runtime where that is installed, and as devices otherwise. It is not privileged and sees no folder of the
-host except the driver's and those that --mount names.
+Starts a container in the background, with the host's network for HCCL and Ray.
+It gets the NPUs through Docker's Ascend runtime where that is installed, else
+as devices. The container is not privileged, and sees only the driver's folders
+and those of --mount.
 
-  --dies N          NPUs to pass in, from 0 on (default: all of this machine: 8 of an Atlas A2, 16 of an Atlas A3)
-  --devices LIST    the NPUs to pass in by number, such as 3 or 0,1,6; inside they are numbered from 0
-  --mount PATH      a folder of the host, under the same path; again for more; PATH:ro read-only
-  --shm-size SIZE   shared memory, in which Ray keeps objects (default: 256g)
-  --root PATH       where to look for devices and driver instead of / (for trying it out)
+  --image NAME      the image
+  --name NAME       the container's name
+  --dies N          number of NPUs to pass in, from 0 on (default: all of this
+                    machine: 8 on an Atlas A2, 16 on an Atlas A3)
+  --devices N,N     the NPUs to pass in; the container numbers them from 0
+  --mount DIR       a folder of the host, at the same path; repeatable; DIR:ro
+                    for read-only
+  --shm-size SIZE   shared memory, for Ray's objects (default: 256g)
+  --root DIR        where to look for devices and driver (default: /; for tests)
   --dry-run         print the command and start nothing
   --help            print this
+
+Example:
+  bash scripts/run_container.sh --image recipe:latest --name train \
+      --mount /data/models:ro --dry-run
 USAGE
 }
 

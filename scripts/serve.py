@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Serves a trained model with vLLM-Ascend, by OpenAI's protocol, until Ctrl-C.
+r"""Serve a trained model with vLLM-Ascend, by OpenAI's protocol, until Ctrl-C.
 
-    serve.py --model RUN
-    serve.py --model RUN/checkpoints/global_step_50 --port 8000 --tensor-parallel 4 --api-key-file KEY
-    .venv/bin/python scripts/serve.py --emulate --model MODEL
+Examples:
+    python scripts/serve.py --model RUN
+    python scripts/serve.py --model RUN/checkpoints/global_step_50 \
+        --port 8000 --tensor-parallel 4 --api-key-file KEY
+    python scripts/serve.py --emulate --model MODEL
 
-A model is a HuggingFace folder, an export, or a checkpoint of a training, which is exported on the way; a run's folder
-stands for its newest checkpoint. It answers at http://127.0.0.1:PORT/v1, and prints that once it does.
-docs/evaluation.md says more.
-Exit codes: 0 ended by Ctrl-C or SIGTERM, 1 the server failed, 2 rejected before anything started.
+A model is a HuggingFace folder, an export, or a checkpoint of a training, which is exported first; a run's folder
+stands for its newest checkpoint. The server prints its address, http://127.0.0.1:PORT/v1, once it answers.
+More in docs/evaluation.md.
+
+Exit codes: 0 ended by Ctrl-C or SIGTERM; 1 the server failed; 2 rejected before anything started.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ if __name__ == "__main__":
 
 from post_training.arguments import absolute, finite, whole  # noqa: E402
 from post_training.claimed_dies import DiesInUse, claimed_dies  # noqa: E402
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import read_object  # noqa: E402
@@ -54,16 +58,18 @@ _HIGHEST_PORT = 65535
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of a serving."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, metavar="[NAME=]FOLDER", help="NAME is what clients ask for")
-    parser.add_argument("--host", default=_LOOPBACK, help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=whole(1), default=8000, help="default: %(default)s")
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="a file whose line clients must send as key")
-    parser.add_argument("--max-model-len", type=whole(2), metavar="N", help="tokens of a prompt and its answer")
-    parser.add_argument("--tensor-parallel", type=whole(1), default=1, metavar="N", help="dies (default: 1)")
-    parser.add_argument("--memory-share", type=finite(above=0, highest=1), default=0.8, help="of a die (default: 0.8)")
-    parser.add_argument("--output", type=Path, help="folder of the log (default: outputs/serving/TIME)")
-    parser.add_argument("--emulate", action="store_true", help="run on the emulated NPU, where there is none")
+    parser = CommandParser(description=__doc__)
+    parser.add_argument("--model", required=True, metavar="[NAME=]DIR", help="clients ask for NAME")
+    parser.add_argument("--host", default=_LOOPBACK, metavar="HOST", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=whole(1), default=8000, help="port to listen on (default: %(default)s)")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="a file with the key that clients must send")
+    parser.add_argument("--max-model-len", type=whole(2), help="tokens of a prompt and its answer")
+    parser.add_argument("--tensor-parallel", type=whole(1), default=1, help="dies (default: 1)")
+    share = "share of a die's memory (default: 0.8)"
+    parser.add_argument("--memory-share", type=finite(above=0, highest=1), default=0.8, help=share)
+    output = "folder of the log (default: outputs/serving/TIME)"
+    parser.add_argument("--output", type=Path, metavar="DIR", help=output)
+    parser.add_argument("--emulate", action="store_true", help="run on the emulated NPU")
     return parser.parse_args(arguments)
 
 

@@ -1,20 +1,25 @@
 #!/usr/bin/env python3
-"""Prints the recipe's own table for runs, on any machine, beside the published rows and their conditions.
+"""Print the recipe's own table for runs, on any machine, beside the published rows and their conditions.
 
-Seconds by stage with the reshard apart from the rollout, tokens a second of a card and of a die, MFU, lengths. Figures
-are means of all steps but the first, which also compiles. Tokens a second of the system are given twice: of whole
-steps, and of steps without their saving and validation. verl's own perf/throughput is of a die, and its perf/mfu/actor
-is 0 on an A3. Exit codes: 0 done, 2 a folder that is no run, or has no step that ended.
+Seconds by stage with the reshard apart from the rollout, tokens per second of a card and of a die, MFU, lengths. The
+metrics are means of all steps but the first, which also compiles. Tokens per second of the system are given twice: of
+whole steps, and of steps without saving and validation. verl's own perf/throughput is of a die, and its perf/mfu/actor
+is 0 on an A3.
+
+Example:
+    python scripts/summarise.py outputs/rehearsal/latest
+
+Exit codes: 0 done; 2 a folder is not a run, or has no completed step.
 """
 
-import argparse
 import json
-import math
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from post_training.arguments import finite  # noqa: E402
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.report import ReportError  # noqa: E402
 from post_training.report.flops import A3_PEAKS, PEAK  # noqa: E402
 from post_training.report.published import ROWS  # noqa: E402
@@ -26,12 +31,14 @@ from post_training.terminal import escape_output  # noqa: E402
 def main(arguments: list[str] | None = None) -> int:
     """Prints the table; returns the exit code."""
     known = "; ".join(f"{peak.teraflops:g}: {peak.source}" for peak in A3_PEAKS)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__)
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="output folder of a run")
-    parser.add_argument("--step", type=int, help="this step alone, as the published rows are of one step")
-    parser.add_argument("--model", type=Path, help="the model's config.json, for runs that kept none")
+    parser.add_argument("--step", type=int, help="this step alone; the published rows are of one step")
+    parser.add_argument("--model", type=Path, metavar="FILE", help="the model's config.json, for runs without one")
     parser.add_argument(
-        "--peak", type=_positive, help=f"TFLOPS of a die for dense BF16 (default: {PEAK.teraflops:g}); of an A3 {known}"
+        "--peak",
+        type=finite(above=0),
+        help=f"TFLOPS of a die for dense BF16 (default: {PEAK.teraflops:g}); of an A3 {known}",
     )
     parser.add_argument("--json", action="store_true", help="print the columns as JSON")
     options = parser.parse_args(arguments)
@@ -49,13 +56,6 @@ def main(arguments: list[str] | None = None) -> int:
         else render(columns, peak, source)
     )
     return 0
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(text)
-    return value
 
 
 if __name__ == "__main__":

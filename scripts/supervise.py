@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
-"""Runs a training and starts it again when it fails, as a policy says: from its newest checkpoint, after a wait, and
-with smaller micro batches where a die ran out of memory.
+r"""Run a training and restart it when it fails, as a policy says.
 
-Example, the 256-die job; on every node, with the same arguments:
-  scripts/supervise.py --output outputs/supervised -- bash scripts/train_deepseekv3_256die_true_weight.sh --cluster FILE
-The command gets Hydra overrides at its end: where to write, where to keep checkpoints, trainer.resume_mode=auto.
-A node that gives its dies to another one's training starts again with it, and ends when that one's supervisor says so.
-With --elastic the training goes on with fewer nodes when some are lost for good, and back to all when they return.
-Exit codes: 0 the training came to its end, 1 it failed and is not started again, 2 arguments or policy refused, the
-folder in use, or what the training itself refused; 129 hung up; 130 Ctrl-C; 131 quit; 143 terminated.
+Each restart resumes from the newest checkpoint, after a wait, and with smaller micro batches where a die ran out of
+memory.
+
+Example, the 256-die job; run it on every node, with the same arguments:
+    python scripts/supervise.py --output outputs/supervised -- \
+        bash scripts/train_deepseekv3_256die_true_weight.sh --cluster FILE
+
+The command gets Hydra overrides at its end: the output folder, the checkpoint folder, trainer.resume_mode=auto. A node
+that gives its dies to another node's training restarts with it, and ends when that node's supervisor says so. With
+--elastic the training continues on fewer nodes when some are lost, and on all again when they return.
+
+Exit codes: 0 the training finished; 1 it failed and is not restarted; 2 arguments or policy rejected, the folder is in
+use, or the training rejected its configuration; 129 hung up; 130 Ctrl-C; 131 quit; 143 terminated.
 """
 
 import argparse
@@ -33,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from post_training.arguments import absolute, finite, whole  # noqa: E402
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.disks import FULL, describe_full_disk  # noqa: E402
 from post_training.masking import masked, masked_output  # noqa: E402
 from post_training.masking.archive import write_archive  # noqa: E402
@@ -154,30 +160,32 @@ def _refuse(sentence: str) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, usage="%(prog)s [OPTIONS] -- COMMAND")
     parser.add_argument(
         "--policy", type=Path, metavar="FILE", help="retry_options in YAML (default: docs/operations.md)"
     )
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="for the run, its checkpoints and the logs of starts"
+        "--output", type=Path, metavar="DIR", help="folder for the run, its checkpoints and the logs of each start"
     )
     parser.add_argument(
         "--silent-after",
         type=finite(above=0, highest=30 * 86400),
         default=7200,
-        metavar="S",
-        help="seconds without output and without progress of any rank (heartbeat.json) after which the whole training "
-        "hangs (default: 7200); a rank that hangs is seen by the training itself",
+        metavar="SECONDS",
+        help="the training hangs after this long without output and without progress of any rank in heartbeat.json "
+        "(default: 7200); the training itself detects a single hung rank",
     )
     _add_elastic_options(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the first command, and start nothing")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="a launcher or entry point")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="a launcher or entry point, after --"
+    )
     options = parser.parse_args(arguments)
     options.command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not options.command:
-        parser.error("no command: give one behind --, such as -- bash scripts/train_qwen2_5_0_5b_gsm8k.sh --model DIR")
+        parser.error("no command: give one after --, such as -- bash scripts/train_qwen2_5_0_5b_gsm8k.sh --model DIR")
     if "--emulate" in options.command or any(Path(word).name == "rehearse.sh" for word in options.command):
-        parser.error("a rehearsal goes on by its own --resume: give the training that it stands for")
+        parser.error("a rehearsal resumes by its own --resume: give the training that it stands for")
     return options
 
 
@@ -186,26 +194,26 @@ def _add_elastic_options(parser: argparse.ArgumentParser) -> None:
     elastic.add_argument(
         "--elastic",
         action="store_true",
-        help="when nodes are lost for good, go on with those that are left, in a layout that plan.py --fewer-nodes "
-        "finds, and go back when they return",
+        help="continue on the remaining nodes when some are lost for good, in a layout of plan.py --fewer-nodes, and "
+        "on all again when they return",
     )
     elastic.add_argument(
-        "--min-nodes", type=whole(1), default=1, metavar="N", help="end with fewer than these (default: %(default)s)"
+        "--min-nodes", type=whole(1), default=1, help="end with fewer nodes than this (default: %(default)s)"
     )
     longest = 30 * 86400
     elastic.add_argument(
         "--wait-for-nodes",
         type=finite(lowest=0, highest=longest),
         default=600,
-        metavar="S",
-        help="seconds that a start waits for lost nodes (default: %(default)s)",
+        metavar="SECONDS",
+        help="a start waits this long for lost nodes (default: %(default)s)",
     )
     elastic.add_argument(
         "--look-for-nodes",
         type=finite(above=0, highest=longest),
         default=60,
-        metavar="S",
-        help="seconds between two looks for returned nodes; the training goes back at the next checkpoint "
+        metavar="SECONDS",
+        help="time between two looks for returned nodes; the training takes them at the next checkpoint "
         "(default: %(default)s)",
     )
     elastic.add_argument(

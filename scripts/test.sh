@@ -16,20 +16,23 @@ usage() {
 Usage: bash scripts/test.sh [--fast | --measure | PYTEST ARGUMENTS...]
 
 Sets up .venv/ and .venv.docs/, runs ruff, mypy, import-linter and shellcheck,
-and then the tests. Without arguments it runs all tests, as CI does; what it
-does not know itself goes to pytest.
+and then the tests: all of them without arguments, as CI does. Unknown arguments
+go to pytest.
 
-  --fast            leave out slow and exhaustive tests, and files that take long
-  --measure         run all tests and write what each file costs to tests/durations.json
-  --exhaustive      run the tests of many minutes too
-  FILE, -k WORDS    a selection of pytest's; see .venv/bin/python -m pytest --help for all of its options
+  --fast            skip slow and exhaustive tests, and expensive files
+  --measure         run all tests and write each file's cost to
+                    tests/durations.json
+  --exhaustive      include the tests that take many minutes
+  FILE, -k TEXT     select tests; .venv/bin/python -m pytest --help lists all
+                    of pytest's options
   --help, -h        print this, and set up nothing
 
 Examples:
   bash scripts/test.sh --fast
   bash scripts/test.sh tests/overlay -k pins
 
-Exit codes: 0 all passed; 1 a check or test failed; 2 the environment cannot be set up, or arguments are rejected.
+Exit codes: 0 all passed; 1 a check or test failed; 2 the environment cannot be
+set up, or arguments are rejected.
 USAGE
 }
 

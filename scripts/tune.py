@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
-"""Searches the settings with which a job is fastest, or learns best: Optuna proposes, what the plan or the checks
-refuse is never started, and the rest is run and measured. The same command goes on with a search that was ended.
+r"""Search the settings with which a job is fastest, or learns best.
+
+Optuna proposes; a trial that the plan or the checks reject is never started, and the rest is run and measured. Run the
+same command again to resume an interrupted search.
 
 Examples: the 256-die job on paper; a rehearsal, measured; its learning rate:
-  scripts/tune.py --config-name deepseek_v3_256die_true_weight --model deepseek-v3/config.json --swap-optimizer
-  scripts/tune.py --steps 4 --trials 10 -- bash scripts/rehearse.sh
-  scripts/tune.py --objective reward --algorithm --steps 20 --trials 12 -- bash scripts/rehearse.sh
-best.yaml in the output folder holds the overrides that were best, the terminal a table, PNG files Optuna's plots.
-Exit codes: 0 done, 1 no trial has a value, 2 arguments, space or configuration refused; 130 Ctrl-C; 143 terminated.
+    python scripts/tune.py --config-name deepseek_v3_256die_true_weight \
+        --model deepseek-v3/config.json --swap-optimizer
+    python scripts/tune.py --steps 4 --trials 10 -- bash scripts/rehearse.sh
+    python scripts/tune.py --objective reward --algorithm --steps 20 \
+        --trials 12 -- bash scripts/rehearse.sh
+
+Writes the best overrides to best.yaml in the output folder, prints a table, and saves Optuna's plots as PNG files.
+
+Exit codes: 0 done; 1 no trial has a value; 2 arguments, space or configuration rejected; 130 Ctrl-C; 143 terminated.
 """
 
 from __future__ import annotations
@@ -25,7 +31,8 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from post_training.arguments import absolute, finite  # noqa: E402
+from post_training.arguments import absolute, finite, whole  # noqa: E402
+from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.masking import masked, masked_output  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine  # noqa: E402
@@ -68,35 +75,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Interrupted as interrupted:
-        print("interrupted; the same command with this --output goes on: " + str(options.output), file=sys.stderr)
+        print(f"interrupted; run the same command with --output {options.output} to resume", file=sys.stderr)
         return _SIGNALLED + interrupted.number
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s [OPTIONS] [KEY=VALUE...] [-- COMMAND]",
     )
-    parser.add_argument("--config-name", help="a file of verl_patches/trainer/config; a rehearsal needs none")
-    parser.add_argument("--model", type=Path, help="the model's config.json, for the plan")
-    parser.add_argument("--objective", choices=_OBJECTIVES, help="what counts: tokens a second of runs (default behind "
-                        "--), their reward, or modelled seconds of a step (default without a command)")  # fmt: skip
-    parser.add_argument("--space", type=Path, metavar="FILE", help="what to search (default: what --dry-run prints)")
-    parser.add_argument("--algorithm", action="store_true", help="search learning rate, KL and clip instead of speed")
-    parser.add_argument("--trials", type=_positive, default=40, help="with those that are refused (default: 40)")
-    parser.add_argument("--steps", type=_positive, default=5, help="of a run (default: 5)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampler (default: 0)")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="where to write, and what to go on with")
-    parser.add_argument("--die-memory", default="61GiB", help="usable memory of a die (default: %(default)s)")
-    parser.add_argument("--swap-optimizer", action="store_true", help="MindSpeed keeps the optimizer on the host")
-    cluster = "for HCCL_BUFFSIZE and, with seconds, the dies (default: scripts/env/a3_256_dies.env)"
-    parser.add_argument("--cluster", type=Path, default=_CLUSTER, metavar="FILE", help=cluster)
-    parser.add_argument("--prompt-tokens", type=finite(), default=78, help="of seconds: mean of a prompt (default: 78)")
     parser.add_argument(
-        "--response-tokens", type=finite(), help="of seconds: mean of a response (default: the longest)"
+        "--config-name", metavar="NAME", help="a file of verl_patches/trainer/config; a rehearsal needs none"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print space and first command, and start nothing")
+    parser.add_argument("--model", type=Path, metavar="FILE", help="the model's config.json, for the plan")
+    parser.add_argument("--objective", choices=_OBJECTIVES, help="what to optimize: tokens per second of runs (default "
+                        "with a command), their reward, or modelled seconds of a step (default without)")  # fmt: skip
+    parser.add_argument("--space", type=Path, metavar="FILE", help="what to search (default: what --dry-run prints)")
+    parser.add_argument("--algorithm", action="store_true", help="search learning rate, KL and clip, not speed")
+    parser.add_argument("--trials", type=whole(1), default=40, help="trials, rejected ones included (default: 40)")
+    parser.add_argument("--steps", type=whole(1), default=5, help="steps per run (default: 5)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampler (default: 0)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write, or to resume")
+    memory = "usable memory of a die (default: %(default)s)"
+    parser.add_argument("--die-memory", default="61GiB", metavar="SIZE", help=memory)
+    parser.add_argument("--swap-optimizer", action="store_true", help="MindSpeed keeps the optimizer on the host")
+    cluster = "sets HCCL_BUFFSIZE and, for seconds, the dies (default: scripts/env/a3_256_dies.env)"
+    parser.add_argument("--cluster", type=Path, default=_CLUSTER, metavar="FILE", help=cluster)
+    prompt = "for seconds: mean prompt length (default: 78)"
+    parser.add_argument("--prompt-tokens", type=finite(), default=78, help=prompt)
+    parser.add_argument(
+        "--response-tokens", type=finite(), help="for seconds: mean response length (default: the longest)"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the space and the first command, and start nothing"
+    )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of every trial")
     place = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser.parse_intermixed_args(arguments[:place])
@@ -135,13 +147,6 @@ def _contradiction(options: argparse.Namespace) -> str:
     if not is_rehearsal(options.command) and not options.config_name:
         return "no --config-name: give a file of verl_patches/trainer/config"
     return ""
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
 
 
 def _subject(options: argparse.Namespace) -> Subject:

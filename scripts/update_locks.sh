@@ -11,13 +11,14 @@ usage() {
     cat <<'USAGE'
 Usage: bash scripts/update_locks.sh [--upgrade]
 
-Writes requirements/*.lock and requirements.txt anew from requirements/*.in, with hashes. Every version that is locked
-stays; a package that is new in an .in file gets the newest version that fits. Package registries are asked.
+Writes requirements/*.lock and requirements.txt from requirements/*.in, with
+hashes. Locked versions stay; a new package of an .in file gets its newest
+fitting version. Queries package registries.
 
   --upgrade    take the newest versions that the .in files allow
   --help, -h   print this, and write nothing
 
-Example, after a line was added to requirements/runtime.in:
+Example, after adding a line to requirements/runtime.in:
   bash scripts/update_locks.sh && bash scripts/test.sh
 USAGE
 }

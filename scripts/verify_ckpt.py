@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Compares two checkpoints bit for bit: HuggingFace FP8, HuggingFace BF16, Megatron shards, in any pair.
+"""Compare two checkpoints bit for bit: HuggingFace FP8, HuggingFace BF16, Megatron shards, in any pair.
 
-FP8 weights are compared as the bfloat16 values that they mean. A checkpoint of a training is compared with another one
-by all that it holds, and with a HuggingFace folder by its float32 weights, rounded to the folder's types. Exit status:
-0 equal, 1 different (the first difference is printed), 2 a checkpoint is damaged or cannot be read. More in
+FP8 weights are compared by their bfloat16 values. Two training checkpoints are compared by everything that they hold; a
+training checkpoint and a HuggingFace folder by the float32 weights, rounded to the folder's types. More in
 docs/weights.md.
+
+Example:
+    python scripts/verify_ckpt.py DeepSeek-V3 SHARDS
+
+Exit codes: 0 equal; 1 different, the first difference is printed; 2 a checkpoint is damaged or unreadable; 130 Ctrl-C.
 """
 
 import argparse
@@ -17,25 +21,31 @@ if __name__ == "__main__":
     # No tensor of these tools touches a device, so torch need not load one.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
-from post_training.checkpoint.command_line import add_workers_option  # noqa: E402
+from post_training.checkpoint.command_line import INTERRUPTED, add_workers_option  # noqa: E402
 from post_training.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
 from post_training.checkpoint.shard_conversion import Comparison, compare_checkpoints  # noqa: E402
 from post_training.checkpoint.training_comparison import compare_trained  # noqa: E402
 from post_training.checkpoint.training_export import is_training_checkpoint  # noqa: E402
+from post_training.command_parser import CommandParser  # noqa: E402
+from post_training.interrupts import acknowledged  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__)
     parser.add_argument(
         "left",
         type=Path,
+        metavar="LEFT",
         help="a HuggingFace folder, a folder of Megatron shards, or the folder of a step of a training",
     )
-    parser.add_argument("right", type=Path, help="another one")
+    parser.add_argument("right", type=Path, metavar="RIGHT", help="another one")
     parser.add_argument(
-        "--hf-dir", type=Path, help="folder with config.json, for shards that these tools did not write"
+        "--hf-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder with config.json, for shards that other tools wrote",
     )
     add_layout_options(parser, "source")
     add_workers_option(parser)
@@ -55,10 +65,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Compares; returns the exit status."""
     options = parse_arguments(arguments)
     try:
-        comparison = _comparison(options)
+        with acknowledged("interrupted; stopping the workers"):
+            comparison = _comparison(options)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     if comparison.only_in_one:
         print(f"not compared, in one of the two only: {len(comparison.only_in_one)} tensors of multi-token prediction")
     if comparison.difference:

@@ -11,13 +11,18 @@ source "$project_root/scripts/lib/arguments.sh"
 
 usage() {
     cat <<'USAGE'
-Usage: bash scripts/watch.sh RUN [--port PORT]
+Usage: bash scripts/watch.sh RUN [--port N]
 
-Serves the report of the run in the folder RUN at http://127.0.0.1:PORT/ until Ctrl-C. The page refreshes itself as long
-as the run goes on. Nobody outside this machine reaches it; from another one, go through ssh -L PORT:127.0.0.1:PORT.
+Serves the report of the run in folder RUN at http://127.0.0.1:N/ until Ctrl-C.
+The page refreshes itself while the run continues. RUN may still be starting,
+or not exist yet: the page then waits for its first step. Only this machine
+reaches the page; from another one, use ssh -L N:127.0.0.1:N.
 
-  --port PORT   default: a free one, which is printed
+  --port N      port to listen on (default: a free one, which is printed)
   --help        print this
+
+Example:
+  bash scripts/watch.sh outputs/rehearsal/latest --port 8080
 USAGE
 }
 
@@ -41,7 +46,7 @@ main() {
         esac
     done
     [[ -n $run ]] || fail "Which run? Give its output folder: see --help."
-    [[ -d $run ]] || fail "$run is not a folder: give the output folder of a run."
+    [[ -d $run || ! -e $run ]] || fail "$run is not a folder: give the output folder of a run."
     [[ -x $python ]] || python=python3
     exec "$python" "$project_root/scripts/internal/watch_run.py" "$run" "$port"
 }

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from post_training.arguments import whole
 from post_training.checkpoint.checksums import read_checksums
 from post_training.checkpoint.conversion import Conversion, run
+from post_training.interrupts import acknowledged
 
 INTERRUPTED = 130
 
@@ -17,16 +19,10 @@ def add_workers_option(parser: argparse.ArgumentParser) -> None:
     """Add --workers."""
     parser.add_argument(
         "--workers",
-        type=_positive,
+        type=whole(1),
         default=len(os.sched_getaffinity(0)),
-        help="processes that work at the same time (default: one for each core, %(default)s)",
+        help="parallel processes (default: one per core, %(default)s)",
     )
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return int(text)
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +32,7 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
         "--source-checksums",
         type=Path,
         metavar="FILE",
-        help="SHA-256 of the source files, one `digest  name` a line as sha256sum prints it; checked before anything",
+        help="SHA-256 of the source files as sha256sum prints them, checked first",
     )
 
 
@@ -46,15 +42,16 @@ def known_checksums(options: argparse.Namespace) -> dict[str, str]:
 
 
 def run_tool(options: argparse.Namespace, plan: Callable[[argparse.Namespace], Conversion]) -> int:
-    """Plan and run a conversion, and return the exit status: 0 done, 2 refused, 130 interrupted."""
+    """Plan and run a conversion, and return the exit status: 0 done, 2 rejected, 130 interrupted."""
     begun = time.monotonic()
     try:
-        summary = run(plan(options), options.workers, lambda line: print(line, flush=True))
+        with acknowledged("interrupted; stopping the workers, finished files are kept"):
+            summary = run(plan(options), options.workers, lambda line: print(line, flush=True))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        print("stopped; run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
     kept = f", {summary.kept} verified from an earlier run" if summary.kept else ""
     print(

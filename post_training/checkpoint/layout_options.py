@@ -19,7 +19,7 @@ def add_layout_options(parser: argparse.ArgumentParser, side: str) -> None:
         )
     parser.add_argument("--num-layers", type=int, help="checked against config.json")
     parser.add_argument("--first-k-dense-replace", type=int, help="checked against config.json")
-    parser.add_argument("--num-layer-list", metavar="A,B,...", help="layers of every pipeline stage (default: equal)")
+    parser.add_argument("--num-layer-list", metavar="N,N,...", help="layers of every pipeline stage (default: equal)")
     parser.add_argument(
         "--num-layers-per-virtual-pipeline-stage", type=int, metavar="N", help="layers of every model chunk"
     )

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from post_training.report.metrics import REWARD, SPREAD_OVER_OTHERS, STAGES, STEP_SECONDS, ReportError, StepRecord
-from post_training.report.palette import LIGHT, stage_colour
+from post_training.report.palette import LIGHT, PICTURE_STYLE, stage_colour
 from post_training.report.summary import REWARD_WINDOW, moving_means
 
 _CURVE_COLOUR = LIGHT[0]
@@ -16,6 +18,7 @@ _CURVE_COLOUR = LIGHT[0]
 _DOTS_PER_INCH = 110
 
 
+@mpl.rc_context(dict[Any, Any](PICTURE_STYLE))  # matplotlib makes ticks only when the picture is saved
 def draw(records: Sequence[StepRecord], title: str, path: Path) -> None:
     """Writes a PNG with two panels over the steps: mean reward, and seconds a stage (stacked).
 
@@ -32,7 +35,7 @@ def draw(records: Sequence[StepRecord], title: str, path: Path) -> None:
     time_axes.xaxis.get_major_locator().set_params(integer=True)
     for axes in (reward_axes, time_axes):
         axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#e8e8e8")
+        axes.grid(axis="y")
         axes.set_axisbelow(True)
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=_DOTS_PER_INCH, format="png")

@@ -39,7 +39,7 @@ from post_training.report.metrics import (
 )
 from post_training.report.nodes import nodes_by_step
 from post_training.report.palette import STAGE_COLOURS
-from post_training.report.run_folder import METERS, METRICS, at, read_configuration
+from post_training.report.run_folder import CONFIGURATION, METERS, METRICS, at, read_configuration
 from post_training.report.samples import read_samples
 from post_training.report.summary import REWARD_WINDOW, RunFacts, moving_means, summarise
 
@@ -153,6 +153,23 @@ def write_page(folder: Path, path: Path | None = None) -> Path:
     return target
 
 
+def missing_part(folder: Path) -> str:
+    """What a run in `folder` must still write before its page shows anything; empty once there is a step.
+
+    A run that ended before its first step has a page that says why.
+
+    Raises:
+        ReportError: a file of the run cannot be read.
+    """
+    if not folder.is_dir():
+        return "the folder does not exist yet"
+    if not (folder / CONFIGURATION).is_file():
+        return f"the folder has no {CONFIGURATION} yet"
+    records = read_records(folder / METRICS)
+    begun = not records and _state(folder, read_events(folder), records).goes_on
+    return "the first step has not ended yet" if begun else ""
+
+
 def render_page(folder: Path, live: bool = False) -> str:
     """The page as HTML. live: it asks the server that it came from for a newer one, as long as the run goes on.
 
@@ -218,6 +235,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.globals |= {"light": palette.LIGHT, "dark": palette.DARK}
+    made.globals |= {"light_frame": palette.LIGHT_FRAME, "dark_frame": palette.DARK_FRAME}
     made.filters |= {"number": charts.number, "size": charts.size}
     return made
 

@@ -37,7 +37,7 @@ class Model:
 
 
 def find_model(given: str) -> Model:
-    """The model of `[NAME=]FOLDER`.
+    """The model of `[NAME=]DIR`.
 
     Raises:
         InferenceError: no folder, or nothing in it that an engine can load.
@@ -46,7 +46,7 @@ def find_model(given: str) -> Model:
     folder = Path(path if named else given)
     name = name if named else absolute(folder).name
     if not name or not name.isprintable() or "/" in name:
-        raise InferenceError(f"--model {given}: {name!r} cannot be shown as a name; give NAME=FOLDER")
+        raise InferenceError(f"--model {given}: {name!r} cannot be shown as a name; give NAME=DIR")
     if not folder.is_dir():
         raise InferenceError(f"--model {folder} is no folder; give a model's folder, an export, or a checkpoint")
     folder = newest_checkpoint(folder)

@@ -11,27 +11,40 @@ done
 
 usage() {
     cat <<'USAGE'
-Usage: bash scripts/train_deepseekv3_256die_{random_init,true_weight}.sh [OPTIONS] [-- KEY=VALUE...]
+Usage: bash scripts/train_deepseekv3_256die_{random_init,true_weight}.sh
+           [OPTIONS] [-- KEY=VALUE...]
 
-Start it on every node of the cluster, in any order and with the same arguments. The node whose address is MASTER_ADDR
-starts Ray, waits for the others, trains, and stops Ray; the others give it their dies until then. Everything it starts,
-it stops. A start after a crash stops first what the crashed one left behind; a second start beside a job that runs is
-refused.
+Start it on every node of the cluster, in any order and with the same
+arguments. The node whose address is MASTER_ADDR starts Ray, waits for the
+others, trains, and stops Ray; the others lend it their dies. Stops everything
+that it starts. A start after a crash first stops what the crashed job left
+behind. A second start beside a running job is rejected.
 
-  --cluster FILE    settings of the cluster (default: scripts/env/a3_256_dies.env)
-  --master HOST     name or address of the head instead of the file's MASTER_ADDR, where a scheduler chooses the nodes
-  --join HOST:PORT  the head of a Ray that runs: on this node alone, hold its nodes' dies, versions and checkouts against
-                    each other and train on it; no Ray is started or stopped
-  --nodes N         train on N of the file's nodes, once so many are there; supervise.py --elastic gives it where nodes are lost
-  --resume WHAT     go on with a checkpoint: auto for the newest complete one below OUTPUT_DIR/checkpoints (or step 1 where
-                    there is none), never, or the folder of a step; without it the configuration decides
-  --dry-run         print the settings and the commands of this node, and start nothing
-  --stop            end the job on this node and what an earlier start left behind, and nothing else
+  --cluster FILE    settings of the cluster
+                    (default: scripts/env/a3_256_dies.env)
+  --master HOST     name or address of the head, instead of the file's
+                    MASTER_ADDR, where a scheduler chooses the nodes
+  --join HOST:PORT  the head of a running Ray: compare its nodes' dies, versions
+                    and checkouts on this node alone, and train on it; no Ray is
+                    started or stopped
+  --nodes N         train on N of the file's nodes, once N have joined;
+                    supervise.py --elastic sets it after losing nodes
+  --resume DIR      resume the step in DIR; or auto: the newest complete step in
+                    OUTPUT_DIR/checkpoints, step 1 if there is none; or never
+                    (default: the configuration decides)
+  --dry-run         print this node's settings and commands, and start nothing
+  --stop            stop the job on this node and what an earlier start left
   --help            print this
-  -- KEY=VALUE...   Hydra overrides for the training, such as trainer.total_training_steps=2; the head's count
+  -- KEY=VALUE...   Hydra overrides for the training; the head's apply
 
-Exit codes: 0 done; 1 the training failed; 2 settings, configuration or arguments refused; 3 Ray could not be started,
-or a job already runs; 4 the head or other nodes did not come in time; 5 Ray on this node ended early; 130 Ctrl-C; 143 terminated.
+Example:
+  bash scripts/train_deepseekv3_256die_true_weight.sh --cluster FILE \
+      -- trainer.total_training_steps=2
+
+Exit codes: 0 done; 1 the training failed; 2 settings, configuration or
+arguments rejected; 3 Ray could not be started, or a job already runs; 4 the
+head or other nodes did not come in time; 5 Ray on this node ended early; 130
+Ctrl-C; 143 terminated.
 USAGE
 }
 

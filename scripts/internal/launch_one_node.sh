@@ -11,29 +11,41 @@ done
 
 usage() {
     cat <<'USAGE'
-Usage: bash scripts/train_qwen2_5_{0_5b_gsm8k,1_5b_math_one_card}.sh [OPTIONS] [-- KEY=VALUE...]
-       bash scripts/train_qwen2_5_vl_{3b_geo3k_one_card,7b_geo3k}.sh [OPTIONS] [-- KEY=VALUE...]
+Usage: bash scripts/train_qwen2_5_{0_5b_gsm8k,1_5b_math_one_card}.sh
+           [OPTIONS] [-- KEY=VALUE...]
+       bash scripts/train_qwen2_5_vl_{3b_geo3k_one_card,7b_geo3k}.sh
+           [OPTIONS] [-- KEY=VALUE...]
 
-Trains on the NPUs of this machine; with --emulate on emulated ones, with a tiny model of the same family that is made
-on the spot. Everything it starts, it stops.
+Trains on the NPUs of this machine; with --emulate on emulated ones, with a
+tiny model of the same family. Stops everything that it starts.
 
-  --emulate         no NPU, no download: sets up .venv/, makes model and data, and trains; a report follows
-  --chip NAME       with --emulate: a2 or a3, the chip that is emulated; default: a3
-  --model DIR       the model's folder, as it is published (not with --emulate)
-  --data FILE       problems with answers: GSM8K's .jsonl, MATH's or DeepScaleR's .json, or .parquet, and for Qwen2.5-VL
-                    Geometry3K's .parquet; with --emulate the default is the arithmetic in data/, or drawn images
-  --test-data FILE  problems to validate on (not with --emulate); default: a tenth of --data
-  --steps N         training steps; default: what the configuration says
-  --output DIR      where to write; default: outputs/CONFIGURATION/TIME
-  --resume WHAT     go on with a checkpoint: auto for the newest complete one of the run in --output (or step 1 where there
-                    is none), the folder of a step, or never; with --emulate with what the run was begun with
-  --settings FILE   the vendor's scripts and variables of this machine (not with --emulate); default:
-                    scripts/env/one_node.env
+  --emulate         no NPU, no download: set up .venv/, make model and data,
+                    train, and write a report
+  --chip NAME       with --emulate: the chip to emulate, a2 or a3 (default: a3)
+  --model DIR       folder of the published model (not with --emulate)
+  --data FILE       problems with answers: GSM8K's .jsonl, MATH's or
+                    DeepScaleR's .json, or .parquet; for Qwen2.5-VL,
+                    Geometry3K's .parquet (default with --emulate: the
+                    arithmetic in data/, or drawn images)
+  --test-data FILE  problems to validate on (not with --emulate; default: a
+                    tenth of --data)
+  --steps N         training steps (default: the configuration's)
+  --output DIR      folder to write (default: outputs/CONFIGURATION/TIME)
+  --resume DIR      resume the step in DIR; or auto: the newest complete step in
+                    --output, step 1 if there is none; or never; with --emulate,
+                    the run's own options apply
+  --settings FILE   the vendor's scripts and variables of this machine (not
+                    with --emulate; default: scripts/env/one_node.env)
   --dry-run         print the commands, and start nothing
   --help            print this
-  -- KEY=VALUE...   Hydra overrides for the training, such as actor_rollout_ref.actor.optim.lr=1e-6
+  -- KEY=VALUE...   Hydra overrides for the training
 
-Exit codes: 0 done; 1 the training failed; 2 arguments, machine or configuration refused; 130 Ctrl-C; 143 terminated.
+Example:
+  bash scripts/train_qwen2_5_0_5b_gsm8k.sh --emulate --steps 5 \
+      -- actor_rollout_ref.actor.optim.lr=1e-6
+
+Exit codes: 0 done; 1 the training failed; 2 arguments, machine or
+configuration rejected; 130 Ctrl-C; 143 terminated.
 USAGE
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Serves the report of one run on loopback until Ctrl-C: `watch_run.py RUN PORT`; port 0 takes a free one."""
+"""Serve the report of one run on loopback until Ctrl-C: `watch_run.py RUN PORT`; port 0 takes a free one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from post_training.report import ReportError  # noqa: E402
-from post_training.report.run_page import render_page  # noqa: E402
+from post_training.report.run_page import missing_part, render_page  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 
 _LOOPBACK = "127.0.0.1"
 # What a run's page is made of.
 _PARTS = ("*.json", "*.jsonl", "*.yaml", "memory/*.json", "meters/*.json")
+
+
+class NotBegun(Exception):
+    """There is nothing to show yet; the message says what the page waits for."""
 
 
 class RunServer(ThreadingHTTPServer):
@@ -41,8 +45,11 @@ class RunServer(ThreadingHTTPServer):
         """The page of this moment.
 
         Raises:
-            ReportError: the run has written nothing that can be shown.
+            NotBegun: the run has no step yet.
+            ReportError: a file of the run cannot be read.
         """
+        if missing := missing_part(self._folder):
+            raise NotBegun(f"Waiting for the first step of {self._folder}: {missing}.")
         files = sorted(file for part in _PARTS for file in self._folder.glob(part))
         seen = [(file, status.st_mtime_ns, status.st_size) for file in files if (status := _status(file))]
         if self._rendered[0] != seen:
@@ -54,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: RunServer
 
     def do_GET(self) -> None:
-        """Answers / for a browser of this machine."""
+        """Answer / for a browser of this machine."""
         if self.headers.get("Host") not in self.server.names:
             self.send_error(HTTPStatus.FORBIDDEN)
         elif self.path != "/":
@@ -62,7 +69,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             try:
                 status, page = HTTPStatus.OK, self.server.page()
-            except ReportError as error:  # a run that is only starting
+            except NotBegun as waiting:
+                status, page = HTTPStatus.OK, _waiting(str(waiting))
+            except ReportError as error:  # a file that the run may be writing at this moment
                 status, page = HTTPStatus.SERVICE_UNAVAILABLE, _waiting(str(error))
             self._answer(status, page)
 
@@ -86,12 +95,14 @@ def _status(file: Path) -> os.stat_result | None:
 
 
 def _waiting(sentence: str) -> bytes:
-    head = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="3">'
-    return f"{head}<p>{escape(sentence)}</p>".encode()
+    head = (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="3"><title>Run</title>'
+    )
+    return f"{head}<p>{escape(sentence)}</p></html>".encode()
 
 
 def main() -> int:
-    """Serves until Ctrl-C; returns the exit code."""
+    """Serve until Ctrl-C; returns the exit code."""
     folder, port = Path(sys.argv[1]), int(sys.argv[2])
     try:
         server = RunServer(folder, port)
@@ -102,6 +113,9 @@ def main() -> int:
         return 2
     print(f"{folder}: http://{_LOOPBACK}:{server.server_port}/ (Ctrl-C ends)", flush=True)
     with server, suppress(KeyboardInterrupt):
+        with suppress(ReportError):  # the page names the file
+            if missing := missing_part(folder):
+                print(f"Waiting for the first step: {missing}. The page shows the run once it has one.", flush=True)
         server.serve_forever()
     return 0
 

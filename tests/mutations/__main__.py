@@ -1,4 +1,10 @@
-"""The command line: plant the faults of the list, or faults drawn at random, and print the share that is noticed."""
+"""Plant mutants in a copy of the tree, and print the share that the tests kill.
+
+The mutants are those of the lists in tests/mutations/planted, or drawn at random with --sample.
+
+Example:
+    python -m tests.mutations --only reshard --near
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from post_training.command_parser import CommandParser
 from rehearsal.processes import Interrupted, SignalFlag
 from tests.mutations.drawn import draw
 from tests.mutations.fault import ROOT, Fault, FaultError, read_list
@@ -26,20 +33,20 @@ DONE, MISSED, REFUSED, SIGNALLED = 0, 1, 2, 128
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
-    parser.add_argument("--sample", type=int, metavar="N", help="draw N faults instead of taking those of the list")
+    parser = CommandParser(prog="python -m tests.mutations", description=__doc__)
+    parser.add_argument("--sample", type=int, help="draw N mutants instead of planting those of the list")
     parser.add_argument("--seed", type=int, default=1, help="seed of the draw (default: 1)")
-    parser.add_argument("--only", metavar="TEXT", help="only faults whose name or file holds TEXT")
+    parser.add_argument("--only", metavar="TEXT", help="only mutants whose name or file contains TEXT")
     parser.add_argument(
-        "--limit", type=float, default=3600, metavar="S", help="seconds of one run of tests (default: 3600)"
+        "--limit", type=float, default=3600, metavar="SECONDS", help="limit of one run of tests (default: 3600)"
     )
-    parser.add_argument("--part", metavar="K/N", help="every N-th fault from the K-th on, to share the work")
+    parser.add_argument("--part", metavar="N/N", help="K/N: every N-th mutant from the K-th on, to share the work")
     parser.add_argument(
         "--near",
         action="store_true",
-        help="ask only the nearest tests of each fault: quick, a lower bound",
+        help="run only the nearest tests of each mutant: quick, a lower bound",
     )
-    parser.add_argument("--show", action="store_true", help="print the faults and their tests; plant none")
+    parser.add_argument("--show", action="store_true", help="print the mutants and their tests; plant none")
     values = parser.parse_args(arguments)
     if values.sample is not None and values.sample < 1:
         parser.error(f"--sample is {values.sample}: give a number of faults from 1 on")

@@ -53,8 +53,8 @@ def test_data_of_the_users_own_are_remembered(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--steps", "9"], "--resume goes on with the options of the run; take --steps away"),
-        (["--device-memory", "9"], "--resume goes on with the options of the run; take --device-memory away"),
+        (["--steps", "9"], "--resume keeps the options of the run; remove --steps"),
+        (["--device-memory", "9"], "--resume keeps the options of the run; remove --device-memory"),
     ],
 )
 def test_other_options_are_refused(begun, arguments, sentence, capsys):

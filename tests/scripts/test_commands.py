@@ -13,13 +13,13 @@ import pytest
 
 # What each cannot do without; any other can be started with nothing.
 REQUIRED = {
-    "check_data.py": "file",
+    "check_data.py": "FILE",
     "convert_ckpt_deepseek3.py": "--load-dir, --save-dir",
     "evaluate.py": "--model, --data",
     "fp8_cast_bf16.py": "--input-fp8-hf-path, --output-bf16-hf-path",
     "json_to_parquet.py": "--json_path, --output_dir",
     "make_arithmetic_data.py": "--output",
-    "make_training_config.py": "published, --output",
+    "make_training_config.py": "FILE, --output",
     "make_tiny_checkpoint.py": "--output",
     "plan.py": "--config-name, --model",
     "preflight.py": "--config-name",
@@ -28,7 +28,7 @@ REQUIRED = {
     "reshard_plan.py": "--train, --rollout",
     "serve.py": "--model",
     "summarise.py": "RUN",
-    "verify_ckpt.py": "left, right",
+    "verify_ckpt.py": "LEFT, RIGHT",
 }
 FOLDER = Path(__file__).resolve().parents[2] / "scripts"
 SCRIPTS = sorted(FOLDER.glob("*.py"))

@@ -176,7 +176,7 @@ def test_a_room_alone_can_be_activated(tmp_path, packages, only, lines, room):
         (["--into", "EMPTY", "--only", "sglang"], "--only sglang: there are patches of verl"),
         (["--into", str(ROOT)], "is this project itself"),
         (["--wrong"], "--wrong is not understood"),
-        ([], "--into CHECKOUT is missing"),
+        ([], "--into DIR is missing"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(tmp_path, arguments, sentence):

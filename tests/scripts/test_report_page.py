@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -90,18 +91,67 @@ def test_a_browser_takes_the_newer_page_by_itself_until_the_run_has_ended(server
     assert "6 of 5 steps" in shown_by_chromium(address, tmp_path / "profile", milliseconds=4000) and steps == [7]
 
 
+def test_page_waits_for_the_first_step_and_then_shows_the_run(tmp_path):
+    run = tmp_path / "run"
+    with RunServer(run, 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        def waits_for(part):
+            status, page = get(server)
+            StrictPage(page)
+            return status == 200 and f"Waiting for the first step of {run}: {part}." in page and "refresh" in page
+
+        assert waits_for("the folder does not exist yet")
+        run.mkdir()
+        assert waits_for("the folder has no config.yaml yet")
+        run.rmdir()
+        metrics = (write_run(run) / "metrics.jsonl").read_text()
+        (run / "metrics.jsonl").unlink()
+        assert waits_for("the first step has not ended yet")
+        # A record without its end is being written.
+        (run / "metrics.jsonl").write_text(metrics.splitlines()[0])
+        assert waits_for("the first step has not ended yet")
+        (run / "metrics.jsonl").write_text(metrics)
+        status, page = get(server)
+        assert status == 200 and "3 of 5 steps" in page and "Waiting" not in page
+        server.shutdown()
+
+
+def test_run_that_failed_before_its_first_step_is_shown(server):
+    run, server = server
+    (run / "metrics.jsonl").unlink()
+    end(run, "failed", "a die ran out of device memory")
+    status, page = get(server)
+    assert status == 200 and "a die ran out of device memory" in page and "Waiting" not in page
+
+
+def test_watch_says_that_it_waits_and_ends_with_ctrl_c(tmp_path):
+    # Python leaves SIGINT ignored where it was when it started, as it is below some test harnesses.
+    with subprocess.Popen(
+        ["bash", "scripts/watch.sh", tmp_path / "absent"], cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:  # fmt: skip
+        address, waits = process.stdout.readline(), process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=600)
+    assert "http://127.0.0.1:" in address
+    assert waits.startswith("Waiting for the first step: the folder does not exist yet.")
+    assert (process.returncode, rest) == (0, ("", ""))
+
+
 def test_nothing_else_is_served_and_no_other_site_may_ask(server):
     run, server = server
     for path in ("/config.yaml", "/../run/config.yaml", "/?x"):
         assert get(server, path)[0] == 404
     assert get(server, host="example.org")[0] == 403
     assert get(server, host=f"localhost:{server.server_port}")[0] == 200
-    (run / "config.yaml").unlink()
+    (run / "config.yaml").write_text("- no keys")
     status, page = get(server)
-    assert status == 503 and "has no config.yaml" in page and 'http-equiv="refresh"' in page
+    assert status == 503 and "it holds no keys" in page and 'http-equiv="refresh"' in page
 
 
-@pytest.mark.parametrize("arguments", [[], ["absent"], [".", "--port", "x"], [".", "more"], [".", "--wrong"]])
+@pytest.mark.parametrize("arguments", [[], ["README.md"], [".", "--port", "x"], [".", "more"], [".", "--wrong"]])
 def test_watch_refuses_what_it_does_not_understand(arguments):
     ended = subprocess.run(
         ["bash", "scripts/watch.sh", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600

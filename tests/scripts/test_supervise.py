@@ -395,9 +395,9 @@ def processes_that_name(text: str) -> list[str]:
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        ([], "no command: give one behind --"),
-        (["--", "bash", "scripts/rehearse.sh"], "a rehearsal goes on by its own --resume"),
-        (["--", "bash", "scripts/train_qwen2_5_0_5b_gsm8k.sh", "--emulate"], "a rehearsal goes on by its own --resume"),
+        ([], "no command: give one after --"),
+        (["--", "bash", "scripts/rehearse.sh"], "a rehearsal resumes by its own --resume"),
+        (["--", "bash", "scripts/train_qwen2_5_0_5b_gsm8k.sh", "--emulate"], "a rehearsal resumes by its own --resume"),
         (["--policy", "absent.yaml", "--", "true"], "--policy absent.yaml cannot be read"),
         (["--", "no-such-command"], "no-such-command is no command"),
         (["--output", "/dev/null/x", "--", "true"], "--output /dev/null/x cannot be made"),

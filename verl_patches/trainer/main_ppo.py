@@ -7,7 +7,6 @@ use by another one, 129 hung up, 130 interrupted, 131 quit, 143 ended.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import signal
@@ -29,8 +28,18 @@ if TYPE_CHECKING:
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
 REPOSITORY = Path(__file__).resolve().parents[2]
 INTERRUPTED, SIGNALLED = 130, 128
-# Signals that ask for an end as Ctrl-C does.
-_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
+_DESCRIPTION = """
+Train with verl and the overlay, after every check has passed.
+
+Example:
+    python -m verl_patches.trainer.main_ppo --config-name qwen2_5_0_5b_gsm8k \\
+        actor_rollout_ref.model.path=MODEL --check
+
+Exit codes: 0 done; 1 failed; 2 configuration rejected, or a folder of the run is in use; 129 hung up; 130 Ctrl-C;
+131 quit; 143 terminated.
+"""
+# Ctrl-C, and the signals that ask for an end as it does.
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
 # For a worker of every node to start and look for a file.
 _STORAGE_LIMIT_S = 600
 _ROLE = "run"  # of an owner of folders: a supervisor and a rehearsal, which start runs, have other ones
@@ -113,13 +122,15 @@ def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers = n
 
     Secrets are masked in everything that this process prints, the lines of Ray's workers among it.
     """
+    from post_training.command_parser import CommandParser
     from post_training.masking import masked_output
 
-    parser = argparse.ArgumentParser(prog="python -m verl_patches.trainer.main_ppo")
-    parser.add_argument("--config-name", default="rehearsal", help="a file of verl_patches/trainer/config")
+    parser = CommandParser(prog="python -m verl_patches.trainer.main_ppo", description=_DESCRIPTION)
+    name = "a file of verl_patches/trainer/config (default: %(default)s)"
+    parser.add_argument("--config-name", default="rehearsal", metavar="NAME", help=name)
     parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and exit")
     parser.add_argument("--check", action="store_true", help="check everything that a run would check, and exit")
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides, key=value")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides")
     options = parser.parse_intermixed_args(arguments)
     action: Action = "print" if options.print_config else "check" if options.check else "run"
     with masked_output() as secrets:
@@ -269,18 +280,21 @@ def _claimed_dies(config: DictConfig) -> AbstractContextManager[object]:
 def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, str]:
     """Run verl; returns the exit code and what the user is told."""
     from post_training.claimed_dies import DiesInUse
+    from post_training.interrupts import acknowledged
     from post_training.report.run_error import RunError, original
     from verl_patches.trainer.configuration_checks import ConfigurationError, describe_failure
     from verl_patches.trainer.own_ray import FolderError
 
-    terminated: list[int] = []
-    watcher = None
+    watcher, sentence = None, "interrupted; stopping everything that this run started"
+    first: list[int] = []
+    second: list[int] = []
     try:
         with (
-            _termination_as_interrupt(terminated),
+            acknowledged(sentence, _ENDING_SIGNALS) as first,
             _claimed_dies(config),
             _ray(config, start_workers) as own,
-            _termination_as_interrupt(terminated),
+            # Ray puts its own handler in place while it starts; before that, its processes end with this one.
+            acknowledged(sentence, _ENDING_SIGNALS) as second,
             _watching(config) as watcher,
         ):
             _train(config, own)
@@ -288,7 +302,8 @@ def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, st
         if watcher is not None and watcher.sentence:
             return 1, f"error: {watcher.sentence}"
         sentence = "interrupted; everything that this run started has been stopped"
-        return (SIGNALLED + terminated[0] if terminated else INTERRUPTED), sentence
+        received = [*second, *first]
+        return (SIGNALLED + received[0] if received else INTERRUPTED), sentence
     except (ConfigurationError, FolderError, DiesInUse) as error:
         return 2, f"error: {original(error)}"
     except RunError as error:
@@ -401,27 +416,6 @@ def _write_resolved(config: DictConfig) -> None:
         model = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json"
         if model.is_file():
             shutil.copyfile(model, os.path.join(folder, "model.json"))
-
-
-@contextmanager
-def _termination_as_interrupt(received: list[int]) -> Iterator[None]:
-    """Turn `_ENDING_SIGNALS` into KeyboardInterrupt, which Ray's calls hand on, and note them in `received`.
-
-    Ray puts its own handler in place while it starts; before that the processes that it started end with this one.
-    """
-
-    def interrupt(number: int, frame: Any) -> None:
-        received.append(number)
-        raise KeyboardInterrupt
-
-    # What `nohup` has told this process not to mind stays so.
-    ending = [each for each in _ENDING_SIGNALS if signal.getsignal(each) != signal.SIG_IGN]
-    previous = {each: signal.signal(each, interrupt) for each in ending}
-    try:
-        yield
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
 
 
 @contextmanager

@@ -22,6 +22,13 @@ from verl_patches.trainer import main_ppo
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+_DESCRIPTION = """
+Train with verl's own command and configurations, with the patches and their checks.
+
+Example:
+    python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
+        data.train_files=FILE actor_rollout_ref.model.path=MODEL --check
+"""
 _OURS = main_ppo.CONFIG_FOLDER / "of_verl"
 _ENVIRONMENT = main_ppo.REPOSITORY / "scripts" / "env" / "one_node.env"
 # What a launcher does before it starts a job, and what decides for a user whether a hub may be asked.
@@ -58,16 +65,19 @@ def main(arguments: Sequence[str] | None = None, start_workers: main_ppo.StartWo
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python3 -m verl.trainer.main_ppo", allow_abbrev=False)
-    parser.add_argument("--config-name", "-cn", default="ppo_trainer", help="a configuration (default: ppo_trainer)")
-    parser.add_argument("--config-path", "-cp", help="its folder: absolute, beside verl's main_ppo.py, or from here")
-    parser.add_argument("--config-dir", "-cd", help="a further folder of configurations")
+    from post_training.command_parser import CommandParser
+
+    parser = CommandParser(prog="python3 -m verl.trainer.main_ppo", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--config-name", "-cn", default="ppo_trainer", metavar="NAME", help="default: ppo_trainer")
+    path = "its folder: absolute, beside verl's main_ppo.py, or from here"
+    parser.add_argument("--config-path", "-cp", metavar="DIR", help=path)
+    parser.add_argument("--config-dir", "-cd", metavar="DIR", help="a further folder of configurations")
     parser.add_argument("--cfg", "-c", choices=["job"], help="print the resolved configuration and exit")
     parser.add_argument("--resolve", action="store_true", help="with --cfg, where references are always resolved")
     parser.add_argument("--check", action="store_true", help="check everything that a run would check, and exit")
     for word in _NOT_TAKEN:
         parser.add_argument(word, action="store_true", help=argparse.SUPPRESS, dest="not_taken")
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides, key=value")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides")
     return parser
 
 

@@ -7,10 +7,21 @@ from . import run
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m npu_emulator", description="The emulated NPU.")
-    commands = parser.add_subparsers(dest="command_name", required=True)
+    parser = argparse.ArgumentParser(
+        prog="python -m npu_emulator",
+        description="Use the emulated NPU.",
+        epilog=run.EXAMPLE,
+        formatter_class=run.help_format,
+    )
+    commands = parser.add_subparsers(dest="command_name", required=True, metavar="COMMAND")
     run.add_arguments(
-        commands.add_parser("run", help="run a command on emulated dies of its own", description=run.__doc__)
+        commands.add_parser(
+            "run",
+            help="run a command on emulated dies of its own",
+            description=run.DESCRIPTION,
+            epilog=run.EXAMPLE,
+            formatter_class=run.help_format,
+        )
     )
     return run.run(parser.parse_args())
 

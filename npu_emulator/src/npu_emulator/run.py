@@ -13,8 +13,23 @@ import sys
 from collections.abc import Mapping, Sequence
 
 NOT_FOUND = 127
+DESCRIPTION = """\
+Run a command on emulated dies of its own.
+
+The command replaces this process, with the emulator's settings in its
+environment. Whatever the command starts runs on the same dies."""
+EXAMPLE = """\
+Example:
+    python -m npu_emulator run --devices 4 -- python train.py"""
 HIDES_DIES = ("ASCEND_RT_VISIBLE_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 """Variables that hide dies of the machine on which they were set, or the device as a whole."""
+
+
+def help_format(prog: str) -> argparse.HelpFormatter:
+    """The format of the help texts: at most 80 columns, with the example as it is written."""
+    # argparse leaves the last two columns free.
+    width = min(shutil.get_terminal_size().columns, 80) - 2
+    return argparse.RawDescriptionHelpFormatter(prog, width=width)
 
 
 def positive(text: str) -> int:
@@ -35,20 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of ``run``."""
     parser.add_argument("--devices", type=positive, metavar="N", default=8, help="dies (default: %(default)s)")
     parser.add_argument(
-        "--capacity", type=positive, metavar="MIB", default=4096, help="memory of each die (default: %(default)s)"
+        "--capacity", type=positive, metavar="N", default=4096, help="memory of each die in MiB (default: %(default)s)"
     )
-    parser.add_argument("--chip", default="Ascend910_9391", help="by CANN's name (default: %(default)s)")
-    parser.add_argument("--strict", action="store_true", help="refuse what documents of operators forbid")
+    parser.add_argument("--chip", default="Ascend910_9391", metavar="NAME", help="CANN's name (default: %(default)s)")
+    parser.add_argument("--strict", action="store_true", help="reject what the operators' documents forbid")
     parser.add_argument(
-        "--deferred", action="store_true", help="collectives complete at wait() only, so that a missing one shows"
+        "--deferred", action="store_true", help="complete collectives at wait() only, so that a missing one shows"
     )
     parser.add_argument(
         "--streams",
         type=from_zero,
-        metavar="SEED",
-        help="streams run late and in any order that events allow, drawn from SEED",
+        metavar="N",
+        help="run streams late and in any order that events allow, drawn from this seed",
     )
-    parser.add_argument("command", nargs="+", metavar="COMMAND", help="and its arguments, after --")
+    parser.add_argument("command", nargs="+", metavar="COMMAND", help="the command and its arguments, after --")
 
 
 def environment_of(options: argparse.Namespace, given: Mapping[str, str], process: int) -> dict[str, str]:

@@ -14,7 +14,7 @@ from post_training.plan.step_time.configured import MOST_DIES
 from post_training.plan.step_time.job import Cluster, StepJob
 from post_training.plan.step_time.model import STAGES, step_seconds
 from post_training.plan.step_time.text import largest_parts
-from post_training.report.palette import stage_colour
+from post_training.report.palette import LIGHT_FRAME, stage_colour
 
 _SHOWN = 8
 _TIMES = (1 / 4, 1 / 2, 1, 2, 4)
@@ -28,7 +28,7 @@ def draw_time(job_on: Callable[[Cluster], StepJob], cluster: Cluster, path: Path
         OSError: the file cannot be written.
     """
     with mpl.rc_context({"svg.hashsalt": "step", "svg.fonttype": "none", "font.size": 9}):
-        figure = Figure(figsize=(10, 3.6), layout="constrained", facecolor="white")
+        figure = Figure(figsize=(10, 3.6), layout="constrained", facecolor=LIGHT_FRAME["ground"])
         parts, scaling = figure.subplots(1, 2, width_ratios=(3, 2))
         figure.suptitle("Modelled, not measured: seconds of a step")
         _draw_parts(parts, job_on(cluster), cluster)

@@ -39,4 +39,4 @@ def test_a_number_of_processes_is_one_or_more(text, capsys):
     assert parser.parse_args(["--workers", "1"]).workers == 1
     with pytest.raises(SystemExit):
         parser.parse_args([f"--workers={text}"])
-    assert f"{text} is not a positive number" in capsys.readouterr().err
+    assert f"{text!r} is invalid. Set it to a whole number from 1" in capsys.readouterr().err
