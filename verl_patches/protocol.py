@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     feature=MEASURE,
     evidence="executed",
     why="how many bytes the driver hands to workers decides how late the last of them starts, and nothing says it",
-    upstream="not forwarded: part of this project's features",
-    remove_when="never: it is this project's own record",
 )
 def getstate(upstream: Callable[..., tuple[Any, ...]], self: DataProto) -> tuple[Any, ...]:
     from verl_patches.features.measure import serialized

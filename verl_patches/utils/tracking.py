@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from verl.utils.tracking import Tracking
 
 _TRACKING = "verl.utils.tracking:Tracking"
-_OWN_RUNS = {
-    "feature": TRACKING,
-    "upstream": "docs/upstream/verl-tracking-runs.md",
-    "remove_when": "the pinned verl keeps its trackers' run ids in its checkpoints and ends the runs as it ends itself",
-}
 
 
 @wrap(
@@ -26,7 +21,9 @@ _OWN_RUNS = {
     relies_on=["verl.trainer.ppo.ray_trainer:RayPPOTrainer.fit"],
     why="verl makes its trackers before it reads the checkpoint that it goes on from, so that each start is a new run; "
     "SwanLab asks for a login in the middle of a run, and one tracker that fails ends the training",
-    **_OWN_RUNS,
+    feature=TRACKING,
+    upstream="docs/upstream/verl-tracking-runs.md",
+    remove_when="the pinned verl keeps its trackers' run ids in its checkpoints and ends the runs as it ends itself",
 )
 def init(
     upstream: Callable[..., None],
@@ -53,7 +50,9 @@ def init(
     evidence="executed",
     why="a resumed run gives its trackers steps that they have, and a tracker that dies or refuses a value ends the "
     "training",
-    **_OWN_RUNS,
+    feature=TRACKING,
+    upstream="docs/upstream/verl-tracking-runs.md",
+    remove_when="the pinned verl keeps its trackers' run ids in its checkpoints and ends the runs as it ends itself",
 )
 def log_where_it_is_new(
     upstream: Callable[..., None], self: Tracking, data: dict[str, Any], step: int, backend: list[str] | None = None
@@ -67,7 +66,9 @@ def log_where_it_is_new(
     f"{_TRACKING}.__del__",
     why="verl ends its trackers' runs as good ones whatever happened, MLflow's never, and raises where one was "
     "refused; here they have ended with the training loop",
-    **_OWN_RUNS,
+    feature=TRACKING,
+    upstream="docs/upstream/verl-tracking-runs.md",
+    remove_when="the pinned verl keeps its trackers' run ids in its checkpoints and ends the runs as it ends itself",
 )
 def delete(upstream: Callable[..., None], self: Tracking) -> None:
     if "logger" in vars(self):  # trackers that upstream has made by itself

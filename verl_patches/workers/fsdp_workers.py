@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _WORKER = "verl.workers.fsdp_workers:ActorRolloutRefWorker"
 _CRITIC = "verl.workers.fsdp_workers:CriticWorker"
 _OURS = "not forwarded: part of this project's features"
-_OWN_RECORD = {"upstream": _OURS, "remove_when": "never: it is this project's own record"}
 # The features whose patches of a method are called inside the watch's.
 _INSIDE = {
     "init_model": ["measure", "training_checkpoint"],
@@ -40,8 +39,6 @@ _INSIDE_CRITICS = {"compute_values": ["phases"], "update_critic": ["phases", "me
     f"{_WORKER}.__init__",
     feature=WATCH,
     why="a worker that stops answering is noticed by the signs of life that it no longer gives; from its groups on",
-    upstream=_OURS,
-    remove_when="never: it is this project's own watch",
 )
 def init_with_signs_of_life(
     upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str
@@ -58,8 +55,6 @@ def init_with_signs_of_life(
     f"{_WORKER}.__init__",
     feature=SETTINGS,
     why="every process that holds a model needs the overlay's settings before it builds anything",
-    upstream=_OURS,
-    remove_when="never: it is how this project is configured",
     outside=["watch"],
 )
 def init(upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str) -> None:
@@ -89,7 +84,6 @@ def build_model_optimizer(
     f"{_WORKER}.init_model",
     feature=MEASURE,
     why="a worker starts only with all patches in use, and a run must be able to show which they are",
-    **_OWN_RECORD,
 )
 def init_model_reported(upstream: Callable[..., None], self: ActorRolloutRefWorker) -> None:
     from verl_patches.workers.worker_report import report_start
@@ -117,7 +111,6 @@ def init_model_that_saves_its_random_numbers(upstream: Callable[..., None], self
     f"{_WORKER}.compute_log_prob",
     feature=PHASES,
     why="device memory is measured by phase",
-    **_OWN_RECORD,
 )
 def compute_log_prob(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto) -> DataProto:
     _enter("old_log_prob")
@@ -128,7 +121,6 @@ def compute_log_prob(upstream: Callable[..., DataProto], self: ActorRolloutRefWo
     f"{_WORKER}.compute_ref_log_prob",
     feature=PHASES,
     why="device memory is measured by phase",
-    **_OWN_RECORD,
 )
 def compute_ref_log_prob(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto) -> DataProto:
     _enter("ref")
@@ -139,7 +131,6 @@ def compute_ref_log_prob(upstream: Callable[..., DataProto], self: ActorRolloutR
     f"{_WORKER}.update_actor",
     feature=PHASES,
     why="device memory is measured by phase",
-    **_OWN_RECORD,
 )
 def update_actor(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto) -> DataProto:
     _enter("update")
@@ -151,7 +142,6 @@ def update_actor(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker
     feature=MEASURE,
     why="verl reports the first rank's figures; time and memory are of the slowest die, and log-probs of all tokens",
     outside=["phases"],
-    **_OWN_RECORD,
 )
 def update_actor_measured(
     upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto
@@ -195,13 +185,13 @@ def build_critic_model_optimizer(
     return upstream(self, config)
 
 
-@wrap(f"{_CRITIC}.compute_values", feature=PHASES, why="device memory is measured by phase", **_OWN_RECORD)
+@wrap(f"{_CRITIC}.compute_values", feature=PHASES, why="device memory is measured by phase")
 def compute_values(upstream: Callable[..., DataProto], self: CriticWorker, data: DataProto) -> DataProto:
     _enter("values")
     return upstream(self, data)
 
 
-@wrap(f"{_CRITIC}.update_critic", feature=PHASES, why="device memory is measured by phase", **_OWN_RECORD)
+@wrap(f"{_CRITIC}.update_critic", feature=PHASES, why="device memory is measured by phase")
 def update_critic(upstream: Callable[..., DataProto], self: CriticWorker, data: DataProto) -> DataProto:
     _enter("update_critic")
     return upstream(self, data)
@@ -212,7 +202,6 @@ def update_critic(upstream: Callable[..., DataProto], self: CriticWorker, data: 
     feature=MEASURE,
     why="where the critic is warmed up its update is the last of a step, which is measured to there",
     outside=["phases"],
-    **_OWN_RECORD,
 )
 def update_critic_measured(upstream: Callable[..., DataProto], self: CriticWorker, data: DataProto) -> DataProto:
     from verl_patches.workers.worker_report import finish_warmup
@@ -241,8 +230,6 @@ def _watch(target: str, phase: str, inside: Sequence[str]) -> None:
         target,
         feature=WATCH,
         why="what a worker does when it stops answering, and how long it may take",
-        upstream=_OURS,
-        remove_when="never: it is this project's own watch",
         outside=inside,
     )(_in_phase(phase))
 

@@ -69,8 +69,6 @@ def init_with_engine(upstream: Callable[..., None], self: ActorRolloutRefWorker,
     feature=WATCH,
     evidence="executed",
     why="a worker that stops answering is noticed by the signs of life that it no longer gives; from its groups on",
-    upstream=_OURS,
-    remove_when="never: it is this project's own watch",
 )
 def init_with_signs_of_life(
     upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str
@@ -88,8 +86,6 @@ def init_with_signs_of_life(
     feature=SETTINGS,
     evidence="executed",
     why="every process that holds a model needs the overlay's settings before it builds anything",
-    upstream=_OURS,
-    remove_when="never: it is how this project is configured",
     outside=["mindspeed", "watch"],
 )
 def init(upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str) -> None:
@@ -218,8 +214,6 @@ def init_model_resident(upstream: Callable[..., None], self: ActorRolloutRefWork
     feature=MEASURE,
     evidence="executed",
     why="a worker starts only with all patches in use, and a run must be able to show which they are",
-    upstream=_OURS,
-    remove_when="never: it is this project's own record",
 )
 def init_model_reported(upstream: Callable[..., None], self: ActorRolloutRefWorker) -> None:
     from verl_patches.workers.worker_report import report_start
@@ -324,8 +318,6 @@ def update_actor_resident(
     feature=MEASURE,
     evidence="executed",
     why="verl reads metrics from the last stage of the first replica only; time and memory are of the slowest die",
-    upstream=_OURS,
-    remove_when="never: it is this project's own record",
     outside=["phases"],
 )
 def update_actor_measured(
@@ -496,8 +488,6 @@ def update_critic_at_its_rate(upstream: Callable[..., DataProto], self: CriticWo
     feature=MEASURE,
     why="where the critic is warmed up its update is the last of a step, which is measured to there",
     outside=["phases"],
-    upstream=_OURS,
-    remove_when="never: it is this project's own record",
 )
 def update_critic_measured(upstream: Callable[..., DataProto], self: CriticWorker, data: DataProto) -> DataProto:
     from verl_patches.workers.worker_report import finish_warmup
@@ -553,8 +543,6 @@ for _method, _phase in PHASE_OF_METHOD.items():
         feature=WATCH,
         evidence="executed" if _phase in ("init", "rollout", "ref", "update") else "checked",
         why="what a worker does when it stops answering, and how long it may take",
-        upstream=_OURS,
-        remove_when="never: it is this project's own watch",
         outside=_INSIDE.get(_method, ()),
     )(_in_phase(_phase))
 for _method, _phase in PHASE_OF_CRITICS_METHOD.items():
@@ -562,8 +550,6 @@ for _method, _phase in PHASE_OF_CRITICS_METHOD.items():
         f"{_CRITIC}.{_method}",
         feature=WATCH,
         why="what a worker does when it stops answering, and how long it may take",
-        upstream=_OURS,
-        remove_when="never: it is this project's own watch",
         outside=["phases", "measure", "learning_rate"] if _method == "update_critic" else ["phases"],
     )(_in_phase(_phase))
 

@@ -34,8 +34,6 @@ _METHODS = (
     relies_on=[f"{_TRAINER}.{name}" for name in _METHODS],
     why="the driver refuses what cannot run before any worker starts, and trains in stages that features add to, where "
     "verl's loop is one function",
-    upstream="not forwarded: part of this project's features",
-    remove_when="never: it is how this project is configured",
 )
 def init(upstream: Callable[..., None], self: RayPPOTrainer, config: DictConfig, *args: Any, **kwargs: Any) -> None:
     from verl_patches.trainer.configuration_checks import check_configuration

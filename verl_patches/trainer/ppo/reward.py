@@ -13,18 +13,14 @@ if TYPE_CHECKING:
     import torch
     from verl import DataProto
 
-_METADATA = {
-    "feature": MEASURE,
-    "upstream": "docs/upstream/verl-swallowed-reward-errors.md",
-    "remove_when": "verl says at the end of a run how often the reward function failed",
-}
-
 
 @wrap(
     "verl.trainer.ppo.reward:compute_reward",
     why="verl prints what a reward function raises, scores the batch once more and goes on as if nothing had been",
     evidence="executed",
-    **_METADATA,
+    feature=MEASURE,
+    upstream="docs/upstream/verl-swallowed-reward-errors.md",
+    remove_when="verl says at the end of a run how often the reward function failed",
 )
 def compute_reward(
     upstream: Callable[..., tuple[torch.Tensor, dict[str, Any]]], data: DataProto, reward_fn: Callable[..., Any]
@@ -47,8 +43,6 @@ def compute_reward(
     feature=WATCH,
     evidence="executed",
     why="a reward function that never returns stops the run, and all workers are idle then",
-    upstream="not forwarded: part of this project's features",
-    remove_when="never: it is this project's own watch",
     outside=["measure"],
 )
 def compute_reward_in_phase(

@@ -105,8 +105,6 @@ def forward_micro_batch(
     f"{_ACTOR}._forward_micro_batch",
     feature=WATCH,
     why="a phase of long answers takes longer than any hang detector waits; it goes on as long as micro batches end",
-    upstream="not forwarded: part of this project's features",
-    remove_when="never: it is this project's own hang detector",
     outside=["exact_loss"],
 )
 def watched_forward_micro_batch(

@@ -120,8 +120,6 @@ def get_cutting_forward_backward_func(upstream: Callable[..., Callable[..., Any]
     feature=WATCH,
     relies_on=[f"{_ACTOR}.forward_backward_batch"],
     why="a phase of long answers takes longer than any hang detector waits; it goes on as long as micro batches end",
-    upstream="not forwarded: part of this project's features",
-    remove_when="never: it is this project's own hang detector",
     outside=["dynamic_batches", "exact_loss", "measure", "onpolicy"],
     only_here=True,
     evidence="executed",

@@ -91,8 +91,6 @@ def forward_weighed_micro_batch(
     f"{_CRITIC}._forward_micro_batch",
     feature=WATCH,
     why="a phase of long answers takes longer than any hang detector waits; it goes on as long as micro batches end",
-    upstream="not forwarded: part of this project's features",
-    remove_when="never: it is this project's own hang detector",
     outside=["critic", "exact_loss"],
 )
 def watched_forward_micro_batch(

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from verl.workers.sharding_manager.fsdp_vllm import FSDPVLLMShardingManager
 
 _MANAGER = "verl.workers.sharding_manager.fsdp_vllm:FSDPVLLMShardingManager"
-_OURS = "not forwarded: part of this project's features"
 
 
 @wrap(
@@ -41,8 +40,6 @@ def init(upstream: Callable[..., None], self: FSDPVLLMShardingManager, *args: An
     f"{_MANAGER}.__enter__",
     feature=MEASURE,
     why="the time of the weights' way into the rollout is a figure of its own",
-    upstream=_OURS,
-    remove_when="never: it is this project's own record",
 )
 def enter(upstream: Callable[..., None], self: FSDPVLLMShardingManager) -> None:
     from verl_patches.features.measure.step_record import current_record
@@ -55,8 +52,6 @@ def enter(upstream: Callable[..., None], self: FSDPVLLMShardingManager) -> None:
     f"{_MANAGER}.__enter__",
     feature=PHASES,
     why="the memory of the weights' way into the rollout is measured apart from the rollout's",
-    upstream=_OURS,
-    remove_when="never: it is this project's own record",
     outside=["measure"],
 )
 def enter_in_phases(upstream: Callable[..., None], self: FSDPVLLMShardingManager) -> None:
@@ -72,8 +67,6 @@ def enter_in_phases(upstream: Callable[..., None], self: FSDPVLLMShardingManager
     f"{_MANAGER}.__exit__",
     feature=PHASES,
     why="the rollout's memory is measured when it ends",
-    upstream=_OURS,
-    remove_when="never: it is this project's own record",
 )
 def leave(
     upstream: Callable[..., None],
@@ -94,8 +87,6 @@ def leave(
     f"{_MANAGER}.__enter__",
     feature=WATCH,
     why="giving the rollout its weights lies inside verl's call for a generation, and has a limit of its own",
-    upstream=_OURS,
-    remove_when="never: it is this project's own watch",
     outside=["phases"],
 )
 def enter_watched(upstream: Callable[..., None], self: FSDPVLLMShardingManager) -> None:

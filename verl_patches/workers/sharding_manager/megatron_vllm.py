@@ -59,8 +59,6 @@ def enter_whole(upstream: Callable[..., None], self: MegatronVLLMShardingManager
     feature=MEASURE,
     evidence="executed",
     why="a step's report says how long resharding took and whether the rollout's weights are the training's",
-    upstream=_OURS,
-    remove_when="never: it is this project's own record",
     outside=["whole_weights"],
 )
 def enter_measured(upstream: Callable[..., None], self: MegatronVLLMShardingManager) -> None:
@@ -116,8 +114,6 @@ def leave(
     feature=WATCH,
     evidence="executed",
     why="resharding lies inside verl's call for a generation, and has a limit of its own",
-    upstream=_OURS,
-    remove_when="never: it is this project's own watch",
     outside=["phases"],
 )
 def enter_watched(upstream: Callable[..., None], self: MegatronVLLMShardingManager) -> None:

@@ -13,20 +13,16 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.engine.core import EngineCore
 
-_METADATA = {
-    "feature": DP_SYNC,
-    "evidence": "executed",
-    "upstream": "not forwarded: part of this project's features",
-    "remove_when": "vLLM's data-parallel engines agree once for several decode steps",
-}
-
 
 @wrap(
     "vllm.v1.engine.core:EngineCore.step",
     why="within a lease no request is admitted or preempted; blocks are reserved before it, and a step that schedules "
     "nothing must still make the forward that the other ranks make",
     relies_on=["vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots"],
-    **_METADATA,
+    feature=DP_SYNC,
+    evidence="executed",
+    upstream="not forwarded: part of this project's features",
+    remove_when="vLLM's data-parallel engines agree once for several decode steps",
 )
 def step(
     upstream: Callable[..., tuple[dict[int, EngineCoreOutputs], bool]], self: EngineCore
@@ -40,7 +36,10 @@ def step(
 @wrap(
     "vllm.v1.engine.core:EngineCore.execute_dummy_batch",
     why="an engine without requests agrees before its forward, which nobody makes where all have finished",
-    **_METADATA,
+    feature=DP_SYNC,
+    evidence="executed",
+    upstream="not forwarded: part of this project's features",
+    remove_when="vLLM's data-parallel engines agree once for several decode steps",
 )
 def execute_dummy_batch(upstream: Callable[..., None], self: EngineCore) -> None:
     from verl_patches.features.dp_sync import decode_loop
@@ -52,19 +51,14 @@ def execute_dummy_batch(upstream: Callable[..., None], self: EngineCore) -> None
         upstream(self)
 
 
-_REBALANCE = {
-    "feature": ROLLOUT_REBALANCE,
-    "outside": ["dp_sync"],
-    "upstream": "not forwarded: part of this project's features",
-    "remove_when": "vLLM moves requests between data-parallel engines while they decode",
-}
-
-
 @wrap(
     "vllm.v1.engine.core:EngineCore.step",
     why="between leases requests leave for engines with room; what is sampled of them goes to their home, which has "
     "their results in its own",
-    **_REBALANCE,
+    feature=ROLLOUT_REBALANCE,
+    outside=["dp_sync"],
+    upstream="not forwarded: part of this project's features",
+    remove_when="vLLM moves requests between data-parallel engines while they decode",
 )
 def step_between_moves(
     upstream: Callable[..., tuple[dict[int, EngineCoreOutputs], bool]], self: EngineCore
@@ -85,7 +79,10 @@ def step_between_moves(
 @wrap(
     "vllm.v1.engine.core:EngineCore.execute_dummy_batch",
     why="an engine without requests of its own may have those of others, for which it makes a step",
-    **_REBALANCE,
+    feature=ROLLOUT_REBALANCE,
+    outside=["dp_sync"],
+    upstream="not forwarded: part of this project's features",
+    remove_when="vLLM moves requests between data-parallel engines while they decode",
 )
 def step_for_guests(upstream: Callable[..., None], self: EngineCore) -> None:
     from verl_patches.features.dp_sync import decode_loop

@@ -95,8 +95,6 @@ def add_movable_request(
     feature=WATCH,
     evidence="executed",
     why="a generation lasts as long as its longest answer; what shows that it hangs is that no step of it ends",
-    upstream="not forwarded: part of this project's features",
-    remove_when="never: it is this project's own watch",
 )
 def step(upstream: Callable[..., list[RequestOutput]], self: LLMEngine) -> list[RequestOutput]:
     from verl_patches.features.watch.signs import process_signs

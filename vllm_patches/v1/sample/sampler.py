@@ -14,20 +14,16 @@ if TYPE_CHECKING:
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.sampler import Sampler
 
-_METADATA = {
-    "feature": TEMPERATURE,
-    "evidence": "executed",
-    "upstream": "https://github.com/vllm-project/vllm/pull/21398",
-    "remove_when": "the pinned vLLM has logprobs_mode and verl sets processed_logprobs",
-}
-
 
 @wrap(
     "vllm.v1.sample.sampler:Sampler.forward",
     relies_on=["vllm.v1.sample.sampler:Sampler.sample", "vllm.v1.sample.sampler:Sampler.gather_logprobs"],
     why="the V1 sampler takes log-probs before it divides by the temperature and takes tokens away by top-k, top-p and "
     "min-p; this hands the temperature on, and reports what was drawn from",
-    **_METADATA,
+    feature=TEMPERATURE,
+    evidence="executed",
+    upstream="https://github.com/vllm-project/vllm/pull/21398",
+    remove_when="the pinned vLLM has logprobs_mode and verl sets processed_logprobs",
 )
 def forward(
     upstream: Callable[..., SamplerOutput], self: Sampler, logits: torch.Tensor, sampling_metadata: SamplingMetadata
@@ -43,7 +39,10 @@ def forward(
 @wrap(
     "vllm.v1.sample.sampler:Sampler.compute_logprobs",
     why="the V1 sampler takes log-probs before it divides by the temperature",
-    **_METADATA,
+    feature=TEMPERATURE,
+    evidence="executed",
+    upstream="https://github.com/vllm-project/vllm/pull/21398",
+    remove_when="the pinned vLLM has logprobs_mode and verl sets processed_logprobs",
 )
 def compute_logprobs(upstream: Callable[..., torch.Tensor], self: Sampler, logits: torch.Tensor) -> torch.Tensor:
     from verl_patches.features.temperature.scaling import as_sampled
