@@ -102,7 +102,8 @@ class OverlayTrainer(RayPPOTrainer):
             for each in reversed(self.middleware):
                 around.enter_context(each.training(self))
             if self.begin():
-                with tqdm(total=self.total_training_steps, initial=self.global_steps - 1, desc="Training") as progress:
+                last, done = self.total_training_steps, self.global_steps - 1
+                with tqdm(total=last, initial=done, desc="Training Progress") as progress:
                     while self.train_step():
                         progress.update(1)
                         self.global_steps += 1
