@@ -66,6 +66,7 @@ def test_training_acknowledges_before_it_stops_ray(monkeypatch, capfd):
             seen.append(capfd.readouterr().err)
 
     monkeypatch.setattr(main_ppo, "_ray", ray)
+    monkeypatch.setattr(main_ppo, "_claimed_dies", lambda config: nullcontext())
     monkeypatch.setattr(main_ppo, "_watching", lambda config: nullcontext())
     monkeypatch.setattr(main_ppo, "_train", lambda config, own: signal.raise_signal(signal.SIGINT))
     code, sentence = main_ppo._carry_out(mock.sentinel.config, main_ppo.no_source)

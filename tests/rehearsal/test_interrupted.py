@@ -19,10 +19,12 @@ CONFIG = {"trainer": {"total_training_steps": 5}, "actor_rollout_ref": {"overlay
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_acknowledged_when_it_comes(capfd, number):
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup, SIGHUP is ignored
     with SignalFlag() as signals:
         os.kill(os.getpid(), number)
         first = capfd.readouterr().err
         os.kill(os.getpid(), number)
+    signal.signal(number, before)
     name = signal.Signals(number).name
     assert signals.received == [number, number]
     assert first == f"\n{name}: stopping everything that was started; again, to wait no longer\n"

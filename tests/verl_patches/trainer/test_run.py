@@ -340,8 +340,8 @@ def test_a_signal_stops_all_that_was_started(inputs, tmp_path, number, code):
     with surroundings() as place:
         line, environment, mark = command(inputs, tmp_path)
         outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        # Python leaves SIGINT ignored where it was when it started, as it is below some test harnesses.
-        outputs["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # A signal that was ignored when Python started stays so, as SIGINT and SIGQUIT are in the background of a shell.
+        outputs["preexec_fn"] = lambda: signal.signal(number, signal.SIG_DFL)
         with subprocess.Popen(
             place.command(line), env=environment | place.variables, cwd=tmp_path, **outputs
         ) as process:
