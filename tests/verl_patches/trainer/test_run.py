@@ -340,7 +340,7 @@ def test_a_signal_stops_all_that_was_started(inputs, tmp_path, number, code):
     with surroundings() as place:
         line, environment, mark = command(inputs, tmp_path)
         outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        # A signal that was ignored when Python started stays so, as SIGINT and SIGQUIT are in the background of a shell.
+        # A signal that was ignored when Python started stays so, as some are in the background of a shell.
         outputs["preexec_fn"] = lambda: signal.signal(number, signal.SIG_DFL)
         with subprocess.Popen(
             place.command(line), env=environment | place.variables, cwd=tmp_path, **outputs
