@@ -52,7 +52,7 @@ def claimed_dies(
     environment = os.environ if environment is None else environment
     devices, visible = devices_of_dies(root), environment.get(VISIBLE)
     entries = [entry.strip() for entry in visible.split(",")] if visible else list(map(str, range(count)))
-    # What the list has wrong is rejected elsewhere.
+    # An invalid list is rejected elsewhere.
     wanted = [int(entry) for entry in entries[:count] if entry.isdecimal() and int(entry) < len(devices)]
     with ExitStack() as held:
         for die in wanted:
