@@ -121,7 +121,7 @@ def rehearse(plan: Plan, dry_run: bool) -> int:
     from rehearsal.preflight import PreflightError
     from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies
     from rehearsal.stages import Rehearsal, RunFailed, check_before_anything
-    from verl_patches.trainer.own_ray import FolderError, private_folder
+    from verl_patches.trainer.isolated_ray import FolderError, private_folder
 
     console = make_console()
     try:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from post_training.interrupts import say_at_once
 from post_training.masking import Secrets
 from post_training.masking.streams import copy_masked
-from verl_patches.trainer.own_ray.processes import (
+from verl_patches.trainer.isolated_ray.processes import (
     adopt_orphans,
     descendants,
     end_descendants,

@@ -61,7 +61,7 @@ from rehearsal.plan import run_environment  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies, run_to_the_end  # noqa: E402
 from rehearsal.stages import last_error  # noqa: E402
 from verl_patches.features.training_checkpoint.step_folders import newest_step, step_folder  # noqa: E402
-from verl_patches.trainer.own_ray import private_folder  # noqa: E402
+from verl_patches.trainer.isolated_ray import private_folder  # noqa: E402
 
 JSON_NAME, PAGE_NAME = "comparison.json", "comparison.html"
 _WORKER = ROOT / "scripts" / "internal" / "capture_activations.py"

@@ -23,13 +23,13 @@ sys.path.insert(0, str(ROOT))
 from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
-from scripts.examination.cluster import ask_nodes, compare_nodes  # noqa: E402
-from scripts.examination.device_test import examine_device  # noqa: E402
-from scripts.examination.node import examine_node  # noqa: E402
+from scripts.health_checks.cluster import ask_nodes, compare_nodes  # noqa: E402
+from scripts.health_checks.device_test import check_device  # noqa: E402
+from scripts.health_checks.node import check_node  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Examines; returns the exit code."""
+    """Run the health checks and return the exit code."""
     parser = CommandParser(description=__doc__)
     parser.add_argument(
         "--cluster",
@@ -45,12 +45,12 @@ def main(arguments: list[str] | None = None) -> int:
         settings = read_settings(options.cluster)
         if options.ray:
             check_address(options.ray)
-        findings = examine_node(settings, job_runs=bool(options.ray))
+        findings = check_node(settings, job_runs=bool(options.ray))
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if not options.no_self_test:
-        findings += examine_device()
+        findings += check_device()
     if options.ray:
         findings += compare_nodes(ask_nodes(options.ray, ROOT), int(settings["NODES"]), int(settings["DIES_PER_NODE"]))
     for finding in findings:

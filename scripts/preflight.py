@@ -48,7 +48,7 @@ from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa:
 from rehearsal.stages import last_error  # noqa: E402
 from rehearsal.twin import Twin  # noqa: E402
 from scripts import doctor  # noqa: E402
-from scripts.examination.device_test import examine_device  # noqa: E402
+from scripts.health_checks.device_test import check_device  # noqa: E402
 from scripts.plan import CANN_MEMORY, configuration_of, die_bytes, make_plan, outside_torch, read_model  # noqa: E402
 from verl_patches.trainer import main_ppo  # noqa: E402
 
@@ -236,7 +236,7 @@ def _node(options: argparse.Namespace) -> tuple[str, str]:
 
 def _device() -> tuple[str, str]:
     """The self-test of this machine's dies, if it has any."""
-    findings = examine_device()
+    findings = check_device()
     bad = [finding.line() for finding in findings if finding.remedy]
     if bad:
         return FAILED, "\n".join(bad)

@@ -65,7 +65,7 @@ from scripts.supervision.elastic import Elastic, NodesReturned, NoLayout, Patien
 from scripts.supervision.launched_job import LaunchedJob, describe_launched, plan_layouts, with_options  # noqa: E402
 from verl_patches.features.training_checkpoint.run_records import set_aside_damaged  # noqa: E402
 from verl_patches.features.training_checkpoint.step_folders import newest_step  # noqa: E402
-from verl_patches.trainer.own_ray.processes import wait_until  # noqa: E402
+from verl_patches.trainer.isolated_ray.processes import wait_until  # noqa: E402
 
 _OUTPUT, _CHECKPOINTS = "actor_rollout_ref.overlay.measure.output_dir", "trainer.default_local_dir"
 _RESUME = "trainer.resume_mode"

@@ -21,7 +21,7 @@ CHANGING = {
     "post_training/report/faults.py": {"RunFaults"},
     "post_training/run_lock.py": {"Ownership"},
     "rehearsal/prefork/launch.py": {"Template"},
-    "scripts/examination/device_test.py": {"_Rank"},
+    "scripts/health_checks/device_test.py": {"_Rank"},
     "rehearsal/prefork/template.py": {"_Worker"},
     "verl_patches/features/dynamic_sampling/acceptance.py": {"Acceptance"},
     "verl_patches/features/measure/step_record.py": {"LogProbDifference", "StepRecord"},
@@ -30,7 +30,7 @@ CHANGING = {
     "verl_patches/features/step.py": {"Step"},
     "verl_patches/features/temperature/sampled.py": {"Draw"},
     "verl_patches/features/watch/limits.py": {"Seen"},
-    "verl_patches/trainer/own_ray/machine.py": {"OwnRay"},
+    "verl_patches/trainer/isolated_ray/machine.py": {"IsolatedRay"},
 }
 
 

@@ -19,8 +19,8 @@ from rehearsal.processes import SignalFlag, remove_emulated_dies, run_to_the_end
 from rehearsal.resume_proof.points import Killed, Point
 from rehearsal.resume_proof.stops import REACHED_NAME, STOP_NAME
 from verl_patches.features.training_checkpoint.step_folders import newest_step
-from verl_patches.trainer.own_ray import private_folder
-from verl_patches.trainer.own_ray.processes import descendants
+from verl_patches.trainer.isolated_ray import private_folder
+from verl_patches.trainer.isolated_ray.processes import descendants
 
 MOST_DIES = 8
 STEPS = 3

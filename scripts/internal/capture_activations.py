@@ -42,7 +42,7 @@ def _forked(asked: dict[str, Any]) -> int:
     import socket
     import traceback
 
-    from verl_patches.trainer.own_ray import confine_worker, name_shared_memory
+    from verl_patches.trainer.isolated_ray import confine_worker, name_shared_memory
 
     confine_worker()
     name_shared_memory()  # so that what a rank that is killed leaves goes with the folder for temporary files

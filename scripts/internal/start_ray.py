@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from post_training.claimed_dies import DiesInUse, claimed_dies  # noqa: E402  (found from where this file lies)
-from verl_patches.trainer.own_ray import without_job_servers  # noqa: E402  (found from where this file lies)
+from verl_patches.trainer.isolated_ray import without_job_servers  # noqa: E402  (found from where this file lies)
 
 _RESOURCES = "--resources="
 

@@ -18,8 +18,8 @@ sys.path.insert(0, str(ROOT))
 
 from post_training.arguments import finite  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
-from scripts.examination.cluster import NodeFacts, ask_nodes, compare_nodes  # noqa: E402
-from scripts.examination.finding import Finding  # noqa: E402
+from scripts.health_checks.cluster import NodeFacts, ask_nodes, compare_nodes  # noqa: E402
+from scripts.health_checks.finding import Finding  # noqa: E402
 
 _SECONDS_BETWEEN_LINES = 10
 

@@ -30,7 +30,7 @@ environment_find_python() {
 # Fails with one sentence where a raylet, which takes the path of its workers' Python apart as a shell does, finds another.
 environment_check_path() {
     local root=$1 python=$2
-    "$python" -I -S "$root/verl_patches/trainer/own_ray/interpreter.py" "$root/.venv/bin/python" ||
+    "$python" -I -S "$root/verl_patches/trainer/isolated_ray/interpreter.py" "$root/.venv/bin/python" ||
         fail "Ray starts no workers from $root/.venv, because it takes the quotes in that path for its own: move the project under a path without quotes and backslashes."
 }
 
@@ -139,7 +139,7 @@ environment_install_emulator() {
 # what is to be checked runs, and it takes a second where nothing has changed.
 environment_check_files() {
     local root=$1
-    "$root/.venv/bin/python" -I -S "$root/scripts/examination/installed_files.py" "$root/.venv" || exit 2
+    "$root/.venv/bin/python" -I -S "$root/scripts/health_checks/installed_files.py" "$root/.venv" || exit 2
 }
 
 # Whether the stamps of what has been set up are those that the sources ask for.

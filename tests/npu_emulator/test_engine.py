@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from npu_emulator import engine
-from scripts.examination.installed_files import examine_files
+from scripts.health_checks.installed_files import check_files
 from tests.npu_emulator.engine_process import finish, start
 
 # Tiles first: whether private formats are allowed is asked once, before the first operator.
@@ -56,13 +56,13 @@ def test_the_wheel_is_what_is_imported_and_its_libraries_are_mapped(device):
 
 def test_no_file_of_the_wheel_is_changed(device, tmp_path):
     """Its METADATA has another hash in the published RECORD, and is left out."""
-    found = examine_files(Path(device["loaded"]["torch_npu"]).parents[1], ["torch_npu"])
+    found = check_files(Path(device["loaded"]["torch_npu"]).parents[1], ["torch_npu"])
     assert found.damages == () and found.files > 1000
     info = tmp_path / "torch_npu-1.dist-info"
     info.mkdir()
     (tmp_path / "module.py").write_text("changed")
     (info / "RECORD").write_text("module.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\n")
-    (damage,) = examine_files(tmp_path, ["torch_npu"]).damages
+    (damage,) = check_files(tmp_path, ["torch_npu"]).damages
     assert str(damage) == "module.py of torch_npu 1 has been changed", "control: a changed file is noticed"
 
 

@@ -9,7 +9,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from scripts.examination import device_checks
+from scripts.health_checks import device_checks
 
 
 def without_events_and_splits() -> None:

@@ -25,7 +25,7 @@ import json, os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
 prepared = []
-sys.modules["verl_patches.trainer.own_ray"] = SimpleNamespace(
+sys.modules["verl_patches.trainer.isolated_ray"] = SimpleNamespace(
     confine_worker=lambda: prepared.append("confined"), name_shared_memory=lambda: prepared.append("named"))
 from scripts.internal import capture_activations as program
 

@@ -11,8 +11,8 @@ import pytest
 from post_training.chips import A2, A3, CARDS, family_of
 from post_training.environment_files import read_environment
 from post_training.plan.placement_text import parse_bytes
-from scripts.examination import chips, node
-from scripts.examination.npus import Row, link, read_chips
+from scripts.health_checks import chips, node
+from scripts.health_checks.npus import Row, link, read_chips
 from tests.scripts.cluster_files import ROOT, load_script
 from tests.scripts.test_npus import LINKS, Chip, sample
 
@@ -54,7 +54,7 @@ def smi(monkeypatch):
     def examine(table: str, topology: str = "", **settings: str) -> dict[str, str]:
         said = {("info",): table, ("info", "-t", "topo"): topology}
         monkeypatch.setattr(chips, "ask", lambda _, *words: said[words])
-        found = chips.examine_chips({"DIES_PER_NODE": "8"} | settings)
+        found = chips.check_chips({"DIES_PER_NODE": "8"} | settings)
         return {each.what: f"{each.state} {each.detail}; {each.remedy}" for each in found}
 
     return examine

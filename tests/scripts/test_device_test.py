@@ -14,9 +14,9 @@ import torch_npu  # noqa: F401
 
 from post_training import claimed_dies
 from scripts import doctor, preflight
-from scripts.examination import device_checks, device_test
-from scripts.examination.device_checks import BAD, LEFT_OUT, OK, finite_check, large_tensors, nan_in_maxima
-from scripts.examination.finding import Finding
+from scripts.health_checks import device_checks, device_test
+from scripts.health_checks.device_checks import BAD, LEFT_OUT, OK, finite_check, large_tensors, nan_in_maxima
+from scripts.health_checks.finding import Finding
 
 PLANTED = (sys.executable, "-m", "tests.scripts.planted_device")
 ELEMENTS = 200_003
@@ -30,7 +30,7 @@ def by_name(findings: list[Finding]) -> dict[str, Finding]:
 
 
 def examined(*program: str, check_s: float = 200) -> dict[str, Finding]:
-    return by_name(device_test.examine_device(program, start_s=200, check_s=check_s))
+    return by_name(device_test.check_device(program, start_s=200, check_s=check_s))
 
 
 def test_emulated_dies_pass(monkeypatch):
@@ -49,7 +49,7 @@ def test_dies_that_a_job_has_are_left_alone(monkeypatch, tmp_path):
     monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(device_test, "_begin", lambda *_: pytest.fail("no child is started"))
     with claimed_dies.claimed_dies(1, {"ASCEND_RT_VISIBLE_DEVICES": "1"}):
-        (found,) = device_test.examine_device()
+        (found,) = device_test.check_device()
     assert found.state == "?" and re.fullmatch(r"not run: process \d+ of \w+ has die 1 \(.*davinci1\)", found.detail)
 
 
@@ -158,7 +158,7 @@ def test_single_die_leaves_all_to_all_out(monkeypatch, tmp_path):
 
 def test_host_without_torch_npu_says_so(monkeypatch):
     monkeypatch.setattr(device_test.importlib.util, "find_spec", lambda name: None)
-    assert [each.line() for each in device_test.examine_device()] == [
+    assert [each.line() for each in device_test.check_device()] == [
         "?   device self-test      not run: torch_npu is not installed"
     ]
     assert preflight._device() == (preflight.LEFT_OUT, "not run: torch_npu is not installed")
@@ -170,17 +170,17 @@ BAD_DIE = Finding("event order", "7 elements were read too early", "weights woul
 @pytest.mark.parametrize(("options", "code"), [((), 1), (("--no-self-test",), 0)])
 def test_doctor_reports_self_test(monkeypatch, capsys, options, code):
     monkeypatch.setattr(doctor, "read_settings", lambda path: {})
-    monkeypatch.setattr(doctor, "examine_node", lambda settings, job_runs: [Finding("python", "3.11")])
-    monkeypatch.setattr(doctor, "examine_device", lambda: [BAD_DIE])
+    monkeypatch.setattr(doctor, "check_node", lambda settings, job_runs: [Finding("python", "3.11")])
+    monkeypatch.setattr(doctor, "check_device", lambda: [BAD_DIE])
     assert doctor.main(["--cluster", os.devnull, *options]) == code
     assert (BAD_DIE.line() in capsys.readouterr().out) is bool(code)
 
 
 def test_preflight_fails_on_a_bad_die_alone(monkeypatch):
     well = Finding("NaN in maxima", "fine")
-    monkeypatch.setattr(preflight, "examine_device", lambda: [well, BAD_DIE])
+    monkeypatch.setattr(preflight, "check_device", lambda: [well, BAD_DIE])
     assert preflight._device() == (preflight.FAILED, BAD_DIE.line())
-    monkeypatch.setattr(preflight, "examine_device", lambda: [well])
+    monkeypatch.setattr(preflight, "check_device", lambda: [well])
     assert preflight._device() == (preflight.PASSED, well.line())
 
 

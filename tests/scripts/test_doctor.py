@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from ray.exceptions import RayError
 
-from scripts.examination import node
-from scripts.examination.cluster import NodeFacts, _ask_node, compare_nodes, tree_hash
-from scripts.examination.finding import Finding, ask
+from scripts.health_checks import node
+from scripts.health_checks.cluster import NodeFacts, _ask_node, compare_nodes, tree_hash
+from scripts.health_checks.finding import Finding, ask
 from tests.scripts.cluster_files import ROOT, load_script, write_cluster_file
 
 ADDRESSES = r"1: lo    inet 127.0.0.1/8 scope host lo\n2: enp0    inet 10.0.0.1/24 scope global enp0\n"
@@ -184,7 +184,7 @@ def test_the_whole_report_of_a_node(machine, tmp_path, monkeypatch):
     monkeypatch.setattr(node.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 10**9}.__getitem__)
     given = settings(DIES_PER_NODE="2", JEMALLOC="/no/such", MODEL_PATH=str(model))
     given |= {"TRAIN_FILES": str(model / "config.json"), "TEST_FILES": "/no/test"}
-    found = node.examine_node(given | {"OUTPUT_DIR": str(model / "out")}, tmp_path)
+    found = node.check_node(given | {"OUTPUT_DIR": str(model / "out")}, tmp_path)
     assert "".join(each.line() + "\n" for each in found).replace(str(model), "MODEL") == REPORT
 
 
@@ -296,7 +296,7 @@ def test_the_command_on_the_emulator(tmp_path, capsys, monkeypatch):
     cluster = write_cluster_file(tmp_path / "c.env", OUTPUT_DIR=tmp_path / "out", **given)
     monkeypatch.setattr(node, "OPEN_FILES", 16)
     monkeypatch.setattr(node, "OBJECT_STORE_SHARE", 0.0)
-    monkeypatch.setattr(sys.modules[main.__module__], "examine_device", lambda: [Finding("event order", "kept")])
+    monkeypatch.setattr(sys.modules[main.__module__], "check_device", lambda: [Finding("event order", "kept")])
     monkeypatch.setenv("NPU_EMULATOR_DEVICES", "2")
     assert main(["--cluster", str(cluster)]) == 0 and "2 emulated" in capsys.readouterr().out
     monkeypatch.setenv("NPU_EMULATOR_DEVICES", "1")

@@ -22,7 +22,7 @@ from rehearsal.tiny_model.architecture import TINY_MODELS
 from scripts.supervision.elastic import Elastic, NodesReturned, NoLayout, Patience
 from scripts.supervision.launched_job import describe_launched, with_options
 from tests.scripts import failing_training
-from verl_patches.trainer.own_ray.processes import wait_until
+from verl_patches.trainer.isolated_ray.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 EIGHT = Layout(8, "TP4 PP8 EP4 DP4", ("trainer.nnodes=8",))

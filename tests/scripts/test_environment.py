@@ -78,7 +78,7 @@ class Machine:
         # A dry run needs what plans a run, and no more.
         for name in ("rehearsal", "post_training"):
             shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__"))
-        asked = self.root / "verl_patches/trainer/own_ray/interpreter.py"
+        asked = self.root / "verl_patches/trainer/isolated_ray/interpreter.py"
         asked.parent.mkdir(parents=True)
         shutil.copy(ROOT / asked.relative_to(self.root), asked)
         for source in SOURCES:

@@ -28,7 +28,7 @@ KINDS = {
     "planned": r"python scripts/plan\.py .*",
     "downloaded": r"(modelscope|hf) download .*",
     "verl's own command": r"python3 scripts/enable_patches\.py",  # tests/scripts/test_guides.py
-    "examined": r"python scripts/doctor\.py .*",
+    "checked": r"python scripts/doctor\.py .*",
     "in the image": r"docker (build|exec) .*|bash scripts/run_container\.sh .*",
 }
 
@@ -92,7 +92,7 @@ def test_a_plan_of_the_guide_fits(command, tmp_path):
     assert "everything fits" in executed(command.replace("/data/", f"{tmp_path}/"), tmp_path).stdout
 
 
-@pytest.mark.parametrize("command", of_kind("examined"))
+@pytest.mark.parametrize("command", of_kind("checked"))
 def test_the_doctor_of_the_guide_knows_the_chip(command, tmp_path):
     """On emulated dies of an Atlas A2, with a copy of the file that the guide names and the reader's model in it."""
     (name,) = set(re.findall(r"`(scripts/env/a2_\S+_64gb\.env)`", GUIDES[0].read_text()))

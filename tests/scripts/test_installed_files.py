@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.examination import installed_files, node
-from scripts.examination.installed_files import examine_files
+from scripts.health_checks import installed_files, node
+from scripts.health_checks.installed_files import check_files
 from tests.scripts.cluster_files import load_script
 
 
@@ -46,7 +46,7 @@ def check(environment: Path, capsys) -> tuple[int, str]:
 
 def test_what_an_installer_left_is_well(environment, capsys):
     assert check(environment, capsys) == (0, "")
-    assert examine_files(site(environment)).files == 3
+    assert check_files(site(environment)).files == 3
 
 
 def test_one_byte_that_changed_is_found_and_named(environment, capsys):
@@ -66,8 +66,8 @@ def test_a_file_that_was_only_touched_is_well_and_hashed_once(environment, capsy
     check(environment, capsys)
     cache = environment / "stamps" / "files.json"
     os.utime(site(environment) / "verl" / "__init__.py", ns=(5, 5))
-    assert examine_files(site(environment), cache=cache).hashed == 6
-    assert examine_files(site(environment), cache=cache).hashed == 0
+    assert check_files(site(environment), cache=cache).hashed == 6
+    assert check_files(site(environment), cache=cache).hashed == 0
     monkeypatch.setattr(installed_files, "_digest", lambda *_: pytest.fail("an unchanged file was hashed"))
     assert check(environment, capsys) == (0, "")
 
@@ -105,11 +105,11 @@ def test_a_package_that_was_installed_again_is_read_again(environment, capsys):
 def test_some_packages_do_not_make_the_others_forgotten(environment):
     cache = environment / "files.json"
     shutil.copytree(site(environment) / "verl-0.4.0.dist-info", site(environment) / "torch-2.5.1.dist-info")
-    examine_files(site(environment), cache=cache)
-    assert examine_files(site(environment), ["verl"], cache).packages == 1
-    assert examine_files(site(environment), cache=cache).hashed == 0
+    check_files(site(environment), cache=cache)
+    assert check_files(site(environment), ["verl"], cache).packages == 1
+    assert check_files(site(environment), cache=cache).hashed == 0
     with pytest.raises(ValueError, match="vllm is not installed"):
-        examine_files(site(environment), ["vllm"])
+        check_files(site(environment), ["vllm"])
 
 
 def test_the_doctor_finds_an_edited_upstream(environment, monkeypatch):
@@ -137,4 +137,4 @@ def test_the_doctor_finds_an_edited_upstream(environment, monkeypatch):
 
 def test_the_script_needs_no_package(environment):
     """It runs isolated and without site-packages."""
-    assert load_script("scripts/examination/installed_files.py").main([str(environment)]) == 0
+    assert load_script("scripts/health_checks/installed_files.py").main([str(environment)]) == 0

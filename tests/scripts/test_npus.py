@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from post_training.claimed_dies import claimed_dies
-from scripts.examination import node
-from scripts.examination.npus import Chip, examine_npus, find_tool, link, read_health, read_mapping
-from scripts.examination.occupied_dies import Process, dies_in_use, read_processes
+from scripts.health_checks import node
+from scripts.health_checks.npus import Chip, check_npus, find_tool, link, read_health, read_mapping
+from scripts.health_checks.occupied_dies import Process, dies_in_use, read_processes
 
 SAMPLES = Path(__file__).with_name("npu_smi")
 
@@ -113,7 +113,7 @@ def test_one_bad_chip_is_named_and_no_other(driver):
         spoilt = list(lines)
         spoilt[number - 1] = spoilt[number - 1].replace("| OK            |", f"| {state:<14}|")
         root = driver("npu-smi", shows("\n".join(spoilt)))
-        found = remedies(examine_npus(16, root))
+        found = remedies(check_npus(16, root))
         assert found.keys() == {"die 11 (NPU 5 chip 1)"}
         assert "-i 5 -c 1 says why" in found["die 11 (NPU 5 chip 1)"]
 
@@ -121,17 +121,17 @@ def test_one_bad_chip_is_named_and_no_other(driver):
 def test_a_chip_that_the_table_lacks_is_asked_for(driver):
     health = "[[ $5$7 == 30 ]] && echo 'Health Status : Alarm' || echo '   Health : OK'"
     root = driver("npu-smi", shows("no table", health=health))
-    assert remedies(examine_npus(16, root)).keys() == {"die 6 (NPU 3 chip 0)"}
+    assert remedies(check_npus(16, root)).keys() == {"die 6 (NPU 3 chip 0)"}
     root = driver("npu-smi", shows("no table"))
-    found = examine_npus(16, root)
+    found = check_npus(16, root)
     assert len(remedies(found)) == 16 and found[1].detail == "Ascend910, no answer"
 
 
 def test_missing_npus_are_counted(driver):
     root = driver("npu-smi", shows(sample("a2_info"), "a2_mapping_short", "echo 'Health : OK'"))
-    found = examine_npus(16, root)
+    found = check_npus(16, root)
     assert found[0].detail == "2 of 16" and "dmesg" in remedies(found)["NPUs"]
-    assert not remedies(examine_npus(2, root))
+    assert not remedies(check_npus(2, root))
 
 
 @pytest.mark.parametrize(
@@ -151,20 +151,20 @@ def test_links_by_state(driver, status, health, state, says):
         f'case "$2$3" in 9-link) echo "link status: {status}" ;; 9-net_health) echo "net health status: {health}" ;; '
     )
     root = driver("hccn_tool", spoilt + f"*) {LINKS} ;; esac")
-    found = [finding for finding in examine_npus(16, root) if finding.what == "link of die 9"]
+    found = [finding for finding in check_npus(16, root) if finding.what == "link of die 9"]
     assert [finding.state for finding in found] == [state] and says in found[0].remedy
-    assert remedies(examine_npus(16, root)).keys() == ({"link of die 9"} if state == "BAD" else set())
+    assert remedies(check_npus(16, root)).keys() == ({"link of die 9"} if state == "BAD" else set())
 
 
 def test_links_that_cannot_be_asked_for_are_not_bad(driver):
     root = driver("hccn_tool", "exit 1")
-    found = examine_npus(16, root)
+    found = check_npus(16, root)
     assert {finding.state for finding in found} == {"ok", "?"} and not remedies(found)
 
 
 def test_a_driver_that_does_not_answer_is_bad(driver):
     root = driver("npu-smi", "exit 1")
-    assert "install the NPU driver" in remedies(examine_npus(2, root))["NPUs"]
+    assert "install the NPU driver" in remedies(check_npus(2, root))["NPUs"]
 
 
 def test_a_tool_on_path_comes_first_and_one_that_is_nowhere_keeps_its_name(driver, tmp_path, monkeypatch):

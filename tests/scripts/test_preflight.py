@@ -13,7 +13,7 @@ import pytest
 
 import rehearsal.twin
 import scripts.preflight as preflight
-from scripts.examination.finding import Finding
+from scripts.health_checks.finding import Finding
 from tests.scripts.cluster_files import SHIPPED
 
 TWIN = ("twin", "validation", "export", "evaluation")
@@ -24,7 +24,7 @@ SIZES = ["data.train_batch_size=32", "trainer.logger=[console]", "trainer.save_f
 @pytest.fixture(autouse=True)
 def dies(monkeypatch):
     """Dies that are well; their test has tests of its own."""
-    monkeypatch.setattr(preflight, "examine_device", lambda: [Finding("event order", "kept")])
+    monkeypatch.setattr(preflight, "check_device", lambda: [Finding("event order", "kept")])
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import pytest
 from ray._private.services import find_bootstrap_address, find_gcs_addresses
 
 from tests.scripts.cluster_files import ROOT, free_port, write_cluster_file
-from verl_patches.trainer.own_ray import python_of_workers
+from verl_patches.trainer.isolated_ray import python_of_workers
 
 LAUNCHER = ROOT / "scripts" / "train_deepseekv3_256die_true_weight.sh"
 ADDRESS = "127.0.0.2"

@@ -19,7 +19,7 @@ from rehearsal.processes import SignalFlag
 from scripts import supervise
 from tests.scripts.namespaces import on_small_disk, reason_why_not
 from verl_patches.features.measure.run_files import RunFiles
-from verl_patches.trainer.own_ray.processes import wait_until
+from verl_patches.trainer.isolated_ray.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 7

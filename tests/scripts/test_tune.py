@@ -35,7 +35,7 @@ from scripts.tuning.objectives import OfRuns, tokens_a_second
 from scripts.tuning.subject import describe_rehearsal
 from tests.scripts.test_summarise import TRUE_WEIGHTS, metrics, write_run
 from tests.scripts.tuned_training import MICRO, SHARE
-from verl_patches.trainer.own_ray.processes import wait_until
+from verl_patches.trainer.isolated_ray.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = ROOT / "tests" / "scripts" / "tuned_training.py"

@@ -23,7 +23,7 @@ from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 from tests.scripts.cluster_files import ROOT, lines_of_a_first_step, write_cluster_file
 from tests.scripts.namespaces import INTERFACE, Node, ip, reason_why_not, two_nodes
 from verl_patches.features.training_checkpoint.step_folders import newest_step
-from verl_patches.trainer.own_ray.processes import wait_until
+from verl_patches.trainer.isolated_ray.processes import wait_until
 
 LAUNCHER = ROOT / "scripts" / "train_deepseekv3_256die_random_init.sh"
 SECONDS_ALLOWED = 900

@@ -1,6 +1,6 @@
 """Waiting for the nodes of a cluster, with a clock of the test's own."""
 
-from scripts.examination.cluster import NodeFacts
+from scripts.health_checks.cluster import NodeFacts
 from tests.scripts.cluster_files import load_script
 
 script = load_script("scripts/internal/wait_for_nodes.py")

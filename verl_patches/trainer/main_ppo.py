@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from post_training.masking import Secrets
     from verl_patches.features.watch.driver import Watcher
-    from verl_patches.trainer.own_ray import OwnRay
+    from verl_patches.trainer.isolated_ray import IsolatedRay
 
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -104,7 +104,7 @@ def verl_config_folder() -> Path:
 def prepare_worker() -> None:
     """Ray calls this in every worker process before anything else, so that the overlay is there first."""
     import verl_patches.prelude_patch  # noqa: F401
-    from verl_patches.trainer.own_ray import name_shared_memory
+    from verl_patches.trainer.isolated_ray import name_shared_memory
 
     name_shared_memory()
 
@@ -112,7 +112,7 @@ def prepare_worker() -> None:
 def prepare_worker_of_own_ray() -> None:
     """The same for a Ray of our own, whose workers listen on loopback alone."""
     prepare_worker()
-    from verl_patches.trainer.own_ray import confine_worker
+    from verl_patches.trainer.isolated_ray import confine_worker
 
     confine_worker()
 
@@ -283,7 +283,7 @@ def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, st
     from post_training.interrupts import acknowledged
     from post_training.report.run_error import RunError, original
     from verl_patches.trainer.configuration_checks import ConfigurationError, describe_failure
-    from verl_patches.trainer.own_ray import FolderError
+    from verl_patches.trainer.isolated_ray import FolderError
 
     watcher, sentence = None, "interrupted; stopping everything that this run started"
     first: list[int] = []
@@ -345,7 +345,7 @@ class SurroundingsFailed(RuntimeError):
     """The run ended because of what is around it; the message is one sentence."""
 
 
-def _train(config: DictConfig, own: OwnRay | None) -> None:
+def _train(config: DictConfig, own: IsolatedRay | None) -> None:
     """verl's loop.
 
     Raises:
@@ -398,8 +398,8 @@ def _watching(config: DictConfig) -> AbstractContextManager[Watcher]:
     from verl_patches.trainer.configuration_checks.sizes import number_of_dies
 
     chosen = OverlaySettings.from_config(config.actor_rollout_ref)
-    files, own_ray = RunFiles(chosen.measure.output_dir), config.ray_init.address == "local"
-    return watching(chosen.watch, number_of_dies(config), files, own_ray)
+    files, isolated_ray = RunFiles(chosen.measure.output_dir), config.ray_init.address == "local"
+    return watching(chosen.watch, number_of_dies(config), files, isolated_ray)
 
 
 def _write_resolved(config: DictConfig) -> None:
@@ -419,20 +419,20 @@ def _write_resolved(config: DictConfig) -> None:
 
 
 @contextmanager
-def _ray(config: DictConfig, start_workers: StartWorkers) -> Iterator[OwnRay | None]:
+def _ray(config: DictConfig, start_workers: StartWorkers) -> Iterator[IsolatedRay | None]:
     """A Ray with the overlay in every worker: one of our own that is gone at the end, or the one that runs (None)."""
-    from verl_patches.trainer.own_ray import own_ray
+    from verl_patches.trainer.isolated_ray import isolated_ray
 
     if config.ray_init.address != "local":
         with _connection(config, None, start_workers):
             yield None
     else:
-        with own_ray(config.ray_init.get("temp_dir")) as own, _connection(config, own, start_workers):
+        with isolated_ray(config.ray_init.get("temp_dir")) as own, _connection(config, own, start_workers):
             yield own
 
 
 @contextmanager
-def _connection(config: DictConfig, own: OwnRay | None, start_workers: StartWorkers) -> Iterator[None]:
+def _connection(config: DictConfig, own: IsolatedRay | None, start_workers: StartWorkers) -> Iterator[None]:
     """This process connected to its Ray, whose workers come from `start_workers` if that gives a source."""
     import ray
 
@@ -478,9 +478,9 @@ def _check_storage(config: DictConfig) -> None:
     check_shared(Path(config.trainer.default_local_dir), read_everywhere)
 
 
-def _runtime_environment(config: DictConfig, workers: WorkerSource | None, own: OwnRay | None) -> dict[str, Any]:
+def _runtime_environment(config: DictConfig, workers: WorkerSource | None, own: IsolatedRay | None) -> dict[str, Any]:
     """Ray's runtime environment for every worker of the run."""
-    from verl_patches.trainer.own_ray import python_of_workers
+    from verl_patches.trainer.isolated_ray import python_of_workers
 
     hook = prepare_worker if own is None else prepare_worker_of_own_ray
     folder = config.actor_rollout_ref.overlay.measure.output_dir

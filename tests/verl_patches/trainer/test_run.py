@@ -24,8 +24,8 @@ from rehearsal.plan import run_environment
 from tests.scripts.namespaces import on_small_disk
 from tests.verl_patches.trainer.surroundings import surroundings
 from verl_patches.features.measure.run_files import read_faults
-from verl_patches.trainer.own_ray import python_of_workers
-from verl_patches.trainer.own_ray.processes import descendants
+from verl_patches.trainer.isolated_ray import python_of_workers
+from verl_patches.trainer.isolated_ray.processes import descendants
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]

@@ -87,11 +87,11 @@ class Watcher:
 
 
 @contextmanager
-def watching(settings: WatchSettings, ranks: int, files: Records, own_ray: bool) -> Iterator[Watcher]:
+def watching(settings: WatchSettings, ranks: int, files: Records, isolated_ray: bool) -> Iterator[Watcher]:
     """Watch over the Ray job of this process in the block.
 
     When the second limit is passed the main thread is interrupted as by SIGTERM, for which it must have a handler;
-    `Watcher.sentence` then says why. The store of a Ray that goes on afterwards is cleared; `own_ray` goes itself.
+    `Watcher.sentence` then says why. The store of a Ray that goes on afterwards is cleared; `isolated_ray` goes itself.
     """
     from verl_patches.features.watch.ray_store import RayStore
 
@@ -115,7 +115,7 @@ def watching(settings: WatchSettings, ranks: int, files: Records, own_ray: bool)
         over.set()
         if settings.enabled:
             thread.join(_JOIN_S)
-        if settings.enabled and not own_ray:
+        if settings.enabled and not isolated_ray:
             with suppress(Exception):  # the Ray may be what failed, and that has its own sentence
                 store.clear()
 

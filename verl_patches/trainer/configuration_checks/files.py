@@ -18,7 +18,7 @@ from post_training.rewards import RULES
 from post_training.rewards.judge import Limits
 from verl_patches.features.training_checkpoint.storage import check_room
 from verl_patches.trainer.configuration_checks.model import described
-from verl_patches.trainer.own_ray import is_found_by_raylets
+from verl_patches.trainer.isolated_ray import is_found_by_raylets
 
 _REWARD = "custom_reward_function"
 _OUR_RULES = Path(__file__).resolve().parents[2] / "utils" / "reward" / "rule_reward.py"

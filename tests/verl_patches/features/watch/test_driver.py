@@ -148,14 +148,14 @@ class Store:
         raise ConnectionError("the store is gone")
 
 
-@pytest.mark.parametrize("own_ray", [False, True])
-def test_a_store_that_is_away_is_said_and_read_again(tmp_path, capsys, monkeypatch, own_ray):
+@pytest.mark.parametrize("isolated_ray", [False, True])
+def test_a_store_that_is_away_is_said_and_read_again(tmp_path, capsys, monkeypatch, isolated_ray):
     store = Store()
     monkeypatch.setattr("verl_patches.features.watch.ray_store.RayStore", lambda: store)
-    with watching(replace(SETTINGS, interval_s=0.001), 1, RunFiles(str(tmp_path)), own_ray):
+    with watching(replace(SETTINGS, interval_s=0.001), 1, RunFiles(str(tmp_path)), isolated_ray):
         assert store.again.wait(30)
     assert capsys.readouterr().err == "warning: signs of life cannot be read (the store is away)\n"
-    assert store.cleared == (0 if own_ray else 1)
+    assert store.cleared == (0 if isolated_ray else 1)
 
 
 def test_a_run_that_is_not_watched_reads_nothing(tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_patches.trainer.own_ray import FolderError, private_folder
-from verl_patches.trainer.own_ray.folder import shared_memory_prefix
+from verl_patches.trainer.isolated_ray import FolderError, private_folder
+from verl_patches.trainer.isolated_ray.folder import shared_memory_prefix
 
 ROOT = Path(__file__).resolve().parents[4]
 # Makes a folder with content and shared memory, nested as a rehearsal's and its training's are, and waits for its end.
@@ -19,7 +19,7 @@ HOLDER = """
 import sys, tempfile
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
-from verl_patches.trainer.own_ray import name_shared_memory, private_folder
+from verl_patches.trainer.isolated_ray import name_shared_memory, private_folder
 with private_folder("outer", sys.argv[1]) as outer, private_folder("run", outer) as folder:
     tempfile.tempdir = str(folder)
     name_shared_memory()

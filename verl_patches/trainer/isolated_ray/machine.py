@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_patches.trainer.own_ray.folder import private_folder
-from verl_patches.trainer.own_ray.job_servers import without_job_servers
-from verl_patches.trainer.own_ray.processes import adopt_orphans, descendants, end_descendants, runs
+from verl_patches.trainer.isolated_ray.folder import private_folder
+from verl_patches.trainer.isolated_ray.job_servers import without_job_servers
+from verl_patches.trainer.isolated_ray.processes import adopt_orphans, descendants, end_descendants, runs
 
 LOOPBACK = "127.0.0.1"
 # How long Ray's processes may take to end by themselves once Ray was asked to, and to vanish once they were killed.
@@ -29,7 +29,7 @@ _RAY_SETTINGS = {"prestart_worker_first_driver": False, "worker_niceness": 0}
 
 
 @dataclass
-class OwnRay:
+class IsolatedRay:
     """A Ray of our own: its private folder, and the processes without which there is no Ray."""
 
     folder: Path
@@ -104,7 +104,7 @@ class OwnRay:
 
 
 @contextmanager
-def own_ray(base: str | None = None) -> Iterator[OwnRay]:
+def isolated_ray(base: str | None = None) -> Iterator[IsolatedRay]:
     """What a Ray of our own needs around it; nothing that was started inside is left at the end.
 
     The environment of the processes started inside says: loopback, and temporary files in the private folder.
@@ -116,7 +116,7 @@ def own_ray(base: str | None = None) -> Iterator[OwnRay]:
     earlier = set(descendants(os.getpid()))
     with private_folder("run", base) as folder, _environment(folder):
         try:
-            yield OwnRay(folder)
+            yield IsolatedRay(folder)
         finally:
             with _signals_wait():
                 end_descendants(earlier, _GRACE_S, _KILL_S)

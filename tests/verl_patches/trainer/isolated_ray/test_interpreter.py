@@ -13,7 +13,7 @@ import pytest
 PROGRAM = """
 import json, sys
 import ray
-from verl_patches.trainer.own_ray import is_found_by_raylets, python_of_workers
+from verl_patches.trainer.isolated_ray import is_found_by_raylets, python_of_workers
 environment = {"env_vars": {"A": "b"}, **(python_of_workers() if sys.argv[1] == "ours" else {})}
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[2], runtime_env=environment)
 try:
@@ -66,7 +66,7 @@ def test_workers_start_with_a_python_whose_path_holds_a_blank(python_below, tmp_
     ],
 )
 def test_what_no_raylet_takes_is_known(path, foretold, monkeypatch):
-    from verl_patches.trainer.own_ray import is_found_by_raylets
+    from verl_patches.trainer.isolated_ray import is_found_by_raylets
 
     monkeypatch.setattr(sys, "executable", path)
     assert is_found_by_raylets() == foretold

@@ -1,6 +1,6 @@
 """The device's own test: what training takes for granted of a die, each compared with what must come out.
 
-A child of `scripts.examination.device_test`, which bounds its time; ranks 0 and 1 have a die each. Every line of stdout
+A child of `scripts.health_checks.device_test`, which bounds its time; ranks 0 and 1 have a die each. Every line of stdout
 is a JSON object: `{"begins": name}` before a check, then `{"check": name, "state": state, "said": text}`.
 """
 
@@ -168,7 +168,7 @@ def _message(origin: int, target: int, count: int) -> torch.Tensor:
 
 
 def _emulated() -> bool:
-    from scripts.examination.node import emulated
+    from scripts.health_checks.node import emulated
 
     return emulated()
 

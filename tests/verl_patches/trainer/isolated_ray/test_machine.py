@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from verl_patches.features.measure.run_files import read_faults
 from verl_patches.features.training_checkpoint.run_records import take_back_steps
 from verl_patches.trainer import main_ppo
-from verl_patches.trainer.own_ray import OwnRay, machine
+from verl_patches.trainer.isolated_ray import IsolatedRay, machine
 
 # How many workers there are when Ray, ours or as it comes, has answered the driver, which has asked for none; and the
 # niceness of one that is asked for.
@@ -21,8 +21,8 @@ PROGRAM = """
 import os
 import sys
 import psutil
-from verl_patches.trainer.own_ray import own_ray
-with own_ray() as own:
+from verl_patches.trainer.isolated_ray import isolated_ray
+with isolated_ray() as own:
     import ray
     if sys.argv[1] == "ours":
         own.start(num_cpus=2)
@@ -48,8 +48,8 @@ def test_the_driver_waits_for_no_worker_and_workers_for_nobody(way, workers, nic
 
 
 FAILS = """
-from verl_patches.trainer.own_ray import own_ray
-with own_ray() as own:
+from verl_patches.trainer.isolated_ray import isolated_ray
+with isolated_ray() as own:
     own.start(num_cpus=1)
     raise ValueError("of the driver")
 """
@@ -74,7 +74,7 @@ def server():
 def test_end_of_rays_server_reported_once(tmp_path, server, monkeypatch):
     """While the run goes on, and not again at its end."""
     monkeypatch.setattr(machine, "_LOOK_S", 0.01)
-    ray, said = OwnRay(tmp_path, {"gcs_server": server.pid}), []
+    ray, said = IsolatedRay(tmp_path, {"gcs_server": server.pid}), []
     reported = threading.Event()
     with ray.reporting_end(lambda clause: (said.append(clause), reported.set())):
         server.kill()
@@ -84,7 +84,7 @@ def test_end_of_rays_server_reported_once(tmp_path, server, monkeypatch):
 
 
 def test_end_of_rays_server_in_the_last_moment_reported(tmp_path, server):
-    ray, said = OwnRay(tmp_path, {"raylet": os.getpid(), "gcs_server": server.pid}), []
+    ray, said = IsolatedRay(tmp_path, {"raylet": os.getpid(), "gcs_server": server.pid}), []
     with ray.reporting_end(said.append):
         server.kill()
         server.wait()
@@ -93,7 +93,7 @@ def test_end_of_rays_server_in_the_last_moment_reported(tmp_path, server):
 
 def test_ray_that_runs_is_not_reported(tmp_path, server):
     said = []
-    with OwnRay(tmp_path, {"gcs_server": server.pid}).reporting_end(said.append):
+    with IsolatedRay(tmp_path, {"gcs_server": server.pid}).reporting_end(said.append):
         pass
     assert said == []
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[4]
 # Prints the addresses on which stores of two processes' kind listen, and what one of them answers.
 PROGRAM = """
 import datetime, importlib, socket, sys
-from verl_patches.trainer.own_ray import confine_worker
+from verl_patches.trainer.isolated_ray import confine_worker
 rendezvous = importlib.import_module("torch.distributed.rendezvous")
 plain = rendezvous.TCPStore
 if sys.argv[1] == "confined":

@@ -16,18 +16,18 @@ from pathlib import Path
 from overlay.pins import Pins
 from post_training.chips import family_of_this_machine
 from post_training.inherited_environment import VISIBLE, describe_visible
-from scripts.examination.chips import examine_chips
-from scripts.examination.finding import Finding, ask
-from scripts.examination.installed_files import examine_files
-from scripts.examination.npus import examine_npus
-from scripts.examination.occupied_dies import dies_in_use
+from scripts.health_checks.chips import check_chips
+from scripts.health_checks.finding import Finding, ask
+from scripts.health_checks.installed_files import check_files
+from scripts.health_checks.npus import check_npus
+from scripts.health_checks.occupied_dies import dies_in_use
 
 OPEN_FILES = 65536
 # Ray keeps objects in shared memory: by default three tenths of the memory, and no more than this.
 OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9
 
 
-def examine_node(settings: Mapping[str, str], root: Path = Path("/"), job_runs: bool = False) -> list[Finding]:
+def check_node(settings: Mapping[str, str], root: Path = Path("/"), job_runs: bool = False) -> list[Finding]:
     """Look at this machine.
 
     Args:
@@ -96,11 +96,11 @@ def installed_files() -> Iterator[Finding]:
             by_site.setdefault(Path(str(distribution.locate_file(""))), []).append(name)
     stamps = Path(sys.prefix) / "stamps"
     for site, names in by_site.items():
-        examined = examine_files(site, names, stamps / "files.json" if stamps.is_dir() else None)
-        detail = f"{examined.files} of {', '.join(names)} are as their packages brought them"
-        for damage in examined.damages[:5]:
+        checked = check_files(site, names, stamps / "files.json" if stamps.is_dir() else None)
+        detail = f"{checked.files} of {', '.join(names)} match their packages"
+        for damage in checked.damages[:5]:
             yield Finding("installed files", str(damage), f"install {damage.package.partition(' ')[0]} again")
-        if not examined.damages:
+        if not checked.damages:
             yield Finding("installed files", detail)
 
 
@@ -129,13 +129,13 @@ def npus(dies: int, root: Path = Path("/"), nodes: int = 2) -> list[Finding]:
     if emulated():
         count = int(os.environ.get("NPU_EMULATOR_DEVICES", "8"))
         return [Finding("NPUs", f"{count} emulated", "" if count >= dies else f"set NPU_EMULATOR_DEVICES={dies}")]
-    return examine_npus(dies, root, nodes)
+    return check_npus(dies, root, nodes)
 
 
 def chips(settings: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
     """Family and memory of the NPUs against CHIP and DIE_MEMORY of the cluster's file."""
     if not emulated():
-        return list(examine_chips(settings, root))
+        return list(check_chips(settings, root))
     family, wanted = family_of_this_machine(), settings.get("CHIP")
     names = {"A2": "Ascend910B3", "A3": "Ascend910_9391"}
     remedy = f"set NPU_EMULATOR_CHIP={names[wanted]}" if wanted in names and family != wanted else ""

@@ -5,19 +5,19 @@ whoever asks, and makes its folder writable for all users. Torch's stores listen
 address. And where a worker is killed, its sockets and its shared memory stay.
 """
 
-from verl_patches.trainer.own_ray.confinement import confine_worker, name_shared_memory
-from verl_patches.trainer.own_ray.folder import FolderError, private_folder
-from verl_patches.trainer.own_ray.interpreter import is_found_by_raylets, python_of_workers
-from verl_patches.trainer.own_ray.job_servers import without_job_servers
-from verl_patches.trainer.own_ray.machine import OwnRay, own_ray
+from verl_patches.trainer.isolated_ray.confinement import confine_worker, name_shared_memory
+from verl_patches.trainer.isolated_ray.folder import FolderError, private_folder
+from verl_patches.trainer.isolated_ray.interpreter import is_found_by_raylets, python_of_workers
+from verl_patches.trainer.isolated_ray.job_servers import without_job_servers
+from verl_patches.trainer.isolated_ray.machine import IsolatedRay, isolated_ray
 
 __all__ = [
     "FolderError",
-    "OwnRay",
+    "IsolatedRay",
     "confine_worker",
     "is_found_by_raylets",
     "name_shared_memory",
-    "own_ray",
+    "isolated_ray",
     "private_folder",
     "python_of_workers",
     "without_job_servers",

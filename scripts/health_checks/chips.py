@@ -8,14 +8,14 @@ from pathlib import Path
 
 from post_training.chips import A2, CARDS, FAMILIES, family_of
 from post_training.plan.placement_text import parse_bytes
-from scripts.examination.finding import Finding, ask
-from scripts.examination.npus import find_tool, read_chips
+from scripts.health_checks.finding import Finding, ask
+from scripts.health_checks.npus import find_tool, read_chips
 
 # Sets of CANN's kernels are for one family: an image of the other one finds none.
 _OTHER_IMAGE = "use the image that was built for it (--build-arg CHIP, docs/first-hour.md)"
 
 
-def examine_chips(settings: Mapping[str, str], root: Path = Path("/")) -> Iterator[Finding]:
+def check_chips(settings: Mapping[str, str], root: Path = Path("/")) -> Iterator[Finding]:
     """Family and memory of the dies as npu-smi shows them, against CHIP and DIE_MEMORY of the cluster's file.
 
     Args:

@@ -8,14 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from verl_patches.trainer.own_ray.processes import descendants, end_descendants, reap_adopted, runs, send, wait_until
+from verl_patches.trainer.isolated_ray.processes import (
+    descendants,
+    end_descendants,
+    reap_adopted,
+    runs,
+    send,
+    wait_until,
+)
 
 ASLEEP = "import signal; print(1, flush=True); signal.pause()"
 # Starts a process that starts another, which loses its parent; what is left of both is printed.
 PROGRAM = """
 import os, subprocess, sys, time
 sys.path.insert(0, os.getcwd())
-from verl_patches.trainer.own_ray.processes import adopt_orphans, descendants, end_descendants
+from verl_patches.trainer.isolated_ray.processes import adopt_orphans, descendants, end_descendants
 adopt_orphans()
 asleep = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
 kept = subprocess.Popen([sys.executable, "-c", asleep])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay.pins import Pins
-from scripts.examination.finding import Finding
+from scripts.health_checks.finding import Finding
 
 CLOCK_SECONDS = 1.0
 
@@ -85,12 +85,12 @@ def ask_nodes(address: str, root: Path) -> list[NodeFacts]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from verl_patches.trainer.own_ray import python_of_workers
+    from verl_patches.trainer.isolated_ray import python_of_workers
 
     def report() -> tuple[float, dict[str, str], str]:
         # Imported there, and not sent with the question: a node without the checkout is to say so.
-        from scripts.examination.cluster import tree_hash
-        from scripts.examination.node import versions
+        from scripts.health_checks.cluster import tree_hash
+        from scripts.health_checks.node import versions
 
         return time.time(), versions(), tree_hash(root)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from post_training.claimed_dies import DiesInUse, claimed_dies
 from post_training.inherited_environment import VISIBLE
-from scripts.examination.finding import Finding, ask
-from scripts.examination.npus import find_tool, read_mapping
+from scripts.health_checks.finding import Finding, ask
+from scripts.health_checks.npus import find_tool, read_mapping
 
 _WHAT = "dies in use"
 

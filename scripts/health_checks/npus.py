@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.examination.finding import Finding, ask
+from scripts.health_checks.finding import Finding, ask
 
 # Where the driver puts its tools; not all of these folders are on every PATH.
 TOOL_FOLDERS = ("usr/local/bin", "usr/local/sbin", "usr/bin", "usr/sbin", "usr/local/Ascend/driver/tools")
@@ -128,7 +128,7 @@ def read_health(said: str) -> dict[tuple[int, int], str]:
     return {(row.npu, row.chip): row.health for row in read_chips(said)}
 
 
-def examine_npus(dies: int, root: Path = Path("/"), nodes: int = 2) -> list[Finding]:
+def check_npus(dies: int, root: Path = Path("/"), nodes: int = 2) -> list[Finding]:
     """Number and health of the NPUs, and the state of the links that a job of so many nodes uses.
 
     Args:

@@ -13,7 +13,7 @@ from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
-from verl_patches.trainer.own_ray.folder import shared_memory_prefix
+from verl_patches.trainer.isolated_ray.folder import shared_memory_prefix
 
 
 def confine_worker() -> None:

@@ -1,4 +1,4 @@
-"""What an examination found, and the commands it asks."""
+"""Findings of the health checks, and the commands that they run."""
 
 from __future__ import annotations
 

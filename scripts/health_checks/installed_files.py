@@ -38,7 +38,7 @@ class Damage:
 
 
 @dataclass(frozen=True)
-class Examined:
+class CheckedFiles:
     """What was looked at: packages, files, and how many bytes had to be hashed; and what is damaged."""
 
     packages: int
@@ -47,7 +47,7 @@ class Examined:
     damages: tuple[Damage, ...]
 
 
-def examine_files(site: Path, packages: Iterable[str] = (), cache: Path | None = None) -> Examined:
+def check_files(site: Path, packages: Iterable[str] = (), cache: Path | None = None) -> CheckedFiles:
     """Check the installed packages of the folder `site` (site-packages), or those named.
 
     Files outside `site` are left out: commands in bin/ hold the path of their environment. So are files without a hash
@@ -84,10 +84,10 @@ def examine_files(site: Path, packages: Iterable[str] = (), cache: Path | None =
             else:
                 damages.append(Damage(_label(name), file, "has been changed"))
     if cache is not None and (stale or entries.keys() - known.keys()):
-        # The environment of another user is examined anew each time.
+        # The environment of another user is checked each time.
         with suppress(PermissionError):
             _write(cache, known | entries if wanted else entries)
-    return Examined(len(chosen), sum(len(files) for _, files in entries.values()), size, tuple(damages))
+    return CheckedFiles(len(chosen), sum(len(files) for _, files in entries.values()), size, tuple(damages))
 
 
 def _label(folder: str) -> str:
@@ -134,7 +134,7 @@ def _digest(path: Path, method: str) -> str:
 
 
 def _read(cache: Path | None) -> dict[str, list]:
-    """What an earlier examination found right; nothing where the file is absent or cut off."""
+    """Read the hashes that an earlier check found right; nothing where the file is absent or cut off."""
     try:
         known = json.loads(cache.read_bytes()) if cache else {}
     except (OSError, ValueError):
@@ -155,12 +155,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("environment", type=Path, help="the folder of a virtual environment")
     root = parser.parse_args(arguments).environment
     site = root / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    examined = examine_files(site, cache=root / "stamps" / "files.json")
-    if not examined.damages:
+    checked = check_files(site, cache=root / "stamps" / "files.json")
+    if not checked.damages:
         return 0
-    more = f" and {len(examined.damages) - 1} more" if examined.damages[1:] else ""
+    more = f" and {len(checked.damages) - 1} more" if checked.damages[1:] else ""
     print(
-        f"error: {examined.damages[0]}{more} ({site}): installed packages are never edited, the overlay patches them "
+        f"error: {checked.damages[0]}{more} ({site}): installed packages are never edited, the overlay patches them "
         f"at run time; remove {root} and start again, and if this comes back, empty the installer's cache (uv cache "
         "clean).",
         file=sys.stderr,

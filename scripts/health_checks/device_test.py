@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import IO
 
 from post_training.claimed_dies import DiesInUse, claimed_dies
-from scripts.examination.finding import Finding
-from scripts.examination.node import emulated
+from scripts.health_checks.finding import Finding
+from scripts.health_checks.node import emulated
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = (sys.executable, "-m", "scripts.examination.device_checks")
+PROGRAM = (sys.executable, "-m", "scripts.health_checks.device_checks")
 START_SECONDS, CHECK_SECONDS, EMULATED_SECONDS = 120.0, 10.0, 120.0
 """To import torch_npu and open the die; for all checks together from then on; and for them on emulated dies, which take
 the longer the busier this machine is."""
@@ -73,7 +73,7 @@ class _Rank:
         return self.process.poll() is not None or any(line.get("check") == _START for line in self.lines())
 
 
-def examine_device(
+def check_device(
     program: Sequence[str] = PROGRAM, start_s: float = START_SECONDS, check_s: float | None = None
 ) -> list[Finding]:
     """Let two children try dies 0 and 1; one finding of each check, and one of a die that hangs or ends.
@@ -90,13 +90,13 @@ def examine_device(
         return [Finding("device self-test", "not run: torch_npu is not installed", known=False)]
     try:
         with claimed_dies(_RANKS), tempfile.TemporaryDirectory(prefix="device-test-") as folder:
-            return _examined(program, Path(folder), start_s, allowed)
+            return _run_children(program, Path(folder), start_s, allowed)
     except DiesInUse as error:
         reason = str(error).partition(" is invalid: ")[2].partition(". ")[0]
         return [Finding("device self-test", f"not run: {reason}", known=False)]
 
 
-def _examined(program: Sequence[str], folder: Path, start_s: float, allowed: float) -> list[Finding]:
+def _run_children(program: Sequence[str], folder: Path, start_s: float, allowed: float) -> list[Finding]:
     ranks = [_begin(program, rank, folder) for rank in range(_RANKS)]
     try:
         began = time.monotonic()
