@@ -39,7 +39,7 @@ from post_training.plan.rebalance import Move, bucket, least_slot_steps, rebalan
 
 Decide = Callable[[Sequence[int], Sequence[int]], list[Move]]
 
-LEASE_STEPS = 16
+WINDOW_STEPS = 16
 PUBLISHED_INTERVAL, PUBLISHED_SMALLEST = 1000, 4
 BLOCK_TOKENS = 128
 # Bytes a token of DeepSeek-V3's KV cache takes on a rank: (512 + 64) values of bfloat16 in 61 layers.
@@ -116,9 +116,9 @@ def schedules(most: int) -> list[Schedule]:
         Schedule("one graph", (most,), 1, stay),
         Schedule("no moves", powers, 1, stay),
         Schedule("published", published, PUBLISHED_INTERVAL, published_decision),
-        Schedule("ours", powers, LEASE_STEPS, rebalance, agree_every=LEASE_STEPS, agreements_each=1),
+        Schedule("ours", powers, WINDOW_STEPS, rebalance, agree_every=WINDOW_STEPS, agreements_each=1),
         Schedule("placed", powers, 1, stay, placed=True),
-        Schedule("placed, ours", powers, LEASE_STEPS, rebalance, LEASE_STEPS, agreements_each=1, placed=True),
+        Schedule("placed, ours", powers, WINDOW_STEPS, rebalance, WINDOW_STEPS, agreements_each=1, placed=True),
     ]
 
 
@@ -295,7 +295,7 @@ def partial_rows(options: argparse.Namespace) -> list[PartialCost]:
             given[options.lengths.name] = np.resize(read_lengths(options.lengths, 1), each)
         for name, lengths in given.items():
             groups = lengths.reshape(-1, SAMPLES)
-            row = partial_cost(name, ranks, groups, policy, options.training_steps, LEASE_STEPS)
+            row = partial_cost(name, ranks, groups, policy, options.training_steps, WINDOW_STEPS)
             rows.append(row)
             print(
                 f"{row.lengths:<12}{row.ranks:>6}{row.without:>10}{row.decode_steps:>10}{row.saved:>8.3f}"

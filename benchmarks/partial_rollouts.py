@@ -44,19 +44,19 @@ class PartialCost:
     lost: int
 
 
-def decode_steps(left: Lengths, due: Sequence[bool], batch: int, lease: int) -> int:
-    """Decode steps of a rollout that ends, at the end of a lease, when `batch` groups and all that are due are
+def decode_steps(left: Lengths, due: Sequence[bool], batch: int, window: int) -> int:
+    """Decode steps of a rollout that ends, at the end of a window, when `batch` groups and all that are due are
     finished. left: [groups, answers], tokens to come.
 
-    With 2 groups to finish of those that need 3, 9 and 5 steps, it is 5; 9 where the second is due; 8 in leases of 4.
+    With 2 groups to finish of those that need 3, 9 and 5 steps, it is 5; 9 where the second is due; 8 in windows of 4.
     """
     finish = left.max(1)
     needed = max([int(np.sort(finish)[batch - 1]), *(int(each) for each in finish[list(due)])])
-    return min(-(-needed // lease) * lease, int(finish.max()))
+    return min(-(-needed // window) * window, int(finish.max()))
 
 
 def partial_cost(
-    name: str, ranks: int, lengths: Lengths, policy: PartialRollout, steps: int, lease: int
+    name: str, ranks: int, lengths: Lengths, policy: PartialRollout, steps: int, window: int
 ) -> PartialCost:
     """A training of `steps` steps. lengths: [policy.batch x steps, answers], the groups in their order."""
     groups: GroupsInFlight[Answers] = GroupsInFlight(policy)
@@ -69,7 +69,7 @@ def partial_cost(
             groups.begin(step, [(0, row)], Answers(lengths[row]))
         handed_out += number
         left = np.stack([group.content.left for group in groups.groups])
-        made = decode_steps(left, groups.overdue(step), policy.batch, lease)
+        made = decode_steps(left, groups.overdue(step), policy.batch, window)
         after = np.maximum(0, left - made)
         groups.update([_advanced(group.content, rest, step, lengths[group.prompt[1]])
                        for group, rest in zip(groups.groups, after, strict=True)])  # fmt: skip

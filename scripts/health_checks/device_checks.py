@@ -1,6 +1,6 @@
 """The device's own test: what training takes for granted of a die, each compared with what must come out.
 
-A child of `scripts.health_checks.device_test`, which bounds its time; ranks 0 and 1 have a die each. Every line of stdout
+`scripts.health_checks.device_test` starts it on dies 0 and 1, one rank each, and bounds its time. Every line of stdout
 is a JSON object: `{"begins": name}` before a check, then `{"check": name, "state": state, "said": text}`.
 """
 

@@ -96,7 +96,7 @@ def test_lengths_of_a_file(tmp_path):
 
 def partial(kind: str, threshold: float, max_steps: int, batch: int = 8, steps: int = 20) -> PartialCost:
     lengths = drawn(kind, 1, batch * steps * 16, 1024, seed=1).reshape(-1, 16)
-    return partial_cost(kind, 1, lengths, PartialRollout(batch, threshold, max_steps), steps, lease=4)
+    return partial_cost(kind, 1, lengths, PartialRollout(batch, threshold, max_steps), steps, window=4)
 
 
 @pytest.mark.parametrize("kind", ["fixed", "uniform", "log-normal"])
@@ -128,5 +128,5 @@ def test_a_group_that_is_trained_on_unfinished_is_counted(monkeypatch):
 def test_the_end_of_a_small_rollout_by_hand():
     left = np.array([[3, 1], [2, 9], [5, 5]])
     nothing = [False] * 3
-    assert [decode_steps(left, nothing, 2, lease) for lease in (1, 4, 16)] == [5, 8, 9]
+    assert [decode_steps(left, nothing, 2, window) for window in (1, 4, 16)] == [5, 8, 9]
     assert decode_steps(left, [False, True, False], 2, 1) == 9

@@ -13,7 +13,7 @@ from tests.demonstrations.vllm_patches import module_with
 from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import IMAGES, SLEEP_MODE
 from verl_patches.features.dp_sync.feature import DP_SYNC
-from verl_patches.features.dp_sync.lease import Agreement
+from verl_patches.features.dp_sync.sync_window import ReducedState
 from verl_patches.features.request_noise.feature import REQUEST_NOISE
 from verl_patches.features.residency.feature import RESIDENCY, ResidencySettings
 from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALLEL, RolloutSettings
@@ -29,7 +29,7 @@ def the_next_forward_is_agreed_on_the_device(body):
     runner = SimpleNamespace(
         dp_size=2, dp_rank=0, is_kv_producer=False, is_kv_consumer=False, torchair_graph_enabled=False
     )
-    agreed = Agreement((4, 8), (3, 7), with_prefill=False, two_batches=True, steps=1, wasted=0)
+    agreed = ReducedState((4, 8), (3, 7), with_prefill=False, two_batches=True, steps=1, wasted=0)
     loop = SimpleNamespace(forward=lambda mine, stand_in, graph_sizes: agreed)
     with (
         mock.patch("verl_patches.features.dp_sync.decode_loop.going", return_value=loop),
@@ -40,7 +40,7 @@ def the_next_forward_is_agreed_on_the_device(body):
 
 @demonstrates(f"{RUNNER}._update_states", ROLLOUT_REBALANCE)
 def random_numbers_of_requests_that_arrived_go_on(body):
-    found = "verl_patches.features.rollout_rebalance.mover.restore_generators"
+    found = "verl_patches.features.rollout_rebalance.migration.restore_generators"
     with mock.patch(found) as restore:
         body(Upstream(), SimpleNamespace(), "scheduled")
     return restore.call_count

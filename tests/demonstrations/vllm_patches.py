@@ -55,13 +55,13 @@ def the_last_agreement_is_asked(body):
 @contextlib.contextmanager
 def a_rollout_goes_on():
     """With a loop that says what it was asked."""
-    loop = SimpleNamespace(step=lambda core, step: "leased", idle_step=lambda run, scheduler: None)
+    loop = SimpleNamespace(step=lambda core, step: "windowed", idle_step=lambda run, scheduler: None)
     with mock.patch("verl_patches.features.dp_sync.decode_loop.going", return_value=loop):
         yield
 
 
 @demonstrates("vllm.v1.engine.core:EngineCore.step", DP_SYNC)
-def a_step_is_made_under_the_lease(body):
+def a_step_is_made_within_the_window(body):
     with a_rollout_goes_on():
         return body(Upstream(), SimpleNamespace())
 
@@ -76,16 +76,16 @@ def nobody_runs_a_batch_for_nobody(body):
 
 @contextlib.contextmanager
 def requests_move():
-    """With a mover that says what it was asked."""
+    """With a migration that says what it was asked."""
     asked = []
-    mover = SimpleNamespace(
+    migration = SimpleNamespace(
         move=lambda core: asked.append("moved"),
         stepping=contextlib.nullcontext,
         own_outputs=lambda core, outputs: f"own of {outputs}",
         has_work=lambda core: True,
     )
     of_loop = mock.patch(
-        "verl_patches.features.rollout_rebalance.mover.mover_of", lambda loop: contextlib.nullcontext(mover)
+        "verl_patches.features.rollout_rebalance.migration.migration_of", lambda loop: contextlib.nullcontext(migration)
     )
     with a_rollout_goes_on(), of_loop:
         yield asked

@@ -122,7 +122,7 @@ def test_programs_find_what_they_find_on_the_pin(tmp_path):
 
 
 @needs_the_other
-def test_operators_have_the_parameters_of_both_releases_calls(tmp_path):
+def test_operators_have_the_parameters_of_both_rewindows_calls(tmp_path):
     written = read_written(tmp_path / "results.json", OTHER)
     calls = read_calls("op_plugin_calls.txt", "op_plugin_calls_2.13.txt", "mindspeed_calls.txt")
     assert len(written) > 500 and "aclnnQuantMatmulV5" in written, "which the pins' op-plugin does not call"
@@ -173,7 +173,7 @@ def test_its_package_is_for_that_torch_npu_alone(tmp_path):
 @pytest.mark.parametrize(
     ("installed", "told"), [("2.5.1.post1", ""), ("2.13.0", ""), ("2.6.0", "error: torch_npu 2.6.0")]
 )
-def test_it_is_built_for_the_releases_that_it_knows(installed, told):
+def test_it_is_built_for_the_rewindows_that_it_knows(installed, told):
     program = f"""
 import sys
 from importlib import metadata

@@ -256,7 +256,7 @@ def test_a_history_is_printed_written_as_json_and_as_a_document(project):
     assert project("bisect", "--upstream", f"acme={project.folder}", f"{first}..{first}")[0] == 0
 
 
-def test_absent_upstream_without_release_is_left_out(bench):
+def test_absent_upstream_without_rewindow_is_left_out(bench):
     """Nobody can install it there; one with a release stays, and is reported as not verified."""
     upstreams = (
         Upstream("source", ("absent_source",), "source_patches", commit="1234567890"),

@@ -729,14 +729,14 @@ def _forward_agreement(runner: Any, *forward: Any) -> tuple[Any, ...]:
     return padded, across.tolist(), str(across.dtype), str(across.device), with_prefill, both
 
 
-def generate_under_lease(
+def generate_in_window(
     state: State, prompts: list[list[int]], running: int | None = None, fault: str | None = None
 ) -> dict[str, Any]:
     """Generate as `rollout` does, the likeliest tokens: responses and the figures of the decode loop, or the error.
 
     running: so many requests at a time, the others wait. fault: what the engine of ranks 2 and 3 does wrong.
     """
-    from verl_patches.features.dp_sync.lease import LeaseError
+    from verl_patches.features.dp_sync.sync_window import SyncWindowError
     from verl_patches.features.measure.step_record import current_record
 
     engine = state["actor"].rollout.inference_engine.llm_engine
@@ -745,18 +745,18 @@ def generate_under_lease(
     with (
         mock.patch.object(state["actor"].rollout.sampling_params, "top_k", 1),
         mock.patch.object(scheduler, "max_num_running_reqs", most),
-        _LEASE_FAULTS[fault]() if fault and state["rank"] >= 2 else nullcontext(),
+        _WINDOW_FAULTS[fault]() if fault and state["rank"] >= 2 else nullcontext(),
     ):
         try:
             found: dict[str, Any] = rollout(state, prompts)
-        except LeaseError as error:
+        except SyncWindowError as error:
             engine.abort_request(list(engine.output_processor.request_states))
             return {"error": str(error)}
     counts = current_record().counts
     return found | {name.removeprefix("rollout/"): int(v) for name, v in counts.items() if name.startswith("rollout/")}
 
 
-def _prompts_within_a_lease() -> Any:
+def _prompts_within_a_window() -> Any:
     from verl_patches.features.dp_sync.decode_loop import DecodeLoop
 
     return mock.patch.object(DecodeLoop, "_holding_still", lambda self, scheduler: nullcontext())
@@ -764,7 +764,7 @@ def _prompts_within_a_lease() -> Any:
 
 @contextmanager
 def _request_loses_its_blocks() -> Iterator[None]:
-    """In the second forward of a lease the scheduler believes that no block is left."""
+    """In the second forward of a window the scheduler believes that no block is left."""
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
     from verl_patches.features.dp_sync import decode_loop
@@ -773,14 +773,14 @@ def _request_loses_its_blocks() -> Iterator[None]:
 
     def short(self: Any, *arguments: Any, **options: Any) -> Any:
         loop = decode_loop.going()
-        lost = loop is not None and loop.lease.left and loop.lease.left < loop.lease.agreement.steps
+        lost = loop is not None and loop.window.left and loop.window.left < loop.window.agreement.steps
         return None if lost else allocate(self, *arguments, **options)
 
     with mock.patch.object(KVCacheManager, "allocate_slots", short):
         yield
 
 
-_LEASE_FAULTS: dict[str, Any] = {
-    "a prompt within a lease": _prompts_within_a_lease,
+_WINDOW_FAULTS: dict[str, Any] = {
+    "a prompt within a window": _prompts_within_a_window,
     "a request loses its blocks": _request_loses_its_blocks,
 }

@@ -234,17 +234,17 @@ def generated(rig, **dp_sync):
     return found[0]
 
 
-def test_ranks_agree_once_a_lease_and_the_tokens_are_those_of_upstream(rig):
+def test_ranks_agree_once_a_window_and_the_tokens_are_those_of_upstream(rig):
     off = generated(rig, enabled=False)
-    every, leased = generated(rig, lease_steps=1), generated(rig, lease_steps=3)
-    assert off["responses"] == every["responses"] == leased["responses"]
-    assert off["agreements"] == every["host"] == leased["host"] == 0
+    every, windowed = generated(rig, lease_steps=1), generated(rig, lease_steps=3)
+    assert off["responses"] == every["responses"] == windowed["responses"]
+    assert off["agreements"] == every["host"] == windowed["host"] == 0
     forwards = every["rollout/decode_steps"] + every["rollout/prefill_steps"]
     assert off["host"] == 2 * forwards + 1 and every["agreements"] == forwards + 1
-    steps, prompts = leased["rollout/decode_steps"], leased["rollout/prefill_steps"]
+    steps, prompts = windowed["rollout/decode_steps"], windowed["rollout/prefill_steps"]
     assert steps >= every["rollout/decode_steps"] > 3
-    assert leased["agreements"] <= prompts + steps / 3 + 2 < forwards
-    assert leased["rollout/wasted_steps"] < 3
+    assert windowed["agreements"] <= prompts + steps / 3 + 2 < forwards
+    assert windowed["rollout/wasted_steps"] < 3
 
 
 def test_slot_steps_and_their_bound_are_those_of_the_responses(rig):
@@ -260,14 +260,14 @@ def test_slot_steps_and_their_bound_are_those_of_the_responses(rig):
     running = [[sum(length > step for length in half) for half in halves] for step in range(1, max(halves[1]))]
     slots, bound = sum(2 * max(both) for both in running), sum(2 * ((sum(both) + 1) // 2) for both in running)
     assert found[1] == {(slots, bound)} and slots > bound + 100
-    ((of_leases, the_same),) = found[3]
-    assert of_leases >= slots and the_same == bound
+    ((in_windows, the_same),) = found[3]
+    assert in_windows >= slots and the_same == bound
 
 
-def test_requests_that_wait_are_admitted_between_leases_and_none_is_lost(rig):
-    plain = rig.run(jobs.generate_under_lease, PROMPTS)[0]
+def test_requests_that_wait_are_admitted_between_windows_and_none_is_lost(rig):
+    plain = rig.run(jobs.generate_in_window, PROMPTS)[0]
     rig.run(jobs.recall)
-    waiting = rig.run(jobs.generate_under_lease, PROMPTS, running=ByRank([12, 12, 20, 20]))
+    waiting = rig.run(jobs.generate_in_window, PROMPTS, running=ByRank([12, 12, 20, 20]))
     assert waiting[0]["responses"] == plain["responses"]
     assert waiting[0]["prefill_steps"] > plain["prefill_steps"]
     figures = ("agreements", "decode_steps", "prefill_steps")
@@ -275,10 +275,10 @@ def test_requests_that_wait_are_admitted_between_leases_and_none_is_lost(rig):
     assert waiting[0]["agreements"] <= waiting[0]["prefill_steps"] + waiting[0]["decode_steps"] / 16 + 2
 
 
-@pytest.mark.parametrize("fault", ["a prompt within a lease", "a request loses its blocks"])
-def test_an_engine_that_breaks_its_lease_is_named_on_all_ranks(rig, fault):
-    found = rig.run(jobs.generate_under_lease, PROMPTS, running=ByRank([32, 32, 12, 12]), fault=fault)
-    assert len(found) == 4 and all("rollout rank 1 could not keep the lease" in each["error"] for each in found)
+@pytest.mark.parametrize("fault", ["a prompt within a window", "a request loses its blocks"])
+def test_an_engine_that_breaks_its_window_is_named_on_all_ranks(rig, fault):
+    found = rig.run(jobs.generate_in_window, PROMPTS, running=ByRank([32, 32, 12, 12]), fault=fault)
+    assert len(found) == 4 and all("rollout rank 1 could not keep its sync window" in each["error"] for each in found)
 
 
 @pytest.mark.parametrize("graphs", [False, True])

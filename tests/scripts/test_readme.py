@@ -42,7 +42,7 @@ def test_readme_is_a_landing_page(name):
     assert len(rows) >= 10 and all(row.split(" | ")[-1].count("](") >= 1 for row in rows)
 
 
-def test_locks_hold_the_pinned_releases():
+def test_locks_hold_the_pinned_rewindows():
     locked = "".join((ROOT / "requirements" / f"{name}.lock").read_text() for name in ("runtime", "upstream"))
     for pin in tomllib.loads((ROOT / "overlay" / "pins.toml").read_text()).values():
         if isinstance(pin, dict) and "release" in pin:

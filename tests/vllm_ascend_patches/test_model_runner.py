@@ -12,7 +12,7 @@ from overlay import ConfigurationError
 from tests.demonstrations import Upstream, installed
 from verl_patches.features import settings
 from verl_patches.features.dp_sync import decode_loop
-from verl_patches.features.dp_sync.lease import Agreement
+from verl_patches.features.dp_sync.sync_window import ReducedState
 from verl_patches.features.residency.feature import ResidencySettings
 from vllm_ascend_patches.worker.model_runner_v1 import get_forward_metadata_across_dp, load_model
 
@@ -55,7 +55,7 @@ def test_rank_runs_the_agreed_size_of_graphs_alone(graphs, in_rollout, runs, mon
 
     def forward(mine, stand_in, graph_sizes):
         asked.append((mine.padded_tokens, mine.tokens, graph_sizes))
-        return Agreement((8, 2), (7, 2), False, True, 1, 0)
+        return ReducedState((8, 2), (7, 2), False, True, 1, 0)
 
     loop = SimpleNamespace(forward=forward)
     monkeypatch.setattr(decode_loop, "going", lambda: loop if in_rollout else None)

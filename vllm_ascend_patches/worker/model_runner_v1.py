@@ -48,9 +48,9 @@ def get_forward_metadata_across_dp(
 
     from verl_patches.features.dp_sync import decode_loop
     from verl_patches.features.dp_sync.agreement import forward_of_rank
-    from verl_patches.features.dp_sync.lease import Offer
+    from verl_patches.features.dp_sync.sync_window import LocalState
 
-    mine, loop = Offer(maybe_padded_num_tokens, num_tokens, with_prefill, enable_dbo), decode_loop.going()
+    mine, loop = LocalState(maybe_padded_num_tokens, num_tokens, with_prefill, enable_dbo), decode_loop.going()
     in_graphs = self.torchair_graph_enabled
     if loop:
         sizes = self.torchair_graph_batch_sizes if in_graphs else ()
@@ -68,7 +68,7 @@ def get_forward_metadata_across_dp(
     remove_when="vLLM moves requests between data-parallel engines while they decode",
 )
 def update_states(upstream: Callable[..., None], self: NPUModelRunner, scheduler_output: SchedulerOutput) -> None:
-    from verl_patches.features.rollout_rebalance.mover import restore_generators
+    from verl_patches.features.rollout_rebalance.migration import restore_generators
 
     upstream(self, scheduler_output)
     restore_generators(self, scheduler_output)

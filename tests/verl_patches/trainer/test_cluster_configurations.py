@@ -438,7 +438,7 @@ def test_the_scaled_job_is_exact_and_reads_every_key(scaled_run):
     assert_exact(steps, 3)
     assert_left_the_reference(steps)
     assert ran_graphs(folder)
-    # Samples stay on the devices, and engines agree for a lease; answers are too alike to change engines.
+    # Samples stay on the devices, and engines agree for a window; answers are too alike to change engines.
     for step in steps:
         assert step["samples/collectives"] == 1 and "rollout/moved_requests" in step
         assert step["rollout/agreements"] < step["rollout/decode_steps"] + step["rollout/prefill_steps"]

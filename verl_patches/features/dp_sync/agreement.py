@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from verl_patches.features.dp_sync.lease import Agreement, Offer
+from verl_patches.features.dp_sync.sync_window import LocalState, ReducedState
 from verl_patches.features.measure.step_record import current_record
 
 
@@ -45,7 +45,7 @@ def total(vector: list[int], group: dist.ProcessGroup) -> list[int]:
 
 
 def forward_of_rank(
-    mine: Offer, agreed: Agreement, rank: int, fixed_sizes: bool
+    mine: LocalState, agreed: ReducedState, rank: int, fixed_sizes: bool
 ) -> tuple[int, torch.Tensor, bool, bool]:
     """What a rank runs in a forward of the agreement.
 

@@ -1,4 +1,4 @@
-"""A vLLM engine's decode loop under a lease: what its scheduler may do, and what it can promise the other ranks."""
+"""The decode loop of a vLLM engine within a sync window: what its scheduler may do, and what it can promise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Any, Protocol
 
 from post_training.plan.rebalance import least_slot_steps
 from verl_patches.features.dp_sync.agreement import largest, total
-from verl_patches.features.dp_sync.lease import Agreement, DecodeLease, Offer, Progress, decide, encode, steps_in_hand
+from verl_patches.features.dp_sync.sync_window import (
+    LocalState,
+    Progress,
+    ReducedState,
+    SyncWindow,
+    decide,
+    encode,
+    steps_in_hand,
+)
 from verl_patches.features.measure.step_record import current_record
 
 FIGURES = (
@@ -23,12 +31,12 @@ FIGURES = (
 )
 
 
-class Mover(Protocol):
-    """What moves requests between engines at the end of a lease, where a feature does so."""
+class RequestMigration(Protocol):
+    """What moves requests between engines at the end of a window, where a feature does so."""
 
-    away: set[str]
+    migrated_out: set[str]
 
-    def plan(self, agreed: Agreement, graph_sizes: Sequence[int]) -> bool:
+    def plan(self, agreed: ReducedState, graph_sizes: Sequence[int]) -> bool:
         """Whether requests move after the forward that has just been agreed on; the same on all ranks."""
 
     def ended(self) -> None:
@@ -38,10 +46,10 @@ class Mover(Protocol):
 class EarlyEnd(Protocol):
     """What decides that a rollout ends although requests are unfinished, where a feature does so."""
 
-    def counted(self, offer: Offer) -> Offer:
+    def counted(self, offer: LocalState) -> LocalState:
         """`offer` with what decides it."""
 
-    def decide(self, agreed: Agreement) -> bool:
+    def decide(self, agreed: ReducedState) -> bool:
         """Whether the rollout ends after the forward that has just been agreed on; the same on all ranks."""
 
 
@@ -50,10 +58,10 @@ class DecodeLoop:
 
     def __init__(self, group: Any, limit: int) -> None:
         self.group = group
-        self.lease = DecodeLease(group.rank_in_group, group.world_size, limit)
+        self.window = SyncWindow(group.rank_in_group, group.world_size, limit)
         self._unfinished = False
         self._idle = False
-        self.mover: Mover | None = None
+        self.migration: RequestMigration | None = None
         self.early_end: EarlyEnd | None = None
         self._scheduler: Any = None
         self._running: list[int] = []
@@ -63,31 +71,31 @@ class DecodeLoop:
         """Whether the engine makes another forward; `unfinished`: it has unfinished requests of its own. Exchanges
         nothing: what others have is known from the last agreement."""
         self._unfinished = unfinished
-        if not self.lease.going:
+        if not self.window.going:
             self._running.clear()
-        return self.lease.goes_on()
+        return self.window.goes_on()
 
     def step(self, core: Any, step: Callable[[], Any]) -> Any:
         """One step of vLLM's EngineCore. A step that schedules nothing makes a forward too, as the others wait for its
         experts."""
-        before = self.lease.progress.forwards
+        before = self.window.progress.forwards
         self._scheduler = core.scheduler
-        with self._holding_still(core.scheduler) if self.lease.left else _reserving(core.scheduler, self.lease.limit):
+        with self._holding_still(core.scheduler) if self.window.left else _reserving(core.scheduler, self.window.limit):
             outputs = step()
-        if self.lease.progress.forwards == before:
+        if self.window.progress.forwards == before:
             core.execute_dummy_batch()
         return outputs
 
     def idle_step(self, run: Callable[[], Any], scheduler: Any = None) -> None:
         """A forward without requests, unless all ranks find that nobody has any. `scheduler`: the engine's."""
-        lease = self.lease
+        window = self.window
         self._scheduler = scheduler or self._scheduler
-        if not lease.left:
-            steps, work = (1, lease.limit) if self._stuck() else (lease.limit, 0)
-            if not self._agree(self._with_counts(Offer(1, 1, False, False, steps, work))).unfinished:
+        if not window.left:
+            steps, work = (1, window.limit) if self._stuck() else (window.limit, 0)
+            if not self._agree(self._with_counts(LocalState(1, 1, False, False, steps, work))).unfinished:
                 self._count_bound()
-                if self.mover is not None:
-                    self.mover.ended()
+                if self.migration is not None:
+                    self.migration.ended()
                 return
         self._idle = True
         try:
@@ -95,54 +103,54 @@ class DecodeLoop:
         finally:
             self._idle = False
 
-    def forward(self, mine: Offer, stand_in: Callable[[], Any], graph_sizes: Sequence[int] = ()) -> Agreement:
-        """The agreement under which this rank runs `mine`. Exchanges only where no lease is in force.
+    def forward(self, mine: LocalState, stand_in: Callable[[], Any], graph_sizes: Sequence[int] = ()) -> ReducedState:
+        """The agreement under which this rank runs `mine`. Synchronises only between windows.
 
-        stand_in: runs a forward without requests. With it a rank that cannot keep its lease gets to the lease's end,
+        stand_in: runs a forward without requests. With it a rank that cannot keep its window gets to the window's end,
         where all ranks raise; to stop earlier would leave the others waiting.
         graph_sizes: of the graphs that decode, the same on all ranks; none without graphs.
 
         Raises:
-            LeaseError: see `lease.decide`.
+            SyncWindowError: see `sync_window.decide`.
         """
-        lease = self.lease
+        window = self.window
         self._graph_sizes = graph_sizes
-        if not lease.left:
-            self._agree(mine if self._idle else self._with_counts(_promise(mine, self._scheduler, lease.limit)))
-        elif not lease.fits(mine):
-            lease.cannot_keep()
-            while lease.left:
+        if not window.left:
+            self._agree(mine if self._idle else self._with_counts(_promise(mine, self._scheduler, window.limit)))
+        elif not window.fits(mine):
+            window.cannot_keep()
+            while window.left:
                 self.idle_step(stand_in)
             self._agree(mine)
-        agreed = lease.agreement
+        agreed = window.agreement
         assert agreed is not None
-        lease.take(self._idle)
+        window.take(self._idle)
         _count(decode_steps=not agreed.with_prefill, prefill_steps=agreed.with_prefill, idle_steps=self._idle)
         if not agreed.with_prefill:
             self._running.append(0 if self._idle else mine.tokens)
             _count(slot_steps=len(agreed.padded_tokens) * max(agreed.padded_tokens))
         return agreed
 
-    def _agree(self, offer: Offer) -> Agreement:
+    def _agree(self, offer: LocalState) -> ReducedState:
         offer = self.early_end.counted(offer) if self.early_end is not None else offer
-        agreed = self.lease.accept(largest(self.lease.vector(offer), self.group.device_group))
+        agreed = self.window.accept(largest(self.window.vector(offer), self.group.device_group))
         _count(agreements=1, wasted_steps=0 if agreed.unfinished else agreed.wasted)
-        if self.mover is not None and agreed.unfinished and self.mover.plan(agreed, self._graph_sizes):
-            self.lease.end_after_next()
+        if self.migration is not None and agreed.unfinished and self.migration.plan(agreed, self._graph_sizes):
+            self.window.end_after_next()
         if self.early_end is not None and agreed.unfinished and self.early_end.decide(agreed):
-            self.lease.end_after_next()
+            self.window.end_after_next()
         return agreed
 
     def _stuck(self) -> bool:
         """Whether the engine has requests of its own that do not run, other than those that run elsewhere."""
-        if self.mover is None or not self.mover.away:
+        if self.migration is None or not self.migration.migrated_out:
             return self._unfinished
         return self._scheduler.has_unfinished_requests()
 
-    def _with_counts(self, offer: Offer) -> Offer:
+    def _with_counts(self, offer: LocalState) -> LocalState:
         """`offer` with what decides whether requests move, if they may."""
         scheduler = self._scheduler
-        if self.mover is None or scheduler is None:
+        if self.migration is None or scheduler is None:
             return offer
         running, waiting = len(scheduler.running), bool(scheduler.waiting)
         return replace(offer, running=running, room=max(0, _most_requests(scheduler) - running), waiting=waiting)
@@ -155,14 +163,14 @@ class DecodeLoop:
 
     @contextmanager
     def _holding_still(self, scheduler: Any) -> Iterator[None]:
-        """Within a lease no waiting request is admitted, and a request that loses its blocks breaks the lease."""
+        """Within a window no waiting request is admitted, and a request that loses its blocks breaks the window."""
         waiting, scheduler.waiting = scheduler.waiting, type(scheduler.waiting)()
         try:
             yield
         finally:
             preempted, scheduler.waiting = scheduler.waiting, waiting
             if preempted:
-                self.lease.cannot_keep()
+                self.window.cannot_keep()
                 waiting.extendleft(reversed(preempted))
 
 
@@ -171,7 +179,7 @@ def _reserving(scheduler: Any, limit: int) -> Iterator[None]:
     """What is scheduled now gets the blocks of `limit` forwards at once, or waits.
 
     The scheduler allots and preempts as ever; it only looks further ahead. Where the cache does not hold the longest
-    sequence, that could keep a request out for ever, and the lease is as long as the blocks in hand.
+    sequence, that could keep a request out for ever, and the window is as long as the blocks in hand.
     """
     blocks = scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1  # one block is vLLM's own
     ahead = limit - 1 if blocks * scheduler.block_size >= scheduler.max_model_len else 0
@@ -182,7 +190,7 @@ def _reserving(scheduler: Any, limit: int) -> Iterator[None]:
         scheduler.num_lookahead_tokens -= ahead
 
 
-def _promise(mine: Offer, scheduler: Any, limit: int) -> Offer:
+def _promise(mine: LocalState, scheduler: Any, limit: int) -> LocalState:
     """`mine` with what the engine can promise after it has scheduled this forward."""
     running = scheduler.running
     needed = [_forwards_needed(request, scheduler.max_model_len) for request in running]
@@ -224,17 +232,17 @@ _loop: DecodeLoop | None = None
 def loop_of(group: Any, limit: int) -> DecodeLoop:
     """The loop of this process's engine, whose data-parallel group is `group`."""
     global _loop
-    if _loop is None or _loop.group is not group or _loop.lease.limit != limit:
+    if _loop is None or _loop.group is not group or _loop.window.limit != limit:
         _loop = DecodeLoop(group, limit)
     return _loop
 
 
 def going() -> DecodeLoop | None:
     """The loop of the rollout that goes on in this process."""
-    return _loop if _loop is not None and _loop.lease.going else None
+    return _loop if _loop is not None and _loop.window.going else None
 
 
-def agree_once(mine: Offer, group: Any) -> Agreement:
+def agree_once(mine: LocalState, group: Any) -> ReducedState:
     """Agree on one forward outside a rollout, such as a warm-up."""
     ranks = group.world_size
     reduced = largest(encode(mine, Progress(), group.rank_in_group, ranks), group.device_group, in_rollout=False)

@@ -10,7 +10,7 @@ from typing import Any
 from post_training.plan.partial_rollout import may_end
 from verl_patches.features import settings
 from verl_patches.features.dp_sync.decode_loop import DecodeLoop, loop_of
-from verl_patches.features.dp_sync.lease import Agreement, Offer
+from verl_patches.features.dp_sync.sync_window import LocalState, ReducedState
 from verl_patches.features.rollout_rebalance.requests import LEFT_ALONE
 
 LEFT = "abort"
@@ -64,11 +64,11 @@ class Ending:
         """Whether a group of this engine is due and not finished."""
         return any(answers and due for answers, due in zip(self.unfinished, self.due, strict=True))
 
-    def counted(self, offer: Offer) -> Offer:
+    def counted(self, offer: LocalState) -> LocalState:
         """See `decode_loop.EarlyEnd`."""
         return replace(offer, finished=self.finished, held=self.held)
 
-    def decide(self, agreed: Agreement) -> bool:
+    def decide(self, agreed: ReducedState) -> bool:
         """See `decode_loop.EarlyEnd`."""
         self.decided = self.decided or may_end(agreed.finished, self.needed, agreed.held)
         return self.decided
@@ -149,7 +149,7 @@ def _ends_by(engine: Any, ending: Ending) -> Iterator[Callable[[], bool]]:
     loop: DecodeLoop = loop_of(get_dp_group(), settings.current().dp_sync.lease_steps)
     loop.early_end = ending
     try:
-        yield lambda: ending.decided and not loop.lease.left
+        yield lambda: ending.decided and not loop.window.left
     finally:
         loop.early_end = None
 

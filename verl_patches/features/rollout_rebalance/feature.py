@@ -16,14 +16,14 @@ _GRAPH = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.torchai
 
 @dataclass(frozen=True)
 class RolloutRebalanceSettings:
-    """At the end of a lease, move unfinished requests from full engines to empty ones where all can then run a smaller
+    """At the end of a window, move unfinished requests from full engines to empty ones where all can then run a smaller
     graph. Their keys and values are computed again. Needs request_noise."""
 
     enabled: bool = False
 
 
 def check_rebalance(config: Mapping[str, Any], settings: Any) -> None:
-    """Requests move between leases, and only into smaller graphs."""
+    """Requests move between windows, and only into smaller graphs."""
     if not settings.rollout_rebalance.enabled:
         return
     switch, node = ROLLOUT_REBALANCE.switch, config["actor_rollout_ref"]["rollout"]

@@ -1,4 +1,4 @@
-"""vLLM's engine core keeps to the lease of its decode loop."""
+"""vLLM's engine core keeps to the window of its decode loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @wrap(
     "vllm.v1.engine.core:EngineCore.step",
-    why="within a lease no request is admitted or preempted; blocks are reserved before it, and a step that schedules "
+    why="within a window no request is admitted or preempted; blocks are reserved before it, and a step that schedules "
     "nothing must still make the forward that the other ranks make",
     relies_on=["vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots"],
     feature=DP_SYNC,
@@ -53,7 +53,7 @@ def execute_dummy_batch(upstream: Callable[..., None], self: EngineCore) -> None
 
 @wrap(
     "vllm.v1.engine.core:EngineCore.step",
-    why="between leases requests leave for engines with room; what is sampled of them goes to their home, which has "
+    why="between windows requests leave for engines with room; what is sampled of them goes to their home, which has "
     "their results in its own",
     feature=ROLLOUT_REBALANCE,
     outside=["dp_sync"],
@@ -64,16 +64,16 @@ def step_between_moves(
     upstream: Callable[..., tuple[dict[int, EngineCoreOutputs], bool]], self: EngineCore
 ) -> tuple[dict[int, EngineCoreOutputs], bool]:
     from verl_patches.features.dp_sync import decode_loop
-    from verl_patches.features.rollout_rebalance.mover import mover_of
+    from verl_patches.features.rollout_rebalance.migration import migration_of
 
     loop = decode_loop.going()
     if not loop:
         return upstream(self)
-    with mover_of(loop) as mover:
-        mover.move(self)
-        with mover.stepping():
+    with migration_of(loop) as migration:
+        migration.move(self)
+        with migration.stepping():
             outputs, executed = upstream(self)
-        return mover.own_outputs(self, outputs), executed
+        return migration.own_outputs(self, outputs), executed
 
 
 @wrap(
@@ -86,14 +86,14 @@ def step_between_moves(
 )
 def step_for_guests(upstream: Callable[..., None], self: EngineCore) -> None:
     from verl_patches.features.dp_sync import decode_loop
-    from verl_patches.features.rollout_rebalance.mover import mover_of
+    from verl_patches.features.rollout_rebalance.migration import migration_of
 
     loop = decode_loop.going()
     if not loop:
         return upstream(self)
-    with mover_of(loop) as mover:
-        mover.move(self)
-        if mover.has_work(self):
+    with migration_of(loop) as migration:
+        migration.move(self)
+        if migration.has_work(self):
             self.step()
         else:
             upstream(self)

@@ -1,4 +1,4 @@
-"""Rollout ranks in lockstep: the product's lease, and a scheduler with blocks, preemption and prompts that come late.
+"""Rollout ranks in lockstep: the product's window, and a scheduler with blocks, preemption and prompts that come late.
 
 A rank is a generator. It yields `("agree", vector)` and gets the reduced vector back, or `("forward", what)` for a
 forward of the model. On devices two ranks that yield different things would wait for each other; here it is an error.
@@ -12,7 +12,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from verl_patches.features.dp_sync.lease import DecodeLease, LeaseError, Offer, steps_in_hand
+from verl_patches.features.dp_sync.sync_window import LocalState, SyncWindow, SyncWindowError, steps_in_hand
 
 Event = tuple[str, Any]
 MOST_EVENTS = 20_000
@@ -36,9 +36,9 @@ class Sequence:
 
 @dataclass
 class Rank:
-    """An engine: its lease, its KV cache of `blocks` blocks of `block_size` tokens, and what it should be asked."""
+    """An engine: its window, its KV cache of `blocks` blocks of `block_size` tokens, and what it should be asked."""
 
-    lease: DecodeLease
+    window: SyncWindow
     sequences: list[Sequence]
     blocks: int
     block_size: int = 4
@@ -53,29 +53,29 @@ class Rank:
 
     def rollout(self) -> Generator[Event, Any, None]:
         """Until no rank has unfinished requests."""
-        lease = self.lease
-        while lease.goes_on():
+        window = self.window
+        while window.goes_on():
             self._receive()
             if not self.running and not self.waiting:
                 yield from self._idle(unfinished=False)
                 continue
-            held = deque() if lease.left and not self.sneaks_prompts_in else self.waiting
+            held = deque() if window.left and not self.sneaks_prompts_in else self.waiting
             lost = self.preempted
-            prompt, tokens = self._schedule(held, ahead=0 if lease.left or self.overstates else lease.limit - 1)
-            if lease.left and self.preempted > lost:
-                lease.cannot_keep()
+            prompt, tokens = self._schedule(held, ahead=0 if window.left or self.overstates else window.limit - 1)
+            if window.left and self.preempted > lost:
+                window.cannot_keep()
             self.waiting.extendleft(reversed(held if held is not self.waiting else ()))
             if not tokens:
                 yield from self._idle(unfinished=True)
                 continue
-            mine = self._promise(Offer(tokens, tokens, prompt, False))
-            if not lease.left:
-                lease.accept((yield "agree", lease.vector(mine)))
-            elif not lease.fits(mine):
-                lease.cannot_keep()
-                while lease.left:
+            mine = self._promise(LocalState(tokens, tokens, prompt, False))
+            if not window.left:
+                window.accept((yield "agree", window.vector(mine)))
+            elif not window.fits(mine):
+                window.cannot_keep()
+                while window.left:
                     yield from self._forward(idle=True)
-                lease.accept((yield "agree", lease.vector(mine)))
+                window.accept((yield "agree", window.vector(mine)))
             yield from self._forward(idle=False)
             self._sample()
 
@@ -85,17 +85,17 @@ class Rank:
         self.sequences = [each for each in self.sequences if each.arrives > self.forwards]
 
     def _idle(self, unfinished: bool) -> Generator[Event, Any, None]:
-        if not self.lease.left:
-            steps, work = (1, self.lease.limit) if unfinished else (self.lease.limit, 0)
-            offer = Offer(1, 1, False, False, steps, work)
-            if not self.lease.accept((yield "agree", self.lease.vector(offer))).unfinished:
+        if not self.window.left:
+            steps, work = (1, self.window.limit) if unfinished else (self.window.limit, 0)
+            offer = LocalState(1, 1, False, False, steps, work)
+            if not self.window.accept((yield "agree", self.window.vector(offer))).unfinished:
                 return
         yield from self._forward(idle=True)
 
     def _forward(self, idle: bool) -> Generator[Event, Any, None]:
-        agreed = self.lease.agreement
+        agreed = self.window.agreement
         assert agreed is not None
-        self.lease.take(idle)
+        self.window.take(idle)
         self.forwards += 1
         self.prefills += agreed.with_prefill
         yield "forward", (agreed.with_prefill, max(agreed.padded_tokens))
@@ -132,8 +132,8 @@ class Rank:
         each.blocks = max(each.blocks, wanted)
         return True
 
-    def _promise(self, mine: Offer) -> Offer:
-        limit = self.lease.limit
+    def _promise(self, mine: LocalState) -> LocalState:
+        limit = self.window.limit
         needed = [each.length - each.done for each in self.running]
         work = limit if self.waiting else min(limit, max(needed))
         if mine.with_prefill or mine.tokens < len(self.running):
@@ -169,7 +169,7 @@ def run(ranks: list[Rank]) -> Totals:
                 events.append(loop.send(answer))
             except StopIteration:
                 events.append(("end", None))
-            except LeaseError as error:
+            except SyncWindowError as error:
                 events.append(("error", None))
                 totals.errors.append(str(error))
         kinds = {kind for kind, _ in events}

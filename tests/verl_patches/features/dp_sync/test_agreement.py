@@ -15,7 +15,7 @@ import torch_npu  # noqa: F401
 
 from verl_patches.features.dp_sync import decode_loop
 from verl_patches.features.dp_sync.agreement import forward_of_rank, largest
-from verl_patches.features.dp_sync.lease import Offer, Progress, decide, encode
+from verl_patches.features.dp_sync.sync_window import LocalState, Progress, decide, encode
 from verl_patches.features.measure import step_record
 from verl_patches.workers.sharding_manager import megatron_vllm
 
@@ -32,7 +32,7 @@ def record(monkeypatch):
 
 def test_the_start_of_an_engine_counts_in_no_step(record):
     """vLLM-Ascend's warm-up agrees too, in every start and so in the step after every resume."""
-    agreed = decode_loop.agree_once(Offer(4, 3, False, False), GROUP)
+    agreed = decode_loop.agree_once(LocalState(4, 3, False, False), GROUP)
     assert agreed.tokens == (3,) and record.counts == {}
 
 
@@ -105,7 +105,7 @@ def upstreams_forward():
 @pytest.mark.parametrize("two_batches", [(True, True, True), (True, False, True)])
 def test_first_forward_is_upstreams(graphs, prefills, two_batches, upstreams_forward):
     sizes = zip((4, 1, 8), (3, 1, 7), prefills, two_batches, strict=True)
-    offers = [Offer(*each) for each in sizes]
+    offers = [LocalState(*each) for each in sizes]
     for rank, mine in enumerate(offers):
         tokens, across, *flags = forward_of_rank(mine, agreed_by(offers), rank, fixed_sizes=graphs)
         expected = upstreams_forward(offers, rank, graphs)
@@ -116,11 +116,13 @@ def test_later_forward_fits_vllms_metadata_on_every_rank():
     """Ranks may run less than announced, each for itself; all of them still exchange by one greatest size."""
     from vllm.forward_context import DPMetadata
 
-    announced = [Offer(count, count, False, False) for count in (4, 2, 3)]
+    announced = [LocalState(count, count, False, False) for count in (4, 2, 3)]
     agreed = agreed_by(announced)
     for now in product((4, 3, 1), (2, 1), (3, 2, 1)):
         for rank, count in enumerate(now):
-            tokens, across, *_ = forward_of_rank(Offer(count, count, False, False), agreed, rank, fixed_sizes=False)
+            tokens, across, *_ = forward_of_rank(
+                LocalState(count, count, False, False), agreed, rank, fixed_sizes=False
+            )
             parallel = SimpleNamespace(data_parallel_size=3, data_parallel_rank=rank)
             made = DPMetadata.make(parallel, None, tokens, across)  # which asserts that the rank's entry is its own
             assert (tokens, int(across[rank])) == (count, count)

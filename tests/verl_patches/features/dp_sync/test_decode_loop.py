@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from verl_patches.features.dp_sync.decode_loop import FIGURES, _count, _most_requests, _promise
-from verl_patches.features.dp_sync.lease import Offer
+from verl_patches.features.dp_sync.sync_window import LocalState
 from verl_patches.features.measure import step_record
 
 
@@ -60,12 +60,12 @@ DECODING = (5, 5, 1, 9)
     ],
 )
 def test_what_an_engine_promises(tokens, with_prefill, engine, promised):
-    found = _promise(Offer(8, tokens, with_prefill, False), engine, limit=20)
+    found = _promise(LocalState(8, tokens, with_prefill, False), engine, limit=20)
     assert (found.steps, found.work) == promised
 
 
-def test_a_promise_is_no_longer_than_a_lease():
-    found = _promise(Offer(8, 1, False, False), scheduler([DECODING]), limit=3)
+def test_a_promise_is_no_longer_than_a_window():
+    found = _promise(LocalState(8, 1, False, False), scheduler([DECODING]), limit=3)
     assert (found.steps, found.work) == (3, 3)
 
 

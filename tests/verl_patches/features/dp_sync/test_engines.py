@@ -1,4 +1,4 @@
-"""Real engines whose cache is too small: leases with preemption between them, and the tokens of upstream."""
+"""Real engines whose cache is too small: windows with preemption between them, and the tokens of upstream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREEMPTING = [name for name in CASES if name.startswith("preempts")]
 def found(request, tmp_path_factory) -> list[dict[str, Any]]:
     """What every rank found."""
     name = request.param
-    ranks: Found = run_cases(tmp_path_factory.mktemp("lease"), [name])
+    ranks: Found = run_cases(tmp_path_factory.mktemp("window"), [name])
     for run in (f"{kind} {how}" for kind in KINDS for how in AGREED):
         print(name, run, ranks[name][0][run]["figures"], [rank[run]["preempted"] for rank in ranks[name]])
     return ranks[name]
@@ -39,17 +39,17 @@ def figures(found: list[dict[str, Any]], run: str) -> dict[str, float]:
 def test_tokens_are_those_of_upstream_though_requests_were_preempted(found, kind):
     for rank in found:
         for what in ("tokens", "reasons"):
-            leased, every, upstream = (rank[f"{kind} {how}"][what] for how in ("leased", "every", "upstream"))
-            assert leased == every == upstream
+            windowed, every, upstream = (rank[f"{kind} {how}"][what] for how in ("windowed", "every", "upstream"))
+            assert windowed == every == upstream
         assert min(rank[f"{kind} {how}"]["preempted"] for how in AGREED) > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_lease_of_16_takes_a_sixteenth_of_the_agreements(found, kind):
-    leased, every = figures(found, f"{kind} leased"), figures(found, f"{kind} every")
-    assert leased["decode_steps"] >= 256
-    assert leased["agreements"] <= leased["prefill_steps"] + leased["decode_steps"] / 16 + 2
-    assert leased["wasted_steps"] <= 15
-    # Without leases at most one a forward, and the one that finds that all have ended; a control of the above.
+def test_a_window_of_16_takes_a_sixteenth_of_the_agreements(found, kind):
+    windowed, every = figures(found, f"{kind} windowed"), figures(found, f"{kind} every")
+    assert windowed["decode_steps"] >= 256
+    assert windowed["agreements"] <= windowed["prefill_steps"] + windowed["decode_steps"] / 16 + 2
+    assert windowed["wasted_steps"] <= 15
+    # Without windows at most one a forward, and the one that finds that all have ended; a control of the above.
     assert every["agreements"] <= every["decode_steps"] + every["prefill_steps"] + 1
     assert every["agreements"] > every["prefill_steps"] + every["decode_steps"] / 16 + 2

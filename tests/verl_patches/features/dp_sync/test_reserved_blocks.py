@@ -1,4 +1,4 @@
-"""How far ahead a lease lets vLLM's scheduler allot blocks."""
+"""How far ahead a window lets vLLM's scheduler allot blocks."""
 
 from types import SimpleNamespace
 

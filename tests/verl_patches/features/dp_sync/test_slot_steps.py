@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from verl_patches.features.dp_sync import decode_loop
 from verl_patches.features.dp_sync.decode_loop import DecodeLoop
-from verl_patches.features.dp_sync.lease import Agreement, Offer
+from verl_patches.features.dp_sync.sync_window import LocalState, ReducedState
 from verl_patches.features.measure.step_record import StepRecord
 
 LONGEST = 40
@@ -30,7 +30,7 @@ class Ranks:
         self.barrier = threading.Barrier(len(lengths))
         self.vectors: list[list[int]] = [[] for _ in lengths]
         self.of_thread = threading.local()
-        self.agreements: list[Agreement] = []
+        self.agreements: list[ReducedState] = []
 
     def counted(self) -> list[dict[str, float]]:
         """The figures of every rank after all of them have ended."""
@@ -64,25 +64,25 @@ class Ranks:
         loop, made, left = DecodeLoop(group, self.limit), 0, list(self.lengths[rank])
         while loop.goes_on(bool(left)):
             if not left:
-                loop.idle_step(lambda: self._forward(loop, Offer(self._padded(1), 1, False, False)))
+                loop.idle_step(lambda: self._forward(loop, LocalState(self._padded(1), 1, False, False)))
                 continue
             loop._scheduler = _scheduler(left, made)
             tokens = len(left)
-            self._forward(loop, Offer(self._padded(tokens) if made else tokens, tokens, not made, False))
+            self._forward(loop, LocalState(self._padded(tokens) if made else tokens, tokens, not made, False))
             made += 1
             left = [length for length in left if length > made]
 
     def _padded(self, tokens: int) -> int:
         return min((size for size in self.sizes if size >= tokens), default=tokens)
 
-    def _forward(self, loop: DecodeLoop, mine: Offer) -> None:
+    def _forward(self, loop: DecodeLoop, mine: LocalState) -> None:
         agreed = loop.forward(mine, pytest.fail, self.sizes)
         if loop.group.rank_in_group == 0 and not any(agreed is each for each in self.agreements):
             self.agreements.append(agreed)
 
     @property
-    def leases(self) -> list[int]:
-        """Lengths of the leases without a prompt, in their order."""
+    def windows(self) -> list[int]:
+        """Lengths of the windows without a prompt, in their order."""
         return [each.steps for each in self.agreements if not each.with_prefill]
 
 
@@ -100,16 +100,16 @@ def _scheduler(lengths: list[int], made: int) -> Any:
     )
 
 
-def expected(lengths: list[list[int]], leases: list[int], sizes: Sequence[int]) -> tuple[int, int]:
+def expected(lengths: list[list[int]], windows: list[int], sizes: Sequence[int]) -> tuple[int, int]:
     """(slot-steps, their bound) by hand. The first token comes with the prompt: a sequence of 3 decodes twice."""
 
     def size(number: int) -> int:
         return min((each for each in sizes if each >= number), default=number)
 
     slots = least = step = 0
-    for lease in leases:
+    for window in windows:
         fullest = max(sum(length > step + 1 for length in of_rank) for of_rank in lengths)
-        for _ in range(lease):
+        for _ in range(window):
             slots += len(lengths) * size(max(1, fullest))
             running = sum(length > step + 1 for of_rank in lengths for length in of_rank)
             least += len(lengths) * size((running + len(lengths) - 1) // len(lengths)) if running else 0
@@ -127,12 +127,12 @@ lengths_of_ranks = st.integers(2, 4).flatmap(
 def test_figures_are_those_of_the_lengths(lengths, limit, sizes):
     ranks = Ranks(lengths, limit, sizes)
     found = [(counts["rollout/slot_steps"], counts["rollout/slot_steps_bound"]) for counts in ranks.counted()]
-    assert found == [expected(lengths, ranks.leases, sizes)] * len(lengths)
+    assert found == [expected(lengths, ranks.windows, sizes)] * len(lengths)
 
 
 def test_the_figures_of_a_small_rollout_by_hand():
     """Lengths 5 2 2 2 | 1 on two ranks: 4 sequences decode once, one of them three times more. Agreed before each
-    forward, graphs of 4 1 1 1; in leases of 3 it is 4 4 4, and then 1 1 1 with two steps for nothing. Spread evenly, 2
+    forward, graphs of 4 1 1 1; in windows of 3 it is 4 4 4, and then 1 1 1 with two steps for nothing. Spread evenly, 2
     1 1 1 would do."""
     lengths = [[5, 2, 2, 2], [1]]
     for limit, slots in ((1, 2 * 7), (3, 2 * (3 * 4 + 1))):
@@ -157,4 +157,4 @@ def test_a_loop_that_counts_the_token_of_an_idle_forward_is_found():
         with mock.patch.object(DecodeLoop, "__init__", change):
             ranks = Ranks(lengths, 16, ())
             found = ranks.counted()[0]["rollout/slot_steps_bound"]
-        assert (found == expected(lengths, ranks.leases, ())[1]) == equal
+        assert (found == expected(lengths, ranks.windows, ())[1]) == equal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-MODEL, LEASE, PROMPTS, LONGEST, PASSES = "deepseek8", 4, 8, 48, 4
+MODEL, WINDOW, PROMPTS, LONGEST, PASSES = "deepseek8", 4, 8, 48, 4
 STOP_TOKENS = list(range(3, 256, 20))
 
 

@@ -26,12 +26,12 @@ from tests.ranks import fork_ranks  # noqa: E402
 from tests.verl_patches.features.partial_rollout.cases import (  # noqa: E402
     CASES,
     FAULTS,
-    LEASE,
     LONGEST,
     MODEL,
     PASSES,
     PROMPTS,
     STOP_TOKENS,
+    WINDOW,
     Case,
 )
 
@@ -54,7 +54,7 @@ def generate(folder: Path, case: Case) -> None:
 
     EngineArgs._is_v1_supported_oracle = lambda self, model_config: True  # float32 is for tests, says vLLM
     rank = int(os.environ["RANK"])
-    sections = {"dp_sync": {"lease_steps": LEASE}, "rollout": {"expert_parallel_size": case.ranks}}
+    sections = {"dp_sync": {"lease_steps": WINDOW}, "rollout": {"expert_parallel_size": case.ranks}}
     settings.activate(settings.OverlaySettings.from_config({"overlay": sections}))
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from verl_patches.features.dp_sync.lease import Offer, Progress, decide, encode
+from verl_patches.features.dp_sync.sync_window import LocalState, Progress, decide, encode
 from verl_patches.features.partial_rollout.engine import (
     LEFT,
     Begun,
@@ -26,7 +26,7 @@ from verl_patches.features.partial_rollout.engine import (
 
 def agreed(endings: list[Ending], work: int = 5):
     """What the engines agree on."""
-    offers = [ending.counted(Offer(1, 1, False, False, 16, work)) for ending in endings]
+    offers = [ending.counted(LocalState(1, 1, False, False, 16, work)) for ending in endings]
     vectors = [encode(offer, Progress(), rank, len(offers)) for rank, offer in enumerate(offers)]
     return decide([max(column) for column in zip(*vectors, strict=True)], len(offers), 16)
 

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-MODEL, LEASE, SEQUENCES = "deepseek8", 4, 8
+MODEL, WINDOW, SEQUENCES = "deepseek8", 4, 8
 LONG = [100, 84, 70, 60, 50, 40, 30, 24]
 STOP_TOKEN = 7
 PART = 12
@@ -46,7 +46,7 @@ CASES = {
 
 
 # Eight sequences of two blocks each, of which the cache holds four; by what the engines agree on each forward.
-AGREED = {"upstream": {"enabled": False}, "every": {"lease_steps": 1}, "leased": {"lease_steps": 16}}
+AGREED = {"upstream": {"enabled": False}, "every": {"lease_steps": 1}, "windowed": {"lease_steps": 16}}
 _PREEMPTING = tuple(f"{kind} {how}" for kind in ("long", "drawn") for how in AGREED)
 CASES |= {
     "preempts, four": Case(4, (SEQUENCES,), _PREEMPTING, blocks=10, longest=256),
@@ -75,13 +75,19 @@ def seed_places(order: list[int]) -> list[int]:
 
 FAULTS: dict[str, tuple[str, Any]] = {
     "seeds by place": (f"{__name__}.seed_places", sorted),
-    "drawn anew": ("verl_patches.features.rollout_rebalance.mover.restore_generators", lambda runner, scheduled: None),
+    "drawn anew": (
+        "verl_patches.features.rollout_rebalance.migration.restore_generators",
+        lambda runner, scheduled: None,
+    ),
     "a part draws": ("verl_patches.features.request_noise.generators.give_generators", draw_for_parts),
     "the device's numbers go on": (
         "verl_patches.features.request_noise.generators.parts_leave_no_trace",
         contextlib.nullcontext,
     ),
-    "nothing comes home": ("verl_patches.features.rollout_rebalance.mover.Mover.ended", lambda mover: None),
+    "nothing comes home": (
+        "verl_patches.features.rollout_rebalance.migration.RequestMigration.ended",
+        lambda migration: None,
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Rollout engines in graphs, with leases: the same requests with and without moves between the engines.
+"""Rollout engines in graphs, with windows: the same requests with and without moves between the engines.
 
 ``python -m tests.verl_patches.features.rollout_rebalance.engine_program FOLDER`` runs the cases one after another: it
 imports everything once and forks the ranks of each. Every rank writes what its engine generated and the figures of its
@@ -29,10 +29,10 @@ from tests.verl_patches.features.rollout_rebalance import cases  # noqa: E402
 from tests.verl_patches.features.rollout_rebalance.cases import (  # noqa: E402
     CASES,
     FAULTS,
-    LEASE,
     MODEL,
     SEQUENCES,
     STOP_TOKEN,
+    WINDOW,
     Case,
     lengths_of,
 )
@@ -86,7 +86,7 @@ def activate(case: Case, how: str) -> None:
     from verl_patches.features import settings
 
     sections: dict[str, dict[str, Any]] = {
-        "dp_sync": cases.AGREED.get(how, {"lease_steps": LEASE}),
+        "dp_sync": cases.AGREED.get(how, {"lease_steps": WINDOW}),
         "rollout": {"expert_parallel_size": case.ranks},
         "request_noise": {"enabled": True},
         "rollout_rebalance": {"enabled": how == "on"},

@@ -20,11 +20,11 @@ def job(**graph: Any) -> dict[str, Any]:
     return {"actor_rollout_ref": {"rollout": rollout}}
 
 
-def settings(enabled: bool = True, leases: bool = True, noise: bool = True, experts: int = 8) -> Any:
+def settings(enabled: bool = True, windows: bool = True, noise: bool = True, experts: int = 8) -> Any:
     return SimpleNamespace(
         rollout_rebalance=SimpleNamespace(enabled=enabled),
         request_noise=SimpleNamespace(enabled=noise),
-        dp_sync=SimpleNamespace(enabled=leases),
+        dp_sync=SimpleNamespace(enabled=windows),
         rollout=SimpleNamespace(expert_parallel_size=experts),
     )
 
@@ -33,7 +33,7 @@ def settings(enabled: bool = True, leases: bool = True, noise: bool = True, expe
     ("config", "chosen", "sentence"),
     [
         (job(), settings(noise=False), "needs actor_rollout_ref.overlay.request_noise.enabled=true.*; set it, or"),
-        (job(), settings(leases=False), "needs actor_rollout_ref.overlay.dp_sync.enabled=true"),
+        (job(), settings(windows=False), "needs actor_rollout_ref.overlay.dp_sync.enabled=true"),
         (job(), settings(experts=2), "rollout.expert_parallel_size=2 with .*tensor_model_parallel_size=2 gives one"),
         (
             job(enabled=False),

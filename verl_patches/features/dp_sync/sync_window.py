@@ -1,9 +1,9 @@
-"""How many forwards data-parallel rollout ranks may make before they exchange anything again.
+"""Sync windows: how many forwards data-parallel rollout ranks make before they synchronise again.
 
-Ranks whose experts form one model must make the same forwards with the same padding. They exchange one vector, and what
-it says holds for a lease of several forwards: nobody brings a prompt in, everybody runs at most the tokens that it
-announced, and a rank without work keeps the others company. A rank may promise that because the blocks of its requests
-are reserved. Nothing is decided from anything but the reduced vector, so no two ranks decide differently.
+Ranks whose experts form one model must make the same forwards with the same padding. They reduce one vector, and its
+result holds for a window of several forwards: no rank admits a prompt, each runs at most the tokens that it announced,
+and idle ranks run dummy forwards. A rank can promise this because the KV cache blocks of its requests are reserved.
+Every decision follows from the reduced vector alone, so no two ranks decide differently.
 
 This file is arithmetic on integers; `decode_loop` asks the engine, and `agreement` the device.
 """
@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
-class LeaseError(RuntimeError):
-    """A rank could not keep its lease, or the ranks did not make the same forwards; raised on every rank alike."""
+class SyncWindowError(RuntimeError):
+    """A rank could not keep its promise, or the ranks did not make the same forwards; raised on every rank."""
 
 
 @dataclass(frozen=True)
-class Offer:
-    """What one rank is about to run, and what it can promise.
+class LocalState:
+    """State of one rank before the reduction: what it is about to run, and what it can promise.
 
     padded_tokens, tokens: token count with and without padding; with_prefill: a prompt is among them; two_batches: the
     rank could split its batch into two that overlap; steps: forwards, this one included, that it can make without a
@@ -43,10 +43,10 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """What all ranks have agreed on.
+class ReducedState:
+    """State that all ranks share after the reduction.
 
-    padded_tokens, tokens: by rank, at the beginning of the lease; running, room, finished: by rank, see Offer;
+    padded_tokens, tokens: by rank, at the beginning of the window; running, room, finished: by rank, see LocalState;
     with_prefill, waiting, held: on any rank; two_batches: on all ranks;
     steps: forwards in which it holds, 0 where nobody has unfinished requests; wasted: forwards that all ranks have just
     made without a request.
@@ -73,14 +73,14 @@ class Agreement:
 @dataclass(frozen=True)
 class Progress:
     """What one rank has done since its rollout began: forwards; idle: those of them, at the end, that had no request;
-    broken: whether it could not keep a lease."""
+    broken: whether it broke a window."""
 
     forwards: int = 0
     idle: int = 0
     broken: bool = False
 
 
-def encode(offer: Offer, progress: Progress, rank: int, ranks: int) -> list[int]:
+def encode(offer: LocalState, progress: Progress, rank: int, ranks: int) -> list[int]:
     """The rank's vector of 5 x ranks + 10 integers, to be reduced by MAX.
 
     For rank 1 of 2 with 3 tokens padded to 4, of 3 requests, with room for 5 more and 6 groups finished: `[0, 4, 0, 3,
@@ -93,25 +93,25 @@ def encode(offer: Offer, progress: Progress, rank: int, ranks: int) -> list[int]
     return [*vector, *flags, -offer.steps, offer.work, culprit, progress.forwards, -progress.forwards, -progress.idle]
 
 
-def decide(reduced: Sequence[int], ranks: int, limit: int) -> Agreement:
-    """What the reduced vector says, on every rank alike. A lease is at most `limit` forwards; with a prompt it is one.
+def decide(reduced: Sequence[int], ranks: int, limit: int) -> ReducedState:
+    """What the reduced vector says, on every rank alike. A window is at most `limit` forwards; with a prompt it is one.
 
     Raises:
-        LeaseError: a rank reports a lease that it could not keep, or the ranks have not made the same forwards.
+        SyncWindowError: a rank reports a window that it broke, or the ranks have not made the same forwards.
     """
     prefill, split, waiting, held, steps, work, culprit, most, least, idle = reduced[5 * ranks :]
     if culprit:
-        raise LeaseError(
-            f"rollout rank {culprit - 1} could not keep the lease that it had promised; set "
+        raise SyncWindowError(
+            f"rollout rank {culprit - 1} could not keep its sync window; set "
             "actor_rollout_ref.overlay.dp_sync.lease_steps=1 to go on, and report it"
         )
     if most != -least:
-        raise LeaseError(f"rollout ranks have made different numbers of forwards, from {-least} to {most}")
+        raise SyncWindowError(f"rollout ranks have made different numbers of forwards, from {-least} to {most}")
     length = 1 if prefill else max(1, min(limit, -steps, work))
     padded_tokens, tokens, running, room, finished = (
         tuple(reduced[part * ranks : (part + 1) * ranks]) for part in range(5)
     )
-    return Agreement(
+    return ReducedState(
         padded_tokens=padded_tokens,
         tokens=tokens,
         with_prefill=bool(prefill),
@@ -135,14 +135,14 @@ def steps_in_hand(requests: Iterable[tuple[int, int]], limit: int) -> int:
     return min([limit, *(slots + 1 for slots, needed in requests if needed > slots + 1)])
 
 
-class DecodeLease:
-    """One rank's part of a rollout: when it must agree, and what it may run until then."""
+class SyncWindow:
+    """The window of one rank: when it must synchronise, and what it may run until then."""
 
     def __init__(self, rank: int, ranks: int, limit: int) -> None:
         self.rank, self.ranks, self.limit = rank, ranks, limit
         self.going = False
         self.left = 0
-        self.agreement: Agreement | None = None
+        self.agreement: ReducedState | None = None
         self.progress = Progress()
 
     def goes_on(self) -> bool:
@@ -154,36 +154,40 @@ class DecodeLease:
             self.going = False
         return self.going
 
-    def vector(self, offer: Offer) -> list[int]:
+    def vector(self, offer: LocalState) -> list[int]:
         """What this rank brings to the next agreement."""
         return encode(offer, self.progress, self.rank, self.ranks)
 
-    def accept(self, reduced: Sequence[int]) -> Agreement:
-        """Begin the lease that the reduced vector gives. Raises LeaseError, see `decide`, which ends the rollout."""
+    def accept(self, reduced: Sequence[int]) -> ReducedState:
+        """Begin the window that the reduced vector gives.
+
+        Raises:
+            SyncWindowError: see `decide`; the rollout ends.
+        """
         try:
             self.agreement = decide(reduced, self.ranks, self.limit)
-        except LeaseError:
+        except SyncWindowError:
             self.going = False
             raise
         self.left = self.agreement.steps
         return self.agreement
 
     def end_after_next(self) -> None:
-        """The lease that has just begun is one forward; every rank must say so."""
+        """The window that has just begun is one forward; every rank must say so."""
         self.left = min(self.left, 1)
 
-    def fits(self, offer: Offer) -> bool:
-        """Whether a forward is one of the lease's. A rank without work runs one token of no request."""
+    def fits(self, offer: LocalState) -> bool:
+        """Whether a forward is one of the window's. A rank without work runs one token of no request."""
         agreed = self.agreement
         assert agreed is not None and self.left
         return offer.with_prefill <= agreed.with_prefill and offer.tokens <= max(1, agreed.tokens[self.rank])
 
     def take(self, idle: bool) -> None:
-        """Make one forward of the lease."""
+        """Make one forward of the window."""
         self.left -= 1
         done = self.progress
         self.progress = Progress(done.forwards + 1, done.idle + 1 if idle else 0, done.broken)
 
     def cannot_keep(self) -> None:
-        """The lease was broken on this rank. It goes on to the lease's end, where every rank hears of it."""
+        """The window was broken on this rank. It goes on to the window's end, where every rank hears of it."""
         self.progress = Progress(self.progress.forwards, self.progress.idle, broken=True)

@@ -1,4 +1,4 @@
-"""Moving requests between the engines of an instance at the end of a lease, and their results back at the end of all.
+"""Moving requests between the engines of an instance at the end of a window, and their results back at the end of all.
 
 Whether anything moves, and how many requests from where to where, every rank finds from the agreement alone
 (`post_training.plan.rebalance`). Which requests they are, only their engine decides. What moves travels in one exchange
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from post_training.plan.rebalance import Move, rebalance
 from verl_patches.features.dp_sync.agreement import total
 from verl_patches.features.dp_sync.decode_loop import DecodeLoop
-from verl_patches.features.dp_sync.lease import Agreement
+from verl_patches.features.dp_sync.sync_window import ReducedState
 from verl_patches.features.measure.step_record import current_record
 from verl_patches.features.rollout_rebalance.requests import (
     FinishedRequest,
@@ -34,7 +34,7 @@ from verl_patches.features.rollout_rebalance.requests import (
 
 
 @dataclass(frozen=True)
-class Guest:
+class MigratedRequest:
     """A request of another rank, or one's own that has come back, while it runs here."""
 
     home: int
@@ -43,13 +43,13 @@ class Guest:
     outputs: list[Any] = field(default_factory=list)
 
 
-class Mover:
+class RequestMigration:
     """One rank's part."""
 
     def __init__(self, loop: DecodeLoop) -> None:
         self.loop = loop
-        self.guests: dict[str, Guest] = {}
-        self.away: set[str] = set()
+        self.migrated_in: dict[str, MigratedRequest] = {}
+        self.migrated_out: set[str] = set()
         self._moved = self._moved_bytes = 0
         self._due: list[Move] = []
         self._any_moved = False
@@ -59,7 +59,7 @@ class Mover:
 
     # What the decode loop asks.
 
-    def plan(self, agreed: Agreement, graph_sizes: Sequence[int]) -> bool:
+    def plan(self, agreed: ReducedState, graph_sizes: Sequence[int]) -> bool:
         """Whether requests move after the forward that has just been agreed on; the same on all ranks."""
         if agreed.with_prefill or agreed.waiting or not graph_sizes:
             return False
@@ -70,11 +70,13 @@ class Mover:
         """No rank has unfinished requests: results go home. Collective, where anything moved."""
         if self._any_moved:
             results: list[list[FinishedRequest]] = [[] for _ in range(self.loop.group.world_size)]
-            for guest in self.guests.values():
-                results[guest.home].append(FinishedRequest(guest.home_id, joined(guest.outputs, guest.sampled)))
+            for migrated in self.migrated_in.values():
+                results[migrated.home].append(
+                    FinishedRequest(migrated.home_id, joined(migrated.outputs, migrated.sampled))
+                )
             self._arrived = [output_of(each) for each in self._exchanged(results, FinishedRequest)]
-            self.away.difference_update(output.request_id for output in self._arrived)
-        self.guests.clear()
+            self.migrated_out.difference_update(output.request_id for output in self._arrived)
+        self.migrated_in.clear()
         # Counted after every rollout, moves or none, so that all ranks have the same figures.
         (moved,) = total([self._moved], self.loop.group.device_group)
         current_record().count("rollout/moved_requests", moved)
@@ -93,17 +95,17 @@ class Mover:
             self._stepping = False
 
     def has_work(self, core: Any) -> bool:
-        """Whether the engine, which has no requests of its own, should make a step for its guests."""
+        """Whether the engine, which has no requests of its own, should make a step for requests of other engines."""
         return not self._stepping and core.scheduler.has_requests()
 
     def move(self, core: Any) -> None:
         """What the last agreement decided, before anything is scheduled under the next."""
-        if self.loop.lease.agreement is None:
-            self.guests.clear()
-            self.away.clear()
+        if self.loop.window.agreement is None:
+            self.migrated_in.clear()
+            self.migrated_out.clear()
             self._due, self._any_moved = [], False
             self._moved = self._moved_bytes = 0
-        if not self._due or self.loop.lease.left:
+        if not self._due or self.loop.window.left:
             return
         planned, self._due, self._any_moved = self._due, [], True
         leaving: list[list[MovingRequest]] = [[] for _ in range(self.loop.group.world_size)]
@@ -114,14 +116,14 @@ class Mover:
             self._take_in(core, arrived)
 
     def own_outputs(self, core: Any, outputs: dict[int, Any]) -> dict[int, Any]:
-        """The outputs of a step without those of guests, which are kept, and with those that came home."""
+        """The outputs of a step for this engine's own requests, with those that came home; others' are kept."""
         from vllm.v1.engine import EngineCoreOutputs
 
         for of_client in outputs.values():
             for output in of_client.outputs:
-                if output.request_id in self.guests:
-                    self.guests[output.request_id].outputs.append(output)
-            of_client.outputs = [each for each in of_client.outputs if each.request_id not in self.guests]
+                if output.request_id in self.migrated_in:
+                    self.migrated_in[output.request_id].outputs.append(output)
+            of_client.outputs = [each for each in of_client.outputs if each.request_id not in self.migrated_in]
         arrived, self._arrived = self._arrived, []
         if arrived:
             outputs.setdefault(0, EngineCoreOutputs(scheduler_stats=core.scheduler.make_stats()))
@@ -145,25 +147,25 @@ class Mover:
         from vllm.v1.request import RequestStatus
 
         generator = _runner(core).requests[request.request_id].generator
-        guest = self.guests.pop(request.request_id, None)
-        if guest is None:
-            self.away.add(request.request_id)
-            guest = Guest(self.loop.group.rank_in_group, request.request_id, Sampled([], [], [], []))
+        migrated = self.migrated_in.pop(request.request_id, None)
+        if migrated is None:
+            self.migrated_out.add(request.request_id)
+            migrated = MigratedRequest(self.loop.group.rank_in_group, request.request_id, Sampled([], [], [], []))
         core.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
         self._moved += 1
         return MovingRequest(
-            home=guest.home,
-            home_id=guest.home_id,
+            home=migrated.home,
+            home_id=migrated.home_id,
             tokens=list(request.all_token_ids),
             params=parameters_left(request),
             end_token=request.eos_token_id,
             generator=None if generator is None else generator.get_state().cpu().numpy().tobytes(),
-            sampled=joined(guest.outputs, guest.sampled),
+            sampled=joined(migrated.outputs, migrated.sampled),
         )
 
     def _take_in(self, core: Any, moving: MovingRequest) -> None:
         request_id = f"{moving.home_id}@{moving.home}"
-        self.guests[request_id] = Guest(moving.home, moving.home_id, moving.sampled)
+        self.migrated_in[request_id] = MigratedRequest(moving.home, moving.home_id, moving.sampled)
         if moving.generator is not None:
             self._generators[request_id] = moving.generator
         core.add_request(arriving_request(moving, request_id))
@@ -188,23 +190,23 @@ def _runner(core: Any) -> Any:
     return core.model_executor.driver_worker.worker.model_runner
 
 
-_mover: Mover | None = None
+_migration: RequestMigration | None = None
 
 
 @contextmanager
-def mover_of(loop: DecodeLoop) -> Iterator[Mover]:
-    """The mover of this process's engine, which its decode loop asks meanwhile."""
-    global _mover
-    if _mover is None or _mover.loop is not loop:
-        _mover = Mover(loop)
-    before, loop.mover = loop.mover, _mover
+def migration_of(loop: DecodeLoop) -> Iterator[RequestMigration]:
+    """The migration of this process's engine, which its decode loop asks meanwhile."""
+    global _migration
+    if _migration is None or _migration.loop is not loop:
+        _migration = RequestMigration(loop)
+    before, loop.migration = loop.migration, _migration
     try:
-        yield _mover
+        yield _migration
     finally:
-        loop.mover = before
+        loop.migration = before
 
 
 def restore_generators(runner: Any, scheduled: Any) -> None:
-    """See `Mover.restore_generators`; nothing before anything has moved in this process."""
-    if _mover is not None:
-        _mover.restore_generators(runner, scheduled)
+    """See `RequestMigration.restore_generators`; nothing before anything has moved in this process."""
+    if _migration is not None:
+        _migration.restore_generators(runner, scheduled)

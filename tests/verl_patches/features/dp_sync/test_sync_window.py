@@ -1,4 +1,4 @@
-"""The lease in simulated schedules: every rank makes the same forwards, and a promise that is not kept is found."""
+"""Sync windows in simulated schedules: every rank makes the same forwards, and a broken promise is found."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from tests.verl_patches.features.dp_sync.simulated_ranks import Diverged, Rank, Sequence, Totals, run
 from verl_patches.features.dp_sync.feature import DpSyncSettings
-from verl_patches.features.dp_sync.lease import (
-    Agreement,
-    DecodeLease,
-    LeaseError,
-    Offer,
+from verl_patches.features.dp_sync.sync_window import (
+    LocalState,
     Progress,
+    ReducedState,
+    SyncWindow,
+    SyncWindowError,
     decide,
     encode,
     steps_in_hand,
@@ -35,11 +35,11 @@ def sequences(draw: st.DrawFn) -> Sequence:
 
 @st.composite
 def schedules(draw: st.DrawFn) -> tuple[int, list[Rank]]:
-    """(longest lease, ranks). The smallest cache holds one sequence, and there may be less work than ranks."""
+    """(longest window, ranks). The smallest cache holds one sequence, and there may be less work than ranks."""
     limit, ranks = draw(st.sampled_from([1, 2, 5, 16])), draw(st.sampled_from([2, 3, 4, 8, 64]))
     several = st.lists(sequences(), max_size=6 if ranks < 64 else 2)
     return limit, [
-        Rank(DecodeLease(rank, ranks, limit), draw(several), draw(st.integers(LONGEST // BLOCK, 30)), BLOCK)
+        Rank(SyncWindow(rank, ranks, limit), draw(several), draw(st.integers(LONGEST // BLOCK, 30)), BLOCK)
         for rank in range(ranks)
     ]
 
@@ -62,7 +62,7 @@ def check_schedule(limit: int, ranks: list[Rank]) -> Totals:
 
 
 def interrupted(everything: list[Sequence]) -> int:
-    """Leases that end early because no rank had work for longer, until a late prompt came."""
+    """Windows that end early because no rank had work for longer, until a late prompt came."""
     return len({each.arrives for each in everything if each.arrives})
 
 
@@ -87,10 +87,10 @@ def tight_ranks(limit: int, **of_rank_1: bool) -> list[Rank]:
     """Three ranks whose sequences need more blocks than there are."""
     work = [Sequence(4, 30) for _ in range(4)]
     options: list[dict[str, bool]] = [{}, of_rank_1, {}]
-    return [Rank(DecodeLease(rank, 3, limit), copy.deepcopy(work), 12, BLOCK, **options[rank]) for rank in range(3)]
+    return [Rank(SyncWindow(rank, 3, limit), copy.deepcopy(work), 12, BLOCK, **options[rank]) for rank in range(3)]
 
 
-def test_preemption_happens_between_leases_only():
+def test_preemption_happens_between_windows_only():
     ranks = tight_ranks(limit=16)
     check_schedule(16, ranks)
     assert all(rank.preempted for rank in ranks)
@@ -100,27 +100,27 @@ def test_preemption_happens_between_leases_only():
 def test_a_rank_that_promises_too_much_is_named_on_all_ranks(fault):
     totals = run(tight_ranks(16, **{fault: True}))
     assert len(totals.errors) == 3 and len(set(totals.errors)) == 1
-    assert "rank 1 could not keep the lease" in totals.errors[0]
+    assert "rank 1 could not keep its sync window" in totals.errors[0]
 
 
-def test_a_rank_that_leaves_its_lease_at_once_diverges(monkeypatch):
+def test_a_rank_that_leaves_its_window_at_once_diverges(monkeypatch):
     """The control of the test above: without the forwards that stand in, the others would wait."""
-    monkeypatch.setattr(DecodeLease, "cannot_keep", _leave)
+    monkeypatch.setattr(SyncWindow, "cannot_keep", _leave)
     with pytest.raises(Diverged):
         run(tight_ranks(16, sneaks_prompts_in=True))
 
 
-def _leave(lease: DecodeLease) -> None:
-    lease.left = 0
+def _leave(window: SyncWindow) -> None:
+    window.left = 0
 
 
 def test_a_rank_that_does_not_say_that_it_is_unfinished_is_left_behind(monkeypatch):
     """The control of the unfinished flag, which rides on the work that a rank announces."""
     promise = Rank._promise
 
-    def silent(self: Rank, mine: Offer) -> Offer:
+    def silent(self: Rank, mine: LocalState) -> LocalState:
         offer = promise(self, mine)
-        return replace(offer, work=0) if self.lease.rank == 1 else offer
+        return replace(offer, work=0) if self.window.rank == 1 else offer
 
     monkeypatch.setattr(Rank, "_promise", silent)
     ranks = tight_ranks(16)
@@ -130,20 +130,20 @@ def test_a_rank_that_does_not_say_that_it_is_unfinished_is_left_behind(monkeypat
 
 
 def test_the_worked_example_of_a_vector():
-    offer = Offer(
+    offer = LocalState(
         4, 3, with_prefill=True, two_batches=False, steps=7, work=5, running=3, room=5, waiting=True, finished=6
     )
     counts = [0, 4, 0, 3, 0, 3, 0, 5, 0, 6]
     assert encode(offer, Progress(forwards=9, idle=2), 1, 2) == [*counts, 1, 1, 1, 0, -7, 5, 0, 9, -9, -2]
 
 
-def reduced(*offers: Offer) -> list[int]:
+def reduced(*offers: LocalState) -> list[int]:
     vectors = [encode(offer, Progress(3), rank, len(offers)) for rank, offer in enumerate(offers)]
     return [max(column) for column in zip(*vectors, strict=True)]
 
 
 @pytest.mark.parametrize(
-    ("steps", "work", "prefill", "limit", "lease"),
+    ("steps", "work", "prefill", "limit", "window"),
     [
         ((9, 12), (20, 3), False, 16, 9),
         ((9, 12), (20, 3), False, 4, 4),
@@ -153,21 +153,23 @@ def reduced(*offers: Offer) -> list[int]:
         ((0, 12), (20, 3), False, 16, 1),
     ],
 )
-def test_the_lease_is_the_smallest_promise(steps, work, prefill, limit, lease):
-    offers = [Offer(2, 2, prefill and not rank, True, steps[rank], work[rank]) for rank in range(2)]
+def test_the_window_is_the_smallest_promise(steps, work, prefill, limit, window):
+    offers = [LocalState(2, 2, prefill and not rank, True, steps[rank], work[rank]) for rank in range(2)]
     agreed = decide(reduced(*offers), 2, limit)
-    assert agreed == Agreement((2, 2), (2, 2), prefill, True, lease, 0, running=(0, 0), room=(0, 0), finished=(0, 0))
-    assert agreed.unfinished == bool(lease)
+    assert agreed == ReducedState(
+        (2, 2), (2, 2), prefill, True, window, 0, running=(0, 0), room=(0, 0), finished=(0, 0)
+    )
+    assert agreed.unfinished == bool(window)
 
 
 def test_counts_of_requests_are_known_by_rank_and_whether_any_waits():
-    offers = [Offer(4, 3, False, True, running=3, room=1), Offer(1, 1, False, True, room=4, waiting=True)]
+    offers = [LocalState(4, 3, False, True, running=3, room=1), LocalState(1, 1, False, True, room=4, waiting=True)]
     agreed = decide(reduced(*offers), 2, 16)
     assert (agreed.running, agreed.room, agreed.waiting) == ((3, 0), (1, 4), True)
 
 
 def test_finished_groups_are_known_by_rank_and_whether_any_rank_holds_the_others():
-    offers = [Offer(4, 3, False, True, finished=2), Offer(1, 1, False, True, finished=5, held=True)]
+    offers = [LocalState(4, 3, False, True, finished=2), LocalState(1, 1, False, True, finished=5, held=True)]
     agreed = decide(reduced(*offers), 2, 16)
     assert (agreed.finished, agreed.held) == ((2, 5), True)
 
@@ -176,20 +178,20 @@ def test_finished_groups_are_known_by_rank_and_whether_any_rank_holds_the_others
 def test_wasted_forwards_are_the_last_ones_without_a_request(forwards, again):
     """Whether each of three ranks was idle, by forward: a late prompt makes those before it useful. A rollout counts
     anew."""
-    leases = [DecodeLease(rank, 3, 4) for rank in range(3)]
-    for lease in leases:
+    windows = [SyncWindow(rank, 3, 4) for rank in range(3)]
+    for window in windows:
         if again:
-            lease.goes_on()
+            window.goes_on()
             for idle in (True, False, True):
-                lease.take(idle)
-            lease.accept(reduced(*[Offer(1, 1, False, True, work=0)] * 3))
-            assert not lease.goes_on()
-        assert lease.goes_on()
+                window.take(idle)
+            window.accept(reduced(*[LocalState(1, 1, False, True, work=0)] * 3))
+            assert not window.goes_on()
+        assert window.goes_on()
     for idle in forwards:
-        for lease, alone in zip(leases, idle, strict=True):
-            lease.take(alone)
-    vectors = [lease.vector(Offer(1, 1, False, True, work=0)) for lease in leases]
-    agreed = leases[0].accept([max(column) for column in zip(*vectors, strict=True)])
+        for window, alone in zip(windows, idle, strict=True):
+            window.take(alone)
+    vectors = [window.vector(LocalState(1, 1, False, True, work=0)) for window in windows]
+    agreed = windows[0].accept([max(column) for column in zip(*vectors, strict=True)])
     wasted = 0
     while wasted < len(forwards) and all(forwards[-1 - wasted]):
         wasted += 1
@@ -197,8 +199,10 @@ def test_wasted_forwards_are_the_last_ones_without_a_request(forwards, again):
 
 
 def test_ranks_that_made_different_forwards_all_raise():
-    vectors = [encode(Offer(1, 1, False, False), Progress(forwards), rank, 2) for rank, forwards in enumerate((4, 5))]
-    with pytest.raises(LeaseError, match="different numbers of forwards, from 4 to 5"):
+    vectors = [
+        encode(LocalState(1, 1, False, False), Progress(forwards), rank, 2) for rank, forwards in enumerate((4, 5))
+    ]
+    with pytest.raises(SyncWindowError, match="different numbers of forwards, from 4 to 5"):
         decide([max(column) for column in zip(*vectors, strict=True)], 2, 16)
 
 
@@ -215,5 +219,5 @@ def _naive(requests: list[tuple[int, int]], limit: int) -> int:
     return made
 
 
-def test_a_lease_of_no_step_is_refused():
+def test_a_window_of_no_step_is_refused():
     assert DpSyncSettings.__dataclass_fields__["lease_steps"].metadata["at_least"] == 1

@@ -16,14 +16,14 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request, RequestStatus
 
 from post_training.plan.rebalance import Move
-from verl_patches.features.dp_sync.lease import Agreement
+from verl_patches.features.dp_sync.sync_window import ReducedState
 from verl_patches.features.measure import step_record
-from verl_patches.features.rollout_rebalance import mover as module
-from verl_patches.features.rollout_rebalance.mover import Guest, Mover
+from verl_patches.features.rollout_rebalance import migration as module
+from verl_patches.features.rollout_rebalance.migration import MigratedRequest, RequestMigration
 from verl_patches.features.rollout_rebalance.requests import FinishedRequest, MovingRequest, Sampled, joined
 
 NOTHING = Sampled([], [], [], [])
-DECODING = Agreement((4, 4), (4, 1), False, False, 1, 0, running=(5, 1), room=(9, 9))
+DECODING = ReducedState((4, 4), (4, 1), False, False, 1, 0, running=(5, 1), room=(9, 9))
 
 
 def output(request_id, *tokens, reason=None):
@@ -60,17 +60,17 @@ def record(monkeypatch):
 
 
 @pytest.fixture
-def mover(monkeypatch, record):
+def migration(monkeypatch, record):
     """Rank 0 of 2. What it sends is in `sent`, and what it gets is what `arriving` holds."""
     group = SimpleNamespace(rank_in_group=0, world_size=2, device_group=None)
-    made = Mover(SimpleNamespace(group=group, lease=SimpleNamespace(agreement=DECODING, left=0)))
+    made = RequestMigration(SimpleNamespace(group=group, window=SimpleNamespace(agreement=DECODING, left=0)))
     made.sent, made.arriving = [], []
 
     def exchanged(self, items, kind):
         self.sent.append(items)
         return self.arriving
 
-    monkeypatch.setattr(Mover, "_exchanged", exchanged)
+    monkeypatch.setattr(RequestMigration, "_exchanged", exchanged)
     return made
 
 
@@ -92,130 +92,138 @@ def arriving(generator=None):
         ({"room": (0, 0)}, (2, 4, 8), False),
     ],
 )
-def test_what_is_planned_follows_from_the_agreement(mover, changes, sizes, moves):
-    assert mover.plan(replace(DECODING, **changes), sizes) is moves
+def test_what_is_planned_follows_from_the_agreement(migration, changes, sizes, moves):
+    assert migration.plan(replace(DECODING, **changes), sizes) is moves
 
 
-def test_the_shortest_leave_and_those_of_others_are_taken_in(mover):
-    mover._due, mover.arriving = [Move(0, 1, 2), Move(1, 0, 1)], [arriving()]
+def test_the_shortest_leave_and_those_of_others_are_taken_in(migration):
+    migration._due, migration.arriving = [Move(0, 1, 2), Move(1, 0, 1)], [arriving()]
     core = Core(a=9, b=5, c=7)
-    mover.move(core)
-    (leaving,) = mover.sent
+    migration.move(core)
+    (leaving,) = migration.sent
     assert leaving[0] == [] and [each.home_id for each in leaving[1]] == ["b", "c"]
     first = leaving[1][0]
     assert (first.home, first.tokens, first.end_token, first.generator) == (0, [1, 1, 1, 1, 8], 2, None)
-    assert first.sampled == NOTHING and mover.away == {"b", "c"}
+    assert first.sampled == NOTHING and migration.migrated_out == {"b", "c"}
     assert core.finished == [("b", RequestStatus.FINISHED_ABORTED), ("c", RequestStatus.FINISHED_ABORTED)]
     (added,) = core.added
     assert (added.request_id, added.prompt_token_ids, added.eos_token_id) == ("7@1", [5, 6], 2)
-    assert mover.guests == {"7@1": Guest(1, "7", NOTHING)}
-    mover.move(core)
-    assert len(mover.sent) == 1, "it moves once"
+    assert migration.migrated_in == {"7@1": MigratedRequest(1, "7", NOTHING)}
+    migration.move(core)
+    assert len(migration.sent) == 1, "it moves once"
 
 
-def test_nothing_moves_within_a_lease_and_a_new_rollout_forgets_the_last(mover):
-    mover._due, mover.loop.lease.left = [Move(0, 1, 1)], 1
-    mover.move(Core(a=9))
-    assert mover.sent == [] and mover._due
-    mover.guests["7@1"], mover.loop.lease.agreement, mover.loop.lease.left = Guest(1, "7", NOTHING), None, 0
-    mover.away.add("a")
-    mover.move(Core(a=9))
-    assert (mover.sent, mover._due, mover.guests, mover.away) == ([], [], {}, set())
+def test_nothing_moves_within_a_window_and_a_new_rollout_forgets_the_last(migration):
+    migration._due, migration.loop.window.left = [Move(0, 1, 1)], 1
+    migration.move(Core(a=9))
+    assert migration.sent == [] and migration._due
+    migration.migrated_in["7@1"], migration.loop.window.agreement, migration.loop.window.left = (
+        MigratedRequest(1, "7", NOTHING),
+        None,
+        0,
+    )
+    migration.migrated_out.add("a")
+    migration.move(Core(a=9))
+    assert (migration.sent, migration._due, migration.migrated_in, migration.migrated_out) == ([], [], {}, set())
 
 
-def test_a_guest_moves_on_with_what_was_sampled_here(mover):
+def test_a_guest_moves_on_with_what_was_sampled_here(migration):
     sampled = joined([output("7", 3)])
-    mover.guests["7@1"] = Guest(1, "7", sampled, [output("7@1", 4)])
+    migration.migrated_in["7@1"] = MigratedRequest(1, "7", sampled, [output("7@1", 4)])
     core = Core(**{"7@1": 6})
-    mover._due = [Move(0, 1, 1)]
-    mover.move(core)
-    (moved,) = mover.sent[0][1]
+    migration._due = [Move(0, 1, 1)]
+    migration.move(core)
+    (moved,) = migration.sent[0][1]
     assert (moved.home, moved.home_id, moved.sampled.tokens) == (1, "7", [3, 4])
-    assert not mover.guests and not mover.away
+    assert not migration.migrated_in and not migration.migrated_out
 
 
-def test_random_numbers_go_on_where_they_were(mover):
+def test_random_numbers_go_on_where_they_were(migration):
     generator = torch.Generator().manual_seed(5)
     torch.rand(3, generator=generator)
-    mover._due, core = [Move(0, 1, 1)], Core(generator, a=4)
-    mover.move(core)
-    state = mover.sent[0][1][0].generator
+    migration._due, core = [Move(0, 1, 1)], Core(generator, a=4)
+    migration.move(core)
+    state = migration.sent[0][1][0].generator
     expected = torch.rand(2, generator=generator)
 
-    mover._due, mover.arriving = [Move(1, 0, 1)], [arriving(state)]
-    mover.move(core)
+    migration._due, migration.arriving = [Move(1, 0, 1)], [arriving(state)]
+    migration.move(core)
     there = {name: SimpleNamespace(generator=torch.Generator()) for name in ("7@1", "other")}
     untouched = there["other"].generator.get_state()
     for _ in range(2):
         scheduled = SimpleNamespace(scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in there])
-        mover.restore_generators(SimpleNamespace(requests=there), scheduled)
+        migration.restore_generators(SimpleNamespace(requests=there), scheduled)
     assert torch.equal(torch.rand(2, generator=there["7@1"].generator), expected)
     assert torch.equal(there["other"].generator.get_state(), untouched)
 
 
-def test_outputs_of_guests_are_kept_and_results_come_home_once(mover):
-    mover.guests["7@1"] = Guest(1, "7", NOTHING)
-    mover._arrived = [output("a", 1, 2, reason=FinishReason.STOP)]
+def test_outputs_of_guests_are_kept_and_results_come_home_once(migration):
+    migration.migrated_in["7@1"] = MigratedRequest(1, "7", NOTHING)
+    migration._arrived = [output("a", 1, 2, reason=FinishReason.STOP)]
     outputs = {0: EngineCoreOutputs(outputs=[output("7@1", 4), output("own", 5)])}
-    found = mover.own_outputs(Core(), outputs)
+    found = migration.own_outputs(Core(), outputs)
     assert [each.request_id for each in found[0].outputs] == ["own", "a"]
-    assert [each.new_token_ids for each in mover.guests["7@1"].outputs] == [[4]]
-    assert mover.own_outputs(Core(), {}) == {}
-    mover._arrived = [output("b", 1)]
-    assert [each.request_id for each in mover.own_outputs(Core(), {})[0].outputs] == ["b"]
+    assert [each.new_token_ids for each in migration.migrated_in["7@1"].outputs] == [[4]]
+    assert migration.own_outputs(Core(), {}) == {}
+    migration._arrived = [output("b", 1)]
+    assert [each.request_id for each in migration.own_outputs(Core(), {})[0].outputs] == ["b"]
 
 
-def test_at_the_end_results_go_home_and_what_moved_is_counted(mover, record):
-    mover._due = [Move(0, 1, 2)]
-    mover.move(Core(a=9, b=5))
-    mover.guests["7@1"] = Guest(1, "7", NOTHING, [output("7@1", 4, reason=FinishReason.LENGTH)])
-    mover._moved_bytes = 30
-    mover.arriving = [FinishedRequest("a", joined([output("a", 1, reason=FinishReason.STOP)]))]
-    mover.ended()
-    mine, theirs = mover.sent[1]
+def test_at_the_end_results_go_home_and_what_moved_is_counted(migration, record):
+    migration._due = [Move(0, 1, 2)]
+    migration.move(Core(a=9, b=5))
+    migration.migrated_in["7@1"] = MigratedRequest(1, "7", NOTHING, [output("7@1", 4, reason=FinishReason.LENGTH)])
+    migration._moved_bytes = 30
+    migration.arriving = [FinishedRequest("a", joined([output("a", 1, reason=FinishReason.STOP)]))]
+    migration.ended()
+    mine, theirs = migration.sent[1]
     assert mine == [] and [(each.home_id, each.sampled.tokens) for each in theirs] == [("7", [4])]
-    assert mover.away == {"b"} and not mover.guests and [each.request_id for each in mover._arrived] == ["a"]
+    assert (
+        migration.migrated_out == {"b"}
+        and not migration.migrated_in
+        and [each.request_id for each in migration._arrived] == ["a"]
+    )
     assert record.counts == {"rollout/moved_requests": 2, "rollout/moved_bytes": 30}
 
 
-def test_without_moves_the_end_exchanges_nothing_and_counts_it(mover, record):
-    mover.ended()
-    assert mover.sent == [] and record.counts == {"rollout/moved_requests": 0, "rollout/moved_bytes": 0}
+def test_without_moves_the_end_exchanges_nothing_and_counts_it(migration, record):
+    migration.ended()
+    assert migration.sent == [] and record.counts == {"rollout/moved_requests": 0, "rollout/moved_bytes": 0}
 
 
-def test_an_engine_steps_for_its_guests_but_not_within_a_step(mover):
+def test_an_engine_steps_for_its_guests_but_not_within_a_step(migration):
     core = SimpleNamespace(scheduler=SimpleNamespace(has_requests=lambda: True))
-    assert mover.has_work(core)
-    with pytest.raises(KeyError), mover.stepping():
-        assert not mover.has_work(core)
+    assert migration.has_work(core)
+    with pytest.raises(KeyError), migration.stepping():
+        assert not migration.has_work(core)
         raise KeyError
-    assert mover.has_work(core)
+    assert migration.has_work(core)
     core.scheduler.has_requests = lambda: False
-    assert not mover.has_work(core)
+    assert not migration.has_work(core)
 
 
 @pytest.mark.parametrize("requests", [[], [arriving(), arriving(b"state")]])
 def test_bytes_of_an_exchange_are_counted(monkeypatch, requests):
     """A rank alone: what it sends is what it gets."""
     monkeypatch.setattr(module.dist, "all_to_all_single", lambda into, given, *_, group: into.copy_(given))
-    alone = Mover(SimpleNamespace(group=SimpleNamespace(device_group=None)))
+    alone = RequestMigration(SimpleNamespace(group=SimpleNamespace(device_group=None)))
     assert alone._exchanged([requests], MovingRequest) == requests
     assert alone._moved_bytes == len(module.encoded(requests))
 
 
 def test_the_mover_of_a_loop_is_asked_while_it_is_there(monkeypatch):
-    monkeypatch.setattr(module, "_mover", None)
+    monkeypatch.setattr(module, "_migration", None)
     asked = []
-    monkeypatch.setattr(Mover, "restore_generators", lambda self, *given: asked.append(given))
+    monkeypatch.setattr(RequestMigration, "restore_generators", lambda self, *given: asked.append(given))
     module.restore_generators("runner", "scheduled")
     assert asked == [], "nothing has moved in this process"
-    first, second = SimpleNamespace(mover=None), SimpleNamespace(mover=None)
-    with module.mover_of(first) as made:
-        assert first.mover is made
-    with module.mover_of(first) as again:
+    first, second = SimpleNamespace(migration=None), SimpleNamespace(migration=None)
+    with module.migration_of(first) as made:
+        assert first.migration is made
+    with module.migration_of(first) as again:
         assert again is made
-    with module.mover_of(second) as other:
-        assert other is not made and second.mover is other
-    assert first.mover is None and second.mover is None
+    with module.migration_of(second) as other:
+        assert other is not made and second.migration is other
+    assert first.migration is None and second.migration is None
     module.restore_generators("runner", "scheduled")
     assert asked == [("runner", "scheduled")]
