@@ -1,4 +1,4 @@
-"""How many answers scored 0 without a verdict, by reason; a run logs them as metrics of each step."""
+"""How many answers scored 0 without a result, by reason; a run logs them as metrics of each step."""
 
 import threading
 from collections import Counter

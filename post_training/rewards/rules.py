@@ -24,8 +24,8 @@ from itertools import islice
 from post_training.rewards import counts
 from post_training.rewards.answers import LONGEST_ANSWER, is_answer, last_boxed, plain
 from post_training.rewards.comparison import equal_answers
-from post_training.rewards.judge import Judge
 from post_training.rewards.process import WorkerError
+from post_training.rewards.verifier import Verifier
 
 _THOUGHT, _END_OF_THOUGHT = "<think>", "</think>"
 _MARK = "####"
@@ -114,18 +114,18 @@ ANSWERS: dict[str, Callable[[str], str | None]] = {"boxed": boxed_answer, "gsm8k
 """Where a rule looks for the answer, for the rules that look somewhere."""
 
 
-def score_boxed(response: str, truth: str, judge: Judge) -> float:
+def score_boxed(response: str, truth: str, verifier: Verifier) -> float:
     r"""Returns 1.0 when the last ``\boxed{...}`` after the thinking part equals ``truth``, otherwise 0.0."""
-    return _equal(boxed_answer(response), truth, judge)
+    return _equal(boxed_answer(response), truth, verifier)
 
 
-def score_gsm8k(response: str, truth: str, judge: Judge) -> float:
+def score_gsm8k(response: str, truth: str, verifier: Verifier) -> float:
     """Returns 1.0 when what follows the last ``####`` equals ``truth``, otherwise 0.0."""
-    return _equal(marked_answer(response), truth, judge)
+    return _equal(marked_answer(response), truth, verifier)
 
 
-def _equal(answer: str | None, truth: str, judge: Judge) -> float:
-    return float(answer is not None and equal_answers(plain(truth), plain(answer), judge))
+def _equal(answer: str | None, truth: str, verifier: Verifier) -> float:
+    return float(answer is not None and equal_answers(plain(truth), plain(answer), verifier))
 
 
 def has_thinking_form(response: str) -> bool:
@@ -144,9 +144,9 @@ def has_thinking_form(response: str) -> bool:
     return True
 
 
-def score_geo3k(response: str, truth: str, judge: Judge) -> float:
+def score_geo3k(response: str, truth: str, verifier: Verifier) -> float:
     """Returns 0.9 for a right answer in the box and 0.1 for the form; both may be earned."""
-    return _ANSWER_SHARE * score_boxed(response, truth, judge) + _FORM_SHARE * has_thinking_form(response)
+    return _ANSWER_SHARE * score_boxed(response, truth, verifier) + _FORM_SHARE * has_thinking_form(response)
 
 
 def accuracy(score: float, rule: str) -> float:
@@ -154,12 +154,12 @@ def accuracy(score: float, rule: str) -> float:
     return float(score >= _ANSWER_SHARE) if rule == "geo3k" else score
 
 
-def score_substring(response: str, truth: str, judge: Judge) -> float:
+def score_substring(response: str, truth: str, verifier: Verifier) -> float:
     """Returns 1.0 when ``truth`` occurs anywhere in ``response``; see the module's text for what that misses."""
     return float(truth in response)
 
 
-RULES: dict[str, Callable[[str, str, Judge], float]] = {
+RULES: dict[str, Callable[[str, str, Verifier], float]] = {
     "boxed": score_boxed,
     "substring": score_substring,
     "gsm8k": score_gsm8k,
@@ -174,7 +174,7 @@ def has_form(response: str, rule: str = "boxed") -> bool:
     return rule not in ANSWERS or ANSWERS[rule](response) is not None
 
 
-def score(response: str, truth: str, judge: Judge, rule: str = "boxed") -> float:
+def score(response: str, truth: str, verifier: Verifier, rule: str = "boxed") -> float:
     """Scores one response; a rule that raises scores 0 and is counted (`counts`).
 
     Raises:
@@ -184,7 +184,7 @@ def score(response: str, truth: str, judge: Judge, rule: str = "boxed") -> float
     if rule not in RULES:
         raise ValueError(f"The reward rule {rule!r} does not exist; choose one of: {', '.join(RULES)}.")
     try:
-        return RULES[rule](response, truth, judge) if is_answer(truth) else 0.0
+        return RULES[rule](response, truth, verifier) if is_answer(truth) else 0.0
     except WorkerError:
         raise
     except Exception as error:

@@ -57,10 +57,10 @@ def _evaluate(equal: Comparison, replies: int) -> NoReturn:
     _reply(replies, ready=True)
     for request in _requests():
         try:
-            verdict = equal(request["truth"], request["answer"])
+            result = equal(request["truth"], request["answer"])
         except Exception:  # any failure of the parser means: this is not the right answer
-            verdict = False
-        _reply(replies, equal=verdict)
+            result = False
+        _reply(replies, equal=result)
     os._exit(0)
 
 

@@ -10,7 +10,7 @@ from scipy import ndimage
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
 from post_training.rewards import score
-from post_training.rewards.judge import Judge
+from post_training.rewards.verifier import Judge
 from rehearsal.image_task import (
     COLOURS,
     IMAGE_SIZE,

@@ -8,7 +8,7 @@ import resource
 import sys
 
 from post_training.rewards import counts, score
-from post_training.rewards.judge import Judge
+from post_training.rewards.verifier import Verifier
 
 _PIECES = (
     "squared cubed km cm^2 per / million half quarters and or 5 7 0 12. 1,000 - + = < > \\le \\ge ( ) [ ] "
@@ -75,14 +75,14 @@ class Undecided:
 
 
 def main(first: int, count: int, cpu_s: int) -> None:
-    """Judge the answers of `count` seeds; the kernel ends this process at `cpu_s` seconds of CPU or 2 GiB."""
+    """Verifier the answers of `count` seeds; the kernel ends this process at `cpu_s` seconds of CPU or 2 GiB."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     process = Undecided()
-    judge = Judge(1.0, process)
+    verifier = Verifier(1.0, process)
     for seed in range(first, first + count):
         response, truth, rule = degenerate(seed)
-        assert score(response, truth, judge, rule) in (0.0, 1.0)
+        assert score(response, truth, verifier, rule) in (0.0, 1.0)
     taken = counts.take()
     print(taken, process.asked, f"{resource.getrusage(resource.RUSAGE_SELF).ru_utime:.1f} s", flush=True)
     sys.exit(1 if any(taken.values()) else 0)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from post_training.rewards import batch, counts, rules, score
-from post_training.rewards.judge import Judge, Limits
 from post_training.rewards.process import AlgebraPool, ComparisonLost, ComparisonTimeout, WorkerError, shared_pool
+from post_training.rewards.verifier import Limits, Verifier
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -40,17 +40,17 @@ spent: list[float] = []
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The judge's clock goes on by what comparisons take."""
+    """The verifier's clock goes on by what comparisons take."""
     spent.clear()
-    monkeypatch.setattr("post_training.rewards.judge.time.monotonic", lambda: sum(spent))
+    monkeypatch.setattr("post_training.rewards.verifier.time.monotonic", lambda: sum(spent))
 
 
 def test_a_batch_of_slow_answers_ends_within_twice_its_budget(clock):
     endless = Endless()
-    judge = Judge(5.0, endless, budget_s=60.0)
+    verifier = Verifier(5.0, endless, budget_s=60.0)
     with batch.opened():
         for number in range(800):
-            assert score(rf"\boxed{{\binom{{1000000000}}{{{number}}}+x}}", "5", judge) == 0.0
+            assert score(rf"\boxed{{\binom{{1000000000}}{{{number}}}+x}}", "5", verifier) == 0.0
     assert endless.limits[:12] == [5.0] * 12 and set(endless.limits[12:]) == {batch.SHORT_LIMIT_S}
     assert 60.0 < sum(spent) <= 120.0 + batch.SHORT_LIMIT_S
     taken = counts.take()
@@ -60,39 +60,39 @@ def test_a_batch_of_slow_answers_ends_within_twice_its_budget(clock):
 
 def test_the_next_batch_has_its_whole_budget(clock):
     endless = Endless()
-    judge = Judge(5.0, endless, budget_s=5.0)
+    verifier = Verifier(5.0, endless, budget_s=5.0)
     for number in range(2):
         with batch.opened():
-            judge.equal("x", f"y+{number}")
-            judge.equal("x", f"z+{number}")
+            verifier.equal("x", f"y+{number}")
+            verifier.equal("x", f"z+{number}")
     assert endless.limits == [5.0, batch.SHORT_LIMIT_S] * 2
 
 
 def test_processes_share_a_budget_of_the_wall_clock(clock):
     endless = Endless()
-    judge = Judge(5.0, endless, budget_s=5.0)
+    verifier = Verifier(5.0, endless, budget_s=5.0)
     with batch.opened(parallel=3):
         for number in range(4):
-            judge.equal("x", f"y+{number}")
+            verifier.equal("x", f"y+{number}")
     assert endless.limits == [5.0] * 3 + [batch.SHORT_LIMIT_S]
 
 
 def test_outside_of_a_batch_only_the_time_limit_counts(clock):
     endless = Endless()
-    judge = Judge(5.0, endless, budget_s=5.0)
+    verifier = Verifier(5.0, endless, budget_s=5.0)
     for number in range(4):
-        judge.equal("x", f"y+{number}")
+        verifier.equal("x", f"y+{number}")
     assert endless.limits == [5.0] * 4 and batch.current() is None
 
 
 def test_answers_that_numbers_decide_cost_no_budget(clock):
-    judge = Judge(5.0, Endless(), budget_s=5.0)
+    verifier = Verifier(5.0, Endless(), budget_s=5.0)
     with batch.opened():
-        judge.equal("x", "y")
-        judge.equal("x", "z")
+        verifier.equal("x", "y")
+        verifier.equal("x", "z")
         for _ in range(100):
-            judge.equal("x", "w")
-        assert score(r"\boxed{\frac{10}{2}}", "5", judge) == 1.0
+            verifier.equal("x", "w")
+        assert score(r"\boxed{\frac{10}{2}}", "5", verifier) == 1.0
 
 
 def test_a_comparison_that_ends_its_process_is_counted():
@@ -100,23 +100,23 @@ def test_a_comparison_that_ends_its_process_is_counted():
         def equal(self, truth, answer, limit_s):
             raise ComparisonLost
 
-    assert score(r"\boxed{x}", "y+1", Judge(5.0, Dying())) == 0.0
+    assert score(r"\boxed{x}", "y+1", Verifier(5.0, Dying())) == 0.0
     assert counts.take()[counts.LOST] == 1
 
 
 def test_a_rule_that_raises_scores_0_and_is_counted(monkeypatch):
-    def raising(response, truth, judge):
+    def raising(response, truth, verifier):
         raise RecursionError("maximum recursion depth exceeded")
 
     monkeypatch.setitem(rules.RULES, "boxed", raising)
-    assert score(r"\boxed{5}", "5", Judge(5.0, Endless())) == 0.0
+    assert score(r"\boxed{5}", "5", Verifier(5.0, Endless())) == 0.0
     assert counts.take() == dict.fromkeys(counts.ALL, 0) | {counts.RULE_ERRORS: 1}
     assert counts.take() == dict.fromkeys(counts.ALL, 0), "what was taken is forgotten"
 
 
 def test_a_pool_that_cannot_start_is_an_error_and_no_score():
     with pytest.raises(WorkerError, match="did not start"):
-        score(r"\boxed{x}", "y+1", Judge(5.0, AlgebraPool(1, [sys.executable, "-c", "raise SystemExit(1)"])))
+        score(r"\boxed{x}", "y+1", Verifier(5.0, AlgebraPool(1, [sys.executable, "-c", "raise SystemExit(1)"])))
 
 
 ECHOING = """
@@ -208,9 +208,9 @@ def test_reported_degenerate_answers_score_0_at_once(response, rule):
     program = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n"
         "from post_training.rewards import counts, score\n"
-        "from post_training.rewards.judge import Judge\n"
+        "from post_training.rewards.verifier import Verifier\n"
         "from tests.post_training.rewards.degenerate import Undecided\n"
-        "right = score(sys.stdin.read(), '12', Judge(1.0, Undecided()), sys.argv[1])\n"
+        "right = score(sys.stdin.read(), '12', Verifier(1.0, Undecided()), sys.argv[1])\n"
         "sys.exit(int(right != 0.0 or any(counts.take().values())))\n"
     )
     finished = subprocess.run([sys.executable, "-c", program, rule], cwd=ROOT, input=response, text=True)

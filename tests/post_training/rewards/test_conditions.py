@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 
 from post_training.rewards import score
-from post_training.rewards.judge import Judge
 from post_training.rewards.process import AlgebraPool
+from post_training.rewards.verifier import Verifier
 
 LESS = {True: r"\le", False: "<"}
 MORE = {True: r"\ge", False: ">"}
@@ -15,9 +15,9 @@ CLOSES = {True: "]", False: ")"}
 
 
 @pytest.fixture(scope="module")
-def judge():
+def verifier():
     pool = AlgebraPool(1)
-    yield Judge(60.0, pool)
+    yield Verifier(60.0, pool)
     pool.close()
 
 
@@ -57,13 +57,13 @@ ENDS = tuple(product((True, False), repeat=2))
 @pytest.mark.parametrize(
     ("notations", "ends"), [(between, ENDS), (outside, ENDS), (below, ENDS[::2]), (above, ENDS[::2])]
 )
-def test_ends_decide_in_every_notation(judge, notations, ends):
+def test_ends_decide_in_every_notation(verifier, notations, ends):
     for truth_ends, answer_ends in product(ends, repeat=2):
         for truth, answer in product(notations(*truth_ends)[:2], notations(*answer_ends)):
             right = float(truth_ends == answer_ends)
-            assert score(rf"\boxed{{{answer}}}", truth, judge) == right, (truth, answer)
+            assert score(rf"\boxed{{{answer}}}", truth, verifier) == right, (truth, answer)
 
 
-def test_each_side_of_two_is_its_own(judge):
+def test_each_side_of_two_is_its_own(verifier):
     for truth, answer in product(below(True, None)[:2], above(True, None)):
-        assert score(rf"\boxed{{{answer}}}", truth, judge) == 0.0, (truth, answer)
+        assert score(rf"\boxed{{{answer}}}", truth, verifier) == 0.0, (truth, answer)

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from post_training.rewards import accuracy, has_form, score
-from post_training.rewards.judge import Judge
+from post_training.rewards.verifier import Verifier
 from verl_patches.utils.reward.rule_reward import compute_score, compute_score_and_format
 
 RIGHT, WRONG = r"\boxed{5}", r"\boxed{6}"
@@ -48,21 +48,21 @@ def test_form_equals_verls(response, verls):
 
 @pytest.mark.parametrize("response", [each for each in RESPONSES if each.startswith(("<think>3, 4: 5</think>", "\\"))])
 def test_score_equals_verls(response, verls):
-    found = score(response, "5", Judge(), "geo3k")
+    found = score(response, "5", Verifier(), "geo3k")
     assert found == pytest.approx(verls.compute_score(response, "5"))
     assert accuracy(found, "geo3k") == verls.acc_reward(response, "5")
 
 
 def test_answer_in_unfinished_thoughts_earns_nothing():
     """verl counts a box inside of thoughts that never end."""
-    assert score(f"<think>maybe {RIGHT}, but wait", "5", Judge(), "geo3k") == 0.0
+    assert score(f"<think>maybe {RIGHT}, but wait", "5", Verifier(), "geo3k") == 0.0
 
 
 def test_notation_of_the_data_is_understood():
     truth = r"2 \sqrt { 221 }"  # as Geometry3K writes it
-    assert score(r"<think>x</think>\boxed{2\sqrt{221}}", truth, Judge(), "geo3k") == pytest.approx(1.0)
-    assert score(r"<think>x</think>\boxed{\sqrt{884}}", truth, Judge(), "geo3k") == pytest.approx(1.0)
-    assert score(r"<think>x</think>\boxed{2\sqrt{222}}", truth, Judge(), "geo3k") == pytest.approx(0.1)
+    assert score(r"<think>x</think>\boxed{2\sqrt{221}}", truth, Verifier(), "geo3k") == pytest.approx(1.0)
+    assert score(r"<think>x</think>\boxed{\sqrt{884}}", truth, Verifier(), "geo3k") == pytest.approx(1.0)
+    assert score(r"<think>x</think>\boxed{2\sqrt{222}}", truth, Verifier(), "geo3k") == pytest.approx(0.1)
 
 
 def test_verl_calls_the_rule_by_its_name():

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from post_training.rewards import counts, score
-from post_training.rewards.judge import Judge
 from post_training.rewards.process import AlgebraPool
+from post_training.rewards.verifier import Verifier
 
 ROWS = Path(__file__).with_name("rows")
 KINDS = sorted(file.stem for file in ROWS.glob("*.tsv"))
@@ -22,17 +22,17 @@ def rows(kind):
 
 
 @pytest.fixture(scope="module")
-def judge():
+def verifier():
     pool = AlgebraPool(1)
-    yield Judge(60.0, pool)
+    yield Verifier(60.0, pool)
     pool.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_reports_are_scored_right(judge, kind):
+def test_rows_of_reports_are_scored_right(verifier, kind):
     counts.take()
     expected = {name: right for name, *_, right in rows(kind)}
-    assert {name: score(response, truth, judge, rule) for name, rule, truth, response, _ in rows(kind)} == expected
+    assert {name: score(response, truth, verifier, rule) for name, rule, truth, response, _ in rows(kind)} == expected
     assert not any(counts.take().values()), "every row has a result of its own, within the limit and without an error"
 
 

@@ -13,9 +13,9 @@ import pytest
 from post_training.rewards import RULES, has_form, score
 from post_training.rewards.answers import compare_plainly, last_boxed, plain
 from post_training.rewards.comparison import equal_answers
-from post_training.rewards.judge import LONGEST_ANSWER, Judge
 from post_training.rewards.process import AlgebraProcess, ComparisonLost, ComparisonTimeout
 from post_training.rewards.units import quantity
+from post_training.rewards.verifier import LONGEST_ANSWER, Verifier
 from tests.post_training.rewards.cases import CASES, ENDLESS, RESPONSES
 
 JUDGED_ROWS = Path(__file__).with_name("judged_rows.tsv")
@@ -31,14 +31,14 @@ def process():
 
 
 @pytest.fixture(scope="module")
-def judge(process):
-    return Judge(time_limit_s=60.0, process=process)
+def verifier(process):
+    return Verifier(time_limit_s=60.0, process=process)
 
 
 @pytest.fixture
 def forbidden_judge():
-    """A judge that fails the test when it is asked: for cases that text and numbers must decide."""
-    return Judge(process=AlgebraProcess(["/nonexistent-worker"]))
+    """A verifier that fails the test when it is asked: for cases that text and numbers must decide."""
+    return Verifier(process=AlgebraProcess(["/nonexistent-worker"]))
 
 
 @pytest.mark.parametrize(
@@ -113,13 +113,15 @@ TABLE = [(kind, *case) for kind, cases in CASES.items() for case in cases]
 
 @pytest.fixture
 def undecided(caplog):
-    """Counts the comparisons that the judge has given up so far in this test."""
-    return lambda: sum("no verdict on" in record.getMessage() for record in caplog.records)
+    """Counts the comparisons that the verifier has given up so far in this test."""
+    return lambda: sum("no result for" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_boxed_rule_on_the_table(judge, kind, undecided):
-    found = [(truth, answer, score(rf"so \boxed{{{answer}}}", truth, judge) == 1.0) for truth, answer, _ in CASES[kind]]
+def test_boxed_rule_on_the_table(verifier, kind, undecided):
+    found = [
+        (truth, answer, score(rf"so \boxed{{{answer}}}", truth, verifier) == 1.0) for truth, answer, _ in CASES[kind]
+    ]
     assert found == CASES[kind]
     assert undecided() == 0
 
@@ -137,9 +139,9 @@ KINDS = sorted({line.partition("\t")[0] for line in JUDGED_ROWS.read_text().spli
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_boxed_rule_on_judged_rows(judge, kind, undecided):
+def test_boxed_rule_on_judged_rows(verifier, kind, undecided):
     rows = list(judged_rows(kind))
-    assert [(truth, response, score(response, truth, judge)) for truth, response, _ in rows] == rows
+    assert [(truth, response, score(response, truth, verifier)) for truth, response, _ in rows] == rows
     assert undecided() == 0
 
 
@@ -154,18 +156,18 @@ def test_the_table_is_large_and_has_both_verdicts():
 
 
 @pytest.mark.parametrize("name", RESPONSES)
-def test_boxed_rule_on_whole_responses(judge, name):
+def test_boxed_rule_on_whole_responses(verifier, name):
     response, truth, expected = RESPONSES[name]
-    assert score(response, truth, judge) == expected
+    assert score(response, truth, verifier) == expected
 
 
 @pytest.mark.slow
 def test_endless_comparisons_end_at_the_limit_and_the_worker_stays(process, undecided):
-    judge, patient = Judge(0.5, process), Judge(60.0, process)
+    verifier, patient = Verifier(0.5, process), Verifier(60.0, process)
     assert patient.equal(r"\sqrt{4}", "2")
     template = process._process.pid
     for truth, answer in ENDLESS:
-        assert not judge.equal(truth, answer), answer[:40]
+        assert not verifier.equal(truth, answer), answer[:40]
         assert process._process.pid == template and process._process.poll() is None
     assert undecided() == len(ENDLESS)
     assert patient.equal(r"\sqrt{9}", "3") and process._process.pid == template
@@ -206,21 +208,21 @@ def test_the_power_of_a_unit_is_read_before_and_behind_it(said, power):
     assert found is not None and found.dimension == (("m", power),)
 
 
-def test_substring_rule_keeps_its_known_weakness(judge):
-    assert score(r"I count 12: \boxed{7}", "2", judge, rule="substring") == 1.0
-    assert score(r"\boxed{0.5}", r"\frac{1}{2}", judge, rule="substring") == 0.0
-    assert score(r"I count 12: \boxed{7}", "2", judge, rule="boxed") == 0.0
+def test_substring_rule_keeps_its_known_weakness(verifier):
+    assert score(r"I count 12: \boxed{7}", "2", verifier, rule="substring") == 1.0
+    assert score(r"\boxed{0.5}", r"\frac{1}{2}", verifier, rule="substring") == 0.0
+    assert score(r"I count 12: \boxed{7}", "2", verifier, rule="boxed") == 0.0
 
 
-def test_unknown_rule_names_the_known_ones(judge):
+def test_unknown_rule_names_the_known_ones(verifier):
     assert set(RULES) == {"boxed", "geo3k", "gsm8k", "substring"}
     with pytest.raises(ValueError, match=f"choose one of: {', '.join(RULES)}"):
-        score("", "", judge, rule="exact")
+        score("", "", verifier, rule="exact")
 
 
 def test_limit_must_be_positive():
     with pytest.raises(ValueError, match="above 0"):
-        Judge(time_limit_s=0)
+        Verifier(time_limit_s=0)
 
 
 def evaluator_of(process):
@@ -306,14 +308,14 @@ def test_prepared_worker_serves_the_first_comparison():
 
 
 def test_worker_that_dies_of_a_sample_makes_it_wrong(undecided):
-    judge = Judge(5.0, AlgebraProcess([sys.executable, "-c", DYING_WORKER]))
-    assert not judge.equal("1", "x") and undecided() == 0
+    verifier = Verifier(5.0, AlgebraProcess([sys.executable, "-c", DYING_WORKER]))
+    assert not verifier.equal("1", "x") and undecided() == 0
 
 
 def test_hanging_worker_is_given_up_at_the_limit(undecided):
     process = AlgebraProcess([sys.executable, "-c", HANGING_WORKER])
-    judge = Judge(0.2, process)
-    assert not judge.equal("1", "x") and not judge.equal("1", "y") and undecided() == 2
+    verifier = Verifier(0.2, process)
+    assert not verifier.equal("1", "x") and not verifier.equal("1", "y") and undecided() == 2
     process.close()
 
 
@@ -337,8 +339,8 @@ class CountingProcess:
 
 def test_a_pair_is_compared_once(undecided):
     process = CountingProcess()
-    judge = Judge(1.0, process)
-    assert [judge.equal("1", answer) for answer in ("x", "y", "x", "endless", "endless")] == [
+    verifier = Verifier(1.0, process)
+    assert [verifier.equal("1", answer) for answer in ("x", "y", "x", "endless", "endless")] == [
         True, True, True, False, False,
     ]  # fmt: skip
     assert process.asked == [("1", "x"), ("1", "y"), ("1", "endless")] and undecided() == 1
@@ -355,8 +357,8 @@ def test_threads_that_ask_for_one_pair_wait_for_one_comparison(undecided):
             return super().equal(truth, answer, limit_s)
 
     process, verdicts = SlowProcess(), []
-    judge = Judge(1.0, process)
-    threads = [threading.Thread(target=lambda: verdicts.append(judge.equal("1", "endless"))) for _ in range(8)]
+    verifier = Verifier(1.0, process)
+    threads = [threading.Thread(target=lambda: verdicts.append(verifier.equal("1", "endless"))) for _ in range(8)]
     for thread in threads:
         thread.start()
     assert begun.wait(60)
@@ -374,10 +376,10 @@ def test_an_error_is_not_remembered():
                 raise RuntimeError("no process")
             return True
 
-    judge = Judge(1.0, BrokenOnce())
+    verifier = Verifier(1.0, BrokenOnce())
     with pytest.raises(RuntimeError, match="no process"):
-        judge.equal("1", "x")
-    assert judge.equal("1", "x")
+        verifier.equal("1", "x")
+    assert verifier.equal("1", "x")
 
 
 @pytest.mark.parametrize(
@@ -407,7 +409,7 @@ def test_long_answers_are_taken_apart_in_linear_time(part):
     process = CountingProcess()
     for answer in (part * LONGEST_ANSWER, "5" + part * LONGEST_ANSWER, "5" + part * LONGEST_ANSWER + "!"):
         for cut in (answer[:LONGEST_ANSWER], answer[: LONGEST_ANSWER - 1] + "!"):
-            assert equal_answers("7", cut, Judge(1.0, process)) in (True, False)
+            assert equal_answers("7", cut, Verifier(1.0, process)) in (True, False)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -419,8 +421,8 @@ def test_a_truth_that_is_none_is_met_by_no_response(forbidden_judge, rule, truth
 
 def test_answers_longer_than_any_answer_are_wrong_without_algebra():
     process = CountingProcess()
-    assert Judge(1.0, process).equal("1", "x" * LONGEST_ANSWER)
-    assert not Judge(1.0, process).equal("1", "x" * (LONGEST_ANSWER + 1))
+    assert Verifier(1.0, process).equal("1", "x" * LONGEST_ANSWER)
+    assert not Verifier(1.0, process).equal("1", "x" * (LONGEST_ANSWER + 1))
     assert len(process.asked) == 1
 
 

@@ -47,7 +47,7 @@ def with_batch_figures(
     more: Callable[[], Mapping[str, float]],
 ) -> Callable[[Any], Any]:
     """verl's call of the workers' update, whose metrics also hold `batch_figures`, what the driver has serialized for
-    each sample and which answers got no verdict since the last update's end, and what `more` knows better."""
+    each sample and which answers got no result since the last update's end, and what `more` knows better."""
 
     def update(batch: Any) -> Any:
         output = update_actor(batch)

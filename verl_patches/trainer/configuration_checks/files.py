@@ -15,7 +15,7 @@ from typing import Any
 from overlay import ConfigurationError
 from post_training.end_tokens import EndTokensError, end_tokens
 from post_training.rewards import RULES
-from post_training.rewards.judge import Limits
+from post_training.rewards.verifier import Limits
 from verl_patches.features.training_checkpoint.storage import check_room
 from verl_patches.trainer.configuration_checks.model import described
 from verl_patches.trainer.isolated_ray import is_found_by_raylets

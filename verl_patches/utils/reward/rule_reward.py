@@ -15,18 +15,18 @@ from functools import cache
 from typing import Any
 
 from post_training.rewards import accuracy, batch, has_form, score
-from post_training.rewards.judge import Judge, Limits
 from post_training.rewards.process import shared_pool
+from post_training.rewards.verifier import Limits, Verifier
 
 shared_pool().prepare()
 batch.declare_safe_for_threads()
 
 
 @cache
-def _judge(limits: Limits) -> Judge:
+def _verifier(limits: Limits) -> Verifier:
     if limits.workers:
         shared_pool().resize(limits.workers)
-    return Judge(limits.time_limit_s, budget_s=limits.budget_s)
+    return Verifier(limits.time_limit_s, budget_s=limits.budget_s)
 
 
 def compute_score(
@@ -51,7 +51,7 @@ def compute_score(
         budget_s: seconds that it may spend on one batch; see ``post_training.rewards.batch``.
         workers: the most processes in which it runs; 0 for one per core and 8 at most.
     """
-    return score(solution_str, str(ground_truth), _judge(Limits(time_limit_s, budget_s, workers)), rule)
+    return score(solution_str, str(ground_truth), _verifier(Limits(time_limit_s, budget_s, workers)), rule)
 
 
 def compute_score_and_accuracy(

@@ -27,7 +27,7 @@ class Characters:
 
 
 class NoAlgebra:
-    """A judge that these answers need not ask."""
+    """A verifier that these answers need not ask."""
 
     def equal(self, truth, answer):
         raise AssertionError(truth, answer)

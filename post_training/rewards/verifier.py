@@ -57,7 +57,7 @@ class Limits:
             )
 
 
-class Judge:
+class Verifier:
     """Compares answers with math-verify in other processes; safe to share between threads.
 
     A pair of answers is compared once: responses with the same answer to the same prompt get the same result, and an
@@ -65,7 +65,7 @@ class Judge:
 
     Args:
         time_limit_s: see `Limits`.
-        process: where comparisons run; None stands for the pool that all judges share.
+        process: where comparisons run; None stands for the pool that all verifiers share.
         budget_s: see `Limits`.
     """
 
@@ -77,32 +77,32 @@ class Judge:
     ) -> None:
         self.limits = Limits(time_limit_s, budget_s)
         self._process = process or shared_pool()
-        self._verdicts: dict[tuple[str, str], Future[bool]] = {}
+        self._results: dict[tuple[str, str], Future[bool]] = {}
         self._guard = threading.Lock()
 
     def equal(self, truth: str, answer: str) -> bool:
-        r"""Says whether ``answer`` equals ``truth`` (LaTeX or plain text, without ``\boxed``); no verdict is no."""
+        r"""Return whether ``answer`` equals ``truth`` (LaTeX or plain text, no ``\boxed``); False without a result."""
         if max(len(truth), len(answer)) > LONGEST_ANSWER:
             return False
         pair = (truth, answer)
         with self._guard:
-            verdict = self._verdicts.get(pair)
-            if first := verdict is None:
-                while len(self._verdicts) >= _REMEMBERED:
-                    self._verdicts.pop(next(iter(self._verdicts)))
-                verdict = self._verdicts[pair] = Future()
+            result = self._results.get(pair)
+            if first := result is None:
+                while len(self._results) >= _REMEMBERED:
+                    self._results.pop(next(iter(self._results)))
+                result = self._results[pair] = Future()
         if first:
-            self._decide(pair, verdict)
-        return verdict.result()
+            self._decide(pair, result)
+        return result.result()
 
-    def _decide(self, pair: tuple[str, str], verdict: Future[bool]) -> None:
+    def _decide(self, pair: tuple[str, str], result: Future[bool]) -> None:
         """Compares for everyone who waits for this pair; an error is everyone's too, and is not remembered."""
         try:
-            verdict.set_result(self._compare(*pair))
+            result.set_result(self._compare(*pair))
         except BaseException as error:
             with self._guard:
-                self._verdicts.pop(pair, None)
-            verdict.set_exception(error)
+                self._results.pop(pair, None)
+            result.set_exception(error)
 
     def _compare(self, truth: str, answer: str) -> bool:
         asked = batch.current()
@@ -118,7 +118,7 @@ class Judge:
             return self._process.equal(truth, answer, limit)
         except ComparisonTimeout:
             counts.add(counts.TIMED_OUT)
-            _LOG.warning("no verdict on %r within %g s: it counts as wrong", _shown(answer), limit)
+            _LOG.warning("no result for %r within %g s: it counts as wrong", _shown(answer), limit)
             return False
         except ComparisonLost:
             counts.add(counts.LOST)
