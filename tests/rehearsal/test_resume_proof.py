@@ -266,16 +266,16 @@ def test_four_kills_of_the_rehearsal_are_survived(tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_kill_in_the_second_of_three_waves_is_survived(tmp_path):
-    """DAPO on FSDP, whose steps of 12 prompts take three waves of 4 and more where some do not qualify."""
+    """DAPO on FSDP, whose steps of 12 prompts take three generation batches of 4 and more where some do not qualify."""
     sizes = ("data.train_batch_size=12", "+data.gen_batch_size=4")
     job = ["--config-name", "qwen2_5_1_5b_math_one_card", "+recipe=dapo", *sizes, "--output", str(tmp_path)]
     shrunk = prove_resume._shrunk(prove_resume._options(job), tmp_path)
     with SignalFlag() as signals:
         unbroken = runs_of_a_proof.train_unbroken(shrunk, signals)
-        waves = [int(metrics["sampling/waves"]) for _, metrics in sorted(metrics_of(unbroken).items())]
-        assert len(waves) == runs_of_a_proof.STEPS and min(waves) >= 3
+        gen_batches = [int(metrics["sampling/gen_batches"]) for _, metrics in sorted(metrics_of(unbroken).items())]
+        assert len(gen_batches) == runs_of_a_proof.STEPS and min(gen_batches) >= 3
         # A worker counts its rollouts: the second of step 2.
-        point = Point("worker", Stop("rollout", waves[0] + 2, 0))
+        point = Point("worker", Stop("rollout", gen_batches[0] + 2, 0))
         assert runs_of_a_proof.train_killed(shrunk, "killed", point, signals) == 1
     result = compare(unbroken, tmp_path / "killed", runs_of_a_proof.STEPS)
     assert result.differing == () and result.steps == runs_of_a_proof.STEPS and result.metrics > 50

@@ -541,7 +541,7 @@ def test_the_scaled_jobs_with_dapo_are_exact_and_train_on_groups_that_differ(job
         make_checkpoint(request, model, lambda step, loss: None)
     (run := tmp_path / "run").mkdir()
     metrics = run_scaled_job(job, run, model, mla_inputs[1], "trainer.val_before_train=false")
-    figures = ("sampling/generated_prompts", "sampling/waves", "actor/pg_clipfrac", "critic/score/mean")
+    figures = ("sampling/generated_prompts", "sampling/gen_batches", "actor/pg_clipfrac", "critic/score/mean")
     print(job, [{name: step[name] for name in figures} for step in metrics])
     assert_exact(metrics, 3, in_float32=job == QWEN_DAPO)
     for step in metrics:

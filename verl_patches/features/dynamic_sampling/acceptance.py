@@ -1,4 +1,4 @@
-"""How many prompts a wave of generation needs, from the share of them that qualified lately."""
+"""How many prompts a generation batch needs, from the share of them that qualified lately."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Acceptance:
             self.last, self.now = self.now, (0, 0)
 
     def count(self, generated: int, qualified: int) -> None:
-        """Take in one wave."""
+        """Count one generation batch."""
         self.now = self.now[0] + generated, self.now[1] + qualified
 
     @property
@@ -29,7 +29,7 @@ class Acceptance:
         """The share that qualifies, above 0: one more prompt counts, which qualified. 1 before anything is known."""
         return (self.last[1] + self.now[1] + 1) / (self.last[0] + self.now[0] + 1)
 
-    def wave(self, missing: int, multiple: int, largest: int) -> int:
+    def gen_batch_size(self, missing: int, multiple: int, largest: int) -> int:
         """Prompts to generate for when `missing` are still to qualify: multiples of `multiple`, at most `largest`.
 
         With half of the prompts qualifying and 20 missing, 40 prompts; 44 in multiples of 4 at a rate of 0.46.

@@ -18,7 +18,7 @@ class FilterGroups:
     """Which prompts are trained on, `algorithm.filter_groups`.
 
     metric: a name of the reward function's output, or seq_reward, the sum of an answer's rewards.
-    max_num_gen_batches: waves of generation that a step may take; none or fewer is no limit.
+    max_num_gen_batches: generation batches that a step may take; none or fewer is no limit.
     lower_bound, upper_bound: of a group's mean of the metric, inclusive.
     on_exhausted: what happens when a step cannot be filled.
     """
@@ -68,7 +68,7 @@ def _check_surroundings(config: Mapping[str, Any]) -> None:
     dies = trainer["n_gpus_per_node"] * trainer["nnodes"]
     if generated is not None and generated % dies:
         raise ConfigurationError(
-            f"data.gen_batch_size={generated}, the prompts of the largest wave, does not divide among {dies} dies for "
+            f"data.gen_batch_size={generated} (prompts of a generation batch) does not divide among {dies} dies for "
             f"generation; use a multiple of {dies}"
         )
 

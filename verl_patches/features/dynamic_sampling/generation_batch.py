@@ -1,4 +1,4 @@
-"""One wave: prompts, the answers that the workers give to them, and their rewards."""
+"""One generation batch: prompts, the answers that the workers give to them, and their rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batch of a step out of prompts that qualify: generated for, scored and filtered in as many waves as it takes."""
+"""Collects the batch of a step from prompts that qualify, over as many generation batches as needed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from post_training.report.run_error import RunError
 from verl_patches.features.dynamic_sampling.acceptance import Acceptance
 from verl_patches.features.dynamic_sampling.feature import KEY, SEQUENCE_REWARD, FilterGroups
+from verl_patches.features.dynamic_sampling.generation_batch import Group, generate_groups
 from verl_patches.features.dynamic_sampling.groups import qualifies
 from verl_patches.features.dynamic_sampling.queue import Prompt, PromptQueue
-from verl_patches.features.dynamic_sampling.wave import Group, generate_groups
 from verl_patches.features.step import Collected, Step, Workers, split
 
 
@@ -23,15 +23,15 @@ class PromptsExhausted(RunError):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Prompts of a step and of the largest wave, answers to each, and the steps of the run."""
+    """Prompts of a step and of the largest generation batch, answers to each, and the steps of the run."""
 
     batch: int
-    largest_wave: int
+    largest_gen_batch: int
     answers: int
     steps: int
 
 
-class PromptSource:
+class RolloutBuffer:
     """`rows[i]` are prompts, made into a batch by `collate`.
 
     Prompts that qualify beyond the batch go back to the head of the queue and are generated for again, with the weights
@@ -45,7 +45,7 @@ class PromptSource:
         self._acceptance = Acceptance()
         self._given = 0
         self.figures: dict[str, float] = {}
-        """Of the step's waves, as metrics."""
+        """Metrics of the step's generation batches."""
         self.ended_by: str | None = None
         """Why the prompts did not last for all steps, if they did not and the run is to stop then."""
 
@@ -87,14 +87,16 @@ class PromptSource:
         self._acceptance.begin_step()
         kept: list[Group] = []
         scores: list[float] = []
-        waves = generated = 0
+        gen_batches = generated = 0
         while len(kept) < self._sizes.batch:
             missing = self._sizes.batch - len(kept)
-            if 0 < self._chosen.max_num_gen_batches <= waves:
+            if 0 < self._chosen.max_num_gen_batches <= gen_batches:
                 raise PromptsExhausted(
-                    self._sentence(generated, len(kept), f"{waves} waves, {KEY}.max_num_gen_batches")
+                    self._sentence(generated, len(kept), f"{gen_batches} generation batches, {KEY}.max_num_gen_batches")
                 )
-            prompts = self._queue.take(self._acceptance.wave(missing, workers.multiple, self._sizes.largest_wave))
+            prompts = self._queue.take(
+                self._acceptance.gen_batch_size(missing, workers.multiple, self._sizes.largest_gen_batch)
+            )
             if not prompts:
                 raise PromptsExhausted(self._sentence(generated, len(kept), "all epochs, trainer.total_epochs"))
             groups = self._generated(prompts, step, workers)
@@ -102,11 +104,11 @@ class PromptSource:
             self._acceptance.count(len(groups), len(qualified))
             kept += qualified
             scores += [float(group.rewards.sum()) / self._sizes.answers for group in groups]
-            waves, generated = waves + 1, generated + len(groups)
+            gen_batches, generated = gen_batches + 1, generated + len(groups)
         self._queue.give_back([group.prompt for group in kept[self._sizes.batch :]])
         self.figures = {
             "sampling/generated_prompts": generated,
-            "sampling/waves": waves,
+            "sampling/gen_batches": gen_batches,
             "sampling/qualified_share": len(kept) / generated,
             "sampling/generated_score": sum(scores) / generated,
         }

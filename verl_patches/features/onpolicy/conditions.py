@@ -21,7 +21,7 @@ def reason_old_log_prob_is_needed(config: Mapping[str, Any]) -> str | None:
     if actor["ppo_epochs"] != 1:
         return f"actor_rollout_ref.actor.ppo_epochs={actor['ppo_epochs']}; set it to 1"
     data, filtered = config["data"], (config["algorithm"].get("filter_groups") or {}).get("enable")
-    # Of filtered prompts gen_batch_size is the largest wave of generation, and not what is trained on.
+    # Of filtered prompts gen_batch_size is the size of a generation batch, and not what is trained on.
     prompts = data["train_batch_size"] if filtered else data.get("gen_batch_size") or data["train_batch_size"]
     mini = actor["ppo_mini_batch_size"]
     if mini != prompts:

@@ -22,7 +22,7 @@ Answers = tuple[Answer, ...]
 _LOG_PROBS = "rollout_log_probs"
 
 
-class SourceOfFinished:
+class PartialRolloutBuffer:
     """`rows[i]` are prompts, made into a batch by `collate`; `answers` to each. Its last batch is the last step's."""
 
     ended_by = None

@@ -17,7 +17,7 @@ class ProfiledSteps:
         self._recorded: int | None = None
 
     def beginning_first(self, generate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The workers' generation; a validation's begins nothing, and a step's later waves are in its recording."""
+        """The workers' generation; a validation's begins nothing, and later batches of a step are in its recording."""
 
         def generate_sequences(batch: Any) -> Any:
             step = self._now()

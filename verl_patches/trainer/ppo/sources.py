@@ -11,9 +11,9 @@ from verl_patches.features.data_order.loader import NextPrompts, ResumableLoader
 from verl_patches.features.data_order.order import DataOrder, PlacedSampler
 from verl_patches.features.dynamic_sampling.feature import DYNAMIC_SAMPLING, FilterGroups
 from verl_patches.features.dynamic_sampling.queue import PromptQueue
-from verl_patches.features.dynamic_sampling.source import PromptSource, Sizes
+from verl_patches.features.dynamic_sampling.source import RolloutBuffer, Sizes
 from verl_patches.features.partial_rollout.feature import PARTIAL_ROLLOUT
-from verl_patches.features.partial_rollout.source import SourceOfFinished
+from verl_patches.features.partial_rollout.source import PartialRolloutBuffer
 from verl_patches.features.step import Source, Trainer
 
 
@@ -32,12 +32,12 @@ def source_of(trainer: Trainer, sampler: PlacedSampler, collate: Callable[[Seque
     order = order_of(trainer, size)
     if DYNAMIC_SAMPLING.is_in_force():
         sizes = Sizes(size, config.data.get("gen_batch_size") or 3 * size, answers, steps)
-        filtered = PromptSource(rows, collate, PromptQueue(order, epochs), FilterGroups.of(config), sizes)
+        filtered = RolloutBuffer(rows, collate, PromptQueue(order, epochs), FilterGroups.of(config), sizes)
         return filtered, filtered
     if PARTIAL_ROLLOUT.is_in_force():
         chosen, queue = settings.current().partial_rollout, PromptQueue(order, epochs, used=order.batches * size)
         policy = PartialRollout(size, chosen.threshold, chosen.max_steps)
-        finished = SourceOfFinished(rows, collate, queue, policy, answers, steps)
+        finished = PartialRolloutBuffer(rows, collate, queue, policy, answers, steps)
         return finished, finished
     loader = ResumableLoader(trainer.train_dataloader, sampler, order_of(trainer), steps)
     return NextPrompts(loader, epochs), loader

@@ -1,4 +1,4 @@
-"""Which groups are kept, against every combination in the open; and how large a wave is."""
+"""Which groups are kept, against every combination in the open; and how large a generation batch is."""
 
 import math
 from itertools import product
@@ -38,16 +38,20 @@ def test_equal_values_whose_standard_deviation_is_not_exactly_0_are_equal():
 
 def test_a_wave_is_as_large_as_the_acceptance_asks_for():
     acceptance = Acceptance()
-    assert acceptance.wave(32, 4, 512) == 32, "nothing is known: a prompt for each that is missing"
+    assert acceptance.gen_batch_size(32, 4, 512) == 32, "nothing is known: a prompt for each that is missing"
     acceptance.begin_step()
     acceptance.count(63, 31)
-    assert acceptance.rate == 0.5 and acceptance.wave(20, 4, 512) == 40 and acceptance.wave(19, 4, 512) == 40
-    assert acceptance.wave(32, 4, 48) == 48
+    assert (
+        acceptance.rate == 0.5
+        and acceptance.gen_batch_size(20, 4, 512) == 40
+        and acceptance.gen_batch_size(19, 4, 512) == 40
+    )
+    assert acceptance.gen_batch_size(32, 4, 48) == 48
     acceptance.begin_step()
     assert acceptance.rate == 0.5, "the last step still counts"
     acceptance.count(64, 0)
-    assert acceptance.wave(32, 4, 512) == 128
+    assert acceptance.gen_batch_size(32, 4, 512) == 128
     acceptance.begin_step()
     acceptance.count(0, 0)
-    assert acceptance.rate == 1 / 65 and acceptance.wave(8, 4, 512) == 512, "0 accepted is no division by 0"
+    assert acceptance.rate == 1 / 65 and acceptance.gen_batch_size(8, 4, 512) == 512, "0 accepted is no division by 0"
     assert Acceptance.of(acceptance.state_dict()) == acceptance

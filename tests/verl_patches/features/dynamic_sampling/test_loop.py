@@ -17,9 +17,9 @@ from tests.verl_patches.features.dynamic_sampling import scripted
 from tests.verl_patches.features.dynamic_sampling.scripted import Killed, Prompts, accuracy_reward, fit, make_trainer
 from verl_patches.features.data_order.order import DataOrder
 from verl_patches.features.dynamic_sampling.feature import FilterGroups
+from verl_patches.features.dynamic_sampling.generation_batch import Group
 from verl_patches.features.dynamic_sampling.queue import PromptQueue
-from verl_patches.features.dynamic_sampling.source import PromptSource, Sizes
-from verl_patches.features.dynamic_sampling.wave import Group
+from verl_patches.features.dynamic_sampling.source import RolloutBuffer, Sizes
 from verl_patches.features.overlong.feature import OverlongBuffer
 from verl_patches.features.step import Step, Workers
 from verl_patches.trainer.configuration_checks import check_configuration
@@ -41,7 +41,7 @@ def test_every_step_trains_on_the_configured_number_of_groups_and_all_of_them_di
     assert of_steps(records, "sampling/groups_with_gradient") == [1.0] * 6
     generated = of_steps(records, "sampling/generated_prompts")
     assert sum(generated) > 24
-    assert sum(map(len, trainer.actor_rollout_wg.asked)) >= sum(generated), "less what only fills a wave"
+    assert sum(map(len, trainer.actor_rollout_wg.asked)) >= sum(generated), "less what only fills a generation batch"
     assert {len(rows) for rows in trainer.actor_rollout_wg.trained} == {4}
 
 
@@ -91,23 +91,23 @@ def test_rewards_are_computed_once_and_found_in_any_order(tmp_path):
 
 def test_metrics_of_a_step_are_those_of_all_its_waves(tmp_path):
     """Counted from what the reward function saw; more qualified than were trained on, and the others wait."""
-    waves = []
+    gen_batches = []
 
     def seen(data, return_dict=False):
         right = (data.batch["responses"][:, 0] == scripted.RIGHT).view(-1, 4)
-        waves.append((right.any(-1) & ~right.all(-1), accuracy_reward(data).sum(-1)))
+        gen_batches.append((right.any(-1) & ~right.all(-1), accuracy_reward(data).sum(-1)))
         return accuracy_reward(data, return_dict)
 
     records, number = fit(make_trainer(tmp_path, reward=seen)), 0
     for record in records.values():
-        first, number = number, number + int(record["sampling/waves"])
-        differ, scores = (torch.cat(each) for each in zip(*waves[first:number], strict=True))
+        first, number = number, number + int(record["sampling/gen_batches"])
+        differ, scores = (torch.cat(each) for each in zip(*gen_batches[first:number], strict=True))
         assert record["sampling/generated_prompts"] == len(differ)
         assert record["sampling/qualified_share"] == pytest.approx(differ.float().mean().item())
         assert record["sampling/generated_score"] == pytest.approx(scores.mean().item())
-    assert number == len(waves)
+    assert number == len(gen_batches)
     trained = sum(of_steps(records, "sampling/trained_prompts"))
-    assert sum(int(differ.sum()) for differ, _ in waves) > trained
+    assert sum(int(differ.sum()) for differ, _ in gen_batches) > trained
 
 
 def test_the_time_of_the_waves_belongs_to_the_step(tmp_path):
@@ -127,10 +127,15 @@ def test_the_time_of_the_waves_belongs_to_the_step(tmp_path):
     with mock.patch("verl_patches.features.step.perf_counter", lambda: now[0]):
         records = fit(trainer)
     for step, record in records.items():
-        timing, waves = scripted.Records.timing[step], record["sampling/waves"]
+        timing, gen_batches = scripted.Records.timing[step], record["sampling/gen_batches"]
         names = ("gen", "reward", "adv", "step")
-        assert [timing[f"timing_s/{name}"] for name in names] == [10.0 * waves, 5.0 * waves, 0.0, 15.0 * waves]
-    assert max(record["sampling/waves"] for record in records.values()) > 1
+        assert [timing[f"timing_s/{name}"] for name in names] == [
+            10.0 * gen_batches,
+            5.0 * gen_batches,
+            0.0,
+            15.0 * gen_batches,
+        ]
+    assert max(record["sampling/gen_batches"] for record in records.values()) > 1
 
 
 def test_the_last_step_validates_and_saves(tmp_path):
@@ -147,7 +152,10 @@ def test_the_last_step_validates_and_saves(tmp_path):
     ("overrides", "says"),
     [
         (("trainer.total_epochs=1",), "within all epochs, trainer.total_epochs"),
-        ((f"{FILTER}.max_num_gen_batches=5", "+data.gen_batch_size=4"), "within 5 waves, .*max_num_gen_batches"),
+        (
+            (f"{FILTER}.max_num_gen_batches=5", "+data.gen_batch_size=4"),
+            "within 5 generation batches, .*max_num_gen_batches",
+        ),
     ],
 )
 def test_a_step_that_cannot_be_filled_ends_the_run(tmp_path, overrides, says):
@@ -226,16 +234,16 @@ FILE = "rank-00000-of-00001.safetensors"
 SAVING = ("trainer.save_freq=2", "trainer.resume_mode=auto", "+data.gen_batch_size=8")
 
 
-def waves_before(workers, records, step):
-    """The waves of all steps before `step`."""
-    return int(sum(records[number]["sampling/waves"] for number in range(1, step)))
+def gen_batches_before(workers, records, step):
+    """The generation batches of all steps before `step`."""
+    return int(sum(records[number]["sampling/gen_batches"] for number in range(1, step)))
 
 
 def test_a_checkpoint_that_is_written_while_the_next_wave_generates_is_of_the_end_of_its_step(tmp_path, unbroken):
     """Killed in step 5, while step 4 is still being written, the run goes on from step 2."""
     expected, workers, folder = unbroken
     killed = make_trainer(tmp_path, *SAVING, in_background=True)
-    killed.actor_rollout_wg.killed_at = waves_before(workers, expected, 5) + 2
+    killed.actor_rollout_wg.killed_at = gen_batches_before(workers, expected, 5) + 2
     with pytest.raises(Killed):
         fit(killed)
     root = tmp_path / "checkpoints"
@@ -250,13 +258,13 @@ def test_a_checkpoint_that_is_written_while_the_next_wave_generates_is_of_the_en
         assert content[0] == content[1]
 
 
-@pytest.mark.parametrize(("step", "wave", "waves"), [(3, 2, 3), (5, 2, 2)])
-def test_a_run_killed_in_a_wave_goes_on_bit_for_bit(tmp_path, unbroken, step, wave, waves):
-    """In the second of three waves; and where the checkpoint has prompts that were given back."""
+@pytest.mark.parametrize(("step", "gen_batch", "gen_batches"), [(3, 2, 3), (5, 2, 2)])
+def test_a_run_killed_in_a_gen_batch_goes_on_bit_for_bit(tmp_path, unbroken, step, gen_batch, gen_batches):
+    """In the second of three generation batches; and where the checkpoint has prompts that were given back."""
     expected, workers, folder = unbroken
-    assert expected[step]["sampling/waves"] == waves
+    assert expected[step]["sampling/gen_batches"] == gen_batches
     killed = make_trainer(tmp_path, *SAVING)
-    killed.actor_rollout_wg.killed_at = waves_before(workers, expected, step) + wave
+    killed.actor_rollout_wg.killed_at = gen_batches_before(workers, expected, step) + gen_batch
     with pytest.raises(Killed):
         fit(killed)
     resumed = make_trainer(tmp_path, *SAVING)
@@ -296,7 +304,7 @@ def test_a_resume_without_part_of_the_queue_differs(tmp_path, unbroken, lost):
 # The source against a naive reference -------------------------------------------------------------------------------
 
 
-class Scripted(PromptSource):
+class Scripted(RolloutBuffer):
     """A source whose groups come without tensors: `verdict(prompt, attempt)` says whether one qualifies."""
 
     verdict = attempts = handed_out = None
@@ -337,7 +345,7 @@ SIZES = st.tuples(st.integers(1, 12), st.integers(1, 4), st.integers(1, 5), st.i
 @settings(max_examples=100)
 @given(SIZES, st.randoms(use_true_random=False))
 def test_the_steps_are_the_qualified_prompts_in_their_order_cut_into_batches(sizes, random):
-    """Naive: go through all prompts, keep those that qualify, cut. However large the waves are."""
+    """Naive: go through all prompts, keep those that qualify, cut. However large generation batches are."""
     rows, epochs, batch, largest, multiple = sizes
     good = {(epoch, row): random.random() < 0.6 for epoch in range(epochs) for row in range(rows)}
     found = steps_of(scripted_source(rows, epochs, batch, largest, multiple, lambda p, _: good[p]))
@@ -391,7 +399,7 @@ ON = (f"{FILTER}.enable=true",)
         ((f"{FILTER}.lower_bound=0.8", f"{FILTER}.upper_bound=0.2"), "lower_bound=0.8 is above .*upper_bound=0.2"),
         (("reward_model.launch_reward_fn_async=true",), "launch_reward_fn_async=True computes them after"),
         (("trainer.total_training_steps=null",), "needs trainer.total_training_steps, .* trainer.total_epochs=1000"),
-        (("+data.gen_batch_size=42",), "data.gen_batch_size=42, .* does not divide among 4 dies"),
+        (("+data.gen_batch_size=42",), "data.gen_batch_size=42 .* does not divide among 4 dies"),
         (
             ("actor_rollout_ref.actor.ppo_mini_batch_size=16",),
             "recompute_old_log_prob=False is exact only with one update .* makes 2 updates of the 32 prompts",

@@ -9,10 +9,10 @@ ACTOR = "actor_rollout_ref.actor"
 FILTERED = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc")
 
 
-def sizes(train, mini, wave=None):
-    """Prompts of a step, of an update, and of what the loader hands out, which filtering makes the largest wave."""
+def sizes(train, mini, gen_batch=None):
+    """Overrides: prompts of a step, of an update, and of a generation batch, which only filtering reads."""
     given = [f"data.train_batch_size={train}", f"{ACTOR}.ppo_mini_batch_size={mini}"]
-    return [*given, f"++data.gen_batch_size={wave}"] if wave else given
+    return [*given, f"++data.gen_batch_size={gen_batch}"] if gen_batch else given
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,12 @@ def sizes(train, mini, wave=None):
         (sizes(8, 8), None),
         (sizes(8, 4), "2 updates of the 8 prompts"),
         # verl trains on all that its loader hands out.
-        (sizes(8, 8, wave=16), "2 updates of the 16 prompts"),
-        (sizes(8, 16, wave=16), None),
-        # With filtered prompts it trains on train_batch_size of them, however large a wave is.
-        ([*sizes(8, 8, wave=16), *FILTERED], None),
-        ([*sizes(8, 4, wave=4), *FILTERED], "2 updates of the 8 prompts"),
-        ([*sizes(8, 16, wave=16), *FILTERED], "0.5 updates of the 8 prompts"),
+        (sizes(8, 8, gen_batch=16), "2 updates of the 16 prompts"),
+        (sizes(8, 16, gen_batch=16), None),
+        # With filtered prompts it trains on train_batch_size of them, however large a generation batch is.
+        ([*sizes(8, 8, gen_batch=16), *FILTERED], None),
+        ([*sizes(8, 4, gen_batch=4), *FILTERED], "2 updates of the 8 prompts"),
+        ([*sizes(8, 16, gen_batch=16), *FILTERED], "0.5 updates of the 8 prompts"),
     ],
 )
 def test_updates_are_counted_by_the_prompts_trained_on(overrides, updates):

@@ -178,7 +178,7 @@ def test_every_step_trains_on_whole_groups_and_no_prompt_twice(make, tmp_path):
 
 
 class AmongThree(GoingOn):
-    """Three engines: the four prompts of a step do not divide among them, and rows of nothing fill the last wave up."""
+    """Three engines: the four prompts of a step do not divide among them, and rows of nothing fill the last batch."""
 
     world_size = 3
 

@@ -20,7 +20,7 @@ from verl_patches.trainer.main_ppo import compose
 
 
 class Driver:
-    """verl's loop, as far as it calls workers: a validation every second step, and two waves of generation a step."""
+    """verl's loop, as far as it calls workers: a validation every second step, and two generation batches a step."""
 
     def __init__(self, chosen) -> None:
         self.global_steps, self.told, self.recorded = 0, [], None
