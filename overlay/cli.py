@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from overlay import LOCK_FILE
 from overlay import check as checking
 from overlay.configuration import defaults
 from overlay.declaration import Patch, patches_of
@@ -22,7 +21,7 @@ from overlay.documentation import DOCUMENT, document, history_document, history_
 from overlay.errors import OverlayError
 from overlay.feature import Feature
 from overlay.history import History, fates, walk
-from overlay.lock import Lock
+from overlay.lock import LOCK_FILE, Lock
 from overlay.ordering import make_plan
 from overlay.pins import PINS_FILE, Pins, Upstream
 from overlay.sources import Sources, from_commit, from_folder, installed

@@ -400,9 +400,9 @@ def _start_once(
     hang = None if code is not None else f"no output and no progress of any rank for {silent_after:g} s"
     attempt = supervised.attempt(code or 1, log, began, hang, elastic.current.nodes if elastic else None)
     decided = supervision.decide(attempt)
-    facts = {"code": code, "cause": attempt.failure.cause, "stage": attempt.failure.stage, "step": attempt.step}
-    facts["phase"] = _status(log).phase
-    _say(supervised, f"it failed ({attempt.failure.cause}): {attempt.failure.sentence}", **facts)
+    failure = attempt.failure
+    facts = {"code": code, "cause": failure.cause, "stage": failure.stage, "step": attempt.step}
+    _say(supervised, f"it failed ({failure.cause}): {failure.sentence}", phase=_status(log).phase, **facts)
     if not isinstance(decided, Again):
         kept, ended = _bundle(supervised, log, began), _exit_code(code)
         # The supervisors of the run that owns the folder must not mistake this for their end.

@@ -315,8 +315,8 @@ def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, st
     except (ConfigurationError, FolderError, DiesInUse) as error:
         return 2, f"error: {original(error)}", "bad_configuration"
     except RunError as error:
-        first = original(error)
-        return 1, f"error: {first}", first.reason if isinstance(first, RunError) else None
+        raised = original(error)
+        return 1, f"error: {raised}", raised.reason if isinstance(raised, RunError) else None
     except Exception as error:  # verl and Ray raise anything; the user gets one sentence and the trace above it
         import traceback
 
