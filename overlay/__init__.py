@@ -53,7 +53,6 @@ __all__ = [
     "wrap",
 ]
 
-LOCK_FILE = Path(__file__).with_name("fingerprints.lock.json")
 _engine: Engine | None = None
 
 
@@ -76,6 +75,7 @@ def activate(pins: Pins | Path | None = None, lock_file: Path | None = None) -> 
         return
     from overlay.discovery import load
     from overlay.engine import Engine
+    from overlay.lock import LOCK_FILE
     from overlay.ordering import make_plan
     from overlay.pins import Pins
 

@@ -13,19 +13,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from overlay import LOCK_FILE
 from overlay import check as checking
 from overlay.configuration import defaults
 from overlay.declaration import Patch, patches_of
-from overlay.discovery import load, load_features
+from overlay.discovery import load, load_features, load_middleware
 from overlay.documentation import DOCUMENT, document, history_document, history_lines
 from overlay.errors import OverlayError
 from overlay.feature import Feature
 from overlay.history import History, fates, walk
-from overlay.lock import Lock
+from overlay.lock import LOCK_FILE, Lock
 from overlay.ordering import make_plan
 from overlay.pins import PINS_FILE, Pins, Upstream
 from overlay.sources import Sources, from_commit, from_folder, installed
+from overlay.update import generate
 
 Patches = Sequence[Patch]
 _PROGRESS_S = 2.0
@@ -72,9 +72,15 @@ def _parser() -> argparse.ArgumentParser:
         "write the lock of fingerprints from all sources at hand",
         "lock --upstream NAME=CHECKOUT@COMMIT",
     )
+    update = _command(
+        commands,
+        _update,
+        "write all generated files: the lock, the table, and what the generators of the pins file make",
+        "update --upstream NAME=CHECKOUT@COMMIT",
+    )
     for command in (listing, explain, check):
         command.add_argument("--json", action="store_true", help="print JSON")
-    for command in (check, lock):
+    for command in (check, lock, update):
         command.add_argument(
             "--upstream",
             action="append",
@@ -82,6 +88,15 @@ def _parser() -> argparse.ArgumentParser:
             metavar="NAME=DIR[@COMMIT]",
             help="a folder with the packages, or a commit of a git repository (default: the installed packages)",
         )
+    _add_bisect(commands)
+    _command(commands, _pins, "print package, repository, commit and reference of each pin, tab-separated", "pins")
+    docs = _command(commands, _docs, "write the table of features and patches", "docs --to FILE")
+    docs.add_argument("--to", type=Path, metavar="FILE", help=f"default: {DOCUMENT.name} beside the pins")
+    update.set_defaults(to=None)
+    return parser
+
+
+def _add_bisect(commands: Any) -> None:
     bisect = _command(
         commands,
         _bisect,
@@ -93,10 +108,6 @@ def _parser() -> argparse.ArgumentParser:
     form = bisect.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--markdown", action="store_true", help="print a Markdown document")
-    _command(commands, _pins, "print package, repository, commit and reference of each pin, tab-separated", "pins")
-    docs = _command(commands, _docs, "write the table of features and patches", "docs --to FILE")
-    docs.add_argument("--to", type=Path, metavar="FILE", help=f"default: {DOCUMENT.name} beside the pins")
-    return parser
 
 
 def _help_format(prog: str) -> argparse.HelpFormatter:
@@ -141,7 +152,7 @@ def _explain(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
     if not found and not features:
         print(f"no patch is named {options.name!r}; `python -m overlay list` names them all", file=sys.stderr)
         return 2
-    described = [feature_as_dict(feature) for feature in features] + [as_dict(patch) for patch in found]
+    described = [feature_as_dict(feature, pins) for feature in features] + [as_dict(patch) for patch in found]
     if options.json:
         print(json.dumps(described, indent=2))
         return 0
@@ -156,13 +167,15 @@ def _explain(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
     return 0
 
 
-def feature_as_dict(feature: Feature) -> dict[str, Any]:
-    """A feature's declaration as plain data."""
+def feature_as_dict(feature: Feature, pins: Pins) -> dict[str, Any]:
+    """A feature's declaration as plain data, and which lists of middleware it is in."""
     keys = {"name": feature.name, "purpose": feature.purpose, "switch": feature.switch}
     section = defaults(feature.settings) if feature.settings else {}
     configuration = [f"{feature.section}.{name}={value}" for name, value in section.items()]
     configuration += [f"{key.path}={json.dumps(key.default)}" for key in feature.keys]
-    return keys | {"configuration": configuration, "patches": [patch.name for patch in patches_of(feature)]}
+    middleware = [name for name in pins.middleware if feature in load_middleware([name])]
+    patches = [patch.name for patch in patches_of(feature)]
+    return keys | {"configuration": configuration, "patches": patches, "middleware": middleware}
 
 
 def as_dict(patch: Patch) -> dict[str, Any]:
@@ -308,6 +321,14 @@ def _docs(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
     own = DOCUMENT if options.pins == PINS_FILE else options.pins.with_name(DOCUMENT.name)
     file = options.to or own
     file.parent.mkdir(exist_ok=True)
-    file.write_text(document(patches, load_features(pins.rooms()), pins), encoding="utf-8")
+    file.write_text(document(patches, pins), encoding="utf-8")
     print(f"wrote {file}")
     return 0
+
+
+def _update(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
+    code = max(_lock(patches, pins, options), _docs(patches, pins, options))
+    for succeeded, line in generate(pins.generated, options.pins.parent):
+        print(line if succeeded else f"  not written: {line}")
+        code = code if succeeded else checking.UNVERIFIED_EXIT
+    return code

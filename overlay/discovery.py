@@ -40,6 +40,12 @@ def load_features(rooms: Iterable[str]) -> list[Feature]:
     return list(found.values())
 
 
+def load_middleware(names: Iterable[str]) -> list[Feature]:
+    """The feature of every entry of the lists that are named `module:NAME`, which are imported."""
+    lists = [name.partition(":") for name in names]
+    return [entry.feature for module, _, name in lists for entry in getattr(importlib.import_module(module), name)]
+
+
 def room_folders(room: str) -> list[Path]:
     """The folders of a room, without importing it; none if the room does not exist."""
     if "." in room:

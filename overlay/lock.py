@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from overlay import LOCK_FILE
 from overlay.fingerprint import Fingerprint
 
+LOCK_FILE = Path(__file__).with_name("fingerprints.lock.json")
 ABSENT = "absent"
 
 

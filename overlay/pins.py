@@ -59,11 +59,25 @@ class Upstream:
 
 
 @dataclass(frozen=True)
+class Generator:
+    """A module of the project that `update` runs: it prints what belongs into `file`, or writes its files itself."""
+
+    module: str
+    file: str = ""
+
+
+@dataclass(frozen=True)
 class Pins:
-    """All upstreams, and the targets whose source may differ from the lock (`*` for all)."""
+    """All upstreams, and what else the engine is told about a project.
+
+    accept_drift: targets whose source may differ from the lock (`*` for all). generated: what `update` runs after its
+    own files. middleware: lists, each `module:NAME`, whose entries each belong to a `feature`, as its patches do.
+    """
 
     upstreams: tuple[Upstream, ...]
     accept_drift: tuple[str, ...] = ()
+    generated: tuple[Generator, ...] = ()
+    middleware: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, file: Path = PINS_FILE) -> Pins:
@@ -77,8 +91,10 @@ class Pins:
         if not file.is_file():
             raise PinsError(f"there is no file {file} that names the upstreams; name yours, as with --pins FILE")
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
-        accepted = tuple(tables.pop("accept_drift", ()))
-        return cls(tuple(_upstream(name, table) for name, table in tables.items()), accepted)
+        accepted, middleware = (tuple(tables.pop(key, ())) for key in ("accept_drift", "middleware"))
+        generated = tuple(Generator(**entry) for entry in tables.pop("generated", ()))
+        upstreams = tuple(_upstream(name, table) for name, table in tables.items())
+        return cls(upstreams, accepted, generated, middleware)
 
     def rooms(self) -> list[str]:
         """The names of the patch rooms, in the order of the file."""

@@ -10,18 +10,8 @@ source "$project_root/scripts/lib/terminal.sh"
 source "$project_root/scripts/lib/arguments.sh"
 # shellcheck source=scripts/lib/environment.sh
 source "$project_root/scripts/lib/environment.sh"
-
-# The names of the families of models, one space between two: those of the files that hold one.
-families() {
-    local file names=()
-    for file in "$project_root"/post_training/models/*.py; do
-        if [[ $(<"$file") == *$'\nFAMILY = '* ]]; then
-            file=${file##*/}
-            names+=("${file%.py}")
-        fi
-    done
-    printf '%s\n' "${names[*]}"
-}
+# The families that have a tiny model; written by scripts/internal/list_tiny_models.py.
+readonly families_file=$project_root/scripts/lib/tiny_models.txt
 
 usage() {
     cat <<USAGE
@@ -35,7 +25,7 @@ outputs/rehearsal/latest. Stops everything that it starts.
                         answer) or GSM8K's jsonl (question, answer)
                         (default: the arithmetic in data/)
   --model NAME          family of the tiny model (default: deepseek_v3):
-                        $(families)
+                        $(<"$families_file")
   --steps N             training steps
   --seed N              seed of data order, sampling and training (default: 1)
   --dies N              emulated dies (default: 4; 2 for image models)
@@ -74,7 +64,7 @@ main() {
                     --seed | --stream-seed) argument_require_number "$1" "$2" 0 ;;
                     --steps | --dies | --device-memory) argument_require_number "$1" "$2" 1 ;;
                     --model)
-                        known=$(families)
+                        known=$(<"$families_file")
                         [[ $2 != *" "* && " $known " == *" $2 "* ]] || fail "--model is \"$2\", and the families are $known."
                         ;;
                     --chip) argument_require_chip "$2" ;;

@@ -19,7 +19,6 @@ use, or the training rejected its configuration; 129 hung up; 130 Ctrl-C; 131 qu
 import argparse
 import json
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -30,7 +29,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from importlib.metadata import distributions
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +58,8 @@ from post_training.report.metrics import (  # noqa: E402
 from post_training.report.nodes import SUPERVISION  # noqa: E402
 from post_training.report.run_folder import CONFIGURATION, METRICS, read_configuration  # noqa: E402
 from post_training.run_lock import FolderInUse, LivingOwners, owning  # noqa: E402
+from post_training.start_status import VARIABLE as STATUS_FILE  # noqa: E402
+from post_training.start_status import StartStatus  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
 from scripts.supervision.elastic import Elastic, NodesReturned, NoLayout, Patience  # noqa: E402
@@ -72,10 +73,9 @@ _RESUME = "trainer.resume_mode"
 _ROLE = "supervise-"
 _LOG_BYTES, _SIGNALLED = 400_000, 128
 _HEARTBEAT_S = 1.0
-# What a launcher says on a node that gives its dies to another one's training, and seconds after the end of a start in
-# which the supervisor of that one has said what follows.
-_WORKER = re.compile(r"\bnode \S+ is the worker\b")
-_FIRST_LINES, _DECIDED_S = 200, 60.0
+# On a node that gives its dies to another one's training: seconds after the end of a start in which the supervisor of
+# that one has said what follows.
+_DECIDED_S = 60.0
 _KEPT = (CONFIGURATION, METRICS, "events.jsonl", "faults.jsonl", "samples.last.json", "overlay.json", SUPERVISION)
 
 
@@ -279,7 +279,9 @@ class Supervised:
             print(f"warning: {error}", file=sys.stderr)
             events, faults, records = [], [], []
         said = [each["message"] for each in events if each["event"] == ENDED]
-        failure = classify(code, said[-1] if said else "", _end_of(log), faults)
+        status = _status(log)
+        sentence, code = said[-1] if said else "", status.exit_code or code
+        failure = classify(code, sentence, _end_of(log), faults, status.exit_reason)
         failure = failure if hang is None else Failure("hang", hang)
         full_disk = self.full_disk()
         # What the training said of it has no room there either.
@@ -398,8 +400,9 @@ def _start_once(
     hang = None if code is not None else f"no output and no progress of any rank for {silent_after:g} s"
     attempt = supervised.attempt(code or 1, log, began, hang, elastic.current.nodes if elastic else None)
     decided = supervision.decide(attempt)
-    facts = {"code": code, "cause": attempt.failure.cause, "stage": attempt.failure.stage, "step": attempt.step}
-    _say(supervised, f"it failed ({attempt.failure.cause}): {attempt.failure.sentence}", **facts)
+    failure = attempt.failure
+    facts = {"code": code, "cause": failure.cause, "stage": failure.stage, "step": attempt.step}
+    _say(supervised, f"it failed ({failure.cause}): {failure.sentence}", phase=_status(log).phase, **facts)
     if not isinstance(decided, Again):
         kept, ended = _bundle(supervised, log, began), _exit_code(code)
         # The supervisors of the run that owns the folder must not mistake this for their end.
@@ -413,10 +416,18 @@ def _start_once(
     return decided
 
 
+def _status_file(log: Path) -> Path:
+    """Where the launcher and the training of a start keep its status."""
+    return log.with_suffix(".status.json")
+
+
+def _status(log: Path) -> StartStatus:
+    return StartStatus.read(_status_file(log))
+
+
 def _is_worker(log: Path) -> bool:
-    """Whether this node gives its dies to another one's training, as the launcher says."""
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        return any(_WORKER.search(line) for line in islice(lines, _FIRST_LINES))
+    """Whether this node gives its dies to another one's training."""
+    return _status(log).role == "worker"
 
 
 def _end(log: Path, code: int) -> dict[str, int]:
@@ -519,7 +530,7 @@ def _start(
             raise _Silent
 
     try:
-        return run_to_the_end(command, {}, Path.cwd(), log, signals, show, check)
+        return run_to_the_end(command, {STATUS_FILE: str(_status_file(log))}, Path.cwd(), log, signals, show, check)
     except _Silent:
         return None
 
@@ -579,8 +590,8 @@ def _bundle(supervised: Supervised, log: Path, began: Began) -> str:
     installed = {f"{each.metadata['Name']}=={each.version}" for each in distributions()}
     try:
         versions.write_text("\n".join(sorted(installed)) + "\n", encoding="utf-8")
-        kept = filter(Path.is_file, [log, versions, *(supervised.folder / name for name in _KEPT)])
-        written = {log, versions}
+        written = {log, _status_file(log), versions}
+        kept = filter(Path.is_file, [*written, *(supervised.folder / name for name in _KEPT)])
         files = {("" if file in written or began.wrote(file) else "earlier/") + file.name: file for file in kept}
         write_archive(unfinished, bundle.name.removesuffix(".tar.gz"), files)
         unfinished.rename(bundle)

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from post_training.recovery.signs import SIGNS, Cause, Sign, Stage
-from post_training.report.faults import INVALID, NOT_ANSWERING, REWARD_FAILED
+from post_training.recovery.signs import SIGNS, Sign, Stage
+from post_training.report.faults import NOT_ANSWERING
+from post_training.start_status import Cause
 
 # Exit codes of the entry point and of the launchers (see their --help).
 _REFUSED, _NO_RAY, _NODES_MISSING, RAY_ENDED = 2, 3, 4, 5
@@ -37,7 +38,9 @@ class Failure:
     stage: Stage | None = None
 
 
-def classify(code: int, sentence: str, log: str, faults: Sequence[Mapping[str, Any]] = ()) -> Failure:
+def classify(
+    code: int, sentence: str, log: str, faults: Sequence[Mapping[str, Any]] = (), reason: Cause | None = None
+) -> Failure:
     """The cause of a run's end.
 
     Args:
@@ -45,11 +48,12 @@ def classify(code: int, sentence: str, log: str, faults: Sequence[Mapping[str, A
         sentence: what the run said in the end; may be empty.
         log: the end of what it printed.
         faults: what it wrote into `faults.jsonl`.
+        reason: the cause that the run itself gave.
     """
     found = _find_sign(sentence, log)
     said = sentence or (found[1] if found else _last_line(log)) or f"it ended with exit status {code}"
-    if found and found[0].cause == "in_use":
-        return Failure("in_use", found[1])
+    if reason:
+        return Failure(reason, said, _stage(log))
     by_code: dict[int, Cause] = {
         _REFUSED: "bad_configuration",
         _NO_RAY: "network_error",
@@ -61,10 +65,6 @@ def classify(code: int, sentence: str, log: str, faults: Sequence[Mapping[str, A
         return Failure(by_code[code], said)
     if any(fault["kind"] == NOT_ANSWERING and fault.get("ended") for fault in faults):
         return Failure("hang", said)
-    if REWARD_FAILED in said:
-        return Failure("reward_error", said)
-    if INVALID in said:
-        return Failure("not_valid", said)
     if found:
         sign = found[0]
         return Failure(sign.cause, said, sign.stage or _stage(log))

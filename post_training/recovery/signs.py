@@ -12,25 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
-from post_training.run_lock import IN_USE
+from post_training.start_status import Cause
 
-Cause = Literal[
-    "OOM",
-    "network_error",
-    "worker_died",
-    "ray_died",
-    "host_memory",
-    "hang",
-    "operator_error",
-    "device_error",
-    "bad_configuration",
-    "reward_error",
-    "not_valid",
-    "full_disk",
-    "in_use",
-    "interrupted",
-    "unknown",
-]
 Stage = Literal["rollout", "log_prob", "update"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
@@ -45,7 +28,6 @@ _DRIVER_CODES = (
     f"{_HIASCEND}/zh/canncommercial/80RC22/developmentguide/maintenref/troubleshooting/atlaserrorcode_15_0263.html"
 )
 _HCCP_CODES = f"{_HIASCEND}/zh/canncommercial/850/maintenref/troubleshooting/atlaserrorcode_15_0252.html"
-_OWN = "verl_patches/trainer"
 
 # What precedes a code of CANN's runtime in lines of torch_npu, vLLM-Ascend and CANN. A bare number may be a metric.
 _BEFORE_CODE = (
@@ -95,14 +77,6 @@ _SURROUNDINGS = (107001, 207000, 207004, 207005, 207006, *range(207007, 207012),
 _OTHERS = r"(?:[125](?:00|07|45)|[135]61)\d{3}"
 
 SIGNS: tuple[Sign, ...] = (
-    Sign(
-        "in_use",
-        IN_USE,
-        "/data/run is in use by process 4123 on a3-07, since 2026-11-26 09:12:44; wait for its end, end it, or "
-        "choose another "
-        "folder",
-        "post_training/run_lock.py",
-    ),
     # Host: /dev/shm before the disks, for both say that no space is left.
     Sign(
         "host_memory",
@@ -124,14 +98,8 @@ SIGNS: tuple[Sign, ...] = (
         "https://man7.org/linux/man-pages/man3/errno.3.html",
     ),
     Sign(
-        "not_valid",
-        r"\bhold inf or nan in\b",
-        "the actor's weights as loaded from /m hold inf or nan in model.norm.weight (rank 0); copy it again",
-        _OWN,
-    ),
-    Sign(
         "host_memory",
-        r"ran out of host memory|exceeds the memory usage threshold|the node running low on memory",
+        r"exceeds the memory usage threshold|the node running low on memory",
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
         f"{_GITHUB}/ray-project/ray/issues/28776",
     ),
@@ -168,7 +136,7 @@ SIGNS: tuple[Sign, ...] = (
     # Memory of the dies.
     Sign(
         "OOM",
-        r"(?:NPU|CUDA|HIP) out of memory|ran out of device memory|CUDA error: out of memory",
+        r"(?:NPU|CUDA|HIP) out of memory|CUDA error: out of memory",
         "RuntimeError: NPU out of memory. Tried to allocate 22.00 MiB (NPU 0; 60.97 GiB total capacity; 10.24 GiB "
         "already "
         "allocated; 10.24 GiB current active; 19.52 MiB free; 10.65 GiB reserved in total by PyTorch)",
@@ -207,7 +175,7 @@ SIGNS: tuple[Sign, ...] = (
     # Settings that the next start meets again. Less memory for the engine would make the first two worse.
     Sign(
         "bad_configuration",
-        r"No available memory for the cache blocks|no device memory is left for the KV cache",
+        r"No available memory for the cache blocks",
         "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when "
         "initializing "
         "the engine.",
@@ -300,7 +268,7 @@ SIGNS: tuple[Sign, ...] = (
     # Ray's own processes.
     Sign(
         "ray_died",
-        r"Ray ended during the run|Ray lost the nodes? |NodeDiedError|its node has died",
+        r"NodeDiedError|its node has died",
         "The actor died because its node has died. Node Id: 5c0d.",
         "https://docs.ray.io/en/releases-2.46.0/ray-core/fault_tolerance/nodes.html",
     ),
@@ -379,10 +347,9 @@ SIGNS: tuple[Sign, ...] = (
     ),
     Sign(
         "worker_died",
-        r"Signal \d+ \(SIG(?:KILL|SEGV|BUS|ABRT|ILL|FPE)\) received by PID"
-        r"|failed with exit code \d+ \(signal (?:KILL|SEGV|BUS|ABRT|ILL|FPE)\)",
-        "error: The training failed with exit code 137 (signal KILL); the log is /logs/train.log.",
-        "scripts/lib/training.sh",
+        r"Signal \d+ \(SIG(?:KILL|SEGV|BUS|ABRT|ILL|FPE)\) received by PID",
+        "traceback : Signal 9 (SIGKILL) received by PID 8122",
+        f"{_GITHUB}/pytorch/pytorch/blob/v2.5.1/torch/distributed/elastic/multiprocessing/errors/__init__.py",
         secondary=True,
     ),
     Sign(

@@ -18,6 +18,9 @@ _counting = False
 class RewardError(RunError):
     """The reward function failed, and verl did not get a score; the message is one sentence."""
 
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, "reward_error")
+
 
 @contextmanager
 def counted() -> Iterator[None]:

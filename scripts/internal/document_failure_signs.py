@@ -1,6 +1,6 @@
 """Writes the table of messages into docs/failure-signs.md and its Chinese sister, between the two marks there.
 
-Run it after a change of post_training/recovery/signs.py: python -m scripts.internal.document_failure_signs
+`python -m overlay update` runs it.
 """
 
 import sys

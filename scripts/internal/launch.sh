@@ -33,6 +33,7 @@ behind. A second start beside a running job is rejected.
                     OUTPUT_DIR/checkpoints, step 1 if there is none; or never
                     (default: the configuration decides)
   --dry-run         print this node's settings and commands, and start nothing
+  --describe        print this node's role and command as JSON, and start nothing
   --stop            stop the job on this node and what an earlier start left
   --help            print this
   -- KEY=VALUE...   Hydra overrides for the training; the head's apply
@@ -59,6 +60,7 @@ main() {
         case $1 in
             --help) usage; return ;;
             --dry-run) action=show; shift ;;
+            --describe) action=describe; shift ;;
             --stop) action=stop; shift ;;
             --cluster)
                 argument_require_value "$1" $#
@@ -108,6 +110,7 @@ main() {
     training_prepare "$project_root" "$configuration"
     case $action in
         show) training_show | masking_show "$project_root" ;;
+        describe) training_describe | masking_show "$project_root" ;;
         stop) process_stop_node ;;
         run) training_run ;;
     esac

@@ -75,6 +75,16 @@ training_show() {
     [[ $network_role == worker ]] || training_show_command "${training_command[@]}"
 }
 
+# Prints this node's part of the job as one line of JSON for a program; see post_training/node_part.py.
+training_describe() {
+    (cd "$training_root" && python3 -m post_training.node_part "$network_role" "${cluster_environment[@]}" -- "${training_command[@]}")
+}
+
+# Tells whoever started this what it is doing, as NAME=VALUE; see post_training/start_status.py.
+training_report() {
+    [[ -z ${POST_TRAINING_STATUS:-} ]] || python3 -m post_training.start_status "$@"
+}
+
 # Prints a command as a shell would take it.
 training_show_command() {
     local quoted
@@ -97,6 +107,7 @@ training_run() {
     trap 'training_interrupted 143' TERM HUP
     trap 'training_interrupted 131' QUIT
     trap ray_node_stop EXIT
+    training_report "role=$network_role" phase=waiting
     say "node $network_address is the $network_role; logs are in $training_folder"
     if [[ $network_role == head ]]; then
         training_lead
@@ -125,6 +136,7 @@ training_lead() {
     esac
     training_child_run "${training_command[@]}" || status=$?
     ! ray_node_ended "$status" || training_ray_ended "$status"
+    training_report phase=ended "exit_code=$status"
     ((status == 0)) || quit 1 "The training failed with $(training_code "$status"); the log is $training_log."
     say "done; results are in $training_folder"
 }

@@ -1,23 +1,19 @@
-"""What a launcher would start on this node, as its dry run says, and with which fewer nodes the plan lets it go on."""
+"""What a launcher would start on this node, as it describes it, and with which fewer nodes the plan lets it go on."""
 
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from post_training.node_part import NodePart
 from post_training.plan.fewer_nodes import Layout, Layouts
 
 ROOT = Path(__file__).resolve().parents[2]
 _MODEL, _CLUSTER, _JOIN, _NAME = "actor_rollout_ref.model.path", "--cluster", "--join", "--config-name"
-_ROLE = re.compile(r"^node \S+ on \S+: (head|worker) of \d+ nodes ", re.MULTILINE)
-_EMULATED = re.compile(r"^export NPU_EMULATOR_CAPACITY_MB=(\d+)$", re.MULTILINE)
-_TRAINING = "verl_patches.trainer.main_ppo"
 
 
 @dataclass(frozen=True)
@@ -63,19 +59,17 @@ def describe_launched(command: Sequence[str]) -> LaunchedJob | None:
             "Take one of them away"
         )
     ended = subprocess.run(
-        with_options(command, ["--dry-run"]), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        with_options(command, ["--describe"]), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
-    role = _ROLE.search(ended.stdout)
-    if ended.returncode or not role:
-        said = (ended.stderr.strip().splitlines() or ["it prints no role of this node in its --dry-run"])[-1]
-        raise ValueError(f"--elastic is invalid: the launcher says: {said.removeprefix('error: ')}")
-    if role[1] == "worker":
+    try:
+        part = NodePart.parse(ended.stdout)
+    except ValueError as error:
+        said = (ended.stderr.strip().splitlines() or [f"it does not describe this node's part ({error})"])[-1]
+        raise ValueError(f"--elastic is invalid: the launcher says: {said.removeprefix('error: ')}") from error
+    if part.role == "worker":
         return None
-    lines = [shlex.split(line)[1:] for line in ended.stdout.splitlines() if line.startswith("run ")]
-    emulated = _EMULATED.search(ended.stdout)
     cluster = command[command.index(_CLUSTER) + 1] if _CLUSTER in command else None
-    (words, *_) = [line for line in reversed(lines) if _TRAINING in line]
-    return LaunchedJob(tuple(words), cluster, int(emulated[1]) if emulated else None)
+    return LaunchedJob(part.command, cluster, part.emulated_mb)
 
 
 def with_options(command: Sequence[str], options: Sequence[str]) -> list[str]:

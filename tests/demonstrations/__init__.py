@@ -3,7 +3,7 @@
 A demonstration takes the patch's body and returns something plain that can be compared. The test gives it the real
 body and one that does nothing (INERT), with every feature switched on; the two results must differ, so that no
 demonstration can pass without showing anything. What it returns with the patch is kept in `effects.json`, so that a
-patch that begins to do something else is noticed too; `python -m tests.overlay.keep_effects` writes that file anew.
+patch that begins to do something else is noticed too; `python -m overlay update` writes that file again.
 Where the body would need a whole model, its own parts are stood in for, and what the demonstration shows is that they
 are asked instead of upstream; what they do is shown by their own tests.
 """

@@ -213,9 +213,11 @@ def test_the_document_has_a_row_for_each_feature_and_each_patch(project):
     text = (project.folder / "patches.md").read_text()
     assert text[text.index("## Features") :] == (
         "## Features\n\n"
-        "| Feature | Purpose | Switch | Configuration | Patches |\n| --- | --- | --- | --- | --- |\n"
-        "| always | always on | always on | none of its own | 2 |\n"
-        "| doubling | twice \\| as much | `run.doubling.enabled` | `run.doubling`: `enabled: true`, `times: 2` | 1 |\n"
+        "A feature's parts are patches of upstream and middleware of this project; one without either is called by "
+        "name.\n\n| Feature | Purpose | Switch | Configuration | Parts |\n| --- | --- | --- | --- | --- |\n"
+        "| always | always on | always on | none of its own | 2 patches |\n"
+        "| doubling | twice \\| as much | `run.doubling.enabled` | `run.doubling`: `enabled: true`, `times: 2` "
+        "| 1 patch |\n"
         "\n## acme\n\nSupported: cluster pin v1, release acme 1.0.\n\n"
         "| Target | Kind | Feature | Why | Upstream | Remove when | Switch | Evidence |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
@@ -227,6 +229,72 @@ def test_the_document_has_a_row_for_each_feature_and_each_patch(project):
     )
     assert project("docs", "--to", str(project.folder / "made" / "table.md"))[0] == 0
     assert (project.folder / "made" / "table.md").read_text() == text
+
+
+def test_middleware_is_counted_with_patches(project):
+    """A feature of the project's loop alone has no patch, and one that nothing lists is called by the project."""
+    features = "".join(f"{name.upper()} = Feature(name='{name}', purpose='{name}')\n" for name in ("loop", "named"))
+    (project.folder / "acme_patches/features/loop.py").write_text(f"from overlay import Feature\n{features}")
+    (project.folder / "acme_steps.py").write_text(
+        "from types import SimpleNamespace as Entry\n"
+        "from acme_patches.features.doubling import DOUBLING\nfrom acme_patches.features.loop import LOOP\n"
+        "STEPS = (Entry(feature=LOOP), Entry(feature=DOUBLING), Entry(feature=LOOP))\n"
+    )
+    (project.folder / "pins.toml").write_text(f'middleware = ["acme_steps:STEPS"]\n{PINS}')
+    assert project("docs")[0] == 0
+    rows = (project.folder / "patches.md").read_text().partition("## acme")[0].splitlines()
+    assert {
+        row.split(" | ")[0].strip("| "): row.split(" | ")[-1].strip("| ") for row in rows if row.startswith("| ")
+    } == {
+        "Feature": "Parts",
+        "---": "---",
+        "always": "2 patches",
+        "doubling": "1 patch, 1 middleware",
+        "loop": "2 middleware",
+        "named": "called by name",
+    }
+    assert project("explain", "loop")[1] == "loop\n  purpose: loop\n  middleware: acme_steps:STEPS\n"
+
+
+GENERATORS = """
+generated = [
+    { module = "acme_tools.fails", file = "made/kept.md" },
+    { module = "acme_tools.prints", file = "made/printed.md" },
+    { module = "acme_tools.writes" },
+]
+"""
+
+
+def test_update_writes_every_generated_file(project, monkeypatch):
+    """A generator that fails leaves its file as it was, is named with its reason, and does not stop the others."""
+    pinned = commit(project.folder, "acme")
+    tools = {
+        "fails": "import sys\nprint('half')\nsys.exit('no such table')\n",
+        "prints": "print('# Printed \u2713')\n",
+        "writes": "from pathlib import Path\nPath('written.txt').write_text('by itself')\n",
+    }
+    for folder in ("acme_tools", "made"):
+        (project.folder / folder).mkdir()
+    for name, text in tools.items():
+        (project.folder / f"acme_tools/{name}.py").write_text(text)
+    (project.folder / "made/kept.md").write_text("whole")
+    (project.folder / "pins.toml").write_text(GENERATORS + PINS.replace("1234567890abcdef", pinned))
+    monkeypatch.chdir(project.folder)
+    code, text = project("update", "--upstream", f"acme={project.folder}@{pinned}")
+    assert code == 2 and text == (
+        "wrote fingerprints.lock.json: 2 targets in 1 modules\n  not locked: no source of acme 1.0 was given\n"
+        "wrote FOLDER/patches.md\n"
+        "  not written: python -m acme_tools.fails failed with exit code 1: no such table\n"
+        "wrote FOLDER/made/printed.md\nran acme_tools.writes\n"
+    )
+    assert "| doubling |" in (project.folder / "patches.md").read_text()
+    assert (project.folder / "made/kept.md").read_text() == "whole"
+    assert (project.folder / "made/printed.md").read_text(encoding="utf-8") == "# Printed \u2713\n"
+    assert (project.folder / "written.txt").read_text() == "by itself"
+    (project.folder / "acme_tools/fails.py").write_text("print('mended')\n")
+    code, text = project("update")
+    assert code == 0 and (project.folder / "made/kept.md").read_text() == "mended\n"
+    assert Lock.read(project.folder / "fingerprints.lock.json").targets["acme.core:f"]["v1"], "kept without its source"
 
 
 def test_a_history_is_printed_written_as_json_and_as_a_document(project):

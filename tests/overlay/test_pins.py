@@ -2,13 +2,14 @@
 
 import pytest
 
-from overlay.pins import Pins, PinsError, Upstream
+from overlay.pins import Generator, Pins, PinsError, Upstream
 
 
 def test_every_key_of_a_pins_file_has_its_place(tmp_path):
     file = tmp_path / "pins.toml"
     file.write_text(
-        'accept_drift = ["acme.core:f"]\n'
+        'accept_drift = ["acme.core:f"]\nmiddleware = ["acme_loop:STEPS"]\n'
+        'generated = [{ module = "acme_tools.table", file = "../table.md" }, { module = "acme_tools.own" }]\n'
         '[acme]\npackages = ["acme", "acme_extra"]\nroom = "acme_patches"\nfolder = "src"\n'
         'cluster = { repository = "https://host/acme", commit = "1234567890abcdef", reference = "v1" }\n'
         'release = { distribution = "acme-core", version = "1.0" }\n'
@@ -27,7 +28,8 @@ def test_every_key_of_a_pins_file_has_its_place(tmp_path):
     )
     other = Upstream("other", ("other.deep",), version="2.0")
     pins = Pins.read(file)
-    assert pins == Pins((acme, other), ("acme.core:f",))
+    generated = (Generator("acme_tools.table", "../table.md"), Generator("acme_tools.own"))
+    assert pins == Pins((acme, other), ("acme.core:f",), generated, ("acme_loop:STEPS",))
     assert pins.rooms() == ["acme_patches"] and pins.patched_packages() == ("acme", "acme_extra", "acme_patches")
     assert pins.of_module("acme_extra.x") == acme and pins.of_module("other.deep") == other
     assert pins.of_module("other") is None and pins.of_module("acmes") is None

@@ -13,7 +13,7 @@ import pytest
 from overlay import check as checking
 from overlay.declaration import MODULE_KINDS
 from overlay.definitions import find_definition
-from overlay.discovery import load, load_features, patch_files, room_folders
+from overlay.discovery import load, patch_files, room_folders
 from overlay.documentation import DOCUMENT, DRAFTS, document
 from overlay.drift import depends_on
 from overlay.lock import Lock
@@ -85,7 +85,7 @@ def test_every_draft_belongs_to_a_patch():
 
 
 def test_the_document_is_current():
-    assert DOCUMENT.read_text() == document(PATCHES, load_features(PINS.rooms()), PINS), "run `python -m overlay docs`"
+    assert DOCUMENT.read_text() == document(PATCHES, PINS), "run `python -m overlay update`"
 
 
 def test_the_lock_is_current_for_what_is_installed():
@@ -94,7 +94,7 @@ def test_the_lock_is_current_for_what_is_installed():
         pytest.skip("not all pinned releases are installed here")
     old = Lock.read()
     lock, _ = checking.generate(PATCHES, PINS, releases, old)
-    assert lock == old, "run `python -m overlay lock`"
+    assert lock == old, "run `python -m overlay update`"
 
 
 def test_the_check_of_what_is_installed_is_clean():

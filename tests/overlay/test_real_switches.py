@@ -222,7 +222,7 @@ def test_on_changes_behaviour(patch, everything_on):
     with_patch = demonstration(patch.body)
     assert with_patch == demonstration(patch.body) and with_patch != without
     kept = effects().get(patch.label)
-    assert kept == repr(with_patch), "run `python -m tests.overlay.keep_effects` if the patch is to do this from now on"
+    assert kept == repr(with_patch), "run `python -m overlay update` if the patch is to do this from now on"
 
 
 def test_every_demonstration_and_every_effect_is_of_a_patch():

@@ -69,8 +69,8 @@ def test_training_acknowledges_before_it_stops_ray(monkeypatch, capfd):
     monkeypatch.setattr(main_ppo, "_claimed_dies", lambda config: nullcontext())
     monkeypatch.setattr(main_ppo, "_watching", lambda config: nullcontext())
     monkeypatch.setattr(main_ppo, "_train", lambda config, own: signal.raise_signal(signal.SIGINT))
-    code, sentence = main_ppo._carry_out(mock.sentinel.config, main_ppo.no_source)
-    assert (code, sentence) == (130, "interrupted; everything that this run started has been stopped")
+    code, sentence, reason = main_ppo._carry_out(mock.sentinel.config, main_ppo.no_source)
+    assert (code, sentence, reason) == (130, "interrupted; everything that this run started has been stopped", None)
     assert seen == [f"{STOPPING} everything that this run started\n"]
 
 

@@ -18,13 +18,16 @@ from omegaconf import OmegaConf
 from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.manifest import Manifest
 from post_training.checkpoint.step_files import ACTOR
+from post_training.start_status import report_status
 from verl_patches.features.measure.run_files import RunFiles
 from verl_patches.features.training_checkpoint.step_folders import begin_step, complete_step, newest_step, publish_step
 
 TASK = "ray::WorkerDict.actor_rollout_update_actor() (pid=7, ip=127.0.0.1)"
 MEMORY = "RuntimeError: NPU out of memory. Tried to allocate 22.00 MiB (NPU 0; 60.97 GiB total capacity)"
 DIED = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
-# What is printed, the sentence in the end, and the exit status.
+# What is printed, the sentence in the end, and the exit status; why, where a training knows it itself.
+KNOWN = ("OOM", "ray_died", "full_disk", "reward_error", "not_valid", "bad_configuration", "in_use")
+REASONS = {"nonfinite_weights": "not_valid", **dict(zip(KNOWN, KNOWN, strict=True))}
 ENDINGS = {
     "OOM": (f"{TASK}\n{MEMORY}", "a die ran out of device memory; give the dies more memory", 1),
     "worker_died": (DIED, "due to SIGSEGV or another unexpected error.", 1),
@@ -98,6 +101,7 @@ def _end(how: str, step: int, files: RunFiles) -> int:
     if how == "reward_error":
         files.fault("reward_error", sentence, step, errors=["ValueError"])
     files.note("ended", status="failed", message=sentence)
+    report_status(phase="ended", exit_reason=REASONS.get(how))
     return code
 
 

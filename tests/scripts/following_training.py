@@ -1,4 +1,4 @@
-"""A launcher on a node that gives its dies to the head's training: says so, and ends when a start of that has ended.
+"""A launcher on a node that gives its dies to the head's training: reports that, and ends when a start of it ends.
 
 Usage: following_training.py RECORD STARTS CODE; the n-th start waits for the n-th decision of the head in the
 supervisors' record, or for its last one. It ends with 0 after the last one, and with CODE after another.
@@ -9,9 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+from post_training.start_status import report_status
+
 
 def main(record: Path, starts: Path, code: int) -> int:
-    print("node 10.0.0.2 is the worker; logs are in /logs", flush=True)
+    report_status(role="worker", phase="waiting")
     with starts.open("a") as file:
         file.write("a start\n")
     number = len(starts.read_text().splitlines())

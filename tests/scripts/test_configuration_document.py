@@ -30,7 +30,7 @@ class Settings:
 
 
 def test_the_document_is_up_to_date():
-    assert DOCUMENT.read_text() == document(), "run the command that its second paragraph names"
+    assert DOCUMENT.read_text() == document(), "run `python -m overlay update`"
 
 
 def test_every_key_that_is_known_stands_in_it():

@@ -147,25 +147,24 @@ def test_second_node_lost_after_the_same_step_is_another_failure():
     assert decided([16, 8]) is Again and decided([16, 16]) is Enough
 
 
-# As the launchers' dry run and role line are; with `--nodes` and the overrides behind `--` it trains.
+# Describes itself as the launchers do; with `--nodes` and the overrides behind `--` it trains.
 LAUNCHER = r"""
 nodes=2 dry=no
 while (($#)); do
     case $1 in
         --nodes) nodes=$2; shift 2 ;;
-        --dry-run) dry=yes; shift ;;
+        --describe) dry=yes; shift ;;
         --) shift; break ;;
         *) printf 'error: Unknown argument "%s"\n' "$1" >&2; exit 2 ;;
     esac
 done
-echo "node 10.0.0.1 on eth0: @ROLE@ of $nodes nodes with 1 dies each"
 if [[ $dry == yes ]]; then
-    echo "export NPU_EMULATOR_CAPACITY_MB=@MEMORY@"
+    echo "not taken over from the environment, because they are another job's: RANK"
     command=(python3 -m verl_patches.trainer.main_ppo --config-name qwen2_5_0_5b_gsm8k "trainer.nnodes=$nodes")
     command+=(trainer.n_gpus_per_node=1 ray_init.address=auto +scale=emulated_qwen2_5 trainer.save_freq=1)
     command+=("actor_rollout_ref.model.path='@FOLDER@'" "$@")
-    [[ @ROLE@ == worker ]] || { printf 'run'; printf ' %q' "${command[@]}"; echo; }
-    exit
+    set -- @ROLE@ NPU_EMULATOR_CAPACITY_MB=@MEMORY@ -- "${command[@]}"
+    PYTHONPATH=@ROOT@ exec '@PYTHON@' -m post_training.node_part "$@"
 fi
 echo $$ > '@FOLDER@/pid'
 exec '@PYTHON@' '@TRAINING@' '@FOLDER@/plan.json' 8 "nodes=$nodes" "$@"
@@ -179,7 +178,7 @@ class Bench:
         self.folder, self.output = folder, folder / "run"
         words = {
             "@ROLE@": role, "@MEMORY@": str(memory), "@FOLDER@": str(folder), "@PYTHON@": sys.executable,
-            "@TRAINING@": str(Path(failing_training.__file__)),
+            "@TRAINING@": str(Path(failing_training.__file__)), "@ROOT@": str(ROOT),
         }  # fmt: skip
         text = LAUNCHER
         for word, value in words.items():

@@ -15,7 +15,6 @@ def copy(tmp_path_factory):
     """The scripts in a checkout in which nothing has been set up."""
     root = tmp_path_factory.mktemp("checkout")
     shutil.copytree(ROOT / "scripts", root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "post_training" / "models", root / "post_training" / "models")
     return root
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -318,14 +319,14 @@ def test_every_node_starts_again_with_the_head_and_ends_with_it(bench, another_n
     assert [step for step, _ in bench.metrics] == list(range(1, STEPS + 1))
 
 
-@pytest.mark.parametrize("said, status", [("node 10.0.0.2 is the worker; logs are in /logs", 0), ("step:1", None)])
-def test_only_a_node_that_waits_for_the_head_may_say_nothing_for_long(tmp_path, monkeypatch, said, status):
-    """A day goes by at each look at the clock once the line is in the log; after ten the command ends."""
+@pytest.mark.parametrize("role, code", [("worker", 0), ("head", None)])
+def test_only_a_worker_may_be_silent_for_long(tmp_path, monkeypatch, role, code):
+    """A day goes by at each look at the clock once the role is reported; after ten the command ends."""
     log, over = tmp_path / "log", tmp_path / "over"
     days = itertools.count()
 
     def clock() -> float:
-        if not log.exists() or said not in log.read_text():
+        if not log.exists() or "reported" not in log.read_text():
             return 0.0
         day = next(days)
         if day == 10:
@@ -333,9 +334,10 @@ def test_only_a_node_that_waits_for_the_head_may_say_nothing_for_long(tmp_path, 
         return 86400.0 * day
 
     monkeypatch.setattr(supervise, "time", SimpleNamespace(monotonic=clock))
-    wait = ["bash", "-c", 'echo "$1"; until [[ -e $2 ]]; do sleep 0.05; done', "-", said, str(over)]
+    report = f'{shlex.quote(sys.executable)} -m post_training.start_status "role=$1"; echo reported'
+    wait = ["bash", "-c", f"{report}; until [[ -e $2 ]]; do sleep 0.05; done", "-", role, str(over)]
     with SignalFlag() as signals:
-        assert supervise._start(wait, log, 3600, signals, lambda: None) == status
+        assert supervise._start(wait, log, 3600, signals, lambda: None) == code
 
 
 def test_a_training_that_is_given_up_is_given_up_on_every_node(bench, another_node):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from post_training.masking import Secrets
+    from post_training.start_status import Cause
     from verl_patches.features.watch.driver import Watcher
     from verl_patches.trainer.isolated_ray import IsolatedRay
 
@@ -179,7 +180,9 @@ def carry_out(composed: Callable[[], DictConfig], action: Action, start_workers:
             return _refuse_folder(config, error)
     except (HydraException, OmegaConfBaseException) as error:
         return refuse(sentence_of(error))
-    except (ConfigurationError, SettingsError, DataError, EnvironmentRejected, FolderInUse, DiesInUse) as error:
+    except FolderInUse as error:
+        return refuse(str(error), "in_use")
+    except (ConfigurationError, SettingsError, DataError, EnvironmentRejected, DiesInUse) as error:
         return refuse(str(error))
     if action == "check":
         return 0
@@ -187,9 +190,11 @@ def carry_out(composed: Callable[[], DictConfig], action: Action, start_workers:
     return run(config, start_workers)
 
 
-def refuse(sentence: str) -> int:
+def refuse(sentence: str, reason: Cause = "bad_configuration") -> int:
+    from post_training.start_status import report_status
     from post_training.terminal import escaped
 
+    report_status(phase="ended", exit_reason=reason)
     print(f"error: {escaped(sentence)}", file=sys.stderr)
     return 2
 
@@ -227,6 +232,7 @@ def _make_paths_absolute(config: DictConfig) -> None:
 def run(config: DictConfig, start_workers: StartWorkers = no_source) -> int:
     """Run verl with `config` as the owner of its folders; everything that this started has ended when it returns."""
     from post_training.run_lock import FolderInUse, owning
+    from post_training.start_status import report_status
     from post_training.terminal import escaped
 
     with ExitStack() as stack:
@@ -234,10 +240,12 @@ def run(config: DictConfig, start_workers: StartWorkers = no_source) -> int:
             owned = stack.enter_context(owning([Path(folder) for folder in _own_folders(config)], _ROLE))
             _write_resolved(config)
         except FolderInUse as error:
-            return refuse(str(error))
+            return refuse(str(error), "in_use")
         except OSError as error:
             return _refuse_folder(config, error)
-        code, sentence = _carry_out(config, start_workers)
+        report_status(phase="training")
+        code, sentence, reason = _carry_out(config, start_workers)
+        report_status(phase="ended", exit_reason=reason)
         if sentence:
             print(escaped(sentence), file=sys.stderr)
         if not owned.lost:  # else the files are another run's
@@ -277,8 +285,8 @@ def _claimed_dies(config: DictConfig) -> AbstractContextManager[object]:
     return claimed_dies(number_of_dies(config)) if config.ray_init.address == "local" else nullcontext()
 
 
-def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, str]:
-    """Run verl; returns the exit code and what the user is told."""
+def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, str, Cause | None]:
+    """Run verl; returns the exit code, what the user is told, and why it ended where that is known."""
     from post_training.claimed_dies import DiesInUse
     from post_training.interrupts import acknowledged
     from post_training.report.run_error import RunError, original
@@ -300,20 +308,24 @@ def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, st
             _train(config, own)
     except KeyboardInterrupt:
         if watcher is not None and watcher.sentence:
-            return 1, f"error: {watcher.sentence}"
+            return 1, f"error: {watcher.sentence}", "hang"
         sentence = "interrupted; everything that this run started has been stopped"
         received = [*second, *first]
-        return (SIGNALLED + received[0] if received else INTERRUPTED), sentence
+        return (SIGNALLED + received[0] if received else INTERRUPTED), sentence, None
     except (ConfigurationError, FolderError, DiesInUse) as error:
-        return 2, f"error: {original(error)}"
+        return 2, f"error: {original(error)}", "bad_configuration"
     except RunError as error:
-        return 1, f"error: {original(error)}"
+        raised = original(error)
+        return 1, f"error: {raised}", raised.reason if isinstance(raised, RunError) else None
     except Exception as error:  # verl and Ray raise anything; the user gets one sentence and the trace above it
         import traceback
 
         traceback.print_exc()
-        return 1, f"error: {error if isinstance(error, SurroundingsFailed) else describe_failure(error)}"
-    return 0, ""
+        if isinstance(error, SurroundingsFailed):
+            return 1, f"error: {error}", error.reason
+        sentence, reason = describe_failure(error)
+        return 1, f"error: {sentence}", reason
+    return 0, "", None
 
 
 def _conclude(config: DictConfig, code: int, sentence: str) -> None:
@@ -344,6 +356,10 @@ def _conclude(config: DictConfig, code: int, sentence: str) -> None:
 class SurroundingsFailed(RuntimeError):
     """The run ended because of what is around it; the message is one sentence."""
 
+    def __init__(self, sentence: str, reason: Cause) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
 
 def _train(config: DictConfig, own: IsolatedRay | None) -> None:
     """verl's loop.
@@ -362,13 +378,12 @@ def _train(config: DictConfig, own: IsolatedRay | None) -> None:
         with own.reporting_end(lambda clause: _report_ray_end(config, clause)) if own else nullcontext():
             run_ppo(config)
     except Exception as error:
-        sentence = describe_full_disk(_written_folders(config))
-        if not sentence and own:
-            sentence = own.describe_end()
-        elif not sentence and nodes:
-            sentence = nodes.describe_loss(error)
-        if sentence:
-            raise SurroundingsFailed(sentence) from error
+        full_disk = describe_full_disk(_written_folders(config))
+        if full_disk:
+            raise SurroundingsFailed(full_disk, "full_disk") from error
+        ray_end = own.describe_end() if own else nodes.describe_loss(error) if nodes else None
+        if ray_end:
+            raise SurroundingsFailed(ray_end, "ray_died") from error
         raise
 
 

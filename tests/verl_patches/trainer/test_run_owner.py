@@ -5,15 +5,20 @@ import io
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from ray.exceptions import RayTaskError
 from rich.console import Console
 
 from post_training import claimed_dies, inherited_environment, run_lock
+from post_training.report.run_error import RunError
+from post_training.rewards.failures import RewardError
 from post_training.run_lock import FolderInUse, FolderLock
+from post_training.start_status import VARIABLE, StartStatus
 from rehearsal import stages
 from rehearsal.plan import Options, make_plan
 from rehearsal.processes import SignalFlag
@@ -53,7 +58,7 @@ def runs(monkeypatch):
     """Runs of the entry point that end at once: where Ray would start their number is noted."""
     begun, concluded = [], []
     monkeypatch.setattr(main_ppo, "_write_resolved", lambda config: None)
-    monkeypatch.setattr(main_ppo, "_carry_out", lambda config, workers: begun.append(1) or (0, ""))
+    monkeypatch.setattr(main_ppo, "_carry_out", lambda config, workers: begun.append(1) or (0, "", None))
     monkeypatch.setattr(main_ppo, "_conclude", lambda *_: concluded.append(1))
     return begun, concluded
 
@@ -64,13 +69,46 @@ def config(output, checkpoints, save_freq=5):
     return OmegaConf.create({"trainer": trainer, "actor_rollout_ref": {"overlay": {"measure": measure}}})
 
 
-def test_run_into_a_living_runs_output_refused(tmp_path, owned, runs, capsys):
+def test_run_into_a_living_runs_output_refused(tmp_path, owned, runs, capsys, monkeypatch):
     holder = owned(tmp_path)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "status.json"))
     assert main_ppo.run(config(tmp_path, tmp_path / "checkpoints")) == 2
     assert f"error: {tmp_path} is in use by process {holder.pid}" in capsys.readouterr().err and runs == ([], [])
+    assert StartStatus.read(tmp_path / "status.json") == StartStatus(phase="ended", exit_reason="in_use")
     holder.communicate()
     assert main_ppo.run(config(tmp_path, tmp_path / "checkpoints")) == 0 and runs == ([1], [1])
+    assert StartStatus.read(tmp_path / "status.json") == StartStatus(phase="ended")
     assert main_ppo.run(config(tmp_path, tmp_path / "checkpoints")) == 0
+
+
+def from_ray(error: Exception) -> Exception:
+    """An exception of a task as Ray raises it on the driver."""
+    return RayTaskError("main_task", f"a trace\n{error}", error).as_instanceof_cause()
+
+
+@pytest.mark.parametrize(
+    "error, code, reason",
+    [
+        (from_ray(RewardError("the reward function failed twice")), 1, "reward_error"),
+        (RunError("the run is not valid", "not_valid"), 1, "not_valid"),
+        (RunError("of 23 prompts 0 qualified"), 1, None),
+        (from_ray(RuntimeError("NPU out of memory. Tried to allocate 22.00 MiB")), 1, "OOM"),
+        (main_ppo.SurroundingsFailed("the disk is full", "full_disk"), 1, "full_disk"),
+        (claimed_dies.DiesInUse("die 0 is another job's"), 2, "bad_configuration"),
+    ],
+)
+def test_training_reports_why_it_ended(tmp_path, monkeypatch, error, code, reason):
+    def train(config, own):
+        raise error
+
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "status.json"))
+    for name, stand_in in {"_ray": nullcontext, "_claimed_dies": nullcontext, "_watching": nullcontext}.items():
+        monkeypatch.setattr(main_ppo, name, lambda *_, made=stand_in: made())
+    for name in ("_write_resolved", "_conclude"):
+        monkeypatch.setattr(main_ppo, name, lambda *_: None)
+    monkeypatch.setattr(main_ppo, "_train", train)
+    assert main_ppo.run(config(tmp_path, tmp_path / "checkpoints")) == code
+    assert StartStatus.read(tmp_path / "status.json") == StartStatus(phase="ended", exit_reason=reason)
 
 
 def test_other_output_with_same_checkpoints_refused(tmp_path, owned, runs, capsys):
@@ -89,7 +127,7 @@ def test_run_that_lost_its_folder_writes_nothing_more(tmp_path, runs, monkeypatc
 
     def lose(config, workers):
         owned.lost = "another start has taken it over"
-        return 143, ""
+        return 143, "", None
 
     monkeypatch.setattr(run_lock, "Ownership", lambda: owned)
     monkeypatch.setattr(main_ppo, "_carry_out", lose)

@@ -86,9 +86,10 @@ def faults_of_run(settings: Any, step: Callable[[], int]) -> Iterator[None]:
             yield
         except Exception as error:
             _faults.broken_off(step(), files)
-            if isinstance(original(error), RunError):
-                raise RunError(f"step {step()}: {original(error)}") from error
+            first = original(error)
+            if isinstance(first, RunError):
+                raise RunError(f"step {step()}: {first}", first.reason) from error
             raise
     sentence = _faults.found.sentence()
     if sentence:
-        raise RunError(sentence)
+        raise RunError(sentence, "reward_error" if _faults.found.reward_errors else "not_valid")

@@ -16,6 +16,9 @@ _SHOWN = 3
 class NonfiniteWeightsError(RunError):
     """Weights hold inf or nan; the message is one sentence that names tensors and ranks."""
 
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, "not_valid")
+
 
 def check_weights(
     chunks: Iterable[torch.nn.Module], when: str, remedy: str, group: dist.ProcessGroup | None = None

@@ -1,6 +1,7 @@
 """How a run ends on the driver, with a training loop that only logs."""
 
 import json
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -43,8 +44,9 @@ def test_a_good_run_ends_well_twice(run, tmp_path):
 
 
 def test_a_skipped_update_is_said_at_once_and_at_the_end(run, tmp_path, capsys):
-    with pytest.raises(RunError, match="the run is not valid: 1 update was skipped at step 2"):
+    with pytest.raises(RunError, match="the run is not valid: 1 update was skipped at step 2") as raised:
         run(lambda step: {"actor/nonfinite_steps": float(step == 2)})
+    assert raised.value.reason == "not_valid"
     assert capsys.readouterr().err == "warning: 1 update was skipped at step 2, because gradients held inf or nan\n"
     (fault,) = written(tmp_path)
     assert (fault["kind"], fault["step"]) == ("update_skipped", 2)
@@ -56,8 +58,9 @@ def test_a_reward_that_failed_once_is_said_with_its_step(run, tmp_path):
             failures.note("ValueError: no")
         return {}
 
-    with pytest.raises(RunError, match=r"the reward function failed once at step 3 \(ValueError: no\)"):
+    with pytest.raises(RunError, match=r"the reward function failed once at step 3 \(ValueError: no\)") as raised:
         run(work)
+    assert raised.value.reason == "reward_error"
     assert [(fault["kind"], fault["errors"]) for fault in written(tmp_path)] == [("reward_error", ["ValueError: no"])]
 
 
@@ -77,11 +80,13 @@ def raising(error, at):
 
 def test_weights_that_are_not_finite_end_it_with_their_step(run):
     from_worker = RuntimeError("a trace of many lines")
-    from_worker.cause = NonfiniteWeightsError("the actor's weights hold inf or nan in o_proj (rank 1); mend them")
-    with pytest.raises(
-        RunError, match=r"^step 2: the actor's weights hold inf or nan in o_proj \(rank 1\); mend them$"
-    ):
+    # Ray hands an exception on as its bytes.
+    error = NonfiniteWeightsError("the actor's weights hold inf or nan in o_proj (rank 1); mend them")
+    from_worker.cause = pickle.loads(pickle.dumps(error))
+    sentence = r"^step 2: the actor's weights hold inf or nan in o_proj \(rank 1\); mend them$"
+    with pytest.raises(RunError, match=sentence) as raised:
         run(raising(from_worker, at=2))
+    assert raised.value.reason == "not_valid"
 
 
 def test_a_reward_that_fails_for_good_is_counted_in_a_step_that_is_not_logged(run, tmp_path):
@@ -90,8 +95,9 @@ def test_a_reward_that_fails_for_good_is_counted_in_a_step_that_is_not_logged(ru
         failures.note("ValueError: no")
         raise failures.RewardError("the reward function failed twice (ValueError: no)")
 
-    with pytest.raises(RunError, match="^step 1: the reward function failed twice"):
+    with pytest.raises(RunError, match="^step 1: the reward function failed twice") as raised:
         run(work)
+    assert raised.value.reason == "reward_error"
     assert [fault["errors"] for fault in written(tmp_path)] == [["ValueError: no"] * 2]
 
 

@@ -216,12 +216,22 @@ def test_data_in_another_shape_are_refused_before_anything_starts(tmp_path, monk
     assert error.startswith(f"error: {raw}: column data_source: it is missing") and error.count("\n") == 1
 
 
-def test_known_failures_get_a_remedy():
-    assert "give the dies more memory" in describe_failure(RuntimeError("NPU out of memory. Tried to allocate 2 MiB"))
-    assert "ran out of host memory" in describe_failure(RuntimeError(RAYS_MEMORY_MONITOR))
-    assert "KV cache" in describe_failure(ValueError("No available memory for the cache blocks. Try"))
-    assert describe_failure(RuntimeError("trace\nthe last line\n")) == "the last line"
-    assert describe_failure(KeyError()) == "KeyError"
+@pytest.mark.parametrize(
+    "error, remedy, cause",
+    [
+        (RuntimeError("NPU out of memory. Tried to allocate 2 MiB"), "give the dies more memory", "OOM"),
+        (RuntimeError(RAYS_MEMORY_MONITOR), "ran out of host memory", "host_memory"),
+        (ValueError("No available memory for the cache blocks. Try"), "KV cache", "bad_configuration"),
+    ],
+)
+def test_known_failure_has_a_remedy_and_a_cause(error, remedy, cause):
+    sentence, found = describe_failure(error)
+    assert remedy in sentence and found == cause
+
+
+def test_unknown_failure_is_its_last_line():
+    assert describe_failure(RuntimeError("trace\nthe last line\n")) == ("the last line", None)
+    assert describe_failure(KeyError()) == ("KeyError", None)
 
 
 @pytest.mark.parametrize(
