@@ -33,6 +33,7 @@ class Release(NamedTuple):
 # torch_npu 2.13.0 names no CANN; this is the newest whose documents are public.
 RELEASES = {
     "2.5.1": Release("8.2.RC1", "op_plugin_calls.txt"),
+    "2.10.0": Release("9.1.0", "op_plugin_calls_2.13.txt"),
     "2.13.0": Release("9.1.0", "op_plugin_calls_2.13.txt"),
 }
 PARTS = 2  # that are compiled; what the headers cost is paid once a part, and not once a file

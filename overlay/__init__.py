@@ -56,18 +56,20 @@ __all__ = [
 _engine: Engine | None = None
 
 
-def activate(pins: Pins | Path | None = None, lock_file: Path | None = None) -> None:
+def activate(pins: Pins | Path | None = None, lock_file: Path | None = None, stack: str = "") -> None:
     """Find all patch files and apply their patches, now or when their targets are imported. A second call does nothing.
 
     Args:
         pins: the upstreams or the file that names them; by default pins.toml beside this file.
-        lock_file: the fingerprints of their supported releases; by default fingerprints.lock.json beside the file of
-            the upstreams, or beside this file.
+        lock_file: the fingerprints of their supported releases; by default fingerprints.lock.json, or that of the
+            stack, beside the file of the upstreams, or beside this file.
+        stack: the stack of the file of upstreams whose patches these are; by default the file's default.
 
     Raises:
         ConflictError: the patches conflict; nothing has been changed.
         DriftError: upstream's source is none of the supported ones where a patch depends on it.
-        PinsError: there is no such file of upstreams.
+        PinsError: there is no such file of upstreams, or no such stack in it.
+        StackError: the packages installed here are another stack's; nothing has been changed.
         TargetError: a target does not exist or does not fit.
     """
     global _engine
@@ -77,12 +79,13 @@ def activate(pins: Pins | Path | None = None, lock_file: Path | None = None) -> 
     from overlay.engine import Engine
     from overlay.lock import LOCK_FILE
     from overlay.ordering import make_plan
-    from overlay.pins import Pins
+    from overlay.pins import PINS_FILE, Pins
 
-    if isinstance(pins, Path):
-        lock_file = lock_file or pins.with_name(LOCK_FILE.name)
-        pins = Pins.read(pins)
-    pins = pins or Pins.read()
+    if not isinstance(pins, Pins):
+        file = pins or PINS_FILE
+        pins = Pins.read(file, stack)
+        lock_file = lock_file or file.with_name(pins.lock_name)
+    pins.require_environment()
     engine = Engine(make_plan(load(pins.rooms())), pins, lock_file or LOCK_FILE)
     _engine = engine
     engine.activate()

@@ -34,9 +34,9 @@ _PROGRESS_S = 2.0
 def main(arguments: list[str]) -> int:
     """Run one command and return its exit code: 0 done and clean, 1 drift, 2 wrong arguments or could not verify."""
     options = _parser().parse_args(arguments)
-    options.lock = options.lock or options.pins.with_name(LOCK_FILE.name)
     try:
-        pins = Pins.read(options.pins)
+        pins = Pins.read(options.pins, options.stack)
+        options.lock = options.lock or options.pins.with_name(pins.lock_name)
         return options.run(make_plan(load(pins.rooms())).patches, pins, options)
     except OverlayError as error:
         print(error, file=sys.stderr)
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         _check,
         "check whether upstream's source fits the patches; it is parsed, not imported",
-        "check --upstream NAME=CHECKOUT",
+        "check --stack 2026 --upstream NAME=CHECKOUT",
     )
     lock = _command(
         commands,
@@ -130,6 +130,7 @@ def _command(commands: Any, run: Any, summary: str, example: str) -> argparse.Ar
         epilog=_example(example),
         formatter_class=_help_format,
     )
+    command.add_argument("--stack", default="", metavar="NAME", help="a stack of the pins (default: the pins' own)")
     command.set_defaults(run=run)
     return command
 
@@ -189,6 +190,8 @@ def as_dict(patch: Patch) -> dict[str, Any]:
 def _check(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
     lock = Lock.read(options.lock)
     given = [_given(pins, text) for text in options.upstream]
+    if not given:
+        pins.require_environment()
     verdicts: list[checking.Verdict] = []
     shown = []
     for upstream, sources in [(each[0], each[2]) for each in given] or _installed(patches, pins):
@@ -318,8 +321,9 @@ def _pins(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
 
 
 def _docs(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
-    own = DOCUMENT if options.pins == PINS_FILE else options.pins.with_name(DOCUMENT.name)
-    file = options.to or own
+    name = DOCUMENT.name if pins.is_default else f"{DOCUMENT.stem}-{pins.stack}{DOCUMENT.suffix}"
+    own = DOCUMENT if options.pins == PINS_FILE else options.pins
+    file = options.to or own.with_name(name)
     file.parent.mkdir(exist_ok=True)
     file.write_text(document(patches, pins), encoding="utf-8")
     print(f"wrote {file}")

@@ -13,6 +13,7 @@ from overlay.history import Commit, Event, Fate, History
 from overlay.pins import Pins
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "patches.md"
+"""That of the default stack; another stack's has its name in it, as in patches-2026.md."""
 DRAFTS = "docs/upstream/"
 """What begins the `upstream` of a patch whose issue is only drafted, in a file of this repository."""
 

@@ -1,9 +1,10 @@
-"""The pins of every upstream, read from pins.toml."""
+"""The pins of every upstream, read from pins.toml, by stack where it has several."""
 
 from __future__ import annotations
 
+import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ PINS_FILE = Path(__file__).with_name("pins.toml")
 
 
 class PinsError(OverlayError):
-    """There is no file that names the upstreams."""
+    """There is no file that names the upstreams, or it has no such stack."""
+
+
+class StackError(OverlayError):
+    """The packages that are installed are those of another stack than the patches."""
 
 
 @dataclass(frozen=True)
@@ -68,37 +73,79 @@ class Generator:
 
 @dataclass(frozen=True)
 class Pins:
-    """All upstreams, and what else the engine is told about a project.
+    """The upstreams of one stack, and what else the engine is told about a project.
 
     accept_drift: targets whose source may differ from the lock (`*` for all). generated: what `update` runs after its
     own files. middleware: lists, each `module:NAME`, whose entries each belong to a `feature`, as its patches do.
+    stack: empty where the file has no stacks. others: the upstreams of the file's other stacks, by the stack's name.
     """
 
     upstreams: tuple[Upstream, ...]
     accept_drift: tuple[str, ...] = ()
     generated: tuple[Generator, ...] = ()
     middleware: tuple[str, ...] = ()
+    stack: str = ""
+    is_default: bool = True
+    others: dict[str, tuple[Upstream, ...]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, file: Path = PINS_FILE) -> Pins:
-        """Read a pins file.
+    def read(cls, file: Path = PINS_FILE, stack: str = "") -> Pins:
+        """Read one stack of a pins file: the named one, or else the file's default.
 
         Raises:
-            PinsError: there is no such file.
-            KeyError: an upstream without packages.
+            PinsError: there is no such file, or no such stack in it.
+            KeyError: an upstream without packages, or stacks without a default.
             TypeError: an unknown key.
         """
         if not file.is_file():
             raise PinsError(f"there is no file {file} that names the upstreams; name yours, as with --pins FILE")
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
-        accepted, middleware = (tuple(tables.pop(key, ())) for key in ("accept_drift", "middleware"))
-        generated = tuple(Generator(**entry) for entry in tables.pop("generated", ()))
-        upstreams = tuple(_upstream(name, table) for name, table in tables.items())
-        return cls(upstreams, accepted, generated, middleware)
+        if "stack" not in tables:
+            if stack:
+                raise PinsError(f"--stack={stack} is invalid: {file} has no stacks. Leave the option away.")
+            return _one_stack(tables)
+        default, stacks = tables["default_stack"], tables["stack"]
+        chosen = stack or default
+        if chosen not in stacks:
+            raise PinsError(f"--stack={chosen} is invalid: there is no such stack. Set it to {' or '.join(stacks)}.")
+        read = {name: _one_stack(table) for name, table in stacks.items()}
+        others = {name: pins.upstreams for name, pins in read.items() if name != chosen}
+        return replace(read[chosen], stack=chosen, is_default=chosen == default, others=others)
+
+    @property
+    def lock_name(self) -> str:
+        """The name of the file of fingerprints, beside that of the pins."""
+        return "fingerprints.lock.json" if self.is_default else f"fingerprints.{self.stack}.lock.json"
+
+    def require_environment(self) -> None:
+        """Take the installed packages for those of this stack, unless all that tells stacks apart is another's.
+
+        Raises:
+            StackError: one sentence that names both stacks, what is installed and the remedy.
+        """
+        import importlib.metadata  # tens of milliseconds, and needed for files with several stacks only
+
+        foreign: dict[str, list[str]] = {}
+        for upstream in self.upstreams if self.others else ():
+            try:
+                version = importlib.metadata.version(upstream.distribution) if upstream.distribution else ""
+            except importlib.metadata.PackageNotFoundError:
+                continue
+            if _is_pinned(upstream, version):
+                return
+            for name, others in self.others.items():
+                if any(other.name == upstream.name and _is_pinned(other, version) for other in others):
+                    foreign.setdefault(name, []).append(f"{upstream.distribution} {version}")
+        for name, found in foreign.items():
+            raise StackError(
+                f"the patches of stack {self.stack} are not for the packages that are installed here, which are those"
+                f" of stack {name} ({', '.join(found)}): start this with an environment of stack {self.stack}, or"
+                f" without its patches"
+            )
 
     def rooms(self) -> list[str]:
         """The names of the patch rooms, in the order of the file."""
-        return [upstream.room for upstream in self.upstreams if upstream.room]
+        return list(dict.fromkeys(upstream.room for upstream in self.upstreams if upstream.room))
 
     def of_module(self, module: str) -> Upstream | None:
         """The upstream that a module belongs to, or None."""
@@ -110,12 +157,30 @@ class Pins:
     def patched_packages(self) -> tuple[str, ...]:
         """The packages in which copies of a patched object are looked for: upstreams with a room, and the rooms."""
         patched = [upstream for upstream in self.upstreams if upstream.room]
-        return tuple(package for upstream in patched for package in (*upstream.packages, upstream.room))
+        return tuple(dict.fromkeys(name for upstream in patched for name in (*upstream.packages, upstream.room)))
 
 
 def within(module: str, package: str) -> bool:
     """Whether `module` is `package` or lies inside it."""
     return module == package or module.startswith(package + ".")
+
+
+def _is_pinned(upstream: Upstream, version: str) -> bool:
+    """Whether a version is one of an upstream's; a build of another vendor (`+cpu`) or a later post-release is too."""
+    pinned = {_base(each) for each in (upstream.version, upstream.release) if each}
+    return bool(version) and _base(version) in pinned
+
+
+def _base(version: str) -> str:
+    return re.split(r"\+|\.post", version)[0]
+
+
+def _one_stack(tables: dict[str, Any]) -> Pins:
+    """What the tables of a stack say, without its name."""
+    remaining = dict(tables)
+    accepted, middleware = (tuple(remaining.pop(key, ())) for key in ("accept_drift", "middleware"))
+    generated = tuple(Generator(**entry) for entry in remaining.pop("generated", ()))
+    return Pins(tuple(_upstream(name, table) for name, table in remaining.items()), accepted, generated, middleware)
 
 
 def _upstream(name: str, table: dict[str, Any]) -> Upstream:

@@ -21,6 +21,8 @@ Sets up .venv/, makes the checkpoint of a tiny model, post-trains it with GRPO
 on emulated dies, and writes outputs/rehearsal/TIME/, with the link
 outputs/rehearsal/latest. Stops everything that it starts.
 
+  --stack NAME          2025 (default) or 2026: which versions to run, in .venv/
+                        or .venv-2026/ (docs/stacks.md)
   --data FILE           problems to train on, like deepscaler.json (problem,
                         answer) or GSM8K's jsonl (question, answer)
                         (default: the arithmetic in data/)
@@ -51,12 +53,18 @@ USAGE
 }
 
 main() {
-    local options=() overrides=() dry_run=false known
+    local options=() overrides=() dry_run=false known stack=$ENVIRONMENT_DEFAULT_STACK
     while (($#)); do
         case $1 in
             --help) usage; return ;;
             --dry-run) dry_run=true; options+=("$1"); shift ;;
             --) shift; overrides=("$@"); break ;;
+            --stack)
+                argument_require_value "$1" $#
+                environment_require_stack "$2"
+                stack=$2
+                shift 2
+                ;;
             --data | --output | --steps | --seed | --dies | --device-memory | --chip | --stream-seed | --recipe | --resume | --model)
                 argument_require_value "$1" $#
                 case $1 in
@@ -80,19 +88,19 @@ main() {
         esac
     done
 
-    local python
-    if $dry_run && [[ -x $project_root/.venv/bin/python ]]; then
-        python=$project_root/.venv/bin/python
-    elif $dry_run; then
+    local python module=rehearsal
+    # Each stack has a job of its own.
+    [[ $stack == "$ENVIRONMENT_DEFAULT_STACK" ]] || module=rehearsal.stack_$stack
+    python=$(environment_folder "$project_root" "$stack")/bin/python
+    if ! $dry_run; then
+        environment_ensure "$project_root" "$stack"
+    elif [[ ! -x $python ]]; then
         python=$(environment_find_python)
-    else
-        environment_ensure "$project_root"
-        python=$project_root/.venv/bin/python
     fi
     export PYTHONPATH=$project_root
     # The launcher measures prompts before it starts other processes; the tokenizer warns about its threads otherwise.
     export TOKENIZERS_PARALLELISM=false
-    exec "$python" -m rehearsal "${options[@]}" -- "${overrides[@]}"
+    exec "$python" -m "$module" "${options[@]}" -- "${overrides[@]}"
 }
 
 main "$@"

@@ -6,6 +6,8 @@ project_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly project_root
 # shellcheck source=scripts/lib/terminal.sh
 source "$project_root/scripts/lib/terminal.sh"
+# shellcheck source=scripts/lib/arguments.sh
+source "$project_root/scripts/lib/arguments.sh"
 # shellcheck source=scripts/lib/environment.sh
 source "$project_root/scripts/lib/environment.sh"
 # shellcheck source=scripts/lib/documentation.sh
@@ -14,11 +16,15 @@ source "$project_root/scripts/lib/documentation.sh"
 usage() {
     cat <<'USAGE'
 Usage: bash scripts/test.sh [--fast | --measure | PYTEST ARGUMENTS...]
+       bash scripts/test.sh --stack 2026 [--chip NAME] [PYTEST ARGUMENTS...]
 
 Sets up .venv/ and .venv.docs/, runs ruff, mypy, import-linter and shellcheck,
 and then the tests: all of them without arguments, as CI does. Unknown arguments
 go to pytest.
 
+  --stack NAME      2026: set up .venv-2026/ and run that stack's tests alone,
+                    in tests/stack_2026/ and what is listed there
+  --chip NAME       with --stack 2026, a2 (default) or a3: the chip to emulate
   --fast            skip slow and exhaustive tests, and expensive files
   --measure         run all tests and write each file's cost to
                     tests/durations.json
@@ -30,18 +36,51 @@ go to pytest.
 Examples:
   bash scripts/test.sh --fast
   bash scripts/test.sh tests/overlay -k pins
+  bash scripts/test.sh --stack 2026
 
 Exit codes: 0 all passed; 1 a check or test failed; 2 the environment cannot be
 set up, or arguments are rejected.
 USAGE
 }
 
+# Runs the tests of another stack than the default: all that are for it, unless the arguments name a file or a folder.
+run_stack() {
+    local stack=$1 chip=$2 argument tools tests=() settings
+    shift 2
+    environment_ensure "$project_root" "$stack"
+    tools=$(environment_folder "$project_root" "$stack")/bin
+    mapfile -t tests < <(grep -v '^#' "$project_root/tests/stack_$stack/also.txt")
+    tests=("tests/stack_$stack" "${tests[@]}")
+    for argument in "$@"; do
+        [[ ! -e ${argument%%::*} ]] || tests=()
+    done
+    mapfile -t settings < <("$tools/python" -m rehearsal.environment --stack "$stack" --chip "$chip")
+    unset RAY_ADDRESS
+    exec env "${settings[@]}" PYTHONPATH="$project_root" "$tools/python" -m pytest "${tests[@]}" "$@" </dev/null
+}
+
 main() {
-    if [[ ${1:-} == --help || ${1:-} == -h ]]; then
-        usage
-        return
-    fi
+    local stack=$ENVIRONMENT_DEFAULT_STACK chip=
+    while (($#)); do
+        case $1 in
+            --help | -h) usage; return ;;
+            --stack | --chip)
+                argument_require_value "$1" $#
+                case $1 in
+                    --stack) environment_require_stack "$2"; stack=$2 ;;
+                    --chip) argument_require_chip "$2"; chip=$2 ;;
+                esac
+                shift 2
+                ;;
+            *) break ;;
+        esac
+    done
     cd "$project_root"
+    if [[ $stack != "$ENVIRONMENT_DEFAULT_STACK" ]]; then
+        [[ " $* " != *" --measure "* ]] || fail "--measure is for the tests of stack $ENVIRONMENT_DEFAULT_STACK: leave --stack away."
+        run_stack "$stack" "${chip:-a2}" "$@"
+    fi
+    [[ -z $chip ]] || fail "--chip is for --stack 2026: the tests of stack $ENVIRONMENT_DEFAULT_STACK choose their chips."
     environment_ensure "$project_root"
     documentation_ensure "$project_root"
     local tools=$project_root/.venv/bin shell_scripts

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Regenerates requirements/*.lock and requirements.txt from requirements/*.in. See --help.
+# Regenerates requirements/*.lock, requirements/2026/*.lock and requirements.txt from the .in files. See --help.
 set -euo pipefail
 
 project_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -11,9 +11,10 @@ usage() {
     cat <<'USAGE'
 Usage: bash scripts/update_locks.sh [--upgrade]
 
-Writes requirements/*.lock and requirements.txt from requirements/*.in, with
-hashes. Locked versions stay; a new package of an .in file gets its newest
-fitting version. Queries package registries.
+Writes requirements/*.lock, requirements/2026/*.lock (of the stack 2026) and
+requirements.txt from the .in files beside them, with hashes. Locked versions
+stay; a new package of an .in file gets its newest fitting version. Queries
+package registries.
 
   --upgrade    take the newest versions that the .in files allow
   --help, -h   print this, and write nothing
@@ -48,5 +49,11 @@ cd "$project_root/requirements"
 "$project_root/.venv/bin/uv" "${options[@]}" profiles.in -o profiles.lock
 # As those: another torch_npu, with a torch for the CPU alone. Where the index has none, UV_FIND_LINKS says who does.
 "$project_root/.venv/bin/uv" "${options[@]}" torch_npu_2.13.in -o torch_npu_2.13.lock
+# The stack 2026; its environment begins with bootstrap.lock too. What no library is linked with and nothing that runs here
+# imports is left out: 800 MB of CUDA. The rest of torch's CUDA packages is needed to load torch.
+unneeded=(nvidia-cusolver-cu12 nvidia-cuda-nvrtc-cu12 nvidia-nvtx-cu12 cuda-bindings cuda-pathfinder)
+"$project_root/.venv/bin/uv" "${options[@]}" "${unneeded[@]/#/--no-emit-package=}" 2026/runtime.in -o 2026/runtime.lock
+"$project_root/.venv/bin/uv" "${options[@]}" -c 2026/runtime.lock 2026/dev.in -o 2026/dev.lock
+"$project_root/.venv/bin/uv" "${options[@]}" --no-deps 2026/upstream.in -o 2026/upstream.lock
 # As those; the documentation has an environment of its own.
 "$project_root/.venv/bin/uv" "${options[@]}" docs.in -o docs.lock

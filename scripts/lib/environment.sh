@@ -1,8 +1,14 @@
 # shellcheck shell=bash
-# The environment: .venv/ from the locks in requirements/, with the emulated NPU built into it.
-# Needs terminal.sh. The entry for other scripts is environment_ensure.
+# The environment of a stack (overlay/pins.toml): .venv/ or .venv-NAME/ from the locks in requirements/ or
+# requirements/NAME/, with the emulated NPU built into it. Needs terminal.sh. The entry for other scripts is
+# environment_ensure.
 
 readonly ENVIRONMENT_PYTHON_VERSION=3.11
+readonly ENVIRONMENT_DEFAULT_STACK=2025
+# Every stack with what its environment takes: MB of disk, and minutes on two cores with the packages in the installer's
+# cache, both measured.
+readonly -A ENVIRONMENT_MEGABYTES=([2025]=9300 [2026]=9500)
+readonly -A ENVIRONMENT_MINUTES=([2025]=3 [2026]=4)
 readonly ENVIRONMENT_PROBE='#include <Python.h>
 #include <optional>
 int main() { return std::optional<int>(0).value(); }'
@@ -27,11 +33,55 @@ environment_find_python() {
     fail "Python $ENVIRONMENT_PYTHON_VERSION is needed ($found): install python$ENVIRONMENT_PYTHON_VERSION with its venv module and headers and put it on PATH."
 }
 
+# Fails unless NAME is a stack.
+environment_require_stack() {
+    [[ -n ${ENVIRONMENT_MEGABYTES[$1]:-} ]] || fail "--stack is \"$1\", and the stacks are 2025 and 2026."
+}
+
+# Prints the folder of a stack's environment.
+environment_folder() {
+    local root=$1 stack=$2
+    if [[ $stack == "$ENVIRONMENT_DEFAULT_STACK" ]]; then
+        printf '%s\n' "$root/.venv"
+    else
+        printf '%s\n' "$root/.venv-$stack"
+    fi
+}
+
+# Prints the folder of a stack's locks.
+environment_locks() {
+    local root=$1 stack=$2
+    if [[ $stack == "$ENVIRONMENT_DEFAULT_STACK" ]]; then
+        printf '%s\n' "$root/requirements"
+    else
+        printf '%s\n' "$root/requirements/$stack"
+    fi
+}
+
+# Prints what the names of a stack's own files below .cache/ end with.
+environment_suffix() {
+    [[ $1 == "$ENVIRONMENT_DEFAULT_STACK" ]] || printf -- '-%s\n' "$1"
+}
+
 # Fails with one sentence where a raylet, which takes the path of its workers' Python apart as a shell does, finds another.
 environment_check_path() {
-    local root=$1 python=$2
-    "$python" -I -S "$root/verl_patches/trainer/isolated_ray/interpreter.py" "$root/.venv/bin/python" ||
-        fail "Ray starts no workers from $root/.venv, because it takes the quotes in that path for its own: move the project under a path without quotes and backslashes."
+    local root=$1 python=$2 environment=$3
+    "$python" -I -S "$root/verl_patches/trainer/isolated_ray/interpreter.py" "$environment/bin/python" ||
+        fail "Ray starts no workers from $environment, because it takes the quotes in that path for its own: move the project under a path without quotes and backslashes."
+}
+
+# Fails with one sentence unless the disk has room for the packages; what is there already is replaced.
+environment_check_disk() {
+    local root=$1 environment=$3 needed=${ENVIRONMENT_MEGABYTES[$2]} free there=0
+    free=$(df --output=avail --block-size=1000000 "$root" | tail -n 1)
+    [[ ! -d $environment ]] || there=$(du --summarize --block-size=1000000 "$environment" | cut -f 1)
+    ((free + there >= needed)) ||
+        fail "$environment takes $(environment_gigabytes "$needed") GB, and its disk has $(environment_gigabytes "$free") GB left: make room there, or use a checkout on another disk."
+}
+
+# Prints MB as GB with one decimal.
+environment_gigabytes() {
+    printf '%d.%d\n' $(($1 / 1000)) $(($1 % 1000 / 100))
 }
 
 # Fails with one sentence unless the locks are for this machine, PYTHON can make environments, and its headers compile
@@ -53,12 +103,17 @@ environment_check_toolchain() {
 
 # Prints a hash of everything that the installed packages depend on.
 environment_packages_stamp() {
-    local root=$1 python=$2
+    local root=$1 python=$2 locks=$3
     {
         printf '%s\n' "$root"
         "$python" -c 'import sys; print(sys.version, sys.platform)'
-        cat "$root"/requirements/{bootstrap,runtime,upstream,dev}.lock
+        cat "$root/requirements/bootstrap.lock" "$locks"/{runtime,upstream,dev}.lock
     } | sha256sum | cut -d ' ' -f 1
+}
+
+# Prints a hash of what the search of settings is installed from; nothing for a stack without one.
+environment_search_stamp() {
+    [[ ! -e $1/tune.lock ]] || sha256sum <"$1/tune.lock"
 }
 
 # Prints a hash of the sources of the emulated NPU.
@@ -104,32 +159,32 @@ environment_abandon() {
     quit "$code" "Setting up the environment was interrupted; the next run starts it again."
 }
 
-# Installs every locked package into a new .venv.
+# Installs every locked package into a new environment.
 environment_install_packages() {
-    local root=$1 python=$2 log=$3 environment=$1/.venv
+    local root=$1 python=$2 log=$3 environment=$4 locks=$5
     local install=("$environment/bin/uv" pip install --python "$environment/bin/python" --require-hashes --no-build-isolation)
     # Bytecode is compiled now: four workers that import the stack at once must not all do it.
     # Copies: a file that is a link into the installer's cache changes in every environment when it is edited in one.
     install+=(--compile-bytecode --no-deps --link-mode copy)
     rm -rf "$environment"
-    environment_step "$log" "creating .venv" "$python" -m venv "$environment"
+    environment_step "$log" "creating ${environment##*/}" "$python" -m venv "$environment"
     environment_step "$log" "installing the installer" "$environment/bin/python" -m pip install --quiet \
         --disable-pip-version-check --require-hashes --no-deps -r "$root/requirements/bootstrap.lock"
-    environment_step "$log" "installing the packages of four locks" "${install[@]}" -r "$root/requirements/runtime.lock" \
-        -r "$root/requirements/upstream.lock" -r "$root/requirements/dev.lock"
+    environment_step "$log" "installing the packages of four locks" "${install[@]}" -r "$locks/runtime.lock" \
+        -r "$locks/upstream.lock" -r "$locks/dev.lock"
 }
 
 # Installs what scripts/tune.py searches with, beside the packages that are there.
 environment_install_search() {
-    local root=$1 log=$2 environment=$1/.venv
+    local log=$1 environment=$2 locks=$3
     environment_step "$log" "installing the search of settings" "$environment/bin/uv" pip install \
         --python "$environment/bin/python" --require-hashes --no-deps --compile-bytecode --link-mode copy \
-        -r "$root/requirements/tune.lock"
+        -r "$locks/tune.lock"
 }
 
 # Builds the emulated NPU against torch_npu's headers and installs it.
 environment_install_emulator() {
-    local root=$1 log=$2 environment=$1/.venv
+    local root=$1 log=$2 environment=$3
     environment_step "$log" "building the emulated NPU" env PATH="$environment/bin:$PATH" "$environment/bin/uv" pip install \
         --python "$environment/bin/python" --no-build-isolation --no-deps --reinstall --compile-bytecode \
         --link-mode copy "$root/npu_emulator"
@@ -138,68 +193,81 @@ environment_install_emulator() {
 # Fails unless every installed file is the one that its package brought. Isolated and without site-packages: nothing of
 # what is to be checked runs, and it takes a second where nothing has changed.
 environment_check_files() {
-    local root=$1
-    "$root/.venv/bin/python" -I -S "$root/scripts/health_checks/installed_files.py" "$root/.venv" || exit 2
+    local root=$1 environment=$2
+    "$environment/bin/python" -I -S "$root/scripts/health_checks/installed_files.py" "$environment" || exit 2
 }
 
 # Whether the stamps of what has been set up are those that the sources ask for.
 environment_is_ready() {
     local stamps=$1 packages=$2 search=$3 emulator=$4
-    [[ $(cat "$stamps"/{packages,search,emulator} 2>/dev/null) == "$packages"$'\n'"$search"$'\n'"$emulator" ]]
+    [[ $(cat "$stamps"/{packages,search,emulator} 2>/dev/null) == "$packages${search:+$'\n'}$search"$'\n'"$emulator" ]]
 }
 
-# Fails with one sentence where this user cannot set ROOT/.venv up; makes ROOT/.cache.
+# Fails with one sentence where this user cannot set ENVIRONMENT up; makes ROOT/.cache.
 environment_check_writable() {
-    local root=$1 path
+    local root=$1 environment=$2 lock=$3 path
     mkdir -p "$root/.cache" 2>/dev/null || true
-    for path in "$root" "$root/.cache" "$root/.cache/setup.lock" "$root/.venv"; do
+    for path in "$root" "$root/.cache" "$lock" "$environment"; do
         [[ ! -e $path || -w $path ]] ||
-            fail "$path belongs to $(stat -c %U "$path") and cannot be written by $(id -un), and $root/.venv has to be set up: let its owner run scripts/test.sh, or use a checkout of your own."
+            fail "$path belongs to $(stat -c %U "$path") and cannot be written by $(id -un), and $environment has to be set up: let its owner run scripts/test.sh, or use a checkout of your own."
     done
     [[ -d $root/.cache ]] || fail "$root/.cache cannot be made: use a checkout of your own."
 }
 
-# Makes sure that ROOT/.venv is what the sources of this checkout ask for.
+# Makes what the stamps say is missing.
 # A stamp is written only after the step it stands for has ended, so an interrupted set-up is done again.
+environment_set_up() {
+    local root=$1 stack=$2 python=$3 environment=$4 locks=$5 log=$6 packages=$7 search=$8 emulator=$9
+    local stamps=$environment/stamps
+    say "Setting up the environment in $environment"
+    environment_check_path "$root" "$python" "$environment"
+    environment_check_toolchain "$python"
+    : >"$log"
+    if [[ $(cat "$stamps/packages" 2>/dev/null) != "$packages" ]]; then
+        environment_check_disk "$root" "$stack" "$environment"
+        say "It takes $(environment_gigabytes "${ENVIRONMENT_MEGABYTES[$stack]}") GB there, as much in the installer's cache, and ${ENVIRONMENT_MINUTES[$stack]} minutes on two cores; what has to be downloaded takes longer."
+        environment_install_packages "$root" "$python" "$log" "$environment" "$locks"
+        mkdir -p "$stamps"
+        printf '%s\n' "$packages" >"$stamps/packages"
+    fi
+    if [[ $(cat "$stamps/search" 2>/dev/null) != "$search" ]]; then
+        environment_install_search "$log" "$environment" "$locks"
+        printf '%s\n' "$search" >"$stamps/search"
+    fi
+    if [[ $(cat "$stamps/emulator" 2>/dev/null) != "$emulator" ]]; then
+        rm -f "$stamps/emulator"
+        environment_install_emulator "$root" "$log" "$environment"
+        printf '%s\n' "$emulator" >"$stamps/emulator"
+    fi
+}
+
+# Makes sure that the environment of STACK is what the sources of this checkout ask for.
 # Nothing is written where nothing is to be set up: the checkout may belong to another user.
 environment_ensure() {
-    local root=$1 python packages search emulator lock
-    local stamps=$root/.venv/stamps log=$root/.cache/setup.log
+    local root=$1 stack=${2:-$ENVIRONMENT_DEFAULT_STACK} python packages search emulator lock environment locks suffix
+    environment=$(environment_folder "$root" "$stack")
+    locks=$(environment_locks "$root" "$stack")
+    suffix=$(environment_suffix "$stack")
+    local lock_file=$root/.cache/setup$suffix.lock
     python=$(environment_find_python)
-    packages=$(environment_packages_stamp "$root" "$python")
-    search=$(sha256sum <"$root/requirements/tune.lock")
+    packages=$(environment_packages_stamp "$root" "$python" "$locks")
+    search=$(environment_search_stamp "$locks")
     emulator=$(environment_emulator_stamp "$root")
-    if environment_is_ready "$stamps" "$packages" "$search" "$emulator"; then
-        environment_check_files "$root"
+    if environment_is_ready "$environment/stamps" "$packages" "$search" "$emulator"; then
+        environment_check_files "$root" "$environment"
         return
     fi
-    environment_check_writable "$root"
-    exec {lock}>"$root/.cache/setup.lock"
+    environment_check_writable "$root" "$environment" "$lock_file"
+    exec {lock}>"$lock_file"
     if ! flock --nonblock "$lock"; then
-        say "Another run is setting up $root/.venv; waiting for it."
+        say "Another run is setting up $environment; waiting for it."
         flock "$lock"
     fi
     # Another run may have set it up meanwhile.
-    if ! environment_is_ready "$stamps" "$packages" "$search" "$emulator"; then
-        say "Setting up the environment in $root/.venv"
-        environment_check_path "$root" "$python"
-        environment_check_toolchain "$python"
-        : >"$log"
-        if [[ $(cat "$stamps/packages" 2>/dev/null) != "$packages" ]]; then
-            environment_install_packages "$root" "$python" "$log"
-            mkdir -p "$stamps"
-            printf '%s\n' "$packages" >"$stamps/packages"
-        fi
-        if [[ $(cat "$stamps/search" 2>/dev/null) != "$search" ]]; then
-            environment_install_search "$root" "$log"
-            printf '%s\n' "$search" >"$stamps/search"
-        fi
-        if [[ $(cat "$stamps/emulator" 2>/dev/null) != "$emulator" ]]; then
-            rm -f "$stamps/emulator"
-            environment_install_emulator "$root" "$log"
-            printf '%s\n' "$emulator" >"$stamps/emulator"
-        fi
+    if ! environment_is_ready "$environment/stamps" "$packages" "$search" "$emulator"; then
+        environment_set_up "$root" "$stack" "$python" "$environment" "$locks" "$root/.cache/setup$suffix.log" \
+            "$packages" "$search" "$emulator"
     fi
     exec {lock}>&-
-    environment_check_files "$root"
+    environment_check_files "$root" "$environment"
 }

@@ -324,7 +324,79 @@ def test_a_history_is_printed_written_as_json_and_as_a_document(project):
     assert project("bisect", "--upstream", f"acme={project.folder}", f"{first}..{first}")[0] == 0
 
 
-def test_absent_upstream_without_rewindow_is_left_out(bench):
+STACKS = """
+default_stack = "old"
+[stack.old.acme]
+packages = ["acme"]
+room = "acme_patches"
+release = { distribution = "acme", version = "1.0" }
+[stack.new.acme]
+packages = ["acme"]
+room = "acme_plugin"
+release = { distribution = "acme", version = "2.0" }
+"""
+PLUGIN = """
+    from overlay import Feature, wrap
+    NEWER = Feature(name="newer", purpose="a test")
+    @wrap("acme.core:helper", feature=NEWER, why="a test", upstream="not forwarded: a test", remove_when="never")
+    def helper(upstream):
+        return upstream()
+"""
+
+
+def install(folder: Path, version: str) -> None:
+    """What an installer leaves beside the package."""
+    information = folder / "acme.dist-info"
+    information.mkdir(exist_ok=True)
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: acme\nVersion: {version}\n")
+
+
+def test_each_stack_has_its_patches_its_lock_and_its_document(project, bench):
+    bench.write({"acme_plugin/patches/acme/core.py": PLUGIN})
+    (project.folder / "pins.toml").write_text(STACKS)
+    install(project.folder, "2.0")
+    assert project("list")[1].count("\n") == 3
+    assert project("list", "--stack", "new") == (0, "wrap  newer  acme.core:helper\n")
+    assert project("lock", "--stack", "new") == (
+        0,
+        "wrote fingerprints.new.lock.json: 1 targets in 1 modules\n",
+    )
+    assert Lock.read(project.folder / "fingerprints.new.lock.json").targets.keys() == {"acme.core:helper"}
+    assert project("check", "--stack", "new") == (0, "acme: acme 2.0 in FOLDER\n  1 OK\nclean\n")
+    assert project("docs", "--stack", "new") == (0, "wrote FOLDER/patches-new.md\n")
+    # What is installed is the other stack's; a folder that is given is looked at all the same.
+    code, text = project("check")
+    assert code == 2 and text.startswith("the patches of stack old are not for the packages") and text.count("\n") == 1
+    assert project("check", "--upstream", f"acme={project.folder}")[1].endswith("not everything could be verified\n")
+    assert project("list", "--stack", "odd") == (
+        2,
+        "--stack=odd is invalid: there is no such stack. Set it to old or new.\n",
+    )
+
+
+def test_patches_are_not_activated_beside_another_stack(project, bench):
+    bench.write({"acme_plugin/patches/acme/core.py": PLUGIN})
+    (project.folder / "pins.toml").write_text(STACKS)
+    script = """
+        import pathlib, sys
+        import overlay
+        try:
+            overlay.activate(pathlib.Path(sys.argv[1]), stack=sys.argv[2])
+        except overlay.OverlayError as error:
+            print(type(error).__name__, "acme_patches.core" in sys.modules)
+        else:
+            print(overlay.report().pending)
+    """
+    for version, stack, printed in (
+        ("2.0", "", "StackError False"),
+        ("1.0", "new", "StackError False"),
+        ("2.0", "new", "['acme.core:helper']"),
+    ):
+        install(project.folder, version)
+        assert bench.run(script, str(project.folder / "pins.toml"), stack).strip() == printed
+
+
+def test_absent_upstream_without_release_is_left_out(bench):
     """Nobody can install it there; one with a release stays, and is reported as not verified."""
     upstreams = (
         Upstream("source", ("absent_source",), "source_patches", commit="1234567890"),

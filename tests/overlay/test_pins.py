@@ -1,8 +1,34 @@
 """A file that names upstreams."""
 
+import importlib.metadata
+
 import pytest
 
-from overlay.pins import Generator, Pins, PinsError, Upstream
+from overlay.pins import Generator, Pins, PinsError, StackError, Upstream
+
+STACKS = """
+default_stack = "old"
+[stack.old]
+accept_drift = ["acme.core:f"]
+[stack.old.acme]
+packages = ["acme"]
+room = "acme_patches"
+release = { distribution = "acme", version = "1.0" }
+[stack.old.maths]
+packages = ["maths"]
+cluster = { version = "3.0.post1" }
+release = { distribution = "maths", version = "3.0" }
+[stack.new.acme]
+packages = ["acme"]
+room = "acme_plugin"
+release = { distribution = "acme", version = "2.0" }
+[stack.new.other]
+packages = ["other"]
+room = "acme_plugin"
+[stack.new.maths]
+packages = ["maths"]
+release = { distribution = "maths", version = "3.0" }
+"""
 
 
 def test_every_key_of_a_pins_file_has_its_place(tmp_path):
@@ -67,3 +93,68 @@ def test_an_unknown_key_a_missing_package_list_or_no_file_is_an_error(tmp_path):
     file.write_text("[acme]\n")
     with pytest.raises(KeyError, match="packages"):
         Pins.read(file)
+
+
+@pytest.fixture
+def stacks(tmp_path, monkeypatch):
+    """The pins of a stack of a file with two, where certain versions are installed."""
+    file = tmp_path / "pins.toml"
+    file.write_text(STACKS)
+
+    def read(stack: str = "", **installed: str) -> Pins:
+        def version(distribution: str) -> str:
+            if distribution not in installed:
+                raise importlib.metadata.PackageNotFoundError(distribution)
+            return installed[distribution]
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+        return Pins.read(file, stack)
+
+    return read
+
+
+def test_a_stack_is_read_by_name_and_else_the_default(stacks):
+    old, new = stacks(), stacks("new")
+    assert old == stacks("old") and (old.stack, new.stack) == ("old", "new")
+    assert (old.accept_drift, new.accept_drift) == (("acme.core:f",), ())
+    assert old.of_module("acme.x").release == "1.0" and new.of_module("acme.x").release == "2.0"
+    assert (old.rooms(), new.rooms()) == (["acme_patches"], ["acme_plugin"])
+    assert new.patched_packages() == ("acme", "acme_plugin", "other")
+    assert (old.lock_name, new.lock_name) == ("fingerprints.lock.json", "fingerprints.new.lock.json")
+
+
+def test_a_stack_that_is_not_there_is_named(stacks, tmp_path):
+    with pytest.raises(PinsError, match=r"^--stack=odd is invalid: there is no such stack. Set it to old or new.$"):
+        stacks("odd")
+    (tmp_path / "pins.toml").write_text('[acme]\npackages = ["acme"]\n')
+    with pytest.raises(PinsError, match=r"^--stack=old is invalid: .*pins.toml has no stacks. Leave the option away.$"):
+        stacks("old")
+
+
+@pytest.mark.parametrize(
+    ("stack", "installed"),
+    [
+        ("old", {"acme": "1.0"}),
+        ("old", {"acme": "1.0+cpu"}),
+        ("new", {"acme": "2.0.post3", "maths": "3.0"}),
+        ("old", {}),
+        ("old", {"acme": "2.5"}),  # nobody's: the fingerprints tell what differs
+        ("old", {"acme": "2.0", "maths": "3.0"}),  # one package alone was updated
+        ("new", {"maths": "3.0"}),  # both have it
+    ],
+)
+def test_packages_of_the_stack_and_of_none_are_left_to_the_lock(stacks, stack, installed):
+    stacks(stack, **installed).require_environment()
+
+
+@pytest.mark.parametrize(
+    ("stack", "installed", "other"), [("old", "2.0", "new"), ("old", "2.0.post1", "new"), ("new", "1.0+cpu", "old")]
+)
+def test_packages_of_another_stack_are_refused(stacks, stack, installed, other):
+    sentence = (
+        f"the patches of stack {stack} are not for the packages that are installed here, which are those of stack"
+        f" {other} (acme {installed}): start this with an environment of stack {stack}, or without its patches"
+    )
+    with pytest.raises(StackError) as raised:
+        stacks(stack, acme=installed).require_environment()
+    assert str(raised.value) == sentence

@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from overlay.pins import Pins
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 
 
 def test_the_real_pins_name_every_upstream_once():
@@ -26,6 +29,28 @@ def test_the_real_pins_name_every_upstream_once():
         and "release verl 0.4.0" in pins.of_module("verl").supported()
     )
     assert "verl_patches" in pins.patched_packages() and "torch" not in pins.patched_packages()
+
+
+def test_the_stacks_pin_no_release_in_common():
+    """So that any one package tells which stack is installed."""
+    old, new = Pins.read(), Pins.read(stack="2026")
+    assert (old.stack, new.stack, *old.others, *new.others) == ("2025", "2026", "2026", "2025")
+    assert {"verl", "vllm", "vllm-ascend", "megatron-lm", "mindspeed", "mbridge", "torch-npu"} <= {
+        upstream.name for upstream in new.upstreams
+    }
+    assert not {(each.distribution, each.release) for each in old.upstreams if each.release} & {
+        (each.distribution, each.release) for each in new.upstreams if each.release
+    }
+    assert not {*old.rooms()} & {*new.rooms()}
+
+
+@pytest.mark.parametrize("stack", ["2025", "2026"])
+def test_locks_hold_the_releases_of_the_pins(stack):
+    folder = ROOT / "requirements" / ("" if stack == "2025" else stack)
+    locked = "".join((folder / f"{name}.lock").read_text() for name in ("runtime", "upstream"))
+    versions = {name.replace("_", "-"): version for name, version in re.findall(r"^([\w.-]+)==([^ ;]+)", locked, re.M)}
+    pinned = {each.distribution: each.release for each in Pins.read(stack=stack).upstreams if each.release}
+    assert {name: versions.get(name) for name in pinned} == pinned
 
 
 def test_published_histories_name_commits_and_this_projects_patches():

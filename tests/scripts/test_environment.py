@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -17,13 +18,14 @@ from rehearsal.tiny_model.architecture import TINY_MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM_COMMANDS = (
-    "bash cat chmod cp cut date dirname env find flock mkdir printf rm setsid sha256sum sleep sort tail uname xargs"
+    "bash cat chmod cp cut date df dirname du env find flock grep mkdir printf rm setsid sha256sum sleep sort tail tr"
+    " uname xargs"
 ).split()
 ENSURE = """
 set -euo pipefail
 source scripts/lib/terminal.sh
 source scripts/lib/environment.sh
-environment_ensure "$PWD"
+environment_ensure "$PWD" "$@"
 """
 # Stands for python3.11: makes a ".venv" whose python and uv only write down how they were called.
 PYTHON_STUB = f"""#!/bin/bash
@@ -49,7 +51,10 @@ case "$name $*" in
     "python -I -S "*installed_files.py*) echo "check" >>"$CALLS"; [[ ! -e "$TOOLS/damaged" ]] || exit 2 ;;
     "uv pip install"*--require-hashes*"--link-mode copy"*tune.lock) echo "search" >>"$CALLS" ;;
     "uv pip install"*"--link-mode copy"*npu_emulator*) echo "emulator" >>"$CALLS" ;;
+    "uv pip install"*--require-hashes*"--link-mode copy"*requirements/2026/*) echo "packages-2026" >>"$CALLS" ;;
     "uv pip install"*--require-hashes*"--link-mode copy"*) echo "packages" >>"$CALLS" ;;
+    "python -m rehearsal.environment"*) echo "NPU_EMULATOR_CHIP=${*: -1}" ;;
+    "python -m "*) echo "run:$NPU_EMULATOR_CHIP:${*:2}" | tr ' ' ',' >>"$CALLS" ;;
     *) echo "unexpected: $name $*" >&2; exit 9 ;;
 esac
 if [[ -e "$TOOLS/break-$name" ]]; then echo "stub broke" >&2; exit 1; fi
@@ -97,8 +102,8 @@ class Machine:
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IEXEC)
 
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        command = command or ("bash", "-c", ENSURE)
+    def run(self, *command: str, stack: str = "2025") -> subprocess.CompletedProcess[str]:
+        command = command or ("bash", "-c", ENSURE, "ensure", stack)
         return subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=600)
 
     def take_calls(self) -> list[str]:
@@ -136,6 +141,88 @@ def test_a_path_from_which_ray_starts_no_workers_is_refused_before_anything_is_m
         assert refused(done, f"{machine.root}/.venv", "path without quotes") and machine.take_calls() == []
     else:
         assert done.returncode == 0 and "packages" in machine.take_calls()
+
+
+def test_stacks_have_environments_of_their_own(machine):
+    """Other folders, locks, logs and stamps: each is set up once, whatever becomes of the other."""
+    machine.run()
+    machine.take_calls()
+    first = machine.run(stack="2026")
+    assert first.returncode == 0, first.stderr
+    assert machine.take_calls() == ["venv", "pip", "packages-2026", "emulator", "check"]
+    assert f"Setting up the environment in {machine.root}/.venv-2026\n" in first.stdout
+    for stack in ("2025", "2026"):
+        assert machine.run(stack=stack).returncode == 0 and machine.take_calls() == ["check"]
+    assert {path.name for path in (machine.root / ".cache").iterdir()} == {
+        f"setup{suffix}.{end}" for suffix in ("", "-2026") for end in ("lock", "log")
+    }
+    (machine.root / "requirements" / "2026" / "dev.lock").write_text("other\n")
+    assert machine.run().returncode == 0 and machine.take_calls() == ["check"]
+    assert machine.run(stack="2026").returncode == 0 and "packages-2026" in machine.take_calls()
+
+
+@pytest.mark.parametrize("stack", ["2025", "2026"])
+def test_set_up_says_what_it_takes_before_it_starts(machine, stack):
+    (machine.tools / "break-python").touch()
+    said = machine.run(stack=stack).stdout.splitlines()
+    taken = re.fullmatch(r"It takes (\d\.\d) GB there, as much in the installer's cache, and (\d) minutes .*", said[1])
+    assert taken and 5 < float(taken[1]) < 12 and said[2].startswith("  creating .venv")
+
+
+@pytest.mark.parametrize("stack", ["2025", "2026"])
+def test_disk_without_room_stops_before_anything_is_made(machine, stack):
+    (machine.tools / "df").unlink()
+    machine.stub("df", "#!/bin/bash\nprintf '%s\\n' Avail 1234\n")
+    folder = machine.root / (".venv" if stack == "2025" else ".venv-2026")
+    done = machine.run(stack=stack)
+    assert refused(done, f"{folder} takes 9.", " GB, and its disk has 1.2 GB left: make room there")
+    assert not folder.exists() and machine.take_calls() == []
+
+
+def test_room_of_packages_that_are_replaced_counts(machine):
+    assert machine.run().returncode == 0
+    (machine.root / "requirements" / "runtime.lock").write_text("other\n")
+    for name, text in (("df", "printf '%s\\n' Avail 1234"), ("du", "printf '9000\\t.venv\\n'")):
+        (machine.tools / name).unlink()
+        machine.stub(name, f"#!/bin/bash\n{text}\n")
+    assert machine.run().returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "run"),
+    [
+        ([], "run:a2:pytest,tests/stack_2026,tests/overlay/test_pins.py"),
+        (["-k", "chip"], "run:a2:pytest,tests/stack_2026,tests/overlay/test_pins.py,-k,chip"),
+        (["--chip", "a3", "tests/one.py::f"], "run:a3:pytest,tests/one.py::f"),
+    ],
+)
+def test_tests_of_a_stack_run_in_its_environment_alone(machine, arguments, run):
+    shutil.copytree(ROOT / "post_training", machine.root / "post_training", dirs_exist_ok=True)
+    (machine.root / "tests" / "stack_2026").mkdir(parents=True)
+    (machine.root / "tests" / "one.py").touch()
+    (machine.root / "tests" / "stack_2026" / "also.txt").write_text("# a comment\ntests/overlay/test_pins.py\n")
+    done = machine.run("bash", "scripts/test.sh", "--stack", "2026", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert machine.take_calls()[-2:] == ["check", run] and not (machine.root / ".venv").exists()
+
+
+def test_rehearsal_of_a_stack_starts_its_own_program(machine):
+    done = machine.run("bash", "scripts/rehearse.sh", "--stack", "2026", "--steps", "3", "--", "a=b")
+    assert done.returncode == 0, done.stderr
+    assert machine.take_calls()[-2:] == ["check", "run::rehearsal.stack_2026,--steps,3,--,a=b"]
+
+
+@pytest.mark.parametrize("script", ["rehearse.sh", "test.sh"])
+def test_unknown_stack_is_refused_by_name(machine, script):
+    assert refused(machine.run("bash", f"scripts/{script}", "--stack", "2024"), '--stack is "2024"', "2025 and 2026")
+    assert refused(machine.run("bash", f"scripts/{script}", "--stack"), "--stack needs a value")
+    assert machine.take_calls() == []
+
+
+def test_options_of_the_other_stack_are_refused(machine):
+    assert refused(machine.run("bash", "scripts/test.sh", "--stack", "2026", "--measure"), "--measure is for", "2025")
+    assert refused(machine.run("bash", "scripts/test.sh", "--chip", "a2"), "--chip is for --stack 2026")
+    assert machine.take_calls() == []
 
 
 def test_damaged_files_stop_a_run_whose_environment_is_ready(machine):
@@ -186,12 +273,14 @@ def test_failed_setup_says_where_and_is_never_taken_as_complete(machine, broken,
     assert machine.take_calls() == ["venv", "pip", "packages", "search", "emulator", "check"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
-def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number):
+@pytest.mark.parametrize(
+    ("number", "stack"), [(signal.SIGINT, "2025"), (signal.SIGTERM, "2025"), (signal.SIGQUIT, "2025"), (2, "2026")]
+)
+def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number, stack):
     (machine.tools / "hang-uv").touch()
     os.mkfifo(machine.tools / "ready")
     running = subprocess.Popen(
-        ["bash", "-c", ENSURE],
+        ["bash", "-c", ENSURE, "ensure", stack],
         cwd=machine.root,
         env=machine.environment,
         stderr=subprocess.PIPE,
@@ -208,8 +297,9 @@ def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number):
     wait_until_gone(sleeper)
     (machine.tools / "hang-uv").unlink()
     machine.take_calls()
-    assert machine.run().returncode == 0
-    assert machine.take_calls() == ["venv", "pip", "packages", "search", "emulator", "check"]
+    assert machine.run(stack=stack).returncode == 0
+    packages = ["packages", "search"] if stack == "2025" else ["packages-2026"]
+    assert machine.take_calls() == ["venv", "pip", *packages, "emulator", "check"]
 
 
 def wait_until_gone(process):
