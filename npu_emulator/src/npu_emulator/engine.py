@@ -71,13 +71,30 @@ class _GraphLoader(importlib.machinery.SourceFileLoader):
         graph_bridge.install(module)
 
 
-_LOADERS = {"torch_npu": _Loader, "torchair.npu_fx_compiler": _GraphLoader}
+class _TritonLoader(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        from . import triton_bridge
+
+        if module.__name__ == "vllm.triton_utils":
+            triton_bridge.install(module)
+        else:
+            triton_bridge.hide_cuda(module)
+
+
+_LOADERS = {
+    "torch_npu": _Loader,
+    "torchair.npu_fx_compiler": _GraphLoader,
+    "vllm.triton_utils": _TritonLoader,
+    "triton.backends.nvidia.driver": _TritonLoader,
+}
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the wheel's torch_npu, and has the libraries loaded before it.
 
-    torchair's module that hands graphs to the graph engine, which is not emulated, gets a bridge when it is loaded.
+    torchair's module that hands graphs to the graph engine, which is not emulated, gets a bridge when it is loaded, and so
+    does vLLM's module of Triton, which has no device here.
     """
 
     def find_spec(self, name, path=None, target=None):
