@@ -63,38 +63,30 @@ class _Loader(importlib.machinery.SourceFileLoader):
         super().exec_module(module)
 
 
-class _GraphLoader(importlib.machinery.SourceFileLoader):
+class _ChangingLoader(importlib.machinery.SourceFileLoader):
+    """Loads a module and then changes it by the function of this package that _CHANGES names."""
+
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        from . import graph_bridge
-
-        graph_bridge.install(module)
-
-
-class _TritonLoader(importlib.machinery.SourceFileLoader):
-    def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
-        from . import triton_bridge
-
-        if module.__name__ == "vllm.triton_utils":
-            triton_bridge.install(module)
-        else:
-            triton_bridge.hide_cuda(module)
+        name, function = _CHANGES[module.__name__]
+        getattr(importlib.import_module(f"{__package__}.{name}"), function)(module)
 
 
-_LOADERS = {
-    "torch_npu": _Loader,
-    "torchair.npu_fx_compiler": _GraphLoader,
-    "vllm.triton_utils": _TritonLoader,
-    "triton.backends.nvidia.driver": _TritonLoader,
+# What has no device here, and what is done to the module when it is loaded.
+_CHANGES = {
+    "torchair.npu_fx_compiler": ("graph_bridge", "install"),
+    "vllm.triton_utils": ("triton_bridge", "install"),
+    "triton.backends.nvidia.driver": ("triton_bridge", "hide_cuda"),
+    "vllm_ascend.ops": ("fused_kernels", "register_qkv_rmsnorm_rope"),
+    "vllm_ascend.ops.triton.muls_add": ("fused_kernels", "replace_muls_add"),
 }
+_LOADERS = {"torch_npu": _Loader} | dict.fromkeys(_CHANGES, _ChangingLoader)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the wheel's torch_npu, and has the libraries loaded before it.
 
-    torchair's module that hands graphs to the graph engine, which is not emulated, gets a bridge when it is loaded, and so
-    does vLLM's module of Triton, which has no device here.
+    Modules that hand work to what is not emulated, the graph engine and Triton, are changed when they are loaded.
     """
 
     def find_spec(self, name, path=None, target=None):
