@@ -36,8 +36,8 @@ class Release(NamedTuple):
 
 VLLM_ASCEND_CALLS = "vllm_ascend_calls.txt"  # of vllm-ascend 0.23, whose compiled module is for CANN 9
 # vllm-ascend's published module of 2026 is for an Atlas A2, that of 2025 for both. The table of 2.10.0 is made from the
-# commits that the wheel of 2.10.0.post4 names: Ascend/pytorch 5dd8ef3f and its op-plugin 8b9c8534. torch_npu 2.13.0 names
-# no CANN; 9.1.0 is the newest whose documents are public.
+# commits that the wheel of 2.10.0.post4 names: Ascend/pytorch 5dd8ef3f and its op-plugin 8b9c8534. torch_npu 2.13.0
+# names no CANN; 9.1.0 is the newest whose documents are public.
 RELEASES = {
     "2.5.1": Release("8.2.RC1", "Ascend910_9391", ("op_plugin_calls.txt",)),
     "2.10.0": Release("9.1.0", "Ascend910B3", ("op_plugin_calls_2.10.txt", VLLM_ASCEND_CALLS)),

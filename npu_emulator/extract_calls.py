@@ -5,9 +5,9 @@
     python extract_calls.py --vllm-ascend VLLM_ASCEND > vllm_ascend_calls.txt
 
 OP_PLUGIN is a checkout of Ascend/op-plugin, PYTORCH one of Ascend/pytorch, MINDSPEED one of Ascend/MindSpeed,
-VLLM_ASCEND one of vllm-project/vllm-ascend; the last two have kernels that call CANN themselves. One line for every form
-of a call, ``name argument:type ...``. Types are told from the enclosing function's parameters, from local declarations,
-and from the schema where the call is generated; ``?`` where none of them says it.
+VLLM_ASCEND one of vllm-project/vllm-ascend; the last two have kernels that call CANN themselves. One line for every
+form of a call, ``name argument:type ...``. Types are told from the enclosing function's parameters, from local
+declarations, and from the schema where the call is generated; ``?`` where none of them says it.
 """
 
 import argparse

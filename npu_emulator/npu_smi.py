@@ -7,8 +7,8 @@
     npu-smi info -t health -i CARD
 
 The tables have the form of an Atlas A2 (a card is one chip) or, with NPU_EMULATOR_CHIP=Ascend910_9391, of an A3 (a card
-is two chips). What the emulator has not, such as power, temperature and addresses of the bus, is `NA`. Processes are not
-listed. Standard library only: any Python runs it.
+is two chips). What the emulator has not, such as power, temperature and addresses of the bus, is `NA`. Processes are
+not listed. Standard library only: any Python runs it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Triton kernels of vLLM and vLLM-Ascend on the emulated device, run by Triton's own interpreter.
 
 There is no Triton for the emulated device. vLLM then replaces `triton.jit` by a decorator that does nothing, and a
-kernel that is launched all the same, such as the one that maps tokens to slots of the cache, ends with a TypeError. Here
-it runs in the interpreter of the installed Triton, which copies its tensors to the host and back.
+kernel that is launched all the same, such as the one that maps tokens to slots of the cache, ends with a TypeError.
+Here it runs in the interpreter of the installed Triton, which copies its tensors to the host and back.
 """
 
 from __future__ import annotations
