@@ -5,14 +5,11 @@ still put calls of them into graphs: `qkv_rmsnorm_rope` in bfloat16 with heads o
 what experts give. The replacements are installed when the module is loaded that would have used the kernel.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 
 def muls_add(x: Tensor, y: Tensor, scale: float) -> Tensor:
@@ -22,8 +19,6 @@ def muls_add(x: Tensor, y: Tensor, scale: float) -> Tensor:
 
 def _halves_turned(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Turn the first `2 * cosine.shape[-1]` elements of each head by its token's angles; halves belong together."""
-    import torch
-
     half = cosine.shape[-1]
     first, second, rest = heads.split([half, half, heads.shape[-1] - 2 * half], dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=-1)

@@ -7,6 +7,6 @@ CALLS = ("op_plugin_calls_2.10.txt", "vllm_ascend_calls.txt", "mindspeed_calls.t
 
 def test_written_operators_have_the_parameters_of_their_calls(tmp_path):
     written, calls = read_written(tmp_path / "results.json"), read_calls(*CALLS)
-    assert len(written) > 250 and len(calls) > 1000
+    assert len(written) > 250 and len(calls) > 900
     assert differences(written, calls) == []
     assert differences(written | {"aclnnAddRmsNormBias": ["Tensor", "Tensor"]}, calls)

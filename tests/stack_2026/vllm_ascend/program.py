@@ -1,8 +1,8 @@
 """Generates with unmodified vLLM 0.23 and vLLM-Ascend 0.23, and says how its tokens compare with transformers'.
 
 ``python -m tests.stack_2026.vllm_ascend.program FOLDER [all | NAME ...]`` runs cases one after another: by default
-those of `SELECTED`. It imports everything once and forks the ranks of each case. Checkpoints and ``found.json``, which maps
-a case to its figures, are written to FOLDER; cases that are there and did not fail are not run again.
+those of `SELECTED`. It imports everything once and forks the ranks of each case. Checkpoints and ``found.json``, the
+figures by case, are written to FOLDER; cases that are there and did not fail are not run again.
 """
 
 from __future__ import annotations
