@@ -24,18 +24,26 @@ ROOT = Path(__file__).resolve().parent
 
 
 class Release(NamedTuple):
-    """A torch_npu that the emulator is for: the CANN beneath it, and the table of what its op-plugin calls."""
+    """A torch_npu that the emulator is for: the CANN beneath it, the chip where none is set, and tables of calls.
+
+    The first table is that of its op-plugin.
+    """
 
     cann: str
-    calls: str
+    chip: str
+    calls: tuple[str, ...]
 
 
-# torch_npu 2.13.0 names no CANN; this is the newest whose documents are public.
+VLLM_ASCEND_CALLS = "vllm_ascend_calls.txt"  # of vllm-ascend 0.23, whose compiled module is for CANN 9
+# vllm-ascend's published module of 2026 is for an Atlas A2, that of 2025 for both. The table of 2.10.0 is made from the
+# commits that the wheel of 2.10.0.post4 names: Ascend/pytorch 5dd8ef3f and its op-plugin 8b9c8534. torch_npu 2.13.0
+# names no CANN; 9.1.0 is the newest whose documents are public.
 RELEASES = {
-    "2.5.1": Release("8.2.RC1", "op_plugin_calls.txt"),
-    "2.10.0": Release("9.1.0", "op_plugin_calls_2.13.txt"),
-    "2.13.0": Release("9.1.0", "op_plugin_calls_2.13.txt"),
+    "2.5.1": Release("8.2.RC1", "Ascend910_9391", ("op_plugin_calls.txt",)),
+    "2.10.0": Release("9.1.0", "Ascend910B3", ("op_plugin_calls_2.10.txt", VLLM_ASCEND_CALLS)),
+    "2.13.0": Release("9.1.0", "Ascend910B3", ("op_plugin_calls_2.13.txt", VLLM_ASCEND_CALLS)),
 }
+FIRST_WITH_NPU_SMI = "9"  # upstream of 2025 takes a machine without the command for one without a driver
 PARTS = 2  # that are compiled; what the headers cost is paid once a part, and not once a file
 CORE = "libnpu_emulator_cann.so"
 # Libraries of CANN that the wheel or an extension links or loads. Each is an empty library that depends on the one with
@@ -58,6 +66,15 @@ NAMES = [
     "libplatform.so",
     "libregister.so",
     "libge_common_base.so",
+    # And that of vllm-ascend 0.23.
+    "libascendalog.so",
+    "libascend_dump.so",
+    "libc_sec.so",
+    "liberror_manager.so",
+    "libmmpa.so",
+    "libprofapi.so",
+    "libruntime.so",
+    "libunified_dlog.so",
 ]
 ATB_NAMES = ["libatb.so", "libasdops.so", "liblcal.so"]
 # Where they are loaded from, and where extensions that are compiled look for them.
@@ -80,13 +97,13 @@ def release() -> Release:
     """That of the installed torch_npu; ends the process with a sentence where it is none of those known."""
     installed = re.split(r"\.post|\+", metadata.version("torch_npu"))[0]
     if installed not in RELEASES:
-        known = " and ".join(RELEASES)
+        known = ", ".join(RELEASES)
         sys.exit(f"error: torch_npu {installed} is installed, and the emulator is for {known}: install one of these.")
     return RELEASES[installed]
 
 
 def make_toolkit(folder: Path) -> None:
-    """What torch_npu looks for in an installed CANN: folders, the file that says which version it is, and msprof.
+    """What torch_npu looks for in an installed CANN: folders, the file that says which version it is, and commands.
 
     Extensions are compiled against it, too: beside the headers that torch_npu brings they need those of ATB.
     """
@@ -96,6 +113,10 @@ def make_toolkit(folder: Path) -> None:
     (folder / "bin").mkdir(exist_ok=True)
     shutil.copy(ROOT / "msprof.py", folder / "bin" / "msprof")
     (folder / "bin" / "msprof").chmod(0o755)
+    (folder / "chip").write_text(release().chip + "\n")
+    if release().cann >= FIRST_WITH_NPU_SMI:
+        shutil.copy(ROOT / "npu_smi.py", folder / "bin" / "npu-smi")
+        (folder / "bin" / "npu-smi").chmod(0o755)
     information = folder / f"{platform.machine()}-linux" / "ascend_toolkit_install.info"
     information.write_text(f"package_name=Ascend-cann-toolkit\nversion={release().cann}\n")
     headers = folder / "atb" / "include" / "atb"
@@ -138,7 +159,7 @@ def rules(sources: list[Path], wheel: Path, build: Path, out: Path) -> str:
     # torch's headers hold pragmas and unused variables that are not ours to mend.
     flags += ["-Wno-unknown-pragmas", "-Wno-unused-variable", "-Wno-unused-function"]
     flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    flags.append(f"'-DCANN_VERSION=\"{release().cann}\"'")
+    flags.append(f"'-DCANN_VERSION=\"{release().cann}\"' '-DDEFAULT_CHIP=\"{release().chip}\"'")
     flags += [f"-I{relative(folder)}" for folder in folders]
     flags += [f"-isystem {relative(folder)}" for folder in cpp_extension.include_paths()]
     libraries = relative(Path(torch.__file__).parent / "lib")
@@ -206,7 +227,7 @@ def build_cann(wheel: Path, folder: Path) -> None:
     build.mkdir(parents=True, exist_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     make_toolkit(folder / "toolkit")
-    calls = "".join((ROOT / table).read_text() for table in (release().calls, "mindspeed_calls.txt"))
+    calls = "".join((ROOT / table).read_text() for table in (*release().calls, "mindspeed_calls.txt"))
     write_if_changed(build / "refused.inc", refusals(calls))
     write_if_changed(build / "documented.inc", documented_demands())
     write_if_changed(build / "refused_graph_engine.inc", graph_engine_refusals(wheel))

@@ -2,11 +2,12 @@
 
     python extract_calls.py OP_PLUGIN PYTORCH > op_plugin_calls.txt
     python extract_calls.py --mindspeed MINDSPEED > mindspeed_calls.txt
+    python extract_calls.py --vllm-ascend VLLM_ASCEND > vllm_ascend_calls.txt
 
-OP_PLUGIN is a checkout of Ascend/op-plugin, PYTORCH one of Ascend/pytorch, MINDSPEED one of Ascend/MindSpeed, whose
-kernels call CANN themselves. One line for every form of a call, ``name argument:type ...``. Types are told from the
-enclosing function's parameters, from local declarations, and from the schema where the call is generated; ``?`` where
-none of them says it.
+OP_PLUGIN is a checkout of Ascend/op-plugin, PYTORCH one of Ascend/pytorch, MINDSPEED one of Ascend/MindSpeed,
+VLLM_ASCEND one of vllm-project/vllm-ascend; the last two have kernels that call CANN themselves. One line for every
+form of a call, ``name argument:type ...``. Types are told from the enclosing function's parameters, from local
+declarations, and from the schema where the call is generated; ``?`` where none of them says it.
 """
 
 import argparse
@@ -115,14 +116,15 @@ def _type_of(argument: str, before: str) -> str:
     return _first(_EXPRESSION, argument)
 
 
-def _written(root: Path, folders: list[str]) -> Iterator[str]:
+def _written(root: Path, folders: list[str], suffixes: tuple[str, ...] = (".cpp",)) -> Iterator[str]:
     """Calls in the C++ sources below `folders`."""
     for folder in folders:
-        for path in sorted((root / folder).rglob("*.cpp")):
+        sources = (path for path in (root / folder).rglob("*") if path.suffix in suffixes)
+        for path in sorted(sources):
             text = re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(errors="replace"), flags=re.S)
             for match in _CALL.finditer(text):
                 name, *words = _arguments(text, match.end())
-                if not re.fullmatch(r"(acl|Atb)\w+", name):
+                if not re.fullmatch(r"(acl|aclnn|Atb)[A-Z]\w*", name):
                     continue  # the name is a parameter of a macro or a function
                 before = text[text.rfind("\n}", 0, match.start()) + 1 : match.start()]
                 yield " ".join([name, *(f"{word.replace(' ', '')}:{_type_of(word, before)}" for word in words)])
@@ -169,14 +171,25 @@ def extract_mindspeed(mindspeed: Path) -> list[str]:
     return sorted(set(_written(mindspeed, ["mindspeed/ops/csrc"])))
 
 
+def extract_vllm_ascend(vllm_ascend: Path) -> list[str]:
+    return sorted(set(_written(vllm_ascend, ["csrc"], (".cpp", ".h"))))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", type=Path, nargs="*", metavar="OP_PLUGIN PYTORCH")
     parser.add_argument("--mindspeed", type=Path)
+    parser.add_argument("--vllm-ascend", type=Path)
     given = parser.parse_args()
-    if bool(given.mindspeed) == bool(given.checkouts) or len(given.checkouts) not in (0, 2):
-        parser.error("give the checkouts of op-plugin and torch_npu, or that of MindSpeed")
-    found = extract_mindspeed(given.mindspeed) if given.mindspeed else extract(*given.checkouts)
+    chosen = [bool(given.checkouts), bool(given.mindspeed), bool(given.vllm_ascend)]
+    if sum(chosen) != 1 or len(given.checkouts) not in (0, 2):
+        parser.error("give the checkouts of op-plugin and torch_npu, or that of MindSpeed, or that of vLLM-Ascend")
+    if given.checkouts:
+        found = extract(*given.checkouts)
+    elif given.mindspeed:
+        found = extract_mindspeed(given.mindspeed)
+    else:
+        found = extract_vllm_ascend(given.vllm_ascend)
     print("\n".join(found))
 
 

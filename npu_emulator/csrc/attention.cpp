@@ -129,7 +129,8 @@ void differentiate(const Tensor& query, const Tensor& key, const Tensor& value, 
 }
 
 // Calls `one(queries, keys, first)` with the part of each sequence of a packed batch, and how many weights of one head
-// are before it: ends are running totals of lengths.
+// are before it: ends are running totals of lengths. A sequence without queries or keys gives nothing: callers may pass
+// totals with the leading 0 of cu_seqlens.
 template <class One>
 void each_sequence(const Ints& query_ends, const Ints& key_ends, One one) {
   int64_t query_start = 0, key_start = 0, first = 0;
@@ -140,7 +141,8 @@ void each_sequence(const Ints& query_ends, const Ints& key_ends, One one) {
     const auto of_keys = [&](const Tensor& t) {
       return t.narrow(0, key_start, key_ends.at(index) - key_start).transpose(0, 1).unsqueeze(0);
     };
-    one(of_queries, of_keys, first);
+    const bool is_empty = query_ends[index] == query_start || key_ends.at(index) == key_start;
+    if (!is_empty) one(of_queries, of_keys, first);
     first += (query_ends[index] - query_start) * (key_ends.at(index) - key_start);
     query_start = query_ends[index];
     key_start = key_ends[index];

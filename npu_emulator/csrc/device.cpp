@@ -17,6 +17,7 @@
 
 #include "device.h"
 #include "die_memory.h"
+#include "headers.h"
 #include "runtime.h"
 
 namespace cann {
@@ -211,11 +212,13 @@ CANN_API aclError aclrtDeviceEnablePeerAccess(int32_t, uint32_t) { return ACL_SU
 
 CANN_API const char* aclrtGetSocName() {
   const char* name = std::getenv("NPU_EMULATOR_CHIP");
-  return name && *name ? name : "Ascend910_9391";
+  return name && *name ? name : DEFAULT_CHIP;
 }
+// The driver that goes with the release, as npu-smi says it too (npu_smi.py).
+static constexpr const char* kDriver = NPU_EMULATOR_CANN_9 ? "25.5.0" : "25.2.0";
 CANN_API aclError aclsysGetCANNVersion(aclCANNPackageName package, aclCANNPackageVersion* version) {
   std::memset(version, 0, sizeof *version);
-  std::strncpy(version->version, package == ACL_PKG_NAME_DRIVER ? "25.2.0" : CANN_VERSION, sizeof version->version - 1);
+  std::strncpy(version->version, package == ACL_PKG_NAME_DRIVER ? kDriver : CANN_VERSION, sizeof version->version - 1);
   return ACL_SUCCESS;
 }
 CANN_API aclError aclGetCannAttribute(aclCannAttr, int32_t* value) {

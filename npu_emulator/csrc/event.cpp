@@ -90,12 +90,7 @@ aclError create_event(aclrtEvent* event, uint32_t flags) {
 
 // Lets a stream, or the graph that is captured on it, wait for an external event.
 void wait_for(const std::shared_ptr<Flag>& flag, void* stream) {
-  if (is_capturing(stream)) {
-    std::lock_guard<std::mutex> guard(capture_mutex);
-    stream_of(stream)->capturing->waits = true;
-  } else {
-    needs_thread(stream);
-  }
+  will_wait(stream);
   submit(stream, "aclrtStreamWaitEvent", [flag] { flag->wait(); });
 }
 

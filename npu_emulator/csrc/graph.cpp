@@ -25,6 +25,8 @@ std::vector<const Graph*>& under_capture() {
   return *all;
 }
 thread_local bool bound_here = false;
+// The mode in which captures bind this thread.
+thread_local int thread_mode = ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
 
 }  // namespace
 
@@ -37,10 +39,14 @@ bool is_device_captured(int device) {
 
 bool forbids_copies_at_once() {
   if (!captures_under_way.load(std::memory_order_acquire)) return false;
+  if (thread_mode == ACL_MODEL_RI_CAPTURE_MODE_RELAXED) return false;
+  if (bound_here || thread_mode == ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL) return bound_here;
   std::lock_guard<std::mutex> guard(capture_mutex);
   const auto& all = under_capture();
-  return bound_here || std::any_of(all.begin(), all.end(), [](const Graph* graph) { return graph->is_global; });
+  return std::any_of(all.begin(), all.end(), [](const Graph* graph) { return graph->is_global; });
 }
+
+int exchange_thread_mode(int mode) { return std::exchange(thread_mode, mode); }
 
 void Tasks::add(const char* name, std::function<void()> run) {
   names_.push_back(name);

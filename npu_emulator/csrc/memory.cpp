@@ -13,6 +13,7 @@
 #include <new>
 #include <optional>
 
+#include "block_file.h"
 #include "device.h"
 #include "die_memory.h"
 #include "frames.h"
@@ -181,7 +182,8 @@ aclError allocate(void** address, size_t bytes, size_t more, aclrtMemMallocPolic
   const size_t size = (bytes + kGrain - 1) / kGrain * kGrain + more;
   auto pages = charge(die, size, policy);
   if (!pages) return refuse_memory(bytes, die);
-  if (posix_memalign(address, kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment)) {
+  *address = allocate_in_file(size);
+  if (!*address && posix_memalign(address, kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment)) {
     discharge(die, *pages);
     return refuse_memory(bytes, die);
   }
@@ -192,7 +194,7 @@ aclError allocate(void** address, size_t bytes, size_t more, aclrtMemMallocPolic
 }  // namespace
 
 bool cann::is_on_device(const void* address) {
-  return device_blocks().holds(address) || reserved_addresses().holds(address);
+  return device_blocks().holds(address) || reserved_addresses().holds(address) || is_imported(address);
 }
 
 bool cann::take_beside_programs(int die, size_t bytes) {
@@ -224,7 +226,7 @@ CANN_API aclError aclrtFree(void* address) {
   if (!address) return ACL_SUCCESS;
   const auto block = device_blocks().take(address);
   if (!block.bytes) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtFree of an address that aclrtMalloc did not give");
-  std::free(address);
+  if (!free_in_file(address)) std::free(address);
   discharge(block.die, block.pages);
   return ACL_SUCCESS;
 }
@@ -259,6 +261,7 @@ CANN_API aclError aclrtPointerGetAttributes(const void* address, aclrtPtrAttribu
   *attributes = {};
   auto die = device_blocks().die_of(address);
   if (!die) die = mappings().die_of(address);
+  if (!die && is_imported(address)) die = current_die();
   if (die) attributes->location = {static_cast<uint32_t>(device_on(*die)), ACL_MEM_LOCATION_TYPE_DEVICE};
   else if (pinned_blocks().holds(address)) attributes->location.type = ACL_MEM_LOCATION_TYPE_HOST;
   else attributes->location.type = ACL_MEM_LOCATION_TYPE_UNREGISTERED;
@@ -283,6 +286,19 @@ CANN_API aclError aclrtMemcpyAsync(void* to, size_t room, const void* from, size
   });
   return ACL_SUCCESS;
 }
+#if NPU_EMULATOR_CANN_9
+// Many copies at once, in their order; the first that cannot be done is told by its number.
+CANN_API aclError aclrtMemcpyBatchAsync(void** to, size_t* rooms, void** from, size_t* sizes, size_t count,
+                                        aclrtMemcpyBatchAttr*, size_t*, size_t, size_t* failed, aclrtStream stream) {
+  for (size_t index = 0; index < count; ++index) {
+    const auto code =
+        aclrtMemcpyAsync(to[index], rooms[index], from[index], sizes[index], ACL_MEMCPY_DEFAULT, stream);
+    if (failed) *failed = code ? index : ~size_t{0};
+    if (code) return code;
+  }
+  return ACL_SUCCESS;
+}
+#endif
 CANN_API aclError aclrtMemset(void* to, size_t room, int32_t value, size_t bytes) {
   if (bytes > room) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMemset of more bytes than there is room for");
   if (const auto refused = check_at_once("aclrtMemset")) return refused;

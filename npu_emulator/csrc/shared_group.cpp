@@ -18,6 +18,7 @@
 
 #include "device.h"
 #include "die_memory.h"
+#include "headers.h"
 #include "runtime.h"
 
 namespace cann {
@@ -61,6 +62,12 @@ char* map_shared(int file, size_t bytes, size_t from = 0) {
   return static_cast<char*>(data);
 }
 
+// A die of a node, as one number: nodes are told apart by their names.
+size_t place_of(int die) {
+  const char* node = std::getenv("NPU_EMULATOR_NODE");
+  return std::hash<std::string>()(std::string(node ? node : "default") + "/" + std::to_string(die));
+}
+
 // What to map for `bytes` bytes, so that somewhat more fits the next time.
 size_t with_room(size_t bytes) {
   constexpr size_t kGrain = 65536;
@@ -78,6 +85,7 @@ constexpr size_t kChannelBytes = size_t{1} << 37;
 struct SharedGroup::State {
   std::atomic<uint32_t> wakes;
   std::atomic<pid_t> process[kMaxRanks];
+  std::atomic<size_t> place[kMaxRanks];          // its node and die
   std::atomic<uint64_t> arrived[kMaxRanks];      // meetings that the rank has come to
   char latest[kMaxRanks][48];                    // what it came to last
   std::atomic<int> file[kMaxRanks][2];           // of its memory, by the parity of the exchange, plus one
@@ -107,8 +115,10 @@ SharedGroup::SharedGroup(Meeting meeting, int its_ranks, int its_rank, size_t bu
   file_ = is_mine ? meeting.file : open_of(meeting.process, meeting.file);
   state_ = reinterpret_cast<State*>(map_shared(file_, sizeof(State)));
   state_->process[rank] = getpid();
+  state_->place[rank] = place_of(die_);
   try {
     meet("HcclCommInitRootInfo");
+    check_places();
   } catch (...) {
     close(file_);
     munmap(state_, sizeof(State));
@@ -131,6 +141,14 @@ SharedGroup::~SharedGroup() {
   munmap(state_, sizeof(State));
   close(file_);
   if (has_buffers_) give_back_beside_programs(die_, 2 * buffer_bytes_);
+}
+
+// HCCL takes one rank of a device (EI0014). With CANN 8.2 it is let pass here, as programs of the pins may do so.
+void SharedGroup::check_places() const {
+  for (int other = 0; NPU_EMULATOR_CANN_9 && other < ranks; ++other)
+    TORCH_CHECK(other == rank || state_->place[other] != state_->place[rank], "EI0014: ranks ", std::min(other, rank),
+                " and ", std::max(other, rank), " of a communicator are on the same device, die ", die_,
+                ", and HCCL takes one rank of a device");
 }
 
 bool SharedGroup::has_buffers() {

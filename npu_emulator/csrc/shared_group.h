@@ -74,6 +74,7 @@ class SharedGroup {
   char* channel_area(int sender, int receiver, size_t bytes);
   void wait(const char* what, const std::function<bool()>& is_done, const std::function<std::vector<int>()>& missing);
   void meet(const char* what);
+  void check_places() const;
   void wake();
   bool try_send(const Message& message);
   bool try_receive(const Message& message);

@@ -105,6 +105,12 @@ void needs_thread(void* stream) {
   stream_of(stream)->has_thread.store(true, std::memory_order_release);
 }
 
+void will_wait(void* stream) {
+  if (!is_capturing(stream)) return needs_thread(stream);
+  std::lock_guard<std::mutex> guard(capture_mutex);
+  stream_of(stream)->capturing->waits = true;
+}
+
 void let_appear(void* stream, uint64_t number) {
   if (!any_late.load(std::memory_order_acquire)) return;
   std::lock_guard<std::mutex> guard(late_mutex);

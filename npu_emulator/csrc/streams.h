@@ -85,12 +85,16 @@ extern std::atomic<int> captures_under_way;
 bool is_device_captured(int device);
 // Whether a capture forbids this thread to copy or fill memory at once, as all modes but the relaxed one do.
 bool forbids_copies_at_once();
+// Makes `mode` (aclmdlRICaptureMode) the one in which captures bind this thread, and returns the one before.
+int exchange_thread_mode(int mode);
 
 inline Stream* stream_of(void* stream) { return static_cast<Stream*>(stream); }
 int device_of(void* stream);
 const std::shared_ptr<StreamThread>& thread_of(void* stream);
 // Gives a stream a thread, if it has none: it will wait for what has not been asked for yet.
 void needs_thread(void* stream);
+// Prepares a stream, or the graph that is captured on it, for a wait that may end long after it was asked for.
+void will_wait(void* stream);
 
 constexpr uint64_t kAll = ~uint64_t{0};
 // Lets the late results of `stream`, or of all streams if it is null, up to `number` appear.

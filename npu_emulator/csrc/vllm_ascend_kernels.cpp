@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "headers.h"
 #include "operators.h"
 
 using namespace cann;
@@ -105,3 +106,37 @@ CANN_SHOWN PlatformInfoManager& PlatformInfoManager::GeInstance() {
 CANN_SHOWN uint32_t PlatformInfoManager::GetRuntimePlatformInfosByDevice(const uint32_t&, PlatFormInfos&) { return 0; }
 
 }  // namespace fe
+
+#if NPU_EMULATOR_CANN_9
+// What vllm_ascend_C of 0.23 asks for beside these: kernels that no model of the stack reaches, and the platform of whose
+// cores their tiling is computed. Each is refused by name. Strings in these names are those of the older C++ interface.
+#define REFUSED_KERNEL(NUMBER, NAME, SYMBOL)                                                                    \
+  extern "C" CANN_SHOWN void refused_kernel_##NUMBER() asm(SYMBOL);                                             \
+  void refused_kernel_##NUMBER() { throw std::runtime_error("vllm_ascend_C's " NAME " is not emulated"); }
+REFUSED_KERNEL(0, "bgmv_shrink",
+               "_ZN11vllm_ascend16bgmv_shrink_implENS_10AscendTypeEPvS1_S1_S1_jS1_jjjjf")
+REFUSED_KERNEL(1, "bgmv_expand",
+               "_ZN11vllm_ascend16bgmv_expand_implENS_10AscendTypeEPvS1_S1_S1_jS1_S1_jjjjjj")
+REFUSED_KERNEL(2, "sgmv_shrink",
+               "_ZN11vllm_ascend16sgmv_shrink_implENS_10AscendTypeEPvS1_S1_S1_jS1_jS1_jjjjf")
+REFUSED_KERNEL(3, "sgmv_expand",
+               "_ZN11vllm_ascend16sgmv_expand_implENS_10AscendTypeEPvS1_S1_S1_jS1_jS1_S1_jjjjjj")
+REFUSED_KERNEL(4, "mla_preprocess",
+               "_ZN11vllm_ascend19mla_preprocess_implEPvS0_S0_S0_S0_S0_S0_S0_S0_S0_S0_S0_S0_S0_S0_S0_S0_S0_S0_S0_S0_S0"
+               "_S0_S0_S0_S0_S0_S0_S0_S0_S0_j")
+REFUSED_KERNEL(5, "batch_matmul_transpose", "_ZN11vllm_ascend27batch_matmul_transpose_implEPvS0_S0_S0_S0_j")
+REFUSED_KERNEL(6, "platform (GetLocalMemBw)", "_ZN2fe13PlatFormInfos13GetLocalMemBwERKNS_12LocalMemTypeERm")
+REFUSED_KERNEL(7, "platform (GetLocalMemSize)", "_ZN2fe13PlatFormInfos15GetLocalMemSizeERKNS_12LocalMemTypeERm")
+REFUSED_KERNEL(8, "platform (SetCoreNumByCoreType)", "_ZN2fe13PlatFormInfos20SetCoreNumByCoreTypeERKSs")
+REFUSED_KERNEL(9, "platform (GetPlatformResWithLock)",
+               "_ZN2fe13PlatFormInfos22GetPlatformResWithLockERKSsS2_RSs")
+REFUSED_KERNEL(10, "platform (InitRuntimePlatformInfos)",
+               "_ZN2fe19PlatformInfoManager24InitRuntimePlatformInfosERKSs")
+REFUSED_KERNEL(11, "platform (GetRuntimePlatformInfosByDevice)",
+               "_ZN2fe19PlatformInfoManager31GetRuntimePlatformInfosByDeviceERKjRNS_13PlatFormInfosEb")
+REFUSED_KERNEL(12, "platform (Instance)", "_ZN2fe19PlatformInfoManager8InstanceEv")
+REFUSED_KERNEL(13, "platform (GetCoreNum)", "_ZNK2fe13PlatFormInfos10GetCoreNumEv")
+
+// Whether CANN writes a message of this module and level to its log: it has none here.
+CANN_API int32_t CheckLogLevel(int32_t, int32_t) { return 0; }
+#endif

@@ -63,21 +63,30 @@ class _Loader(importlib.machinery.SourceFileLoader):
         super().exec_module(module)
 
 
-class _GraphLoader(importlib.machinery.SourceFileLoader):
+class _ChangingLoader(importlib.machinery.SourceFileLoader):
+    """Loads a module and then changes it by the function of this package that _CHANGES names."""
+
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        from . import graph_bridge
+        name, function = _CHANGES[module.__name__]
+        getattr(importlib.import_module(f"{__package__}.{name}"), function)(module)
 
-        graph_bridge.install(module)
 
-
-_LOADERS = {"torch_npu": _Loader, "torchair.npu_fx_compiler": _GraphLoader}
+# What has no device here, and what is done to the module when it is loaded.
+_CHANGES = {
+    "torchair.npu_fx_compiler": ("graph_bridge", "install"),
+    "vllm.triton_utils": ("triton_bridge", "install"),
+    "triton.backends.nvidia.driver": ("triton_bridge", "hide_cuda"),
+    "vllm_ascend.ops": ("fused_kernels", "register_qkv_rmsnorm_rope"),
+    "vllm_ascend.ops.triton.muls_add": ("fused_kernels", "replace_muls_add"),
+}
+_LOADERS = {"torch_npu": _Loader} | dict.fromkeys(_CHANGES, _ChangingLoader)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the wheel's torch_npu, and has the libraries loaded before it.
 
-    torchair's module that hands graphs to the graph engine, which is not emulated, gets a bridge when it is loaded.
+    Modules that hand work to what is not emulated, the graph engine and Triton, are changed when they are loaded.
     """
 
     def find_spec(self, name, path=None, target=None):

@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 NOT_FOUND = 127
 DESCRIPTION = """\
@@ -21,6 +22,7 @@ environment. Whatever the command starts runs on the same dies."""
 EXAMPLE = """\
 Example:
     python -m npu_emulator run --devices 4 -- python train.py"""
+TOOLKIT = Path(__file__).parent / "toolkit"
 HIDES_DIES = ("ASCEND_RT_VISIBLE_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 """Variables that hide dies of the machine on which they were set, or the device as a whole."""
 
@@ -52,7 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity", type=positive, metavar="N", default=4096, help="memory of each die in MiB (default: %(default)s)"
     )
-    parser.add_argument("--chip", default="Ascend910_9391", metavar="NAME", help="CANN's name (default: %(default)s)")
+    parser.add_argument(
+        "--chip",
+        default=(TOOLKIT / "chip").read_text().strip(),
+        metavar="NAME",
+        help="CANN's name (default: %(default)s)",
+    )
     parser.add_argument("--strict", action="store_true", help="reject what the operators' documents forbid")
     parser.add_argument(
         "--deferred", action="store_true", help="complete collectives at wait() only, so that a missing one shows"

@@ -1,0 +1,107 @@
+"""Operators that vLLM-Ascend 0.23 and MindSpeed call on torch_npu 2.10, against plain torch in float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch_npu
+from vllm_ascend.utils import enable_custom_op
+
+KERNELS = torch.ops._C_ascend
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_module():
+    assert enable_custom_op(), "vllm_ascend_C does not load"
+
+
+def drawn(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_sum_is_normalised_with_bias(dtype, has_bias):
+    first, second = drawn(3, 5, 64, dtype=dtype), drawn(3, 5, 64, dtype=dtype, seed=1)
+    weight, bias = drawn(64, dtype=dtype, seed=2), drawn(64, dtype=dtype, seed=3) if has_bias else None
+    given = [tensor.npu() if tensor is not None else None for tensor in (first, second, weight, bias)]
+    normal, inverse, total = KERNELS.npu_add_rms_norm_bias(*given, 1e-6)
+    added = first + second
+    root = torch.rsqrt(added.double().square().mean(-1, keepdim=True) + 1e-6)
+    expected = added.double() * root * weight.double() + (bias.double() if has_bias else 0)
+    assert torch.equal(total.cpu(), added)
+    torch.testing.assert_close(normal.cpu(), expected.to(dtype))
+    torch.testing.assert_close(inverse.cpu(), root.float())
+
+
+@pytest.mark.parametrize(
+    ("first_expert", "end", "places_kind", "counts_kind"),
+    [(0, 8, 0, 1), (0, 8, 1, 0), (2, 6, 0, 1), (2, 6, 1, 2), (7, 8, 0, 0)],
+)
+def test_tokens_are_routed_to_a_range_of_experts(first_expert, end, places_kind, counts_kind):
+    tokens, k = 11, 3
+    rows = drawn(tokens, 16)
+    experts = torch.stack([drawn(8, seed=row).argsort()[:k] for row in range(tokens)])
+    expanded, places, counts, _ = KERNELS.npu_moe_init_routing_custom(
+        rows.npu(), experts.int().npu(), scale=None, offset=None, active_num=tokens * k, expert_capacity=-1,
+        expert_num=8, drop_pad_mode=0, expert_tokens_num_type=counts_kind, expert_tokens_num_flag=True, quant_mode=-1,
+        active_expert_range=[first_expert, end], row_idx_type=places_kind,
+    )  # fmt: skip
+    copies = sorted(
+        (expert, copy) for copy, expert in enumerate(experts.flatten().tolist()) if first_expert <= expert < end
+    )
+    order = [copy for _, copy in copies]
+    assert torch.equal(expanded.cpu()[: len(order)], rows[[copy // k for copy in order]])
+    if places_kind == 1:
+        assert places.tolist()[: len(order)] == order
+    else:
+        assert places.tolist() == [order.index(copy) if copy in order else -1 for copy in range(tokens * k)]
+    numbers = [sum(expert == each for expert, _ in copies) for each in range(first_expert, end)]
+    if counts_kind == 0:
+        assert counts.tolist() == list(itertools.accumulate(numbers))
+    elif counts_kind == 1:
+        assert counts.tolist() == numbers
+    else:
+        pairs = [[first_expert + index, number] for index, number in enumerate(numbers) if number]
+        assert counts.tolist() == pairs + [[0, 0]] * (len(counts) - len(pairs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_are_multiplied_and_put_last(dtype):
+    heads, weights = drawn(4, 6, 32, dtype=dtype), drawn(4, 32, 16, dtype=dtype, seed=1)
+    result = torch_npu.npu_transpose_batchmatmul(heads.npu(), weights.npu(), perm_y=(1, 0, 2))
+    expected = torch.einsum("hbl,hlv->bhv", heads.double(), weights.double())
+    torch.testing.assert_close(result.cpu(), expected.to(dtype))
+
+
+def test_empty_sequences_of_a_packed_batch_are_passed_over():
+    """MindSpeed passes totals of lengths with their leading 0, which is an empty first sequence."""
+    ends, heads, size = [0, 3, 3, 8], 2, 16
+    query, key, value = (drawn(8, heads, size, seed=seed).npu().requires_grad_() for seed in range(3))
+    mask = torch.triu(torch.ones(2048, 2048, dtype=torch.bool), 1).npu()
+    out = torch_npu.npu_fusion_attention(
+        query, key, value, heads, "TND", atten_mask=mask, scale=size**-0.5, sparse_mode=3,
+        actual_seq_qlen=ends, actual_seq_kvlen=ends,
+    )[0]  # fmt: skip
+    gradient = drawn(8, heads, size, seed=3)
+    out.backward(gradient.npu())
+    plain = [tensor.detach().cpu().double().requires_grad_() for tensor in (query, key, value)]
+    parts = []
+    for start, end in [(0, 3), (3, 8)]:
+        q, k, v = (tensor[start:end].transpose(0, 1) for tensor in plain)
+        parts.append(torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1))
+    expected = torch.cat(parts)
+    expected.backward(gradient.double())
+    torch.testing.assert_close(out.detach().cpu().double(), expected.detach(), atol=1e-5, rtol=1e-5)
+    for tensor, reference in zip((query, key, value), plain, strict=True):
+        torch.testing.assert_close(tensor.grad.cpu().double(), reference.grad, atol=1e-5, rtol=1e-5)
+
+
+def test_kernel_that_is_not_emulated_is_named():
+    x, weight = drawn(2, 64).half().npu(), drawn(1, 8, 64).half().npu()
+    indices, out = torch.zeros(2).long().npu(), torch.zeros(2, 8, device="npu")
+    with pytest.raises(RuntimeError, match="operator name is bgmv_shrink"):
+        KERNELS.bgmv_shrink(x, weight, indices, out, 1.0)
+        torch.npu.synchronize()

@@ -1,0 +1,36 @@
+"""Triton kernels of vLLM, which Triton's interpreter runs on tensors of the emulated device."""
+
+import numpy as np
+import pytest
+import torch
+import torch_npu  # noqa: F401
+from vllm.triton_utils import HAS_TRITON
+from vllm.v1.worker import block_table
+
+BLOCK, LONGEST, PAD = 16, 24, -1
+
+
+def test_vllm_finds_no_device_for_triton():
+    assert not HAS_TRITON
+
+
+def test_tokens_are_mapped_to_slots_as_counted_by_hand():
+    starts, counts = [0, 5, 6], [5, 1, 9]
+    blocks = np.arange(3 * 4).reshape(3, 4)[:, ::-1].copy() * 7
+    positions = np.concatenate([first + np.arange(count) for first, count in zip((0, 30, 10), counts, strict=True)])
+    expected = [PAD] * LONGEST
+    for row, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        for token in range(start, start + count):
+            expected[token] = blocks[row, positions[token] // BLOCK] * BLOCK + positions[token] % BLOCK
+    slots = torch.zeros(LONGEST, dtype=torch.int64, device="npu")
+    block_table._compute_slot_mapping_kernel[(4,)](
+        len(positions), LONGEST, torch.tensor([0, 5, 6, 15], dtype=torch.int32).npu(), torch.tensor(positions).npu(),
+        torch.tensor(blocks, dtype=torch.int32).npu(), 4, BLOCK, slots, TOTAL_CP_WORLD_SIZE=1, TOTAL_CP_RANK=0,
+        CP_KV_CACHE_INTERLEAVE_SIZE=1, PAD_ID=PAD, BLOCK_SIZE=1024,
+    )  # fmt: skip
+    assert slots.tolist() == expected
+
+
+def test_kernel_is_launched_over_a_grid_only():
+    with pytest.raises(RuntimeError, match=r"_compute_slot_mapping_kernel\[grid\]"):
+        block_table._compute_slot_mapping_kernel()

@@ -1,0 +1,81 @@
+"""Unmodified vLLM 0.23 with vLLM-Ascend 0.23 generates on the emulated NPU what transformers generates on the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stack_2026.vllm_ascend.program import CAPTURED_SIZES, EVERYTHING, FAULTY, SELECTED, TOKENS, Case, is_right
+from tests.vllm_process import run_vllm
+
+pytestmark = pytest.mark.slow
+SMALL = {"float32": 1e-4, "bfloat16": 0.1}
+
+
+def run(folder: Path, *cases: str, seconds: float = 1500) -> dict[str, dict[str, Any]]:
+    """What was found in the cases, which `folder` keeps; without any, in those that are selected."""
+    run_vllm("tests.stack_2026.vllm_ascend.program", folder, *cases, seconds=seconds)
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return run(tmp_path_factory.mktemp("vllm_ascend"))
+
+
+def ids(case: Case) -> str:
+    return case.name
+
+
+@pytest.mark.parametrize("case", SELECTED, ids=ids)
+def test_greedy_tokens_equal_transformers(found, case):
+    figures = found[case.name]
+    kinds = ("equal", "again") if case.dtype == "float32" else ("close", "again close")
+    assert [figures[kind] for kind in kinds] == [figures["of"]] * 2 == [96, 96]
+    assert figures["worst"] < SMALL[case.dtype]
+
+
+@pytest.mark.parametrize("case", SELECTED, ids=ids)
+def test_another_prompt_gives_other_tokens(found, case):
+    assert found[case.name]["wrong prompt"] < found[case.name]["of"]
+
+
+@pytest.mark.parametrize("case", SELECTED, ids=ids)
+def test_seed_decides_what_is_sampled(found, case):
+    assert found[case.name]["same seed"] and found[case.name]["other seed"]
+
+
+@pytest.mark.parametrize("case", FAULTY, ids=ids)
+def test_faults_show_in_the_tokens(found, case):
+    assert found[case.name]["equal"] < found[case.name]["of"]
+
+
+@pytest.mark.parametrize("case", SELECTED, ids=ids)
+def test_graphs_are_captured_and_replayed(found, case):
+    captured, replayed = found[case.name]["captured"], found[case.name]["replayed"]
+    if case.graph == "eager":
+        assert captured == replayed == 0
+    else:
+        assert captured >= len(CAPTURED_SIZES) and replayed >= 2 * (TOKENS - 1)
+
+
+@pytest.mark.parametrize("case", SELECTED, ids=ids)
+def test_cache_of_prefixes_is_used_where_it_is_on(found, case):
+    assert (found[case.name]["cached"] > 0) == case.prefix_cache
+
+
+def test_engine_that_has_slept_gives_the_same_tokens(found):
+    """`again` of this case is what it generated after it had slept, in the graphs captured before."""
+    (case,) = (case for case in SELECTED if case.sleeps)
+    assert found[case.name]["again"] == found[case.name]["of"]
+    assert found[case.name]["freed in sleep"] > 16 << 20
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(14400)
+def test_every_setting_gives_the_tokens_of_transformers(tmp_path):
+    figures = run(tmp_path, "all", seconds=14400)
+    assert [case.name for case in EVERYTHING if not is_right(case, figures[case.name])] == []
