@@ -43,7 +43,7 @@ __all__ = [
     "add",
     "assert_effective",
     "before_import",
-    "beneath",
+    "unpatched",
     "executed",
     "provide",
     "read_settings_from",
@@ -92,8 +92,8 @@ def activate(pins: Pins | Path | None = None, lock_file: Path | None = None, sta
 
 
 @contextmanager
-def beneath() -> Iterator[None]:
-    """Changes that others make to upstream in here come beneath the overlay's patches, as if they had been made first.
+def unpatched() -> Iterator[None]:
+    """Restore upstream inside the block, so that changes made there end up below the patches.
 
     For a library that changes upstream at a moment of its own, such as when its settings are known. Upstream's own
     functions are in place inside, so the library neither wraps ours nor overwrites them. Patches of modules that are
@@ -102,7 +102,7 @@ def beneath() -> Iterator[None]:
     Raises:
         TargetError: at the end, if a patch does not fit what has become of its target.
     """
-    with nullcontext() if _engine is None else _engine.beneath():
+    with nullcontext() if _engine is None else _engine.unpatched():
         yield
 
 

@@ -58,7 +58,7 @@ class Engine:
         self.rebound: list[str] = []
         self.called: set[str] = set()
         self.effects: dict[str, Effect] = {}
-        self._beneath = False
+        self._is_unpatched = False
         self._of_module = plan.by_module()
         self._executed: set[str] = set()
         self._finder = HookFinder(self._hooked_modules(), self._before_import, self._after_import)
@@ -78,8 +78,8 @@ class Engine:
         self._apply_ready(range(len(self.plan.patches)))
 
     @contextmanager
-    def beneath(self) -> Iterator[None]:
-        """Whatever changes upstream in here comes beneath the patches: they are taken out before and put back after.
+    def unpatched(self) -> Iterator[None]:
+        """Take the patches out for the block and put them back on top of what changed inside.
 
         Imports in here run without patches of their modules, which are applied at the end too. A target that somebody
         has overwritten before is left alone, so that it is still reported.
@@ -87,14 +87,14 @@ class Engine:
         Raises:
             TargetError: a patch does not fit what has become of its target.
         """
-        if self._beneath:
+        if self._is_unpatched:
             raise RuntimeError("the patches are taken out already")
         taken_out = self._take_out()
-        self._beneath = True
+        self._is_unpatched = True
         try:
             yield
         finally:
-            self._beneath = False
+            self._is_unpatched = False
             self._put_back(taken_out)
 
     def _take_out(self) -> list[int]:
@@ -172,7 +172,7 @@ class Engine:
     def _after_import(self, module: ModuleType) -> None:
         name = module.__name__
         self._executed.add(name)
-        if self._beneath:
+        if self._is_unpatched:
             return
         mine = [index for index in self._of_module.get(name, ()) if self.plan.patches[index].kind not in MODULE_KINDS]
         self._forget(index for index in mine if index in self.applied)

@@ -72,7 +72,7 @@ _BLOCK = 128
 _MIB = 1 << 20
 
 
-class MicroscopeError(Exception):
+class InvalidComparison(Exception):
     """What was asked for cannot be done, or a side could not be computed; one sentence."""
 
 
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dtypes = _dtypes(options, given)
         _check_tolerance(options.tolerance)
         output = _output(options)
-    except (MicroscopeError, DumpError, OSError, ValueError) as error:
+    except (InvalidComparison, DumpError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.dry_run:
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted as interrupted:
         print(f"error: {interrupted} ended it; everything it started has been stopped", file=sys.stderr)
         return 128 + interrupted.number
-    except (MicroscopeError, DumpError, ComparisonError, OSError) as error:
+    except (InvalidComparison, DumpError, ComparisonError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
 
@@ -161,21 +161,23 @@ def _given_dumps(options: argparse.Namespace) -> dict[Side, Dump]:
     found = {side: read_dump(file) for side, file in files.items() if file is not None}
     for side, dump in found.items():
         if dump.header.side != side:
-            raise MicroscopeError(
+            raise InvalidComparison(
                 f"{files[side]} is a dump of {dump.header.side}; give it as --{dump.header.side}-dump"
             )
     for side, _ in options.dump:
         if side not in SIDES:
-            raise MicroscopeError(f"--dump {side}: a side is {' or '.join(SIDES)}")
+            raise InvalidComparison(f"--dump {side}: a side is {' or '.join(SIDES)}")
     return found
 
 
 def _source(options: argparse.Namespace) -> Source:
-    """Raises MicroscopeError for a folder that is no run or checkpoint of one, or settings that do not fit."""
+    """Raises InvalidComparison for a folder that is no run or checkpoint of one, or settings that do not fit."""
     folder = absolute(options.source)
     run = next((each for each in (folder, *folder.parents[:3]) if (each / "config.yaml").is_file()), None)
     if run is None:
-        raise MicroscopeError(f"{options.source} is neither a run's folder, with config.yaml, nor a checkpoint in one")
+        raise InvalidComparison(
+            f"{options.source} is neither a run's folder, with config.yaml, nor a checkpoint in one"
+        )
     try:
         read_yaml(run / "config.yaml")
         config = OmegaConf.load(run / "config.yaml")
@@ -186,13 +188,13 @@ def _source(options: argparse.Namespace) -> Source:
         source = Source(run, config, _checkpoint(folder, run))
         dies, strategy = source.dies, config.actor_rollout_ref.actor.strategy
     except (OmegaConfBaseException, ValueError, TypeError) as error:
-        raise MicroscopeError(
+        raise InvalidComparison(
             f"{run / 'config.yaml'} with {options.overrides}: {str(error).splitlines()[0]}"
         ) from error
     if strategy != "megatron":
-        raise MicroscopeError(f"actor.strategy={strategy}: only a training by Megatron can be looked at")
+        raise InvalidComparison(f"actor.strategy={strategy}: only a training by Megatron can be looked at")
     if _emulated() and dies > _MOST_DIES:
-        raise MicroscopeError(
+        raise InvalidComparison(
             f"the run has {dies} dies, and at most {_MOST_DIES} are emulated here; give a smaller layout as KEY=VALUE, "
             "or dump on the cluster (--dump) and compare the dumps"
         )
@@ -204,7 +206,7 @@ def _checkpoint(folder: Path, run: Path) -> Path | None:
     if folder != run and folder.name != "checkpoints":
         step = folder.parent if folder.name == _ACTOR else folder
         if not (step / _ACTOR).is_dir():
-            raise MicroscopeError(f"{folder} holds no checkpoint of an actor; give global_step_N of a run")
+            raise InvalidComparison(f"{folder} holds no checkpoint of an actor; give global_step_N of a run")
         return step / _ACTOR
     root = run / "checkpoints"
     number = newest_step(root)[0] if root.is_dir() else None
@@ -221,32 +223,32 @@ def _wanted(options: argparse.Namespace, given: dict[Side, Dump], source: Source
     compares = len(given) > 0 or not asked or set(asked) == set(SIDES)
     wanted = [side for side in SIDES if side not in given and (compares or side in asked)]
     if wanted and source is None:
-        raise MicroscopeError(
+        raise InvalidComparison(
             f"nothing says what {' and '.join(wanted)} would compute; give a RUN, or a dump of each side"
         )
     if any(side in given for side in asked):
-        raise MicroscopeError("--dump writes a side that is computed here, and this one is read from a dump")
+        raise InvalidComparison("--dump writes a side that is computed here, and this one is read from a dump")
     if not wanted and source is not None:
-        raise MicroscopeError(f"both sides are given as dumps, so {source.folder} has nothing to do; leave it away")
+        raise InvalidComparison(f"both sides are given as dumps, so {source.folder} has nothing to do; leave it away")
     return wanted
 
 
 def _sequences(options: argparse.Namespace, given: dict[Side, Dump], source: Source | None) -> list[TokenSequence]:
-    """Raises MicroscopeError for a file without usable lines."""
+    """Raises InvalidComparison for a file without usable lines."""
     if given:
         if options.tokens:
-            raise MicroscopeError("a dump has its tokens with it; leave --tokens away")
+            raise InvalidComparison("a dump has its tokens with it; leave --tokens away")
         return list(next(iter(given.values())).sequences)
     if options.tokens is None:
-        raise MicroscopeError("--tokens FILE is missing: the prompts and responses to compare")
+        raise InvalidComparison("--tokens FILE is missing: the prompts and responses to compare")
     if options.limit < 1:
-        raise MicroscopeError(f"--limit is {options.limit}: give 1 or more")
+        raise InvalidComparison(f"--limit is {options.limit}: give 1 or more")
     assert source is not None
     lines = list(read_lines(options.tokens, options.limit))
     read = _Reader(Path(source.config.actor_rollout_ref.model.path), options.tokens)
     sequences = [read.line(number, line) for number, line in enumerate(lines, 1)]
     if not sequences:
-        raise MicroscopeError(f"{options.tokens} has no line with a prompt and a response")
+        raise InvalidComparison(f"{options.tokens} has no line with a prompt and a response")
     return sequences
 
 
@@ -259,7 +261,7 @@ class _Reader:
         try:
             self._vocabulary = int(read_object(model / "config.json")["vocab_size"])
         except (OSError, ValueError, KeyError) as error:
-            raise MicroscopeError(
+            raise InvalidComparison(
                 f"{model / 'config.json'} does not say the model's vocab_size; the run's model is not there"
             ) from error
 
@@ -269,7 +271,7 @@ class _Reader:
             content = parse_json(line, where)
             prompt, response = content["prompt"], content["response"]
         except (ValueError, KeyError, TypeError) as error:
-            raise MicroscopeError(f'{where} is no JSON object with "prompt" and "response"') from error
+            raise InvalidComparison(f'{where} is no JSON object with "prompt" and "response"') from error
         return TokenSequence(self._tokens(prompt, where), self._tokens(response, where))
 
     def _tokens(self, given: Any, where: str) -> tuple[int, ...]:
@@ -280,10 +282,10 @@ class _Reader:
                 self._tokenizer = AutoTokenizer.from_pretrained(self._model)
             given = self._tokenizer(given, add_special_tokens=False)["input_ids"]
         if not isinstance(given, list) or not given or not all(type(each) is int for each in given):
-            raise MicroscopeError(f"{where}: prompt and response are texts or lists of token ids, and not empty")
+            raise InvalidComparison(f"{where}: prompt and response are texts or lists of token ids, and not empty")
         wrong = next((each for each in given if not 0 <= each < self._vocabulary), None)
         if wrong is not None:
-            raise MicroscopeError(f"{where}: {wrong} is no token of a vocabulary of {self._vocabulary}")
+            raise InvalidComparison(f"{where}: {wrong} is no token of a vocabulary of {self._vocabulary}")
         return tuple(given)
 
 
@@ -293,23 +295,23 @@ def _dtypes(options: argparse.Namespace, given: dict[Side, Dump]) -> list[str]:
     if not found:
         chosen = list(dict.fromkeys(options.dtype or _DTYPES))
         if options.dump and len(chosen) > 1:
-            raise MicroscopeError("a dump has one dtype; give --dtype float32 or --dtype bfloat16")
+            raise InvalidComparison("a dump has one dtype; give --dtype float32 or --dtype bfloat16")
         return chosen
     if options.dtype and set(options.dtype) != found:
-        raise MicroscopeError(f"the dump is in {', '.join(sorted(found))}; leave --dtype away")
+        raise InvalidComparison(f"the dump is in {', '.join(sorted(found))}; leave --dtype away")
     return [next(iter(given.values())).header.dtype]
 
 
 def _check_tolerance(tolerance: float | None) -> None:
     if tolerance is not None and not 0 < tolerance < 10:
-        raise MicroscopeError(f"--tolerance is {tolerance:g}: give a relative difference above 0, such as 1e-4")
+        raise InvalidComparison(f"--tolerance is {tolerance:g}: give a relative difference above 0, such as 1e-4")
 
 
 def _output(options: argparse.Namespace) -> Path:
     folder = options.output or ROOT / "outputs" / "mismatch" / datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = absolute(folder)
     if (folder / JSON_NAME).exists():
-        raise MicroscopeError(f"{folder} holds a comparison; give another --output")
+        raise InvalidComparison(f"{folder} holds a comparison; give another --output")
     if not options.dry_run:
         folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -377,7 +379,7 @@ def _captured(
     """Computes sides and writes their dumps.
 
     Raises:
-        MicroscopeError: that failed; the log is kept.
+        InvalidComparison: that failed; the log is kept.
     """
     log = place.output / "logs" / f"{dtype}.log"
     print(f"{dtype}: {' and '.join(files)} on {source.dies} {'emulated ' if _emulated() else ''}dies ...", flush=True)
@@ -389,7 +391,7 @@ def _captured(
     missing = [side for side, file in files.items() if not file.is_file()]
     if status or missing:
         why = f"{signal.Signals(-status).name} ended the ranks" if status < 0 else last_error(log)
-        raise MicroscopeError(f"{' and '.join(files)} in {dtype} could not be computed: {why} ({log})")
+        raise InvalidComparison(f"{' and '.join(files)} in {dtype} could not be computed: {why} ({log})")
 
 
 def _requested(

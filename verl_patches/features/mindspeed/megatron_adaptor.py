@@ -42,7 +42,7 @@ def start(words: Sequence[str], dtype: torch.dtype) -> None:
     """
     if "mindspeed_llm.tasks.megatron_adaptor" in sys.modules:
         return
-    with overlay.beneath(), _command_line(words), _own_compiler(), kept_kernels():
+    with overlay.unpatched(), _command_line(words), _own_compiler(), kept_kernels():
         import mindspeed_llm.tasks.megatron_adaptor  # noqa: F401  (it acts on import, by sys.argv)
 
         rebind_copies()

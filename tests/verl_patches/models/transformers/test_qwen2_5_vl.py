@@ -66,5 +66,5 @@ def test_logits_and_gradients_equal_those_of_the_host(host_model, inputs, monkey
 
 def test_unpatched_rotary_embedding_fails(host_model, inputs):
     """Beneath the overlay, which another test of this process may have activated."""
-    with overlay.beneath(), refused("aclnnRotaryPositionEmbedding"):
+    with overlay.unpatched(), refused("aclnnRotaryPositionEmbedding"):
         on_npu(host_model, inputs)

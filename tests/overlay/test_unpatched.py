@@ -1,4 +1,4 @@
-"""What another library changes inside `beneath` lies under the patches, as if it had come first."""
+"""What another library changes inside `unpatched` lies under the patches, as if it had come first."""
 
 import importlib
 import sys
@@ -66,7 +66,7 @@ def test_inside_upstream_is_as_it_was_and_afterwards_all_is_patched_again(acme, 
     engine = activate(acme, acme.patch("wrap", "acme.core:LIMIT", lambda value: value + 1))
     patched = behaviour(core)
     user = sys.modules["acme.user"]
-    with engine.beneath():
+    with engine.unpatched():
         assert behaviour(core) == before and dict(vars(core.Class)) == raw
         assert user.renamed is user.KEPT[0] is core.f and (core.LIMIT, user.LIMIT) == (4, 4)
     assert behaviour(core) == patched != before
@@ -76,7 +76,7 @@ def test_inside_upstream_is_as_it_was_and_afterwards_all_is_patched_again(acme, 
 
 def test_what_is_wrapped_or_replaced_inside_is_called_by_the_patch(acme, core):
     engine = activate(acme, acme.patch("wrap", "acme.core:f", again, feature="second"))
-    with engine.beneath():
+    with engine.unpatched():
         wrapped = core.f
         core.f = lambda x: ("theirs", wrapped(x))
         core.Class.method = lambda self: "their method"
@@ -96,14 +96,14 @@ def test_without_it_the_same_change_is_a_problem(acme, core):
 def test_a_function_of_the_library_itself_may_take_the_place(acme, core):
     library = importlib.import_module("other.library")
     engine = activate(acme)
-    with engine.beneath():
+    with engine.unpatched():
         core.f = library.h
     assert core.f(1) == ("ours", None) and acme.examine(engine).problems == []
 
 
 def test_a_subclass_that_takes_the_place_of_a_class_is_patched_and_the_class_is_not(acme, core):
     engine, first = activate(acme), core.Class
-    with engine.beneath():
+    with engine.unpatched():
         core.Class = type("Class", (first,), {"method": lambda self: "their method", "__module__": "acme.core"})
     assert core.Class().method() == ("ours", "their method")
     assert first().method() == "method" and acme.examine(engine).problems == []
@@ -111,7 +111,7 @@ def test_a_subclass_that_takes_the_place_of_a_class_is_patched_and_the_class_is_
 
 def test_modules_imported_inside_are_patched_at_the_end(acme, core):
     engine = activate(acme, acme.patch("wrap", "acme.late:late", ours))
-    with engine.beneath():
+    with engine.unpatched():
         late = importlib.import_module("acme.late")
         assert late.late() == "late"
         late.late = lambda: "their late"
@@ -121,7 +121,7 @@ def test_modules_imported_inside_are_patched_at_the_end(acme, core):
 def test_a_target_that_was_overwritten_before_stays_a_problem(acme, core):
     engine = activate(acme)
     core.Class.method = lambda self: "somebody's"
-    with engine.beneath():
+    with engine.unpatched():
         assert core.Class().method() == "somebody's"
     assert core.Class().method() == "somebody's"
     assert len(acme.examine(engine).problems) == 1
@@ -129,20 +129,20 @@ def test_a_target_that_was_overwritten_before_stays_a_problem(acme, core):
 
 def test_a_target_that_the_library_takes_away_is_an_error(acme, core):
     engine = activate(acme)
-    with pytest.raises(TargetError, match="acme.core:f.*nothing of this name"), engine.beneath():
+    with pytest.raises(TargetError, match="acme.core:f.*nothing of this name"), engine.unpatched():
         del core.f
 
 
 def test_patches_are_put_back_when_the_library_fails_and_it_cannot_be_nested(acme, core):
     engine = activate(acme)
     patched = behaviour(core)
-    with pytest.raises(ZeroDivisionError), engine.beneath():
+    with pytest.raises(ZeroDivisionError), engine.unpatched():
         raise ZeroDivisionError
-    with pytest.raises(RuntimeError, match="already"), engine.beneath(), engine.beneath():
+    with pytest.raises(RuntimeError, match="already"), engine.unpatched(), engine.unpatched():
         pass
     assert behaviour(core) == patched and acme.examine(engine).problems == []
 
 
 def test_in_a_process_without_the_overlay_nothing_happens():
-    with overlay.beneath():
+    with overlay.unpatched():
         pass
