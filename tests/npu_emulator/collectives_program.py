@@ -336,6 +336,20 @@ def deferred_collectives_show_a_missing_wait(ranks):
 
 
 @check
+def wait_brings_only_earlier_results(ranks):
+    """A program that waits for the first of two collectives on one stream reads old values of the second."""
+    own, total = ranks.own((4,)).cpu(), torch.stack(ranks.all((4,))).sum(0)
+    with deferred():
+        first, second = own.to(ranks.device), own.to(ranks.device)
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in (first, second)]
+        works[0].wait()
+        equal(first, total)
+        equal(second, own)
+        works[1].wait()
+        equal(second, total)
+
+
+@check
 def inference_tensors_are_accepted(ranks):
     with torch.inference_mode():
         tensor = ranks.own((3,)) * 1

@@ -1,5 +1,6 @@
 """Estimates against counting everything, and intervals against how often they hold what they should."""
 
+import math
 from itertools import combinations
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from post_training import estimates
-from post_training.estimates import bootstrap, pass_at_k, wilson
+from post_training.estimates import block_bootstrap, bootstrap, pass_at_k, wilson
 
 
 def counted(samples: int, correct: int, k: int) -> float:
@@ -73,15 +74,47 @@ def test_the_bootstrap_takes_problems_and_not_answers():
         bootstrap([])
 
 
-def test_the_bootstrap_is_two_thousand_draws_whatever_is_drawn_at_once(monkeypatch):
+@pytest.mark.parametrize(("block", "blocks"), [(1, 11), (3, 4)])
+def test_the_bootstrap_is_two_thousand_draws_whatever_is_drawn_at_once(monkeypatch, block, blocks):
+    """Of as many values as there are: the last block is cut where blocks do not fill the series."""
     values = list(np.random.default_rng(3).normal(size=11))
-    drawn = np.random.default_rng(9).integers(0, 11, (2000, 11))
-    low, high = np.quantile([np.mean([values[at] for at in draw]) for draw in drawn], [0.025, 0.975])
-    found = bootstrap(values, seed=9)
+    drawn = np.random.default_rng(9).integers(0, 11, (2000, blocks))
+    resampled = ([values[(start + place) % 11] for start in draw for place in range(block)][:11] for draw in drawn)
+    low, high = np.quantile([np.mean(each) for each in resampled], [0.025, 0.975])
+    found = block_bootstrap(values, 9, block)
     assert (found.value, found.low, found.high) == pytest.approx((np.mean(values), low, high), abs=1e-12)
     for at_once in (1, 11 * 7, 11 * 1999):
         monkeypatch.setattr(estimates, "_RESAMPLED_AT_ONCE", at_once)
-        assert bootstrap(values, seed=9) == found
+        assert block_bootstrap(values, 9, block) == found
+
+
+def circular_deviation(values: np.ndarray, block: int) -> float:
+    """Of the mean of circular blocks that fill the series.
+
+    Politis and Romano, "A Circular Block-Resampling Procedure for Stationary Data", 1992: circular autocovariances,
+    weighted by 1 - lag / block.
+    """
+    off = values - values.mean()
+    covariances = [float(off @ np.roll(off, lag)) / len(off) for lag in range(block)]
+    weighted = sum((1 - lag / block) * covariance for lag, covariance in enumerate(covariances[1:], 1))
+    return math.sqrt((covariances[0] + 2 * weighted) / len(off))
+
+
+@pytest.mark.parametrize("block", [4, 8, 16])
+@pytest.mark.parametrize("rising", [1.0, -3.0])
+def test_circular_blocks_have_published_mean_and_deviation(rising, block):
+    """A block that begins near the end goes on with the first steps, which differ most where a run learns."""
+    values = np.linspace(0, rising, 64) + 0.1 * np.random.default_rng(4).normal(size=64)
+    found, deviation = block_bootstrap(values.tolist(), 2, block), circular_deviation(values, block)
+    assert found.value == pytest.approx(values.mean())
+    # 2,000 draws know the middle of their interval to some hundredths of a deviation.
+    assert (found.low + found.high) / 2 == pytest.approx(values.mean(), abs=0.15 * deviation)
+    assert (found.high - found.low) / (2 * 1.96) == pytest.approx(deviation, rel=0.05)
+
+
+def test_block_length_is_cube_root_of_number_of_values():
+    values = np.random.default_rng(6).normal(size=60).tolist()
+    assert block_bootstrap(values) == block_bootstrap(values, block=4) != block_bootstrap(values, block=3)
 
 
 def test_an_estimate_is_shown_with_three_digits():

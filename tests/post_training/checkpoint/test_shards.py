@@ -194,13 +194,26 @@ def test_the_factory_of_a_published_state_dict_is_not_called(quantised, weights,
     assert not (tmp_path / "ran").exists()
 
 
-def test_checkpoints_that_verl_saves_are_read(quantised, weights, tmp_path):
+def views_of_buffers(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As Megatron's distributed data parallel keeps parameters: one buffer for each type, and views of it."""
+    views = {}
+    for dtype in {tensor.dtype for tensor in state.values()}:
+        mine = {name: tensor for name, tensor in state.items() if tensor.dtype == dtype}
+        buffer = torch.cat([tensor.flatten() for tensor in mine.values()])
+        parts = buffer.split([tensor.numel() for tensor in mine.values()])
+        views |= {name: part.view(mine[name].shape) for name, part in zip(mine, parts, strict=True)}
+    return views
+
+
+@pytest.mark.parametrize("kept", [dict, views_of_buffers], ids=["tensors", "views of buffers"])
+def test_checkpoints_that_verl_saves_are_read(quantised, weights, tmp_path, kept):
     """A list of state dicts in model/mp_rank_*/model.pt; parameters and extra states among the values."""
     layout = ShardLayout(tp=2, ep=2, stages=(4,), tp_extend_ep=True)
     reference = ReferenceShards(weights, Synthetic(small_config(num_nextn_predict_layers=1)).shape, layout)
     for ep in range(2):
         for tp in range(2):
-            state = {name: torch.nn.Parameter(t) for name, t in reference.content(tp, 0, ep)["model"].items()}
+            content = kept(reference.content(tp, 0, ep)["model"])
+            state = {name: torch.nn.Parameter(tensor) for name, tensor in content.items()}
             path = tmp_path / "actor" / "model" / f"mp_rank_{tp:02d}_{ep:03d}" / "model.pt"
             path.parent.mkdir(parents=True)
             torch.save([state | {"decoder.layers.0.mlp._extra_state": None}], path)
