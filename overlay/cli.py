@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     update = _command(
         commands,
         _update,
-        "write all generated files: the lock, the table, and what the generators of the pins file make",
+        "write all generated files: the lock, the table, and the project's own",
         "update --upstream NAME=CHECKOUT@COMMIT",
     )
     for command in (listing, explain, check):

@@ -33,7 +33,7 @@ behind. A second start beside a running job is rejected.
                     OUTPUT_DIR/checkpoints, step 1 if there is none; or never
                     (default: the configuration decides)
   --dry-run         print this node's settings and commands, and start nothing
-  --describe        print this node's role and command as JSON, and start nothing
+  --describe        print this node's role and command as JSON, start nothing
   --stop            stop the job on this node and what an earlier start left
   --help            print this
   -- KEY=VALUE...   Hydra overrides for the training; the head's apply

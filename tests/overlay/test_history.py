@@ -194,7 +194,7 @@ def test_progress_said_while_a_step_takes_long(monkeypatch, capsys):
 def command(repository, monkeypatch, capsys):
     """`python -m overlay` on the throw-away upstream: its exit code, output and error output."""
     bare = tuple(replace(upstream, room="") for upstream in PINNED.upstreams)
-    monkeypatch.setattr(cli.Pins, "read", lambda _: replace(PINNED, upstreams=bare))
+    monkeypatch.setattr(cli.Pins, "read", lambda *_: replace(PINNED, upstreams=bare))
     monkeypatch.setattr(cli, "load", lambda rooms: repository.patches[:3])
 
     def run(*arguments: str) -> tuple[int, str, str]:

@@ -30,6 +30,7 @@ FOR_USERS = [
     "rollout",
     "security",
     "seeds",
+    "stacks",
     "tracking",
     "troubleshooting",
     "weights",

@@ -15,7 +15,8 @@ from tests.scripts.cluster_files import ROOT
 
 DOCKERFILE = ROOT / "Dockerfile.vllm_ascend.mindspeed.deepseekV3"
 RUN_CONTAINER = ROOT / "scripts" / "run_container.sh"
-PINS = tomllib.loads((ROOT / "overlay" / "pins.toml").read_text())
+# Of the default stack: the image is that of the published recipe.
+PINS = tomllib.loads((ROOT / "overlay" / "pins.toml").read_text())["stack"]["2025"]
 
 
 def instructions() -> list[tuple[str, str]]:
