@@ -11,8 +11,8 @@ import pytest
 import torch
 from pyarrow.parquet import read_metadata
 
+from post_training.processes.command import SignalFlag
 from rehearsal.plan import ROOT
-from rehearsal.processes import SignalFlag
 from rehearsal.resume_proof import runs as runs_of_a_proof
 from rehearsal.resume_proof import stops
 from rehearsal.resume_proof.comparison import compare, digests_of, metrics_of
