@@ -93,7 +93,7 @@ def init_with_direct_loading(upstream: Callable[..., None], self: LLM, *args: An
     from post_training.layouts.model_tensors import rollout_tensors
     from post_training.layouts.placements import rollout_placement
     from post_training.models.families import table_for
-    from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
+    from post_training.reshard.mla_refresh import refresh_absorbed_weights
     from verl_patches.features.watch.progress import file_progress
 
     upstream(self, *args, **kwargs)

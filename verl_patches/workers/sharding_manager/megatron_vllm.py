@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
     from verl.workers.sharding_manager.megatron_vllm import MegatronVLLMShardingManager
 
-    from verl_patches.features.reshard.resharder import Resharder
+    from post_training.reshard.resharder import Resharder
 
 _MANAGER = "verl.workers.sharding_manager.megatron_vllm:MegatronVLLMShardingManager"
 _OURS = "not forwarded: part of this project's features"
@@ -46,8 +46,8 @@ def enter(upstream: Callable[..., None], self: MegatronVLLMShardingManager) -> N
     outside=["reshard"],
 )
 def enter_whole(upstream: Callable[..., None], self: MegatronVLLMShardingManager) -> None:
+    from post_training.reshard.mla_refresh import refresh_absorbed_weights
     from verl_patches.features.reshard.generation import process_generation
-    from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
 
     with process_generation().writing():
         upstream(self)
@@ -141,7 +141,8 @@ def _resharder(manager: MegatronVLLMShardingManager) -> Resharder:
         import torch.distributed as dist
 
         from post_training.layouts.placements import rollout_placement, train_placement
-        from verl_patches.features.reshard.resharder import resharder_for
+        from post_training.reshard.resharder import resharder_for
+        from verl_patches.features.watch.signs import process_signs
 
         chosen = settings.current().reshard
         manager.overlay_resharder = resharder_for(
@@ -154,6 +155,7 @@ def _resharder(manager: MegatronVLLMShardingManager) -> Resharder:
             chosen.bucket_bytes,
             chosen.overlap,
             chosen.dies_per_node or None,
+            lambda: process_signs().progress(),
         )
     return manager.overlay_resharder
 
