@@ -70,7 +70,7 @@ def init_with_expert_parallel(upstream: Callable[..., None], self: LLM, *args: A
         set_engine_environment,
     )
 
-    expert_parallel = settings.current().rollout.expert_parallel_size
+    expert_parallel = ROLLOUT_EXPERT_PARALLEL.current().expert_parallel_size
     place = EnginePlace(dist.get_rank(), dist.get_world_size(), kwargs.get("tensor_parallel_size", 1), expert_parallel)
     check_expert_parallel(place)
     set_engine_environment(place)

@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from overlay import wrap
-from verl_patches.features import settings
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.reshard.feature import RESHARD, WHOLE_WEIGHTS
 from verl_patches.features.residency.feature import PHASES
@@ -66,7 +65,7 @@ def enter_measured(upstream: Callable[..., None], self: MegatronVLLMShardingMana
 
     with current_record().timed("reshard"):
         upstream(self)
-    if settings.current().measure.verify_weights:
+    if MEASURE.current().verify_weights:
         current_record().count("reshard/weights_differing", len(_resharder(self).verify()))
 
 
@@ -144,7 +143,7 @@ def _resharder(manager: MegatronVLLMShardingManager) -> Resharder:
         from post_training.reshard.resharder import resharder_for
         from verl_patches.features.watch.signs import process_signs
 
-        chosen = settings.current().reshard
+        chosen = RESHARD.current()
         manager.overlay_resharder = resharder_for(
             manager.model_config,
             manager.actor_module,
