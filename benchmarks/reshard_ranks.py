@@ -26,9 +26,9 @@ from benchmarks.verl_path import TrainingModule, VerlPath
 from npu_emulator import meters
 from post_training.layouts.layout import RolloutPlacement, TrainPlacement
 from post_training.layouts.model_tensors import rollout_tensors
+from post_training.reshard.resharder import resharder_for
 from tests.post_training.layouts.reference import State
 from tests.verl_patches.features.reshard.load_weights_program import Model, build_rollout, differing
-from verl_patches.features.reshard.resharder import resharder_for
 
 TP, PP, EP = 2, 2, 2
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Generic
 
 from overlay.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # type checkers know it; at run time the standard library's is enough
+
+    Settings = TypeVar("Settings", default=Any)
+else:
+    from typing import TypeVar
+
+    Settings = TypeVar("Settings")
 
 Check = Callable[[Mapping[str, Any], Any], None]
 
@@ -42,7 +51,7 @@ class Key:
 
 
 @dataclass(frozen=True, eq=False)
-class Feature:
+class Feature(Generic[Settings]):
     """Something that the overlay gives a run. Every patch refers to the one object of its feature.
 
     Args:
@@ -51,10 +60,11 @@ class Feature:
         section: the key of its group in the composed configuration; empty if it has none of its own.
         settings: the frozen dataclass that the section is read into; fields, types and defaults are its keys.
         keys: what it reads besides.
-        switch: the key by which a user turns it off; empty if it is always on.
+        switch: the key by which a user turns it off; by default the section's `enabled`, and empty if it has none: then
+            the feature is always on.
         off: the value of a switch inside the section that turns the feature off.
-        is_on: says of the run's settings whether it is on; its patches are not called while it is off. It goes together
-            with a switch; a key of upstream's own is one of `keys` too.
+        is_on: says of the run's settings whether it is on, by default the section's `enabled`; its patches are not
+            called while it is off. It goes together with a switch; a key of upstream's own is one of `keys` too.
         checks: called on the driver, with the composed configuration and the run's settings, if the feature is on; each
             raises ConfigurationError in one sentence that names the keys and the remedy.
     """
@@ -62,7 +72,7 @@ class Feature:
     name: str
     purpose: str
     section: str = ""
-    settings: type | None = None
+    settings: type[Settings] | None = None
     keys: tuple[Key, ...] = ()
     switch: str = ""
     off: Any = False
@@ -70,6 +80,11 @@ class Feature:
     checks: tuple[Check, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
+        section: Any = self.settings
+        if section is not None and "enabled" in {each.name for each in fields(section)}:
+            object.__setattr__(self, "switch", self.switch or f"{self.section}.enabled")
+            if self.is_on is _always:
+                object.__setattr__(self, "is_on", lambda settings: getattr(settings, self.field).enabled)
         faults = [
             (not self.name.isidentifier(), "its name is no identifier"),
             (not self.purpose.strip(), "it does not say its purpose"),
@@ -96,7 +111,15 @@ class Feature:
         """The attribute of the run's settings that holds the section: its last name."""
         return self.section.rpartition(".")[2]
 
-    def turned_off(self) -> Any:
+    def of(self, settings: Any) -> Settings:
+        """Its section in the run's settings."""
+        return getattr(settings, self.field)
+
+    def current(self) -> Settings:
+        """Its section in the settings of this process; turned off where it has none yet."""
+        return self.turned_off() if _settings_of_process is None else self.of(_settings_of_process())
+
+    def turned_off(self) -> Settings:
         """The section with the switch at `off`, where the switch is one of its keys, and else with its defaults."""
         assert self.settings is not None, "asked of features with a section"
         place, _, name = self.switch.rpartition(".")

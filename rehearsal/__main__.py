@@ -115,11 +115,12 @@ def rehearse(plan: Plan, dry_run: bool) -> int:
 
     from post_training.data import DataError
     from post_training.disks import FULL, describe_full_disk
+    from post_training.processes.command import Interrupted, SignalFlag
     from post_training.report import ReportError
     from post_training.run_lock import FolderInUse
     from rehearsal.display import make_console, print_summary
+    from rehearsal.emulated_dies import remove_emulated_dies
     from rehearsal.preflight import PreflightError
-    from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies
     from rehearsal.stages import Rehearsal, RunFailed, check_before_anything
     from verl_patches.trainer.isolated_ray import FolderError, private_folder
 

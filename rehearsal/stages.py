@@ -14,6 +14,8 @@ from rich.console import Console
 from post_training.data import read_problems
 from post_training.disks import describe_full_disk
 from post_training.models.families import family_of
+from post_training.processes.command import Interrupted, SignalFlag, run_to_the_end
+from post_training.processes.logs import last_error, last_line
 from post_training.report import ReportError, RunFacts, StepRecord, read_records, summarise
 from post_training.report.faults import RunFaults
 from post_training.report.meters import read_meters
@@ -33,7 +35,6 @@ from rehearsal.preflight import (
     count_parameters,
     is_whole,
 )
-from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_patches.features.measure.run_files import read_executed, read_faults
 from verl_patches.features.training_checkpoint.run_records import take_back_steps
@@ -200,18 +201,6 @@ def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision
     for record in records:
         faults.add(record.step, record.metrics)
     return faults.sentence()
-
-
-def last_error(log: Path) -> str:
-    """Returns the sentence after the last ``error: `` of a log, or its last line that is not empty."""
-    errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
-    return errors[-1].removeprefix("error: ") if errors else last_line(log) or "it printed nothing"
-
-
-def last_line(log: Path) -> str:
-    """Returns the last line of a log that is not empty; "" where there is none."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
 
 
 def write_report(output: Path, facts: RunFacts, failure: str | None = None) -> dict[str, Any]:

@@ -55,11 +55,12 @@ from post_training.masking import masked_output  # noqa: E402
 from post_training.mismatch.comparison import TOLERANCES, Comparison, ComparisonError, Tolerance, compare  # noqa: E402
 from post_training.mismatch.dumps import SIDES, Dump, DumpError, Side, TokenSequence, read_dump  # noqa: E402
 from post_training.mismatch.report import as_json, render_page, sentence, table  # noqa: E402
+from post_training.processes.command import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
+from post_training.processes.logs import last_error  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import parse_json, read_lines, read_object, read_yaml  # noqa: E402
+from rehearsal.emulated_dies import remove_emulated_dies  # noqa: E402
 from rehearsal.plan import run_environment  # noqa: E402
-from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies, run_to_the_end  # noqa: E402
-from rehearsal.stages import last_error  # noqa: E402
 from verl_patches.features.training_checkpoint.step_folders import newest_step, step_folder  # noqa: E402
 from verl_patches.trainer.isolated_ray import private_folder  # noqa: E402
 

@@ -45,10 +45,11 @@ from post_training.evaluation.page import render_page  # noqa: E402
 from post_training.evaluation.problems import Question, read_questions  # noqa: E402
 from post_training.evaluation.results import GREEDY, Answer, Answers, Evaluated, as_json, table  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
+from post_training.processes.command import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
 from post_training.rewards.answers import last_boxed  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import read_object  # noqa: E402
-from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies, run_to_the_end  # noqa: E402
+from rehearsal.emulated_dies import remove_emulated_dies  # noqa: E402
 from scripts.inference.models import (  # noqa: E402
     InferenceError,
     Model,

@@ -42,10 +42,10 @@ from post_training.masking import masked_output, masked_text  # noqa: E402
 from post_training.models.families import families  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.plan.report import Machine  # noqa: E402
+from post_training.processes.command import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
+from post_training.processes.logs import last_error  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.jobs import JOBS, scale_of  # noqa: E402
-from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
-from rehearsal.stages import last_error  # noqa: E402
 from rehearsal.twin import Twin  # noqa: E402
 from scripts import doctor  # noqa: E402
 from scripts.health_checks.device_test import check_device  # noqa: E402

@@ -35,12 +35,12 @@ from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
 from post_training.models.families import families  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
+from post_training.processes.command import Interrupted, SignalFlag  # noqa: E402
 from post_training.run_lock import FolderInUse, FolderLock, owning  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.image_task import write_image_task  # noqa: E402
 from rehearsal.jobs import DEFAULT_JOB, JOBS, Job, scale_of  # noqa: E402
 from rehearsal.plan import DEFAULT_TEST_DATA, DEFAULT_TRAIN_DATA, Options, make_plan  # noqa: E402
-from rehearsal.processes import Interrupted, SignalFlag  # noqa: E402
 from rehearsal.resume_proof.comparison import Comparison, compare, digests_of  # noqa: E402
 from rehearsal.resume_proof.points import DRIVER_PLACES, WORKER_PLACES, Point, draw_points  # noqa: E402
 from rehearsal.resume_proof.record import ProofRecord, Row  # noqa: E402

@@ -16,9 +16,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from post_training.command_parser import CommandParser  # noqa: E402
-from post_training.layouts.figures import PerTensorFigures, PlanFigures, Spread, per_tensor_figures, plan_figures
-from post_training.layouts.plan import Plan  # noqa: E402
 from post_training.plan.placement_text import KNOWN, parse_bytes, parse_model, parse_placements
+from post_training.reshard.figures import PerTensorFigures, PlanFigures, Spread, per_tensor_figures, plan_figures
+from post_training.reshard.plan import Plan  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 
 

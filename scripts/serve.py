@@ -37,9 +37,10 @@ from post_training.arguments import absolute, finite, whole  # noqa: E402
 from post_training.claimed_dies import DiesInUse, claimed_dies  # noqa: E402
 from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
+from post_training.processes.command import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import read_object  # noqa: E402
-from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies, run_to_the_end  # noqa: E402
+from rehearsal.emulated_dies import remove_emulated_dies  # noqa: E402
 from scripts.inference.models import (  # noqa: E402
     InferenceError,
     check_machine,

@@ -43,6 +43,8 @@ from post_training.masking import masked, masked_output  # noqa: E402
 from post_training.masking.archive import write_archive  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
 from post_training.plan.fewer_nodes import Layout, Layouts  # noqa: E402
+from post_training.processes.command import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
+from post_training.processes.descendants import wait_until  # noqa: E402
 from post_training.recovery.causes import RAY_ENDED, Failure, classify  # noqa: E402
 from post_training.recovery.decision import Again, Attempt, Supervision  # noqa: E402
 from post_training.recovery.policy import Policy, PolicyError, read_policy  # noqa: E402
@@ -61,12 +63,10 @@ from post_training.run_lock import FolderInUse, LivingOwners, owning  # noqa: E4
 from post_training.start_status import VARIABLE as STATUS_FILE  # noqa: E402
 from post_training.start_status import StartStatus  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
-from rehearsal.processes import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
 from scripts.supervision.elastic import Elastic, NodesReturned, NoLayout, Patience  # noqa: E402
 from scripts.supervision.launched_job import LaunchedJob, describe_launched, plan_layouts, with_options  # noqa: E402
 from verl_patches.features.training_checkpoint.run_records import set_aside_damaged  # noqa: E402
 from verl_patches.features.training_checkpoint.step_folders import newest_step  # noqa: E402
-from verl_patches.trainer.isolated_ray.processes import wait_until  # noqa: E402
 
 _OUTPUT, _CHECKPOINTS = "actor_rollout_ref.overlay.measure.output_dir", "trainer.default_local_dir"
 _RESUME = "trainer.resume_mode"

@@ -36,10 +36,10 @@ from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.masking import masked, masked_output  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import Machine  # noqa: E402
+from post_training.processes.command import Interrupted, SignalFlag  # noqa: E402
 from post_training.run_lock import FolderInUse, owning  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from post_training.tuning.space import Space, algorithm_space, as_text, read_space, speed_space  # noqa: E402
-from rehearsal.processes import Interrupted, SignalFlag  # noqa: E402
 from scripts.plan import CANN_MEMORY, outside_torch  # noqa: E402
 from scripts.tuning.subject import Subject, describe_job, describe_rehearsal, is_rehearsal  # noqa: E402
 

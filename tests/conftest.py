@@ -1,6 +1,8 @@
-"""The order of the tests, which of them run only when asked for, emulated dies of their own, and a tiny model."""
+"""The order of the tests, which of them run only when asked for, emulated dies of their own, a tiny model, and a
+process group of one rank."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -114,3 +116,19 @@ def upstream(pytestconfig: pytest.Config) -> Path:
     if folder is None:
         pytest.skip("NOT RUN: needs checkouts of upstream projects; give their folder with --upstream FOLDER")
     return folder.resolve()
+
+
+@pytest.fixture(scope="session")
+def lone_rank():
+    """The default process group over hccl with this process as its only rank."""
+    import torch
+    import torch.distributed as dist
+    import torch_npu  # noqa: F401
+
+    torch.npu.set_device(0)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    dist.init_process_group("hccl", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()

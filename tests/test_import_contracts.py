@@ -43,9 +43,9 @@ CONTRACTS = tomllib.loads(SETTINGS.read_text())["tool"]["importlinter"]["contrac
 FORBIDDEN = [
     ("overlay/ordering.py", "import npu_emulator", "The patch engine stands alone"),
     ("npu_emulator/counters.py", "from overlay import Feature", "The emulated NPU stands alone"),
-    ("post_training/layouts/plan.py", "import overlay", "What patches nothing knows no patches"),
+    ("post_training/reshard/plan.py", "import overlay", "What patches nothing knows no patches"),
     (
-        "verl_patches/features/reshard/exchange.py",
+        "verl_patches/features/residency/storages.py",
         "import verl_patches.workers.megatron_workers",
         "Rooms stand on features, and features on post_training",
     ),
@@ -208,7 +208,7 @@ def test_patch_files_import_nothing_heavy_at_module_level():
         ("from megatron.core import parallel_state", beyond_a_feature, True),
         ("def f():\n    from megatron.core import parallel_state", beyond_a_feature, False),
         ("if TYPE_CHECKING:\n    import verl", beyond_a_feature, False),
-        ("from post_training.layouts import plan", beyond_a_feature, False),
+        ("from post_training.reshard import plan", beyond_a_feature, False),
         ("from post_training.models.megatron import deepseek_v3_model", upstream_too_early, True),
         ("def f():\n    from post_training.models.megatron import deepseek_v3_model", upstream_too_early, False),
         ("import overlay", beyond_a_feature, True),

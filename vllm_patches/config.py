@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from overlay import wrap
-from verl_patches.features import settings
 from verl_patches.features.dp_sync.feature import DP_SYNC
 
 if TYPE_CHECKING:
@@ -30,4 +29,4 @@ def has_unfinished_dp(upstream: Callable[..., bool], dp_group: ProcessGroup, has
 
     if vllm.envs.VLLM_ENABLE_V1_MULTIPROCESSING:  # an engine core in another process asks every now and then
         return any_rank(has_unfinished, get_dp_group().device_group)
-    return loop_of(get_dp_group(), settings.current().dp_sync.lease_steps).goes_on(has_unfinished)
+    return loop_of(get_dp_group(), DP_SYNC.current().lease_steps).goes_on(has_unfinished)

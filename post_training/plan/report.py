@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 
-from post_training.layouts.figures import PlanFigures, plan_figures
 from post_training.plan.device import DeviceMemory, device_memory
 from post_training.plan.job import Job
 from post_training.plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch, communicators
+from post_training.reshard.figures import PlanFigures, plan_figures
 
 # Ray keeps objects in shared memory: by default three tenths of a node's memory, and no more than this.
 OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9

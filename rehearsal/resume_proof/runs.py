@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from post_training.overrides import setting
+from post_training.processes.command import SignalFlag, run_to_the_end
+from post_training.processes.descendants import descendants
+from rehearsal.emulated_dies import remove_emulated_dies
 from rehearsal.plan import ROOT, run_environment
-from rehearsal.processes import SignalFlag, remove_emulated_dies, run_to_the_end
 from rehearsal.resume_proof.points import Killed, Point
 from rehearsal.resume_proof.stops import REACHED_NAME, STOP_NAME
 from verl_patches.features.training_checkpoint.step_folders import newest_step
 from verl_patches.trainer.isolated_ray import private_folder
-from verl_patches.trainer.isolated_ray.processes import descendants
 
 MOST_DIES = 8
 STEPS = 3

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from post_training.checkpoint import durable
-from verl_patches.features import settings
+from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.training_checkpoint import saving, trainer
 from verl_patches.features.training_checkpoint.step_folders import step_of
 from verl_patches.features.watch.signs import Signs
@@ -54,7 +54,7 @@ _writing: list[int] = []
 
 def reach(place: str, step: int, number: int = 1) -> None:
     """This process is at a place; it does not come back from the one that was asked for."""
-    folder = settings.current().measure.output_dir
+    folder = MEASURE.current().output_dir
     if not folder or not (file := Path(folder) / STOP_NAME).is_file():
         return
     here = Stop(place, step, int(os.environ.get("RANK", -1)), number)

@@ -14,6 +14,8 @@ from post_training.plan.job import read_job
 from post_training.plan.step_time.configured import step_job
 from post_training.plan.step_time.job import Cluster
 from post_training.plan.step_time.model import step_seconds
+from post_training.processes.command import SignalFlag, run_to_the_end
+from post_training.processes.logs import last_error
 from post_training.report import ReportError
 from post_training.report.metrics import REWARD, read_records, training_steps
 from post_training.report.rates import rates
@@ -21,8 +23,6 @@ from post_training.report.run_folder import METRICS, read_run
 from post_training.report.summary import REWARD_WINDOW
 from post_training.tuning.search import TrialFailed
 from post_training.tuning.space import Settings
-from rehearsal.processes import SignalFlag, run_to_the_end
-from rehearsal.stages import last_error
 from scripts.tuning.subject import Subject
 
 

@@ -683,7 +683,7 @@ def the_plan_runs_instead_of_the_gather(body):
 def derived_weights_follow(body):
     from verl_patches.workers.sharding_manager import megatron_vllm
 
-    refreshed = instead_of("verl_patches.features.reshard.mla_refresh.refresh_absorbed_weights")
+    refreshed = instead_of("post_training.reshard.mla_refresh.refresh_absorbed_weights")
     with refreshed, mock.patch.object(megatron_vllm, "_rollout_model"):
         with mock.patch("verl_patches.features.reshard.generation.process_generation"):
             return asks_ours(lambda: body(Upstream(), SimpleNamespace()))

@@ -177,7 +177,7 @@ def the_engine_is_filled(body):
             side_effect=lambda *arguments: filled.append([*arguments[:-1], arguments[-1].__name__]),
         ),
         mock.patch(
-            "verl_patches.features.reshard.mla_refresh.refresh_absorbed_weights",
+            "post_training.reshard.mla_refresh.refresh_absorbed_weights",
             side_effect=lambda of: filled.append(of is model),
         ),
     ):

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from post_training.command_parser import CommandParser
-from rehearsal.processes import Interrupted, SignalFlag
+from post_training.processes.command import Interrupted, SignalFlag
 from tests.mutations.drawn import draw
 from tests.mutations.fault import ROOT, Fault, FaultError, read_list
 from tests.mutations.workbench import Outcome, Verdict, Workbench

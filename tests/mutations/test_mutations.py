@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from rehearsal.processes import SignalFlag
+from post_training.processes.command import SignalFlag
 from tests.mutations import __main__ as command_line
 from tests.mutations import cheapest_first, selection, workbench
 from tests.mutations.__main__ import Results

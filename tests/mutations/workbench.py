@@ -15,8 +15,8 @@ from pathlib import Path
 from sysconfig import get_path
 
 from post_training.environment_files import read_environment
+from post_training.processes.command import SignalFlag, run_to_the_end
 from rehearsal.plan import ENVIRONMENT_FILE
-from rehearsal.processes import SignalFlag, run_to_the_end
 from tests.mutations.fault import ROOT, Fault, FaultError
 
 # pytest's exit codes: 1, a test failed; 2, a file of tests could not be imported. 3 is given where importing ends the

@@ -161,6 +161,20 @@ def test_a_feature_names_its_place_and_what_turns_it_off():
     assert made(section="run.part", settings=Section, switch="run.enabled").turned_off() == Section()
 
 
+def test_enabled_of_a_section_is_its_switch(monkeypatch):
+    made = Feature("one", "a test", section="run.part", settings=Section)
+    assert (made.switch, made.can_be_off, made.turned_off()) == ("run.part.enabled", True, Section(enabled=False))
+    also = Feature("two", "a test", section="run.part", settings=Section, is_on=lambda settings: settings.more)
+    assert (also.switch, also.is_on(SimpleNamespace(more=True))) == ("run.part.enabled", True)
+    assert not Feature("three", "a test", section="run.size", settings=Inner).can_be_off
+    monkeypatch.setattr(feature, "_settings_of_process", None)
+    assert made.current() == Section(enabled=False) and not made.is_in_force()
+    for enabled in (True, False):
+        section = Section(enabled, 0.25)
+        feature.read_settings_from(lambda section=section: SimpleNamespace(part=section))
+        assert made.current() is section and made.is_in_force() is enabled
+
+
 def test_without_settings_only_what_is_always_on_is_in_force(monkeypatch):
     always, some = Feature("one", "a test"), Feature("two", "a test", switch="on", is_on=lambda settings: settings.on)
     monkeypatch.setattr(feature, "_settings_of_process", None)

@@ -10,7 +10,7 @@ import pytest
 
 from post_training.checkpoint import command_line
 from post_training.interrupts import acknowledged
-from rehearsal.processes import SignalFlag
+from post_training.processes.command import SignalFlag
 from verl_patches.trainer import main_ppo
 
 STOPPING = "\ninterrupted; stopping"

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from post_training.processes.command import Interrupted, SignalFlag
 from post_training.report import ReportError
 from rehearsal import stages
 from rehearsal.plan import Options, make_plan
-from rehearsal.processes import Interrupted, SignalFlag
 
 CONFIG = {"trainer": {"total_training_steps": 5}, "actor_rollout_ref": {"overlay": {"precision": "bfloat16"}}}
 

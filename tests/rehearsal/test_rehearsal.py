@@ -33,7 +33,7 @@ from rehearsal.preflight import (
     count_parameters,
     is_whole,
 )
-from rehearsal.stages import check_before_anything, last_error
+from rehearsal.stages import check_before_anything
 from rehearsal.tiny_model.architecture import TINY_MODELS, reads_images
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -383,16 +383,6 @@ def test_row_without_measurements_and_without_unicode():
     full = format_row(StepRecord(12, 0.0, {"critic/score/mean": 0.5, "timing_s/step": 3.456}), 25, "ascii")
     assert full.startswith("  12/25  0.500 ####....") and full.endswith("3.46")
     assert len(bare) == len(full) == 79 and format_duration(125.7) == "2:05"
-
-
-def test_last_error_of_a_log(tmp_path):
-    log = tmp_path / "run.log"
-    log.write_text("noise\nerror: first\nerror: the cause; the remedy\n(pid) more noise\n")
-    assert last_error(log) == "the cause; the remedy"
-    log.write_text("one\nlast line\n\n")
-    assert last_error(log) == "last line"
-    log.write_text("")
-    assert last_error(log) == "it printed nothing"
 
 
 def test_lengths_follow_the_data(tmp_path):

@@ -5,14 +5,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
 from pyarrow.parquet import read_metadata
 
+from post_training.processes.command import SignalFlag
 from rehearsal.plan import ROOT
-from rehearsal.processes import SignalFlag
 from rehearsal.resume_proof import runs as runs_of_a_proof
 from rehearsal.resume_proof import stops
 from rehearsal.resume_proof.comparison import compare, digests_of, metrics_of
@@ -20,6 +20,8 @@ from rehearsal.resume_proof.points import DRIVER_PLACES, KILLED, WORKER_PLACES, 
 from rehearsal.resume_proof.record import ProofRecord, Row
 from rehearsal.resume_proof.stops import AFTER_RENAME, BEFORE_RENAME, CHUNK, FILE, Stop, reach
 from scripts import prove_resume
+from verl_patches.features import settings
+from verl_patches.features.measure.feature import MeasureSettings
 
 PLACES = (*WORKER_PLACES, *DRIVER_PLACES)
 
@@ -164,9 +166,7 @@ def test_a_process_is_held_at_its_place_and_at_no_other(tmp_path, monkeypatch, p
     Stop("ref", 2, 1).write(tmp_path)
     waited = []
     monkeypatch.setattr(stops.time, "sleep", waited.append)
-    monkeypatch.setattr(
-        stops.settings, "current", lambda: SimpleNamespace(measure=SimpleNamespace(output_dir=tmp_path))
-    )
+    monkeypatch.setattr(settings, "_current", replace(settings.current(), measure=MeasureSettings(output_dir=tmp_path)))
     monkeypatch.setenv("RANK", rank)
     if held:
         with pytest.raises(SystemExit, match="nobody killed"):

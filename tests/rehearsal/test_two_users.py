@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from post_training.processes.descendants import descendants, runs, wait_until
 from rehearsal.plan import Options, make_plan
 from tests.second_user import User, second_user, shared_folder, this_user
 from verl_patches.trainer.isolated_ray.folder import shared_memory_prefix
-from verl_patches.trainer.isolated_ray.processes import descendants, runs, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = "qwen2_5_0_5b_gsm8k"

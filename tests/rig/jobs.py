@@ -419,7 +419,7 @@ _FAULTS: dict[str, Any] = {
 
 def leave_out_absorbed_refresh(state: State) -> None:
     """Let the sharding manager leave MLA's absorbed weights as they are."""
-    from verl_patches.features.reshard import mla_refresh
+    from post_training.reshard import mla_refresh
 
     state["refresh"] = mla_refresh.refresh_absorbed_weights
     mla_refresh.refresh_absorbed_weights = lambda model: 0
@@ -427,7 +427,7 @@ def leave_out_absorbed_refresh(state: State) -> None:
 
 def round_router_biases(state: State) -> None:
     """Let the rollout's routers have bfloat16 biases from the next reshard on, as vLLM-Ascend builds them."""
-    from verl_patches.features.reshard import mla_refresh
+    from post_training.reshard import mla_refresh
 
     state["refresh"] = refresh = mla_refresh.refresh_absorbed_weights
 
@@ -442,7 +442,7 @@ def round_router_biases(state: State) -> None:
 
 def put_back_absorbed_refresh(state: State) -> None:
     """Undo `leave_out_absorbed_refresh` or `round_router_biases`."""
-    from verl_patches.features.reshard import mla_refresh
+    from post_training.reshard import mla_refresh
 
     mla_refresh.refresh_absorbed_weights = state["refresh"]
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from post_training.plan.fewer_nodes import Layout, Layouts
+from post_training.processes.descendants import wait_until
 from post_training.recovery.causes import Failure
 from post_training.recovery.decision import Again, Attempt, Enough, Supervision
 from post_training.recovery.policy import Policy
@@ -22,7 +23,6 @@ from rehearsal.tiny_model.architecture import TINY_MODELS
 from scripts.supervision.elastic import Elastic, NodesReturned, NoLayout, Patience
 from scripts.supervision.launched_job import describe_launched, with_options
 from tests.scripts import failing_training
-from verl_patches.trainer.isolated_ray.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 EIGHT = Layout(8, "TP4 PP8 EP4 DP4", ("trainer.nnodes=8",))

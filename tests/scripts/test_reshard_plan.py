@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
-from post_training.layouts.figures import PerTensorFigures, PlanFigures, Spread
+from post_training.reshard.figures import PerTensorFigures, PlanFigures, Spread
 from scripts.reshard_plan import Ways, draw, main, table
 
 CLUSTER_TRAIN = "tp4,pp8,ep8,tp_extend,layers=7/7/8/8/8/8/8/7"

@@ -14,13 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from post_training.processes.command import SignalFlag
+from post_training.processes.descendants import wait_until
 from post_training.recovery.policy import NEVER_RETRIED
 from post_training.report.heartbeat import HEARTBEAT, read_progress
-from rehearsal.processes import SignalFlag
 from scripts import supervise
 from tests.scripts.namespaces import on_small_disk, reason_why_not
 from verl_patches.features.measure.run_files import RunFiles
-from verl_patches.trainer.isolated_ray.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 7

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from post_training.processes.descendants import descendants
+from rehearsal.emulated_dies import remove_emulated_dies
 from rehearsal.plan import ROOT, Options, Plan, make_plan
-from rehearsal.processes import remove_emulated_dies
 from rehearsal.resume_proof.comparison import MEASURED, compare, metrics_of
 from tests.scripts.namespaces import on_small_disk, reason_why_not
 from verl_patches.features.measure.run_files import read_patches
 from verl_patches.trainer.isolated_ray import private_folder
-from verl_patches.trainer.isolated_ray.processes import descendants
 
 STEPS, LIMIT_S = 3, 900
 SETTINGS = ("trainer.save_freq=1", "trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.logger=[console]")

@@ -14,6 +14,8 @@ from types import SimpleNamespace
 import optuna
 import pytest
 
+from post_training.processes.command import SignalFlag
+from post_training.processes.descendants import wait_until
 from post_training.report.run_folder import at, read_configuration
 from post_training.tuning.search import (
     FAILED,
@@ -28,14 +30,12 @@ from post_training.tuning.search import (
     outcome_of,
 )
 from post_training.tuning.space import Choice, overrides
-from rehearsal.processes import SignalFlag
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from scripts.tune import main
 from scripts.tuning.objectives import OfRuns, tokens_a_second
 from scripts.tuning.subject import describe_rehearsal
 from tests.scripts.test_summarise import TRUE_WEIGHTS, metrics, write_run
 from tests.scripts.tuned_training import MICRO, SHARE
-from verl_patches.trainer.isolated_ray.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = ROOT / "tests" / "scripts" / "tuned_training.py"

@@ -14,16 +14,16 @@ from typing import TextIO
 
 import pytest
 
+from post_training.processes.descendants import wait_until
 from post_training.report.metrics import read_entries
 from post_training.report.run_folder import read_configuration
+from rehearsal.emulated_dies import remove_emulated_dies
 from rehearsal.plan import DEFAULT_TRAIN_DATA
-from rehearsal.processes import remove_emulated_dies
 from rehearsal.resume_proof.comparison import compare
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 from tests.scripts.cluster_files import ROOT, lines_of_a_first_step, write_cluster_file
 from tests.scripts.namespaces import INTERFACE, Node, ip, reason_why_not, two_nodes
 from verl_patches.features.training_checkpoint.step_folders import newest_step
-from verl_patches.trainer.isolated_ray.processes import wait_until
 
 LAUNCHER = ROOT / "scripts" / "train_deepseekv3_256die_random_init.sh"
 SECONDS_ALLOWED = 900

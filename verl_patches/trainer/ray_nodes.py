@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from verl_patches.trainer.isolated_ray.processes import wait_until
+from post_training.processes.descendants import wait_until
 
 # Ray's head asks a node five times, and waits ten seconds for each answer, before the node counts as dead.
 _NOTICED_S = 90.0

@@ -75,7 +75,7 @@ def per_tensor_generator(
 
     from post_training.layouts.model_tensors import train_tensors
     from post_training.layouts.placements import train_placement
-    from verl_patches.features.reshard.per_tensor import full_tensors
+    from post_training.reshard.per_tensor import full_tensors
 
     table, placement = table_for(model_config), train_placement(transformer_config)
     layouts = [table.megatron(placement, rank) for rank in range(dist.get_world_size())]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
-from verl_patches.features import settings
+from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.tracking.feature import TRACKING
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def init(
         upstream(self, project_name, experiment_name, [name], known)
 
     names = [default_backend] if isinstance(default_backend, str) else default_backend
-    folder = settings.current().measure.output_dir
+    folder = MEASURE.current().output_dir
     run.begin(run.RunTrackers(self, make, names, config or {}, Path(folder) if folder else None))
 
 

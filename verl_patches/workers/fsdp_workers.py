@@ -46,7 +46,7 @@ def init_with_signs_of_life(
     from verl_patches.features.watch.progress import start_worker
     from verl_patches.features.watch.signs import process_signs
 
-    start_worker(settings.current().watch.interval_s)
+    start_worker(WATCH.current().interval_s)
     with process_signs().phase("init"):
         return upstream(self, config, role)
 
@@ -89,7 +89,7 @@ def init_model_reported(upstream: Callable[..., None], self: ActorRolloutRefWork
     from verl_patches.workers.worker_report import report_start
 
     upstream(self)
-    report_start(self, settings.current().measure)
+    report_start(self, MEASURE.current())
 
 
 @wrap(
@@ -152,7 +152,7 @@ def update_actor_measured(
     compare_log_probs(data.batch)
     output = upstream(self, data)
     process_residency().close()
-    finish_update(output.meta_info["metrics"], self.rank, settings.current().measure)
+    finish_update(output.meta_info["metrics"], self.rank, MEASURE.current())
     return output
 
 
@@ -207,7 +207,7 @@ def update_critic_measured(upstream: Callable[..., DataProto], self: CriticWorke
     from verl_patches.workers.worker_report import finish_warmup
 
     output = upstream(self, data)
-    finish_warmup(data, output.meta_info["metrics"], self.rank, settings.current().measure)
+    finish_warmup(data, output.meta_info["metrics"], self.rank, MEASURE.current())
     return output
 
 

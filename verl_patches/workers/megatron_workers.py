@@ -76,7 +76,7 @@ def init_with_signs_of_life(
     from verl_patches.features.watch.progress import start_worker
     from verl_patches.features.watch.signs import process_signs
 
-    start_worker(settings.current().watch.interval_s)
+    start_worker(WATCH.current().interval_s)
     with process_signs().phase("init"):
         return upstream(self, config, role)
 
@@ -185,7 +185,7 @@ def build_watched_rollout(
     rollout, manager = upstream(self, *args, **kwargs)
     runner = rollout.inference_engine.llm_engine.model_executor.driver_worker.worker.model_runner
     choices = process_choices()
-    choices.watched = RunnerChoices(runner, choices.rollout, settings.current().expert_sets.share).install()
+    choices.watched = RunnerChoices(runner, choices.rollout, EXPERT_SETS.current().share).install()
     return rollout, manager
 
 
@@ -219,7 +219,7 @@ def init_model_reported(upstream: Callable[..., None], self: ActorRolloutRefWork
     from verl_patches.workers.worker_report import report_start
 
     upstream(self)
-    report_start(self, settings.current().measure)
+    report_start(self, MEASURE.current())
 
 
 @wrap(
@@ -328,7 +328,7 @@ def update_actor_measured(
 
     output = upstream(self, data)
     process_residency().close()
-    finish_update(output.meta_info["metrics"], self.rank, settings.current().measure)
+    finish_update(output.meta_info["metrics"], self.rank, MEASURE.current())
     return output
 
 
@@ -493,7 +493,7 @@ def update_critic_measured(upstream: Callable[..., DataProto], self: CriticWorke
     from verl_patches.workers.worker_report import finish_warmup
 
     output = upstream(self, data)
-    finish_warmup(data, output.meta_info["metrics"], self.rank, settings.current().measure)
+    finish_warmup(data, output.meta_info["metrics"], self.rank, MEASURE.current())
     return output
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overlay import wrap
-from verl_patches.features import settings
 from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.request_noise.feature import REQUEST_NOISE
 from verl_patches.features.residency.feature import RESIDENCY
@@ -124,7 +123,7 @@ def execute_model(
 def load_model(upstream: Callable[..., None], self: NPUModelRunner) -> None:
     from verl_patches.features.residency.graph import refuse_captured_graphs
 
-    reserves = settings.current().residency.reserves_addresses
+    reserves = RESIDENCY.current().reserves_addresses
     if not reserves:
         refuse_captured_graphs(self)
     upstream(self)
@@ -162,7 +161,7 @@ def get_torchair_lazy_compiled_model(
 ) -> Callable[..., Any]:
     from verl_patches.features.residency.graph import weights_that_move
 
-    if settings.current().residency.reserves_addresses:
+    if RESIDENCY.current().reserves_addresses:
         return upstream(self, batch_size)
     with weights_that_move():
         return upstream(self, batch_size)

@@ -70,7 +70,7 @@ def init_with_expert_parallel(upstream: Callable[..., None], self: LLM, *args: A
         set_engine_environment,
     )
 
-    expert_parallel = settings.current().rollout.expert_parallel_size
+    expert_parallel = ROLLOUT_EXPERT_PARALLEL.current().expert_parallel_size
     place = EnginePlace(dist.get_rank(), dist.get_world_size(), kwargs.get("tensor_parallel_size", 1), expert_parallel)
     check_expert_parallel(place)
     set_engine_environment(place)
@@ -93,7 +93,7 @@ def init_with_direct_loading(upstream: Callable[..., None], self: LLM, *args: An
     from post_training.layouts.model_tensors import rollout_tensors
     from post_training.layouts.placements import rollout_placement
     from post_training.models.families import table_for
-    from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
+    from post_training.reshard.mla_refresh import refresh_absorbed_weights
     from verl_patches.features.watch.progress import file_progress
 
     upstream(self, *args, **kwargs)

@@ -17,10 +17,10 @@ from tests.post_training.layouts.grouped_query_reference import (
     megatron_state,
     rollout_state,
 )
-from tests.post_training.layouts.in_process import reshard_in_process
 from tests.post_training.layouts.placements import layout_pairs
 from tests.post_training.layouts.reference import same_bits
 from tests.post_training.layouts.test_layout import assert_table_describes
+from tests.post_training.reshard.in_process import reshard_in_process
 
 Pair = tuple[TrainPlacement, RolloutPlacement]
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from post_training.layouts.layout import LocalView, Piece
 from post_training.layouts.model_tensors import rollout_tensors, train_tensors, wholly_covered
-from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
+from post_training.reshard.mla_refresh import refresh_absorbed_weights
 
 HEADS, NOPE, VALUE, LATENT = 3, 4, 5, 6
 

@@ -4,7 +4,8 @@ import doctest
 
 import pytest
 
-from post_training.layouts import grouped_query, plan, schedule
+from post_training.layouts import grouped_query
+from post_training.reshard import plan, schedule
 
 EXAMPLES = {grouped_query: 2, plan: 6, schedule: 1}
 

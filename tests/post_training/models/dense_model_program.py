@@ -24,9 +24,9 @@ from post_training.checkpoint.loading import load_from_huggingface
 from post_training.layouts.layout import RolloutPlacement
 from post_training.layouts.model_tensors import rollout_tensors, train_tensors
 from post_training.layouts.placements import rollout_placement, train_placement
+from post_training.reshard.resharder import resharder_for
 from tests.post_training.models.model_program import assert_covered, spoil
 from tests.verl_patches.features.reshard.load_weights_program import Model, build_rollout, differing, upstream_weights
-from verl_patches.features.reshard.resharder import resharder_for
 
 LAYER_NAMES = {"qkv_layer_name": "self_attention.linear_qkv.", "gate_proj_layer_name": "linear_fc1.weight"}
 

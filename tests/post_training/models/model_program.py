@@ -35,10 +35,10 @@ from post_training.layouts.placements import rollout_placement, train_placement
 from post_training.models.deepseek_v3 import DeepseekV3Shape, canonical_shapes, megatron, vllm_ascend
 from post_training.models.megatron.deepseek_v3_config import deepseek_v3_config_from_huggingface
 from post_training.models.megatron.deepseek_v3_model import build_deepseek_v3
+from post_training.reshard.mla_refresh import refresh_absorbed_weights
+from post_training.reshard.per_tensor import full_tensors
+from post_training.reshard.resharder import Resharder, resharder_for
 from tests.post_training.layouts.reference import same_bits
-from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
-from verl_patches.features.reshard.per_tensor import full_tensors
-from verl_patches.features.reshard.resharder import Resharder, resharder_for
 
 TP, PP, WORLD = 2, 2, 4
 LAYERS_BY_STAGE = [2, 1]

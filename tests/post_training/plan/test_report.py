@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from post_training.layouts.figures import Spread
 from post_training.plan.device import DeviceMemory
 from post_training.plan.job import Recomputation
 from post_training.plan.outside_torch import OutsideTorch
 from post_training.plan.report import HostMemory, JobPlan, Machine, _recomputed, beyond_the_die, describe, host_memory
+from post_training.reshard.figures import Spread
 from tests.post_training.plan.test_plan import scaled_plan
 
 GB = 10**9

@@ -18,6 +18,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from post_training.overrides import setting
+from post_training.processes.descendants import descendants
 from post_training.report import RunFacts, read_records, summarise
 from post_training.report.samples import read_samples
 from rehearsal.plan import run_environment
@@ -25,7 +26,6 @@ from tests.scripts.namespaces import on_small_disk
 from tests.verl_patches.trainer.surroundings import surroundings
 from verl_patches.features.measure.run_files import read_faults
 from verl_patches.trainer.isolated_ray import python_of_workers
-from verl_patches.trainer.isolated_ray.processes import descendants
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]

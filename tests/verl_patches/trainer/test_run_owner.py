@@ -15,13 +15,13 @@ from ray.exceptions import RayTaskError
 from rich.console import Console
 
 from post_training import claimed_dies, inherited_environment, run_lock
+from post_training.processes.command import SignalFlag
 from post_training.report.run_error import RunError
 from post_training.rewards.failures import RewardError
 from post_training.run_lock import FolderInUse, FolderLock
 from post_training.start_status import VARIABLE, StartStatus
 from rehearsal import stages
 from rehearsal.plan import Options, make_plan
-from rehearsal.processes import SignalFlag
 from scripts import prove_resume
 from verl_patches.trainer import main_ppo
 

@@ -68,7 +68,7 @@ def test_what_was_absorbed_at_random_follows_the_weights_that_were_loaded(active
     from post_training.checkpoint import loading
     from post_training.layouts import model_tensors, placements
     from post_training.models import families as tables
-    from verl_patches.features.reshard import mla_refresh
+    from post_training.reshard import mla_refresh
 
     done = []
     for module, name in (

@@ -60,7 +60,6 @@ ALERTS = Feature(
     section=KEY,
     settings=AlertsSettings,
     keys=(Key("monitoring", monitoring.KEY, Mapping, None),),
-    switch=f"{KEY}.enabled",
     is_on=lambda settings: settings.alerts.enabled or settings.monitoring is not None,
     checks=(check_rules,),
 )

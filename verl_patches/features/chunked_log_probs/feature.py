@@ -25,6 +25,4 @@ CHUNKED_LOG_PROBS = Feature(
     purpose="Log-probs and entropy of Megatron's training need the logits of one chunk of the vocabulary at a time.",
     section="actor_rollout_ref.overlay.chunked_log_probs",
     settings=ChunkedLogProbsSettings,
-    switch="actor_rollout_ref.overlay.chunked_log_probs.enabled",
-    is_on=lambda settings: settings.chunked_log_probs.enabled,
 )

@@ -37,7 +37,5 @@ DP_SYNC = Feature(
     purpose="Data-parallel rollout ranks agree over the device's collectives, once for several decode steps.",
     section="actor_rollout_ref.overlay.dp_sync",
     settings=DpSyncSettings,
-    switch="actor_rollout_ref.overlay.dp_sync.enabled",
-    is_on=lambda settings: settings.dp_sync.enabled,
     checks=(check_one_machine,),
 )

@@ -34,7 +34,5 @@ EXACT_LOSS = Feature(
     section="actor_rollout_ref.overlay.exact_loss",
     settings=ExactLossSettings,
     keys=(Key("loss_agg_mode", "actor_rollout_ref.actor.loss_agg_mode", str, "token-mean"),),
-    switch="actor_rollout_ref.overlay.exact_loss.enabled",
-    is_on=lambda settings: settings.exact_loss.enabled,
     checks=(check_averaging,),
 )

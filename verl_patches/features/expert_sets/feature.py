@@ -36,7 +36,5 @@ EXPERT_SETS = Feature(
     purpose="How often rollout and training choose different experts for the same token is a metric of MoE models.",
     section="actor_rollout_ref.overlay.expert_sets",
     settings=ExpertSetsSettings,
-    switch="actor_rollout_ref.overlay.expert_sets.enabled",
-    is_on=lambda settings: settings.expert_sets.enabled,
     checks=(check_share,),
 )

@@ -49,7 +49,5 @@ FIRST_PLACEMENT = Feature(
     purpose="Prompts are dealt out to rollout engines by the lengths of their answers in the epoch before.",
     section=_SECTION,
     settings=FirstPlacementSettings,
-    switch=_SWITCH,
-    is_on=lambda settings: settings.first_placement.enabled,
     checks=(check_placement,),
 )

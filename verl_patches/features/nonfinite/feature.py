@@ -19,6 +19,4 @@ NONFINITE = Feature(
     purpose="An optimizer step whose gradients hold inf or nan is skipped and counted.",
     section="actor_rollout_ref.overlay.nonfinite",
     settings=NonfiniteSettings,
-    switch="actor_rollout_ref.overlay.nonfinite.enabled",
-    is_on=lambda settings: settings.nonfinite.enabled,
 )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from post_training.plan.partial_rollout import may_end
-from verl_patches.features import settings
 from verl_patches.features.dp_sync.decode_loop import DecodeLoop, loop_of
+from verl_patches.features.dp_sync.feature import DP_SYNC
 from verl_patches.features.dp_sync.sync_window import LocalState, ReducedState
 from verl_patches.features.rollout_rebalance.requests import LEFT_ALONE
 
@@ -146,7 +146,7 @@ def _ends_by(engine: Any, ending: Ending) -> Iterator[Callable[[], bool]]:
         return
     from vllm.distributed.parallel_state import get_dp_group
 
-    loop: DecodeLoop = loop_of(get_dp_group(), settings.current().dp_sync.lease_steps)
+    loop: DecodeLoop = loop_of(get_dp_group(), DP_SYNC.current().lease_steps)
     loop.early_end = ending
     try:
         yield lambda: ending.decided and not loop.window.left

@@ -97,7 +97,5 @@ PARTIAL_ROLLOUT = Feature(
     purpose="A rollout ends before its last answers, which go on in later steps with the tokens that they have.",
     section=_SECTION,
     settings=PartialRolloutSettings,
-    switch=_SWITCH,
-    is_on=lambda settings: settings.partial_rollout.enabled,
     checks=(check_numbers, check_company, check_rollout),
 )

@@ -20,6 +20,4 @@ REQUEST_NOISE = Feature(
     purpose="What a request samples does not depend on what runs beside it, or on how its prompt is cut.",
     section="actor_rollout_ref.overlay.request_noise",
     settings=RequestNoiseSettings,
-    switch="actor_rollout_ref.overlay.request_noise.enabled",
-    is_on=lambda settings: settings.request_noise.enabled,
 )

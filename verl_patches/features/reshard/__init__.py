@@ -1,1 +1,1 @@
-"""Moving weights between layouts: HuggingFace files, Megatron training ranks, vLLM-Ascend rollout ranks."""
+"""The switch of the reshard, and the counter of rollout weights of a process."""

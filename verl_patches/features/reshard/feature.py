@@ -32,6 +32,4 @@ RESHARD = Feature(
     purpose="Updated weights reach the rollout by a plan of byte ranges: every die receives what it serves, no more.",
     section="actor_rollout_ref.overlay.reshard",
     settings=ReshardSettings,
-    switch="actor_rollout_ref.overlay.reshard.enabled",
-    is_on=lambda settings: settings.reshard.enabled,
 )

@@ -72,7 +72,5 @@ RESIDENCY = Feature(
     purpose="The device holds only what the present phase of a step needs; everything else waits in host memory.",
     section="actor_rollout_ref.overlay.residency",
     settings=ResidencySettings,
-    switch="actor_rollout_ref.overlay.residency.enabled",
-    is_on=lambda settings: settings.residency.enabled,
     checks=(check_offload, check_addresses),
 )

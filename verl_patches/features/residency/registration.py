@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from post_training.layouts.model_tensors import rollout_tensors
-from verl_patches.features.reshard.generation import WeightsGeneration, process_generation
+from post_training.reshard.generation import WeightsGeneration
+from verl_patches.features.reshard.generation import process_generation
 from verl_patches.features.residency.absorbed import absorbed_tensors
 from verl_patches.features.residency.kv_cache import KvCache
 from verl_patches.features.residency.live_tensors import gradient_tensors, optimizer_tensors, parameter_tensors

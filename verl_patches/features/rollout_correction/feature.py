@@ -54,7 +54,5 @@ ROLLOUT_CORRECTION = Feature(
     purpose="Tokens weigh by how likely training finds what the rollout sampled (truncated importance sampling).",
     section="actor_rollout_ref.overlay.rollout_correction",
     settings=RolloutCorrectionSettings,
-    switch="actor_rollout_ref.overlay.rollout_correction.enabled",
-    is_on=lambda settings: settings.rollout_correction.enabled,
     checks=(check_old_log_probs, check_cap, check_whole_vocabulary),
 )

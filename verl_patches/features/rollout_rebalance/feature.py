@@ -60,7 +60,5 @@ ROLLOUT_REBALANCE = Feature(
     purpose="Unfinished requests move from full rollout engines to empty ones, so that all run smaller graphs.",
     section="actor_rollout_ref.overlay.rollout_rebalance",
     settings=RolloutRebalanceSettings,
-    switch="actor_rollout_ref.overlay.rollout_rebalance.enabled",
-    is_on=lambda settings: settings.rollout_rebalance.enabled,
     checks=(check_rebalance,),
 )

@@ -46,7 +46,5 @@ SAMPLE_HANDLES = Feature(
     purpose="Samples stay with the workers: the driver sends handles, and tokens move from device to device.",
     section="actor_rollout_ref.overlay.sample_handles",
     settings=SampleHandlesSettings,
-    switch=_SWITCH,
-    is_on=lambda settings: settings.sample_handles.enabled,
     checks=(check_combination,),
 )

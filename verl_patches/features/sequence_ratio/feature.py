@@ -41,7 +41,5 @@ SEQUENCE_RATIO = Feature(
     purpose="Policies are compared by one importance ratio for a whole response (GSPO).",
     section="actor_rollout_ref.overlay.sequence_ratio",
     settings=SequenceRatioSettings,
-    switch="actor_rollout_ref.overlay.sequence_ratio.enabled",
-    is_on=lambda settings: settings.sequence_ratio.enabled,
     checks=(check_old_log_probs, check_mean),
 )

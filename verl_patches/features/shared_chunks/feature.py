@@ -19,6 +19,4 @@ SHARED_CHUNKS = Feature(
     purpose="Workers that take the same part of a batch share one copy of it, so that the last starts sooner.",
     section="actor_rollout_ref.overlay.shared_chunks",
     settings=SharedChunksSettings,
-    switch="actor_rollout_ref.overlay.shared_chunks.enabled",
-    is_on=lambda settings: settings.shared_chunks.enabled,
 )

@@ -49,7 +49,5 @@ TEMPERATURE = Feature(
     section="actor_rollout_ref.overlay.temperature",
     settings=TemperatureSettings,
     keys=(Key("rollout_temperature", "actor_rollout_ref.rollout.temperature", float, 1.0),),
-    switch="actor_rollout_ref.overlay.temperature.enabled",
-    is_on=lambda settings: settings.temperature.enabled,
     checks=(check_positive,),
 )

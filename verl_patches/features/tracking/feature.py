@@ -20,6 +20,4 @@ TRACKING = Feature(
     purpose="Trackers go on with their own curves after a resume, and know how a run ended.",
     section="actor_rollout_ref.overlay.tracking",
     settings=TrackingSettings,
-    switch="actor_rollout_ref.overlay.tracking.enabled",
-    is_on=lambda settings: settings.tracking.enabled,
 )

@@ -23,7 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 from post_training.checkpoint.files import CheckpointError
-from verl_patches.features import settings
+from verl_patches.features.watch.feature import WATCH
 from verl_patches.features.watch.signs import process_signs
 
 _POLL_S = 1.0
@@ -122,7 +122,7 @@ def process_agreement() -> HostAgreement:
     """The agreements of this process in the default process group."""
     store = dist.distributed_c10d._get_default_store()
     if not _agreements or _agreements[-1][0] is not store:
-        silence = settings.current().watch.end_s.checkpoint
+        silence = WATCH.current().end_s.checkpoint
         own = dist.PrefixStore("checkpoint-agreement", store)
         _agreements[:] = [(store, HostAgreement(own, dist.get_rank(), dist.get_world_size(), silence))]
     return _agreements[-1][1]

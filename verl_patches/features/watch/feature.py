@@ -93,7 +93,5 @@ WATCH = Feature(
     purpose="A rank that stops answering is named with its phase and seconds, and ends the run if it stays so.",
     section="actor_rollout_ref.overlay.watch",
     settings=WatchSettings,
-    switch="actor_rollout_ref.overlay.watch.enabled",
-    is_on=lambda settings: settings.watch.enabled,
     checks=(check_limits,),
 )

@@ -62,7 +62,7 @@ def gptmodel_forward_without_logits(
 
     if logits_processor is None:
         return upstream(model, *args, **kwargs)
-    with deferring(model, logits_processor, settings.current().chunked_log_probs.chunk_bytes) as processor:
+    with deferring(model, logits_processor, CHUNKED_LOG_PROBS.current().chunk_bytes) as processor:
         return upstream(model, *args, logits_processor=processor, **kwargs)
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from post_training.processes.descendants import adopt_orphans, descendants, end_descendants, runs
 from verl_patches.trainer.isolated_ray.folder import private_folder
 from verl_patches.trainer.isolated_ray.job_servers import without_job_servers
-from verl_patches.trainer.isolated_ray.processes import adopt_orphans, descendants, end_descendants, runs
 
 LOOPBACK = "127.0.0.1"
 # How long Ray's processes may take to end by themselves once Ray was asked to, and to vanish once they were killed.

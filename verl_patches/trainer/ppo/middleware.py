@@ -165,7 +165,7 @@ def _measure(trainer: Trainer) -> Additions:
     from verl_patches.features.measure.run_files import RunFiles
     from verl_patches.features.temperature.feature import narrowed_by
 
-    files, ends = RunFiles(settings.current().measure.output_dir), trainer.end_tokens()
+    files, ends = RunFiles(MEASURE.current().output_dir), trainer.end_tokens()
     files.note("models_ready")
     print(f"{ends}.")
     narrowed = narrowed_by(trainer.config.actor_rollout_ref.rollout)
@@ -198,7 +198,7 @@ def _with_faults(trainer: Trainer) -> Iterator[None]:
     from verl_patches.features.measure.run_end import faults_of_run
     from verl_patches.features.measure.run_files import RunFiles
 
-    RunFiles(settings.current().measure.output_dir).note("training_begins")
+    RunFiles(MEASURE.current().output_dir).note("training_begins")
     with faults_of_run(settings.current(), lambda: getattr(trainer, "global_steps", 0)):
         yield
 
@@ -214,7 +214,7 @@ def _correction(trainer: Trainer) -> Additions:
     """Advantages are weighed by how far training's policy is from the rollout's."""
     from verl_patches.features.rollout_correction.weights import correcting
 
-    return {UPDATE: partial(correcting, cap=settings.current().rollout_correction.cap)}
+    return {UPDATE: partial(correcting, cap=ROLLOUT_CORRECTION.current().cap)}
 
 
 def _profile(trainer: Trainer) -> Additions:
@@ -222,7 +222,7 @@ def _profile(trainer: Trainer) -> Additions:
     from verl_patches.features.critic.warmup import ending_warmup
     from verl_patches.features.profile.steps import ProfiledSteps
 
-    chosen, tell = settings.current().profile.steps, trainer.actor_rollout_wg.profile_step
+    chosen, tell = PROFILE.current().steps, trainer.actor_rollout_wg.profile_step
     steps = ProfiledSteps(chosen, lambda: trainer.global_steps, tell)
     return {
         GENERATE: steps.beginning_first,
@@ -244,7 +244,7 @@ def _give_signs_of_life(trainer: Trainer) -> None:
 
     for manager in (trainer.reward_fn, trainer.val_reward_fn):
         count_answers(manager)
-    start_in_ray(TRAINER, settings.current().watch.interval_s)
+    start_in_ray(TRAINER, WATCH.current().interval_s)
 
 
 def _watched(trainer: Trainer) -> AbstractContextManager[None]:

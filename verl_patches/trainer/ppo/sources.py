@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from post_training.plan.partial_rollout import PartialRollout
-from verl_patches.features import settings
 from verl_patches.features.data_order.loader import NextPrompts, ResumableLoader
 from verl_patches.features.data_order.order import DataOrder, PlacedSampler
 from verl_patches.features.dynamic_sampling.feature import DYNAMIC_SAMPLING, FilterGroups
@@ -35,7 +34,7 @@ def source_of(trainer: Trainer, sampler: PlacedSampler, collate: Callable[[Seque
         filtered = RolloutBuffer(rows, collate, PromptQueue(order, epochs), FilterGroups.of(config), sizes)
         return filtered, filtered
     if PARTIAL_ROLLOUT.is_in_force():
-        chosen, queue = settings.current().partial_rollout, PromptQueue(order, epochs, used=order.batches * size)
+        chosen, queue = PARTIAL_ROLLOUT.current(), PromptQueue(order, epochs, used=order.batches * size)
         policy = PartialRollout(size, chosen.threshold, chosen.max_steps)
         finished = PartialRolloutBuffer(rows, collate, queue, policy, answers, steps)
         return finished, finished

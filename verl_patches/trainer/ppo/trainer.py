@@ -27,6 +27,7 @@ from verl.utils.metric import reduce_metrics
 
 from post_training.end_tokens import EndTokens
 from verl_patches.features import settings
+from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.step import Collected, Rewards, Source, Step, Workers
 from verl_patches.trainer.ppo.middleware import dress, in_force
 
@@ -59,7 +60,7 @@ class OverlayTrainer(RayPPOTrainer):
         sampler = PlacedSampler(lambda: order_of(self))  # verl's keeps no epoch, which a resume begins in
         super()._create_dataloader(train_dataset, val_dataset, collate_fn, sampler)
         self.source, self.train_dataloader = source_of(self, sampler, collate_fn or default_collate_fn)
-        RunFiles(settings.current().measure.output_dir).note("data_ready")
+        RunFiles(MEASURE.current().output_dir).note("data_ready")
 
     def init_workers(self) -> None:
         """Start the workers, and put what features add around their calls."""
@@ -75,7 +76,7 @@ class OverlayTrainer(RayPPOTrainer):
     def _load_checkpoint(self) -> None:
         from verl_patches.features.training_checkpoint.trainer import resume_step
 
-        resume_step(self, settings.current().measure.output_dir)
+        resume_step(self, MEASURE.current().output_dir)
 
     def _save_checkpoint(self) -> None:
         from verl_patches.features.training_checkpoint.feature import writes_in_background

@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from overlay import wrap
-from verl_patches.features import settings
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.reshard.feature import RESHARD, WHOLE_WEIGHTS
 from verl_patches.features.residency.feature import PHASES
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
     from verl.workers.sharding_manager.megatron_vllm import MegatronVLLMShardingManager
 
-    from verl_patches.features.reshard.resharder import Resharder
+    from post_training.reshard.resharder import Resharder
 
 _MANAGER = "verl.workers.sharding_manager.megatron_vllm:MegatronVLLMShardingManager"
 _OURS = "not forwarded: part of this project's features"
@@ -46,8 +45,8 @@ def enter(upstream: Callable[..., None], self: MegatronVLLMShardingManager) -> N
     outside=["reshard"],
 )
 def enter_whole(upstream: Callable[..., None], self: MegatronVLLMShardingManager) -> None:
+    from post_training.reshard.mla_refresh import refresh_absorbed_weights
     from verl_patches.features.reshard.generation import process_generation
-    from verl_patches.features.reshard.mla_refresh import refresh_absorbed_weights
 
     with process_generation().writing():
         upstream(self)
@@ -66,7 +65,7 @@ def enter_measured(upstream: Callable[..., None], self: MegatronVLLMShardingMana
 
     with current_record().timed("reshard"):
         upstream(self)
-    if settings.current().measure.verify_weights:
+    if MEASURE.current().verify_weights:
         current_record().count("reshard/weights_differing", len(_resharder(self).verify()))
 
 
@@ -141,9 +140,10 @@ def _resharder(manager: MegatronVLLMShardingManager) -> Resharder:
         import torch.distributed as dist
 
         from post_training.layouts.placements import rollout_placement, train_placement
-        from verl_patches.features.reshard.resharder import resharder_for
+        from post_training.reshard.resharder import resharder_for
+        from verl_patches.features.watch.signs import process_signs
 
-        chosen = settings.current().reshard
+        chosen = RESHARD.current()
         manager.overlay_resharder = resharder_for(
             manager.model_config,
             manager.actor_module,
@@ -154,6 +154,7 @@ def _resharder(manager: MegatronVLLMShardingManager) -> Resharder:
             chosen.bucket_bytes,
             chosen.overlap,
             chosen.dies_per_node or None,
+            lambda: process_signs().progress(),
         )
     return manager.overlay_resharder
 

@@ -38,10 +38,10 @@ from post_training.layouts.model_tensors import rollout_tensors
 from post_training.layouts.placements import rollout_placement
 from post_training.models.deepseek_v3 import DeepseekV3Shape
 from post_training.models.families import families, table_for
+from post_training.reshard.resharder import Resharder
 from tests.post_training.layouts import grouped_query_reference, reference
 from tests.post_training.layouts.drawn_placements import draw_train_placement, rollout_placements
 from tests.post_training.layouts.reference import State, same_bits
-from verl_patches.features.reshard.resharder import Resharder
 
 # vLLM inspects a model that it knows by name in a process of its own, which imports everything once more.
 load_general_plugins()

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 
-from verl_patches.features.reshard.generation import WeightsGeneration, WeightsNotWholeError
+from post_training.reshard.generation import WeightsGeneration, WeightsNotWholeError
 from verl_patches.features.residency import registration
 from verl_patches.features.residency.phases import Residency
 

@@ -8,9 +8,9 @@ import torch
 import torch_npu  # noqa: F401
 
 from overlay import ConfigurationError
+from post_training.reshard.generation import WeightsGeneration
 from verl_patches.features.measure import step_record
 from verl_patches.features.measure.step_record import current_record
-from verl_patches.features.reshard.generation import WeightsGeneration
 from verl_patches.features.residency import registration, reserved
 from verl_patches.features.residency.phases import Residency
 from verl_patches.features.residency.reserved import ReservedMemory

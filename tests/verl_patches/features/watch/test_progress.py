@@ -8,6 +8,7 @@ import asyncio
 import pickle
 from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -17,9 +18,9 @@ import torch_npu  # noqa: F401
 from post_training.checkpoint import durable
 from post_training.checkpoint.loading import fill
 from post_training.layouts.layout import Piece
-from post_training.layouts.schedule import Direction, Round
-from verl_patches.features.reshard.exchange import Exchange
-from verl_patches.features.reshard.failure import Attempt
+from post_training.reshard.exchange import Exchange
+from post_training.reshard.failure import Attempt
+from post_training.reshard.schedule import Direction, Round
 from verl_patches.features.training_checkpoint import restoring, saving
 from verl_patches.features.training_checkpoint.host_agreement import checkpoint_progress
 from verl_patches.features.watch import progress, signs
@@ -30,6 +31,7 @@ from verl_patches.features.watch.signs import TRAINER, Signs
 from verl_patches.workers.actor import dp_actor, megatron_actor
 from verl_patches.workers.critic import dp_critic, megatron_critic
 from verl_patches.workers.reward_manager import prime
+from verl_patches.workers.sharding_manager import megatron_vllm
 from vllm_patches.v1.engine import llm_engine
 
 WARN, END = WarnSeconds(), EndSeconds()
@@ -146,9 +148,22 @@ def decode_steps(spend, count):
         llm_engine.step(lambda self: spend(), None)
 
 
+def progress_of_reshard():
+    """What the sharding manager gives the resharder that it makes."""
+    manager = mock.Mock(spec=["model_config", "actor_module", "transformer_config", "inference_engine"])
+    placements = {name: mock.DEFAULT for name in ("rollout_placement", "train_placement")}
+    with (
+        mock.patch.multiple("post_training.layouts.placements", **placements),
+        mock.patch("post_training.reshard.resharder.resharder_for") as made,
+    ):
+        megatron_vllm._resharder(manager)
+    return made.call_args.args[-1]
+
+
 def reshard_rounds(spend, count):
     nothing = Direction((0, 0), ())
-    exchange = Exchange("leg", [Round(nothing, nothing)] * count, None, None, None, 2, torch.device("cpu"))
+    rounds = [Round(nothing, nothing)] * count
+    exchange = Exchange("leg", rounds, None, None, None, 2, torch.device("cpu"), progress_of_reshard())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "all_to_all_single", lambda *_, **__: SimpleNamespace(wait=spend))
         exchange.run(Attempt())

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from post_training.layouts.layout import PADDING
-from post_training.layouts.plan import Layouts, Plan, Transfers, make_plan
-from post_training.layouts.schedule import Round, piece_origins, round_count, schedule
+from post_training.reshard.exchange import Side, pack, scatter
+from post_training.reshard.plan import Layouts, Plan, Transfers, make_plan
+from post_training.reshard.resharder import copy_local, local_copies
+from post_training.reshard.schedule import Round, piece_origins, round_count, schedule
 from tests.post_training.layouts.reference import State
-from verl_patches.features.reshard.exchange import Side, pack, scatter
-from verl_patches.features.reshard.resharder import copy_local, local_copies
 
 
 @dataclass

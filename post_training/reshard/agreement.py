@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from post_training.layouts.layout import PADDING, Piece
-from post_training.layouts.plan import LayoutError, Layouts
-from verl_patches.features.reshard.exchange import Tensors
+from post_training.reshard.exchange import Tensors
+from post_training.reshard.plan import LayoutError, Layouts
 
 Types = dict[str, torch.dtype]
 

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from post_training.interrupts import say_at_once
 from post_training.masking import Secrets
 from post_training.masking.streams import copy_masked
-from verl_patches.trainer.isolated_ray.processes import (
+from post_training.processes.descendants import (
     adopt_orphans,
     descendants,
     end_descendants,
@@ -168,9 +168,3 @@ def _remaining(leader: subprocess.Popen[bytes], earlier: Collection[int]) -> lis
     leader.poll()
     reap_adopted([leader.pid, *earlier])
     return [process for process in descendants(os.getpid()) if process not in earlier]
-
-
-def remove_emulated_dies(name: str) -> None:
-    """Removes what processes that were killed have left of the emulated node `name`."""
-    for account in Path("/dev/shm").glob(f"npu_emulator-*-{name}"):
-        account.unlink(missing_ok=True)

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from post_training.layouts.layout import PADDING, Piece
-from post_training.layouts.plan import LayoutError
-from verl_patches.features.reshard import agreement
+from post_training.reshard import agreement
+from post_training.reshard.plan import LayoutError
 
 RANKS = 3
 

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from post_training.layouts.layout import PADDING, Box, Piece
-from post_training.layouts.plan import Layouts
+from post_training.reshard.agreement import agree_on_types
+from post_training.reshard.exchange import Tensors
+from post_training.reshard.plan import Layouts
 from post_training.tensor_parts import copy_in_parts, parts_of
-from verl_patches.features.reshard.agreement import agree_on_types
-from verl_patches.features.reshard.exchange import Tensors
 
 
 def full_tensors(

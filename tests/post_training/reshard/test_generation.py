@@ -1,6 +1,6 @@
 import pytest
 
-from verl_patches.features.reshard.generation import WeightsGeneration, WeightsNotWholeError
+from post_training.reshard.generation import WeightsGeneration, WeightsNotWholeError
 
 
 def test_a_complete_set_may_be_used() -> None:

@@ -12,14 +12,14 @@ from torch import nn
 
 from post_training.layouts.layout import EXPERT_MARK, PADDING, Piece, RolloutPlacement, TrainPlacement
 from post_training.layouts.model_tensors import rollout_tensors, train_tensors
-from post_training.layouts.plan import LayoutError, Layouts, Plan, Transfers, make_plan
-from post_training.layouts.schedule import piece_origins, round_count, schedule
 from post_training.models.families import table_for
+from post_training.reshard.agreement import Types, agree_on_plan, agree_on_types
+from post_training.reshard.exchange import Exchange, Side, Tensors
+from post_training.reshard.failure import Attempt, RollCall, agree_on_success, naming_the_missing
+from post_training.reshard.plan import LayoutError, Layouts, Plan, Transfers, make_plan
+from post_training.reshard.schedule import piece_origins, round_count, schedule
+from post_training.reshard.verification import differing_tensors, first_copies
 from post_training.tensor_parts import PART_ELEMENTS, copy_in_parts, zero_in_parts
-from verl_patches.features.reshard.agreement import Types, agree_on_plan, agree_on_types
-from verl_patches.features.reshard.exchange import Exchange, Side, Tensors
-from verl_patches.features.reshard.failure import Attempt, RollCall, agree_on_success, naming_the_missing
-from verl_patches.features.reshard.verification import differing_tensors, first_copies
 
 ROLL_CALL_SECONDS = 10.0
 """How long a rank waits for a sign of life of the others after a collective has failed."""
@@ -103,6 +103,7 @@ class Resharder:
     overlap: use half buckets and pack a round while the round before it travels; twice as many collectives.
     ranks_per_node: what many ranks of a node need enters the node once and is relayed inside it; None means that links
         between all ranks are alike, and every region comes straight from an owner.
+    progress: called after every round of a run.
     """
 
     def __init__(
@@ -116,12 +117,13 @@ class Resharder:
         castable: tuple[str, ...] = (),
         overlap: bool = False,
         ranks_per_node: int | None = None,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
         if bucket_bytes <= 0:
             raise ValueError(f"reshard bucket_bytes must be positive, not {bucket_bytes}")
         self._train_tensors, self._rollout_tensors = train_tensors, rollout_tensors
         self._train_layouts, self._rollout_layouts = train_layouts, rollout_layouts
-        self._group, self._castable = group, castable
+        self._group, self._castable, self._progress = group, castable, progress
         self._bucket_bytes = min(bucket_bytes, PART_ELEMENTS)
         self._slots, self._ranks_per_node = 2 if overlap else 1, ranks_per_node
         self._prepared: _Prepared | None = None
@@ -209,6 +211,7 @@ class Resharder:
         direct = schedule(plan.remote, world_size, rank, counts[0], origins)
         relayed = schedule(plan.relay, world_size, rank, counts[1], (origins[1], origins[1]))
         device = next(iter(self._rollout_tensors.values())).device
+        common = self._group, self._slots, device, self._progress
         return _Prepared(
             source=source,
             target=target,
@@ -216,8 +219,8 @@ class Resharder:
             casts=casts,
             cast_pieces=[piece for piece in list(first_copies(self._train_layouts))[rank] if piece.canonical in casts],
             exchanges=[
-                Exchange("leg from training weights", direct, source, target, self._group, self._slots, device),
-                Exchange("relay inside nodes", relayed, target, target, self._group, self._slots, device),
+                Exchange("leg from training weights", direct, source, target, *common),
+                Exchange("relay inside nodes", relayed, target, target, *common),
             ],
             copies=local_copies(plan, rank, train, rollout),
             padding=[piece for piece in rollout if piece.canonical == PADDING],
@@ -291,6 +294,7 @@ def resharder_for(
     bucket_bytes: int,
     overlap: bool = False,
     ranks_per_node: int | None = None,
+    progress: Callable[[], None] = lambda: None,
 ) -> Resharder:
     """A Resharder from the models themselves.
 
@@ -314,4 +318,5 @@ def resharder_for(
         table.castable,
         overlap,
         ranks_per_node,
+        progress,
     )

@@ -3,8 +3,8 @@
 import json
 import random
 
-from post_training.layouts.plan import make_plan
 from post_training.models.deepseek_v3 import megatron, vllm_ascend
+from post_training.reshard.plan import make_plan
 from tests.post_training.layouts.drawn_placements import draw_train_placement, rollout_placements
 from tests.post_training.layouts.reference import SMALL
 

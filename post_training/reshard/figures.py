@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from post_training.layouts.layout import EXPERT_MARK, PADDING, Box, Piece, RolloutPlacement, Table, TrainPlacement
-from post_training.layouts.plan import Plan, make_plan
-from post_training.layouts.schedule import piece_origins, round_count, schedule
+from post_training.reshard.plan import Plan, make_plan
+from post_training.reshard.schedule import piece_origins, round_count, schedule
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import torch_npu  # noqa: F401
 from post_training.checkpoint.megatron_form import local_shapes
 from post_training.layouts.grouped_query import GroupedQueryShape, canonical_shapes, table
 from post_training.layouts.layout import PADDING, LocalView, Piece, RolloutPlacement, TrainPlacement, as_matrix
-from verl_patches.features.reshard.exchange import Side
-from verl_patches.features.reshard.verification import _equal_where_both, differing_tensors, first_copies
+from post_training.reshard.exchange import Side
+from post_training.reshard.verification import _equal_where_both, differing_tensors, first_copies
 
 NAME = "model.layers.1.self_attn.o_proj.weight"
 PIECE = Piece(NAME, ((0, 4), (0, 6)), "weight")

@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 
 from post_training.layouts.layout import Piece
-from post_training.layouts.plan import Transfers
+from post_training.reshard.plan import Transfers
 
 ALIGNMENT = 16
 """Bytes: the part of each peer in a staging buffer starts at a multiple of this."""

@@ -4,16 +4,15 @@ Packing reads through the layout's view and scattering writes through it, so a t
 declared change of type costs no pass of its own and touches only what travels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from post_training.layouts.layout import Piece
-from post_training.layouts.schedule import Chunk, Direction, Round
-from verl_patches.features.reshard.failure import Attempt
-from verl_patches.features.watch.signs import process_signs
+from post_training.reshard.failure import Attempt
+from post_training.reshard.schedule import Chunk, Direction, Round
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -90,7 +89,7 @@ class Exchange:
     """All rounds of one leg of a plan on this rank.
 
     leg: what to call it in an error. slots: 1 runs the rounds one after the other; 2 packs a round while the round
-    before it travels.
+    before it travels. progress: called after every round that arrived, for whoever detects hangs.
     """
 
     leg: str
@@ -100,6 +99,7 @@ class Exchange:
     group: dist.ProcessGroup
     slots: int
     device: torch.device
+    progress: Callable[[], None] = lambda: None
 
     def run(self, attempt: Attempt) -> int:
         """Run all rounds and return the bytes of staging memory that were held.
@@ -135,7 +135,7 @@ class Exchange:
 
     def _land(self, number: int, work: dist.Work, attempt: Attempt, staging: Staging) -> None:
         work.wait()
-        process_signs().progress()
+        self.progress()
         received = self.rounds[number].receive
         attempt.step(f"{self._where(number)}, ", scatter, self.target, received, staging.receive[number % self.slots])
 

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401
 
-from tests.verl_patches.features.reshard.exchange_program import Case
-from verl_patches.features.reshard import exchange, resharder
-from verl_patches.features.reshard.failure import ReshardError
-from verl_patches.features.reshard.generation import WeightsGeneration, WeightsNotWholeError
+from post_training.reshard import exchange, resharder
+from post_training.reshard.failure import ReshardError
+from post_training.reshard.generation import WeightsGeneration, WeightsNotWholeError
+from tests.post_training.reshard.exchange_program import Case
 
 SEED, BUCKET = 5, 20_000
 CULPRIT = 2

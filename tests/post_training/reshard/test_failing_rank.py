@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.post_training.reshard.failing_rank_program import CULPRIT, TIMEOUT
 from tests.ranks import run_ranks
-from tests.verl_patches.features.reshard.failing_rank_program import CULPRIT, TIMEOUT
 
 pytestmark = pytest.mark.slow
 WORLD = 4
@@ -17,7 +17,7 @@ SURVIVORS = [rank for rank in range(WORLD) if rank != CULPRIT]
 def outcome(folder: Path, way: str) -> dict[int, dict]:
     """What each surviving rank was told."""
     (folder / "way.txt").write_text(way)
-    run_ranks("tests.verl_patches.features.reshard.failing_rank_program", WORLD, folder, timeout=300)
+    run_ranks("tests.post_training.reshard.failing_rank_program", WORLD, folder, timeout=300)
     return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in SURVIVORS}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_patches.trainer.isolated_ray.processes import (
+from post_training.processes.descendants import (
     descendants,
     end_descendants,
     reap_adopted,
@@ -22,7 +22,7 @@ ASLEEP = "import signal; print(1, flush=True); signal.pause()"
 PROGRAM = """
 import os, subprocess, sys, time
 sys.path.insert(0, os.getcwd())
-from verl_patches.trainer.isolated_ray.processes import adopt_orphans, descendants, end_descendants
+from post_training.processes.descendants import adopt_orphans, descendants, end_descendants
 adopt_orphans()
 asleep = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
 kept = subprocess.Popen([sys.executable, "-c", asleep])

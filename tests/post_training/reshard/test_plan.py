@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from post_training.layouts.layout import Piece, RolloutPlacement, TrainPlacement
-from post_training.layouts.plan import LayoutError, Plan, make_plan
-from post_training.layouts.schedule import ALIGNMENT, round_count
 from post_training.models.deepseek_v3 import DeepseekV3Shape, megatron, vllm_ascend
-from tests.post_training.layouts.in_process import Outcome, reshard_in_process
+from post_training.reshard.plan import LayoutError, Plan, make_plan
+from post_training.reshard.schedule import ALIGNMENT, round_count
 from tests.post_training.layouts.placements import layout_pairs
 from tests.post_training.layouts.reference import SMALL, State, full_weights, megatron_state, rollout_state, same_bits
+from tests.post_training.reshard.in_process import Outcome, reshard_in_process
 
 FULL = full_weights(SMALL)
 Pair = tuple[TrainPlacement, RolloutPlacement]
@@ -82,7 +82,7 @@ def test_plans_are_equal_on_every_rank() -> None:
     """Ranks are processes: sets and hashes have another order in each of them."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.post_training.layouts.plan_digests"],
+            [sys.executable, "-m", "tests.post_training.reshard.plan_digests"],
             env=os.environ | {"PYTHONHASHSEED": seed},
             stdout=subprocess.PIPE,
             text=True,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from post_training.layouts.figures import PerTensorFigures, Spread, per_tensor_figures, plan_figures
 from post_training.layouts.layout import EXPERT_MARK, PADDING, Piece, RolloutPlacement, TrainPlacement
-from post_training.layouts.schedule import ALIGNMENT
 from post_training.models.deepseek_v3 import table
+from post_training.reshard.figures import PerTensorFigures, Spread, per_tensor_figures, plan_figures
+from post_training.reshard.schedule import ALIGNMENT
 from tests.post_training.layouts.reference import SMALL
 
 TABLE, WIDE, ITEMSIZE = table(SMALL), 1 << 30, 4

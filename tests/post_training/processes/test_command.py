@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal import processes
+from post_training.processes import command as processes
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LAUNCHER = """
 import sys
 from pathlib import Path
-from rehearsal import processes
+from post_training.processes import command as processes
 # Whoever waits for what has happened already waits longer than any test; what is left is not waited for long.
 processes._GRACE_S, processes._REMAINING_GRACE_S = 600, 0.2
 folder = Path(sys.argv[1])

@@ -3,7 +3,7 @@
 import pytest
 import torch.distributed as dist
 
-from verl_patches.features.reshard.failure import Attempt, ReshardError, RollCall, naming_the_missing
+from post_training.reshard.failure import Attempt, ReshardError, RollCall, naming_the_missing
 
 
 class EverybodyIsHere(RollCall):

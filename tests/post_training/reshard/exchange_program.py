@@ -15,12 +15,12 @@ import torch_npu  # noqa: F401
 
 from npu_emulator import meters
 from post_training.layouts.layout import EXPERT_MARK, RolloutPlacement, TrainPlacement
-from post_training.layouts.plan import LayoutError
-from post_training.layouts.schedule import Direction
 from post_training.models.deepseek_v3 import CASTABLE, megatron, vllm_ascend
+from post_training.reshard import exchange
+from post_training.reshard.plan import LayoutError
+from post_training.reshard.resharder import Resharder
+from post_training.reshard.schedule import Direction
 from tests.post_training.layouts.reference import SMALL, State, full_weights, megatron_state, rollout_state, same_bits
-from verl_patches.features.reshard import exchange
-from verl_patches.features.reshard.resharder import Resharder
 
 WORLD = 4
 

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 
 from post_training.layouts.layout import Piece
-from post_training.layouts.plan import Plan, make_plan
-from post_training.layouts.schedule import ALIGNMENT, Round, piece_origins, schedule
-from verl_patches.features.reshard.exchange import Exchange, Side, pack
-from verl_patches.features.reshard.failure import Attempt
+from post_training.reshard.exchange import Exchange, Side, pack
+from post_training.reshard.failure import Attempt
+from post_training.reshard.plan import Plan, make_plan
+from post_training.reshard.schedule import ALIGNMENT, Round, piece_origins, schedule
 
 NAMES = ("bias", "norm", "scale")
 TYPES = {"bias": torch.bfloat16, "norm": torch.bfloat16, "scale": torch.float32}

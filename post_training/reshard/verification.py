@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from post_training.layouts.layout import PADDING, Box, Piece
-from post_training.layouts.plan import Layouts
-from post_training.layouts.schedule import ALIGNMENT
+from post_training.reshard.exchange import Side
+from post_training.reshard.plan import Layouts
+from post_training.reshard.schedule import ALIGNMENT
 from post_training.tensor_parts import PART_ELEMENTS, copy_in_parts, parts_of
-from verl_patches.features.reshard.exchange import Side
 
 _COMPARED_ELEMENTS = PART_ELEMENTS // 8
 """Elements of at most 8 bytes each, which are compared as bytes."""
