@@ -4,6 +4,8 @@
 
 #include <limits>
 
+#include "headers.h"
+
 using namespace cann;
 
 namespace {
@@ -320,3 +322,23 @@ OP(RingAttentionUpdate, [](Tensor earlier, Tensor earlier_most, Tensor earlier_s
   put(most, largest);
   put(sum, total);
 })
+
+#if NPU_EMULATOR_CANN_9
+// Merges attention over parts of the keys by the logarithm of each part's sum of exponentials, [rows], for parts of
+// [rows, size]. A part that had no keys has the sum +inf, which the kernel reads as none.
+OP(AttentionUpdate, [](Tensors sums, Tensors parts, int64_t wants_sum, Tensor out, Tensor sum) {
+  constexpr size_t kMostParts = 16;
+  demand_as_many(sums.size(), parts.size());
+  TORCH_CHECK(!sums.empty() && sums.size() <= kMostParts, "lse and local_out must have 1 to 16 tensors");
+  demand_that(wants_sum == 0 || wants_sum == 1, "updateType", "must be 0 or 1");
+  constexpr auto kInfinity = std::numeric_limits<float>::infinity();
+  const auto each = at::stack(sums);
+  const auto given = each.masked_fill(each.eq(kInfinity), -kInfinity);
+  const auto total = at::logsumexp(given, 0);
+  auto merged = at::zeros_like(wide(parts[0]));
+  for (size_t index = 0; index < parts.size(); ++index)
+    merged += wide(parts[index]) * at::exp(given[static_cast<int64_t>(index)] - total).unsqueeze(-1);
+  put(out, merged);
+  if (wants_sum) put(sum, total);
+})
+#endif

@@ -100,7 +100,8 @@ void each_sequence(const Inference& call, One one) {
 }
 
 // Writes to `out`, in `out_layout`, and to `sums` unless it is undefined: [batch, heads, queries, 1], or [tokens, heads,
-// 1] with TND. Queries without keys, and rows past the end of a sequence, give zeros.
+// 1] with TND. Queries without keys, and rows past the end of a sequence, give zeros, whose sums are infinite: operators
+// that merge parts of attention (aclnnAttentionUpdate) give such a part no weight.
 void infer(const Inference& call, const std::string& out_layout, const Tensor& out, const Tensor& sums) {
   const bool is_packed = call.layout == "TND";
   int64_t key_start = 0;
@@ -111,6 +112,7 @@ void infer(const Inference& call, const std::string& out_layout, const Tensor& o
     return batch[batch.size(0) == 1 ? 0 : number].unsqueeze(0).narrow(2, 0, length);
   };
   out.zero_();
+  if (sums.defined()) sums.fill_(std::numeric_limits<float>::infinity());
   each_sequence(call, [&](int64_t number, int64_t start, int64_t length, int64_t key_length) {
     const auto of_query = [&](const Tensor& tensor) {
       return of_sequence(tensor, call.layout, call.heads, number, start, length);

@@ -105,7 +105,7 @@ def test_what_is_said_of_each_parameter_of_a_list_is_its_own():
     assert found == {"x": "|INT8", "y": "|FLOAT16", "out": "|INT64"}
 
 
-def test_of_two_rewindows_what_one_allows_is_allowed(tmp_path):
+def test_of_two_releases_what_one_allows_is_allowed(tmp_path):
     for release, document in (("old", TABLE), ("new", LIST)):
         folder = tmp_path / release / "ops-math" / "scale" / "docs"
         folder.mkdir(parents=True)

@@ -19,6 +19,7 @@ needs_the_other = pytest.mark.skipif(
 )
 pytestmark = pytest.mark.slow
 
+TABLES = [("op_plugin", ""), ("op_plugin", "_2.13"), ("vllm_ascend", ""), ("mindspeed", "")]
 # What the device program finds is the same to the last digit, in words too.
 SAME = (
     "chip arithmetic thread_without_device fused graph triangles routing layer_norm metered metered_memory"
@@ -122,9 +123,9 @@ def test_programs_find_what_they_find_on_the_pin(tmp_path):
 
 
 @needs_the_other
-def test_operators_have_the_parameters_of_both_rewindows_calls(tmp_path):
+def test_operators_have_the_parameters_of_both_releases_calls(tmp_path):
     written = read_written(tmp_path / "results.json", OTHER)
-    calls = read_calls("op_plugin_calls.txt", "op_plugin_calls_2.13.txt", "mindspeed_calls.txt")
+    calls = read_calls(*(f"{name}_calls{rest}.txt" for name, rest in TABLES))
     assert len(written) > 500 and "aclnnQuantMatmulV5" in written, "which the pins' op-plugin does not call"
     assert differences(written, calls) == []
     assert differences(written | {"aclnnQuantMatmulV5": ["Tensor"]}, calls), "control: others are differences"
@@ -171,9 +172,10 @@ def test_its_package_is_for_that_torch_npu_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("installed", "told"), [("2.5.1.post1", ""), ("2.13.0", ""), ("2.6.0", "error: torch_npu 2.6.0")]
+    ("installed", "told"),
+    [("2.5.1.post1", ""), ("2.10.0.post4", ""), ("2.13.0", ""), ("2.6.0", "error: torch_npu 2.6.0")],
 )
-def test_it_is_built_for_the_rewindows_that_it_knows(installed, told):
+def test_it_is_built_for_the_releases_that_it_knows(installed, told):
     program = f"""
 import sys
 from importlib import metadata
@@ -185,5 +187,5 @@ build.release()
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=600)
     assert (ended.returncode == 0) == (not told)
     assert not told or ended.stderr.splitlines()[-1] == (
-        f"{told} is installed, and the emulator is for 2.5.1 and 2.13.0: install one of these."
+        f"{told} is installed, and the emulator is for 2.5.1, 2.10.0, 2.13.0: install one of these."
     )
