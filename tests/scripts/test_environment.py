@@ -206,6 +206,12 @@ def test_tests_of_a_stack_run_in_its_environment_alone(machine, arguments, run):
     assert machine.take_calls()[-2:] == ["check", run] and not (machine.root / ".venv").exists()
 
 
+def test_listed_tests_of_a_stack_exist():
+    lines = (ROOT / "tests" / "stack_2026" / "also.txt").read_text().splitlines()
+    listed = [line for line in lines if not line.startswith("#")]
+    assert listed and all((ROOT / each).exists() for each in listed)
+
+
 def test_rehearsal_of_a_stack_starts_its_own_program(machine):
     done = machine.run("bash", "scripts/rehearse.sh", "--stack", "2026", "--steps", "3", "--", "a=b")
     assert done.returncode == 0, done.stderr
