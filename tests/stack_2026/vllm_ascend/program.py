@@ -94,7 +94,6 @@ SELECTED = [
     Case("deepseek"),
     Case("deepseek", graph="FULL_AND_PIECEWISE"),
     Case("deepseek", "tp2ep", "PIECEWISE", chunks=True, dtype="bfloat16"),
-    Case("deepseek", "dp2ep", prefix_cache=True, dtype="bfloat16"),
     Case("deepseek", "tp2ep"),
     Case("qwen3", graph="FULL_AND_PIECEWISE", dtype="bfloat16"),
     Case("deepseek", graph="FULL_AND_PIECEWISE", dtype="bfloat16"),
