@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +12,14 @@ import torch_npu
 from vllm_ascend.utils import enable_custom_op
 
 KERNELS = torch.ops._C_ascend
+CALLS_A_KERNEL = """
+import torch, torch_npu
+from vllm_ascend.utils import enable_custom_op
+enable_custom_op()
+x, weight, indices = torch.ones(2, 64).half().npu(), torch.ones(1, 8, 64).half().npu(), torch.zeros(2).long().npu()
+torch.ops._C_ascend.bgmv_shrink(x, weight, indices, torch.zeros(2, 8, device="npu"), 1.0)
+torch.npu.synchronize()
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -100,8 +110,34 @@ def test_empty_sequences_of_a_packed_batch_are_passed_over():
 
 
 def test_kernel_that_is_not_emulated_is_named():
-    x, weight = drawn(2, 64).half().npu(), drawn(1, 8, 64).half().npu()
-    indices, out = torch.zeros(2).long().npu(), torch.zeros(2, 8, device="npu")
-    with pytest.raises(RuntimeError, match="operator name is bgmv_shrink"):
-        KERNELS.bgmv_shrink(x, weight, indices, out, 1.0)
-        torch.npu.synchronize()
+    """In a process of its own, whose queue of operators does not go on after the error."""
+    ended = subprocess.run([sys.executable, "-c", CALLS_A_KERNEL], capture_output=True, text=True)
+    assert ended.returncode == 1 and "vllm_ascend_C's bgmv_shrink is not emulated" in ended.stderr
+
+
+@pytest.mark.parametrize("wants_sum", [0, 1])
+def test_parts_of_attention_are_merged_by_their_sums(wants_sum):
+    """A part without keys has the sum +inf, as fused attention gives it, and no weight."""
+    scores, values = drawn(6, 30), drawn(30, 16, seed=1)
+    parts = [(scores[:, keys], values[keys]) for keys in (slice(0, 10), slice(10, 14), slice(14, 30))]
+    sums = [part.double().logsumexp(-1).float() for part, _ in parts]
+    outs = [part.softmax(-1) @ value for part, value in parts]
+    sums[1][2:4], outs[1][2:4] = float("inf"), 0
+    merged, total = torch_npu.npu_attention_update(
+        [each.npu() for each in sums], [out.npu() for out in outs], wants_sum
+    )
+    hidden = torch.zeros(6, 30, dtype=torch.bool)
+    hidden[2:4, 10:14] = True
+    seen = scores.double().masked_fill(hidden, float("-inf"))
+    torch.testing.assert_close(merged.cpu(), (seen.softmax(-1) @ values.double()).float())
+    if wants_sum:
+        torch.testing.assert_close(total.cpu(), seen.logsumexp(-1).float())
+
+
+def test_sum_of_queries_without_keys_is_infinite():
+    query, key = drawn(3, 2, 128).npu(), drawn(4, 2, 128, seed=1).npu()
+    out, sums = torch_npu.npu_fused_infer_attention_score(
+        query, key, key, num_heads=2, num_key_value_heads=2, input_layout="TND", scale=0.1, sparse_mode=0,
+        actual_seq_lengths=[1, 3], actual_seq_lengths_kv=[4, 4], softmax_lse_flag=True,
+    )  # fmt: skip
+    assert sums[0].isfinite().all() and sums[1:].isposinf().all() and not out[1:].any()

@@ -12,7 +12,8 @@ from tests.stack_2026.vllm_ascend.program import CAPTURED_SIZES, EVERYTHING, FAU
 from tests.vllm_process import run_vllm
 
 pytestmark = pytest.mark.slow
-SMALL = {"float32": 1e-4, "bfloat16": 0.1}
+# vLLM-Ascend computes the attention of DeepSeek's prompts in bfloat16, whatever the model's type (attention/mla_v1.py).
+SMALL = {"qwen": {"float32": 1e-4, "bfloat16": 0.1}, "deepseek": {"float32": 0.02, "bfloat16": 0.1}}
 
 
 def run(folder: Path, *cases: str, seconds: float = 1500) -> dict[str, dict[str, Any]]:
@@ -35,7 +36,7 @@ def test_greedy_tokens_equal_transformers(found, case):
     figures = found[case.name]
     kinds = ("equal", "again") if case.dtype == "float32" else ("close", "again close")
     assert [figures[kind] for kind in kinds] == [figures["of"]] * 2 == [96, 96]
-    assert figures["worst"] < SMALL[case.dtype]
+    assert figures["worst"] < SMALL["deepseek" if case.model == "deepseek" else "qwen"][case.dtype]
 
 
 @pytest.mark.parametrize("case", SELECTED, ids=ids)
