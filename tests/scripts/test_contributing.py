@@ -96,7 +96,7 @@ def test_the_examples_touch_few_files_and_lead_to_what_tests_hold(tmp_path):
         print(f"add a {name}: {len(touched[name])} files, {', '.join(touched[name])}")
     assert {name: len(files) for name, files in touched.items()} == TOUCHED
     locked, explained, tested = printed["patch"]
-    assert "fingerprints.lock.json" in locked and "declared in: verl_patches.utils.py_functional" in explained
+    assert "wrote fingerprints.lock.json" in locked and "declared in: verl_patches.utils.py_functional" in explained
     assert re.search(r"^[5-9] passed", tested, re.M), tested
     assert "node_throughput.enabled" in printed["feature"][-2]
     assert all(re.search(r"^\d+ passed", commands[-1], re.M) for commands in printed.values()), printed
