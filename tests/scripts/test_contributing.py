@@ -95,7 +95,7 @@ def test_the_examples_touch_few_files_and_lead_to_what_tests_hold(tmp_path):
         touched[name] = sorted(changed - GENERATED[name])
         print(f"add a {name}: {len(touched[name])} files, {', '.join(touched[name])}")
     assert {name: len(files) for name, files in touched.items()} == TOUCHED
-    locked, _, _, explained, tested = printed["patch"]
+    locked, explained, tested = printed["patch"]
     assert "wrote fingerprints.lock.json" in locked and "declared in: verl_patches.utils.py_functional" in explained
     assert re.search(r"^[5-9] passed", tested, re.M), tested
     assert "node_throughput.enabled" in printed["feature"][-2]
