@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_WORD = re.compile(r"[Bb](?:ase|ASE)?64|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 # The last word of a name that always means a secret, in one piece or in two.
 _ALWAYS = frozenset(
     "password passwords passwd passwds passphrase passphrases pwd pass pat pats secret secrets credential credentials "

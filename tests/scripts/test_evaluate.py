@@ -95,6 +95,29 @@ def test_answers_end_at_every_end_token(answering, qwen, tmp_path, monkeypatch):
     assert asked[0].ends == sorted({7, 9, tokenizer.eos_token_id})
 
 
+def test_a_prompt_has_the_tokens_of_its_template_alone(answering, qwen, tmp_path, monkeypatch):
+    """Tokenizers of DeepSeek and Llama put a token before every text, and their chat templates begin with it too."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoTokenizer
+
+    answering("nothing")
+    folder, tokenizer = shutil.copytree(qwen, tmp_path / "copy"), AutoTokenizer.from_pretrained(qwen)
+    name, begins = tokenizer.eos_token, tokenizer.eos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{name}:0 $A:0", special_tokens=[(name, begins)]
+    )
+    tokenizer.chat_template = name + tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+    asked, made = [], evaluate._tokenized
+    monkeypatch.setattr(evaluate, "_tokenized", lambda *given: asked.append(made(*given)) or asked[-1])
+    assert run(folder, tmp_path / "out", "--limit", "3", "--n", "0") == 0
+    content = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    loaded = AutoTokenizer.from_pretrained(folder)
+    assert loaded("a text")["input_ids"][0] == begins
+    chats = [question["messages"] for question in content["questions"]]
+    assert asked[0].prompts == loaded.apply_chat_template(chats, add_generation_prompt=True)
+
+
 def test_a_worker_that_fails_is_named_with_its_last_line(monkeypatch, qwen, tmp_path, capsys):
     (tmp_path / "worker.py").write_text("raise SystemExit('out of memory')")
     monkeypatch.setattr(evaluate, "_WORKER", tmp_path / "worker.py")

@@ -162,6 +162,25 @@ def test_adam_step_equals_torch():
         torch.testing.assert_close(on_npu[0].cpu(), parameter.detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.2])
+def test_torchs_fused_adamw_on_the_device_is_that_of_the_host(amsgrad, maximize, decay):
+    """Gradients become smaller, so that the largest average is not the present one."""
+    options = {"lr": 0.1, "betas": (0.9, 0.6), "eps": 1e-6, "weight_decay": decay, "maximize": maximize}
+    host = torch.randn(5)
+    device = host.to("npu").requires_grad_()
+    host.requires_grad_()
+    ours = torch.optim.AdamW([device], fused=True, amsgrad=amsgrad, **options)
+    torchs = torch.optim.AdamW([host], foreach=False, amsgrad=amsgrad, **options)
+    for step in range(4):
+        host.grad = torch.randn(5) / 4**step
+        device.grad = host.grad.to("npu")
+        ours.step()
+        torchs.step()
+        torch.testing.assert_close(device.detach().cpu(), host.detach(), rtol=1e-5, atol=1e-6)
+
+
 def test_top_k_top_p_keeps_the_smallest_sufficient_set():
     logits, k, p = torch.randn(6, 20), torch.tensor([1, 3, 20, 5, 20, 2]), torch.tensor([1.0, 0.5, 0.7, 0.9, 1.0, 0.1])
     got = torch_npu.npu_top_k_top_p(logits.to("npu"), p.to("npu"), k.to("npu")).cpu()

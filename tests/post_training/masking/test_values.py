@@ -93,6 +93,32 @@ def test_number_masked_below_names_of_secrets_only():
     assert masked_text("password=12345678 token=5", {}) == "password=*** token=5"
 
 
+@pytest.mark.parametrize("name", ["MY_KEY", "SSH_HOST_KEY", "DB_KEYS", "WECHAT_BOT_KEY_B64"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{name}={value} python train.py",
+        "export {name}='{value}'",
+        "docker run -e {name}={value} a",
+        "{{'{name}': '{value}'}}",
+    ],
+)
+def test_assigned_variable_that_ends_in_key_masked(name, form):
+    """A variable's name is upper case; a key of a configuration that ends so may name a column."""
+    assert masked_text(form.format(name=name, value=VALUE), {}) == form.format(name=name, value="***")
+    for column in ("my_key", "SORT_KEY", "PROMPT_KEY"):
+        text = f"{column}=data_source"
+        assert masked_text(text, {}) == text
+
+
+@pytest.mark.parametrize("form", ["B64", "BASE64", "b64", "base64", "VALUE", "TEXT"])
+@pytest.mark.parametrize("name", ["WANDB_API_KEY", "DB_PASSWORD", "hf_token", "RSA_PRIVATE_KEY"])
+def test_form_behind_secret_name_is_masked_too(name, form):
+    assert masked({f"{name}_{form}": VALUE}, {}) == {f"{name}_{form}": "***"}
+    assert masked_text(f"export {name}_{form}={VALUE}", {}) == f"export {name}_{form}=***"
+    assert masked_text(f"it printed {VALUE}", {f"{name}_{form}": VALUE}) == "it printed ***"
+
+
 def test_ordinary_keys_kept():
     assert masked(NO_SECRETS, {}) == NO_SECRETS
     for text in (yaml.safe_dump(NO_SECRETS), json.dumps(NO_SECRETS), str(NO_SECRETS)):

@@ -72,6 +72,13 @@ def test_waits_double_while_the_network_is_away():
     assert supervision.decide(attempt("network_error")).wait_s == 120
 
 
+def test_waits_begin_anew_after_a_checkpoint():
+    supervision = Supervision(Policy(max_retry_times=9))
+    met = [(0, 0), (0, 0), (0, 0), (12, 10), (12, 10), (25, 20), (25, 20)]
+    waits = [supervision.decide(attempt("network_error", step, checkpoint)).wait_s for step, checkpoint in met]
+    assert waits == [120, 240, 480, 120, 240, 120, 240]
+
+
 def test_memory_is_made_by_smaller_micro_batches_until_there_is_none_left():
     supervision, micro, found = Supervision(Policy(max_retry_times=9)), 8, []
     for _ in range(3):

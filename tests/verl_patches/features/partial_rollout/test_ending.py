@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.distributed import parallel_state
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from verl_patches.features import settings
+from verl_patches.features.dp_sync import decode_loop
+from verl_patches.features.dp_sync.decode_loop import DecodeLoop
 from verl_patches.features.dp_sync.sync_window import LocalState, Progress, decide, encode
 from verl_patches.features.partial_rollout.engine import (
     LEFT,
@@ -148,3 +153,34 @@ def test_an_engine_alone_goes_on_with_what_is_unfinished_until_enough_groups_are
     assert engine.aborted == ["1", "2"], "the first group was finished, and one is enough"
     assert [list(answer.token_ids) for output in outputs for answer in output.outputs] == [[5, 7, 7], [8, 9], [], []]
     assert [answer.finish_reason for output in outputs for answer in output.outputs] == ["stop", "stop", LEFT, LEFT]
+
+
+class SharedEngine(Engine):
+    """One of several that form one model and agree on an end; its forwards may fail."""
+
+    dp_group = object()
+
+    def __init__(self, loop, fails):
+        super().__init__()
+        self.loop, self.fails, self.ends = loop, fails, []
+
+    def step(self):
+        self.ends.append(self.loop.early_end)
+        if self.fails:
+            raise RuntimeError("the device is lost")
+        return super().step()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_rollouts_end_is_not_that_of_the_next_one(monkeypatch, fails):
+    """verl's validation generates with the same engines, through vLLM's own method, and all of its answers."""
+    loop = DecodeLoop(SimpleNamespace(rank_in_group=0, world_size=2), settings.OverlaySettings().dp_sync.lease_steps)
+    monkeypatch.setattr(decode_loop, "_loop", loop)
+    monkeypatch.setattr(parallel_state, "get_dp_group", lambda: loop.group)
+    monkeypatch.setattr(settings, "_current", settings.OverlaySettings())
+    engine = SharedEngine(loop, fails)
+    llm = SimpleNamespace(llm_engine=engine, request_counter=itertools.count())
+    with pytest.raises(RuntimeError, match="is lost") if fails else nullcontext():
+        generate(llm, [[1, 2]], SamplingParams(max_tokens=9), [Row([Begun()])], Share(1, 1))
+    assert all(isinstance(end, Ending) for end in engine.ends) and engine.ends
+    assert loop.early_end is None

@@ -130,6 +130,40 @@ def test_penalties_and_biases_are_in_the_reported_log_probs(patched):
     assert log_prob_of_model(reported[0]) == pytest.approx(LOGITS.log_softmax(-1)[0].item(), abs=1e-5)
 
 
+def seen_tokens(**penalties):
+    """Metadata with vLLM's penalties, of which those that are left out change nothing, after two tokens of a prompt and
+    three of an answer."""
+    values = {"repetition": 1.0, "presence": 0.0, "frequency": 0.0} | penalties
+    each = {f"{name}_penalties": torch.full((DRAWS,), value).npu() for name, value in values.items()}
+    prompts = torch.tensor([[4, 5]]).repeat(DRAWS, 1).npu()
+    return {"no_penalties": False, "prompt_token_ids": prompts, "output_token_ids": [[0, 0, 1]] * DRAWS, **each}
+
+
+# All that vLLM's sampler may do to the logits of a request besides temperature, top-k, top-p and min-p.
+CHANGED = {
+    "repetition_penalty": lambda: seen_tokens(repetition=1.3),
+    "presence_penalty": lambda: seen_tokens(presence=0.7),
+    "frequency_penalty": lambda: seen_tokens(frequency=0.4),
+    "min_tokens": lambda: {"min_tokens": {row: (2, {0}) for row in range(DRAWS)}, "output_token_ids": [[3]] * DRAWS},
+    "bad_words": lambda: {
+        "bad_words_token_ids": {row: [[3, 1]] for row in range(DRAWS)}, "output_token_ids": [[3]] * DRAWS,
+    },
+    "allowed_token_ids": lambda: {
+        "allowed_token_ids_mask": (torch.arange(VOCABULARY) < 2).repeat(DRAWS, 1).npu(),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_whatever_changes_a_draw_is_in_what_is_reported(patched, name):
+    counts, reported = drawn(metadata(1.0, None, None, None, **CHANGED[name]()))
+    of_model = LOGITS.log_softmax(-1).tolist()
+    assert surprise(counts, [-math.inf if each is None else each.logprob for each in reported]) < 6
+    found = {token: log_prob_of_model(each) for token, each in enumerate(reported) if each is not None}
+    assert found == pytest.approx({token: of_model[token] for token in found}, abs=1e-5)
+    assert surprise(counts, of_model) > 100  # a control
+
+
 def test_greedy_rows_beside_narrowed_ones_keep_the_models_log_prob(patched):
     temperature = torch.tensor([0.0, 0.5]).npu()
     mixed = metadata(1.0, 2, None, None, rows=2, temperature=temperature, all_random=False)
