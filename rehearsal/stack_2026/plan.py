@@ -88,6 +88,7 @@ class Plan:
     def checkpoint_command(self) -> list[str]:
         """Makes the tiny checkpoint with its tokenizer."""
         command = [sys.executable, str(CHECKPOINT_SCRIPT), "--output", str(self.checkpoint)]
+        command.append("--published-end")
         return [*command, "--model-type", self.options.model, "--seed", str(CHECKPOINT_SEED)]
 
     def data_command(self) -> list[str]:

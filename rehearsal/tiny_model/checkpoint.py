@@ -23,7 +23,7 @@ from rehearsal.tiny_model import image_warm_start, warm_start
 from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS, reads_images, tiny_config
 from rehearsal.tiny_model.processor import build_processor
 from rehearsal.tiny_model.task import Exercise
-from rehearsal.tiny_model.tokenizer import build_tokenizer
+from rehearsal.tiny_model.tokenizer import END, PUBLISHED_ENDS, build_tokenizer
 
 MARKER = "tiny_model.json"
 # Scores of random weights hardly differ. With biases as close as those of trained weights, of 2,000 choices one or two
@@ -39,6 +39,7 @@ class CheckpointRequest:
     `warm_start` None leaves the weights at their random initial values (the norms and biases drawn as well, so that
     a path that forgets one of them shows). `model_type` is a key of `TINY_MODELS`; `changes` are other values for its
     configuration, as pairs of key and value. A model that reads images is shown those of `image_task`, not `data`.
+    With `published_end` the end token has the name that published tokenizers of the family give it.
     """
 
     data: Path
@@ -47,6 +48,7 @@ class CheckpointRequest:
     warm_start: warm_start.WarmStart | None = warm_start.WarmStart()
     model_type: str = DEFAULT_MODEL_TYPE
     changes: tuple[tuple[str, int], ...] = ()
+    published_end: bool = False
 
     def fingerprint(self) -> str:
         """Return a hash of everything the weights depend on: settings, data, this package's sources, the libraries."""
@@ -54,6 +56,7 @@ class CheckpointRequest:
         settings = asdict(self.warm_start) if self.warm_start else None
         versions = [torch.__version__, transformers.__version__, tokenizers.__version__]
         drawn = [settings, self.seed, self.dtype, self.model_type, self.changes, versions, INSTRUCTION]
+        drawn += [self.published_end] if self.published_end else []
         digest.update(json.dumps(drawn).encode())
         sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(image_task.__file__), self.data]
         for path in sources:
@@ -91,7 +94,8 @@ def make_checkpoint(
         return reused
     if output.exists() and not (output / MARKER).exists():
         raise FileExistsError(f"{output} exists and holds no {MARKER}: choose another folder or remove it")
-    processor = build_processor() if reads_images(request.model_type) else build_tokenizer()
+    end = PUBLISHED_ENDS[request.model_type] if request.published_end else END
+    processor = build_processor() if reads_images(request.model_type) else build_tokenizer(end)
     tokenizer = getattr(processor, "tokenizer", processor)
     model = _initial_model(request, tokenizer)
     reward = None
