@@ -12,6 +12,7 @@ from pathlib import Path
 
 from post_training.arguments import absolute
 from post_training.environment_files import read_environment
+from post_training.models.families import sizes_of
 from post_training.overrides import setting
 from rehearsal.plan import (
     CHECKPOINT_SCRIPT,
@@ -23,6 +24,7 @@ from rehearsal.plan import (
     RUNS,
     checkpoint_folder,
 )
+from rehearsal.tiny_model.architecture import TINY_MODELS
 
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal_2026.env"
 MODELS = ("deepseek_v3", "qwen3", "qwen3_moe")
@@ -200,11 +202,13 @@ def _fsdp(options: Options) -> Iterator[str]:
 
 
 def _megatron(options: Options) -> Iterator[str]:
-    """Experts lie on all dies, everything else on all of them alike."""
+    """Experts lie on all dies, and everything else on each of them."""
+    yield "actor_rollout_ref.model.external_lib=verl_plugin.megatron_core"
     yield from (f"{_ACTOR}.use_torch_compile=false", f"{_ACTOR}.megatron.vanilla_mbridge=true")
-    yield from (f"{_ACTOR}.megatron.dtype={options.precision}", f"{_REF}.megatron.dtype={options.precision}")
-    yield f"{_ACTOR}.megatron.seed={options.seed}"
-    if options.model != "qwen3":
+    # Megatron-core's own attention takes padded batches.
+    yield from (f"{_ACTOR}.megatron.use_remove_padding=false", f"{_ACTOR}.megatron.seed={options.seed}")
+    yield from (f"{part}.megatron.dtype={options.precision}" for part in (_ACTOR, _REF))
+    if sizes_of(TINY_MODELS[options.model]).experts:
         yield f"{_ACTOR}.megatron.expert_model_parallel_size={options.dies}"
 
 

@@ -22,7 +22,7 @@ LATE = (
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
     "verl.experimental.agent_loop",
 )
-MEGATRON = ("mbridge", "verl.workers.engine.megatron")
+MEGATRON = ("mbridge", "megatron.core.models.gpt", "megatron.core.optimizer")
 KEY = "ray_kwargs.ray_init.runtime_env.py_executable"
 
 
