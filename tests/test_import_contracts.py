@@ -51,6 +51,7 @@ FORBIDDEN = [
     ),
     ("megatron_patches/core/jit.py", "import vllm_patches.utils", "Rooms do not know each other"),
     ("post_training/layouts/layout.py", "import post_training.models.qwen2", "No circle"),
+    ("verl_plugin/megatron_core.py", "import verl_patches.utils", "The plugin knows no patches of the other stack"),
     ("vllm_patches/utils.py", "import tests.ranks", "What a user types needs no tests"),
     ("megatron_patches/core/jit.py", "import npu_emulator.meters", "The product knows an NPU and no emulator"),
 ]

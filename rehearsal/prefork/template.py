@@ -26,6 +26,8 @@ from dataclasses import dataclass
 
 from rehearsal.prefork import protocol
 
+_STANDARD_ERROR = 2
+
 
 @dataclass
 class _Worker:
@@ -68,7 +70,7 @@ def _take_over(numbers: Sequence[int], descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     for number, descriptor in zip(numbers, moved, strict=True):
-        if number > sys.__stderr__.fileno() and os.path.exists(f"/proc/self/fd/{number}"):
+        if number > _STANDARD_ERROR and os.path.exists(f"/proc/self/fd/{number}"):
             raise OSError(f"descriptor {number} of a worker is that of {os.readlink(f'/proc/self/fd/{number}')}")
         os.dup2(descriptor, number)
         os.close(descriptor)

@@ -70,7 +70,7 @@ def rehearse(plan: Plan) -> int:
     from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies
     from rehearsal.stack_2026.stages import Rehearsal, print_summary
     from rehearsal.stages import RunFailed
-    from verl_patches.trainer.own_ray import FolderError, private_folder
+    from verl_patches.trainer.isolated_ray import FolderError, private_folder
 
     console = make_console()
     try:
