@@ -30,8 +30,6 @@ ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal_2026.env"
 MODELS = ("deepseek_v3", "qwen3", "qwen3_moe")
 BACKENDS = ("fsdp2", "megatron")
 DATASET = "arithmetic"
-# The published wheel of vLLM-Ascend for x86_64 is built for this family of chips.
-CHIP = "Ascend910B3"
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 
 
@@ -122,14 +120,15 @@ class Plan:
             "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(ROOT), *inherited])),
             # verl starts npu-smi, which lies beside this Python.
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-            "NPU_EMULATOR_CHIP": CHIP,
+            # Operators refuse what their documents forbid, and collectives complete at wait() only, as on a real NPU.
+            "NPU_EMULATOR_STRICT": "float32" if self.options.precision == "float32" else "1",
+            "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1",
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron asserts it
             "NPU_EMULATOR_DEVICES": str(self.options.dies),
             "NPU_EMULATOR_CAPACITY_MB": str(self.options.device_memory_mb),
             "NPU_EMULATOR_METERS": str(self.output / "meters"),
             "VERL_FILE_LOGGER_PATH": str(self.upstream_metrics),
         }
-        if self.options.precision == "float32":
-            own["NPU_EMULATOR_STRICT"] = "float32"
         if self.folder is not None:
             # Dies of its own: other runs on this machine take none of their memory.
             own |= {"TMPDIR": str(self.folder), "NPU_EMULATOR_NODE": self.folder.name}
