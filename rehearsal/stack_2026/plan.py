@@ -124,6 +124,8 @@ class Plan:
             "NPU_EMULATOR_STRICT": "float32" if self.options.precision == "float32" else "1",
             "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1",
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron asserts it
+            # verl asks npu-smi for card 1, and where there is none for the first of these.
+            "ASCEND_VISIBLE_DEVICES": ",".join(map(str, range(self.options.dies))),
             "NPU_EMULATOR_DEVICES": str(self.options.dies),
             "NPU_EMULATOR_CAPACITY_MB": str(self.options.device_memory_mb),
             "NPU_EMULATOR_METERS": str(self.output / "meters"),

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from post_training.disks import describe_full_disk
 from post_training.models.families import family_of
 from post_training.report import RunFacts, read_records, summarise
 from post_training.report.meters import read_meters
-from post_training.report.metrics import StepRecord, training_steps
+from post_training.report.metrics import REWARD, StepRecord, training_steps
 from post_training.report.run_folder import CONFIGURATION, METERS, METRICS
 from post_training.run_lock import owning
 from post_training.terminal import escaped
@@ -24,10 +25,11 @@ from rehearsal.preflight import check_device_memory, check_output, count_paramet
 from rehearsal.processes import SignalFlag, run_to_the_end
 from rehearsal.stack_2026.plan import Plan
 from rehearsal.stack_2026.records import PROBABILITY_DIFFERENCE, PROBABILITY_DIFFERENCE_MEAN, RecordWriter
-from rehearsal.stages import RunFailed, failure_of, last_error, last_line, link_latest
+from rehearsal.stages import RunFailed, last_error, last_line, link_latest
 from rehearsal.tiny_model.architecture import TINY_MODELS
 
-OPTIONS_NAME = "rehearsal_2026.json"
+# Metrics that every step has, and that are finite in a run that learns.
+_NUMBERS = (REWARD, "actor/grad_norm", "actor/loss")
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Rehearsal:
         if plan.composed.exists():
             shutil.copy(plan.composed, plan.output / CONFIGURATION)
         failure = describe_full_disk([plan.output]) if status != 0 else None
-        failure = failure or failure_of(status, progress.records, steps, plan.options.precision, plan.log)
+        failure = failure or failure_of(status, progress.records, steps, plan.log)
         facts = RunFacts(
             plan.options.seed,
             plan.options.dies,
@@ -107,6 +109,21 @@ class Rehearsal:
         if failure is not None:
             raise RunFailed(failure, plan.log)
         return summary
+
+
+def failure_of(status: int, records: Sequence[StepRecord], steps: int, log: Path) -> str | None:
+    """Returns the sentence with which a run failed, or None: it has to make its steps, with numbers in every metric."""
+    if status != 0:
+        return last_error(log)
+    if len(records) < steps:
+        return f"The run ended after {len(records)} of {steps} steps"
+    for record in records:
+        if record.metrics.get(PROBABILITY_DIFFERENCE) is None:
+            return f"Rollout and training were not compared at step {record.step}: {PROBABILITY_DIFFERENCE} is missing"
+        for name in _NUMBERS:
+            if record.metrics.get(name) is None:
+                return f"{name} is not a finite number at step {record.step}"
+    return None
 
 
 def write_report(output: Path, facts: RunFacts, failure: str | None = None) -> dict[str, Any]:
