@@ -12,7 +12,7 @@ from post_training.command_parser import CommandParser
 from post_training.inherited_environment import EnvironmentRejected, check_inherited, drop_inherited
 from post_training.masking import masked_output
 from post_training.terminal import escape_output
-from rehearsal.stack_2026.plan import BACKENDS, MODELS, Options, Plan, make_plan
+from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, Options, Plan, make_plan
 
 DONE, FAILED, REJECTED, SIGNALLED = 0, 1, 2, 128
 _DESCRIPTION = """
@@ -38,13 +38,20 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument(
         "--device-memory", type=int, default=Options.device_memory_mb, dest="device_memory_mb", help=memory
     )
-    precision = f"float32 or bfloat16: of training and rollout {default}"
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default=Options.precision, help=precision)
+    precision = "of training and rollout: float32 (default with fsdp2) or bfloat16 (with megatron the only one)"
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), help=precision)
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides for the training")
     values = vars(parser.parse_args(arguments))
     dry_run = values.pop("dry_run")
+    allowed = PRECISIONS[values["backend"]]
+    values["precision"] = values["precision"] or allowed[0]
+    if values["precision"] not in allowed:
+        parser.error(
+            f"--precision={values['precision']} is invalid: verl's engine {values['backend']} computes in 16 bits. "
+            f"Set it to {allowed[0]}."
+        )
     return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
 
 

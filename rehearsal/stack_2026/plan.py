@@ -28,7 +28,9 @@ from rehearsal.tiny_model.architecture import TINY_MODELS
 
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal_2026.env"
 MODELS = ("deepseek_v3", "qwen3", "qwen3_moe")
-BACKENDS = ("fsdp2", "megatron")
+# Of each backend, the default first: verl's configuration of Megatron takes 16 bits alone.
+PRECISIONS = {"fsdp2": ("float32", "bfloat16"), "megatron": ("bfloat16",)}
+BACKENDS = tuple(PRECISIONS)
 DATASET = "arithmetic"
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 
@@ -37,7 +39,7 @@ _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "ac
 class Options:
     """The user's choices. ``model`` is one of `MODELS`, ``backend`` one of `BACKENDS`; ``dies`` are emulated.
 
-    ``precision`` is the type in which training and rollout compute: in float32 their log-probs can be compared.
+    ``precision`` is the type in which training and rollout compute, one of `PRECISIONS` of the backend.
     """
 
     model: str = "deepseek_v3"

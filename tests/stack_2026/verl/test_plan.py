@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from rehearsal.stack_2026.__main__ import main, parse_arguments
-from rehearsal.stack_2026.plan import BACKENDS, MODELS, Options, make_plan
+from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, Options, make_plan
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -13,7 +13,8 @@ from rehearsal.stack_2026.plan import BACKENDS, MODELS, Options, make_plan
 def test_every_key_is_known_to_verl(tmp_path, monkeypatch, model, backend):
     from hydra import compose, initialize_config_module
 
-    plan = make_plan(Options(model, backend, output=tmp_path), "now")
+    options = Options(model, backend, precision=PRECISIONS[backend][0], output=tmp_path)
+    plan = make_plan(options, "now")
     given = [word for word in plan.overrides() if not word.startswith(("--config", "hydra."))]
     name = "ppo_megatron_trainer" if backend == "megatron" else "ppo_trainer"
     with initialize_config_module("verl.trainer.config", version_base=None):
@@ -29,6 +30,13 @@ def test_overrides_of_the_user_come_last(tmp_path):
     options, dry_run = parse_arguments(["--steps", "3", "--output", str(tmp_path), "--", "trainer.save_freq=1"])
     assert not dry_run and options.steps == 3
     assert make_plan(options, "now").run_command()[-1] == "trainer.save_freq=1"
+
+
+def test_precision_that_a_backend_lacks_rejected(capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments(["--backend", "megatron", "--precision", "float32"])
+    assert "--precision=float32 is invalid" in capsys.readouterr().err
+    assert parse_arguments(["--backend", "megatron"])[0].precision == "bfloat16"
 
 
 def test_dry_run_starts_nothing(tmp_path, monkeypatch, capsys):
