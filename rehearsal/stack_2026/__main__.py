@@ -70,11 +70,12 @@ def rehearse(plan: Plan) -> int:
     """Carries out a plan; returns the exit status."""
     import psutil
 
+    from post_training.processes.command import Interrupted, SignalFlag
     from post_training.report import ReportError
     from post_training.run_lock import FolderInUse
     from rehearsal.display import make_console
+    from rehearsal.emulated_dies import remove_emulated_dies
     from rehearsal.preflight import PreflightError
-    from rehearsal.processes import Interrupted, SignalFlag, remove_emulated_dies
     from rehearsal.stack_2026.stages import Rehearsal, print_summary
     from rehearsal.stages import RunFailed
     from verl_patches.trainer.isolated_ray import FolderError, private_folder

@@ -13,6 +13,8 @@ from rich.text import Text
 
 from post_training.disks import describe_full_disk
 from post_training.models.families import family_of
+from post_training.processes.command import SignalFlag, run_to_the_end
+from post_training.processes.logs import last_error, last_line
 from post_training.report import RunFacts, read_records, summarise
 from post_training.report.meters import read_meters
 from post_training.report.metrics import REWARD, StepRecord, training_steps
@@ -22,10 +24,9 @@ from post_training.terminal import escaped
 from rehearsal.display import Progress, emulated_dies, format_duration, print_rows
 from rehearsal.plan import ROOT
 from rehearsal.preflight import check_device_memory, check_output, count_parameters, is_whole
-from rehearsal.processes import SignalFlag, run_to_the_end
 from rehearsal.stack_2026.plan import Plan
 from rehearsal.stack_2026.records import PROBABILITY_DIFFERENCE, PROBABILITY_DIFFERENCE_MEAN, RecordWriter
-from rehearsal.stages import RunFailed, last_error, last_line, link_latest
+from rehearsal.stages import RunFailed, link_latest
 from rehearsal.tiny_model.architecture import TINY_MODELS
 
 # Metrics that every step has, and that are finite in a run that learns.
