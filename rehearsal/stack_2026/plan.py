@@ -42,11 +42,11 @@ class Options:
     ``precision`` is the type in which training and rollout compute, one of `PRECISIONS` of the backend.
     """
 
-    model: str = "deepseek_v3"
+    model: str = "qwen3"
     backend: str = "fsdp2"
     steps: int = 25
     seed: int = 1
-    dies: int = 4
+    dies: int = 1
     device_memory_mb: int = 1024
     precision: str = "float32"
     output: Path | None = None

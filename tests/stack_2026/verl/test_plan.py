@@ -13,7 +13,7 @@ from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, Options, mak
 def test_every_key_is_known_to_verl(tmp_path, monkeypatch, model, backend):
     from hydra import compose, initialize_config_module
 
-    options = Options(model, backend, precision=PRECISIONS[backend][0], output=tmp_path)
+    options = Options(model, backend, dies=4, precision=PRECISIONS[backend][0], output=tmp_path)
     plan = make_plan(options, "now")
     given = [word for word in plan.overrides() if not word.startswith(("--config", "hydra."))]
     name = "ppo_megatron_trainer" if backend == "megatron" else "ppo_trainer"
